@@ -18,6 +18,7 @@ from benchmarks.report import Table, print_table, write_report
 from omniload.mix.config import ByteTokenizer
 from omniload.mix.sources import SourceConfig
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 
 __all__ = ["Measured", "main", "measured", "table_of"]
 
@@ -49,7 +50,7 @@ def measured(folder: Path, form: StoredFormat) -> Measured:
     config = _SOURCE.validate_python({**form.source, "path": str(folder)})
     began = time.process_time()
     source = open_source(
-        "s", config, seed=1, tokenizer=ByteTokenizer(type="bytes"), base_dir=folder
+        SourceSpec("s", config, seed=1, tokenizer=ByteTokenizer(type="bytes"), base_dir=folder)
     )
     opened = time.process_time()
     tokens, wall, cpu = 0, time.perf_counter(), time.process_time()

@@ -24,9 +24,9 @@ from omniload.mix.order import Order
 from omniload.mix.schema.transforms import ChatTransform
 from omniload.mix.sources import JsonlSource, ParquetSource, SourceConfig
 from omniload.source.formats.opening import open_format
-from omniload.source.index import IndexCache
 from omniload.source.parts.share import Part
 from omniload.source.source import RecordSource, open_source
+from omniload.source.spec import SourceSpec
 from omniload.source.tokenize import ByteEncoder, open_tokenizer
 from omniload.source.transforms.encoders import PlainEncoder
 from omniload.source.transforms.pipeline import Pipeline
@@ -156,8 +156,8 @@ def _both_orders(folder: Path, config: SourceConfig) -> dict[str, Way]:
 
 
 def _ours(folder: Path, config: SourceConfig) -> tuple[int, float]:
-    cache = IndexCache(folder=folder / "index", source=config.type)
-    opened = open_format(config.type, config, base_dir=folder, cache=cache)
+    spec = SourceSpec(config.type, config, base_dir=folder, cache_dir=folder / "index")
+    opened = open_format(spec)
     units, free = opened.format.units(), _Free()
     order = Order(units.rows_U, units.shards_U, seed=1, source="s", shuffle=config.shuffle)
     source = RecordSource("s", order, opened.format, pipeline=Pipeline(PlainEncoder(free), ()))
@@ -342,10 +342,12 @@ def _chats(folder: Path) -> RecordSource:
         transforms=(ChatTransform(type="chat"),),
     )
     return open_source(
-        "chats",
-        config,
-        seed=0,
-        tokenizer=_tokenizer(),
-        base_dir=folder,
-        cache_dir=folder / "index",
+        SourceSpec(
+            "chats",
+            config,
+            seed=0,
+            tokenizer=_tokenizer(),
+            base_dir=folder,
+            cache_dir=folder / "index",
+        )
     )

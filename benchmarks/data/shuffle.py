@@ -22,6 +22,7 @@ from omniload.mix.config import ByteTokenizer, ShuffleConfig
 from omniload.mix.order import Order
 from omniload.mix.sources import ParquetSource
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 
 __all__ = ["Mixing", "cost_table", "main", "mixing_of", "table_of", "write_shards"]
 
@@ -136,7 +137,7 @@ def _read(folder: Path, way: ShuffleConfig) -> tuple[float, float]:
     """Return the processor time of the first read of an epoch, and of all of it."""
     config = ParquetSource(type="parquet", path="*.parquet", text="text", shuffle=way)
     source = open_source(
-        "web", config, seed=1, tokenizer=ByteTokenizer(type="bytes"), base_dir=folder
+        SourceSpec("web", config, seed=1, tokenizer=ByteTokenizer(type="bytes"), base_dir=folder)
     )
     began_s, first_s, end = time.process_time(), 0.0, source.positions_per_epoch
     for start in range(0, end, _STEP):

@@ -19,6 +19,7 @@ from omniload.mix.runtime import TokenCacheConfig
 from omniload.mix.sources import ParquetSource, SourceConfig
 from omniload.source.sample_corpus import SampleCorpus, build_sample_corpus
 from omniload.source.source import Source, open_source
+from omniload.source.spec import SourceSpec
 from omniload.source.token_cache.cache import open_token_cache
 
 __all__ = ["main"]
@@ -38,12 +39,14 @@ READING = (
 def _opened(corpus: SampleCorpus, config: SourceConfig, cache: TokenCacheConfig | None) -> Source:
     tokens = open_token_cache(cache, corpus.tokenizer, corpus.folder)
     return open_source(
-        "web",
-        config,
-        seed=1,
-        tokenizer=corpus.tokenizer,
-        base_dir=corpus.folder,
-        cache_dir=corpus.folder / "index",
+        SourceSpec(
+            "web",
+            config,
+            seed=1,
+            tokenizer=corpus.tokenizer,
+            base_dir=corpus.folder,
+            cache_dir=corpus.folder / "index",
+        ),
         token_cache=tokens,
     )
 

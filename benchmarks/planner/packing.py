@@ -20,6 +20,7 @@ from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
 from omniload.source.sample_corpus import SampleCorpus, build_sample_corpus
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 
 __all__ = ["main"]
 
@@ -148,7 +149,9 @@ def lengths_of(corpus: SampleCorpus) -> dict[str, Lengths]:
     found = {}
     for name in mix.names:
         source = open_source(
-            name, mix.sources[name], seed=1, tokenizer=mix.tokenizer, base_dir=corpus.folder
+            SourceSpec(
+                name, mix.sources[name], seed=1, tokenizer=mix.tokenizer, base_dir=corpus.folder
+            )
         )
         found[name] = Lengths(source.read(0, source.positions_per_epoch).table.lengths_N)
     return found

@@ -32,8 +32,8 @@ from omniload.mix.schema.splits import TRAIN, share_of
 from omniload.plan.forecast.forecast import warnings_of_a_step
 from omniload.plan.forecast.sizes import SourceSizes
 from omniload.source.formats.opening import open_format, shards_of
-from omniload.source.index import IndexCache
 from omniload.source.kept_findings import FoundSource
+from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import shard_cache_of
 from omniload.source.token_cache.cache import TokenCache, open_token_cache
 from omniload.source.token_cache.source_tokens import SourceTokens, why_not_kept
@@ -357,17 +357,15 @@ def _shards_kept(mix: MixConfig, base_dir: Path) -> _KeptShards | None:
 def _of_source(
     mix: MixConfig, name: str, cache: TokenCache, base_dir: Path, cache_dir: Path | None
 ) -> _Fullness:
-    config = mix.sources[name].using(mix.batch.columns_used)
-    if why := why_not_kept(config):
+    source = SourceSpec.drawn(mix, name, base_dir, cache_dir)
+    if why := why_not_kept(source.config):
         return _Fullness(source=name, units=0, kept=0, why=why)
-    index = IndexCache(folder=cache_dir, source=name) if cache_dir else None
-    opened = open_format(name, config, base_dir=base_dir, cache=index)
-    pipeline = open_pipeline(name, config, mix.tokenizer, base_dir, mix.pack.length, mix.seed)
+    opened = open_format(source)
     tokens = SourceTokens.of(
         cache,
-        config,
-        tokenizer=mix.tokenizer,
-        pipeline_digest=pipeline.digest,
+        source.config,
+        tokenizer=source.tokenizer,
+        pipeline_digest=open_pipeline(source).digest,
         opened=opened,
     )
     assert tokens is not None, "nothing speaks against it"

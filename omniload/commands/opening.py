@@ -21,7 +21,7 @@ from omniload.base.errors import (
 )
 from omniload.base.units import format_bytes
 from omniload.commands.display import progress
-from omniload.mix.config import MixConfig, SourceConfig, load_mix
+from omniload.mix.config import MixConfig, SourceConfig, TokenizerConfig, load_mix
 from omniload.mix.schema.splits import TRAIN
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.strategies import require_strategy
@@ -30,7 +30,7 @@ from omniload.source.distinct.drawn_before import drawn_before
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import OpenFormat, open_shards, shards_of
-from omniload.source.index import IndexCache, index_folder
+from omniload.source.index import index_folder
 from omniload.source.kept_findings import (
     FoundSource,
     keep_findings,
@@ -39,6 +39,7 @@ from omniload.source.kept_findings import (
     key_of_tokenizer,
 )
 from omniload.source.parsing.image_cells import ENCODED
+from omniload.source.spec import SourceSpec
 from omniload.source.survey.spread import Spread, unevenness
 from omniload.source.tokenize import Tokenizer, doubt_of_ids, open_tokenizer
 from omniload.source.transforms.opening import open_pipeline
@@ -87,13 +88,13 @@ def open_spec(
     )
 
 
-def tokenizer_of(mix: MixConfig, base_dir: Path) -> Tokenizer | None:
+def tokenizer_of(config: TokenizerConfig | None, base_dir: Path) -> Tokenizer | None:
     """Open the tokenizer of a mix, if it has one.
 
     Raises:
         ConfigError: Its file is missing or no tokenizer.
     """
-    return None if mix.tokenizer is None else open_tokenizer(mix.tokenizer, base_dir)
+    return None if config is None else open_tokenizer(config, base_dir)
 
 
 def find_sources(spec: PlaneSpec, file: Path | None = None) -> list[FoundSource]:
@@ -110,7 +111,7 @@ def find_sources(spec: PlaneSpec, file: Path | None = None) -> list[FoundSource]
         OmniloadError: Everything that is wrong, in one error; see ``raise_together``.
     """
     mix = spec.mix
-    tokenizer = _outcome(lambda: tokenizer_of(mix, spec.base_dir))
+    tokenizer = _outcome(lambda: tokenizer_of(mix.tokenizer, spec.base_dir))
     with (
         progress("opening sources", len(mix.names)) as advance,
         LimitedCalls("omniload-listing") as calls,
@@ -153,16 +154,17 @@ class _Finder:
         self._keys: dict[str, str] = {}
 
     def find(self, name: str) -> FoundSource:
-        """Find a source; raises what is wrong with it."""
-        spec, config = self._spec, self._spec.mix.sources[name]
-        files = shards_of(name, config, base_dir=spec.base_dir, calls=self._calls)
+        """Find a source; raises what is wrong with it, or with a column that it names and no batch brings."""
+        source = SourceSpec.of(self._spec.mix, name, self._spec.base_dir, self._spec.cache_dir)
+        config = source.config
+        files = shards_of(name, config, base_dir=source.base_dir, calls=self._calls)
         if config.transforms and self._can_encode:
-            open_pipeline(name, config, spec.mix.tokenizer, spec.base_dir, spec.mix.pack.length)
+            open_pipeline(source)
         key = self._keys[name] = key_of_source(config, files, self._rests_on)
         kept_key, found = self._kept.get(name, ("", None))
         # Who had drawn what lies in a file of its own, which a key says nothing of.
         if found is None or kept_key != key or config.drawn_before is not None:
-            found = _looked_at(spec, name, files)
+            found = _looked_at(self._spec.mix, source, files)
         return found
 
     def keep(self, found: Sequence[FoundSource]) -> None:
@@ -220,30 +222,25 @@ def raise_together(errors: Sequence[OmniloadError]) -> None:
     raise type(gravest)("\n".join(str(error) for error in errors)) from gravest
 
 
-def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> FoundSource:
+def _looked_at(mix: MixConfig, source: SourceSpec, files: tuple[ShardFile, ...]) -> FoundSource:
     """Index a source and decode its first records."""
-    config = spec.mix.sources[name]
-    cache = IndexCache(folder=spec.cache_dir, source=name) if spec.cache_dir else None
-    opened = open_shards(name, config, files, cache=cache)
-    units = opened.format.units()
-    if not (records := int(units.rows_U.sum())):
-        raise ConfigError(
-            f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
-        )
+    name, config = source.name, source.config
+    opened = open_shards(source, files)
+    records, units = opened.require_records(source), opened.format.units()
     # For its refusal: lists that name records which are not there are told by a check, not by the first step.
-    drawn_before(name, config, units, opened.files, spec.base_dir)
+    drawn_before(source, units, opened.files)
     first, unseen = _first_of(config, opened)
     begins = opened.files[int(units.shards_U[np.flatnonzero(units.rows_U)[0]])].path
-    lengths_N, spoilt = _first_lengths(spec, name, opened.format, first, begins)
+    lengths_N, spoilt = _first_lengths(source, opened.format, first, begins)
     # A record that conditions leave out counts for nothing.
     kept = 1.0 if first.kept_B is None or not len(first.kept_B) else float(first.kept_B.mean())
     mean = float(lengths_N.mean()) if lengths_N is not None and len(lengths_N) else 0.0
-    doubt = _why_nothing(spec.mix, name, first, lengths_N, records)
+    doubt = _why_nothing(mix, name, first, lengths_N, records)
     if not doubt and (
         found := unseen
         or opened.format.doubt()
         or _images_not_read(config, first)
-        or _ids_unknown(spec, opened.format, first)
+        or _ids_unknown(source, opened.format, first)
         or _left_out(first, spoilt)
     ):
         doubt = f"sources.{name}: {found}"
@@ -276,9 +273,11 @@ def _left_out(first: Records, spoilt: Sequence[str]) -> str:
     return f"{said}; the first: {reason}" if count else ""
 
 
-def _ids_unknown(spec: PlaneSpec, record_format: Format, first: Records) -> str:
+def _ids_unknown(source: SourceSpec, record_format: Format, first: Records) -> str:
     """Say that the first token ids are none of the mix's tokenizer; empty where they are, or where it has none."""
-    tokenizer = None if record_format.holds_text else tokenizer_of(spec.mix, spec.base_dir)
+    tokenizer = (
+        None if record_format.holds_text else tokenizer_of(source.tokenizer, source.base_dir)
+    )
     return "" if tokenizer is None else doubt_of_ids(first.column.values_V, tokenizer)
 
 
@@ -315,7 +314,7 @@ def _first_of(config: SourceConfig, opened: OpenFormat) -> tuple[Records, str]:
 
 
 def _first_lengths(
-    spec: PlaneSpec, name: str, record_format: Format, records: Records, path: str
+    source: SourceSpec, record_format: Format, records: Records, path: str
 ) -> tuple[NDArray[np.integer[Any]] | None, list[str]]:
     """Return the tokens of each of the first records that can be used, its transforms tried; ``None``: not known.
 
@@ -324,20 +323,20 @@ def _first_lengths(
     Raises:
         ConfigError: One of them cannot be used; with the policy ``skip``, none of them can.
     """
-    source = spec.mix.sources[name]
-    skips = source.on_error.policy == "skip"
+    name, config = source.name, source.config
+    skips = config.on_error.policy == "skip"
     if records.reason and not (skips and not records.bad_B.all()):
         raise _unusable(name, records.reason, skips=skips)
     rows = np.flatnonzero(records.usable_B)[:_FIRST_RECORDS]
     if not len(rows):
         return np.zeros(0, np.int64), []
-    if not record_format.holds_text and not source.transforms:
+    if not record_format.holds_text and not config.transforms:
         return records.column.lengths_N[rows], []
-    tokenizer = tokenizer_of(spec.mix, spec.base_dir)
+    tokenizer = tokenizer_of(source.tokenizer, source.base_dir)
     if record_format.holds_text and tokenizer is None:
         return None, []  # told already by whoever asks for the tokenizer
-    if source.transforms and (not source.image_members or ENCODED in records.others):
-        pipeline = open_pipeline(name, source, spec.mix.tokenizer, spec.base_dir)
+    if config.transforms and (not config.image_members or ENCODED in records.others):
+        pipeline = open_pipeline(source.uncut)
         samples = pipeline.of_records(records, rows)
         bad = [] if samples.bad_N is None else rows[samples.bad_N].tolist()
         spoilt = [f"{path}: {record_format.name_of_record(row)}: {samples.reason}" for row in bad]

@@ -48,6 +48,7 @@ from omniload.plan.forecast.sizes import SourceSizes
 from omniload.plan.forecast.stages import with_expected_steps
 from omniload.source.estimate import SourceProfile, profile
 from omniload.source.kept_profile import KeptProfile
+from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import open_shard_cache
 
 __all__ = ["plan"]
@@ -168,14 +169,8 @@ def _profiles(spec: PlaneSpec) -> list[SourceProfile]:
     shards = open_shard_cache(spec.mix.loader.shard_cache, spec.base_dir)
 
     def measure(name: str) -> SourceProfile:
-        return profile(
-            name,
-            spec.mix.sources[name],
-            tokenizer=spec.mix.tokenizer,
-            base_dir=spec.base_dir,
-            cache_dir=spec.cache_dir,
-            shard_cache=shards,
-        )
+        source = SourceSpec.of(spec.mix, name, spec.base_dir, spec.cache_dir)
+        return profile(source, shard_cache=shards)
 
     with (
         progress("measuring sources", len(spec.mix.names)) as advance,

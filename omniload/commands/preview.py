@@ -103,7 +103,7 @@ def preview(  # noqa: PLR0913 -- options
     """  # noqa: D301 -- click's own marker
     # One step ahead, so that the planner plans no more than is shown.
     spec = open_spec(file, dp=dp, cache_dir=cache_dir, ahead=1)
-    tokenizer = tokenizer_of(spec.mix, spec.base_dir)
+    tokenizer = tokenizer_of(spec.mix.tokenizer, spec.base_dir)
     rehearsal = Rehearsal(replace(spec, num_steps=step + 1))
     planned = rehearsal.plan_of(step)
     if planned is None:

@@ -29,6 +29,7 @@ from omniload.mix.config import MixConfig
 from omniload.plan.forecast.forecast import forecast, steps_per_epoch
 from omniload.plan.forecast.sizes import SourceSizes
 from omniload.plan.forecast.stages import with_expected_steps
+from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import open_shard_cache
 from omniload.source.survey.documents import LengthHistogram, Survey, open_survey, trained_on
 from omniload.source.survey.duplicates import DuplicateCounter
@@ -140,11 +141,7 @@ def _survey(spec: PlaneSpec, sample: int | None) -> tuple[list[Survey], _Looking
         surveys = list(
             pool.map(
                 lambda name: open_survey(
-                    name,
-                    mix.sources[name],
-                    tokenizer=mix.tokenizer,
-                    base_dir=spec.base_dir,
-                    cache_dir=spec.cache_dir,
+                    SourceSpec.of(mix, name, spec.base_dir, spec.cache_dir),
                     shard_cache=shards,
                     sample=sample,
                 ),

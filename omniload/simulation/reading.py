@@ -22,10 +22,10 @@ from omniload.base.errors import ConfigError
 from omniload.base.linux.kept_waiting import kept_waiting_s
 from omniload.simulation.profile import Profile, SourceCosts
 from omniload.source.formats.opening import open_format
-from omniload.source.index import IndexCache
 from omniload.source.parts.sample_block import SampleBlock, merged
 from omniload.source.parts.share import Part
 from omniload.source.source import RecordSource, Source, open_source
+from omniload.source.spec import SourceSpec
 
 __all__ = [
     "Shown",
@@ -95,25 +95,15 @@ def measure_sources(spec: PlaneSpec, advance: Callable[[int], object]) -> dict[s
 
 
 def _opened(spec: PlaneSpec, name: str) -> RecordSource:
-    mix = spec.mix
-    return open_source(
-        name,
-        mix.sources[name].using(mix.batch.columns_used),
-        seed=mix.seed,
-        tokenizer=mix.tokenizer,
-        base_dir=spec.base_dir,
-        cache_dir=spec.cache_dir,
-        row_length=mix.pack.length,
-    )
+    return open_source(SourceSpec.drawn(spec.mix, name, spec.base_dir, spec.cache_dir))
 
 
 def _block_of(spec: PlaneSpec, name: str) -> tuple[int, int]:
     """Return the records and the units of a block of a source, on average."""
-    config = spec.mix.sources[name]
-    cache = IndexCache(folder=spec.cache_dir, source=name) if spec.cache_dir else None
-    rows_U = open_format(name, config, base_dir=spec.base_dir, cache=cache).format.units().rows_U
+    source = SourceSpec.of(spec.mix, name, spec.base_dir, spec.cache_dir)
+    rows_U = open_format(source).format.units().rows_U
     filled_U = rows_U[rows_U > 0]
-    units = max(1, min(config.shuffle.units_together(len(filled_U)), len(filled_U)))
+    units = max(1, min(source.config.shuffle.units_together(len(filled_U)), len(filled_U)))
     return max(1, round(float(filled_U.mean()) * units)), units
 
 

@@ -12,16 +12,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
-from omniload.mix.config import SourceConfig, TokenizerConfig
 from omniload.mix.schema.records import ShuffleConfig
 from omniload.source.distinct.mask import DistinctRecords, distinct_records
 from omniload.source.formats.format import Format
 from omniload.source.formats.opening import open_format
-from omniload.source.index import IndexCache
 from omniload.source.kept_profile import KeptProfile, keep
 from omniload.source.parsing.image_cells import ENCODED
+from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import ShardCache
 from omniload.source.survey.spread import Differences, Spread, evenly
 from omniload.source.transforms.opening import open_pipeline
@@ -31,7 +29,6 @@ __all__ = ["SourceProfile", "profile"]
 
 _UNIT_TEXT_BYTES = 1 << 20
 _UNIT_TOKENS = 1 << 20
-_NO_RECORD = "remove the source or add data"
 _OUTLIES = 2.0
 """Times the median that a unit holds which is sampled for itself: one with a document far longer than others."""
 _FEWEST = 2
@@ -88,15 +85,8 @@ class SourceProfile:
         return self.sampled_records == self.records
 
 
-def profile(  # noqa: PLR0913 -- what the file says, and how much of it
-    name: str,
-    config: SourceConfig,
-    *,
-    tokenizer: TokenizerConfig | None,
-    base_dir: Path,
-    cache_dir: Path | None = None,
-    shard_cache: ShardCache | None = None,
-    units: int = 4,
+def profile(
+    spec: SourceSpec, *, shard_cache: ShardCache | None = None, units: int = 4
 ) -> SourceProfile:
     """Measure a source: its records exactly, its tokens from a few units.
 
@@ -104,32 +94,26 @@ def profile(  # noqa: PLR0913 -- what the file says, and how much of it
     sampled speaks for bytes where the format counts them, and else for records.
 
     Args:
-        name: Its name in the mix file.
-        config: What the file says of it.
-        tokenizer: Tokenizer of the mix; needed when the source holds text.
-        base_dir: Folder that relative paths start at.
-        cache_dir: Folder that keeps the index, and what was measured for later starts.
+        spec: The source; what was measured is kept with its index, for later starts.
         shard_cache: Where shards of stores are kept on this node; ``None`` reads them from their stores.
         units: Most units to decode.
 
     Raises:
         OmniloadError: As for ``open_source``.
     """
-    cache = IndexCache(folder=cache_dir, source=name) if cache_dir else None
-    opened = open_format(name, config, base_dir=base_dir, cache=cache, shard_cache=shard_cache)
+    name, config = spec.name, spec.config
+    opened = open_format(spec, shard_cache=shard_cache)
+    records = opened.require_records(spec)
     rows_U = opened.format.units().rows_U
-    if not len(filled := np.flatnonzero(rows_U)):
-        raise ConfigError(
-            f"sources.{name}: {', '.join(config.paths)} holds no record; {_NO_RECORD}"
-        )
-    pipeline = open_pipeline(name, config, tokenizer, base_dir)
-    distinct = distinct_records(name, config, opened.format, opened.files, cache)
+    filled = np.flatnonzero(rows_U)
+    pipeline = open_pipeline(spec.uncut)
+    distinct = distinct_records(spec, opened.format, opened.files)
     chosen = _chosen(filled, extents_U := _extents_U(opened.format), units)
     sampled = [_sample(opened.format, unit, pipeline, distinct) for unit in chosen.tolist()]
     lengths = np.concatenate([sample.lengths for sample in sampled])
     tokens, error = _estimated(sampled, rows_U, extents_U, chosen)
     spread = Spread.of([sample.lengths for sample in sampled])
-    records, files = int(rows_U.sum()), opened.files
+    files = opened.files
     made = SourceProfile(
         name=name,
         records=records,
@@ -146,7 +130,7 @@ def profile(  # noqa: PLR0913 -- what the file says, and how much of it
         block_bytes=_block_bytes(sampled, rows_U, chosen, config.shuffle, len(filled)),
         preprocess_s_per_token=min(1.0, *(s.preprocess_s_per_token for s in sampled)),
     )
-    _keep(made, cache_dir)
+    _keep(made, spec.cache_dir)
     return made
 
 

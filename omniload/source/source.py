@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Protocol, Self
 
 import numpy as np
@@ -16,9 +15,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.concurrency.time_limit import LimitedCalls
-from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.errors import IntegrityError
 from omniload.base.log import ONCE, get_logger
-from omniload.mix.config import SourceConfig, TokenizerConfig
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.order import Order, Span
 from omniload.mix.schema.splits import TRAIN
@@ -28,9 +26,9 @@ from omniload.source.distinct.drawn_before import drawn_before
 from omniload.source.distinct.mask import RecordRules, distinct_records
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import ShardDigests, open_format
-from omniload.source.index import IndexCache
 from omniload.source.parts.sample_block import SampleBlock, joined
 from omniload.source.parts.share import WHOLE, Part, Share
+from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import ShardCache
 from omniload.source.token_cache.cache import TokenCache
 from omniload.source.token_cache.source_tokens import SourceTokens
@@ -312,29 +310,17 @@ class RecordSource(Source):
         self._reason = reason
 
 
-def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
-    name: str,
-    config: SourceConfig,
+def open_source(
+    spec: SourceSpec,
     *,
-    seed: int,
-    tokenizer: TokenizerConfig | None,
-    base_dir: Path,
-    cache_dir: Path | None = None,
-    row_length: int | None = None,
     token_cache: TokenCache | None = None,
     shard_cache: ShardCache | None = None,
     calls: LimitedCalls | None = None,
 ) -> RecordSource:
-    """Open a source of a mix file.
+    """Open a source to draw from it.
 
     Args:
-        name: Its name; decides the order together with ``seed``.
-        config: What the file says of it.
-        seed: Seed of the mix.
-        tokenizer: Tokenizer of the mix; needed when the source holds text.
-        base_dir: Folder that relative paths start at.
-        cache_dir: Folder that keeps the index; ``None`` builds it each time.
-        row_length: Tokens of a row, which samples with images are cut to; ``None`` leaves them whole.
+        spec: What the mix says of it.
         token_cache: Where tokens of text are kept; ``None`` makes them each time.
         shard_cache: Where shards of stores are kept on this node; ``None`` reads them from their stores each time.
         calls: Carries out the listing of files, for whoever opens many; a thread of its own otherwise.
@@ -344,19 +330,18 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
         IntegrityError: A shard is cut short or corrupt.
         UnavailableError: A store did not answer.
     """
-    cache = IndexCache(folder=cache_dir, source=name) if cache_dir else None
-    opened = open_format(
-        name, config, base_dir=base_dir, cache=cache, shard_cache=shard_cache, calls=calls
-    )
+    name, config = spec.name, spec.config
+    opened = open_format(spec, shard_cache=shard_cache, calls=calls)
+    opened.require_records(spec)
     record_format, units = opened.format, opened.format.units()
-    if not units.rows_U.any():
-        raise ConfigError(
-            f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
-        )
-    pipeline = open_pipeline(name, config, tokenizer, base_dir, row_length, seed)
-    order = Order(units.rows_U, units.shards_U, seed=seed, source=name, shuffle=config.shuffle)
+    pipeline = open_pipeline(spec)
+    order = Order(units.rows_U, units.shards_U, seed=spec.seed, source=name, shuffle=config.shuffle)
     tokens = SourceTokens.of(
-        token_cache, config, tokenizer=tokenizer, pipeline_digest=pipeline.digest, opened=opened
+        token_cache,
+        config,
+        tokenizer=spec.tokenizer,
+        pipeline_digest=pipeline.digest,
+        opened=opened,
     )
     return RecordSource(
         name,
@@ -367,8 +352,8 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
             on_error=config.on_error,
             splits=config.splits or {},
             split=config.split or TRAIN,
-            distinct=distinct_records(name, config, record_format, opened.files, cache),
-            drawn_before=drawn_before(name, config, units, opened.files, base_dir),
+            distinct=distinct_records(spec, record_format, opened.files),
+            drawn_before=drawn_before(spec, units, opened.files),
         ),
         digests=opened.shard_digests(),
     ).keeping(tokens)

@@ -14,6 +14,7 @@ from omniload.mix.config import BpeTokenizer
 from omniload.mix.schema.transforms import ChatTransform, ImagesTransform, PreferenceTransform
 from omniload.mix.sources import JsonlSource, ParquetSource
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.chats import LLAVA, QWEN, QWEN_MARKED, write_model
 from tests.support.drawn import png_of, ramp
 
@@ -155,7 +156,7 @@ def ours(folder, form, made):
         pq.write_table(pa.table(table), folder / "a.parquet")
         config = ParquetSource(type="parquet", images="images", **common)
     tokenizer = BpeTokenizer(type="bpe", path="model")
-    source = open_source("see", config, seed=0, tokenizer=tokenizer, base_dir=folder)
+    source = open_source(SourceSpec("see", config, seed=0, tokenizer=tokenizer, base_dir=folder))
     return source.read(0, len(rows))
 
 
@@ -216,9 +217,9 @@ def test_a_template_that_takes_parts_alone_is_given_parts_and_gives_the_same_tok
     )
     tokenizer = BpeTokenizer(type="bpe", path="model")
 
-    block = open_source("see", config, seed=0, tokenizer=tokenizer, base_dir=tmp_path).read(
-        0, COUNT
-    )
+    block = open_source(
+        SourceSpec("see", config, seed=0, tokenizer=tokenizer, base_dir=tmp_path)
+    ).read(0, COUNT)
 
     library = AutoTokenizer.from_pretrained(tmp_path / "model")
     token = library.convert_tokens_to_ids("<image>")
@@ -278,9 +279,9 @@ def test_both_sides_of_a_pair_are_conversations_with_the_images_of_the_prompt(tm
     )
     tokenizer = BpeTokenizer(type="bpe", path="model")
 
-    block = open_source("see", config, seed=0, tokenizer=tokenizer, base_dir=tmp_path).read(
-        0, COUNT
-    )
+    block = open_source(
+        SourceSpec("see", config, seed=0, tokenizer=tokenizer, base_dir=tmp_path)
+    ).read(0, COUNT)
 
     for i, (messages, pixels) in enumerate(made):
         sides = [

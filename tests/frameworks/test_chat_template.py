@@ -16,6 +16,7 @@ from omniload.mix.config import BpeTokenizer
 from omniload.mix.schema.transforms import ChatTransform, PreferenceTransform
 from omniload.mix.sources import JsonlSource, ParquetSource
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.chats import MARKED, conversations, write_model
 
 LLAMA = (
@@ -47,7 +48,7 @@ def test_tokens_and_masks_are_those_of_apply_chat_template(tmp_path, template):
         shuffle={"method": "none"},
     )
     tokenizer = BpeTokenizer(type="bpe", path="model")
-    source = open_source("sft", config, seed=0, tokenizer=tokenizer, base_dir=tmp_path)
+    source = open_source(SourceSpec("sft", config, seed=0, tokenizer=tokenizer, base_dir=tmp_path))
 
     block = source.read(0, len(chats))
 
@@ -74,7 +75,7 @@ def test_a_conversation_of_other_names_is_one_that_was_renamed_by_hand(tmp_path,
         shuffle={"method": "none"},
     )
     tokenizer = BpeTokenizer(type="bpe", path="model")
-    source = open_source("sft", config, seed=0, tokenizer=tokenizer, base_dir=tmp_path)
+    source = open_source(SourceSpec("sft", config, seed=0, tokenizer=tokenizer, base_dir=tmp_path))
 
     block = source.read(0, len(chats))
 
@@ -100,7 +101,7 @@ def test_tools_beside_the_messages_are_those_of_apply_chat_template(tmp_path, ki
     )
     tokenizer = BpeTokenizer(type="bpe", path="model")
 
-    source = open_source("sft", config, seed=0, tokenizer=tokenizer, base_dir=tmp_path)
+    source = open_source(SourceSpec("sft", config, seed=0, tokenizer=tokenizer, base_dir=tmp_path))
 
     require_theirs(source.read(0, len(chats)), chats, tmp_path / "model", tools=tools)
 
@@ -132,7 +133,9 @@ def test_pairs_of_other_names_are_two_conversations_that_were_renamed_by_hand(tm
     )
     tokenizer = BpeTokenizer(type="bpe", path="model")
 
-    block = open_source("sft", config, seed=0, tokenizer=tokenizer, base_dir=tmp_path).read(0, 40)
+    block = open_source(
+        SourceSpec("sft", config, seed=0, tokenizer=tokenizer, base_dir=tmp_path)
+    ).read(0, 40)
 
     theirs = AutoTokenizer.from_pretrained(tmp_path / "model").apply_chat_template(
         [

@@ -24,6 +24,7 @@ from omniload.mix.schema.image_tiles import ImageTiles
 from omniload.mix.schema.transforms import ChatTransform, ImagesTransform, PreferenceTransform
 from omniload.mix.sources import ParquetSource
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from omniload.source.transforms.image_patches import pixels_of
 from omniload.source.transforms.image_tiles import grid_of
 from tests.support.chats import SMOLVLM, write_model
@@ -188,7 +189,7 @@ def read(folder, model, rows, images, text, transform=None, **pictures):
         transforms=(tiles,) if transform is None else (transform(image=model.image), tiles),
     )
     tokenizer = BpeTokenizer(type="bpe", path="model")
-    source = open_source("see", config, seed=0, tokenizer=tokenizer, base_dir=folder)
+    source = open_source(SourceSpec("see", config, seed=0, tokenizer=tokenizer, base_dir=folder))
     return source.read(0, len(rows))
 
 

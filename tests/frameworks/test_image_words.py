@@ -19,6 +19,7 @@ from omniload.mix.config import BpeTokenizer
 from omniload.mix.schema.transforms import ChatTransform, ImagesTransform, PreferenceTransform
 from omniload.mix.sources import ParquetSource
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.chats import GEMMA, SMOLVLM, write_model
 from tests.support.drawn import png_of, ramp
 
@@ -150,9 +151,9 @@ def read(folder, model, rows, transform):
         ),
     )
     tokenizer = BpeTokenizer(type="bpe", path="model")
-    return open_source("see", config, seed=0, tokenizer=tokenizer, base_dir=folder).read(
-        0, len(rows)
-    )
+    return open_source(
+        SourceSpec("see", config, seed=0, tokenizer=tokenizer, base_dir=folder)
+    ).read(0, len(rows))
 
 
 def images_in(messages):

@@ -11,6 +11,7 @@ from omniload.mix.schema.transforms import ImagesTransform
 from omniload.mix.sources import ParquetSource
 from omniload.source.sample_images import build_sample_images
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 
 __all__ = [
     "END",
@@ -111,7 +112,9 @@ def open_pictures(folder, *transforms, tokenizer=None, policy="raise", row_lengt
     )
     tokenizer = tokenizer or ByteTokenizer(type="bytes")
     return open_source(
-        "web", config, seed=1, tokenizer=tokenizer, base_dir=folder, row_length=row_length
+        SourceSpec(
+            "web", config, seed=1, tokenizer=tokenizer, base_dir=folder, row_length=row_length
+        )
     )
 
 

@@ -21,6 +21,7 @@ from omniload.source.block_memory import BlockMemory
 from omniload.source.parts.divided import DividedSource, OpenPart, PartReader
 from omniload.source.parts.sample_block import SampleBlock, joined
 from omniload.source.source import RecordSource, Source, open_source
+from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import ShardCache, open_shard_cache
 from omniload.source.token_cache.cache import TokenCache, open_token_cache
 
@@ -85,18 +86,8 @@ class SourceOpening:
         Raises:
             OmniloadError: As for ``open_source``.
         """
-        return open_source(
-            self.name,
-            self.mix.sources[self.name].using(self.mix.batch.columns_used),
-            seed=self.mix.seed,
-            tokenizer=self.mix.tokenizer,
-            base_dir=self.base_dir,
-            cache_dir=self.cache_dir,
-            row_length=self.mix.pack.length,
-            token_cache=caches.tokens,
-            shard_cache=caches.shards,
-            calls=calls,
-        )
+        spec = SourceSpec.drawn(self.mix, self.name, self.base_dir, self.cache_dir)
+        return open_source(spec, token_cache=caches.tokens, shard_cache=caches.shards, calls=calls)
 
     def open_part(self) -> OpenPart:
         """Open it for a further reader, which has its share of a loader's memory for decoded blocks."""

@@ -186,7 +186,7 @@ def _tree_at(run: Path, life: RunLife, step: int) -> ClientPlaceTree:
 def _found(rehearsal: Rehearsal, part: StepPlan, spec: PlaneSpec, grep: str | None) -> list[_Found]:
     """Return the pieces of a step, or of a part of it, that contain ``grep``."""
     rows_P = np.repeat(np.arange(part.num_rows), np.diff(part.row_offsets))
-    tokenizer = tokenizer_of(spec.mix, spec.base_dir)
+    tokenizer = tokenizer_of(spec.mix.tokenizer, spec.base_dir)
     found = []
     for p, tokens in enumerate(rehearsal.tokens_of(part.pieces)):
         # All of it where something is sought: it may stand behind the words that are shown.
@@ -225,7 +225,7 @@ def _page(
     mix = spec.mix
     # Built only where there are images: tokens are here already.
     batches = rehearsal.build(plan) if image_transforms(mix) else ()
-    drawer = Drawer(mix, tokenizer_of(mix, spec.base_dir), sample_images(batches))
+    drawer = Drawer(mix, tokenizer_of(mix.tokenizer, spec.base_dir), sample_images(batches))
     documents = []
     for piece in found:
         loss = "" if piece.loss is None else f", loss {piece.loss:.3f}"

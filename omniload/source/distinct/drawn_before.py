@@ -20,10 +20,10 @@ from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.reading import open_file
 from omniload.base.units import format_bytes
 from omniload.base.writing import write_whole
-from omniload.mix.sources import SourceConfig
 from omniload.source.distinct.first_seen import Bits
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import UnitTable
+from omniload.source.spec import SourceSpec
 
 __all__ = ["DRAWN_VERSION", "DrawnBefore", "drawn_before", "write_drawn"]
 
@@ -79,32 +79,26 @@ def write_drawn(path: Path, shards: Mapping[str, NDArray[np.int64]]) -> None:
 
 
 def drawn_before(
-    name: str,
-    config: SourceConfig,
-    units: UnitTable,
-    files: Sequence[ShardFile],
-    base_dir: Path,
+    spec: SourceSpec, units: UnitTable, files: Sequence[ShardFile]
 ) -> DrawnBefore | None:
     """Return the records that another loader had drawn; ``None`` where the source names no file of them.
 
     Takes one bit of memory for each record of the source.
 
     Args:
-        name: Name of the source, for messages.
-        config: What the mix file says of it.
+        spec: The source.
         units: Of its format.
         files: Its shards.
-        base_dir: Folder that relative paths start at.
 
     Raises:
         ConfigError: The file is none, of another version, or names shards or records that the source has not; or
             it names every record.
         UnavailableError: The file system did not answer.
     """
-    if config.drawn_before is None:
+    if spec.config.drawn_before is None:
         return None
-    path = base_dir / config.drawn_before
-    where = f"sources.{name}.drawn_before: {path}"
+    path = spec.base_dir / spec.config.drawn_before
+    where = f"sources.{spec.name}.drawn_before: {path}"
     shards = _Shards([file.path for file in files], units.records_F(len(files)), where)
     total = int(units.rows_U.sum())
     bits = _bits_in(path, where, shards, total)

@@ -36,8 +36,9 @@ from omniload.source.distinct.drawn_before import DrawnBefore
 from omniload.source.distinct.first_seen import KEY_BYTES, Bits, FirstSeen
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import Format, Records
-from omniload.source.index import IndexCache, key_of_file, tell_not_kept
+from omniload.source.index import key_of_file, tell_not_kept
 from omniload.source.parsing.image_cells import ENCODED
+from omniload.source.spec import SourceSpec
 
 __all__ = ["DISTINCT_VERSION", "DistinctRecords", "RecordRules", "distinct_records", "keys_by"]
 
@@ -88,11 +89,7 @@ def keys_by(records: Records, by: str) -> NDArray[np.uint64]:
 
 
 def distinct_records(
-    name: str,
-    config: SourceConfig,
-    record_format: Format,
-    files: Sequence[ShardFile],
-    cache: IndexCache | None,
+    spec: SourceSpec, record_format: Format, files: Sequence[ShardFile]
 ) -> DistinctRecords | None:
     """Return the records that no earlier one equals; ``None`` where the source asks for all.
 
@@ -100,24 +97,23 @@ def distinct_records(
     folder of the index, and some 100 MiB of memory whatever its size.
 
     Args:
-        name: Name of the source, for messages.
-        config: What the mix file says of it.
+        spec: The source; what is found is kept with its index.
         record_format: Reads it.
         files: Its shards.
-        cache: Where it is kept; ``None`` finds it every time.
 
     Raises:
         IntegrityError: A shard is cut short or corrupt.
         UnavailableError: A store did not answer, or the folder of the index has no room for the keys.
     """
-    if config.dedupe is None:
+    if spec.config.dedupe is None:
         return None
     rows_U = record_format.units().rows_U
-    of = _digest(config, files)
-    path = None if cache is None else cache.folder / f"{cache.source}.{of}.distinct.arrow"
+    of = _digest(spec.config, files)
+    folder = spec.cache_dir
+    path = None if folder is None else folder / f"{spec.name}.{of}.distinct.arrow"
     first = None if path is None else _kept(path, of, int(rows_U.sum()))
     if first is None:
-        first = _found(name, config.dedupe, record_format, rows_U, path)
+        first = _found(spec.name, spec.config.dedupe, record_format, rows_U, path)
         if path is not None:
             _keep(path, of, first)
     return DistinctRecords(first, rows_U)

@@ -19,8 +19,8 @@ from omniload.mix.sources import SOURCE_TYPES, SourceConfig
 from omniload.source.files import ShardFile, digest_of, digest_of_texts, reading
 from omniload.source.formats.format import Format
 from omniload.source.formats.spec import FormatSpec
-from omniload.source.index import IndexCache
 from omniload.source.patterns import LISTING_S, find_files
+from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import ShardCache
 
 __all__ = [
@@ -70,6 +70,18 @@ class OpenFormat:
             names=digest_of([self.files[i] for i in used]),
             contents=digest_of_texts(contents_F[i] for i in used),
             paths=tuple(self._path_of(unit) for unit in first_units.tolist()),
+        )
+
+    def require_records(self, spec: SourceSpec) -> int:
+        """Return how many records its files hold.
+
+        Raises:
+            ConfigError: They hold none.
+        """
+        if records := int(self.format.units().rows_U.sum()):
+            return records
+        raise ConfigError(
+            f"sources.{spec.name}: {', '.join(spec.config.paths)} holds no record; remove the source or add data"
         )
 
     def _path_of(self, unit: int) -> str:
@@ -131,52 +143,40 @@ def at_versions(
 
 
 def open_format(
-    name: str,
-    config: SourceConfig,
-    *,
-    base_dir: Path,
-    cache: IndexCache | None = None,
-    shard_cache: ShardCache | None = None,
-    calls: LimitedCalls | None = None,
+    spec: SourceSpec, *, shard_cache: ShardCache | None = None, calls: LimitedCalls | None = None
 ) -> OpenFormat:
-    """Find the files of a source, to be read through a cache of shards where there is one, and index their units.
+    """Find the files of a source, and index their units; a cache of shards, where there is one, reads for it.
 
     Raises:
         ConfigError: Files or columns are missing, or the files are of another format.
         IntegrityError: A shard is cut short or corrupt.
         UnavailableError: A store did not answer.
     """
-    files = shards_of(name, config, base_dir=base_dir, calls=calls)
+    files = shards_of(spec.name, spec.config, base_dir=spec.base_dir, calls=calls)
     if shard_cache is not None:
         files = shard_cache.through(files)
-    return open_shards(name, config, files, cache=cache)
+    return open_shards(spec, files)
 
 
-def open_shards(
-    name: str,
-    config: SourceConfig,
-    files: tuple[ShardFile, ...],
-    *,
-    cache: IndexCache | None = None,
-) -> OpenFormat:
+def open_shards(spec: SourceSpec, files: tuple[ShardFile, ...]) -> OpenFormat:
     """Index the units of the files of a source; raises as ``open_format`` does."""
-    spec = spec_of(config.type)
+    name, config, form = spec.name, spec.config, spec_of(spec.config.type)
     # What finds its data sets by itself has seen what they are.
-    found = () if spec.find is not None else files
+    found = () if form.find is not None else files
     for file in next(((each, *each.beside) for each in found if each.size_bytes), ()):
-        if other := _other_type(spec, file):
+        if other := _other_type(form, file):
             raise ConfigError(
                 f"sources.{name}: {file.path} is {spec_of(other).what}; set type: {other}, "
                 f"or name files of type {config.type}"
             )
-        if called := _called_type(spec, file):
+        if called := _called_type(form, file):
             raise ConfigError(
-                f"sources.{name}: {file.path} is not {spec.what}, and is called as files of type {called} are; "
+                f"sources.{name}: {file.path} is not {form.what}, and is called as files of type {called} are; "
                 f"set that type, or name files of type {config.type}"
             )
-    opened = spec.open(files, config, cache)
+    opened = form.open(files, config, spec.index_cache)
     _require_shuffled(name, config, len(opened.units()))
-    return OpenFormat(format=opened, files=files, digests_all=spec.digests_all)
+    return OpenFormat(format=opened, files=files, digests_all=form.digests_all)
 
 
 def _require_shuffled(name: str, config: SourceConfig, units: int) -> None:

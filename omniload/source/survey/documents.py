@@ -8,20 +8,17 @@ Shape suffixes:
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
 from omniload.mix.columns import IMAGES
-from omniload.mix.config import SourceConfig, TokenizerConfig
 from omniload.mix.schema.records import Overlong
 from omniload.source.distinct.mask import DistinctRecords, distinct_records
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import open_format
-from omniload.source.index import IndexCache
+from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import ShardCache
 from omniload.source.survey.duplicates import hashes_of
 from omniload.source.survey.spread import evenly
@@ -120,45 +117,30 @@ def _hashes_of(made: Samples, given: NDArray[np.int64]) -> NDArray[np.uint64]:
     return hashes_of(Ragged(values_V=both.reshape(-1), offsets=np.arange(len(both) + 1) * 2))
 
 
-def open_survey(  # noqa: PLR0913 -- what the file says, and how much of it
-    name: str,
-    config: SourceConfig,
-    *,
-    tokenizer: TokenizerConfig | None,
-    base_dir: Path,
-    cache_dir: Path | None = None,
-    shard_cache: ShardCache | None = None,
-    sample: int | None,
+def open_survey(
+    spec: SourceSpec, *, shard_cache: ShardCache | None = None, sample: int | None
 ) -> Survey:
     """Open a source to look at its documents.
 
     Args:
-        name: Its name in the mix file.
-        config: What the file says of it.
-        tokenizer: Tokenizer of the mix; needed when the source holds text.
-        base_dir: Folder that relative paths start at.
-        cache_dir: Folder that keeps the index.
+        spec: The source.
         shard_cache: Where shards of stores are kept on this node; ``None`` reads them from their stores.
         sample: Documents to look at, evenly over at most 16 units; ``None`` for all.
 
     Raises:
         OmniloadError: As for ``open_source``.
     """
-    cache = IndexCache(folder=cache_dir, source=name) if cache_dir else None
-    opened = open_format(name, config, base_dir=base_dir, cache=cache, shard_cache=shard_cache)
+    opened = open_format(spec, shard_cache=shard_cache)
+    records = opened.require_records(spec)
     rows_U = opened.format.units().rows_U
-    if not rows_U.any():
-        raise ConfigError(
-            f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
-        )
     rows = tuple(_chosen(rows_U, sample))
     return Survey(
-        records=int(rows_U.sum()),
+        records=records,
         units=int(np.count_nonzero(rows_U)),
         wanted=sum(len(each) for _, each in rows),
         _format=opened.format,
-        _pipeline=open_pipeline(name, config, tokenizer, base_dir),
-        _distinct=distinct_records(name, config, opened.format, opened.files, cache),
+        _pipeline=open_pipeline(spec.uncut),
+        _distinct=distinct_records(spec, opened.format, opened.files),
         _rows=rows,
     )
 

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from omniload.base.errors import ConfigError
-from omniload.mix.config import SourceConfig, TokenizerConfig
+from omniload.mix.config import SourceConfig
 from omniload.mix.schema.transforms import (
     ChatTransform,
     MapTransform,
@@ -13,6 +13,7 @@ from omniload.mix.schema.transforms import (
     encoding_of,
 )
 from omniload.source.byte_pairs.files import folder_of
+from omniload.source.spec import SourceSpec
 from omniload.source.tokenize import Tokenizer, open_tokenizer
 from omniload.source.transforms.chat_template import ChatTemplate, TemplateFiles, read_template
 from omniload.source.transforms.encoders import ChatEncoder, PlainEncoder, PreferenceEncoder
@@ -31,59 +32,38 @@ from omniload.source.transforms.user_functions import MapFunction
 __all__ = ["open_pipeline"]
 
 
-def open_pipeline(
-    name: str,
-    config: SourceConfig,
-    tokenizer: TokenizerConfig | None,
-    base_dir: Path,
-    row_length: int | None = None,
-    seed: int = 0,
-) -> Pipeline:
+def open_pipeline(spec: SourceSpec) -> Pipeline:
     """Open the tokenizer, and the files that transforms read.
-
-    Args:
-        name: Name of the source.
-        config: What the mix file says of it.
-        tokenizer: Tokenizer of the mix.
-        base_dir: Folder that relative paths start at.
-        row_length: Tokens of a row, which samples with images are cut to; ``None`` leaves them whole.
-        seed: Seed of the mix; all one to an estimate.
 
     Raises:
         ConfigError: There is no tokenizer for text, or a file is missing or damaged, or a token or a function is
             unknown.
     """
-    pipeline = _opened(name, config, tokenizer, base_dir, row_length)
+    config, tokenizer = spec.config, spec.tokenizer
+    pipeline = _opened(spec)
     if any(isinstance(each, MapTransform) for each in config.transforms):
         pipeline = pipeline.with_functions(
             [
-                MapFunction(name, each) if isinstance(each, MapTransform) else None
+                MapFunction(spec.name, each) if isinstance(each, MapTransform) else None
                 for each in config.transforms
             ]
         )
     filling = [each for each in config.transforms if isinstance(each, MiddleTransform)]
     # The one that is open already: tokenizers are kept by their files.
-    opened = open_tokenizer(tokenizer, base_dir) if tokenizer is not None and filling else None
-    return pipeline.with_fillers(
-        {each: _filler(name, config, each, opened, seed) for each in filling}
-    )
+    opened = open_tokenizer(tokenizer, spec.base_dir) if tokenizer is not None and filling else None
+    return pipeline.with_fillers({each: _filler(spec, each, opened) for each in filling})
 
 
-def _opened(
-    name: str,
-    config: SourceConfig,
-    tokenizer: TokenizerConfig | None,
-    base_dir: Path,
-    row_length: int | None,
-) -> Pipeline:
+def _opened(spec: SourceSpec) -> Pipeline:
+    name, config, tokenizer = spec.name, spec.config, spec.tokenizer
     if not config.holds_text:
         return Pipeline(None, config.transforms)
     if tokenizer is None:
         raise ConfigError(f"sources.{name} holds text and there is no tokenizer; add a tokenizer")
-    opened = open_tokenizer(tokenizer, base_dir)
+    opened = open_tokenizer(tokenizer, spec.base_dir)
     first, images = encoding_of(config.transforms), config.images_transform
     # A template that the mix file names lies where other paths of it start; one that it does not, with the tokenizer.
-    folder = base_dir, folder_of(tokenizer, base_dir)
+    folder = spec.base_dir, folder_of(tokenizer, spec.base_dir)
     if isinstance(first, PreferenceTransform) and images is None:
         return _of_pairs(name, config, first, opened, folder=folder)
     if isinstance(first, ChatTransform) and images is None:
@@ -97,11 +77,11 @@ def _opened(
         layout = TextPairLayout(pairs, images.marker)
     elif isinstance(first, ChatTransform | PreferenceTransform):
         layout, read = _layout_of(name, config, first, opened, folder=folder)
-    encoder = ImageEncoder(images, opened, row_length, layout)
+    encoder = ImageEncoder(images, opened, spec.row_length, layout)
     # Another version may decode to other pixels: a resume under it is refused.
     digest = hashlib.blake2b(encoder.library.encode(), digest_size=6).hexdigest()
     # A pair is never cut, with images or without.
-    cut_at = None if isinstance(first, PreferenceTransform) else row_length
+    cut_at = None if isinstance(first, PreferenceTransform) else spec.row_length
     return Pipeline(encoder, config.transforms, f"{read} {digest}".strip(), cut_at)
 
 
@@ -177,11 +157,7 @@ def _template_of(
 
 
 def _filler(
-    name: str,
-    config: SourceConfig,
-    transform: MiddleTransform,
-    tokenizer: Tokenizer | None,
-    seed: int,
+    spec: SourceSpec, transform: MiddleTransform, tokenizer: Tokenizer | None
 ) -> MiddleFiller:
     """Find the tokens of a transform in the vocabulary.
 
@@ -201,12 +177,12 @@ def _filler(
                 "there is no tokenizer" if tokenizer is None else f"the tokenizer has {size} others"
             )
             raise ConfigError(
-                f"sources.{name}.transforms: fim: {key} is {mark!r}, and {has}; name a token of the vocabulary, "
+                f"sources.{spec.name}.transforms: fim: {key} is {mark!r}, and {has}; name a token of the vocabulary, "
                 "or its id"
             )
         marks.append(found)
     # A flat file says which token ends its documents, which need not be the tokenizer's.
-    end = getattr(config, "end_of_document", None)
+    end = getattr(spec.config, "end_of_document", None)
     if end is None and tokenizer is not None:
         end = tokenizer.end_of_document_id
     return MiddleFiller(
@@ -214,7 +190,7 @@ def _filler(
         spm=transform.spm,
         marks=marks,
         end=end,
-        key=MiddleFiller.key_of(seed, name),
+        key=MiddleFiller.key_of(spec.seed, spec.name),
     )
 
 

@@ -22,6 +22,7 @@ from omniload.mix.sources import (
     WebDatasetSource,
 )
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.plane.sources.source_contract import expected_tokens, samples
 
 WRITTEN = orjson.loads(
@@ -70,7 +71,7 @@ def folder(tmp_path):
 
 
 def read(config, folder, tokenizer=None):
-    source = open_source("web", config, seed=1, tokenizer=tokenizer, base_dir=folder)
+    source = open_source(SourceSpec("web", config, seed=1, tokenizer=tokenizer, base_dir=folder))
     assert source.positions_per_epoch == 12
     return samples(source.read(0, 12))
 

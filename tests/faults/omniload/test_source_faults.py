@@ -10,6 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from omniload.base.errors import IntegrityError, UnavailableError
 from omniload.mix.config import ByteTokenizer, JsonlSource, ParquetSource, TextSource
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 
 BYTES = ByteTokenizer(type="bytes")
 
@@ -54,7 +55,9 @@ KINDS = {
 
 @pytest.fixture(params=KINDS.values(), ids=KINDS)
 def opened(request, store, tmp_path):
-    return lambda: open_source("web", request.param, seed=1, tokenizer=BYTES, base_dir=tmp_path)
+    return lambda: open_source(
+        SourceSpec("web", request.param, seed=1, tokenizer=BYTES, base_dir=tmp_path)
+    )
 
 
 def test_a_source_reads_through_a_store(opened):
@@ -78,7 +81,9 @@ def test_an_outage_while_reading_may_be_tried_again_and_changes_nothing(opened, 
 
 
 def test_an_outage_in_the_middle_of_a_range_is_no_short_answer(store, tmp_path):
-    source = open_source("web", KINDS["jsonl"], seed=1, tokenizer=BYTES, base_dir=tmp_path)
+    source = open_source(
+        SourceSpec("web", KINDS["jsonl"], seed=1, tokenizer=BYTES, base_dir=tmp_path)
+    )
     expected = source.read(0, 100).tokens.values_V.tolist()
     source.release()
     source.read(0, 1)
@@ -111,7 +116,7 @@ def test_a_local_shard_cut_short_after_opening_does_not_kill_the_process(tmp_pat
     path = tmp_path / "b.parquet"
     pq.write_table(pa.table({"tokens": [[1] * 100] * 1000}), path, row_group_size=10)
     config = ParquetSource(type="parquet", path="b.parquet", tokens="tokens")
-    source = open_source("web", config, seed=1, tokenizer=None, base_dir=tmp_path)
+    source = open_source(SourceSpec("web", config, seed=1, tokenizer=None, base_dir=tmp_path))
     source.read(0, 1)
     with path.open("r+b") as opened:
         opened.truncate(100)

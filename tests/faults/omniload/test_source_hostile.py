@@ -17,6 +17,7 @@ from omniload.mix.sources import NumpySource, OnError
 from omniload.source.files import local_file
 from omniload.source.formats.arrow import messages_of
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.plane.sources.source_contract import expected_tokens, samples, texts_of_shard
 from tests.support.plane.sources.source_kinds import KINDS
 
@@ -25,7 +26,7 @@ BYTES = ByteTokenizer(type="bytes")
 
 def opened(kind, folder, **changes):
     config = KINDS[kind]().config(folder).model_copy(update=changes)
-    source = open_source("web", config, seed=1, tokenizer=BYTES, base_dir=folder)
+    source = open_source(SourceSpec("web", config, seed=1, tokenizer=BYTES, base_dir=folder))
     return source.read(0, source.positions_per_epoch)
 
 
@@ -85,7 +86,7 @@ def test_other_bounds_of_the_same_tokens_are_other_content(shard, tmp_path):
     config = KINDS["megatron"]().config(tmp_path)
 
     def content():
-        source = open_source("web", config, seed=1, tokenizer=None, base_dir=tmp_path)
+        source = open_source(SourceSpec("web", config, seed=1, tokenizer=None, base_dir=tmp_path))
         return source.content_digest
 
     before = content()
@@ -213,7 +214,7 @@ def test_a_header_of_numpy(tmp_path, case):
 
 def numpy_source(folder, **keys):
     config = NumpySource(type="numpy", path="x.*", **keys)
-    return open_source("web", config, seed=1, tokenizer=None, base_dir=folder)
+    return open_source(SourceSpec("web", config, seed=1, tokenizer=None, base_dir=folder))
 
 
 def test_rows_of_a_matrix_and_rows_of_a_length_are_records(tmp_path):

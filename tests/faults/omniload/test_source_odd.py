@@ -27,6 +27,7 @@ from omniload.mix.sources import (
     WebDatasetSource,
 )
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.plane.sources.source_contract import expected_tokens, samples
 from tests.support.plane.sources.source_kinds import KINDS
 
@@ -37,7 +38,7 @@ LINES = JsonlSource(type="jsonl", path="*.jsonl*", on_error=SKIP)
 
 def block_of(folder, config):
     tokenizer = ByteTokenizer(type="bytes")
-    source = open_source("web", config, seed=1, tokenizer=tokenizer, base_dir=folder)
+    source = open_source(SourceSpec("web", config, seed=1, tokenizer=tokenizer, base_dir=folder))
     return source.read(0, source.positions_per_epoch)
 
 

@@ -17,6 +17,7 @@ from omniload.mix.runtime import TokenCacheConfig
 from omniload.mix.schema.tokenizers import ByteTokenizer
 from omniload.mix.sources import JsonlSource
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from omniload.source.token_cache.cache import LocalPlace, TokenCache, open_token_cache
 from omniload.source.token_cache.entry import Seal, packed, unpacked
 
@@ -66,7 +67,8 @@ def a_source(folder, cache, clock=None, **said):
         config = TokenCacheConfig(path=cache, **said)
         tokens = open_token_cache(config, BYTES, Path(folder), clock)
     return open_source(
-        "web", CONFIG, seed=1, tokenizer=BYTES, base_dir=Path(folder), token_cache=tokens
+        SourceSpec("web", CONFIG, seed=1, tokenizer=BYTES, base_dir=Path(folder)),
+        token_cache=tokens,
     )
 
 

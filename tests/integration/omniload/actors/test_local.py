@@ -23,6 +23,7 @@ from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.plane.corpora import a_corpus, a_mixed_corpus, write_texts, write_tokens
 from tests.support.plane.local_runs import OneRank
 from tests.support.plane.resume import assert_resumes_exactly
@@ -227,7 +228,7 @@ def test_bad_records_count_as_they_lie_before_the_next_one_whatever_is_read_ahea
     _, records = read_journal(run / JOURNAL_NAME)
 
     source = open_source(
-        "text", mix.sources["text"], seed=1, tokenizer=mix.tokenizer, base_dir=tmp_path
+        SourceSpec("text", mix.sources["text"], seed=1, tokenizer=mix.tokenizer, base_dir=tmp_path)
     )
     before = 0
     for record in records:

@@ -21,6 +21,7 @@ from omniload.client import Client
 from omniload.mix.config import MixConfig, load_mix
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp
 from tests.support.plane.local_runs import OneRank, a_spec, steps_of
 from tests.support.plane.resume import assert_resumes_exactly
@@ -228,12 +229,14 @@ def test_the_vision_model_takes_conversations_as_it_takes_captions(tmp_path):
 def test_a_loader_holds_and_sends_images_of_a_pair_once(tmp_path, pairs):
     mix = a_chat_mix(tmp_path, pairs=pairs)
     source = open_source(
-        "see",
-        mix.sources["see"],
-        seed=mix.seed,
-        tokenizer=mix.tokenizer,
-        base_dir=tmp_path,
-        row_length=mix.pack.length,
+        SourceSpec(
+            "see",
+            mix.sources["see"],
+            seed=mix.seed,
+            tokenizer=mix.tokenizer,
+            base_dir=tmp_path,
+            row_length=mix.pack.length,
+        )
     )
 
     others = source.read(0, 60).others

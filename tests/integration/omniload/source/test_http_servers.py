@@ -10,6 +10,7 @@ from omniload.mix.sources import JsonlSource
 from omniload.source.files import reading
 from omniload.source.formats.opening import open_format
 from omniload.source.patterns import find_files
+from omniload.source.spec import SourceSpec
 from tests.support.plane.sources.shard_caches import a_cache
 
 LINE = b'{"text": "a document"}\n'
@@ -83,7 +84,9 @@ def serve():
 
 
 def opened(folder, url):
-    return open_format("web", JsonlSource(type="jsonl", path=url, text="text"), base_dir=folder)
+    return open_format(
+        SourceSpec("web", JsonlSource(type="jsonl", path=url, text="text"), base_dir=folder)
+    )
 
 
 @pytest.mark.parametrize("name", SIZES)

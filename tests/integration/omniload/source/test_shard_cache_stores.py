@@ -18,6 +18,7 @@ from omniload.mix.runtime import ShardCacheConfig
 from omniload.mix.schema.tokenizers import ByteTokenizer
 from omniload.mix.sources import JsonlSource, ParquetSource
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import open_shard_cache
 from tests.support.hdfs.cluster import why_not
 from tests.support.plane.sources.shard_caches import an_hour_later, taken_bytes
@@ -80,11 +81,13 @@ class Shards:
         fsspec.AbstractFileSystem.clear_instance_cache()
         config = KINDS[self.kind]
         return open_source(
-            "web",
-            config.model_copy(update={"path": f"{where}/{config.path}"}),
-            seed=1,
-            tokenizer=BYTES,
-            base_dir=self.folder,
+            SourceSpec(
+                "web",
+                config.model_copy(update={"path": f"{where}/{config.path}"}),
+                seed=1,
+                tokenizer=BYTES,
+                base_dir=self.folder,
+            ),
             shard_cache=cache,
         )
 

@@ -25,6 +25,7 @@ from omniload.source.formats.opening import at_versions, shards_of
 from omniload.source.parsing.lance_dataset import LanceDataset
 from omniload.source.parsing.lance_stores import LIMITS
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.plane.builders import a_mix
 from tests.support.plane.sources.source_contract import (
     SHARDS,
@@ -90,12 +91,14 @@ class Bucket:
     def opened(self, config, tokenizer, cache_dir=None, **changes):
         path = f"{self.url}/{config.path}" if config.path != "." else self.url
         return open_source(
-            "web",
-            config.model_copy(update={"path": path, **changes}),
-            seed=11,
-            tokenizer=tokenizer,
-            base_dir=self.folder,
-            cache_dir=cache_dir,
+            SourceSpec(
+                "web",
+                config.model_copy(update={"path": path, **changes}),
+                seed=11,
+                tokenizer=tokenizer,
+                base_dir=self.folder,
+                cache_dir=cache_dir,
+            )
         )
 
 
@@ -128,7 +131,7 @@ def test_a_store_gives_what_a_folder_does_from_every_position_and_keeps_its_inde
 ):
     kept = tmp_path_factory.mktemp("index")
     config, tokenizer = config_of(kind, folder), kind.tokenizer
-    local = open_source("web", config, seed=11, tokenizer=tokenizer, base_dir=folder)
+    local = open_source(SourceSpec("web", config, seed=11, tokenizer=tokenizer, base_dir=folder))
     bucket = Bucket(folder)
 
     source = bucket.opened(config, tokenizer, cache_dir=kept)
@@ -311,11 +314,9 @@ def test_a_store_that_does_not_answer_is_tried_again_and_nothing_is_damaged(
     with clients_of(wire.address):
         own = Versions(server.address)
         source = open_source(
-            "web",
-            own.config,
-            seed=1,
-            tokenizer=ByteTokenizer(type="bytes"),
-            base_dir=tmp_path,
+            SourceSpec(
+                "web", own.config, seed=1, tokenizer=ByteTokenizer(type="bytes"), base_dir=tmp_path
+            )
         )
         dataset = LanceDataset(own.url, None, url_to_fs(own.url)[0])
         wire.cut()

@@ -23,6 +23,7 @@ from omniload.base.errors import StateError
 from omniload.mix.schema.records import ShuffleConfig
 from omniload.mix.sources import LanceSource
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.trainer.loaders import (
     Numbers,
     Remembering,
@@ -110,7 +111,9 @@ class LanceRows(StreamWithState):
     def read(self, row):
         if self.source is None:
             config = LanceSource(type="lance", path="own.lance", tokens="ids", shuffle=STORED)
-            self.source = open_source("ids", config, seed=1, tokenizer=None, base_dir=self.folder)
+            self.source = open_source(
+                SourceSpec("ids", config, seed=1, tokenizer=None, base_dir=self.folder)
+            )
         return self.source.read(row, row + 1).tokens.values_V.tolist()
 
     def __iter__(self):

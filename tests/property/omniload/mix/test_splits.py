@@ -24,6 +24,7 @@ from omniload.mix.schema.splits import in_split
 from omniload.mix.sources import ArrowSource, JsonlSource, ParquetSource
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.examples import few
 
 DOCUMENTS = 150
@@ -99,7 +100,9 @@ def test_a_source_gives_the_documents_of_its_split_and_no_others(kind, order, ke
             split=split,
         )
         source = open_source(
-            "web", config, seed=seed, tokenizer=ByteTokenizer(type="bytes"), base_dir=corpus()
+            SourceSpec(
+                "web", config, seed=seed, tokenizer=ByteTokenizer(type="bytes"), base_dir=corpus()
+            )
         )
         start = seed % 40
         block = source.read(start, start + DOCUMENTS)  # over the end of an epoch, each once

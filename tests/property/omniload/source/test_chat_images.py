@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from omniload.mix.config import ByteTokenizer
 from omniload.mix.sources import SourceConfig
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp
 from tests.support.examples import few
 
@@ -100,12 +101,14 @@ def read(folder, column, images, transforms, row_length, policy="raise"):
         "transforms": transforms,
     }
     source = open_source(
-        "see",
-        TypeAdapter(SourceConfig).validate_python(config),
-        seed=0,
-        tokenizer=ByteTokenizer(type="bytes"),
-        base_dir=folder,
-        row_length=row_length,
+        SourceSpec(
+            "see",
+            TypeAdapter(SourceConfig).validate_python(config),
+            seed=0,
+            tokenizer=ByteTokenizer(type="bytes"),
+            base_dir=folder,
+            row_length=row_length,
+        )
     )
     whole = source.read(0, len(column))
     # Wherever a reading is cut, records give what they give, as a run that resumes there finds them.

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from omniload.mix.schema.tokenizers import BpeTokenizer
 from omniload.mix.sources import SourceConfig
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.chats import CHATML, MARKED, write_model
 
 SHOWN = "{% for m in messages %}{{ m | tojson }}{{ m.content }}{% endfor %}"
@@ -81,7 +82,7 @@ def samples(folder, kind, chats, names, template, model):
         }
     )
     tokenizer = BpeTokenizer(type="bpe", path=str(model))
-    source = open_source("sft", config, seed=0, tokenizer=tokenizer, base_dir=folder)
+    source = open_source(SourceSpec("sft", config, seed=0, tokenizer=tokenizer, base_dir=folder))
     block = source.read(0, len(chats))
     return [
         (block.tokens[i].tolist(), block.others["loss_mask"][i].tolist())

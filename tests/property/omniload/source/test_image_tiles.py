@@ -13,6 +13,7 @@ from omniload.mix.config import ByteTokenizer
 from omniload.mix.schema.image_tiles import ImageTiles
 from omniload.mix.sources import ParquetSource
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from omniload.source.transforms.image_tiles import grid_of, tiles_of, words_of
 from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp
 
@@ -100,11 +101,12 @@ def test_texts_tiles_places_and_pixels_agree_whole_and_cut_to_rows(drawn, cut, t
         pq.write_table(table, Path(made) / "a.parquet")
         whole, parts = (
             open_source(
-                *("see", config),
-                seed=0,
-                tokenizer=ByteTokenizer(type="bytes"),
-                base_dir=Path(made),
-                row_length=length,
+                SourceSpec(
+                    *("see", config),
+                    tokenizer=ByteTokenizer(type="bytes"),
+                    base_dir=Path(made),
+                    row_length=length,
+                )
             ).read(0, len(records))
             for length in (None, ROW)
         )

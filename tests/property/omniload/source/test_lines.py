@@ -23,6 +23,7 @@ from omniload.source.parsing.lines import (
 )
 from omniload.source.patterns import find_files
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 
 DEEP = LARGEST_DEPTH + 1
 KINDS = {
@@ -234,7 +235,7 @@ def test_skip_drops_exactly_the_bad_lines_and_counts_them(tmp_path_factory, cont
         on_error=OnError(policy="skip"),
     )
     source = open_source(
-        "web", config, seed=1, tokenizer=ByteTokenizer(type="bytes"), base_dir=folder
+        SourceSpec("web", config, seed=1, tokenizer=ByteTokenizer(type="bytes"), base_dir=folder)
     )
 
     block = source.read(0, len(content))

@@ -17,6 +17,7 @@ from omniload.mix.runtime import TokenCacheConfig
 from omniload.mix.schema.tokenizers import BpeTokenizer, ByteTokenizer
 from omniload.mix.sources import SourceConfig
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from omniload.source.token_cache.cache import open_token_cache
 from omniload.source.transforms.pipeline import Pipeline
 from tests.support.chats import CHATML, conversations, write_model
@@ -133,11 +134,7 @@ def opened(folder, kind, cache, *, seed=3, method="block", key_file="", **change
     tokenizer = BpeTokenizer(type="bpe", path="model") if talks else BYTES
     said = TokenCacheConfig(path=str(cache), key_file=key_file) if cache else None
     return open_source(
-        "web",
-        config,
-        seed=seed,
-        tokenizer=tokenizer,
-        base_dir=folder,
+        SourceSpec("web", config, seed=seed, tokenizer=tokenizer, base_dir=folder),
         token_cache=open_token_cache(said, tokenizer, folder),
     )
 

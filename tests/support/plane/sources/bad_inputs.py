@@ -16,6 +16,7 @@ from omniload.base.errors import ConfigError, OmniloadError
 from omniload.mix.config import MixConfig
 from omniload.mix.sources import OnError
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.plane.sources.source_contract import expected_tokens, samples, texts_of_shard
 
 __all__ = ["Outcomes", "damaged", "spoilt_mixes", "spoilt_shards"]
@@ -83,7 +84,9 @@ def spoilt_shards(kind, folder, rng, count):
     config = kind.config(folder).model_copy(update={"on_error": OnError(policy="skip", limit=500)})
 
     def opened():
-        return open_source("web", config, seed=1, tokenizer=kind.tokenizer, base_dir=folder)
+        return open_source(
+            SourceSpec("web", config, seed=1, tokenizer=kind.tokenizer, base_dir=folder)
+        )
 
     whole = Counter(expected_tokens(text) for text in texts_of_shard(1))
     assert not whole - _held(opened()), "it is read as long as nothing is spoilt"

@@ -41,6 +41,7 @@ from omniload.source.formats.opening import open_format
 from omniload.source.parts.sample_block import merged
 from omniload.source.parts.share import Part
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.plane.builders import a_mix
 
 SHARDS = 3
@@ -83,12 +84,14 @@ class SourceContract:
         def open_again(name="web", seed=11, cache_dir=None, **changes):
             config = kind.config(folder).model_copy(update=changes)
             return open_source(
-                name,
-                config,
-                seed=seed,
-                tokenizer=kind.tokenizer,
-                base_dir=folder,
-                cache_dir=cache_dir,
+                SourceSpec(
+                    name,
+                    config,
+                    seed=seed,
+                    tokenizer=kind.tokenizer,
+                    base_dir=folder,
+                    cache_dir=cache_dir,
+                )
             )
 
         return open_again
@@ -186,12 +189,14 @@ class SourceContract:
 
         def open_strange():
             return open_source(
-                "web",
-                kind.config(strange),
-                seed=11,
-                tokenizer=kind.tokenizer,
-                base_dir=strange,
-                cache_dir=strange / "index",
+                SourceSpec(
+                    "web",
+                    kind.config(strange),
+                    seed=11,
+                    tokenizer=kind.tokenizer,
+                    base_dir=strange,
+                    cache_dir=strange / "index",
+                )
             )
 
         if getattr(kind, "utf8_alone", False):
@@ -224,7 +229,7 @@ class SourceContract:
         shuffle = kind.config(".").shuffle.model_copy(update={"method": "none"})
         n = SHARDS * TEXTS_PER_SHARD
         stored = samples(opened(shuffle=shuffle).read(0, n))
-        found = open_format("web", kind.config(folder), base_dir=folder)
+        found = open_format(SourceSpec("web", kind.config(folder), base_dir=folder))
         rows_F = found.format.units().records_F(len(found.files))
         ends_F = np.cumsum(rows_F)
         # Of every second file the first record and the last.

@@ -8,6 +8,7 @@ from omniload.base.errors import ConfigError
 from omniload.mix.config import ByteTokenizer, JsonlSource, ParquetSource, TextSource
 from omniload.source.estimate import profile
 from omniload.source.kept_profile import kept
+from omniload.source.spec import SourceSpec
 
 BYTES = ByteTokenizer(type="bytes")
 
@@ -20,7 +21,9 @@ def test_a_small_source_is_measured_exactly(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines(["abc", "", "defgh"]))
 
     found = profile(
-        "web", JsonlSource(type="jsonl", path="*.jsonl"), tokenizer=BYTES, base_dir=tmp_path
+        SourceSpec(
+            "web", JsonlSource(type="jsonl", path="*.jsonl"), tokenizer=BYTES, base_dir=tmp_path
+        )
     )
 
     assert found.exact
@@ -35,7 +38,7 @@ def test_records_are_counted_and_tokens_estimated_from_a_part(tmp_path):
         pq.write_table(pa.table({"tokens": tokens}), tmp_path / f"{i}.parquet", row_group_size=50)
 
     config = ParquetSource(type="parquet", path="*.parquet", tokens="tokens")
-    found = profile("web", config, tokenizer=None, base_dir=tmp_path)
+    found = profile(SourceSpec("web", config, tokenizer=None, base_dir=tmp_path))
 
     assert not found.exact
     assert (found.records, found.shards, found.sampled_records) == (1000, 10, 200)
@@ -48,7 +51,7 @@ def test_what_a_source_costs_is_kept_for_later_starts(tmp_path):
 
     config = JsonlSource(type="jsonl", path="*.jsonl")
     cache = tmp_path / "cache"
-    found = profile("web", config, tokenizer=BYTES, base_dir=tmp_path, cache_dir=cache)
+    found = profile(SourceSpec("web", config, tokenizer=BYTES, base_dir=tmp_path, cache_dir=cache))
 
     costs = kept(cache, ["web"])["web"]
     assert 0 < costs.preprocess_s_per_token == found.preprocess_s_per_token
@@ -60,7 +63,7 @@ def test_units_weigh_by_their_records(tmp_path):
     pq.write_table(pa.table({"tokens": [[1] * 100] * 10}), tmp_path / "b.parquet")
 
     config = ParquetSource(type="parquet", path="*.parquet", tokens="tokens")
-    found = profile("web", config, tokenizer=None, base_dir=tmp_path)
+    found = profile(SourceSpec("web", config, tokenizer=None, base_dir=tmp_path))
 
     assert found.tokens_per_record == pytest.approx(19)
 
@@ -73,7 +76,7 @@ def test_one_document_far_longer_than_others_counts_once_wherever_it_lies(tmp_pa
     (tmp_path / "a.jsonl").write_bytes(lines(texts))
 
     config = JsonlSource(type="jsonl", path="*.jsonl", unit=1 << 16)
-    found = profile("web", config, tokenizer=BYTES, base_dir=tmp_path)
+    found = profile(SourceSpec("web", config, tokenizer=BYTES, base_dir=tmp_path))
 
     assert not found.exact
     assert found.tokens == pytest.approx(sum(map(len, texts)) + len(texts), rel=0.02)
@@ -85,9 +88,9 @@ def test_one_place_says_nothing_of_how_sure_it_is_and_all_records_say_all(tmp_pa
     (tmp_path / "a.jsonl").write_bytes(lines(["x" * 2000] * 2000))
 
     config = JsonlSource(type="jsonl", path="*.jsonl", unit=1 << 30)
-    one = profile("web", config, tokenizer=BYTES, base_dir=tmp_path)
+    one = profile(SourceSpec("web", config, tokenizer=BYTES, base_dir=tmp_path))
     (tmp_path / "a.jsonl").write_bytes(lines(["x"] * 9))
-    whole = profile("web", config, tokenizer=BYTES, base_dir=tmp_path)
+    whole = profile(SourceSpec("web", config, tokenizer=BYTES, base_dir=tmp_path))
 
     assert (one.exact, one.tokens_error) == (False, None)
     assert (whole.exact, whole.tokens_error) == (True, 0.0)
@@ -100,7 +103,7 @@ def test_files_that_are_sorted_by_length_are_known_by_their_places(tmp_path, is_
     (tmp_path / "a.jsonl").write_bytes(lines(texts))
 
     config = JsonlSource(type="jsonl", path="*.jsonl", unit=1 << 16)
-    found = profile("web", config, tokenizer=BYTES, base_dir=tmp_path)
+    found = profile(SourceSpec("web", config, tokenizer=BYTES, base_dir=tmp_path))
 
     assert found.units > 50
     assert (found.between > 0.8) == (between > 0.8)
@@ -111,7 +114,7 @@ def test_a_long_unit_is_sampled_within_bounds(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines(["x" * 2000] * 2000))
 
     config = JsonlSource(type="jsonl", path="*.jsonl", unit=1 << 30)
-    found = profile("web", config, tokenizer=BYTES, base_dir=tmp_path)
+    found = profile(SourceSpec("web", config, tokenizer=BYTES, base_dir=tmp_path))
 
     assert found.records == 2000
     assert 500 <= found.sampled_records <= 530
@@ -122,7 +125,7 @@ def test_bad_records_are_counted_and_hold_nothing(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines(["abc"]) + b"bad\n")
 
     config = JsonlSource(type="jsonl", path="*.jsonl")
-    found = profile("web", config, tokenizer=BYTES, base_dir=tmp_path)
+    found = profile(SourceSpec("web", config, tokenizer=BYTES, base_dir=tmp_path))
 
     assert (found.bad_records, found.records, found.tokens) == (1, 2, 4)
 
@@ -132,7 +135,7 @@ def test_text_files_are_measured_by_file(tmp_path):
         (tmp_path / f"{i}.txt").write_text("abc")
 
     config = TextSource(type="text", path="*.txt", files_per_unit=2)
-    found = profile("web", config, tokenizer=BYTES, base_dir=tmp_path, units=1)
+    found = profile(SourceSpec("web", config, tokenizer=BYTES, base_dir=tmp_path), units=1)
 
     assert (found.records, found.shards, found.size_bytes, found.tokens) == (5, 5, 15, 20)
 
@@ -141,11 +144,19 @@ def test_a_source_without_records_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"")
 
     with pytest.raises(ConfigError, match="holds no record"):
-        profile("web", JsonlSource(type="jsonl", path="*"), tokenizer=BYTES, base_dir=tmp_path)
+        profile(
+            SourceSpec(
+                "web", JsonlSource(type="jsonl", path="*"), tokenizer=BYTES, base_dir=tmp_path
+            )
+        )
 
 
 def test_text_without_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines(["a"]))
 
     with pytest.raises(ConfigError, match="there is no tokenizer"):
-        profile("web", JsonlSource(type="jsonl", path="*"), tokenizer=None, base_dir=tmp_path)
+        profile(
+            SourceSpec(
+                "web", JsonlSource(type="jsonl", path="*"), tokenizer=None, base_dir=tmp_path
+            )
+        )

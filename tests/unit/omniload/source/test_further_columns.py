@@ -10,8 +10,8 @@ from omniload.mix.columns import LOSS_SPANS
 from omniload.mix.config import BatchConfig, ByteTokenizer, OnError
 from omniload.mix.sources import ArrowSource, ParquetSource
 from omniload.source.formats.opening import open_format
-from omniload.source.index import IndexCache
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 
 TOKENS = [[7, 8, 9], [1], [], [4, 5], [6, 6, 6, 6]]
 MASKS = [[0, 1, 1], [1], [], [0, 0], [1, 0, 1, 1]]
@@ -33,7 +33,7 @@ def written(folder, kind, **columns):
 
 
 def opened(folder, config, tokenizer=None):
-    return open_source("web", config, seed=3, tokenizer=tokenizer, base_dir=folder)
+    return open_source(SourceSpec("web", config, seed=3, tokenizer=tokenizer, base_dir=folder))
 
 
 def by_tokens(block):
@@ -129,15 +129,20 @@ def test_a_missing_column_is_refused_with_what_there_is(tmp_path):
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_a_kept_index_hides_no_column_that_is_asked_for_as_another(tmp_path, kind):
-    config = written(tmp_path, kind)
-    cache = IndexCache(folder=tmp_path / "cache", source="web")
+    config, cache_dir = written(tmp_path, kind), tmp_path / "cache"
     before, after = (
-        config.model_copy(update={"columns": {name: "reward"}}) for name in ("scores", "loss_mask")
+        SourceSpec(
+            "web",
+            config.model_copy(update={"columns": {name: "reward"}}),
+            base_dir=tmp_path,
+            cache_dir=cache_dir,
+        )
+        for name in ("scores", "loss_mask")
     )
-    open_format("web", before, base_dir=tmp_path, cache=cache)
+    open_format(before)
 
     with pytest.raises(ConfigError, match="column 'reward' is double, not a list of 0 and 1"):
-        open_format("web", after, base_dir=tmp_path, cache=cache)
+        open_format(after)
 
 
 def test_a_column_that_no_batch_uses_is_not_read(tmp_path):

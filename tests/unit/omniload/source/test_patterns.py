@@ -14,6 +14,7 @@ from omniload.source.files import beside, local_file
 from omniload.source.formats.opening import open_format, spec_of
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.patterns import FileNames, find_files
+from omniload.source.spec import SourceSpec
 
 LINES = FileNames(suffixes=frozenset({".jsonl"}), compressed=True)
 LISTED = FileNames(suffixes=frozenset({".x"}), manifest="list.json")
@@ -212,7 +213,7 @@ def test_a_file_of_another_format_says_which(tmp_path):
     with pytest.raises(
         ConfigError, match=r"sources\.web: .*a\.jsonl is a Parquet file; set type: parquet"
     ):
-        open_format("web", config, base_dir=tmp_path)
+        open_format(SourceSpec("web", config, base_dir=tmp_path))
 
 
 def test_a_file_that_begins_as_no_other_is_told_by_its_name(tmp_path):
@@ -231,7 +232,7 @@ def test_a_broken_file_is_not_told_to_be_of_another_format(tmp_path):
     config = ParquetSource(type="parquet", path="a.parquet", text="text")
 
     with pytest.raises(IntegrityError, match=r"a\.parquet: footer: cannot be decoded"):
-        open_format("web", config, base_dir=tmp_path)
+        open_format(SourceSpec("web", config, base_dir=tmp_path))
 
 
 def test_a_host_in_brackets_is_refused_for_what_it_would_be_read_as():

@@ -10,6 +10,7 @@ import pytest
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.config import ByteTokenizer, JsonlSource, OnError, ParquetSource, ShuffleConfig
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 
 BYTES = ByteTokenizer(type="bytes")
 LINE = b'{"text": "ok"}\n'
@@ -30,7 +31,7 @@ def opened(tmp_path):
             shuffle=ShuffleConfig(block_units=block_units),
             on_error=OnError(**on_error),
         )
-        return open_source("web", config, seed=1, tokenizer=BYTES, base_dir=tmp_path)
+        return open_source(SourceSpec("web", config, seed=1, tokenizer=BYTES, base_dir=tmp_path))
 
     return open_lines
 
@@ -102,10 +103,10 @@ def test_null_rows_of_parquet_follow_the_policy(tmp_path):
     with pytest.raises(
         IntegrityError, match="row group 0: row 1: column 'tokens' is null; mend it, or set"
     ):
-        open_source("web", config, seed=1, tokenizer=None, base_dir=tmp_path).read(0, 1)
+        open_source(SourceSpec("web", config, seed=1, tokenizer=None, base_dir=tmp_path)).read(0, 1)
 
     skipping = config.model_copy(update={"on_error": OnError(policy="skip")})
-    source = open_source("web", skipping, seed=1, tokenizer=None, base_dir=tmp_path)
+    source = open_source(SourceSpec("web", skipping, seed=1, tokenizer=None, base_dir=tmp_path))
     assert source.read(0, 3).skipped == 1
 
 
@@ -114,11 +115,13 @@ def test_a_source_without_records_is_refused(tmp_path):
 
     with pytest.raises(ConfigError, match=r"sources\.web: \*\.jsonl holds no record"):
         open_source(
-            "web",
-            JsonlSource(type="jsonl", path="*.jsonl"),
-            seed=1,
-            tokenizer=BYTES,
-            base_dir=tmp_path,
+            SourceSpec(
+                "web",
+                JsonlSource(type="jsonl", path="*.jsonl"),
+                seed=1,
+                tokenizer=BYTES,
+                base_dir=tmp_path,
+            )
         )
 
 
@@ -127,11 +130,13 @@ def test_text_without_a_tokenizer_is_refused(tmp_path):
 
     with pytest.raises(ConfigError, match="holds text and there is no tokenizer"):
         open_source(
-            "web",
-            JsonlSource(type="jsonl", path="*.jsonl"),
-            seed=1,
-            tokenizer=None,
-            base_dir=tmp_path,
+            SourceSpec(
+                "web",
+                JsonlSource(type="jsonl", path="*.jsonl"),
+                seed=1,
+                tokenizer=None,
+                base_dir=tmp_path,
+            )
         )
 
 
@@ -139,7 +144,7 @@ def test_token_ids_need_no_tokenizer_and_are_used_as_they_are(tmp_path):
     pq.write_table(pa.table({"tokens": [[300, 5]]}), tmp_path / "a.parquet")
     config = ParquetSource(type="parquet", path="a.parquet", tokens="tokens")
 
-    source = open_source("web", config, seed=1, tokenizer=BYTES, base_dir=tmp_path)
+    source = open_source(SourceSpec("web", config, seed=1, tokenizer=BYTES, base_dir=tmp_path))
 
     assert source.read(0, 1).tokens.values_V.tolist() == [300, 5]
 
@@ -149,7 +154,9 @@ def test_the_index_is_kept_where_asked(tmp_path, opened):
     config = JsonlSource(type="jsonl", path="a.jsonl")
 
     open_source(
-        "web", config, seed=1, tokenizer=BYTES, base_dir=tmp_path, cache_dir=tmp_path / "cache"
+        SourceSpec(
+            "web", config, seed=1, tokenizer=BYTES, base_dir=tmp_path, cache_dir=tmp_path / "cache"
+        )
     )
 
     assert [path.name.startswith("web.") for path in (tmp_path / "cache").iterdir()] == [True]

@@ -18,6 +18,7 @@ from omniload.source.sample_corpus import (
     this_installation,
 )
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 
 SIZE = 200_000
 
@@ -84,7 +85,9 @@ def test_every_source_opens_and_holds_what_the_report_says(corpus, name):
     (reported,) = [source for source in corpus.sources if source.name == name]
     config = TypeAdapter(SourceConfig).validate_python(reported.config)
 
-    source = open_source(name, config, seed=1, tokenizer=corpus.tokenizer, base_dir=corpus.folder)
+    source = open_source(
+        SourceSpec(name, config, seed=1, tokenizer=corpus.tokenizer, base_dir=corpus.folder)
+    )
     lengths = source.read(0, source.positions_per_epoch).table.lengths_N
 
     assert source.positions_per_epoch == reported.records

@@ -8,6 +8,7 @@ from omniload.mix.schema.tokenizers import ByteTokenizer
 from omniload.mix.sources import JsonlSource
 from omniload.source.block_memory import BlockMemory
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def source(tmp_path):
         (tmp_path / f"{i}.jsonl").write_text('{"text": "x"}\n' * 40)
     config = JsonlSource(type="jsonl", path="*.jsonl", unit=100, shuffle={"block_units": 3})
     return open_source(
-        "web", config, seed=1, tokenizer=ByteTokenizer(type="bytes"), base_dir=tmp_path
+        SourceSpec("web", config, seed=1, tokenizer=ByteTokenizer(type="bytes"), base_dir=tmp_path)
     )
 
 

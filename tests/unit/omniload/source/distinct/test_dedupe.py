@@ -15,6 +15,7 @@ from omniload.mix.config import MixConfig
 from omniload.source.distinct import mask
 from omniload.source.estimate import profile
 from omniload.source.formats.parquet import ParquetFormat
+from omniload.source.spec import SourceSpec
 from tests.support.plane.edits.mix_commands import json_of
 
 TEXTS = [f"d{i % 37}" for i in range(100)]
@@ -121,8 +122,7 @@ def test_a_source_is_read_once_for_it_and_then_never(folder, monkeypatch):
 
     def opened():
         read.clear()
-        keywords = {"tokenizer": mix.tokenizer, "base_dir": folder, "cache_dir": folder / "kept"}
-        found = profile("web", mix.sources["web"], units=12, **keywords)
+        found = profile(SourceSpec.of(mix, "web", folder, folder / "kept"), units=12)
         assert found.tokens_per_record > 0
         return len(read)
 

@@ -18,6 +18,7 @@ from omniload.mix.config import MixConfig
 from omniload.source.distinct.drawn_before import write_drawn
 from omniload.source.parts.share import Part
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.plane.edits.mix_commands import run_mix
 
 TEXTS = [f"d{i}" for i in range(100)]
@@ -140,7 +141,7 @@ def test_readers_of_parts_leave_out_what_one_reader_does():
     write()
     mix = checked(a_mix(), MixConfig, name="mix")
     source = open_source(
-        "web", mix.sources["web"], seed=1, tokenizer=mix.tokenizer, base_dir=Path()
+        SourceSpec("web", mix.sources["web"], seed=1, tokenizer=mix.tokenizer, base_dir=Path())
     )
 
     whole = source.read(0, 200).table.positions_N

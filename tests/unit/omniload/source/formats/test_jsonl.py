@@ -21,6 +21,7 @@ from omniload.source.formats.jsonl import JsonlFormat
 from omniload.source.formats.opening import open_format
 from omniload.source.parsing import compressed
 from omniload.source.patterns import find_files
+from omniload.source.spec import SourceSpec
 
 
 @pytest.fixture
@@ -209,9 +210,9 @@ def test_more_units_than_a_block_may_have_are_not_shuffled_in_full(tmp_path):
     with pytest.raises(
         ConfigError, match=r"sources\.web\.shuffle: full .* at most 4,096, and this one has 4,097"
     ):
-        open_format("web", config, base_dir=tmp_path)
+        open_format(SourceSpec("web", config, base_dir=tmp_path))
     whole = config.model_copy(update={"unit": 1_000})
-    assert len(open_format("web", whole, base_dir=tmp_path).format.units()) < 4_096
+    assert len(open_format(SourceSpec("web", whole, base_dir=tmp_path)).format.units()) < 4_096
 
 
 def test_a_compressed_shard_that_is_read_on_is_decompressed_once(opened, begun):

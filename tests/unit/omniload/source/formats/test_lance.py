@@ -18,6 +18,7 @@ from omniload.mix.schema.records import ShuffleConfig
 from omniload.mix.sources import LanceSource
 from omniload.source.formats.opening import at_versions, open_format, shards_of
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from omniload.source.token_cache.source_tokens import names_of_units
 from tests.support.plane.sources.source_contract import expected_tokens, samples
 
@@ -53,7 +54,7 @@ def a_config(**changes):
 def opened(folder, **changes):
     config = a_config(**changes)
     tokenizer = ByteTokenizer(type="bytes") if config.holds_text else None
-    return open_source("web", config, seed=1, tokenizer=tokenizer, base_dir=folder)
+    return open_source(SourceSpec("web", config, seed=1, tokenizer=tokenizer, base_dir=folder))
 
 
 def read(folder, **changes):
@@ -66,7 +67,7 @@ def expected(dataset, **changes):
 
 
 def test_records_come_in_the_order_of_the_library_in_bounded_blocks(root):
-    units = open_format("web", a_config(), base_dir=root.parent).format.units()
+    units = open_format(SourceSpec("web", a_config(), base_dir=root.parent)).format.units()
 
     assert read(root.parent) == expected(lance.dataset(root))
     assert units.rows_U.sum() == N
@@ -196,7 +197,7 @@ def test_a_version_that_is_cleaned_up_under_way_is_told(root):
 
 def test_a_version_of_the_same_data_is_the_same_to_a_run(root):
     def found():
-        opening = open_format("web", a_config(), base_dir=root.parent)
+        opening = open_format(SourceSpec("web", a_config(), base_dir=root.parent))
         names = names_of_units(opening.format.units(), opening.files, digests_all=False)
         return names, opened(root.parent).facts
 
@@ -420,11 +421,12 @@ from pathlib import Path
 from omniload.base.errors import StateError
 from omniload.mix.sources import LanceSource
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 
 config = LanceSource(type="lance", path="own.lance", tokens="ids")
 
 def opened():
-    return open_source("web", config, seed=1, tokenizer=None, base_dir=Path({str(root.parent)!r}))
+    return open_source(SourceSpec("web", config, base_dir=Path({str(root.parent)!r})))
 
 if {read_first}:
     opened().read(0, 1)

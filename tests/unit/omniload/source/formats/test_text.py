@@ -10,6 +10,7 @@ from omniload.source.formats import text
 from omniload.source.formats.text import TextFormat
 from omniload.source.patterns import find_files
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 
 
 @pytest.fixture
@@ -41,11 +42,13 @@ def test_a_shard_of_several_files_is_called_by_its_own_files_and_as_none_of_them
     for i in range(5):
         (tmp_path / f"{i}.txt").write_text("text")
     source = open_source(
-        "notes",
-        TextSource(type="text", path="*.txt", files_per_unit=2),
-        seed=0,
-        tokenizer=ByteTokenizer(type="bytes"),
-        base_dir=tmp_path,
+        SourceSpec(
+            "notes",
+            TextSource(type="text", path="*.txt", files_per_unit=2),
+            seed=0,
+            tokenizer=ByteTokenizer(type="bytes"),
+            base_dir=tmp_path,
+        )
     )
 
     assert source.shards == (

@@ -12,6 +12,7 @@ from omniload.mix.schema.records import OnError, ShuffleConfig
 from omniload.mix.sources import ArrowSource, CsvSource, LanceSource, MdsSource, ParquetSource
 from omniload.source.formats.opening import open_format
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.plane.sources.source_kinds import MdsTexts, MdsTokens, MegatronInt32
 
 STORED = ShuffleConfig(method="none")
@@ -67,7 +68,7 @@ def test_a_bad_row_of_a_table_is_named_with_its_column(tmp_path, write, holds, c
     kind, name, more, place = write(tmp_path, column)
     config = kind(type=name, path=f"a.{name}", shuffle=STORED, **{holds: "own"}, **more)
     tokenizer = ByteTokenizer(type="bytes") if holds == "text" else None
-    source = open_source("web", config, seed=1, tokenizer=tokenizer, base_dir=tmp_path)
+    source = open_source(SourceSpec("web", config, seed=1, tokenizer=tokenizer, base_dir=tmp_path))
 
     with pytest.raises(IntegrityError, match=f"{place}: column {fault}"):
         source.read(0, 7)
@@ -76,7 +77,7 @@ def test_a_bad_row_of_a_table_is_named_with_its_column(tmp_path, write, holds, c
 def test_a_bad_row_of_csv_is_named_with_its_column_and_its_number_behind_the_header(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"own\n" + b"".join(text + b"\n" for text in TEXTS))
     config = CsvSource(type="csv", path="a.csv", text="own", unit=700, shuffle=STORED)
-    opened = open_format("web", config, base_dir=tmp_path).format
+    opened = open_format(SourceSpec("web", config, base_dir=tmp_path)).format
 
     (reason,) = filter(None, reasons_of(opened))
 
@@ -89,7 +90,7 @@ def of_mds(folder, kind, samples, **keys):
     kind.sample = lambda i, _: samples[i]
     kind.write(folder / "part-0.mds", [""] * len(samples))
     config = MdsSource(type="mds", path=".", unit=700, shuffle=STORED, **keys)
-    return open_format("web", config, base_dir=folder).format
+    return open_format(SourceSpec("web", config, base_dir=folder)).format
 
 
 def test_a_bad_sample_of_mds_is_named_with_its_column(tmp_path):

@@ -21,8 +21,8 @@ from omniload.mix.fingerprint import SourceFacts, source_parts
 from omniload.mix.schema.conditions import Between
 from omniload.mix.sources import ArrowSource, JsonlSource, ParquetSource
 from omniload.source.formats.opening import open_format
-from omniload.source.index import IndexCache
 from omniload.source.parsing.conditions import keeps, kept_columns
+from omniload.source.spec import SourceSpec
 
 LANGS, SCORES = ["en", "de", "fr", ""], [0.0, 0.25, 0.5, 1.0, -3.5, 1e300]
 COUNTS = [0, 1, -1, 2**53, 2**53 + 1, 2**62]
@@ -193,16 +193,20 @@ def test_conditions_that_the_data_does_not_fit_are_told(folder, kind, where, sai
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize("asked", ["high", True])
 def test_a_kept_index_hides_no_condition_of_another_kind(folder, kind, asked):
-    cache = IndexCache(folder=folder / "cache", source="web")
     asks = {"parquet": ParquetSource, "arrow": ArrowSource}[kind]
     before, after = (
-        asks(type=kind, path=f"web.{kind}", text="text", where={"quality": condition})
+        SourceSpec(
+            "web",
+            asks(type=kind, path=f"web.{kind}", text="text", where={"quality": condition}),
+            base_dir=folder,
+            cache_dir=folder / "cache",
+        )
         for condition in ({"at_least": 0.5}, asked)
     )
-    open_format("web", before, base_dir=folder, cache=cache)
+    open_format(before)
 
     with pytest.raises(ConfigError, match="column 'quality' is double, not a"):
-        open_format("web", after, base_dir=folder, cache=cache)
+        open_format(after)
 
 
 def test_conditions_that_leave_out_everything_are_told(folder):

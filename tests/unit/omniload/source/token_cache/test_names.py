@@ -4,6 +4,7 @@ import pytest
 
 from omniload.mix.sources import JsonlSource, TextSource
 from omniload.source.formats.opening import open_format
+from omniload.source.spec import SourceSpec
 from omniload.source.token_cache.source_tokens import names_of_units
 
 TEXTS = TextSource(type="text", path="*.txt", files_per_unit=3)
@@ -11,7 +12,7 @@ LINES = JsonlSource(type="jsonl", path="*.jsonl", unit=1)
 
 
 def names_in(folder, config):
-    opened = open_format("notes", config, base_dir=folder)
+    opened = open_format(SourceSpec("notes", config, base_dir=folder))
     return names_of_units(opened.format.units(), opened.files, digests_all=opened.digests_all)
 
 

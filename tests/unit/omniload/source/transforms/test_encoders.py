@@ -20,6 +20,7 @@ from omniload.mix.config import BpeTokenizer, ByteTokenizer
 from omniload.mix.schema.transforms import ChatTransform, ClampTransform, FilterTransform
 from omniload.mix.sources import JsonlSource, OnError, ParquetSource, WebDatasetSource
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from omniload.source.tokenize import open_tokenizer
 from omniload.source.transforms.chat_template import ChatTemplate, read_template
 from tests.support.chats import CHATML, MARKED, conversations, write_model
@@ -47,7 +48,7 @@ def a_source(folder, records, *, tokenizer=BPE, transforms=(CHAT,), policy="rais
         on_error=OnError(policy=policy),
         shuffle={"method": "none"},
     )
-    return open_source("sft", config, seed=1, tokenizer=tokenizer, base_dir=folder)
+    return open_source(SourceSpec("sft", config, seed=1, tokenizer=tokenizer, base_dir=folder))
 
 
 def library_in(folder):
@@ -117,7 +118,7 @@ def test_nested_columns_of_a_table_are_conversations_too(models):
         shuffle={"method": "none"},
     )
 
-    source = open_source("sft", config, seed=1, tokenizer=BPE, base_dir=folder)
+    source = open_source(SourceSpec("sft", config, seed=1, tokenizer=BPE, base_dir=folder))
 
     found = trained_on(source, library_in(folder), 5)
     assert found == [said(chat, trimmed=False) for chat in chats]
@@ -384,7 +385,7 @@ def test_conversations_lie_in_the_members_of_archives_too(models, tmp_path):
         shuffle={"method": "none"},
     )
 
-    source = open_source("sft", config, seed=1, tokenizer=BPE, base_dir=folder)
+    source = open_source(SourceSpec("sft", config, seed=1, tokenizer=BPE, base_dir=folder))
 
     assert trained_on(source, library_in(folder), 4) == [said(chat, trimmed=True) for chat in chats]
 
@@ -415,7 +416,9 @@ def test_tools_beside_the_messages_reach_the_template(models, tmp_path, written)
         shuffle={"method": "none"},
     )
 
-    block = open_source("sft", config, seed=1, tokenizer=BPE, base_dir=folder).read(0, 3)
+    block = open_source(SourceSpec("sft", config, seed=1, tokenizer=BPE, base_dir=folder)).read(
+        0, 3
+    )
 
     as_one = [{"messages": chats[0], "tools": TOOLS}, *chats[1:]]
     expected = a_source(folder, as_one).read(0, 3)
@@ -445,7 +448,9 @@ def test_tools_that_are_no_list_make_a_bad_record(models, tmp_path, tools, said)
         text="messages",
         transforms=(ChatTransform(type="chat", tools="tools"),),
     )
-    source = open_source("sft", config, seed=1, tokenizer=BPE, base_dir=models / "marked")
+    source = open_source(
+        SourceSpec("sft", config, seed=1, tokenizer=BPE, base_dir=models / "marked")
+    )
 
     with pytest.raises(IntegrityError, match=said):
         source.read(0, 1)

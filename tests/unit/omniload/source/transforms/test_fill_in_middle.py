@@ -16,6 +16,7 @@ from omniload.base.ragged import Ragged
 from omniload.mix.config import BpeTokenizer, ByteTokenizer
 from omniload.mix.sources import JsonlSource, NumpySource, ParquetSource
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.fill_in_middle import MiddleFiller, draws_at
 
@@ -78,7 +79,7 @@ def a_source(folder, seed=3, **changes):
     pq.write_table(table, folder / "a.parquet", row_group_size=7)
     fim = {"type": "fim", "prefix": PRE, "suffix": SUF, "middle": MID} | changes
     config = ParquetSource(type="parquet", path="a.parquet", tokens="ids", transforms=(fim,))
-    return open_source("code", config, seed=seed, tokenizer=None, base_dir=folder)
+    return open_source(SourceSpec("code", config, seed=seed, tokenizer=None, base_dir=folder))
 
 
 def rows(block):
@@ -112,7 +113,9 @@ def test_marks_are_tokens_of_the_vocabulary_and_the_end_stays_last(tmp_path):
     tokenizer = BpeTokenizer(type="bpe", path="tokenizer.json", end_of_document="<eos>")
 
     found = rows(
-        open_source("a", config, seed=1, tokenizer=tokenizer, base_dir=tmp_path).read(0, 9)
+        open_source(SourceSpec("a", config, seed=1, tokenizer=tokenizer, base_dir=tmp_path)).read(
+            0, 9
+        )
     )
 
     assert {row[0] for row in found} == {1}
@@ -124,9 +127,13 @@ def test_marks_are_tokens_of_the_vocabulary_and_the_end_stays_last(tmp_path):
     with pytest.raises(
         ConfigError, match=r"sources.a.transforms: fim: middle is '<end>', and the tok"
     ):
-        open_source("a", wrong, seed=1, tokenizer=tokenizer, base_dir=tmp_path)
+        open_source(SourceSpec("a", wrong, seed=1, tokenizer=tokenizer, base_dir=tmp_path))
     with pytest.raises(ConfigError, match=r"prefix is .*, and the tokenizer has 257 others"):
-        open_source("a", config, seed=1, tokenizer=ByteTokenizer(type="bytes"), base_dir=tmp_path)
+        open_source(
+            SourceSpec(
+                "a", config, seed=1, tokenizer=ByteTokenizer(type="bytes"), base_dir=tmp_path
+            )
+        )
 
 
 FIM = {"type": "fim", "prefix": 1, "suffix": 2, "middle": 3}
@@ -163,6 +170,8 @@ def test_a_source_that_says_how_documents_end_keeps_that_token_last(tmp_path):
         transforms=({**FIM, "rate": 1},),
     )
 
-    found = rows(open_source("a", config, seed=1, tokenizer=None, base_dir=tmp_path).read(0, 2))
+    found = rows(
+        open_source(SourceSpec("a", config, seed=1, tokenizer=None, base_dir=tmp_path)).read(0, 2)
+    )
 
     assert [row[-1] for row in found] == [END, END]

@@ -20,6 +20,7 @@ from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
 from omniload.mix.config import BpeTokenizer, ByteTokenizer
 from omniload.mix.sources import SourceConfig
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.chats import CHATML, write_model
 from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp
 
@@ -75,12 +76,14 @@ def a_source(folder, rows, *, kind="parquet", template=PARTS, policy="raise", **
         **changes.pop("source", {}),
     }
     return open_source(
-        "see",
-        TypeAdapter(SourceConfig).validate_python(config),
-        seed=1,
-        tokenizer=changes.pop("tokenizer", ByteTokenizer(type="bytes")),
-        base_dir=folder,
-        **changes,
+        SourceSpec(
+            "see",
+            TypeAdapter(SourceConfig).validate_python(config),
+            seed=1,
+            tokenizer=changes.pop("tokenizer", ByteTokenizer(type="bytes")),
+            base_dir=folder,
+            **changes,
+        )
     )
 
 
@@ -270,11 +273,13 @@ def reopened(folder, template):
         "transforms": [{"type": "chat", "template": "t.jinja", "image": "[IMG]"}, PICTURE],
     }
     return open_source(
-        "see",
-        TypeAdapter(SourceConfig).validate_python(config),
-        seed=1,
-        tokenizer=ByteTokenizer(type="bytes"),
-        base_dir=folder,
+        SourceSpec(
+            "see",
+            TypeAdapter(SourceConfig).validate_python(config),
+            seed=1,
+            tokenizer=ByteTokenizer(type="bytes"),
+            base_dir=folder,
+        )
     )
 
 
@@ -311,11 +316,13 @@ def test_images_lie_in_the_messages_of_a_table_as_hugging_face_writes_them(tmp_p
     }
 
     block = open_source(
-        "see",
-        TypeAdapter(SourceConfig).validate_python(config),
-        seed=1,
-        tokenizer=ByteTokenizer(type="bytes"),
-        base_dir=tmp_path,
+        SourceSpec(
+            "see",
+            TypeAdapter(SourceConfig).validate_python(config),
+            seed=1,
+            tokenizer=ByteTokenizer(type="bytes"),
+            base_dir=tmp_path,
+        )
     ).read(0, 1)
 
     assert shown(block, 0) == "u:x ####;"
@@ -344,11 +351,13 @@ def test_members_of_an_archive_are_the_images_of_its_conversation(tmp_path):
     }
 
     block = open_source(
-        "see",
-        TypeAdapter(SourceConfig).validate_python(config),
-        seed=1,
-        tokenizer=ByteTokenizer(type="bytes"),
-        base_dir=tmp_path,
+        SourceSpec(
+            "see",
+            TypeAdapter(SourceConfig).validate_python(config),
+            seed=1,
+            tokenizer=ByteTokenizer(type="bytes"),
+            base_dir=tmp_path,
+        )
     ).read(0, 1)
 
     assert shown(block, 0) == "u:####-#;"
@@ -400,12 +409,14 @@ def a_pair(folder, rows, **changes):
         "on_error": {"policy": changes.pop("policy", "raise")},
     }
     return open_source(
-        "taste",
-        TypeAdapter(SourceConfig).validate_python(config),
-        seed=1,
-        tokenizer=changes.pop("tokenizer", ByteTokenizer(type="bytes")),
-        base_dir=folder,
-        **changes,
+        SourceSpec(
+            "taste",
+            TypeAdapter(SourceConfig).validate_python(config),
+            seed=1,
+            tokenizer=changes.pop("tokenizer", ByteTokenizer(type="bytes")),
+            base_dir=folder,
+            **changes,
+        )
     )
 
 

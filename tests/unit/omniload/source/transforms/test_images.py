@@ -17,6 +17,7 @@ from omniload.mix.config import BpeTokenizer, ByteTokenizer
 from omniload.mix.schema.transforms import ClampTransform, FilterTransform
 from omniload.mix.sources import ArrowSource, ParquetSource, WebDatasetSource
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from omniload.source.transforms.image_patches import patches_of, pixels_of
 from tests.support.drawn import (
     END,
@@ -118,7 +119,9 @@ def test_an_arrow_file_gives_the_same_samples(tmp_path):
         type="arrow", path="a.arrow", text="text", images="pictures", transforms=(IMAGE,)
     )
 
-    block = open_source("web", config, seed=1, tokenizer=BYTES, base_dir=tmp_path).read(0, 2)
+    block = open_source(SourceSpec("web", config, seed=1, tokenizer=BYTES, base_dir=tmp_path)).read(
+        0, 2
+    )
 
     assert sorted(shown(block, i) for i in (0, 1)) == ["a####$", "b$"]
 
@@ -143,7 +146,9 @@ def test_members_of_an_archive_are_its_images_in_their_order(tmp_path):
         shuffle={"method": "none"},
     )
 
-    block = open_source("web", config, seed=1, tokenizer=BYTES, base_dir=tmp_path).read(0, 2)
+    block = open_source(SourceSpec("web", config, seed=1, tokenizer=BYTES, base_dir=tmp_path)).read(
+        0, 2
+    )
 
     assert [shown(block, i) for i in (0, 1)] == ["##-#$", "none$"]
 
@@ -207,7 +212,7 @@ def test_the_name_of_a_special_token_in_a_text_is_refused(tmp_path):
     bpe = BpeTokenizer(type="bpe", path="tokenizer.json")
 
     with pytest.raises(IntegrityError, match="its text holds token 2, which stands for images"):
-        open_source("web", config, seed=1, tokenizer=bpe, base_dir=tmp_path).read(0, 1)
+        open_source(SourceSpec("web", config, seed=1, tokenizer=bpe, base_dir=tmp_path)).read(0, 1)
 
 
 def test_a_record_longer_than_a_row_becomes_samples_cut_between_images(tmp_path):

@@ -13,6 +13,7 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.base.settings import registry
 from omniload.mix.config import MixConfig
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 from tests.support.plane.edits.mix_commands import json_of, run_mix
 
 FUNCTIONS = """
@@ -171,7 +172,9 @@ def test_samples_keep_the_positions_of_their_records(folder):
     maps.append(a_map("shift", of="tokens"))
     config = checked(a_mix(*maps, shuffle={"method": "none"}), MixConfig, name="mix")
     source = open_source(
-        "web", config.sources["web"], seed=1, tokenizer=config.tokenizer, base_dir=folder
+        SourceSpec(
+            "web", config.sources["web"], seed=1, tokenizer=config.tokenizer, base_dir=folder
+        )
     )
 
     block = source.read(0, 60)
