@@ -224,7 +224,7 @@ def test_a_file_that_begins_as_no_other_is_told_by_its_name(tmp_path):
         ConfigError,
         match=r"a\.jsonl is not a Parquet file, and is called as files of type jsonl are",
     ):
-        open_format("web", config, base_dir=tmp_path)
+        open_format(SourceSpec("web", config, base_dir=tmp_path))
 
 
 def test_a_broken_file_is_not_told_to_be_of_another_format(tmp_path):

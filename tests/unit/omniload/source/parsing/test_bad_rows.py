@@ -169,9 +169,9 @@ def test_a_document_of_megatron_with_a_negative_id_is_skipped_and_named_with_its
     with pytest.raises(
         IntegrityError, match=r"a\.bin: document 39: holds token id -9; .*; mend it"
     ):
-        open_source("web", config, seed=1, tokenizer=None, base_dir=tmp_path).read(0, 40)
+        open_source(SourceSpec("web", config, seed=1, base_dir=tmp_path)).read(0, 40)
 
     skipping = config.model_copy(update={"on_error": OnError(policy="skip")})
-    block = open_source("web", skipping, seed=1, tokenizer=None, base_dir=tmp_path).read(0, 40)
+    block = open_source(SourceSpec("web", skipping, seed=1, base_dir=tmp_path)).read(0, 40)
     assert block.skipped == 1
     assert len(block.tokens) == 39
