@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
+from trainer_integration.moe.gather import gather
+
 __all__ = ["CALL_PAIRS", "DocumentGroups", "group_lengths", "on_device"]
 
 CALL_PAIRS = 4096
@@ -122,10 +124,10 @@ class DocumentGroups:
 
     def pad(self, x_ND: Tensor) -> Tensor:
         """Move tokens to their places, ``[P, ...]``; what padding receives is to be ignored."""
-        if self.tokens_of_places_P is None:
+        if self.tokens_of_places_P is None or self.places_of_tokens_N is None:
             return x_ND
-        padded: Tensor = _Pad.apply(x_ND, self.tokens_of_places_P, self.places_of_tokens_N)  # type: ignore[no-untyped-call]
-        return padded
+        # Padding lies after every token that matters, so its gradient is zero.
+        return gather(x_ND, self.tokens_of_places_P, self.places_of_tokens_N)
 
     def unpad(self, x_PD: Tensor) -> Tensor:
         """Move tokens back, ``[N, ...]``."""
@@ -171,24 +173,6 @@ def on_device(
     if torch.device(device).type != "cuda":
         return here.to(device)
     return here.pin_memory().to(device, non_blocking=True)
-
-
-class _Pad(torch.autograd.Function):
-    """Gather both ways: a scatter-add, autograd's own backward, is several times slower."""
-
-    @staticmethod
-    @override
-    def forward(ctx: Any, x_ND: Tensor, tokens_P: Tensor, places_N: Tensor) -> Tensor:
-        ctx.save_for_backward(places_N)
-        return x_ND.index_select(0, tokens_P)
-
-    @staticmethod
-    @override
-    @once_differentiable
-    def backward(ctx: Any, grad_PD: Tensor) -> tuple[Tensor, None, None]:
-        # Padding lies after every token that matters, so its gradient is zero.
-        (places_N,) = ctx.saved_tensors
-        return grad_PD.index_select(0, places_N), None, None
 
 
 class _Unpad(torch.autograd.Function):

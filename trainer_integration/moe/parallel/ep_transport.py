@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
+from trainer_integration.moe.gather import gather
 from trainer_integration.moe.parallel.collectives import Peers
 from trainer_integration.moe.parallel.crossover_table import TransportName
 
@@ -41,7 +42,6 @@ __all__ = [
     "chosen_transport",
     "combine",
     "dispatch",
-    "permute",
 ]
 
 
@@ -125,12 +125,6 @@ def combine(rows_SD: Tensor, row_map: RowMap) -> Tensor:
     return x_ND
 
 
-def permute(rows_S: Tensor, order_S: Tensor, inverse_S: Tensor) -> Tensor:
-    """Put row ``order[i]`` in place ``i``; backward by the ``inverse``."""
-    moved_S: Tensor = _Permute.apply(rows_S, order_S, inverse_S)  # type: ignore[no-untyped-call]
-    return moved_S
-
-
 def _sum_of_slots(rows_SD: Tensor, slots_NK: Tensor, kept_NK: Tensor | None) -> Tensor:
     if len(rows_SD) == 0:
         return rows_SD.new_zeros(len(slots_NK), *rows_SD.shape[1:])
@@ -179,21 +173,6 @@ class _Combine(torch.autograd.Function):
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, None, None, None]:
         (tokens_S,) = ctx.saved_tensors
         return grad_ND.index_select(0, tokens_S), None, None, None
-
-
-class _Permute(torch.autograd.Function):
-    @staticmethod
-    @override
-    def forward(ctx: Any, rows_S: Tensor, order_S: Tensor, inverse_S: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse_S)
-        return rows_S.index_select(0, order_S)
-
-    @staticmethod
-    @override
-    @once_differentiable
-    def backward(ctx: Any, grad_S: Tensor) -> tuple[Tensor, None, None]:
-        (inverse_S,) = ctx.saved_tensors
-        return grad_S.index_select(0, inverse_S), None, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,14 +236,14 @@ class AllToAll(Transport):
         counts_PE = counts_PPE[:, peers.rank]
         self._order_S, self._inverse_S = _by_expert_then_source(counts_PE, sum(self._receive))
         return Slots(
-            rows_SD=permute(rows, self._order_S, self._inverse_S),
-            gates_S=permute(gates, self._order_S, self._inverse_S),
+            rows_SD=gather(rows, self._order_S, self._inverse_S),
+            gates_S=gather(gates, self._order_S, self._inverse_S),
             ends_E=counts_PE.sum(0).cumsum(0).int(),
         )
 
     @override
     def back(self, rows_SD: Tensor) -> Tensor:
-        rows = permute(rows_SD, self._inverse_S, self._order_S)
+        rows = gather(rows_SD, self._inverse_S, self._order_S)
         returned = self._peers.exchange(rows, self._receive, self._send, "combine")
         return combine(returned, self._row_map)
 
