@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
@@ -166,6 +167,10 @@ class PatchArrays:
 
     def __len__(self) -> int:
         return len(self._grids_I2)
+
+    @override
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(images={len(self)}, patches={list(self._patches_PV.shape)})"
 
 
 class ImageArrays(PatchArrays):

@@ -33,7 +33,7 @@ Labels: TypeAlias = Literal["shifted", "unshifted"]
 ``unshifted``: the label of a token is itself, for models that shift by themselves (Hugging Face)."""
 _FIELDS = frozenset(
     {
-        *("tokens", "labels", "position_ids", "source_ids", "cu_seqlens"),
+        *("tokens", "labels", "position_ids", "columns_in_row", "source_ids", "cu_seqlens"),
         *("document_sources", "padding_mask", "attention_mask", "pairs"),
     }
 )
@@ -136,6 +136,16 @@ class PackedRows:
         return self._tensor(self._documents.positions, np.int64)
 
     @cached_property
+    def columns_in_row(self) -> Any:  # noqa: ANN401
+        """Column of the whole row that each of ``tokens`` stands in ``[T]``, int64, the same for all rows.
+
+        From 0 to T - 1; of rows that cp peers share, the two parts that this rank holds.
+        """
+        if isinstance(self._part, CpSlice):
+            return self._tensor(self._part.indices_C, np.int64)
+        return self._tensor(np.arange(self._part.tokens_RT.shape[1]), np.int64)
+
+    @cached_property
     def source_ids(self) -> Any:  # noqa: ANN401
         """Number of each token's source among the sorted names ``[R, T]``, int64; -1 in the padding."""
         if isinstance(self._part, CpSlice):
@@ -233,6 +243,11 @@ class PackedRows:
             ConfigError: The rows are shared among cp peers.
         """
         return pieces_of(self._part)
+
+    @property
+    def deals_images(self) -> bool:
+        """Whether ``balance.strategy`` deals images apart from rows: ``encoding`` has them then, else ``images``."""
+        return any(part.encoding is not None for part in self._parts)
 
     @cached_property
     def images(self) -> ImageArrays:

@@ -6,19 +6,42 @@ Shape suffixes:
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from omniload import PackedRows
 from omniload.batch.microbatch import IGNORE_LABEL, CpSlice, Microbatch
 from omniload.batch.rows import documents_of
 from omniload.batch.slices import cp_indices
 from trainer_integration.moe.documents import DocumentGroups, on_device
 from trainer_integration.moe.parallel.collectives import ALONE, Peers
 
-__all__ = ["ModelInputs"]
+__all__ = ["ModelInputs", "WholeRows", "on_host"]
+
+
+def on_host(tensor: Any) -> NDArray[Any]:  # noqa: ANN401 -- of torch, wherever it lies, or of numpy
+    """Return a tensor as an array of numpy."""
+    return np.asarray(tensor.cpu() if isinstance(tensor, Tensor) else tensor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRows:
+    """Rows with their padding, as arrays of the host."""
+
+    tokens_RT: NDArray[Any]
+    """Token ids."""
+    labels_RT: NDArray[Any]
+    """Next tokens; ``IGNORE_LABEL`` where nothing is predicted."""
+    real_RT: NDArray[np.bool_]
+    """Whether a token is no padding."""
+    positions_RT: NDArray[Any]
+    """Place within the document."""
+    cu_seqlens: NDArray[np.int32]
+    """Bounds of the documents in the flattened rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,22 +100,61 @@ class ModelInputs:
             )
         if isinstance(microbatch, CpSlice):
             return cls._of_slice(microbatch, peers, device, varlen=varlen)
-        num_rows, row_length = microbatch.tokens_RT.shape
-        # By the source and not by the token: 0, which pads, is a token id of every tokenizer.
-        real = microbatch.source_ids_RT.reshape(-1) >= 0
+        documents = documents_of(microbatch)
+        return cls._of_whole(
+            WholeRows(
+                tokens_RT=microbatch.tokens_RT,
+                labels_RT=microbatch.labels_RT,
+                # By the source and not by the token: 0, which pads, is a token id of every tokenizer.
+                real_RT=microbatch.source_ids_RT >= 0,
+                positions_RT=documents.positions,
+                cu_seqlens=documents.cu_seqlens,
+            ),
+            device,
+            varlen=varlen,
+        )
+
+    @classmethod
+    def of_packed(
+        cls, rows: PackedRows, device: str | torch.device = "cpu", *, varlen: bool = False
+    ) -> Self:
+        """Drop the padding of rows that a loop of one's own is handed; as ``of`` for the rest.
+
+        Raises:
+            ConfigError: They are shared among cp peers.
+            ValueError: Their labels are unshifted.
+        """
+        if rows.label_form != "shifted":
+            raise ValueError(
+                f"labels of the rows are {rows.label_form}, and the model compares each token with the next; open the "
+                "mix with labels='shifted'"
+            )
+        whole = WholeRows(
+            tokens_RT=on_host(rows.tokens),
+            labels_RT=on_host(rows.labels),
+            real_RT=on_host(rows.padding_mask),
+            positions_RT=on_host(rows.position_ids),
+            cu_seqlens=on_host(rows.cu_seqlens),
+        )
+        return cls._of_whole(whole, device, varlen=varlen)
+
+    @classmethod
+    def _of_whole(cls, whole: WholeRows, device: str | torch.device, *, varlen: bool) -> Self:
+        num_rows, row_length = whole.tokens_RT.shape
+        real = whole.real_RT.reshape(-1)
         kept = np.flatnonzero(real)
         # Tokens ahead of each place: it turns bounds of the padded rows into bounds without padding.
         before = np.concatenate(([0], np.cumsum(real)))
-        labels, documents = microbatch.labels_RT.reshape(-1)[kept], documents_of(microbatch)
+        labels = whole.labels_RT.reshape(-1)[kept]
         return cls(
-            tokens_N=on_device(microbatch.tokens_RT.reshape(-1)[kept], device),
+            tokens_N=on_device(whole.tokens_RT.reshape(-1)[kept], device),
             labels_N=on_device(labels, device),
             labelled_L=on_device(np.flatnonzero(labels != IGNORE_LABEL), device),
-            positions_N=on_device(documents.positions.reshape(-1)[kept], device),
+            positions_N=on_device(whole.positions_RT.reshape(-1)[kept], device),
             rows_N=on_device(kept // max(1, row_length), device),
             num_rows=num_rows,
-            tokens_in_rows_R=on_device(real.reshape(num_rows, row_length).sum(-1), device),
-            documents=DocumentGroups.of(before[documents.cu_seqlens], device=device, varlen=varlen),
+            tokens_in_rows_R=on_device(whole.real_RT.sum(-1), device),
+            documents=DocumentGroups.of(before[whole.cu_seqlens], device=device, varlen=varlen),
             tokens_of_peers=(len(kept),),
         )
 

@@ -20,13 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from omniload.base.errors import StateError
-from omniload.batch.encoding import EncoderShare
-from omniload.batch.images import share_of
+from omniload import PackedRows
+from omniload.batch.images import EncodingArrays, share_of
 from omniload.batch.microbatch import CpSlice, Microbatch
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.documents import on_device
-from trainer_integration.moe.inputs import ModelInputs
+from trainer_integration.moe.inputs import ModelInputs, on_host
 from trainer_integration.moe.model import MoETransformer, part_of
 from trainer_integration.moe.norm import RMSNorm
 from trainer_integration.moe.parallel.collectives import ALONE, Peers
@@ -223,7 +222,9 @@ class VisionInputs(ModelInputs):
         """
         text = ModelInputs.of(microbatch, device=device, varlen=varlen)
         share = microbatch.encoding or share_of(microbatch, 0, 1)
-        _require_fit(share, 1 if microbatch.encoding is None else dp_peers.size)
+        peers = ALONE if microbatch.encoding is None else dp_peers
+        sends, receives = share.sends_W.tolist(), share.receives_W.tolist()
+        _require_fit(sends, receives, len(share.places_E), peers, share.order_M)
         num = int((share.grids_I2[:, 0].astype(np.int64) * share.grids_I2[:, 1]).sum())
         depth = len(share.images_I.values_V) // max(1, num)
         # Places are counted with padding, and the tokens are without.
@@ -232,9 +233,43 @@ class VisionInputs(ModelInputs):
             **{field.name: getattr(text, field.name) for field in fields(ModelInputs)},
             patches_PV=on_device(share.images_I.values_V, device, np.uint8).view(num, depth),
             grids=tuple((rows, columns) for rows, columns in share.grids_I2.tolist()),
-            sends=tuple(share.sends_W.tolist()),
-            receives=tuple(share.receives_W.tolist()),
+            sends=tuple(sends),
+            receives=tuple(receives),
             places_E=on_device(before[share.places_E], device),
+        )
+
+    @classmethod
+    def of_rows(
+        cls, rows: PackedRows, dp_peers: Peers = ALONE, device: str | torch.device = "cpu"
+    ) -> "VisionInputs":
+        """Return the same of rows that a loop of one's own is handed, one of ``batch.microbatches``.
+
+        Raises:
+            ConfigError: The rows are shared among cp peers.
+            ValueError: As for ``of_microbatch``, or labels are unshifted.
+        """
+        text = ModelInputs.of_packed(rows, device)
+        images = rows.encoding if rows.deals_images else rows.images
+        places_E = on_host(images.places)
+        order = None
+        if isinstance(images, EncodingArrays):
+            sends, receives, order = images.sends, images.receives, images.order
+        else:
+            firsts_I, sizes_I = places_E.T
+            places_E = np.repeat(firsts_I - np.cumsum(sizes_I) + sizes_I, sizes_I)
+            places_E += np.arange(len(places_E))
+            sends = receives = [len(places_E)]
+        _require_fit(
+            sends, receives, len(places_E), dp_peers if rows.deals_images else ALONE, order
+        )
+        before = np.cumsum(on_host(rows.padding_mask).reshape(-1)) - 1
+        return cls(
+            **{field.name: getattr(text, field.name) for field in fields(ModelInputs)},
+            patches_PV=on_device(on_host(images.patches), device, np.uint8),
+            grids=tuple((rows, columns) for rows, columns in on_host(images.grids).tolist()),
+            sends=tuple(sends),
+            receives=tuple(receives),
+            places_E=on_device(before[places_E], device),
         )
 
     @property
@@ -247,23 +282,25 @@ class VisionInputs(ModelInputs):
         return self.patches_PV.to(dtype) / _MEAN - 1
 
 
-def _require_fit(share: EncoderShare, num_ranks: int) -> None:
-    """Refuse a share that was made for other ranks, before ranks wait for embeddings that nobody sends."""
-    for name, counts_W in (("sends to", share.sends_W), ("receives from", share.receives_W)):
-        if len(counts_W) != num_ranks:
+def _require_fit(
+    sends_W: Sequence[int], receives_W: Sequence[int], places: int, peers: Peers, order: object
+) -> None:
+    """Refuse images that were dealt to other ranks, before ranks wait for embeddings that nobody sends."""
+    for name, counts_W in (("sends to", sends_W), ("receives from", receives_W)):
+        if len(counts_W) != peers.size:
             raise ValueError(
-                f"a microbatch {name} {len(counts_W)} ranks, and {num_ranks} data-parallel ranks share the images; "
+                f"a microbatch {name} {len(counts_W)} ranks, and {peers.size} data-parallel ranks share the images; "
                 "open the data plane with as many dp ranks as the model has peers"
             )
-    if share.order_M is not None:
+    if order is not None:
         raise ValueError(
             "a microbatch sends embeddings in another order than they are made in, as of a mesh that numbers its ranks "
             "in another order than their places along dp; number it as init_device_mesh does"
         )
-    if int(share.receives_W.sum()) != len(share.places_E):
+    if sum(receives_W) != places:
         raise ValueError(
-            f"a microbatch receives {int(share.receives_W.sum())} embeddings and has places for "
-            f"{len(share.places_E)}; the plan and the rows are of different steps"
+            f"a microbatch receives {sum(receives_W)} embeddings and has places for {places}; the plan and the rows "
+            "are of different steps"
         )
 
 
@@ -340,35 +377,11 @@ class VisionLanguageModel(MoETransformer):
         # Every rank takes part in the exchange, also one that has nothing to encode or to receive.
         made_ED = self.encoder(inputs.pixels(x_ND.dtype), inputs.grids)
         if inputs.meets_peers:
-            self._agree(inputs)
+            if not self._agreed:
+                # Once: what differs from the first batch on is a plan or a place in it; each exchange costs a round.
+                self._agreed = True
+                self.dp_peers.require_agreed(inputs.sends, inputs.receives, self.device)
             made_ED = self.dp_peers.exchange(
                 made_ED, inputs.sends, inputs.receives, "image embeddings"
             )
         return x_ND.index_copy(0, inputs.places_E, made_ED.to(x_ND.dtype))
-
-    def _agree(self, inputs: VisionInputs) -> None:
-        """Compare what ranks expect with what is sent, once: with other counts they would wait, or write beyond.
-
-        Raises:
-            StateError: Two ranks differ; on all of them.
-        """
-        if self._agreed:
-            return
-        # Once: what differs from the first batch on is a plan or a place in it, and each exchange costs a round.
-        self._agreed = True
-        peers = self.dp_peers
-        ones = [1] * peers.size
-        sent_W = torch.tensor(inputs.sends, device=self.device)
-        told = peers.exchange(sent_W, ones, ones, "image counts").tolist()
-        faults = [
-            f"rank {rank} sends {sends} embeddings of images and rank {peers.rank} expects {expected}"
-            for rank, (sends, expected) in enumerate(zip(told, inputs.receives, strict=True))
-            if sends != expected
-        ]
-        if int(peers.summed(torch.tensor(len(faults), device=self.device))):
-            found = (
-                faults[0] if faults else "other ranks differ in the embeddings of images they send"
-            )
-            raise StateError(
-                f"{found}: they have batches of different steps; take every batch once on every rank"
-            )

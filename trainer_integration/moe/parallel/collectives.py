@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
+from omniload.base.errors import StateError
+
 __all__ = ["ALONE", "Peers"]
 
 # Torch before 2.13 has both by other names, which later ones warn of.
@@ -51,6 +53,34 @@ class Peers:
         """
         rows_M: Tensor = _Exchange.apply(rows_N, self, tuple(send), tuple(receive), name)  # type: ignore[no-untyped-call]
         return rows_M
+
+    def require_agreed(
+        self, send: Sequence[int], receive: Sequence[int], device: torch.device
+    ) -> None:
+        """Compare embeddings of images that peers expect with those sent: else they would wait, or write beyond.
+
+        Args:
+            send: How many go to each peer.
+            receive: How many are expected of each.
+            device: Where tensors of the group are.
+
+        Raises:
+            StateError: Two ranks differ; on all of them.
+        """
+        ones = [1] * self.size
+        told = self.exchange(torch.tensor(send, device=device), ones, ones, "image counts").tolist()
+        faults = [
+            f"rank {rank} sends {sends} embeddings of images and rank {self.rank} expects {expected}"
+            for rank, (sends, expected) in enumerate(zip(told, receive, strict=True))
+            if sends != expected
+        ]
+        if int(self.summed(torch.tensor(len(faults), device=device))):
+            found = (
+                faults[0] if faults else "other ranks differ in the embeddings of images they send"
+            )
+            raise StateError(
+                f"{found}: they have batches of different steps; take every batch once on every rank"
+            )
 
     def gather(self, rows_N: Tensor, name: str) -> Tensor:
         """Return the rows of all peers in the order of their ranks, ``[M, ...]``; all bring equally many."""

@@ -9,6 +9,7 @@ import pytest
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
 from omniload.client import Client
+from omniload.front.rows import NumpyArrays, PackedRows
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.drawn import a_drawn_mix
 from tests.support.trainer import vision_cases
@@ -86,6 +87,31 @@ def test_a_rank_with_a_batch_of_another_step_is_told_of_before_embeddings_travel
 
     assert all("StateError" in error and "batches of different steps" in error for error in errors)
     assert re.search(r"rank \d sends \d+ embeddings of images and rank \d expects", "".join(errors))
+
+
+@pytest.mark.parametrize("strategy", ["balanced", "hybrid"])
+def test_rows_of_a_loop_are_taken_as_their_microbatch_is(tmp_path, strategy):
+    peers = Peers(rank=0, size=2)
+    microbatches = [m for batches in a_step(tmp_path, strategy, 2) for m in batches]
+
+    for microbatch in microbatches:
+        rows = PackedRows(microbatch, NumpyArrays(), "shifted")
+        found = VisionInputs.of_rows(rows, peers)
+        expected = VisionInputs.of_microbatch(microbatch, peers)
+
+        assert rows.deals_images == (strategy == "hybrid")
+        for name in ("grids", "sends", "receives"):
+            assert getattr(found, name) == getattr(expected, name), name
+        for name in ("tokens_N", "labels_N", "positions_N", "patches_PV", "places_E"):
+            assert getattr(found, name).equal(getattr(expected, name)), name
+    assert len(found.patches_PV) > 0
+
+
+def test_unshifted_labels_are_refused(tmp_path):
+    (microbatch, *_), _ = a_step(tmp_path, "balanced", 2)
+
+    with pytest.raises(ValueError, match="labels of the rows are unshifted"):
+        VisionInputs.of_rows(PackedRows(microbatch, NumpyArrays(), "unshifted"))
 
 
 def test_counts_that_do_not_fit_the_model_are_refused(tmp_path):

@@ -163,12 +163,21 @@ def test_slices_of_cp_peers_are_joined_and_carry_no_sources():
     rows = TrainingBatch(batch, NumpyArrays(), "shifted")
 
     assert rows.tokens.tolist() == [[1, 2, 7, 8]] * 2
+    assert rows.columns_in_row.tolist() == rows.microbatches[0].columns_in_row.tolist()
+    assert rows.columns_in_row.tolist() == [0, 1, 6, 7]
     with pytest.raises(ConfigError, match="carries no source_ids"):
         rows.source_ids  # noqa: B018
     with pytest.raises(ConfigError, match="use cu_seqlens"):
         rows.attention_mask  # noqa: B018
     with pytest.raises(ConfigError, match="carries no padding_mask"):
         rows.padding_mask  # noqa: B018
+
+
+def test_whole_rows_hold_every_column():
+    rows = a_batch(FIRST, SECOND, arrays=TorchArrays())
+
+    assert rows.columns_in_row.dtype == torch.int64
+    assert rows.columns_in_row.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_batch_shows_its_shape():
