@@ -22,8 +22,8 @@ LOCK_NAME = ".plane.lock"
 """File in the run's folder. It stays; what counts is the lock on it."""
 _LOG = get_logger(__name__)
 _JOIN = (
-    "one process opens the plane and the others get their ranks' handles of it "
-    "(omniload.open does both), or give another run_dir"
+    "end it if it is of a job before; give another job a run_dir of its own; and of one job leave rank= and "
+    "world_size= of omniload.open to the launcher: rank 0 opens the plane, and the others join it"
 )
 
 
@@ -76,7 +76,7 @@ def _locked(run_dir: Path) -> FileLock:
         return FileLock(run_dir / LOCK_NAME)
     except BlockingIOError as error:
         raise StateError(
-            f"the data plane of {run_dir} is open in {error.strerror}: {_JOIN}, or end that process"
+            f"the data plane of {run_dir} is open in {error.strerror}: {_JOIN}"
         ) from None
 
 

@@ -97,12 +97,15 @@ class Together(OpenClient):
             plane = ray_plane = stack.enter_context(open_ray_plane(spec, meeting.gather))
             address = ray_plane.address
         handle = plane.handle(self.place.dp_rank, self.place.cp_rank)
+        step = 0 if spec.state is None else spec.state["step"]
+        assert isinstance(step, int), "the plane goes on from it"
         meeting.invite(
             Invitation(
                 plane=address,
                 mix=_digest(spec.mix),
                 dp_size=self.place.dp_size,
                 cp_size=self.place.cp_size,
+                step=step,
             )
         )
         # A rank that cannot join fails here, as the job begins, and not as a batch that nobody takes.
@@ -145,7 +148,7 @@ class Together(OpenClient):
         else:
             use_token(muster.head.token)
         invitation = meeting.invitation()
-        self._agree(invitation)
+        self._agree(invitation, spec.state)
         assert invitation.plane is not None, "a plane of a Ray has an address"
         # A process that started its node is connected to Ray through it.
         handle = handle_in(
@@ -162,7 +165,7 @@ class Together(OpenClient):
     def _follow(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
         """Have the batches from the peer that fetches them."""
         meeting.arrive()
-        self._agree(meeting.invitation())
+        self._agree(meeting.invitation(), spec.state)
         stack.callback(meeting.leave)
         meeting.join()
         # What that rank failed with comes by its note; rank 0, which has none, has brought the plane up.
@@ -179,8 +182,11 @@ class Together(OpenClient):
         meet: Callable[..., Peers] = torch_part("peers_of")
         return meet(self.place.peers, self.launch.rank, meeting.prefix, self.timeout_s)
 
-    def _agree(self, invitation: Invitation) -> None:
-        """Refuse to join a plane that is not this rank's."""
+    def _agree(self, invitation: Invitation, state: Mapping[str, Json] | None) -> None:
+        """Refuse to join a plane that is not this rank's, or goes on from another step than its model.
+
+        A rank without a state has rank 0's.
+        """
         mine, theirs = (
             (self.place.dp_size, self.place.cp_size),
             (invitation.dp_size, invitation.cp_size),
@@ -191,6 +197,12 @@ class Together(OpenClient):
             raise ConfigError(
                 f"rank {self.launch.rank} opens another mix than rank 0, or with other settings; give all ranks the "
                 "same file and keywords, and open their loaders in the same order"
+            )
+        if state is not None and state.get("step") != invitation.step:
+            raise StateError(
+                f"rank {self.launch.rank} was given the state before step {state.get('step')!r:.20}, and rank 0 "
+                + (f"that before step {invitation.step}" if invitation.step else "begins at step 0")
+                + "; give all ranks the state of one checkpoint, from a folder that all of them see"
             )
 
     def _disagreement(self, invitation: Invitation) -> ConfigError:

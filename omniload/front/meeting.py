@@ -112,13 +112,15 @@ class NodeUp(StrictModel):
 class Invitation(StrictModel):
     """What rank 0 posts once the plane is up."""
 
-    version: Literal[3] = 3
+    version: Literal[4] = 4
     plane: PlaneAddress | None
     """Where it is; ``None`` for threads of rank 0, which alone asks them."""
     mix: str
     """Digest of the mix and its settings."""
     dp_size: int
     cp_size: int
+    step: int
+    """Step that the state of rank 0 stands before; 0 without one."""
 
 
 class Joined(StrictModel):

@@ -222,7 +222,7 @@ def test_a_plane_of_a_run_is_opened_once(tmp_path):
 
     with (
         LocalPlane(spec),
-        pytest.raises(StateError, match=rf"is open in process {os.getpid()} on .*: one process"),
+        pytest.raises(StateError, match=rf"is open in process {os.getpid()} on .*: end it if"),
     ):
         LocalPlane(spec)
     LocalPlane(spec).close()
@@ -281,7 +281,7 @@ def test_ranks_of_one_launch_that_each_open_the_plane_are_refused_by_the_one_tha
         said = second.communicate(timeout=_LONG_S)[0]
         assert second.returncode == StateError.exit_code
         assert f"is open in process {first.pid} with the same mix and ranks" in said
-        assert "handles" in said
+        assert "the others join it" in said
         first.kill()
         first.wait()
         third = rank("29500")  # the name went with its holder

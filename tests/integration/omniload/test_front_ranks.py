@@ -159,12 +159,14 @@ def test_ranks_that_do_not_agree_are_refused_on_all_sides_and_open_the_next_load
         ({"mix": str(tmp_path / "mix.yaml")}, {"mix": str(tmp_path / "mix.yaml")}),
         ({}, {"seed": 5}),
         ({"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 3}),
+        ({}, {"state": {"version": 1, "step": 2}}),
         ({}, {}),
     ]
     says = [
         "nowhere",
         "opens another mix",
         "counts dp 3 and cp 1, rank 0 dp 2",
+        "rank 1 was given the state before step 2, and rank 0 begins at step 0",
         "rank=0 and world_size=1",
     ]
     keywords = [
@@ -175,5 +177,5 @@ def test_ranks_that_do_not_agree_are_refused_on_all_sides_and_open_the_next_load
 
     for result in found:
         kinds, messages = zip(*result["refused"], strict=True)
-        assert kinds == ("ConfigError",) * 3 + ("StateError",)
+        assert kinds == ("ConfigError",) * 3 + ("StateError",) * 2
         assert all(map(str.__contains__, messages, says)), messages
