@@ -134,6 +134,12 @@ def _paces(mix: MixConfig, steps: int, step_times: Sequence[tuple[float, int]]) 
     return [Pace(step_s=0.0, steps=many), *timed]
 
 
+def _of_turns(paces: Sequence[Pace], turns: int) -> list[Pace]:
+    """Return the paces of a simulation: where ranks wait, as many steps as all turns have, as p99 goes by how many."""
+    full, *timed = paces
+    return [full, *(Pace(step_s=each.step_s, steps=turns * each.steps) for each in timed)]
+
+
 _LEAST_FULL = 3
 """Turns at full speed; in the first of them pages of the object store are touched that later ones find."""
 
@@ -162,7 +168,7 @@ def _run(spec: PlaneSpec, paces: Sequence[Pace]) -> list[Found]:
     "--step-times",
     type=(float, int),
     multiple=True,
-    default=((50.0, 64), (200.0, 24)),
+    default=((50.0, 200),),
     show_default=True,
     help="Milliseconds that training takes, and steps of them.",
 )
@@ -240,7 +246,7 @@ def _compared(
     for cell, job in jobs.items():
         cores = median(each[0].cores for each in runs[cell])
         simulated = [
-            _simulated(job.spec, each[cell], paces[cell], cores, seed)
+            _simulated(job.spec, each[cell], _of_turns(paces[cell], turns), cores, seed)
             for each in profiles
             for seed in range(_SEEDS)
         ]

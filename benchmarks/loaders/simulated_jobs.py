@@ -53,6 +53,8 @@ class Found:
     waits: Waits
     cores: float
     """Cores that it had, or could have had."""
+    waits_s: Sequence[float] = ()
+    """Of each step of a run: what several runs have together is known from these alone."""
 
     @property
     def cpu_step_s(self) -> float:
@@ -70,6 +72,15 @@ def run(spec: PlaneSpec, paces: Sequence[Pace]) -> list[Found]:
     if runtime_of(spec) == "ray":
         return _in_processes(spec, paces)
     return _in_threads(spec, paces)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """Steps of a rank that count, at one pace."""
+
+    waits_s: Sequence[float]
+    aside_s: float
+    """Processor time in which it met the others and was woken again, which is the benchmark's and no data plane's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +106,27 @@ def _found(
     spec: PlaneSpec,
     pace: Pace,
     seen: Sequence[_Seen],
-    waits_s: Sequence[Sequence[float]],
+    taken: Sequence[_Taken],
     roles: Mapping[int, str],
 ) -> Found:
     began, ended = seen
     seconds = ended.at_s - began.at_s
     ours = by_role(began.ours_s, ended.ours_s, roles)
+    role = "rank" if "rank" in ours else "process"
+    # Others have what it takes as well: it is left out of what the job had alone.
+    its = {**ours, role: ours[role] - sum(each.aside_s for each in taken)}
     others = (ended.whole_s - began.whole_s - sum(ours.values())) / seconds
+    cores = psutil.cpu_count() or 1
+    of_steps_s = tuple(map(max, zip(*(each.waits_s for each in taken), strict=True)))
     return Found(
         steps=pace.steps,
         seconds=seconds,
         tokens_per_s=pace.steps * spec.mix.batch.tokens / seconds,
-        by_role_s={role: spent_s / pace.steps for role, spent_s in ours.items()},
-        waits=Waits.of(list(map(max, zip(*waits_s, strict=True)))),
-        cores=max(0.1, (psutil.cpu_count() or 1) - others),
+        by_role_s={role: spent_s / pace.steps for role, spent_s in its.items()},
+        waits=Waits.of(of_steps_s),
+        # The kernel's two clocks differ by a hundredth: a job that has all of a machine has no more than that.
+        cores=min(cores, max(0.1, cores - others)),
+        waits_s=of_steps_s,
     )
 
 
@@ -118,20 +136,21 @@ def _rank(
     paces: Sequence[Pace],
     meet: Callable[[], object],
     together: Callable[[], object],
-) -> list[list[float]]:
-    """Take the steps of every pace; return the waits of those that count.
+) -> list[_Taken]:
+    """Take the steps of every pace; return those that count.
 
     Clocks are looked at behind the first two of the three meetings of a pace: a rank that ended before the last look
     would have had less than nothing.
     """
 
-    def take(pace: Pace) -> float:
+    def take(pace: Pace) -> tuple[float, float]:
         assert client.next_batch() is not None, "the mix has no end"
         waited_s = client.last_wait_s
+        began_s = time.thread_time()
         if pace.step_s:
             together()
             time.sleep(pace.step_s)
-        return waited_s
+        return waited_s, time.thread_time() - began_s
 
     found = []
     for pace in paces:
@@ -139,7 +158,9 @@ def _rank(
         for _ in range(_SKIPPED if pace.step_s else filling):
             take(pace)
         meet()
-        found.append([take(pace) for _ in range(pace.steps)])
+        taken = [take(pace) for _ in range(pace.steps)]
+        waits_s, aside_s = zip(*taken, strict=True)
+        found.append(_Taken(waits_s, sum(aside_s)))
         meet()
         meet()
     return found
@@ -149,7 +170,7 @@ def _all_found(
     spec: PlaneSpec,
     paces: Sequence[Pace],
     meet: Callable[[], object],
-    waits_s: Callable[[], Sequence[list[list[float]]]],
+    taken: Callable[[], Sequence[list[_Taken]]],
     roles: Mapping[int, str],
 ) -> list[Found]:
     """Look at the clocks as paces begin and end.
@@ -158,7 +179,7 @@ def _all_found(
         spec: The job.
         paces: How it is driven.
         meet: Waits for all ranks.
-        waits_s: Returns the waits of each rank by pace, once all are done.
+        taken: Returns the steps of each rank by pace, once all are done.
         roles: Of each process that has one; ``node`` are the others.
     """
     seen: list[_Seen] = []
@@ -169,7 +190,7 @@ def _all_found(
             meet()
             seen.append(_Seen.now(ours))
         meet()
-    by_rank = waits_s()
+    by_rank = taken()
     return [
         _found(spec, pace, seen[2 * n : 2 * n + 2], [its[n] for its in by_rank], roles)
         for n, pace in enumerate(paces)
