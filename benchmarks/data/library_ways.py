@@ -168,6 +168,9 @@ def _ours(folder: Path, config: SourceConfig) -> tuple[int, float]:
         source.read(at, stop)
         at = stop
         records = max(1, min(_LARGEST_READ, at * _READ_BYTES // max(1, free.letters)))
+    # A source refers to itself. Its last block would stay until the collector looks, and the next turn, as no run that
+    # reads on, would read into new pages of memory.
+    source.release()
     return free.letters, time.process_time() - began_s - free.spent_s
 
 
