@@ -58,6 +58,12 @@ _FIRST_LINES = 256
 """Lines that are looked at for what stands beside conversations."""
 _PART_BYTES = 1 << 18
 """Lines that are held as objects of Python at once: what a core has in its cache, with what becomes of them."""
+_FAR_APART = 1 << 10
+"""Bytes of a line, in the mean, from which on newlines are looked for one after the other: C's search is four times as
+quick as a look at each byte by numpy, and a call of it takes as long as some hundred bytes."""
+_LONG_LINE = 1 << 14
+"""Bytes of a line, in the mean, from which on each is parsed by itself: as quick as many at once, and what must be
+looked at before those is looked at by the parser."""
 
 
 class JsonlFormat(IndexedFormat):
@@ -238,15 +244,20 @@ def _records(data: pa.Buffer, read: "_LineReader", path: str, first_line: int) -
     """Read line after line; ``first_line`` is the number of the first in the file."""
     # As many bytes as the lines are all that texts can be: of Latin letters that are no escapes about that.
     layer = Layer(len(data), np.dtype(np.uint8))
-    keys, kept, bad, reason = [], [], [], ""
+    keys, kept, bad, reason, are_texts = [], [], [], "", True
     for part, ends in _parts(data):
-        # Lines of strict JSON give their texts in one pass; of others each is judged by itself.
-        texts = read.plain.read(part, ends) if read.plain is not None else None
+        # Lines of strict JSON give their texts in one pass; of others each is judged by itself, and so are long ones
+        # that hold little else: whatever else they hold would become objects of Python.
+        is_long = len(part) >= _LONG_LINE * len(ends)
+        many = None if is_long and are_texts else read.plain
+        texts = many.read(part, ends) if many is not None else None
         if texts is not None:
             layer.lay(text_bytes(pa.array(texts, pa.large_string())))
             bad.append(np.zeros(len(texts), np.bool_))
             continue
-        lines = part[: ends[-1]].tobytes().split(_NEWLINES)
+        lines: Sequence[bytes | memoryview] = (
+            _long_lines(part, ends) if is_long else part[: ends[-1]].tobytes().split(_NEWLINES)
+        )
         found, bad_L = [], np.zeros(len(lines), np.bool_)
         keys_L, kept_L = np.zeros(len(lines), np.uint64), np.ones(len(lines), np.bool_)
         first = first_line + sum(map(len, bad))
@@ -257,7 +268,9 @@ def _records(data: pa.Buffer, read: "_LineReader", path: str, first_line: int) -
                 text, bad_L[i] = b"", True
                 reason = reason or f"{path}:{first + i}: {error}"
             found.append(text)
-        layer.lay(text_bytes(pa.array(found, pa.large_binary()).cast(pa.large_string())))
+        are_texts = 2 * sum(map(len, found)) >= len(part)
+        # Each was written as UTF-8 here: nothing is left to look at.
+        layer.lay(text_bytes(pa.array(found, pa.large_binary()).view(pa.large_string())))
         keys.append(keys_L)
         kept.append(kept_L)
         bad.append(bad_L)
@@ -281,10 +294,11 @@ def _parts(data: pa.Buffer) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int6
     The last line of all needs no newline.
     """
     every: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
-    part_bytes = _PART_BYTES
+    part_bytes, apart = _PART_BYTES, 0
     while len(every):
         part = every[:part_bytes]
-        ends = np.flatnonzero(part == _NEWLINE)
+        ends = _newlines(part) if apart >= _FAR_APART else np.flatnonzero(part == _NEWLINE)
+        apart = len(part) // (len(ends) + 1)
         if len(part) == len(every) and part[-1] != _NEWLINE:
             ends = np.append(ends, len(part))
         elif not len(ends):
@@ -293,6 +307,23 @@ def _parts(data: pa.Buffer) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int6
         part_bytes = _PART_BYTES
         yield part[: ends[-1] + 1], ends
         every = every[ends[-1] + 1 :]
+
+
+def _newlines(part: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return the places of newlines that are few."""
+    held, places = part.tobytes(), []
+    at = held.find(_NEWLINES)
+    while at >= 0:
+        places.append(at)
+        at = held.find(_NEWLINES, at + 1)
+    return np.array(places, np.int64)
+
+
+def _long_lines(part: NDArray[np.uint8], ends: NDArray[np.int64]) -> list[memoryview]:
+    """Show lines where they lie."""
+    stops = ends.tolist()
+    begins = [0, *(stop + 1 for stop in stops[:-1])]
+    return [part.data[begin:stop] for begin, stop in zip(begins, stops, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,7 +350,7 @@ class _LineReader:
         """Whether nothing is asked of a line but a text under one key."""
         return not (self.nested or self.beside or self.where or self.known_by is not None)
 
-    def __call__(self, line: bytes) -> tuple[bytes, int, bool]:
+    def __call__(self, line: bytes | memoryview) -> tuple[bytes, int, bool]:
         """Return the text of a line, the hash of what it is known by, and whether it is drawn from at all.
 
         Raises:

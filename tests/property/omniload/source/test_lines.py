@@ -421,8 +421,12 @@ def test_whatever_the_key_is_called_texts_are_found_under_it(tmp_path, key):
     assert texts_of(JsonlFormat(files, config).read_unit(0)) == [b"one", b"two"]
 
 
-def test_a_unit_of_several_parts_is_read_as_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize("long", [1, 60, 1 << 20])
+@pytest.mark.parametrize("apart", [1, 1 << 20])
+def test_a_unit_of_several_parts_is_read_as_one(tmp_path, monkeypatch, apart, long):
     monkeypatch.setattr("omniload.source.formats.jsonl._PART_BYTES", 100)
+    monkeypatch.setattr("omniload.source.formats.jsonl._FAR_APART", apart)
+    monkeypatch.setattr("omniload.source.formats.jsonl._LONG_LINE", long)
     lines = [KINDS[kind] for kind in sorted(KINDS)] + [b'{"text": "' + b"x" * 300 + b'"}']
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     files = find_files(["a.jsonl"], tmp_path, source="web")
@@ -430,6 +434,8 @@ def test_a_unit_of_several_parts_is_read_as_one(tmp_path, monkeypatch):
     records = JsonlFormat(files, JsonlSource(type="jsonl", path="a.jsonl")).read_unit(0)
 
     texts = [records.column[i].tobytes() for i in range(len(records.column))]
+    first_bad = next(i for i, line in enumerate(lines) if alone(line) is None)
+    assert f"a.jsonl:{first_bad + 1}: " in records.reason
     wanted = [alone(line) for line in lines]
     assert texts == [text or b"" for text in wanted]
     assert records.bad_B.tolist() == [text is None for text in wanted]
