@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import ClassVar, TypedDict
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +36,9 @@ from omniload.mix.pieces import SUB_LIMIT, PieceTable
 from omniload.mix.samples import SampleTable
 from omniload.plan.images.dealt import ImagePlan
 from omniload.plan.images.table import ImageTable
-from omniload.plan.records import documents_between
+from omniload.plan.records import PieceFacts, documents_between
 
-__all__ = ["ImageRequests", "LossSpans", "PieceFacts", "SampleMetadata", "routes_of"]
+__all__ = ["ImageRequests", "LossSpans", "SampleMetadata", "routes_of"]
 
 
 @dataclass(slots=True)
@@ -178,17 +178,6 @@ class _DocumentStarts(_ReportedSpans):
         return documents_between(begins_P, ends_P, starts)
 
 
-class PieceFacts(TypedDict):
-    """What ``place`` is told of the pieces of a step beside their lengths."""
-
-    labels_left_out: int
-    """Labels that are not trained on."""
-    images: ImageTable | None
-    """Their images; ``None`` where they hold none."""
-    documents: Ragged | None
-    """Lengths of the documents of each; ``None`` where each is one."""
-
-
 @dataclass(slots=True)
 class SampleMetadata:
     """What sources report beside lengths, from the planner's floor on; sources that report nothing cost nothing."""
@@ -218,11 +207,11 @@ class SampleMetadata:
 
     def of(self, pieces: PieceTable) -> PieceFacts:
         """Return what is to be known of the pieces of a step."""
-        return {
-            "labels_left_out": self._loss_spans.labels_left_out(pieces),
-            "images": self._image_spans.table_of(pieces),
-            "documents": self._starts.documents_of(pieces),
-        }
+        return PieceFacts(
+            labels_left_out=self._loss_spans.labels_left_out(pieces),
+            images=self._image_spans.table_of(pieces),
+            documents=self._starts.documents_of(pieces),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -365,12 +365,12 @@ class Planner:
             bad, after = self._bad.behind(self.history, before, membership.after, records_S)
             if self._bad.excess is not None:
                 break
-            known, names = self._metadata.of(membership.pieces), mix.names
-            plan = place(mix, self.world.tree, before, membership, **known)
+            facts = self._metadata.of(membership.pieces)
+            plan = place(mix, self.world.tree, before, membership, facts)
             self.state = after
             self._steps.reach(self.state)
             plans.append(plan)
-            commands.append(AppendJournal(before, plan, self.state, names, bad))
+            commands.append(AppendJournal(before, plan, self.state, mix.names, bad))
             if self.state.step % _BASE_EVERY == 0:
                 beside = self.history.kept_with(self.state.mix_revision, self.fingerprint)
                 commands.append(AppendBase(state=self.state, **beside))

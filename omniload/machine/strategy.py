@@ -4,11 +4,11 @@ The strategies themselves, chains of the paper's primitives, stand in ``omniload
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
-from omniload.base.ragged import Ragged
 from omniload.batch.rows import stops_with_next
 from omniload.mix.config import MixConfig
 from omniload.mix.state import MixState
@@ -19,7 +19,7 @@ from omniload.plan.images.table import ImageTable
 from omniload.plan.membership import Membership
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.placement import num_microbatches_of
-from omniload.plan.records import StepPlan, of_documents
+from omniload.plan.records import PieceFacts, StepPlan, of_documents
 from omniload.plan.strategies import (
     PlacementRequest,
     columns_of,
@@ -31,22 +31,28 @@ from omniload.plan.strategies import (
 
 __all__ = ["dealt_by_chain", "place", "place_again"]
 
+_LENGTHS_ALONE = PieceFacts()
 
-def place(  # noqa: PLR0913 -- what is known of the pieces of a step, each by its name
+
+class _Dealt(TypedDict):
+    """What a plan says of ranks; everything else in it is the same whatever ranks there are."""
+
+    num_microbatches: int
+    dp_ranks_R: NDArray[np.int32]
+    microbatches_R: NDArray[np.int32]
+    imbalance: float
+    bound: float
+    images: ImagePlan | None
+
+
+def place(
     mix: MixConfig,
     tree: ClientPlaceTree,
     state: MixState,
     membership: Membership,
-    *,
-    labels_left_out: int = 0,
-    images: ImageTable | None = None,
-    documents: Ragged | None = None,
+    facts: PieceFacts = _LENGTHS_ALONE,
 ) -> StepPlan:
-    """Deal the rows of a step to data-parallel ranks and microbatches, balanced by cost.
-
-    ``labels_left_out`` of its labels are masked: they are not in ``loss_tokens``. ``images`` are those of its
-    pieces, where it has any; ``documents`` the lengths of the documents of each, where some hold several.
-    """
+    """Deal the rows of a step to data-parallel ranks and microbatches, balanced by cost."""
     pieces = membership.pieces
     lengths = pieces.lengths_P
     return StepPlan(
@@ -61,18 +67,19 @@ def place(  # noqa: PLR0913 -- what is known of the pieces of a step, each by it
         # A label is the token behind: all of a piece and the one behind its cut, less its first.
         loss_tokens=int((stops_with_next(pieces) - pieces.starts_P).sum())
         - len(pieces)
-        - labels_left_out,
+        - facts.labels_left_out,
         mix_revision=state.mix_revision,
-        image_table=images,
-        documents=documents,
-        **_dealt(mix, tree, state.step, membership, images, documents),
+        image_table=facts.images,
+        documents=facts.documents,
+        **_dealt(mix, tree, state.step, membership, facts),
     )
 
 
 def place_again(mix: MixConfig, tree: ClientPlaceTree, plan: StepPlan) -> StepPlan:
     """Return the plan of the same step for other ranks, as it would be had they been there from the start."""
     # What is in the step stays as it was drawn, and so does its digest: only places change.
-    return replace(plan, **_dealt(mix, tree, plan.step, plan, plan.image_table, plan.documents))
+    facts = PieceFacts(images=plan.image_table, documents=plan.documents)
+    return replace(plan, **_dealt(mix, tree, plan.step, plan, facts))
 
 
 def _dealt(
@@ -80,19 +87,15 @@ def _dealt(
     tree: ClientPlaceTree,
     step: int,
     membership: Membership | StepPlan,
-    images: ImageTable | None,
-    documents: Ragged | None,
-) -> dict[str, Any]:
+    facts: PieceFacts,
+) -> _Dealt:
     """Return where each row and image goes, how many microbatches there are for it, and how even that is."""
     dp, num_rows = tree.size_of("dp"), len(membership.row_offsets) - 1
     num_microbatches = num_microbatches_of(num_rows, dp, mix.rows_per_microbatch)
     # The chain takes longer than the rest of a small step's plan: where there is one bucket, and no image to deal,
     # none is run.
     if dp * num_microbatches > 1 or deals_images(mix.balance.strategy):
-        dealt = dealt_by_chain(
-            mix, tree, step, membership, num_microbatches, images=images, documents=documents
-        )
-        return {"num_microbatches": num_microbatches, **dealt}
+        return dealt_by_chain(mix, tree, step, membership, num_microbatches, facts)
     # One array for both: neither is ever written to.
     everything = np.zeros(num_rows, np.int32)
     return {
@@ -105,16 +108,14 @@ def _dealt(
     }
 
 
-def dealt_by_chain(  # noqa: PLR0913 -- what is known of the pieces of a step, each by its name
+def dealt_by_chain(
     mix: MixConfig,
     tree: ClientPlaceTree,
     step: int,
     membership: Membership | StepPlan,
     num_microbatches: int,
-    *,
-    images: ImageTable | None = None,
-    documents: Ragged | None = None,
-) -> dict[str, Any]:
+    facts: PieceFacts = _LENGTHS_ALONE,
+) -> _Dealt:
     """Return the rank and microbatch of each row by the mix's strategy, how even that is, and where images go.
 
     A strategy that deals images does so in every step, in one without images too: loops need no case for it.
@@ -123,11 +124,11 @@ def dealt_by_chain(  # noqa: PLR0913 -- what is known of the pieces of a step, e
         ConfigError: The strategy is a user's and fails, or its placement is not whole.
     """
     pieces, name = membership.pieces, mix.balance.strategy
-    if images is None and deals_images(name):
-        images = ImageTable.empty()
+    if facts.images is None and deals_images(name):
+        facts = replace(facts, images=ImageTable.empty())
     cost, cost_columns = cost_of(mix.balance)
     # To costs and strategies a document is a piece, and an image lies in a document.
-    costed = of_documents(pieces, membership.row_offsets, images, documents)
+    costed = of_documents(pieces, membership.row_offsets, facts)
     request = PlacementRequest(
         tree=tree,
         step=step,
@@ -144,10 +145,11 @@ def dealt_by_chain(  # noqa: PLR0913 -- what is known of the pieces of a step, e
     rows = DGraph.of_rows(costed.pieces.lengths_P, costed.row_offsets, columns)
     placement = placed_by(strategy_of(name), name, rows, request)
     planned = None
-    if images is not None and placement.encoders_I is not None:
+    if facts.images is not None and placement.encoders_I is not None:
         row_offsets, length = membership.row_offsets, mix.pack.length
-        planned = ImagePlan.of(images, pieces, row_offsets, placement, length)
+        planned = ImagePlan.of(facts.images, pieces, row_offsets, placement, length)
     return {
+        "num_microbatches": num_microbatches,
         "images": planned,
         "dp_ranks_R": placement.buckets_N,
         "microbatches_R": placement.microbatches_N,

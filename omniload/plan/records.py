@@ -16,7 +16,19 @@ from omniload.mix.pieces import PieceTable
 from omniload.plan.images.dealt import ImagePlan
 from omniload.plan.images.table import ImageTable
 
-__all__ = ["CostedRows", "StepPlan", "documents_between", "of_documents"]
+__all__ = ["CostedRows", "PieceFacts", "StepPlan", "documents_between", "of_documents"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceFacts:
+    """What is known of the pieces of a step beside their lengths."""
+
+    labels_left_out: int = 0
+    """Labels that are not trained on."""
+    images: ImageTable | None = None
+    """Their images; ``None`` where they hold none."""
+    documents: Ragged | None = None
+    """Lengths of the documents of each piece; ``None`` where each is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,19 +151,16 @@ class CostedRows:
 
 
 def of_documents(
-    pieces: PieceTable,
-    row_offsets: NDArray[np.int64],
-    images: ImageTable | None,
-    documents: Ragged | None,
+    pieces: PieceTable, row_offsets: NDArray[np.int64], facts: PieceFacts
 ) -> CostedRows:
     """Return the rows of a step with each document that a sample joins and keeps apart as a piece of its own.
 
     Args:
         pieces: The pieces, grouped by row.
         row_offsets: Boundaries of the rows in the pieces, ``[R + 1]``.
-        images: The images of the step, where it has any.
-        documents: Lengths of the documents of each piece; ``None`` where each is one.
+        facts: Their images and documents.
     """
+    images, documents = facts.images, facts.documents
     if documents is None:
         return CostedRows(pieces=pieces, row_offsets=row_offsets, images=images)
     owners = np.repeat(np.arange(len(pieces)), documents.lengths_N)

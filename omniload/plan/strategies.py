@@ -38,7 +38,7 @@ from omniload.plan.dgraph import DGraph
 from omniload.plan.images.table import ImageTable
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.placement import Placement, imbalance_of
-from omniload.plan.records import StepPlan, of_documents
+from omniload.plan.records import PieceFacts, StepPlan, of_documents
 
 __all__ = [
     "BUILT_IN",
@@ -261,7 +261,8 @@ def costs_of_rows(mix: MixConfig, plan: StepPlan) -> NDArray[np.float64]:
     images = plan.image_table
     if images is None and deals_images(mix.balance.strategy):
         images = ImageTable.empty()
-    costed = of_documents(plan.pieces, plan.row_offsets, images, plan.documents)
+    facts = PieceFacts(images=images, documents=plan.documents)
+    costed = of_documents(plan.pieces, plan.row_offsets, facts)
     tags_S = [source.tags for source in mix.sources.values()]
     pieces = costed.pieces
     columns = {"lengths": pieces.lengths_P} | columns_of(pieces, tags_S, wanted, costed.images)

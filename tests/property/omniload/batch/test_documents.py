@@ -25,7 +25,7 @@ from omniload.mix.state import MixState
 from omniload.plan.images.table import ImageTable
 from omniload.plan.membership import Membership
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.plan.records import of_documents
+from omniload.plan.records import PieceFacts, of_documents
 from tests.support.plane.builders import a_microbatch, a_mix, a_table, pieces_of, tokens_of
 
 LENGTH = 12
@@ -168,7 +168,7 @@ def test_a_plan_costs_each_document_and_counts_the_labels_within(first, second, 
 
     facts = metadata.of(pieces)
 
-    lengths_of = facts["documents"]
+    lengths_of = facts.documents
     if all(len(each) == 1 for each in documents):
         assert lengths_of is None
     else:
@@ -184,7 +184,7 @@ def test_a_plan_costs_each_document_and_counts_the_labels_within(first, second, 
         after=MixState.start(2),
     )
     mix = a_mix(length=32, rows=len(drawn), micro_rows=1)
-    plan = place(mix, ClientPlaceTree.of(dp=2), MixState.start(2), rows, **facts)
+    plan = place(mix, ClientPlaceTree.of(dp=2), MixState.start(2), rows, facts)
     assert plan.loss_tokens == sum(n - 1 for each in documents for n in each)
     costs = [sum(768 * n + n * n for n in each) for each in documents]
     loads = np.bincount(plan.dp_ranks_R, costs, 2)
@@ -200,7 +200,7 @@ def test_to_costs_a_document_is_a_piece_where_it_lies(samples_of, data):
     images = replace(ImageTable.empty(), pieces_I=np.arange(len(sizes)))
     documents = Ragged.of([np.array(sample) for sample in samples_of])
 
-    found = of_documents(pieces, row_offsets, images, documents)
+    found = of_documents(pieces, row_offsets, PieceFacts(images=images, documents=documents))
 
     expected = [
         [0, i, 0, start, stop, sizes[i]]

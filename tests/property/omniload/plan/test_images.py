@@ -23,6 +23,7 @@ from omniload.plan.images.dealt import ImagePlan
 from omniload.plan.images.table import ImageTable
 from omniload.plan.membership import Membership
 from omniload.plan.place_tree import ClientPlaceTree
+from omniload.plan.records import PieceFacts
 from omniload.plan.strategies import PlacementRequest, balanced, hybrid, placed_by
 from tests.support.plane.builders import a_mix
 
@@ -289,7 +290,7 @@ def test_a_step_placed_anew_deals_its_images_as_if_the_ranks_had_always_been_the
     )
     state = MixState.start(2)
     before, wanted = (
-        place(mix, ClientPlaceTree.of(dp=n, cp=cp), state, membership, images=images)
+        place(mix, ClientPlaceTree.of(dp=n, cp=cp), state, membership, PieceFacts(images=images))
         for n in (dp, later)
     )
 
