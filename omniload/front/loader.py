@@ -1,8 +1,9 @@
 """The loader that ``omniload.open`` returns: batches of one rank, and the state to resume from."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import NoReturn, Protocol, Self
@@ -22,7 +23,7 @@ from omniload.mix.journal.rewards import RewardLog
 from omniload.mix.other_states import refuse_others
 from omniload.plan.groups.verdicts import checked_rewards, rewards_of_sources
 
-__all__ = ["Loader", "OpenClient", "RunNotes", "require_whole"]
+__all__ = ["Loader", "MixFacts", "OpenClient", "RunNotes", "require_whole"]
 
 _LOG = get_logger(__name__)
 _ELSEWHERE = (
@@ -104,6 +105,25 @@ def _look_at_ids(first: Batch, vocab_size: int | None) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixFacts:
+    """What a loader says of its mix and its ranks before the plane is open."""
+
+    names: tuple[str, ...] = ()
+    """Names of the sources, in the order of their numbers."""
+    tags: Mapping[str, Mapping[str, str]] | None = None
+    """Tags of the sources that have any, by name; ``None`` where batches alone tell them."""
+    vocab_size: int | None = None
+    """Tokens that the tokeniser may give; ``None`` for a mix of token columns alone."""
+    num_steps: int | None = None
+    """The step after the last; ``None`` for the data's end."""
+    num_ranks: int = 1
+    """Ranks along dp."""
+
+
+_UNKNOWN = MixFacts()
+
+
 class RunNotes:
     """What a rank notes in the folder of its run: figures of its loop."""
 
@@ -120,35 +140,32 @@ class Loader:
     any number of ranks. It is loaded before or after iteration has begun; of several ranks, by all.
     """
 
-    def __init__(  # noqa: PLR0913 -- keywords of the one call that opens a mix
+    def __init__(
         self,
         open_client: OpenClient,
         form: BatchForm,
+        facts: MixFacts = _UNKNOWN,
         *,
         state: Mapping[str, Json] | None = None,
-        names: Sequence[str] = (),
-        tags: Mapping[str, Mapping[str, str]] | None = None,
-        vocab_size: int | None = None,
-        num_steps: int | None = None,
         notes: RunNotes | None = None,
-        num_ranks: int = 1,
     ) -> None:
-        self._num_steps, self._notes = num_steps, notes
+        self._num_steps, self._notes = facts.num_steps, notes
         self._open_client, self._form, self._state = open_client, form, _as_state(state)
         stream = None if form.device is None else form.arrays.side_stream(form.device)
         self._ahead = None if stream is None else CopyAhead(form, stream)
-        _check_left(self._state, num_steps)
-        self.source_names = tuple(names)
+        _check_left(self._state, facts.num_steps)
+        self.source_names = facts.names
         """Names of the sources; ``source_ids`` are places here."""
-        self.source_tags = () if tags is None else tuple(tags.get(name, {}) for name in names)
+        tags = facts.tags
+        self.source_tags = () if tags is None else tuple(tags.get(name, {}) for name in facts.names)
         """Tags of each source, in the order of ``source_names``; after ``join``, from the first batch on."""
-        self.vocab_size = vocab_size
+        self.vocab_size = facts.vocab_size
         """Tokens that the tokeniser may give; ``None`` for a mix of token columns alone."""
         self.run_dir = None if notes is None else notes.run_dir
         """Folder that keeps what is known of the run; ``None`` without one."""
         self.leads = notes is None or notes.leads
         """Whether it is this rank that speaks for those along tp, pp and ep, which have the same batches."""
-        self.num_ranks = num_ranks
+        self.num_ranks = facts.num_ranks
         """Ranks along dp, of which each takes other samples."""
         # Nothing is opened here: of several ranks, each would wait in its constructor for the others.
         self._client: Client | None = None

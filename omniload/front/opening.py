@@ -17,7 +17,7 @@ from omniload.base.state import Json
 from omniload.front.bringing_up import Alone, Together, torch_part
 from omniload.front.delivery import BatchForm
 from omniload.front.launch import DeviceMesh, Launch, Place, launch_of, place_of
-from omniload.front.loader import Loader, OpenClient, RunNotes
+from omniload.front.loader import Loader, MixFacts, OpenClient, RunNotes
 from omniload.front.rows import Arrays, Labels, NumpyArrays
 from omniload.front.spec import Runtime, kept_in, spec_of
 from omniload.mix.config import MixConfig
@@ -134,17 +134,14 @@ def _loader_of(
     state: Mapping[str, Json] | None,
     notes: RunNotes | None,
 ) -> Loader:
-    return Loader(
-        open_client,
-        form,
-        state=state,
+    facts = MixFacts(
         names=spec.mix.names,
         tags=tags_of(spec.mix.sources),
         vocab_size=vocab_size_of(spec),
         num_steps=spec.num_steps,
-        notes=notes,
         num_ranks=spec.tree.size_of("dp"),
     )
+    return Loader(open_client, form, facts, state=state, notes=notes)
 
 
 def check_choices(**choices: str) -> None:

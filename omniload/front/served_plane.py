@@ -40,7 +40,7 @@ from omniload.base.writing import write_whole
 from omniload.client import Client
 from omniload.front.bringing_up import take_turn
 from omniload.front.launch import Place
-from omniload.front.loader import Loader, OpenClient, RunNotes, require_whole
+from omniload.front.loader import Loader, MixFacts, OpenClient, RunNotes, require_whole
 from omniload.front.opening import check_choices, check_timeout, form_of, steps_of, vocab_size_of
 from omniload.front.rendezvous import Counter, told_at
 from omniload.front.rows import Labels
@@ -217,15 +217,15 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
     # Now, and not with the first batch: names and sizes of the mix are in it.
     note = _read(address, timeout)
     asked = _asked_of(note.plane, world_size, step, generation)
-    return Loader(
-        _JoinServed(note, rank, asked),
-        form_of(arrays, labels, device),
+    facts = MixFacts(
         names=note.names,
         vocab_size=note.vocab_size,
         num_steps=note.num_steps,
-        notes=None if note.run_dir is None else RunNotes(note.run_dir, rank),
         num_ranks=world_size,
     )
+    form = form_of(arrays, labels, device)
+    notes = None if note.run_dir is None else RunNotes(note.run_dir, rank)
+    return Loader(_JoinServed(note, rank, asked), form, facts, notes=notes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import omniload
 from omniload.base.errors import ConfigError, StateError
 from omniload.batch.microbatch import Batch, Microbatch
 from omniload.front.delivery import BatchForm
-from omniload.front.loader import Loader
+from omniload.front.loader import Loader, MixFacts
 from omniload.front.rows import NumpyArrays
 
 
@@ -103,8 +103,7 @@ def test_tags_of_sources_are_known_of_those_that_are_added_and_by_ranks_that_joi
     loader = Loader(
         lambda _stack, state: TaggedClient(state),
         BatchForm(arrays=NumpyArrays()),
-        names=("web", "code"),
-        tags=tags,
+        MixFacts(names=("web", "code"), tags=tags),
     )
     assert loader.source_tags == (() if tags is None else ({}, {"domain": "software"}))
 
@@ -197,7 +196,7 @@ def test_a_loader_shows_where_it_stands():
     def open_client(stack, state):
         return FakeClient(state)
 
-    loader = Loader(open_client, BatchForm(arrays=NumpyArrays()), names=["ids", "web"])
+    loader = Loader(open_client, BatchForm(arrays=NumpyArrays()), MixFacts(names=("ids", "web")))
     shown = [repr(loader)]
     loader.next_batch()
     shown.append(repr(loader))
@@ -259,7 +258,8 @@ def test_a_name_that_is_not_offered_is_an_attribute_error():
 
 
 def held_to(steps, state):
-    return Loader(lambda *_: None, BatchForm(arrays=NumpyArrays()), state=state, num_steps=steps)
+    facts = MixFacts(num_steps=steps)
+    return Loader(lambda *_: None, BatchForm(arrays=NumpyArrays()), facts, state=state)
 
 
 def test_a_state_behind_the_last_step_is_refused_with_both():
