@@ -201,7 +201,12 @@ def _look_for_places(mix: MixConfig, base_dir: Path, said_of: Callable[..., str]
             with suppress(FileNotFoundError):  # a run makes it
                 shards.directory.require_ours()
         except (OmniloadError, OSError) as error:
-            said = f"loader.shard_cache: {error}; as it is, runs on this host read every shard from its store"
+            found = (
+                f"{shards.directory.root} is no folder; name another path"
+                if isinstance(error, NotADirectoryError)
+                else error
+            )
+            said = f"loader.shard_cache: {found}; as it is, runs on this host read every shard from its store"
             warnings.append(said_of(said, "loader", "shard_cache"))
     if mix.loader.spill and not (folder := base_dir / mix.loader.spill).is_dir():
         said = f"loader.spill: {folder} is no folder here; make it on every host of the run, or name another"

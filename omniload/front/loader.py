@@ -200,6 +200,12 @@ class Loader:
         """
         batch = self._opened().next_batch(timeout)
         if batch is None:
+            if self._state is None and not self._looked_at:
+                self._looked_at = True
+                _LOG.warning(
+                    "the data ended before the first batch: no document is left of it; of a split, hold out a larger "
+                    "share (omniload mix check says how many it has)"
+                )
             return None
         if not self._looked_at:
             self._looked_at = True

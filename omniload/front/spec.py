@@ -28,6 +28,13 @@ __all__ = ["kept_in", "spec_of", "text_as_run", "with_settings"]
 
 Runtime = Literal["auto", "local", "ray"]
 _LOG = get_logger(__name__)
+_OF_A_DATALOADER = {
+    "batch_size": "a step has batch.tokens of the mix, in parts of micro_tokens; ",
+    "drop_last": "mix.stop of the mix says how a run ends; ",
+    "num_workers": "loaders and readers say how many read; ",
+    "shuffle": "each source of the mix has a shuffle; ",
+}
+"""What stands in the place of keywords that torch's loader has."""
 _OF_OPEN = (
     "mesh",
     "rank",
@@ -156,6 +163,7 @@ def _unknown(
         return f"the setting {name!r} may be {' or '.join(f'{s}_{k}' for s, k in found)}; name one of them"
     near = difflib.get_close_matches(name, [*places, *_OF_OPEN], n=1)
     meant = f"did you mean {near[0]!r}? " if near else ""
+    meant = _OF_A_DATALOADER.get(name, meant)
     alone = sorted(n for n, p in places.items() if len(p) == 1 and p[0][1] == n)
     return f"no setting is called {name!r}; {meant}settings are {', '.join(alone)}"
 

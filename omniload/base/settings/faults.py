@@ -168,6 +168,8 @@ def written_out(model: type[BaseModel], location: tuple[str | int, ...], word: s
         for name, field in known.model_fields.items():
             if word in _words_in(field.annotation):
                 return f"{{{name}: {word}}}"
+        if (path := known.model_fields.get("path")) is not None and path.is_required():
+            return f"{{path: {word}}}"
     return "{key: value}"
 
 

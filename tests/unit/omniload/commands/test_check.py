@@ -178,6 +178,12 @@ def test_what_may_give_nothing_is_a_warning_with_its_line(tmp_path, name):
     assert again == lines
 
 
+def test_a_file_in_the_place_of_a_folder_of_shards_is_named(tmp_path):
+    _, lines = checked(tmp_path, rest="loader: {shard_cache: {path: mix.yaml, limit: 1GB}}\n")
+
+    assert f"{tmp_path}/mix.yaml is no folder; name another path" in lines[-1]
+
+
 @pytest.mark.parametrize(
     ("images", "said"),
     [

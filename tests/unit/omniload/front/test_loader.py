@@ -45,6 +45,16 @@ class FakeClient:
         self.closed += 1
 
 
+def test_data_without_a_batch_is_told_of_once(make, caplog):
+    loader = make({"step": 4})  # where a resumed job had ended
+    assert loader.next_batch() is None
+    assert not caplog.text
+
+    empty = Loader(lambda *_: FakeClient({"step": 4}), BatchForm(arrays=NumpyArrays()))
+    assert [empty.next_batch(), empty.next_batch()] == [None, None]
+    assert caplog.text.count("the data ended before the first batch") == 1
+
+
 def test_other_ranks_are_refused_where_images_go_by_the_numbers_of_a_mesh():
     form = BatchForm(arrays=NumpyArrays(), ranks=(0, 2, 1, 3))
     loader = Loader(lambda *_: FakeClient(None), form)

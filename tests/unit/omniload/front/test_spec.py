@@ -66,6 +66,13 @@ def test_every_keyword_of_open_that_is_no_setting_is_among_those():
     assert [each.name for each in kinds if each.kind is each.KEYWORD_ONLY] == list(_OF_OPEN)
 
 
+def test_a_keyword_of_torchs_loader_is_told_with_what_stands_in_its_place():
+    with pytest.raises(
+        ConfigError, match=r"called 'batch_size'; a step has batch\.tokens of the mix"
+    ):
+        with_settings(a_mix(), {"batch_size": 8})
+
+
 def test_sources_are_no_setting():
     with pytest.raises(ConfigError, match="no setting is called 'sources'"):
         with_settings(a_mix(), {"sources": {}})

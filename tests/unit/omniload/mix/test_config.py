@@ -80,6 +80,7 @@ def test_a_good_file_says_what_a_step_holds(tmp_path):
         ({"sources.web.shuffle": "none"}, "give a mapping, as {method: none}"),
         ({"sources.web.on_error": "skip"}, "found 'skip'; give a mapping, as {policy: skip}"),
         ({"balance": "greedy_swap"}, "balance: found 'greedy_swap'; give a mapping, as {method: g"),
+        ({"loader": {"token_cache": "kept"}}, "found 'kept'; give a mapping, as {path: kept}"),
         ({"sources.web.on_error": "leave"}, "found 'leave'; give a mapping, as {key: value}"),
         ({"sources.web.where": {"q": {"above": 1}}}, "sources.web.where.q.above: no such key"),
         ({"sources.code.tokens": "ids"}, "name exactly one column"),
