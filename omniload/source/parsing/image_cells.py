@@ -52,13 +52,14 @@ def require_images(schema: pa.Schema, column: str, path: str) -> None:
     """
     if schema.names.count(column) != 1:
         raise ConfigError(
-            f"{path}: has no single column {column!r} for images; it has {', '.join(schema.names)}"
+            f"{path}: has no single column {column!r} for images; it has {', '.join(schema.names)}; "
+            "name the one that has them"
         )
     found = schema.field(column).type
     if not _is_image(found.value_type if _is_list(found) else found):
         raise ConfigError(
             f"{path}: column {column!r} is {found}, not images; give bytes, an object with a field {_FIELD!r}, or a "
-            "list of either"
+            "list of either; files that it names are not read, so write their bytes into the table"
         )
 
 
