@@ -306,15 +306,21 @@ def _require_same(saved: Json, now: Mapping[str, str]) -> None:
 
 
 def _by_edits(saved: Mapping[str, Json], now: Mapping[str, str]) -> str:
-    """Return which of the differences a run takes as edits, as the end of a message: that is what most came for."""
-    ways = []
-    if saved.get("mix") != now.get("mix"):
-        ways.append("other weights by `omniload mix set`")
+    """Return what a run's folder does about the differences, as the end of a message: that is what most came for."""
+    ways, changed = [], {k for k in saved.keys() | now.keys() if saved.get(k) != now.get(k)}
+    # What was declared is told by digests alone: a state does not hold the file.
     if any(
-        k.endswith(".records") and saved.get(k) != now.get(k) for k in saved.keys() | now.keys()
+        k in ("mix", "pack") or (k.startswith("sources.") and k.count(".") == 1) for k in changed
     ):
-        ways.append("more files, as a source of their own, by `omniload mix add`")
-    return f"; a run with a folder (run_dir=) takes {' and '.join(ways)}" if ways else ""
+        ways.append("tells the keys by `omniload mix diff RUN FILE`")
+    edits = []
+    if "mix" in changed:
+        edits.append("other weights by `omniload mix set`")
+    if any(k.endswith(".records") for k in changed):
+        edits.append("more files, as a source of their own, by `omniload mix add`")
+    if edits:
+        ways.append("takes " + " and ".join(edits))
+    return f"; a run with a folder (run_dir=) {', and '.join(ways)}" if ways else ""
 
 
 def _entries(sources: Json, names: Sequence[str]) -> "list[_Entry]":

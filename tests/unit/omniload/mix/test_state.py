@@ -274,7 +274,9 @@ def test_a_file_of_another_size_is_one_thing_that_differs():
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        (["mix"], "takes other weights by `omniload mix set`"),
+        (["mix"], "diff RUN FILE`, and takes other weights by `omniload mix set`$"),
+        (["pack"], r"\(run_dir=\) tells the keys by `omniload mix diff RUN FILE`$"),
+        (["sources.web"], "mix diff RUN FILE`$"),
         (
             ["sources.web.records", "sources.web.order"],
             "takes more files, as a source of their own",
@@ -289,4 +291,4 @@ def test_what_a_run_takes_as_an_edit_is_said_where_it_was_changed_in_its_file(pa
     with pytest.raises(StateError, match=said) as caught:
         MixState.from_json(saved, NAMES, PRINT | dict.fromkeys(parts, "cc"))
 
-    assert ("run_dir=" in str(caught.value)) == ("takes" in said or "mix set" in said)
+    assert ("run_dir=" in str(caught.value)) == ("new run" not in said)
