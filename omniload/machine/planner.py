@@ -44,10 +44,9 @@ from omniload.machine.queue import (
     require_usable,
     taken_over,
 )
-from omniload.machine.scaling.coming import Foresight
+from omniload.machine.scaling.coming import Demand, Foresight
 from omniload.machine.steps import (
     BadRecords,
-    Demand,
     PlannedSteps,
     RankSteps,
     next_world,

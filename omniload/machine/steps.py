@@ -1,7 +1,4 @@
-"""The steps between planner and ranks: which are planned and kept, which a rank wants next, what coming ones draw.
-
-Samples that are known lie in the memory of a source loader, so what is read ahead is bounded by what they weigh:
-a thousand tokens are 5 KB of text, or 2 MB of images.
+"""The steps between planner and ranks: which are planned and kept, which a rank wants next, what ends them.
 
 Shape suffixes:
     S  sources
@@ -19,14 +16,11 @@ from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.machine.messages import ResizeAsked
 from omniload.machine.progress import Waits, rank_name
 from omniload.machine.queue import SampleQueue
-from omniload.machine.scaling.coming import PLANS_READ_AHEAD, read_to
 from omniload.machine.strategy import place_again
 from omniload.mix.config import MixConfig
-from omniload.mix.deficit import WEIGHT_ONE
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import with_begun
 from omniload.mix.samples import SampleTable
-from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
 from omniload.plan.membership import Exhausted, Membership, Starved
 from omniload.plan.records import StepPlan
@@ -35,7 +29,6 @@ from omniload.plan.world import World, require_rows
 
 __all__ = [
     "BadRecords",
-    "Demand",
     "PlannedSteps",
     "Rank",
     "RankSteps",
@@ -201,9 +194,8 @@ class BadRecords:
             if len(known_N) or state.bad_of(s):
                 self._sources.add(s)
             if s in self._sources:
-                of_epoch = _by_epoch(state, s, known_N, records_S[s])
                 self.over.pop(s, None)
-                if (excess := self._excess(history, s, of_epoch, records_S[s])) is not None:
+                if (excess := self._excess(history, s, (state, known_N), records_S[s])) is not None:
                     self.over[s] = excess
 
     def behind(
@@ -224,24 +216,42 @@ class BadRecords:
                 passed[s] = len(passed_N)
             elif s not in self.over and before.cursors_S[s][0] // records == position // records:
                 continue  # as most steps of most sources are
-            of_epoch = _by_epoch(before, s, passed_N, records)
             if s in self.over and self.excess is None:
-                self.excess = self._excess(history, s, of_epoch, records)
-            counts[s] = of_epoch[position // records]
+                self.excess = self._excess(history, s, (before, passed_N), records)
+            counts[s] = _by_epoch(before, s, passed_N, records)[position // records]
         # Where there is one the step is not taken: an edit may yet make it another one.
         for s in passed if self.excess is None else ():
             self.queues[s].pass_to(after.cursors_S[s][0])
         return passed, replace(after, bad_S=before.bad_S).with_bad(counts)  # not its window's
 
     def _excess(
-        self, history: History, source: int, of_epoch: Counter[int], records: int
+        self,
+        history: History,
+        source: int,
+        gone_by: tuple[MixState, NDArray[np.int64]],
+        records: int,
     ) -> IntegrityError | None:
+        """Return what ends the run where a source has too many, by the state before some and those that follow."""
         name = history.latest.names[source]
-        declared, most = history.latest.sources.get(name), max(of_epoch.values(), default=0)
-        if declared is None or most <= declared.on_error.most_of(records):
+        declared = history.latest.sources.get(name)
+        if declared is None:
             return None
-        reason = self.queues[source].table.reason or "told in the log as it was left out"
-        return declared.on_error.excess(name, records, reason)
+        before, known_N = gone_by
+        allowed, of_epoch = (
+            declared.on_error.most_of(records),
+            _by_epoch(before, source, known_N, records),
+        )
+        epoch = min((each for each, count in of_epoch.items() if count > allowed), default=None)
+        if epoch is None:
+            return None
+        # By the order of the mix: whatever was read ahead, and by how many loaders, it is the same one.
+        own_N = known_N[known_N // records == epoch]
+        at = allowed - (of_epoch[epoch] - len(own_N))
+        table = self.queues[source].table
+        # Behind a lower limit of an edit it may be one that was told of long ago.
+        place = table.place_of(int(own_N[at])) if at >= 0 else ""
+        reason = table.reason or "told in the log as it was left out"
+        return declared.on_error.excess(name, records, reason, place)
 
 
 def _by_epoch(
@@ -318,83 +328,3 @@ def steps_together(
         i for i, m in enumerate(found, 1) if with_begun(history, m.after, records_S) is not history
     )
     return found[: next(due, None)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """Tokens of each source that must be known before steps can be planned, and below which more are asked for."""
-
-    step: int
-    """The first of the steps."""
-    steps: int
-    """How many."""
-    needs_S: list[int]
-    """What they are likely to draw; at least 1 where they draw any."""
-    targets_S: list[int]
-    """What the coming steps are likely to draw; more is asked for below it, where memory allows."""
-    room_S: list[float]
-    """Bytes that the known samples of each may take of a loader's memory."""
-    short: set[int] = field(default_factory=set)
-    """Sources of which less than the need is known."""
-
-    @classmethod
-    def of(cls, history: History, state: MixState, steps: int, num_sources: int) -> Self:
-        """Return what ``steps`` behind a state demand of sources, also of those that later edits add."""
-        mix, entered = history.entered(state)
-        # One that is added draws nothing before the step of its edit, but is read ahead by its target.
-        needs_S = _needs_of(mix, entered, steps) + [0] * (num_sources - len(mix.names))
-        targets_S = _targets_of(history, state.step, needs_S)
-        # Of the memory half: the rest is for decoded blocks, and for samples that are planned and not yet taken.
-        room_per_token = history.base.loader.memory / 2 / max(1, sum(targets_S))
-        return cls(
-            step=state.step,
-            steps=steps,
-            needs_S=needs_S,
-            targets_S=targets_S,
-            room_S=[target * room_per_token for target in targets_S],
-        )
-
-    def ahead(self, source: int, token_bytes: float) -> tuple[int, int]:
-        """Return how many tokens of a source are to be known at least, and how many are asked for where they are not.
-
-        Args:
-            source: Its number.
-            token_bytes: What a token of it takes of memory, with all that goes with it; 0 where that is not known.
-
-        Returns:
-            At least what the next plan needs, whatever that weighs.
-        """
-        need, target, room = self.needs_S[source], self.targets_S[source], self.room_S[source]
-        if 2 * target * token_bytes <= room:
-            return target, 2 * target
-        most = max(need, int(room / token_bytes))
-        return max(need, most // 2), most
-
-
-def _needs_of(mix: MixConfig, state: MixState, steps: int) -> list[int]:
-    """Return the tokens of each source that the next steps are likely to draw; at least 1 where they draw any."""
-    weights = weights_at(mix.mix.stages, mix.names, state.step)
-    if mix.mix.counted == "sample" or mix.pack.method == "none":
-        # Drawn by number: no tokens to foresee.
-        return [1 if weight > 0 else 0 for weight in weights]
-    budget = (mix.rows_per_step * steps + mix.pack.rows_ahead) * mix.pack.length
-    return [
-        max(1, int(weight * budget + credit / WEIGHT_ONE)) if weight > 0 else 0
-        for weight, credit in zip(weights, state.credits_S, strict=True)
-    ]
-
-
-def _targets_of(history: History, step: int, needs_S: Sequence[int]) -> list[int]:
-    """Return the tokens of each source that the steps from ``step`` on are likely to draw, over several plans.
-
-    An edit of a coming step counts: what it draws from is read before it holds.
-    """
-    together = history.base.steps_at_once
-    ahead = read_to(history, step)
-    mix = history.at(ahead)
-    soon = dict(enumerate(weights_at(mix.mix.stages, mix.names, ahead)))
-    tokens = mix.batch.tokens * together
-    return [
-        max(need, int(soon.get(s, 0.0) * tokens)) * PLANS_READ_AHEAD
-        for s, need in enumerate(needs_S)
-    ]

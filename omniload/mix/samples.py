@@ -46,6 +46,8 @@ class SampleTable:
     """Positions of the records that could not be decoded and give no sample, rising, ``[bad records]``."""
     reason: str = ""
     """What is wrong with one of those, or of the records that were decoded with them."""
+    places: tuple[str, ...] = ()
+    """File and number there of each of ``bad_N``; none where whoever made the table does not know."""
 
     def __len__(self) -> int:
         return len(self.positions_N)
@@ -74,6 +76,7 @@ class SampleTable:
             lengths_N=np.concatenate((self.lengths_N, other.lengths_N)),
             bad_N=np.concatenate((self.bad_N, other.bad_N)),
             reason=other.reason or self.reason,
+            places=(*self._every_place(), *other._every_place()),
         )
 
     def of_samples(self, which: slice | NDArray[np.bool_]) -> "SampleTable":
@@ -86,21 +89,34 @@ class SampleTable:
             lengths_N=self.lengths_N[which],
             bad_N=self.bad_N,
             reason=self.reason,
+            places=self.places,
         )
 
     def bad_from(self, position: int) -> "SampleTable":
         """Return a table that knows of no bad record before a position."""
         count = int(self.bad_N.searchsorted(position))
-        return replace(self, bad_N=self.bad_N[count:]) if count else self
+        return (
+            replace(self, bad_N=self.bad_N[count:], places=self.places[count:]) if count else self
+        )
+
+    def place_of(self, position: int) -> str:
+        """Return file and number there of a bad record; nothing where that is not known."""
+        at = int(self.bad_N.searchsorted(position))
+        is_known = at < len(self.places) and int(self.bad_N[at]) == position
+        return self.places[at] if is_known else ""
+
+    def _every_place(self) -> tuple[str, ...]:
+        return self.places or ("",) * len(self.bad_N)
 
     def within(self, start: int, stop: int) -> "SampleTable":
         """Return the part from raw position ``start`` to ``stop``, as far as it is covered, with its metadata."""
         start, stop = max(start, self.start), min(stop, self.stop)
         # Whole records: the cut lies before the first sample of one.
         first, last = self.positions_N.searchsorted((start, stop)).tolist()
-        bad_N = self.bad_N
+        bad_N, places = self.bad_N, self.places
         if len(bad_N):
-            bad_N = bad_N[slice(*bad_N.searchsorted((start, stop)).tolist())]
+            inside = slice(*bad_N.searchsorted((start, stop)).tolist())
+            bad_N, places = bad_N[inside], places[inside]
         return SampleTable(
             start=start,
             stop=stop,
@@ -110,6 +126,7 @@ class SampleTable:
             metadata={name: each.between(first, last) for name, each in self.metadata.items()},
             bad_N=bad_N,
             reason=self.reason,
+            places=places,
         )
 
 

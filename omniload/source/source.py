@@ -26,7 +26,7 @@ from omniload.source.distinct.drawn_before import drawn_before
 from omniload.source.distinct.mask import RecordRules, distinct_records
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import ShardDigests, open_format
-from omniload.source.parts.sample_block import SampleBlock, joined
+from omniload.source.parts.sample_block import BadOfSpan, SampleBlock, joined
 from omniload.source.parts.share import WHOLE, Part, Share
 from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import ShardCache
@@ -217,17 +217,18 @@ class RecordSource(Source):
         if self._pipeline.concat is None:
             return self._made(span, share)
         made = self._joined(span, share.units, part, without)
-        return made.of_span(span, share, self._reason)
+        return made.of_span(span, share, partial(self._bad_of, share))
 
     def _made(self, span: Span, share: Share) -> SampleBlock:
         block, rows = self._decoded(share.units), share.rows_N
         left_N = self._rules.leaves(span.epoch, rows, block.places_of)
         positions = span.start + share.places_N
-        bad = positions[:0]
+        bad_rows, bad = rows[:0], positions[:0]
         # Nearly every block: a read of short records takes as long as what is looked at for each of them.
         is_whole = block.is_whole and left_N is np.True_
         if not is_whole and not (usable_N := block.usable_R[rows] & left_N).all():
-            bad = positions[block.bad_R[rows]]
+            is_bad_N = block.bad_R[rows]
+            bad_rows, bad = rows[is_bad_N], positions[is_bad_N]
             rows, positions = rows[usable_N], positions[usable_N]
         encoded = block.encoded(rows, self._pipeline)
         if block.filling is not None and block.filling.is_whole:
@@ -236,12 +237,13 @@ class RecordSource(Source):
         samples = self._pipeline.of(encoded, positions)
         if samples.bad_N is not None:
             self._judge_samples(block, rows, samples)
+            bad_rows = np.concatenate((bad_rows, rows[samples.bad_N]))
             bad = np.concatenate((bad, positions[samples.bad_N]))
         subs = np.zeros(len(positions), np.int32)
         if (cut := self._pipeline.cut(samples)) is not None:
             samples, of_record, subs = cut
             positions = positions[of_record]
-        return SampleBlock.of(span, samples, positions, subs, bad, self._reason)
+        return SampleBlock.of(span, samples, positions, subs, self._bad_of(share, bad_rows, bad))
 
     def _joined(
         self, span: Span, units: tuple[int, ...], part: Part, without: tuple[int, ...]
@@ -273,6 +275,28 @@ class RecordSource(Source):
         left_out_U = np.isin(self._order.shards_of(held.units_U), without) if without else None
         counts_U = self._format.units().rows_U[held.units_U]
         return Share.of(part, span.block, held.units_U, counts_U, asked, left_out_U)
+
+    def _bad_of(
+        self, share: Share, rows_N: NDArray[np.int64], positions_N: NDArray[np.int64]
+    ) -> BadOfSpan:
+        """Tell of bad records by their rows among the units of a share."""
+        if not len(rows_N):
+            return BadOfSpan()
+        begins_U = np.cumsum([0, *self._format.units().rows_U[list(share.units)].tolist()])
+        in_order = np.argsort(positions_N)
+        at_N = np.searchsorted(begins_U, rows_N[in_order], side="right") - 1
+        firsts_U = [self._order.number_in_shard(unit, 0) for unit in share.units]
+        shards_U = self._order.shards_of(np.asarray(share.units, np.int64)).tolist()
+        paths_U = [f"{self.shards[shard]}: " if self.shards else "" for shard in shards_U]
+        numbers_N = (rows_N[in_order] - begins_U[at_N] + np.asarray(firsts_U)[at_N]).tolist()
+        return BadOfSpan(
+            positions_N=positions_N[in_order],
+            places=tuple(
+                f"{paths_U[u]}{self._format.name_of_record(number)}"
+                for u, number in zip(at_N.tolist(), numbers_N, strict=True)
+            ),
+            reason=self._reason,
+        )
 
     def _judge_samples(self, block: Block, rows_N: NDArray[np.int64], samples: Samples) -> None:
         """Raise or tell of records that could not be made samples, as ``on_error`` says."""

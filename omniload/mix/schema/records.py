@@ -84,12 +84,20 @@ class OnError(StrictModel):
             return str(self.limit)
         return f"{self.limit} ({self.most_of(records):,} of {records:,} records)"
 
-    def excess(self, name: str, records: int, reason: str) -> IntegrityError:
-        """Return what ends a run that would go past more bad records of a source than it may have."""
-        # The first that is one too many: how many more are known hangs on how far loaders have read.
+    def excess(self, name: str, records: int, reason: str, place: str = "") -> IntegrityError:
+        """Return what ends a run that would go past more bad records of a source than it may have.
+
+        Args:
+            name: Of the source.
+            records: How many it holds.
+            reason: What is wrong with one of the bad ones; how many of those are known hangs on what was read ahead.
+            place: File and number of the one that is one too many, where that is known.
+        """
+        last = f", the last of them {place}" if place else ""
         return IntegrityError(
             f"sources.{name}: {self.most_of(records) + 1} records could not be decoded, more than on_error.limit "
-            f"{self.said_of(records)}; the last that was found: {reason}; mend the files or raise the limit"
+            f"{self.said_of(records)}{last}; what is wrong with one that was found: {reason}; mend the files or raise "
+            "the limit"
         )
 
 

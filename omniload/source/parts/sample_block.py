@@ -17,7 +17,19 @@ from omniload.mix.samples import SampleTable
 from omniload.source.columns import drained
 from omniload.source.transforms.encoders import Samples
 
-__all__ = ["SampleBlock", "joined", "merged"]
+__all__ = ["BadOfSpan", "SampleBlock", "joined", "merged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadOfSpan:
+    """The bad records of a span."""
+
+    positions_N: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Their positions, rising."""
+    places: tuple[str, ...] = ()
+    """File and number there of each."""
+    reason: str = ""
+    """What is wrong with one of them, or with one that was decoded with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +50,9 @@ class SampleBlock:
         samples: Samples,
         positions_N: NDArray[np.int64],
         subs_N: NDArray[np.int32],
-        bad_N: NDArray[np.int64],
-        reason: str = "",
+        bad: "BadOfSpan",
     ) -> "SampleBlock":
-        """Return a block of the positions of a span, less samples that are empty; ``bad_N``: of bad records."""
+        """Return a block of the positions of a span, less samples that are empty."""
         tokens, others = samples.tokens, dict(samples.others)
         lengths_N = tokens.lengths_N
         # An empty sample is none: it would be planned, and fill no row.
@@ -58,8 +69,9 @@ class SampleBlock:
                 subs_N=subs_N,
                 lengths_N=lengths_N.astype(np.int32),
                 metadata=metadata_of(others),
-                bad_N=np.sort(bad_N) if len(bad_N) else bad_N,
-                reason=reason if len(bad_N) else "",
+                bad_N=bad.positions_N,
+                reason=bad.reason,
+                places=bad.places,
             ),
             tokens=tokens,
             others=others,
@@ -104,12 +116,17 @@ def merged(blocks: Sequence[SampleBlock]) -> SampleBlock:
     """
     first = blocks[0].table
     given = [block for block in blocks if len(block.table)]
-    bad_N = np.sort(np.concatenate([block.table.bad_N for block in blocks]))
+    bad_N = np.concatenate([block.table.bad_N for block in blocks])
+    places = [place for block in blocks for place in block.table.places]
+    in_order = np.argsort(bad_N)
+    bad_N, in_places = bad_N[in_order], tuple(places[i] for i in in_order.tolist())
     reason = _reason_of([block.table for block in blocks])
     if not given:
         # A reader that had a unit knows the further columns, though none has a sample.
         widest = max(blocks, key=lambda block: len(block.others))
-        return replace(widest, table=replace(widest.table, bad_N=bad_N, reason=reason))
+        return replace(
+            widest, table=replace(widest.table, bad_N=bad_N, reason=reason, places=in_places)
+        )
     positions_N = np.concatenate([block.table.positions_N for block in given])
     order_N = np.argsort(positions_N, kind="stable")  # samples of one record stay in their order
     tokens = Ranges.of([block.tokens for block in given]).take(order_N).packed()
@@ -130,6 +147,7 @@ def merged(blocks: Sequence[SampleBlock]) -> SampleBlock:
             metadata=metadata_of(others),
             bad_N=bad_N,
             reason=reason,
+            places=in_places,
         ),
         tokens=tokens,
         others=others,
@@ -152,6 +170,7 @@ def _table(start: int, stop: int, tables: Sequence[SampleTable]) -> SampleTable:
         lengths_N=np.concatenate([nothing, *(table.lengths_N for table in tables)]),
         bad_N=np.concatenate([np.empty(0, np.int64), *(table.bad_N for table in tables)]),
         reason=_reason_of(tables),
+        places=tuple(place for table in tables for place in table.places),
         metadata={
             name: drained([table.metadata[name] for table in tables], column.values_V.dtype)
             for name, column in (tables[0].metadata.items() if tables else ())

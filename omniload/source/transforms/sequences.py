@@ -29,7 +29,7 @@ from omniload.mix.schema.transforms import ConcatTransform
 from omniload.source.block import Block
 from omniload.source.block_memory import BlockMemory, HeldBlock
 from omniload.source.columns import Layer
-from omniload.source.parts.sample_block import SampleBlock
+from omniload.source.parts.sample_block import BadOfSpan, SampleBlock
 from omniload.source.parts.share import Share
 from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.pipeline import Pipeline
@@ -51,20 +51,25 @@ class Sequences:
     skipped_R: NDArray[np.bool_]
     """Records that could not be decoded, or made tokens."""
 
-    def of_span(self, span: Span, share: Share, reason: str) -> SampleBlock:
-        """Return what the records of a span give that are a share; ``reason`` says what is wrong with a bad one."""
+    def of_span(
+        self,
+        span: Span,
+        share: Share,
+        bad_of: Callable[[NDArray[np.int64], NDArray[np.int64]], BadOfSpan],
+    ) -> SampleBlock:
+        """Return what the records of a span give that are a share; ``bad_of`` tells of bad rows and their positions."""
         firsts_N = self.firsts_R[share.rows_N]
         counts_N = self.firsts_R[share.rows_N + 1] - firsts_N
         at_Q = np.repeat(np.arange(len(counts_N)), counts_N)
         subs_Q = np.arange(len(at_Q)) - (np.cumsum(counts_N) - counts_N)[at_Q]
         others = self.held.take(firsts_N[at_Q] + subs_Q)
+        is_bad_N = self.skipped_R[share.rows_N]
         return SampleBlock.of(
             span,
             Samples(tokens=others.pop(_TOKENS), others=others),
             span.start + share.places_N[at_Q],
             subs_Q.astype(np.int32),
-            span.start + share.places_N[self.skipped_R[share.rows_N]],
-            reason,
+            bad_of(share.rows_N[is_bad_N], span.start + share.places_N[is_bad_N]),
         )
 
 

@@ -36,7 +36,7 @@ class Run:
     cursors: dict = field(default_factory=dict)
     """Positions behind each step, by source."""
     ended: str = ""
-    """Why there were no more, but for the record that it names."""
+    """Why there were no more, but for what is wrong with one of the records."""
     lives: int = 0
 
 
@@ -58,6 +58,7 @@ def reported(read, records, most):
         positions_N=positions_N[given],
         bad_N=positions_N[~given],
         reason="" if given.all() else f"record {positions_N[~given][0]}: is none",
+        places=tuple(f"position {position}" for position in positions_N[~given].tolist()),
     )
     return SamplesReported(source=read.source, table=table)
 
@@ -90,7 +91,7 @@ def run_of(records_S, limits, most, breaks=(), mix_changes=()):
                 if is_over:
                     break
         except (IntegrityError, ConfigError) as error:
-            run.ended = str(error).split("; the last")[0]
+            run.ended = str(error).split("; what is wrong")[0]
             break
         state = MixState.from_json(planner.state_at(step), SOURCES, planner.fingerprint)
     return run
@@ -140,19 +141,21 @@ def assert_folds(command, planner):
 
 
 def too_many_at(run, records_S, limits):
-    """Return the first step that goes past more bad records of an epoch than allowed, and of which sources."""
+    """Return the first step that goes past more bad records of an epoch than allowed, and of which sources.
+
+    By each source the position of the first that is one too many.
+    """
     for step, cursors in sorted(run.cursors.items())[:STEPS]:
-        over = []
+        over = {}
         for name, records, limit, cursor in zip(SOURCES, records_S, limits, cursors, strict=True):
-            epochs = [
-                [record_at(records, p) for p in range(at, min(at + len(records), cursor))]
-                for at in range(0, cursor, len(records))
-            ]
-            if any(found.count(None) > limit for found in epochs):
-                over.append(name)
+            for at in range(0, cursor, len(records)):
+                epoch = range(at, min(at + len(records), cursor))
+                bad = [p for p in epoch if record_at(records, p) is None]
+                if len(bad) > limit:
+                    over.setdefault(name, bad[limit])
         if over:
             return step, over
-    return STEPS, []
+    return STEPS, {}
 
 
 records = st.lists(st.one_of(st.none(), st.integers(8, 30)), min_size=1, max_size=16).filter(any)
@@ -186,7 +189,13 @@ def test_a_broken_run_ends_where_an_unbroken_one_does(
     # Of two in one step, either is told of.
     assert len(over) == 2 or broken.ended == whole.ended
     assert all(
-        any(f"sources.{name}: " in run.ended for name in over) for run in (broken, whole) if over
+        any(
+            run.ended.startswith(f"sources.{name}: ")
+            and run.ended.endswith(f", the last of them position {position}")
+            for name, position in over.items()
+        )
+        for run in (broken, whole)
+        if over
     )
 
 
@@ -223,7 +232,9 @@ def test_a_source_of_bad_records_alone_is_not_read_to_its_end():
     while (read := commands[-1]).stop < 101:
         commands += planner.handle(reported(read, bad, 10**6))
 
-    with pytest.raises(IntegrityError, match=r"101 records .* on_error\.limit 100; .* is none"):
+    with pytest.raises(
+        IntegrityError, match=r"101 records .*limit 100, the last of them .* is none"
+    ):
         planner.handle(reported(read, bad, 10**6))
     assert read.stop < 1_000
 

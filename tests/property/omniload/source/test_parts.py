@@ -329,10 +329,12 @@ def test_a_reader_that_finds_other_data_is_refused():
 def test_bad_records_of_all_readers_are_told_with_each_read():
     units = [[None, [1]], [None, [2]], [None, [3]], [None, [4]]]
     source = divided(lambda: a_source(units, "block", 4)[0], 2)[0]
+    source_alone = a_source(units, "block", 4)[0]
 
     for _ in range(3):
         table = source.read(0, 8).table
         assert (len(table.bad_N), table.reason) == (4, "bad")
+        assert table.places == source_alone.read(0, 8).table.places
 
 
 def test_after_its_end_a_source_reads_alone():

@@ -30,6 +30,9 @@ class ListFormat:
         rows = np.array([len(unit) for unit in self._units])
         return UnitTable(rows_U=rows, shards_U=n // 2, starts_U=n, stops_U=n + 1)
 
+    def name_of_record(self, number):
+        return f"record {number}"
+
     def read_unit(self, unit):
         self.decoded.append(unit)
         lists = self._units[unit]

@@ -3,7 +3,7 @@
 import pytest
 
 from omniload.machine.messages import PublishPlans, ReadAhead, SamplesReported, Started, StepTaken
-from omniload.machine.steps import Demand
+from omniload.machine.scaling.coming import Demand
 from omniload.mix.edits.history import History
 from omniload.mix.state import MixState
 from tests.support.plane.builders import a_mix, a_planner, a_table

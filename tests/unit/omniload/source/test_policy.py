@@ -58,6 +58,26 @@ def test_the_first_record_that_is_left_out_is_told_of_with_its_line_and_what_is_
     assert re.search(r"sources\.web: .*a\.jsonl:(4|18): is not JSON", told)
 
 
+def test_each_record_that_is_left_out_is_told_with_its_line_however_ranges_are_cut(opened):
+    """The error at the end of a run named the last that a loader had come to."""
+    bad = {3, 17, 18, 30}
+    source = opened(bad=bad, policy="skip")
+    whole = source.read(0, 80).table
+
+    assert len(whole.places) == len(whole.bad_N) == 8
+    lines = {f"line {i + 1}" for i in bad}
+    for epoch in (whole.places[:4], whole.places[4:]):
+        assert {place.rpartition("a.jsonl: ")[2] for place in epoch} == lines
+    for size in (1, 7):
+        parts = [source.read(at, min(at + size, 80)).table for at in range(0, 80, size)]
+        assert tuple(place for part in parts for place in part.places) == whole.places
+    for part in (whole.within(20, 60), whole.bad_from(int(whole.bad_N[2]))):
+        at = whole.bad_N.tolist().index(int(part.bad_N[0]))
+        assert part.places == whole.places[at : at + len(part.bad_N)]
+        assert part.place_of(int(part.bad_N[-1])) == part.places[-1]
+        assert part.place_of(int(part.bad_N[-1]) + 1) == ""
+
+
 def test_skipped_records_keep_their_positions_and_are_counted(opened):
     source = opened(bad={3, 17, 18}, policy="skip")
 
