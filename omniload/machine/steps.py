@@ -218,7 +218,11 @@ class BadRecords:
                 continue  # as most steps of most sources are
             if s in self.over and self.excess is None:
                 self.excess = self._excess(history, s, (before, passed_N), records)
-            counts[s] = _by_epoch(before, s, passed_N, records)[position // records]
+            epoch, known = position // records, before.bad_of(s)
+            if before.cursors_S[s][0] // records == epoch:
+                counts[s] = known + len(passed_N)
+            else:
+                counts[s] = len(passed_N) - int(passed_N.searchsorted(epoch * records))
         # Where there is one the step is not taken: an edit may yet make it another one.
         for s in passed if self.excess is None else ():
             self.queues[s].pass_to(after.cursors_S[s][0])
