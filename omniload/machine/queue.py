@@ -365,7 +365,10 @@ def require_usable(history: History, number: int, queue: SampleQueue, epoch: int
     tried = 2 * epoch if source is not None and source.drawn_before else epoch
     if queue.seen_positions >= tried and barren:
         files = " outside the files that edits leave out" if queue.without else ""
+        # Left out as on_error says, and within its limit: no other error tells of them.
+        bad = queue.table.reason and f"; of those that could not be decoded: {queue.table.reason}"
         raise ConfigError(
             f"sources.{name}: none of its {epoch} records{files} gives a sample that fits pack.length "
-            f"{mix.pack.length}; remove the source, or change overlong, its conditions, its transforms or its text key"
+            f"{mix.pack.length}{bad}; remove the source, or change overlong, its conditions, its transforms or its "
+            "text key"
         )

@@ -288,6 +288,19 @@ def test_a_source_that_gives_nothing_is_no_source_that_has_ended(stop):
         planner.handle(report([], stop=3))
 
 
+def test_a_source_that_gives_nothing_says_what_is_wrong_with_a_record_that_was_left_out():
+    """It was told to change its transforms, where all records were bad ones."""
+    planner = a_planner(a_small_mix(), epoch=[3])
+    planner.handle(Started())
+    told = report([], stop=3, bad=[0, 1, 2])
+    told = replace(told, table=replace(told.table, reason="a.npy: record 0: holds token id -5"))
+
+    with pytest.raises(
+        ConfigError, match=r"of those that could not be decoded: a\.npy: record 0: "
+    ):
+        planner.handle(told)
+
+
 def ends_at(stop, epoch, *, sources=("web",), lengths=((10,) * 60,)):
     mix = a_small_mix(prefetch=50, sources=sources, mix={"stop": stop})
     planner = a_planner(mix, epoch=epoch)
