@@ -27,6 +27,7 @@ from omniload.base.settings.faults import (
     joined,
     said_of_fault,
     said_of_unknown,
+    tags_at,
     value_shown,
     written_out,
 )
@@ -255,7 +256,8 @@ def _found(error: ValidationError, model: type[BaseModel]) -> list[_Fault]:
         loc = tuple(fault["loc"]) + tuple(fault.get("ctx", {}).get("at", ()))
         # Looking for a near key takes a while: beyond what is shown, nobody reads it.
         unknown = fault["type"] == "extra_forbidden" and len(found) < _MOST_FAULTS
-        said = said_of_fault(fault)
+        tagless = fault["type"] == "union_tag_not_found"
+        said = said_of_fault(fault, tags_at(model, loc) if tagless else ())
         said += said_of_unknown(model, loc) if unknown else ""
         if fault["type"] == "model_type" and isinstance(fault["input"], str):
             said = said.replace("{key: value}", written_out(model, loc, fault["input"]))

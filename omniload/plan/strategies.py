@@ -22,6 +22,7 @@ Shape suffixes:
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
@@ -282,8 +283,14 @@ def require_strategy(balance: BalanceConfig) -> None:
     Raises:
         ConfigError: As for ``strategy_of`` and ``cost_of``.
     """
-    strategy_of(balance.strategy)
-    cost_of(balance)
+    for key, found in (
+        ("strategy", partial(strategy_of, balance.strategy)),
+        ("cost", partial(cost_of, balance)),
+    ):
+        try:
+            found()
+        except ConfigError as error:
+            raise ConfigError(f"balance.{key}: {error}") from error
 
 
 def placed_by(strategy: Strategy, name: str, rows: DGraph, request: PlacementRequest) -> Placement:

@@ -14,6 +14,7 @@ __all__ = [
     "joined",
     "said_of_fault",
     "said_of_unknown",
+    "tags_at",
     "value_shown",
     "written_out",
 ]
@@ -41,6 +42,7 @@ _WANTED = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
     "list_type": "a list, as [first, second]",
+    "model_attributes_type": "a mapping, as {type: word, key: value}",
     "model_type": "a mapping, as {key: value}",
     "string_type": "a text",
     "tuple_type": "a list, as [first, second]",
@@ -50,8 +52,13 @@ _EMPTY = {"string_too_short": "a text that is not empty", "too_short": "a list t
 _SAID = {"extra_forbidden": "no such key", "missing": "is missing; give it"}
 
 
-def said_of_fault(fault: ErrorDetails) -> str:
-    """Return the value found, the limit and what to do, where pydantic says less."""
+def said_of_fault(fault: ErrorDetails, tags: Iterable[str] = ()) -> str:
+    """Return the value found, the limit and what to do, where pydantic says less.
+
+    Args:
+        fault: What pydantic found.
+        tags: Where the key that says which kind a mapping is of is missing, the words that it may have.
+    """
     kind, context, given = fault["type"], fault.get("ctx", {}), fault["input"]
     if kind in _LIMITS and isinstance(given, int | float | str):
         key, limit = _LIMITS[kind]
@@ -61,19 +68,30 @@ def said_of_fault(fault: ErrorDetails) -> str:
         return f"found {value_shown(given)}; give {wanted}"
     if kind in _SAID:
         return _SAID[kind]
-    if kind == "union_tag_invalid":
-        tag = str(context["tag"])
-        known = re.findall(r"'([^']*)'", str(context["expected_tags"]))
-        near = difflib.get_close_matches(tag, known, n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
-        key = str(context["discriminator"]).strip("'")
-        return f"{key} is {value_shown(tag)}; {meant}choose among {', '.join(known)}"
+    if kind.startswith("union_tag"):
+        return _tag_wanted(fault, tags)
     if kind == "literal_error" and isinstance(given, str):
         known = re.findall(r"'([^']*)'", str(context["expected"]))
         near = difflib.get_close_matches(given, known, n=1)
         if near:
             return f"{fault['msg']}{_input_shown(fault)}; did you mean {near[0]!r}?"
     return fault["msg"].removeprefix("Value error, ") + _input_shown(fault)
+
+
+def _tag_wanted(fault: ErrorDetails, tags: Iterable[str]) -> str:
+    """Return what the key that says which kind a mapping is of may be, and what may be meant by what stands there."""
+    context, given = fault.get("ctx", {}), fault["input"]
+    key = str(context["discriminator"]).strip("'")
+    if fault["type"] == "union_tag_invalid":
+        tag = str(context["tag"])
+        known = re.findall(r"'([^']*)'", str(context["expected_tags"]))
+        near = difflib.get_close_matches(tag, known, n=1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        return f"{key} is {value_shown(tag)}; {meant}choose among {', '.join(known)}"
+    near = difflib.get_close_matches(key, map(str, given), n=1) if isinstance(given, dict) else []
+    meant = f"did you mean it by {near[0]!r}? " if near else ""
+    wanted = f"one of {', '.join(sorted(tags))}" if tags else "it"
+    return f"{key} is missing; {meant}give {wanted}"
 
 
 def _name_wanted(fault: ErrorDetails) -> str | None:
@@ -133,7 +151,7 @@ def said_of_unknown(model: type[BaseModel], location: tuple[str | int, ...]) -> 
         location: Keys that lead to it, and itself.
     """
     tagged, key = location[:-1], location[-1]
-    types = {tag for each in _models_at(model, tagged[:-1]) for tag in _tags_of(each)}
+    types = tags_at(model, tagged[:-1])
     if tagged and tagged[-1] in types:
         having = sorted(
             str(tag)
@@ -185,6 +203,11 @@ def _models_at(model: type[BaseModel], location: tuple[str | int, ...]) -> set[t
     return models
 
 
+def tags_at(model: type[BaseModel], location: tuple[str | int, ...]) -> set[str]:
+    """Return the words that tell what may lie at a place from each other: ``csv``, ``parquet`` and so on."""
+    return {tag for each in _models_at(model, location) for tag in _tags_of(each)}
+
+
 def _words_in(annotation: object) -> set[object]:
     """Return the words that a field may be, one of a union among them."""
     if get_origin(annotation) is Literal:
@@ -192,7 +215,7 @@ def _words_in(annotation: object) -> set[object]:
     return {word for inner in get_args(annotation) for word in _words_in(inner)}
 
 
-def _tags_of(model: type[BaseModel]) -> tuple[object, ...]:
+def _tags_of(model: type[BaseModel]) -> tuple[str, ...]:
     """Return the words that tell a model from others of a union."""
     field = model.model_fields.get("type")
     return () if field is None else get_args(field.annotation)

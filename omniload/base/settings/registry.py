@@ -3,6 +3,7 @@
 Whoever installs a package vouches for it; whoever writes a file chooses among what is installed.
 """
 
+import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -43,9 +44,11 @@ def registered(group: str, name: str, built_in: Iterable[str] = ()) -> Registere
         known = sorted({point.name for point in entry_points(group=group)})
         count = "no" if not found else str(len(found))
         ours = f"built in: {sorted(built_in)}, " if built_in else ""
+        near = () if found else difflib.get_close_matches(name, {*built_in, *known}, n=1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(
             f"{count} installed distributions register {name!r} under the entry points {group!r}; "
-            f"{ours}registered: {known}"
+            f"{meant}{ours}registered: {known}"
         )
     (point,) = found
     try:

@@ -202,7 +202,8 @@ def test_a_placement_that_loses_a_row_is_refused_with_the_strategy_and_the_step(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("nobody", "no installed distributions register 'nobody'"),
+        ("nobody", "balance.strategy: no installed distributions register 'nobody' .*; built in"),
+        ("hybri", "'omniload.strategies'; did you mean 'hybrid'. built in"),
         ("number", r"is float, not a function"),
         ("gone", r"cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
     ],
@@ -213,7 +214,7 @@ def test_a_strategy_that_cannot_be_had_is_refused_before_a_step(installed, name,
 
 
 def test_a_cost_that_nobody_registers_is_refused_before_a_step():
-    with pytest.raises(ConfigError, match=r"'dear'.*built in: \['quadratic'\]"):
+    with pytest.raises(ConfigError, match=r"balance.cost: .*'dear'.*built in: \['quadratic'\]"):
         strategies.require_strategy(BalanceConfig(cost="dear"))
 
 
