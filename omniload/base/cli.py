@@ -26,7 +26,7 @@ from omniload.base.errors import DefectError, OmniloadError, system_refusal
 from omniload.base.extras import missing_extra, refuse_namesake
 from omniload.base.linux.interrupts import INTERRUPTED_EXIT, ending_when_interrupted
 from omniload.base.log import set_up_logging
-from omniload.base.message_text import message_text
+from omniload.base.message_text import SPELT_PLAINLY, message_text
 from omniload.base.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -256,8 +256,9 @@ def omniload(log_level: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with the code its errors carry."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A name of a file that is no UTF-8 is shown with its bytes spelt out, not refused.
-        sys.stdout.reconfigure(errors="backslashreplace")
+        # A name of a file that is no UTF-8 is shown with its bytes spelt out, not refused; a bar of a terminal of
+        # another encoding, as under LC_ALL=C, of plain characters.
+        sys.stdout.reconfigure(errors=SPELT_PLAINLY)
     # At the very end, and behind all that others have done then: what is left goes with the process.
     atexit.register(gc.freeze)
     written = sys.stdout

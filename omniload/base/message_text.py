@@ -5,11 +5,17 @@ makes such a text fit for a terminal, whoever quoted it: no secret, no character
 follows or turns its direction, and no name without an end.
 """
 
+import codecs
 import re
 
 from omniload.base.secrets import without_secrets
 
-__all__ = ["log_text", "message_text"]
+__all__ = ["SPELT_PLAINLY", "log_text", "message_text"]
+
+SPELT_PLAINLY = "omniload.spelt_plainly"
+"""What a stream does with characters that its encoding has none for: those we draw with become plain ones of the same
+width, and all others are spelt out, as by ``backslashreplace``."""
+_PLAIN = str.maketrans("█▉▊▋▌▍▎▏▓▇▆▅▄▃▂▁░·…±²◀▶", "#####|||%*+=-:._..~~2<>")
 
 _LONGEST_WORD = 1024
 """Characters without white space: few paths and no key of settings have as many."""
@@ -50,3 +56,13 @@ def _escaped(text: str) -> str:
 
 def _shortened(text: str, head: int, tail: int) -> str:
     return f"{text[:head]}...({len(text) - head - tail:,} characters left out)...{text[-tail:]}"
+
+
+def _spelt_plainly(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end].translate(_PLAIN)
+    return text.encode("ascii", "backslashreplace").decode("ascii"), error.end
+
+
+codecs.register_error(SPELT_PLAINLY, _spelt_plainly)

@@ -13,8 +13,8 @@ from omniload.base import cli
 from omniload.base.config import StrictModel, parse_yaml
 from omniload.base.errors import ConfigError, OmniloadError
 from omniload.base.log import set_up_logging
-from omniload.base.message_text import message_text
-from omniload.commands.display import say, table
+from omniload.base.message_text import SPELT_PLAINLY, message_text
+from omniload.commands.display import bar, excerpt, say, table
 
 HOSTILE = "a\u202etxt.exe\x1b[2J\x07\r\u2066\ud800\u2028b"
 """Turns the direction, clears the screen, rings, returns, and is no text of UTF-8."""
@@ -33,6 +33,21 @@ def test_what_a_terminal_prints_stays_as_it_is(text):
 
 def test_what_it_does_not_print_is_spelt_out():
     assert message_text(HOSTILE) == SPELT
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_bars_are_of_plain_characters_where_the_encoding_has_no_others(encoding):
+    drawn = f"{bar(0.5, 4)} {bar(0.05, 4)} {excerpt('abcdef', 4)} ±1%"
+
+    plain = drawn.encode(encoding, SPELT_PLAINLY)
+    assert plain.decode(encoding) in {"## | abc~ ~1%", "## | abc~ ±1%"}
+    assert drawn.encode("utf-8", SPELT_PLAINLY).decode() == drawn
+
+
+def test_other_characters_that_an_encoding_has_not_are_spelt_out():
+    assert "größe 数 \udcff".encode("ascii", SPELT_PLAINLY) == rb"gr\xf6\xdfe \u6570 \udcff"
+    with pytest.raises(UnicodeDecodeError):  # bytes are none of its business
+        b"\xff".decode("utf-8", SPELT_PLAINLY)
 
 
 def test_a_name_without_an_end_shows_its_start_and_its_end():
