@@ -11,6 +11,7 @@ import atexit
 import gc
 import io
 import math
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ from omniload.base.units import parse_seconds
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["DURATION", "FiniteRange", "Verbs", "main"]
+__all__ = ["DURATION", "VARIABLES", "FiniteRange", "Verbs", "main"]
 
 _GROUP = "omniload.commands"
 _UNREAD_EXIT = 141
@@ -54,6 +55,18 @@ _OURS = {
 
 The list of nouns is shown without loading any: together they take over a second.
 """
+
+_PREFIX = "OMNILOAD_"
+VARIABLES = (
+    "OMNILOAD_ATTEMPT",
+    "OMNILOAD_BASE_IMAGE",
+    "OMNILOAD_ENV_CACHE",
+    "OMNILOAD_ENV_STORE",
+    "OMNILOAD_JOB",
+    "OMNILOAD_NODE",
+    "OMNILOAD_STARTUP_LOG",
+)
+"""Variables of the environment that a user sets; rooms above this one read them."""
 
 
 class _Guided(click.Group):
@@ -251,6 +264,20 @@ def omniload(log_level: str) -> None:
       omniload mix check examples/quickstart.yaml
     """  # noqa: D301 -- click's own marker
     set_up_logging(log_level)
+    for name in sorted(os.environ):
+        if name.startswith(_PREFIX) and (meant := _variable_meant(name)):
+            click.echo(
+                message_text(f"warning: nothing reads {name}; did you mean {meant}?"), err=True
+            )
+
+
+def _variable_meant(name: str) -> str | None:
+    """Return the variable of ours that another may stand for; what is unlike all of them is somebody's own."""
+    if name in VARIABLES:
+        return None
+    # Without what they have in common, by which all would be alike.
+    near = _like(name.removeprefix(_PREFIX), [each.removeprefix(_PREFIX) for each in VARIABLES])
+    return f"{_PREFIX}{near[0]}" if near else None
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import re
 import sys
 import tomllib
 from importlib.metadata import EntryPoint
@@ -20,6 +21,10 @@ from omniload.base.errors import (
 )
 
 ERRORS = {}
+ROOMS = ("omniload", "fusefs", "snapshot", "trainer_integration")
+VARIABLE = re.compile(r"\bOMNILOAD_[A-Z_]+\b")
+INTERNAL = "OMNILOAD_MARKS"
+"""Says to a process that ends others which are its own; no user sets it."""
 
 
 @click.command()
@@ -133,6 +138,28 @@ def test_the_version_is_shown(capsys):
 def test_an_unknown_log_level_is_refused(capsys):
     assert run("--log-level", "LOUD", "do", "it") == 2
     assert "LOUD" in capsys.readouterr().err
+
+
+def test_a_variable_that_nothing_reads_is_told_where_one_of_ours_may_be_meant(monkeypatch, capsys):
+    monkeypatch.setenv("OMNILOAD_STARTUPLOG", "n1.jsonl")
+    monkeypatch.setenv("OMNILOAD_JOB", "try")
+    for somebodys_own in ("OMNILOAD_FOO", "OMNILOAD_VERSION", "OMNILOAD_MARKS"):
+        monkeypatch.setenv(somebodys_own, "x")
+
+    assert run("do", "it") == 0
+
+    told = "warning: nothing reads OMNILOAD_STARTUPLOG; did you mean OMNILOAD_STARTUP_LOG?\n"
+    assert capsys.readouterr().err == told
+
+
+def test_the_variables_that_are_known_are_those_that_modules_read():
+    root = Path(cli.__file__).parents[2]
+    modules = [path for room in ROOMS for path in (root / room).rglob("*.py")]
+    read = {name for path in modules for name in VARIABLE.findall(path.read_text())}
+
+    assert read - {INTERNAL} == set(cli.VARIABLES)
+    reference = (root / "docs/reference/README.md").read_text()
+    assert set(VARIABLE.findall(reference)) == set(cli.VARIABLES)
 
 
 def test_our_nouns_lie_where_the_entry_points_of_this_distribution_say():
