@@ -317,7 +317,9 @@ def _by_edits(saved: Mapping[str, Json], now: Mapping[str, str]) -> str:
     if "mix" in changed:
         edits.append("other weights by `omniload mix set`")
     if any(k.endswith(".records") for k in changed):
-        edits.append("more files, as a source of their own, by `omniload mix add`")
+        edits.append(
+            "more files, as a source of their own, by `omniload mix add`, once path names those that were there alone"
+        )
     if edits:
         ways.append("takes " + " and ".join(edits))
     return f"; a run with a folder (run_dir=) {', and '.join(ways)}" if ways else ""

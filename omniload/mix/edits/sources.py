@@ -29,7 +29,8 @@ def require_known(names: Iterable[str], known: Sequence[str]) -> None:
             more = f" and {len(known) - _SHOWN:,} more" if len(known) > _SHOWN else ""
             raise ConfigError(
                 f"source {name!r} is not in the mix{meant}, which has {', '.join(known[:_SHOWN])}{more}; "
-                "correct the name, or add the source with `omniload mix add`"
+                "correct the name (of a group give its sources, or edit the mix file under `omniload mix watch`), or "
+                "add the source with `omniload mix add`"
             )
 
 

@@ -279,7 +279,7 @@ def test_a_file_of_another_size_is_one_thing_that_differs():
         (["sources.web"], "mix diff RUN FILE`$"),
         (
             ["sources.web.records", "sources.web.order"],
-            "takes more files, as a source of their own",
+            "takes more files, as a source of their own, .*, once path names those that were there alone",
         ),
         (["mix", "sources.web.records"], "by `omniload mix set` and more files, as a source"),
         (["seed", "sources.web.content"], "or start a new run"),

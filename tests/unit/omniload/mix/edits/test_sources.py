@@ -19,3 +19,8 @@ def test_a_source_that_the_mix_does_not_have_is_told_with_those_that_it_has(know
         ConfigError, match=rf"'s1o' is not in the mix \(did you mean 's\d\d'\?\), .*{said}"
     ):
         require_known(["s1o"], known)
+
+
+def test_what_may_be_a_group_is_told_how_its_sources_are_changed():
+    with pytest.raises(ConfigError, match="of a group give its sources, or edit the mix file"):
+        require_known(["web"], ["web_de", "web_en"])
