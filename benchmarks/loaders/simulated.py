@@ -123,6 +123,7 @@ def _simulated(
                 by_role_s={each.role: each.cores * step_s for each in of.roles},
                 waits=of.waits,
                 cores=cores,
+                idle=profile.messages[of.runtime].idle,
             )
         )
     return found

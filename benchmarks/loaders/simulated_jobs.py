@@ -22,6 +22,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.joining import handle_in
 from omniload.actors.ray.measuring.spent import by_role, spent_by
 from omniload.actors.ray.plane import RayPlane
+from omniload.base.linux.kept_waiting import IdleBesideWork
 from omniload.client import Client
 from omniload.simulation.figures import Waits
 
@@ -53,6 +54,8 @@ class Found:
     waits: Waits
     cores: float
     """Cores that it had, or could have had."""
+    idle: float
+    """Part of what was wanted of cores that nobody had, as a core idled meanwhile."""
     waits_s: Sequence[float] = ()
     """Of each step of a run: what several runs have together is known from these alone."""
 
@@ -106,6 +109,7 @@ def _found(
     spec: PlaneSpec,
     pace: Pace,
     seen: Sequence[_Seen],
+    idle: float,
     taken: Sequence[_Taken],
     roles: Mapping[int, str],
 ) -> Found:
@@ -126,6 +130,7 @@ def _found(
         waits=Waits.of(of_steps_s),
         # The kernel's two clocks differ by a hundredth: a job that has all of a machine has no more than that.
         cores=min(cores, max(0.1, cores - others)),
+        idle=idle,
         waits_s=of_steps_s,
     )
 
@@ -183,16 +188,20 @@ def _all_found(
         roles: Of each process that has one; ``node`` are the others.
     """
     seen: list[_Seen] = []
+    idle: list[float] = []
     for _ in paces:
         # Found before ranks are let go: finding them takes as long as dozens of steps.
         ours = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        for _ in range(2):
+        meet()
+        seen.append(_Seen.now(ours))
+        with IdleBesideWork() as cores:
             meet()
-            seen.append(_Seen.now(ours))
+        seen.append(_Seen.now(ours))
+        idle.append(cores.share)
         meet()
     by_rank = taken()
     return [
-        _found(spec, pace, seen[2 * n : 2 * n + 2], [its[n] for its in by_rank], roles)
+        _found(spec, pace, seen[2 * n : 2 * n + 2], idle[n], [its[n] for its in by_rank], roles)
         for n, pace in enumerate(paces)
     ]
 

@@ -17,15 +17,17 @@ __all__ = ["READING", "Cell", "Compared", "Pairs", "rates_table", "roles_table",
 
 READING = """\
 Ranks touch nothing. Of runs on Ray they are processes of their own, in one process threads. A run is driven at full
-speed, each rank by itself, and with times that training takes in turn, at which all ranks begin together: what the last
-of them waits for its batch is the wait of the step. Of full speed the middle one of three paces or more of a run
-counts. What things take is measured anew for each number of ranks, as whoever asks has it, once before all its runs and
-once after them, messages once for all its sizes: each job is compared with simulations of two profiles, with some seeds
-each, which decide how late messages are. A simulation gets as many cores as were left to the runs at full speed beside
-other work. Figures are medians, and ratios those of the medians; in brackets stands how far single runs and simulations
-go. Waits of runs are those of all their turns together, and a simulation has as many steps as all of them. Runs apart
-is the largest figure of a turn over the smallest. A figure agrees where it is within 15 % of that of the runs, or else
-where it is no further from it than they are from each other."""
+speed, each rank by itself, and with times that training takes in turn, at which all ranks begin together: what the
+last of them waits for its batch is the wait of the step. Of full speed the middle one of three paces or more of a run
+counts. What things take is measured anew for each number of ranks, as whoever asks has it, once before all its runs
+and once after them, messages once for all its sizes: each job is compared with simulations of two profiles, with some
+seeds each, which decide how late messages are. A simulation gets as many cores as were left to the runs at full speed
+beside other work. Figures are medians, and ratios those of the medians; in brackets stands how far single runs and
+simulations go. Waits of runs are those of all their turns together, and a simulation has as many steps as all of
+them. Runs apart is the largest figure of a turn over the smallest. Idle beside work is the part of what threads
+wanted of cores that none had, as a core idled meanwhile; in the planes of which messages are measured a simulation
+finds how much that is. A figure agrees where it is within 15 % of that of the runs, or else where it is no further
+from it than they are from each other."""
 AGREES = 0.15
 """What a figure may be off."""
 Row: TypeAlias = tuple[str | int | float, ...]
@@ -79,6 +81,8 @@ def rates_table(pairs: Pairs) -> Table:
                 f"{median(each.used for each in runs):.2f}",
                 f"{median(each.used for each in simulated):.2f}",
                 f"{median(each.cores for each in runs):.2f}",
+                f"{median(each.idle for each in runs):.1%}",
+                f"{median(each.idle for each in simulated):.1%}",
             )
         )
     return Table(
@@ -86,7 +90,7 @@ def rates_table(pairs: Pairs) -> Table:
         columns=(
             "runtime", "ranks", "readers", "tokens a rank and step", "run, million tokens/s", "simulated",
             "speed, simulated over run", "runs apart", "agrees", "CPU of a step, simulated over run",
-            "cores in use, run", "simulated", "cores left to it",
+            "cores in use, run", "simulated", "cores left to it", "idle beside work, run", "in its planes",
         ),
         rows=tuple(rows),
     )  # fmt: skip

@@ -82,8 +82,10 @@ class _Run:
         self.clock = Clock()
         mix = job.spec.mix
         self.dp = job.spec.tree.size_of("dp")
+        # Wherever fewer are wanted than there are, none is missed.
+        cores = job.cores * (1 - self.messages.idle)
         self.hosts = [
-            Host(self.clock, cores=job.cores, network_bytes_per_s=job.network_bytes_per_s)
+            Host(self.clock, cores=cores, network_bytes_per_s=job.network_bytes_per_s)
             for _ in range(job.hosts)
         ]
         self.shares = shares_of(job, profile)

@@ -168,6 +168,7 @@ def _between_processes(job: Job, profile: Profile) -> MessageCosts:
         opens_s=_some_that_were(found.opens_s),
         process_bytes=call.process_bytes,
         node_bytes=found.node_bytes,
+        idle=found.idle,
     )
     # What building takes is that of the job: what is too much or too little of it is made up for.
     known = profile.model_copy(update={"messages": {"ray": free}})

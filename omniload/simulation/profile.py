@@ -120,6 +120,9 @@ class MessageCosts(StrictModel):
     """The same of several batches, of which each takes one; empty in a profile that was kept before."""
     opens_s: tuple[Seconds, ...] = ()
     """Time beside processor time in which a rank that has trained gets at batches that have come, of several."""
+    idle: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.0
+    """Part of what processes want of a host's cores that none has, as a core that idles is woken late for what comes;
+    0 where other work had whatever they left."""
     process_bytes: Size
     """Memory of a role's process that holds nothing yet; 0 where roles are threads."""
     node_bytes: Size
@@ -159,11 +162,12 @@ class PlannerCosts(StrictModel):
 class Profile(StrictModel):
     """What was measured."""
 
-    version: Literal[7] = 7
+    version: Literal[8] = 8
     """Of this format; 1 cannot tell what several readers take, 2 what a message takes at each role, 3 what batches in
     it do, and what decoding takes was too little of some sources, 4 has messages of many ranks cost what those of one
     do, 5 has blocks that small planes decoded among the bytes of messages, and too little done by the clock, 6 has
-    messages of ranks cost what they do where several share a process."""
+    messages of ranks cost what they do where several share a process, 7 has ranks of the opener in what Ray does by the
+    clock, and no core idle while something wants it."""
     machine: Annotated[str, Field(max_length=200)]
     """The processor."""
     cores: Annotated[int, Field(ge=1, le=1 << 16)]

@@ -71,7 +71,7 @@ LONGER = {
         "every step of a move, what undoes it, and what is dropped after it",
     ),
     "omniload/actors/ray/measuring/probe.py": (
-        390,
+        399,
         "planes side by side, the process of each, that of a rank, and ranks at speed, at rest and with pauses",
     ),
     "omniload/actors/ray/scaling/shell.py": (195, "one look at every loader, and every change"),

@@ -44,7 +44,7 @@ from omniload.actors.ray.measuring.spent import (
 )
 from omniload.actors.ray.plane import RayPlane
 from omniload.base.errors import OmniloadError, UnavailableError
-from omniload.base.linux.kept_waiting import kept_waiting_s
+from omniload.base.linux.kept_waiting import IdleBesideWork, kept_waiting_s
 
 __all__ = ["Probed", "probe"]
 
@@ -85,6 +85,8 @@ class Probed:
     """That is answered with nothing."""
     node_bytes: int
     """Memory of Ray's own processes."""
+    idle: float
+    """Part of what planes at full speed wanted of cores that nobody had, as a core idled meanwhile."""
 
 
 def probe(specs: Sequence[PlaneSpec], calls: int) -> Probed:
@@ -105,24 +107,26 @@ def probe(specs: Sequence[PlaneSpec], calls: int) -> Probed:
             opened.callback(plane.stop)
         for plane in planes:
             plane.answer(_OPENS_S)
-        call, node_bytes = _asked(planes[:1], ("calls", calls))[0]
+        call, node_bytes = planes[0].asked(("calls", calls))
         turns: list[list[Spent]] = []
         until_s = time.monotonic() + _MOST_S
-        while len(turns) < _WARM_TURNS + _TURNS:
-            turns.append([_asked([plane], "turn")[0] for plane in planes])
-            if len(turns) >= _WARM_TURNS + _LEAST_TURNS and time.monotonic() > until_s:
-                break
+        with IdleBesideWork() as cores:
+            while len(turns) < _WARM_TURNS + _TURNS:
+                turns.append([plane.asked("turn") for plane in planes])
+                if len(turns) >= _WARM_TURNS + _LEAST_TURNS and time.monotonic() > until_s:
+                    break
         first, *others = planes
-        for plane in others:
-            plane.stop()
-        for plane in others:
-            plane.close()
-        clock = cores_at_rest([_asked([first], "rest")[0] for _ in range(_RESTS)])
-        # By turns too. A job's ranks wake a constructor together, and each has a process of its own that has rested.
+        for end in (_Beside.stop, _Beside.close):
+            for plane in others:
+                end(plane)
+        clock = cores_at_rest([first.asked("rest") for _ in range(_RESTS)])
+        # By turns too. A job's ranks wake a constructor together, each from a process of its own that has rested.
         apart, together = zip(
-            *[[_asked([first], each)[0] for each in ("apart", "together")] for _ in range(_PACES)],
+            *[[first.asked(each) for each in ("apart", "together")] for _ in range(_PACES)],
             strict=True,
         )
+        # A job's opener has none of its ranks, each of which looks after the plane by the clock.
+        clock["opener"] = cores_at_rest([first.asked("leave")])["opener"]
     of_planes = zip(*turns[_WARM_TURNS:], strict=True)
     return Probed(
         # All have the same roles, and do the same by the clock.
@@ -133,14 +137,8 @@ def probe(specs: Sequence[PlaneSpec], calls: int) -> Probed:
         opens_s=tuple(chain.from_iterable(each.opens_s for each in apart)),
         call=call,
         node_bytes=node_bytes,
+        idle=cores.share,
     )
-
-
-def _asked(planes: "Sequence[_Beside]", what: object) -> list[Any]:
-    """Ask all planes, and then wait for each."""
-    for plane in planes:
-        plane.ask(what)
-    return [plane.answer(_ANSWERS_S) for plane in planes]
 
 
 class _Beside:
@@ -180,6 +178,11 @@ class _Beside:
             raise found
         return found
 
+    def asked(self, what: object) -> Any:  # noqa: ANN401 -- as above
+        """Ask, and wait for the answer."""
+        self.ask(what)
+        return self.answer(_ANSWERS_S)
+
     def _lost(self) -> UnavailableError:
         self._process.join(_ENDS_S)
         return UnavailableError(
@@ -208,7 +211,8 @@ def _serve(spec: PlaneSpec, pipe: Connection) -> None:
             window = spec.mix.steps_at_once
             address = plane.address.model_dump_json()
             alone = opened.enter_context(closing(_Beside(_serve_rank, address, last, window)))
-            handles = [opened.enter_context(closing(plane.handle(rank))) for rank in others]
+            joined = opened.enter_context(ExitStack())
+            handles = [joined.enter_context(closing(plane.handle(rank))) for rank in others]
             alone.answer(_OPENS_S)
             driven = _Driven(spec, plane.pids(), _Ranks(handles, window), alone)
             pipe.send(True)
@@ -216,6 +220,9 @@ def _serve(spec: PlaneSpec, pipe: Connection) -> None:
                 match pipe.recv():
                     case "rest":
                         pipe.send(driven.rest())
+                    case "leave":
+                        joined.close()
+                        pipe.send(driven.left())
                     case "turn":
                         pipe.send(driven.turn())
                     case "apart":
@@ -324,6 +331,10 @@ class _Driven:
     def rest(self) -> Spent:
         """Take none."""
         self._take(2 * (self._ahead + self._window))
+        return self.left()
+
+    def left(self) -> Spent:
+        """Ask for none."""
         time.sleep(_FILLS_S)
         began = self._begun()
         time.sleep(_REST_S)

@@ -28,6 +28,7 @@ def _found(seconds, waits_ms=(1.0,), **by_role_s):
         by_role_s=by_role_s or {"rank": 0.1},
         waits=Waits.of(waits_s),
         cores=2.0,
+        idle=0.0,
         waits_s=waits_s,
     )
 
@@ -156,7 +157,7 @@ def _run_found(tmp_path, *, whole_s, aside_s=0.0):
     ended = _Seen(at_s=11.0, ours_s={1: 0.25, 2: 1.5, 3: 2.5}, whole_s=100.0 + whole_s)
     taken = [_Taken([0.001, 0.004], aside_s), _Taken([0.003, 0.002], aside_s)]
     roles = {1: "planner", 2: "rank", 3: "rank"}
-    return simulated_jobs._found(spec, Pace(step_s=0.0, steps=2), (began, ended), taken, roles)
+    return simulated_jobs._found(spec, Pace(step_s=0.0, steps=2), (began, ended), 0.0, taken, roles)
 
 
 def test_a_step_waits_as_long_as_its_last_rank_and_meeting_the_others_is_no_part_of_the_plane(

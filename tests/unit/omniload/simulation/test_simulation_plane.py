@@ -76,6 +76,20 @@ def with_messages(**changes):
     return a_profile(messages={"ray": messages})
 
 
+def test_cores_that_idle_beside_work_are_missed_where_all_are_wanted_and_nowhere_else():
+    def speeds_of(**changes):
+        found = [
+            simulated(a_job(a_windowed_mix(), steps=64, **changes), with_messages(idle=idle))
+            for idle in (0.0, 0.2)
+        ]
+        return [each.tokens_per_s for each in found]
+
+    of_few, of_many = (speeds_of(ranks=4, cores=cores) for cores in (0.5, 64.0))
+
+    assert of_few[1] == pytest.approx(0.8 * of_few[0], rel=0.05)
+    assert of_many[1] == pytest.approx(of_many[0], rel=1e-9)
+
+
 def test_of_takes_that_differ_each_step_waits_for_the_longest_that_its_ranks_drew():
     profile = with_messages(takes_s=(1e-3, 3e-3), take_s=9.0)
 
