@@ -169,7 +169,7 @@ def _run(spec: PlaneSpec, paces: Sequence[Pace]) -> list[Found]:
     "--step-times",
     type=(float, int),
     multiple=True,
-    default=((50.0, 200),),
+    default=((50.0, 160),),
     show_default=True,
     help="Milliseconds that training takes, and steps of them.",
 )

@@ -249,13 +249,15 @@ class _Run:
 
     def _ranks(self, only: Process | None) -> list[Rank]:
         made: list[Rank] = []
+        # Ray's threads hold no lock of the rank's interpreter.
+        width = 2.0 if self.wire.opens_share < 1 else 1.0
         for constructor in self.constructors:
             its: list[Rank] = []
             for rank in constructor.machine.dp_ranks:
                 kind = LocalRank if only else RayRank
                 its.append(
                     kind(
-                        process=only or self._process(constructor.process.host, "rank"),
+                        process=only or self._process(constructor.process.host, "rank", width),
                         wire=self.wire,
                         rank=rank,
                         window=self.job.spec.mix.steps_at_once,

@@ -75,7 +75,14 @@ class RayRank(Rank):
             if then is not None:
                 then()
 
-        self.process.work(self.wire.end_s(self.process), ask)
+        self._work(self.wire.end_s(self.process), ask)
+
+    def _work(self, seconds: float, then: Then) -> None:
+        """Have this rank's thread do its part of a message, while Ray's threads beside it do the rest."""
+        share = self.wire.opens_share
+        if share < 1:
+            self.process.work((1 - share) * seconds, _nothing)
+        self.process.work(share * seconds, then)
 
     def _be_asked(self, step: int) -> None:
         self._unanswered = step
@@ -119,7 +126,7 @@ class RayRank(Rank):
         seconds = self.wire.end_s(self.process, sum(sizes), len(sizes))
         # Ray's processes are asked for what has come, and have slept as long as the rank.
         late_s = self.wire.opening_s(self.process.host)
-        self.process.host.clock.after(late_s, lambda: self.process.work(seconds, opened))
+        self.process.host.clock.after(late_s, lambda: self._work(seconds, opened))
 
     def _hand_out(self, step: int, have: Then) -> None:
         self.held_bytes -= self._held.popleft()

@@ -41,6 +41,11 @@ class Wire:
         times = costs.rested if self.rests else 1.0
         return times * (costs.end_s + size_bytes * costs.byte_s + batches * costs.batch_s)
 
+    @property
+    def opens_share(self) -> float:
+        """Part of what a rank takes to get at batches that its own thread does; all of it at full speed."""
+        return self.costs.opens_share if self.rests else 1.0
+
     def take_s(self) -> float:
         """Return what a rank that has trained takes for a batch that is at hand; nothing where it has not."""
         if not self.rests:

@@ -79,8 +79,8 @@ class Probed:
     """Processor time of a step of the first plane, by role, where its ranks rested before they got at a window."""
     takes_s: tuple[float, ...]
     """Processor time in which a rank that has rested takes a batch that is at hand, of several."""
-    opens_s: tuple[float, ...]
-    """Time beside processor time in which one gets at batches that have come, of several."""
+    opened: tuple[tuple[float, float], ...]
+    """Time beside its own in which one gets at batches that have come, and its own processor time, of several."""
     call: Call
     """That is answered with nothing."""
     node_bytes: int
@@ -134,7 +134,7 @@ def probe(specs: Sequence[PlaneSpec], calls: int) -> Probed:
         clock=clock,
         paced_step_s=paced_step(apart, together, clock),
         takes_s=tuple(chain.from_iterable(each.takes_s for each in apart)),
-        opens_s=tuple(chain.from_iterable(each.opens_s for each in apart)),
+        opened=tuple(chain.from_iterable(each.opened for each in apart)),
         call=call,
         node_bytes=node_bytes,
         idle=cores.share,
@@ -265,27 +265,27 @@ class _Ranks:
         # Others are at hand, and take a hundredth of that.
         self._opens_at = [spent_s.index(max(spent_s)) for spent_s in by_rank]
 
-    def pace(self, resting: int, windows: int) -> tuple[list[float], list[float]]:
+    def pace(self, resting: int, windows: int) -> tuple[list[float], list[tuple[float, float]]]:
         """Take windows, the first ranks with a pause before they get at one, and once more in it.
 
         Returns:
-            Of batches that were at hand then, the processor time of each; of windows, the time beside processor time.
+            Of batches that were at hand then, the processor time of each; of windows, as ``_opened``.
         """
         takes_s: list[float] = []
-        opens_s: list[float] = []
+        opened: list[tuple[float, float]] = []
         for _ in range(windows):
             for place, step in enumerate(islice(self._numbers, self._window)):
                 for number, (handle, first) in enumerate(
                     zip(self._handles, self._opens_at, strict=True)
                 ):
                     if number < resting and place == first:
-                        opens_s.append(_opened(handle, step))
+                        opened.append(_opened(handle, step))
                     elif number < resting and place == (first + 1) % self._window:
                         takes_s.append(_taken_after_a_pause(handle, step))
                     else:
                         handle.take(step)
                     handle.taken(step)
-        return takes_s, opens_s
+        return takes_s, opened
 
 
 def _serve_rank(address: str, rank: int, window: int, pipe: Connection) -> None:
@@ -361,9 +361,9 @@ class _Driven:
         self._alone.ask(("pace", windows))
         # The first of this process rests for all of them: they are one thread.
         self._ranks.pace(int(together), windows)
-        takes_s, opens_s = self._alone.answer(_ANSWERS_S)
+        takes_s, opened = map(tuple, self._alone.answer(_ANSWERS_S))
         spent = self._since(began, windows * self._window)
-        return Paced(spent=spent, takes_s=tuple(takes_s), opens_s=tuple(opens_s))
+        return Paced(spent=spent, takes_s=takes_s, opened=opened)
 
     def _begun(self) -> tuple[dict[int, float], float]:
         """Return the clocks of the processes of the plane, and of this machine."""
@@ -380,14 +380,14 @@ class _Driven:
         return below | {os.getpid(): time.process_time()}
 
 
-def _opened(handle: RankHandle, step: int) -> float:
-    """Rest, and get at batches that have come; return what that took beside processor time of this process."""
+def _opened(handle: RankHandle, step: int) -> tuple[float, float]:
+    """Rest, and get at batches that have come; return the time beside that of this thread, and its processor time."""
     time.sleep(_PAUSE_S)
-    began_s, own_s, kept_s = time.perf_counter(), time.process_time(), kept_waiting_s()
+    began_s, own_s, kept_s = time.perf_counter(), time.thread_time(), kept_waiting_s()
     handle.take(step)
-    own_s, kept_s = time.process_time() - own_s, kept_waiting_s() - kept_s
+    own_s, kept_s = time.thread_time() - own_s, kept_waiting_s() - kept_s
     # Cores that others had are shared out in a simulation too: what is left is Ray's way, and its processes.
-    return max(0.0, time.perf_counter() - began_s - own_s - kept_s)
+    return max(0.0, time.perf_counter() - began_s - own_s - kept_s), own_s
 
 
 def _taken_after_a_pause(handle: RankHandle, step: int) -> float:

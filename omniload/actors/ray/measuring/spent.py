@@ -41,8 +41,8 @@ class Paced:
     spent: Spent
     takes_s: tuple[float, ...]
     """Processor time in which a rank that has rested takes a batch that is at hand, of several."""
-    opens_s: tuple[float, ...]
-    """Time beside processor time in which one gets at batches that have come, of several."""
+    opened: tuple[tuple[float, float], ...]
+    """Time beside its own in which one gets at batches that have come, and its own processor time, of several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,24 @@ def with_messages(**changes):
     return a_profile(messages={"ray": messages})
 
 
+def test_what_rays_threads_do_beside_a_rank_is_waited_for_only_where_cores_are_short():
+    messages = a_profile().messages["ray"]
+    roles = even_roles(0.0) | {"rank": messages.roles["rank"].model_copy(update={"end_s": 0.01})}
+
+    def of(cores, share):
+        profile = with_messages(roles=roles, opens_share=share)
+        job = a_job(a_windowed_mix(), ranks=1, cores=cores, steps=64, step_s=0.5)
+        return simulated(job, profile)
+
+    (alone, shared), (_, short) = ([of(cores, 1.0), of(cores, 0.5)] for cores in (8.0, 1.0))
+
+    # Ten milliseconds for what comes and ten for asking, of which a core beside does half.
+    assert alone.waits.longest_s == pytest.approx(0.02, rel=0.1)
+    assert shared.waits.longest_s == pytest.approx(0.01, rel=0.1)
+    assert short.waits.longest_s > 1.4 * shared.waits.longest_s
+    assert shared.cpu_step_s == pytest.approx(alone.cpu_step_s, rel=0.05)
+
+
 def test_cores_that_idle_beside_work_are_missed_where_all_are_wanted_and_nowhere_else():
     def speeds_of(**changes):
         found = [

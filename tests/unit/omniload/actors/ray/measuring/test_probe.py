@@ -41,12 +41,14 @@ def test_ranks_rest_before_a_window_and_before_a_batch_of_it_wherever_their_wind
     ranks = _Ranks(handles, WINDOW)
     ranks.look()
 
-    takes_s, opens_s = ranks.pace(resting, 1)
+    takes_s, opened = ranks.pace(resting, 1)
 
     rested = [then for before, then in pairwise(done) if before == "rest"]
     expected = [(handles[0], 11), (handles[0], 12), (handles[1], 15), (handles[1], 8)]
     assert set(rested) == set(expected[: 2 * resting])
-    assert len(opens_s) == len(takes_s) == resting
+    assert len(opened) == len(takes_s) == resting
+    # Of a window its own thread has had what the rank was busy for.
+    assert [each >= 2e-3 for _, each in opened] == [True] * resting
 
 
 class Alone:
@@ -61,7 +63,7 @@ class Alone:
         self.asked.append(what)
 
     def answer(self, limit_s):
-        return [1e-4], [2e-4]
+        return [1e-4], [(2e-4, 3e-4)]
 
 
 def a_plane(alone, ranks):
@@ -99,7 +101,7 @@ def test_the_rank_beside_rests_by_itself_or_together_with_those_of_the_opener(mo
     assert done.count("rest") == 4
     assert alone.asked == [("look",), ("pace", 2)] * 2
     assert apart.takes_s == together.takes_s == (1e-4,)
-    assert apart.opens_s == (2e-4,)
+    assert apart.opened == ((2e-4, 3e-4),)
     assert apart.spent.steps == 2 * WINDOW
     assert apart.spent.by_role.keys() == {"loader", "rank", "opener", "node"}
     assert apart.spent.by_role["opener"] > 0
