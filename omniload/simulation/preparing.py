@@ -195,7 +195,7 @@ def _between_processes(job: Job, profile: Profile) -> MessageCosts:
 
 
 def share_opening(rank: RoleCosts, few: SmallPlane, window: int, owns_s: Sequence[float]) -> float:
-    """Return the part of what a rank that has rested takes for a window that its own thread does.
+    """Return the part of what a rank that has rested takes for a window that its own thread does, as it does all bytes.
 
     Args:
         rank: What its messages take.
@@ -205,10 +205,11 @@ def share_opening(rank: RoleCosts, few: SmallPlane, window: int, owns_s: Sequenc
     """
     of = next(figures for figures in few.simulated.roles if figures.role == "rank")
     # A message with batches comes, and one that asks for the next ones goes.
-    whole_s = 2 * rank.end_s + window / of.count * (
-        of.message_bytes_step * rank.byte_s + of.batches_step * rank.batch_s
-    )
-    return min(1.0, max(_LEAST_OWN, median(owns_s) / (rank.rested * whole_s))) if owns_s else 1.0
+    shared_s = 2 * rank.end_s + window / of.count * of.batches_step * rank.batch_s
+    bytes_s = window / of.count * of.message_bytes_step * rank.byte_s
+    if not owns_s or not shared_s:
+        return 1.0
+    return min(1.0, max(_LEAST_OWN, (median(owns_s) / rank.rested - bytes_s) / shared_s))
 
 
 def _some_of(seconds: Sequence[float]) -> tuple[float, ...]:

@@ -77,12 +77,18 @@ class RayRank(Rank):
 
         self._work(self.wire.end_s(self.process), ask)
 
-    def _work(self, seconds: float, then: Then) -> None:
-        """Have this rank's thread do its part of a message, while Ray's threads beside it do the rest."""
-        share = self.wire.opens_share
-        if share < 1:
-            self.process.work((1 - share) * seconds, _nothing)
-        self.process.work(share * seconds, then)
+    def _work(self, seconds: float, then: Then, own_s: float = 0.0) -> None:
+        """Have this rank's thread do its part of a message, while Ray's threads beside it do the rest.
+
+        Args:
+            seconds: What the message takes.
+            then: Follows on its own part.
+            own_s: What of it is its own in any case.
+        """
+        beside_s = (1 - self.wire.opens_share) * (seconds - own_s)
+        if beside_s > 0:
+            self.process.work(beside_s, _nothing)
+        self.process.work(seconds - beside_s, then)
 
     def _be_asked(self, step: int) -> None:
         self._unanswered = step
@@ -124,9 +130,11 @@ class RayRank(Rank):
             self._ask(step + len(sizes), lambda: self._hand_out(step, have))
 
         seconds = self.wire.end_s(self.process, sum(sizes), len(sizes))
+        # Batches are made of their bytes where they are wanted.
+        own_s = self.wire.bytes_s(self.process, sum(sizes))
         # Ray's processes are asked for what has come, and have slept as long as the rank.
         late_s = self.wire.opening_s(self.process.host)
-        self.process.host.clock.after(late_s, lambda: self._work(seconds, opened))
+        self.process.host.clock.after(late_s, lambda: self._work(seconds, opened, own_s))
 
     def _hand_out(self, step: int, have: Then) -> None:
         self.held_bytes -= self._held.popleft()

@@ -46,6 +46,11 @@ class Wire:
         """Part of what a rank takes to get at batches that its own thread does; all of it at full speed."""
         return self.costs.opens_share if self.rests else 1.0
 
+    def bytes_s(self, process: Process, size_bytes: int) -> float:
+        """Return the part of ``end_s`` that goes with bytes."""
+        costs = self.costs.roles[process.role]
+        return (costs.rested if self.rests else 1.0) * size_bytes * costs.byte_s
+
     def take_s(self) -> float:
         """Return what a rank that has trained takes for a batch that is at hand; nothing where it has not."""
         if not self.rests:
