@@ -34,6 +34,8 @@ _TORCH = "trainer_integration.loader.torch_arrays"
 """Adapters for torch, imported by name: this package imports none of those above it."""
 _OPENED = itertools.count()
 """Planes that this process has opened or joined: the n-th of every rank is one plane."""
+_WORKERS = 2
+"""Processes ready on another host: for its first data constructor, and for what looks for stopped processes there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +138,8 @@ class Together(OpenClient):
         miss_hosts_soon()
         starts_node = muster.first_of.get(host_id()) == self.launch.rank
         if starts_node:
-            # Ready for the first data constructor of the host; more processes are started as they come.
             bytes_ = store_bytes(spec.mix)
-            node = MemberNode(muster.head, listening, bytes_=bytes_, workers=1)
+            node = MemberNode(muster.head, listening, bytes_=bytes_, workers=_WORKERS)
             stack.callback(node.close)
             # Other ranks of this host use it, and rank 0 its actors until the plane has ended.
             stack.callback(meeting.wait_until_ended)

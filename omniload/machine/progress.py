@@ -106,14 +106,15 @@ class Watched:
     """For how long it has been seen."""
 
     def see(self, progress: Progress | None, *, is_stopped: bool, passed_s: float) -> None:
-        """Note another look, also at one that has not begun."""
-        if progress is None:
-            self.silent_s += passed_s
-            return
+        """Note another look, also at one that has not begun, or whose host is not heard."""
         if not is_stopped:
             self.stopped_s = None
         else:
             self.stopped_s = 0.0 if self.stopped_s is None else self.stopped_s + passed_s
+        if progress is None:
+            # One that was heard before is on a host that does not answer just now.
+            self.silent_s += passed_s if self.beat_s is None else 0.0
+            return
         # By looks, not by the age of the heartbeat: a job that is suspended and goes on replaces nobody.
         self.silent_s = self.silent_s + passed_s if self.beat_s == progress.beat_s else 0.0
         self.beat_s = progress.beat_s

@@ -370,12 +370,10 @@ class Roster:
         if passed_s > _LONGEST_LOOK_S:
             return tuple(commands)
         for member in self.members():
-            progress, role = seen.beats.get(member.name), self._roles.get(member.role)
-            if progress is None and (role is None or member not in role.starting):
-                continue  # heartbeats of some other hosts are read there alone
+            progress = seen.beats.get(member.name)
             beat = self._beats.setdefault(member, Watched())
             beat.see(progress, is_stopped=member.name in seen.stopped, passed_s=passed_s)
-            if not self._gave_up and (why := self._why_lost(progress, beat)) is not None:
+            if not self._gave_up and (why := self._why_lost(member, progress, beat)) is not None:
                 commands += self._lose(member, why)  # none beside one that ends the plane
         return tuple(commands)
 
@@ -386,13 +384,15 @@ class Roster:
                 role.settles_s -= passed_s
                 yield from self._fill(name)
 
-    def _why_lost(self, progress: Progress | None, beat: Watched) -> str | None:
-        if progress is None:
-            return f"it has not begun in {_BEGINS_S:.0f} s" if beat.silent_s >= _BEGINS_S else None
-        process = f"process {progress.pid}"
+    def _why_lost(self, member: Member, progress: Progress | None, beat: Watched) -> str | None:
+        process = "its process" if progress is None else f"process {progress.pid}"
         # First what the kernel knows: it is said within a tenth of a second, silence only after many.
         if beat.stopped_s is not None and beat.stopped_s >= _STOPPED_S:
             return f"{process} is stopped"
+        if progress is None:  # of one that stands ready its host does not tell just now
+            role = self._roles.get(member.role)
+            is_late = role is not None and member in role.starting and beat.silent_s >= _BEGINS_S
+            return f"it has not begun in {_BEGINS_S:.0f} s" if is_late else None
         if beat.silent_s >= self.silent_s:
             return f"{process} gave no heartbeat for {beat.silent_s:.0f} s"
         if beat.call is not None and beat.call_s >= self.stuck_s:

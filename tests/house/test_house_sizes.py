@@ -30,7 +30,7 @@ LONGER = {
         "every role and rank of one process, which know each other: opened, changed, closed, and the ways between them",
     ),
     "omniload/actors/ray/keeper.py": (
-        300,
+        320,
         "carries out every command of the roster, hears of ends, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (
@@ -45,7 +45,7 @@ LONGER = {
     ),
     "omniload/actors/ray/answers.py": (255, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
-        298,
+        310,
         "every actor of a plane, who holds what, which sources, and whose process has ended",
     ),
     "omniload/actors/ray/handle.py": (
@@ -65,7 +65,7 @@ LONGER = {
         "starts a node of Ray without the processes that no data plane asks, and with what its workers are forked from",
     ),
     "omniload/actors/ray/processes.py": (195, "every way in which a process is seen to end"),
-    "omniload/actors/ray/plane.py": (225, "opens and closes every actor"),
+    "omniload/actors/ray/plane.py": (230, "opens and closes every actor"),
     "omniload/actors/ray/scaling/mover.py": (
         280,
         "every step of a move, what undoes it, and what is dropped after it",

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -250,14 +251,24 @@ class Crew:
         """Return the actor that holds a role."""
         return self.actors[self.holders[role]]
 
-    def take_hold(self, member: Member, process: Process, ended: Callable[[], None]) -> None:
+    def take_hold(self, member: Member, process: Process, ended: Callable[[], None]) -> bool:
         """Hold the process of a member, to look at it, to be told of its end, and to end it.
 
         One of another machine is Ray's to end, and to tell of.
+
+        Returns:
+            Whether it is held; else it has ended, or is looked at on its own machine alone.
         """
-        with suppress(ProcessLookupError):
+        try:
             held = self._processes[member] = HeldProcess(process)
-            self._ends.add(held, ended)
+        except ProcessLookupError:
+            return False
+        self._ends.add(held, ended)
+        return True
+
+    def board_there(self, role: str) -> Path | None:
+        """Return the folder of another host that a role posts its heartbeats to; ``None`` where it posts to none."""
+        return self._address.board_of(role) if role in self._address.host_of else None
 
     def stopped(self) -> frozenset[str]:
         """Return the names of members whose process is stopped."""

@@ -14,6 +14,7 @@ from omniload.actors.ray.answers import future_of
 from omniload.actors.ray.changes import HandingOver
 from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.hosts.relay import Relay
+from omniload.actors.ray.hosts.watches import Watches
 from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.processes import Process
 from omniload.actors.ray.standing import Standing
@@ -54,10 +55,16 @@ class Keeper:
     """Keeps every role of a plane held, in a thread of the process that opened it."""
 
     def __init__(
-        self, crew: Crew, roster: Roster, standing: Standing, gate: Gate, log: RoleLog | None
+        self,
+        crew: Crew,
+        roster: Roster,
+        standing: Standing,
+        watches: Watches,
+        gate: Gate,
+        log: RoleLog | None,
     ) -> None:
         """Take the members that the plane was opened with; nothing is watched before ``begin``."""
-        self._crew, self._roster, self._standing = crew, roster, standing
+        self._crew, self._roster, self._standing, self._watches = crew, roster, standing, watches
         self._gate, self._log = gate, log
         self._events: queue.SimpleQueue[RosterEvent | Callable[[], None] | None] = (
             queue.SimpleQueue()
@@ -141,7 +148,8 @@ class Keeper:
         # Members here write their heartbeats into the folder that is read below.
         elsewhere = (*self._crew.placing.away(), *self._crew.moves.away())
         away = {member.name: self._crew.actors[member] for member in elsewhere}
-        self._relay.ask(away, time.monotonic())
+        self._relay.ask(away, now_s := time.monotonic())
+        self._watches.look(now_s, self._events.put)
         # All of one role: only the roster knows which of them holds it, and which stands by.
         for member in self._crew.placing.crowded():
             self._carry(self._roster.handle(PlaceFound(member)))
@@ -149,7 +157,13 @@ class Keeper:
         self._standing.lead(self._roster.shadows(), time.monotonic(), self._events.put)
         for line in (*self._slow_calls.see(beats), *self._skipped.see(beats)):
             _LOG.warning("%s", line)
-        return MembersSeen(now_s=time.monotonic(), beats=beats, stopped=self._crew.stopped())
+        now_s = time.monotonic()
+        return MembersSeen(
+            now_s=now_s,
+            # Without those of hosts that do not answer: they may be cut off, and go on.
+            beats=self._watches.beats(now_s) | beats,
+            stopped=self._crew.stopped() | self._watches.stopped(),
+        )
 
     def _hear_released(self, done: "Future[int]") -> None:
         self._asked_released = None
@@ -178,9 +192,7 @@ class Keeper:
                     is_replaced = self._roster.wants(member.role)
                     done = "is replaced" if is_replaced else "ends"
                     _LOG.warning("%s %s: %s", member.name, done, why)
-                    # First: an answer that is on its way would put it on the board again.
-                    self._relay.forget(member.name)
-                    self._crew.end(member, is_replaced=is_replaced)
+                    self._end(member, is_replaced=is_replaced)
                     ended.append(member)
                 case HandOver(member=member):
                     self._handing_over.to(member)
@@ -203,6 +215,12 @@ class Keeper:
             self._open(member)
         elif member.role == PLANNER:
             self._hear_begun(member)
+
+    def _end(self, member: Member, *, is_replaced: bool = False) -> None:
+        # First: an answer that is on its way would put it on the board again.
+        self._relay.forget(member.name)
+        self._watches.forget(member.name)
+        self._crew.end(member, is_replaced=is_replaced)
 
     def _move(self, sources: Sequence[int], role: str, taken: "Future[None]") -> None:
         if not taken.set_running_or_notify_cancel():
@@ -245,9 +263,10 @@ class Keeper:
 
     def _hold(self, member: Member, process: Process) -> None:
         ended = MemberEnded(member, "its process has ended")
-        self._crew.take_hold(member, process, partial(self._events.put, ended))
+        if not self._crew.take_hold(member, process, partial(self._events.put, ended)):
+            self._watches.add(member.name, process, self._crew.board_there(member.role))
         if member not in self._roster.members():
-            self._crew.end(member)  # it was stopped, and says only now which process it is
+            self._end(member)  # it was stopped, and says only now which process it is
             self._crew.bury(member)
         elif self._crew.placing.is_astray(member, process.node):
             why = "Ray has started it on another node than it was to be on"

@@ -34,6 +34,8 @@ from omniload.actors.ray.hosts.members import (
     terms_of,
 )
 from omniload.actors.ray.hosts.placing import host_here
+from omniload.actors.ray.hosts.watch import begin_watch
+from omniload.actors.ray.hosts.watches import Watches
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.layout import PLANNER, cores_here, dp_ranks_of_constructors, store_bytes
 from omniload.actors.ray.scaling.mover import Mover
@@ -132,7 +134,8 @@ class RayPlane(DataPlane):
         spec.keep()
         logs = RoleLogs(self.address.logs)
         self._opened.callback(logs.close)
-        self._keeper = Keeper(crew, crew.roster(), Standing(crew), self._gate, logs.of("keeper"))
+        log, watches = logs.of("keeper"), Watches(begin_watch)
+        self._keeper = Keeper(crew, crew.roster(), Standing(crew), watches, self._gate, log)
         # Behind the first opening: what fails there is a fault of the run, which another process would not mend.
         self._keeper.begin()
         if spec.mix.runtime.scaling.mode == "auto":

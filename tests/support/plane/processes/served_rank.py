@@ -2,6 +2,7 @@
 
 served_rank.py serve MIX ADDRESS WORLD_SIZE
 served_rank.py join ADDRESS NUMBERS        lines: next, or resize NUMBERS; a rank leaves behind the last
+served_rank.py open MIX KEYWORDS           a rank of a job that no plane is served to, with lines as above; as JSON
 NUMBERS: RANK WORLD_SIZE [STEP [GENERATION]]
 """
 
@@ -58,20 +59,29 @@ def serve(mix, address, world_size):
 
 def join(address, *numbers):
     with omniload.join(address, **named(numbers), arrays="numpy") as loader:
-        for line in sys.stdin:
-            verb, *words = line.split()
-            if verb == "resize":
-                loader.resize(**named(words))
-            else:
-                batch = loader.next_batch()
-                told(step=batch.step, rows=batch.tokens.tolist())
+        heed(loader)
+
+
+def open_mix(mix, keywords):
+    with omniload.open(mix, arrays="numpy", **json.loads(keywords)) as loader:
+        heed(loader)
+
+
+def heed(loader):
+    for line in sys.stdin:
+        verb, *words = line.split()
+        if verb == "resize":
+            loader.resize(**named(words))
+        else:
+            batch = loader.next_batch()
+            told(step=batch.step, rows=batch.tokens.tolist())
 
 
 if __name__ == "__main__":
     if OWN_RAYLETS in os.environ:
         see_own_raylets()
     try:
-        {"serve": serve, "join": join}[sys.argv[1]](*sys.argv[2:])
+        {"serve": serve, "join": join, "open": open_mix}[sys.argv[1]](*sys.argv[2:])
     except omniload.OmniloadError as error:
         told(error=type(error).__name__, message=str(error))
         sys.exit(error.exit_code)

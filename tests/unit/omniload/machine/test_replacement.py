@@ -200,11 +200,43 @@ def test_a_member_that_never_begins_is_replaced_as_if_it_had_ended():
     assert found == [EndMember(SECOND, "it has not begun in 900 s"), StartMember(THIRD)]
 
 
-def test_a_holder_whose_heartbeats_are_read_on_another_host_is_left_alone():
-    roster = a_roster()
+def unheard(roster, *, seconds, from_s=100.0, stopped=()):
+    """Look without any heartbeat; return what comes of it."""
+    looked = (
+        MembersSeen(now_s=from_s + tenths / 10, beats={}, stopped=frozenset(stopped))
+        for tenths in range(int(10 * seconds) + 1)
+    )
+    return [command for seen in looked for command in roster.handle(seen)]
 
-    for tenths in range(20_000):
-        assert roster.handle(MembersSeen(now_s=100.0 + tenths / 10, beats={})) == ()
+
+def test_a_holder_whose_host_tells_no_heartbeats_is_left_alone():
+    assert unheard(a_roster(), seconds=2_000) == []
+
+
+def test_time_in_which_the_host_of_a_holder_was_not_heard_is_none_in_which_that_was_silent():
+    roster = a_roster()
+    assert looks(roster, seconds=5, beat=1.0) == []
+
+    assert unheard(roster, seconds=60, from_s=105.0) == []
+
+    assert looks(roster, seconds=4.5, from_s=165.0, beat=1.0) == []
+    assert looks(roster, seconds=1, from_s=169.5, beat=1.0) == [
+        EndMember(FIRST, "process 7 gave no heartbeat for 10 s"),
+        StartMember(SECOND),
+    ]
+
+
+def test_a_process_that_is_stopped_is_replaced_though_no_heartbeat_of_it_is_told():
+    roster = a_roster()
+    assert unheard(roster, seconds=0, stopped=[FIRST.name]) == []
+    # It goes on: what it was before does not count once more.
+    assert unheard(roster, seconds=0.3, from_s=100.1) == []
+
+    assert unheard(roster, seconds=0, from_s=100.5, stopped=[FIRST.name]) == []
+    assert unheard(roster, seconds=0, from_s=100.75, stopped=[FIRST.name]) == [
+        EndMember(FIRST, "its process is stopped"),
+        StartMember(SECOND),
+    ]
 
 
 def test_time_in_which_the_roster_itself_did_not_run_says_nothing_of_others():

@@ -1,0 +1,73 @@
+"""What looks at processes on a host other than the keeper's: the kernel calls one stopped on its own host alone."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from omniload.actors.heartbeat_board import FolderBoard
+from omniload.actors.ray.environment import ray
+from omniload.actors.ray.processes import HeldProcess, Process
+from omniload.base.clock import Clock, SystemClock
+from omniload.base.state import JsonObject
+
+__all__ = ["HostWatch", "Looked", "begin_watch"]
+
+_LOOK_S, _LOOK_AGAIN_S = 0.25, 0.1
+"""Between two looks, and between those by which another process is stopped, or goes on again."""
+_ANSWERS_S = 1.0
+"""Longest time to an answer; as often as roles give heartbeats."""
+
+Looked = tuple[frozenset[str], list[JsonObject]]
+"""Names of the members that are stopped, and the heartbeats of all that post theirs on the host."""
+
+
+class HostWatch:
+    """Looks at processes of its host for whoever asks. Holds nothing between two calls."""
+
+    def __init__(self, board: Path | None, clock: Clock | None = None) -> None:
+        """Read heartbeats from the folder ``board``, if any."""
+        self._board = None if board is None else FolderBoard(board)
+        self._clock = SystemClock() if clock is None else clock
+
+    def look(self, members: Mapping[str, Process], known: frozenset[str]) -> Looked:
+        """Return which members are stopped: as soon as others are than is known, at two looks, or after a second.
+
+        Args:
+            members: Processes by the names of members; those that are not of this host, or have ended, run.
+            known: Names of those that were stopped by the last answer.
+        """
+        with ExitStack() as held:
+            here: dict[str, HeldProcess] = {}
+            for name, process in members.items():
+                with suppress(ProcessLookupError):
+                    here[name] = HeldProcess(process)
+                    held.callback(here[name].close)
+            stopped = self._changed(here, known & here.keys())
+        beats = {} if self._board is None else self._board.read()
+        return stopped, [beats[name].to_json() for name in beats.keys() & members.keys()]
+
+    def _changed(self, here: Mapping[str, HeldProcess], known: frozenset[str]) -> frozenset[str]:
+        until_s, before = self._clock.now_s() + _ANSWERS_S, known
+        while self._clock.now_s() < until_s:
+            now = frozenset(name for name, process in here.items() if process.is_stopped())
+            if now != known and now == before:
+                return now
+            before = now
+            self._clock.sleep(_LOOK_S if now == known else _LOOK_AGAIN_S)
+        return known
+
+
+def begin_watch(node: str, board: Path | None) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
+    """Start the watch of a node, which ends once nobody holds what is returned."""
+    there = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+    return _remote().options(scheduling_strategy=there).remote(board)
+
+
+@cache
+def _remote() -> Any:  # noqa: ANN401 -- as above
+    remote: Any = ray.remote
+    return remote(max_restarts=0, num_cpus=0)(HostWatch)

@@ -1,0 +1,149 @@
+"""Has the members of other hosts looked at, each on its own host.
+
+::
+
+    keeper ── look at these, of which I know those as stopped ──▶ HostWatch, a process on each host that has members
+           ◀── what has changed, or after a second what is so ──    /proc, and the heartbeats in the host's folder
+
+One call a second for each host, however many members it has. A host that does not answer says nothing of its members:
+what it said last holds of those that were stopped, and nobody there is silent for it.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omniload.actors.ray.answers import future_of
+from omniload.actors.ray.environment import RayError, ray
+from omniload.actors.ray.hosts.watch import Looked
+from omniload.actors.ray.processes import Process
+from omniload.base.log import get_logger
+from omniload.machine.progress import Progress
+
+__all__ = ["Watches"]
+
+_FRESH_S = 2.5
+"""An answer is as old at most when the next one comes, from a host that is in reach and not too busy."""
+_SILENT_S, _BEGINS_S = 10.0, 120.0
+"""Without an answer for so long a watch is lost, or did not begin; that is no loss to anybody."""
+_FIRST_REST_S, _LONGEST_REST_S = 1.0, 60.0
+"""Before another one is started; each time twice as long until one answers."""
+_LINGERS_S = 60.0
+"""A host without members keeps its watch for so long: whoever follows a lost one may be there again."""
+_BEGUN_AT_ONCE = 8
+"""Watches started at one look: to start one takes the keeper some milliseconds."""
+_LOG = get_logger(__name__)
+
+Later = Callable[[Callable[[], None]], None]
+
+
+@dataclass(slots=True)
+class _Host:
+    """A node with members, as its watch has said last."""
+
+    board: Path | None
+    since_s: float
+    """When a member came or went last."""
+    members: dict[str, Process] = field(default_factory=dict)
+    stopped: frozenset[str] = frozenset()
+    beats: Mapping[str, Progress] = field(default_factory=dict)
+    watch: Any = None
+    asked_s: float | None = None
+    """``None`` while nobody is asked."""
+    heard_s: float | None = None
+    """When this watch has answered last; ``None`` before it has."""
+    begin_at_s: float = float("-inf")
+    rest_s: float = _FIRST_REST_S
+
+
+class Watches:
+    """Has the members of other hosts looked at. For one thread, to which answers are brought."""
+
+    def __init__(self, begin: Callable[[str, Path | None], Any]) -> None:
+        """Begin with nobody; ``begin`` starts the watch of a node, which reads heartbeats from a folder there."""
+        self._begin = begin
+        self._hosts: dict[str, _Host] = {}
+
+    def add(self, name: str, process: Process, board: Path | None) -> None:
+        """Look at a member on another host from now on, and at its heartbeats where it posts them in a folder there."""
+        host = self._hosts.setdefault(process.node, _Host(board, time.monotonic()))
+        host.board, host.since_s = board, time.monotonic()
+        host.members[name] = process
+
+    def forget(self, name: str) -> None:
+        """Look no more at a member that has ended."""
+        for host in self._hosts.values():
+            if host.members.pop(name, None) is not None:
+                host.since_s = time.monotonic()
+
+    def look(self, now_s: float, later: Later) -> None:
+        """Ask the watch of each host that is not asked; start those that are wanted.
+
+        Args:
+            now_s: By a clock that never goes back.
+            later: Has a call made in the one thread.
+        """
+        begun = 0
+        for node, host in list(self._hosts.items()):
+            if not host.members and now_s - host.since_s >= _LINGERS_S:
+                del self._hosts[node]
+            elif host.watch is None and now_s >= host.begin_at_s and begun < _BEGUN_AT_ONCE:
+                begun += 1
+                host.watch, host.heard_s = self._begin(node, host.board), None
+                self._ask(node, host, now_s, later)
+            elif host.asked_s is not None:
+                limit_s = _BEGINS_S if host.heard_s is None else _SILENT_S
+                if now_s - host.asked_s >= limit_s:
+                    self._lose(node, host, f"no answer for {limit_s:.0f} s")
+            elif host.watch is not None:
+                self._ask(node, host, now_s, later)
+
+    def stopped(self) -> frozenset[str]:
+        """Return the names of members whose processes are stopped, as was heard last."""
+        return frozenset[str]().union(*(h.stopped & h.members.keys() for h in self._hosts.values()))
+
+    def beats(self, now_s: float) -> dict[str, Progress]:
+        """Return heartbeats of members of hosts that answer, each by the clock of its host."""
+        answering = [
+            host
+            for host in self._hosts.values()
+            if host.heard_s is not None and now_s - host.heard_s < _FRESH_S
+        ]
+        return {n: beat for h in answering for n, beat in h.beats.items() if n in h.members}
+
+    def _ask(self, node: str, host: _Host, now_s: float, later: Later) -> None:
+        host.asked_s, watch = now_s, host.watch
+        answer = future_of(watch.look.remote(dict(host.members), host.stopped), node)
+        answer.add_done_callback(lambda done: later(partial(self._hear, node, watch, done)))
+
+    def _hear(self, node: str, watch: Any, done: "Future[Looked]") -> None:  # noqa: ANN401 -- Ray's handles have no type
+        host = self._hosts.get(node)
+        if host is None or host.watch is not watch:
+            return  # another one is asked by now
+        if (error := done.exception()) is not None:
+            self._lose(node, host, str(error), has_ended=True)
+            return
+        host.stopped, roles = done.result()
+        host.beats = {beat.name: beat for beat in map(Progress.from_json, roles)}
+        host.asked_s, host.heard_s, host.rest_s = None, time.monotonic(), _FIRST_REST_S
+
+    def _lose(self, node: str, host: _Host, why: str, *, has_ended: bool = False) -> None:
+        """Have another watch after a while: the host may be gone, cut off or too busy."""
+        rest_s, lost = host.rest_s, host.watch
+        # Of a host that is gone its members tell by their own ends, at the same time.
+        level = logging.INFO if has_ended and rest_s == _FIRST_REST_S else logging.WARNING
+        what = (
+            "nobody looks for stopped processes on node %s, until another watch does in %.0f s: %s"
+        )
+        _LOG.log(level, what, node, rest_s, why)
+        host.watch = host.asked_s = None
+        host.begin_at_s = time.monotonic() + rest_s
+        host.rest_s = min(2 * rest_s, _LONGEST_REST_S)
+        with suppress(RayError):  # one that is stopped would be there for good
+            ray.kill(lost, no_restart=True)

@@ -1,0 +1,203 @@
+"""Members of other hosts: one call a host, and one that does not answer tells of nobody."""
+
+import itertools
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("ray")
+from omniload.actors.ray.hosts import watches as module
+from omniload.actors.ray.hosts.watches import Watches
+from omniload.actors.ray.processes import Process
+from omniload.base.errors import UnavailableError
+from omniload.machine.progress import Progress
+
+FIRST, OTHER = "constructor-1", "constructor-2"
+NODE = "node-b"
+
+
+def a_process(pid, node=NODE):
+    return Process(pid, "another machine", node)
+
+
+def a_beat(name, beat_s=1.0):
+    return Progress(name=name, pid=7, beat_s=beat_s, tasks=())
+
+
+class Watch:
+    """The actor of a host; it answers when it is told to."""
+
+    def __init__(self, node, board):
+        self.node, self.board, self.asked = node, board, []
+        self.look = SimpleNamespace(remote=self.ask)
+
+    def ask(self, members, known):
+        answer = Future()
+        self.asked.append((set(members), set(known), answer))
+        return SimpleNamespace(future=lambda: answer)
+
+    def tells(self, *stopped, beats=()):
+        self.asked[-1][2].set_result((frozenset(stopped), [beat.to_json() for beat in beats]))
+
+
+class Hosts:
+    """Watches by a clock of the test; keeps those that were begun, and those that were ended."""
+
+    def __init__(self, monkeypatch):
+        self.s, self.begun, self.killed = 50.0, [], []
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.s)
+        kill = lambda watch, **_: self.killed.append(watch)  # noqa: E731
+        monkeypatch.setattr(module.ray, "kill", kill)
+        self.watches = Watches(self.begin)
+
+    def begin(self, node, board):
+        self.begun.append(Watch(node, board))
+        return self.begun[-1]
+
+    def look(self, after_s=0.25, times=1):
+        for _ in range(times):
+            self.s += after_s
+            self.watches.look(self.s, lambda call: call())
+
+    @property
+    def watch(self):
+        return self.begun[-1]
+
+
+@pytest.fixture
+def hosts(monkeypatch):
+    return Hosts(monkeypatch)
+
+
+def test_a_host_has_one_watch_however_many_members_and_one_call_until_that_answers(hosts, tmp_path):
+    hosts.watches.add(FIRST, a_process(7), tmp_path)
+    hosts.watches.add(OTHER, a_process(8), tmp_path)
+    hosts.watches.add("constructor-3", a_process(9, "node-c"), tmp_path)
+    hosts.look(times=4)
+
+    assert [(each.node, each.board) for each in hosts.begun] == [
+        (NODE, tmp_path),
+        ("node-c", tmp_path),
+    ]
+    assert [asked[:2] for asked in hosts.begun[0].asked] == [({FIRST, OTHER}, set())]
+
+
+def test_who_is_stopped_is_known_until_the_host_tells_otherwise(hosts):
+    hosts.watches.add(FIRST, a_process(7), None)
+    hosts.look()
+    hosts.watch.tells(FIRST)
+    assert hosts.watches.stopped() == {FIRST}
+
+    hosts.look(times=8)
+    assert hosts.watches.stopped() == {FIRST}
+    assert hosts.watch.asked[-1][:2] == ({FIRST}, {FIRST})
+
+    hosts.watch.tells()
+    assert hosts.watches.stopped() == set()
+
+
+def test_a_member_that_has_ended_is_neither_told_of_nor_looked_at(hosts):
+    hosts.watches.add(FIRST, a_process(7), None)
+    hosts.watches.add(OTHER, a_process(8), None)
+    hosts.look()
+    hosts.watch.tells(FIRST, OTHER, beats=[a_beat(FIRST), a_beat(OTHER)])
+
+    hosts.watches.forget(FIRST)
+    hosts.look()
+
+    assert hosts.watches.stopped() == {OTHER}
+    assert list(hosts.watches.beats(hosts.s)) == [OTHER]
+    assert hosts.watch.asked[-1][0] == {OTHER}
+
+
+def test_heartbeats_of_a_host_that_does_not_answer_are_not_those_of_now(hosts):
+    """Else all its members would be silent, be it that only the way to the host is cut."""
+    hosts.watches.add(FIRST, a_process(7), None)
+    hosts.look()
+    hosts.watch.tells(beats=[a_beat(FIRST)])
+    hosts.look(times=8)
+    assert hosts.watches.beats(hosts.s) == {FIRST: a_beat(FIRST)}
+
+    hosts.look(times=8)
+    assert hosts.watches.beats(hosts.s) == {}
+
+    hosts.watch.tells(beats=[a_beat(FIRST, 2.0)])
+    assert hosts.watches.beats(hosts.s) == {FIRST: a_beat(FIRST, 2.0)}
+
+
+def test_a_watch_that_does_not_answer_is_followed_by_another_each_time_later(hosts):
+    hosts.watches.add(FIRST, a_process(7), None)
+    hosts.look()
+    hosts.watch.tells()
+    began = []
+    for _ in range(3):
+        count = len(hosts.begun)
+        while len(hosts.begun) == count:
+            hosts.look()
+        began.append(hosts.s)
+        # What the one before says now is nobody's.
+        hosts.begun[-2].asked[-1][2].set_result((frozenset({FIRST}), []))
+        assert hosts.watches.stopped() == set()
+
+    assert began[0] - 50.25 == pytest.approx(10.0 + 1.0, abs=0.6)
+    # Those that were begun since have as long as a process may take to begin.
+    assert [b - a for a, b in itertools.pairwise(began)] == [
+        pytest.approx(120.0 + rest_s, abs=0.6) for rest_s in (2.0, 4.0)
+    ]
+    assert hosts.killed == hosts.begun[:-1]
+
+
+def test_a_watch_that_has_ended_is_followed_by_another_and_one_that_answers_begins_anew(
+    hosts, caplog
+):
+    hosts.watches.add(FIRST, a_process(7), None)
+    hosts.look()
+    for _ in range(3):
+        hosts.watch.asked[-1][2].set_exception(UnavailableError("killed"))
+        hosts.look()
+        hosts.look(after_s=5.0)
+        assert hosts.watch.asked
+    assert len(hosts.begun) == 4
+
+    hosts.watch.tells()
+    hosts.look()
+    hosts.watch.asked[-1][2].set_exception(UnavailableError("killed"))
+    hosts.look(after_s=1.0)
+
+    assert len(hosts.begun) == 5
+    warned = [line for line in caplog.messages if "nobody looks for stopped processes" in line]
+    # The first loss in a row is told with those of the members where a host is gone.
+    assert [line.partition(" does in ")[2] for line in warned] == ["2 s: killed", "4 s: killed"]
+
+
+def test_a_host_that_members_have_left_has_no_watch_after_a_minute(hosts):
+    hosts.watches.add(FIRST, a_process(7), None)
+    hosts.look()
+    hosts.watch.tells()
+    hosts.watches.forget(FIRST)
+
+    hosts.look(after_s=59.0)
+    hosts.watch.tells()
+    hosts.watches.add(OTHER, a_process(8), None)
+    hosts.look(after_s=30.0)
+    assert len(hosts.begun) == 1
+    hosts.watch.tells()
+
+    hosts.watches.forget(OTHER)
+    hosts.look(after_s=61.0)
+    hosts.watches.add(FIRST, a_process(7), None)
+    hosts.look()
+    assert len(hosts.begun) == 2
+
+
+def test_watches_of_many_hosts_are_begun_a_few_at_a_time(hosts):
+    for number in range(20):
+        hosts.watches.add(f"constructor-{number}", a_process(7, f"node-{number}"), None)
+
+    counts = []
+    for _ in range(4):
+        hosts.look()
+        counts.append(len(hosts.begun))
+
+    assert counts == [8, 16, 20, 20]
