@@ -28,17 +28,18 @@ Looked = tuple[frozenset[str], list[JsonObject]]
 class HostWatch:
     """Looks at processes of its host for whoever asks. Holds nothing between two calls."""
 
-    def __init__(self, board: Path | None, clock: Clock | None = None) -> None:
-        """Read heartbeats from the folder ``board``, if any."""
-        self._board = None if board is None else FolderBoard(board)
+    def __init__(self, clock: Clock | None = None) -> None:
         self._clock = SystemClock() if clock is None else clock
 
-    def look(self, members: Mapping[str, Process], known: frozenset[str]) -> Looked:
+    def look(
+        self, members: Mapping[str, Process], known: frozenset[str], board: Path | None
+    ) -> Looked:
         """Return which members are stopped: as soon as others are than is known, at two looks, or after a second.
 
         Args:
             members: Processes by the names of members; those that are not of this host, or have ended, run.
             known: Names of those that were stopped by the last answer.
+            board: Folder of heartbeats on this host; ``None`` where no member posts them here.
         """
         with ExitStack() as held:
             here: dict[str, HeldProcess] = {}
@@ -47,7 +48,7 @@ class HostWatch:
                     here[name] = HeldProcess(process)
                     held.callback(here[name].close)
             stopped = self._changed(here, known & here.keys())
-        beats = {} if self._board is None else self._board.read()
+        beats = {} if board is None else FolderBoard(board).read()
         return stopped, [beats[name].to_json() for name in beats.keys() & members.keys()]
 
     def _changed(self, here: Mapping[str, HeldProcess], known: frozenset[str]) -> frozenset[str]:
@@ -61,10 +62,10 @@ class HostWatch:
         return known
 
 
-def begin_watch(node: str, board: Path | None) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
+def begin_watch(node: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
     """Start the watch of a node, which ends once nobody holds what is returned."""
     there = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-    return _remote().options(scheduling_strategy=there).remote(board)
+    return _remote().options(scheduling_strategy=there).remote()
 
 
 @cache

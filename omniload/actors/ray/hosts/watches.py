@@ -47,9 +47,10 @@ Later = Callable[[Callable[[], None]], None]
 class _Host:
     """A node with members, as its watch has said last."""
 
-    board: Path | None
     since_s: float
     """When a member came or went last."""
+    board: Path | None = None
+    """Folder there of the heartbeats of those members that stay."""
     members: dict[str, Process] = field(default_factory=dict)
     stopped: frozenset[str] = frozenset()
     beats: Mapping[str, Progress] = field(default_factory=dict)
@@ -65,15 +66,16 @@ class _Host:
 class Watches:
     """Has the members of other hosts looked at. For one thread, to which answers are brought."""
 
-    def __init__(self, begin: Callable[[str, Path | None], Any]) -> None:
-        """Begin with nobody; ``begin`` starts the watch of a node, which reads heartbeats from a folder there."""
+    def __init__(self, begin: Callable[[str], Any]) -> None:
+        """Begin with nobody; ``begin`` starts the watch of a node."""
         self._begin = begin
         self._hosts: dict[str, _Host] = {}
 
     def add(self, name: str, process: Process, board: Path | None) -> None:
         """Look at a member on another host from now on, and at its heartbeats where it posts them in a folder there."""
-        host = self._hosts.setdefault(process.node, _Host(board, time.monotonic()))
-        host.board, host.since_s = board, time.monotonic()
+        host = self._hosts.setdefault(process.node, _Host(time.monotonic()))
+        # Shadows are beside constructors, and have no folder there.
+        host.board, host.since_s = board or host.board, time.monotonic()
         host.members[name] = process
 
     def forget(self, name: str) -> None:
@@ -95,7 +97,7 @@ class Watches:
                 del self._hosts[node]
             elif host.watch is None and now_s >= host.begin_at_s and begun < _BEGUN_AT_ONCE:
                 begun += 1
-                host.watch, host.heard_s = self._begin(node, host.board), None
+                host.watch, host.heard_s = self._begin(node), None
                 self._ask(node, host, now_s, later)
             elif host.asked_s is not None:
                 limit_s = _BEGINS_S if host.heard_s is None else _SILENT_S
@@ -119,7 +121,8 @@ class Watches:
 
     def _ask(self, node: str, host: _Host, now_s: float, later: Later) -> None:
         host.asked_s, watch = now_s, host.watch
-        answer = future_of(watch.look.remote(dict(host.members), host.stopped), node)
+        asked = watch.look.remote(dict(host.members), host.stopped, host.board)
+        answer = future_of(asked, node)
         answer.add_done_callback(lambda done: later(partial(self._hear, node, watch, done)))
 
     def _hear(self, node: str, watch: Any, done: "Future[Looked]") -> None:  # noqa: ANN401 -- Ray's handles have no type

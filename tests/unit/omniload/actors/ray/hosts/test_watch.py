@@ -68,9 +68,9 @@ def test_a_watch_answers_once_others_are_stopped_than_is_known(
     held, stopped_at, known, found, after_s
 ):
     held.stopped_at.update({7: stopped_at, 8: NEVER})
-    watch = HostWatch(None, held.clock)
+    watch = HostWatch(held.clock)
 
-    stopped, beats = watch.look({FIRST: a_process(7), OTHER: a_process(8)}, frozenset(known))
+    stopped, beats = watch.look({FIRST: a_process(7), OTHER: a_process(8)}, frozenset(known), None)
 
     assert (set(stopped), beats) == (found, [])
     assert after_s[0] <= held.clock.now_s() - 100.0 <= after_s[1]
@@ -78,7 +78,7 @@ def test_a_watch_answers_once_others_are_stopped_than_is_known(
 
 
 def test_a_process_that_has_ended_is_none_that_is_stopped_also_where_it_was(held):
-    stopped, _ = HostWatch(None, held.clock).look({FIRST: a_process(7)}, frozenset({FIRST}))
+    stopped, _ = HostWatch(held.clock).look({FIRST: a_process(7)}, frozenset({FIRST}), None)
 
     assert stopped == frozenset()
 
@@ -88,6 +88,6 @@ def test_a_watch_tells_the_heartbeats_of_the_members_it_is_asked_for(held, tmp_p
     for name in (FIRST, OTHER, "rank dp=1"):
         board.note(a_beat(name))
 
-    _, beats = HostWatch(tmp_path, held.clock).look({FIRST: a_process(7)}, frozenset())
+    _, beats = HostWatch(held.clock).look({FIRST: a_process(7)}, frozenset(), tmp_path)
 
     assert [Progress.from_json(beat) for beat in beats] == [a_beat(FIRST)]

@@ -28,11 +28,12 @@ def a_beat(name, beat_s=1.0):
 class Watch:
     """The actor of a host; it answers when it is told to."""
 
-    def __init__(self, node, board):
-        self.node, self.board, self.asked = node, board, []
+    def __init__(self, node):
+        self.node, self.asked, self.boards = node, [], []
         self.look = SimpleNamespace(remote=self.ask)
 
-    def ask(self, members, known):
+    def ask(self, members, known, board):
+        self.boards.append(board)
         answer = Future()
         self.asked.append((set(members), set(known), answer))
         return SimpleNamespace(future=lambda: answer)
@@ -51,8 +52,8 @@ class Hosts:
         monkeypatch.setattr(module.ray, "kill", kill)
         self.watches = Watches(self.begin)
 
-    def begin(self, node, board):
-        self.begun.append(Watch(node, board))
+    def begin(self, node):
+        self.begun.append(Watch(node))
         return self.begun[-1]
 
     def look(self, after_s=0.25, times=1):
@@ -70,17 +71,25 @@ def hosts(monkeypatch):
     return Hosts(monkeypatch)
 
 
-def test_a_host_has_one_watch_however_many_members_and_one_call_until_that_answers(hosts, tmp_path):
-    hosts.watches.add(FIRST, a_process(7), tmp_path)
-    hosts.watches.add(OTHER, a_process(8), tmp_path)
-    hosts.watches.add("constructor-3", a_process(9, "node-c"), tmp_path)
+def test_a_host_has_one_watch_however_many_members_and_one_call_until_that_answers(hosts):
+    hosts.watches.add(FIRST, a_process(7), None)
+    hosts.watches.add(OTHER, a_process(8), None)
+    hosts.watches.add("constructor-3", a_process(9, "node-c"), None)
     hosts.look(times=4)
 
-    assert [(each.node, each.board) for each in hosts.begun] == [
-        (NODE, tmp_path),
-        ("node-c", tmp_path),
-    ]
+    assert [each.node for each in hosts.begun] == [NODE, "node-c"]
     assert [asked[:2] for asked in hosts.begun[0].asked] == [({FIRST, OTHER}, set())]
+
+
+def test_heartbeats_are_read_in_the_folder_of_those_who_stay_also_where_others_came_before_and_after(
+    hosts, tmp_path
+):
+    for name, board in ((OTHER, None), (FIRST, tmp_path), ("loader-0+1", None)):
+        hosts.watches.add(name, a_process(7), board)
+        hosts.look()
+        hosts.watch.tells()
+
+    assert hosts.watch.boards == [None, tmp_path, tmp_path]
 
 
 def test_who_is_stopped_is_known_until_the_host_tells_otherwise(hosts):
