@@ -325,7 +325,7 @@ def is_utf8(
         into_V: Where the bytes are copied to on the way, if they are.
     """
     signed_V, size = values_V.view(np.int8), len(values_V)
-    begin, first, last = 0, size, 0
+    begin, windows = 0, []
     while begin < size:
         stop = min(begin + _WINDOW_BYTES, size)
         if into_V is not None:
@@ -338,13 +338,13 @@ def is_utf8(
                     stop -= 1
             if not _is_text(values_V[begin:stop]):
                 return False
-            first, last = min(first, begin), stop
+            windows.append((begin, stop))
         begin = stop
-    origin = ends[0]
-    # Of the same type: else all of them are cast.
-    inside = slice(*ends.searchsorted(np.array((first, last), ends.dtype) + origin).tolist())
-    begins = ends[inside] - origin if origin else ends[inside]
-    return not (signed_V[begins] < _WITHIN_CHARACTER).any()
+    # Of ASCII none begins within a character. Of the same type as boundaries: else all of them are cast.
+    inside = ends.searchsorted(np.array(windows, ends.dtype).reshape(-1, 2) + ends[0]).tolist()
+    return not any(
+        (signed_V[ends[first:last] - ends[0]] < _WITHIN_CHARACTER).any() for first, last in inside
+    )
 
 
 def _is_text(values_V: NDArray[np.uint8]) -> bool:

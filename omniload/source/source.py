@@ -222,7 +222,7 @@ class RecordSource(Source):
     def _made(self, span: Span, share: Share) -> SampleBlock:
         block, rows = self._decoded(share.units), share.rows_N
         left_N = self._rules.leaves(span.epoch, rows, block.places_of)
-        positions = span.start + share.places_N
+        positions = share.positions_N(span.start)
         bad_rows, bad = rows[:0], positions[:0]
         # Nearly every block: a read of short records takes as long as what is looked at for each of them.
         is_whole = block.is_whole and left_N is np.True_

@@ -38,10 +38,16 @@ class Share:
 
     units: tuple[int, ...]
     """Its units, by rising number."""
-    places_N: NDArray[np.int64]
-    """Its positions, by their place among those asked for."""
     rows_N: NDArray[np.int64]
-    """Their rows: numbers into its units laid end to end."""
+    """Rows of its positions: numbers into its units laid end to end."""
+    places_N: NDArray[np.int64] | None = None
+    """Its positions, by their place among those asked for; ``None`` where all are."""
+
+    def positions_N(self, start: int) -> NDArray[np.int64]:
+        """Return its positions, where those asked for begin at ``start``."""
+        if self.places_N is None:
+            return np.arange(start, start + len(self.rows_N))
+        return start + self.places_N
 
     @classmethod
     def of(
@@ -65,9 +71,7 @@ class Share:
         """
         # Nearly every source: nothing is worked out.
         if part.of == 1 and left_out_U is None:
-            return cls(
-                units=tuple(units_U.tolist()), places_N=np.arange(len(rows_N)), rows_N=rows_N
-            )
+            return cls(units=tuple(units_U.tolist()), rows_N=rows_N)
         # By the place in the block: numbers of units are up to the shuffle, and might all be one reader's.
         mine_U = (np.arange(len(units_U)) + block) % part.of == part.number
         if left_out_U is not None:

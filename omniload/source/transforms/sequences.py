@@ -58,6 +58,7 @@ class Sequences:
         bad_of: Callable[[NDArray[np.int64], NDArray[np.int64]], BadOfSpan],
     ) -> SampleBlock:
         """Return what the records of a span give that are a share; ``bad_of`` tells of bad rows and their positions."""
+        positions_N = share.positions_N(span.start)
         firsts_N = self.firsts_R[share.rows_N]
         counts_N = self.firsts_R[share.rows_N + 1] - firsts_N
         at_Q = np.repeat(np.arange(len(counts_N)), counts_N)
@@ -67,9 +68,9 @@ class Sequences:
         return SampleBlock.of(
             span,
             Samples(tokens=others.pop(_TOKENS), others=others),
-            span.start + share.places_N[at_Q],
+            positions_N[at_Q],
             subs_Q.astype(np.int32),
-            bad_of(share.rows_N[is_bad_N], span.start + share.places_N[is_bad_N]),
+            bad_of(share.rows_N[is_bad_N], positions_N[is_bad_N]),
         )
 
 
@@ -132,7 +133,7 @@ def sequences_of(
     together = _TOGETHER if pipeline.takes_text else max(1, len(block.usable_R))
     config, (span, share) = pipeline.concat, whole
     positions_R = np.empty(len(block.usable_R), np.int64)
-    positions_R[share.rows_N] = span.start + share.places_N
+    positions_R[share.rows_N] = share.positions_N(span.start)
     counts_R = np.zeros(len(block.usable_R), np.int64)
     skipped_R = block.bad_R.copy()
     with memory.writing() as writer:
