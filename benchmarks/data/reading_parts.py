@@ -27,7 +27,7 @@ _PLACES: tuple[tuple[str, Any, str], ...] = (
     ("decoding", parquet.ParquetFormat, "_indexed_texts"),
     ("decoding", compressed.ForwardReader, "range_of"),
     ("decoding", lines.PlainTexts, "read"),
-    ("decoding", jsonl, "text_bytes"),
+    *(("decoding", jsonl, name) for name in ("text_bytes", "object_of", "text_in")),
     *(("checks", parquet, name) for name in ("is_utf8", "nulls_of", "text_bytes", "_are_within")),
     *(("checks", lines, name) for name in ("is_utf8", "_are_apart", "_are_flat")),
     *(
