@@ -19,7 +19,8 @@ from omniload.source.parsing import compressed, lines
 __all__ = ["PARTS", "SAME", "parts_of"]
 
 PARTS = ("decoding", "checks", "laid end to end", "order and views", "all else")
-"""What is told apart; decoding of lines is decompressing and parsing. Texts of Parquet are checked while laid."""
+"""What is told apart; decoding of lines is decompressing and parsing. Texts of Parquet are checked while laid,
+and long lines by what parses them."""
 SAME = "pyarrow, same duties"
 """What a reader takes that does the same by pyarrow alone; of Parquet only."""
 _PLACES: tuple[tuple[str, Any, str], ...] = (

@@ -128,7 +128,9 @@ def test_parts_of_a_read_are_told_a_record_of_each_kind_of_file(tmp_path):
     for case, orders in parts.items():
         for order, found in orders.items():
             assert (SAME in found) == bool(case.group_mib)
-            assert all(found[part] > 0 for part in PARTS), (case, order)
+            # Long lines are looked at by their parser alone.
+            long = not case.group_mib and case.letters > 1 << 14
+            assert {part for part in PARTS if found[part] <= 0} <= ({"checks"} if long else set())
 
 
 def test_documents_of_one_size_hold_the_same_letters():
