@@ -30,7 +30,7 @@ from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
 from omniload.plan.membership import Membership
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.plan.records import StepPlan
+from omniload.plan.records import PieceFacts, StepPlan
 from tests.support.plane import reference, simulation
 
 __all__ = ["ROWS", "Remembered", "remembering"]
@@ -109,13 +109,12 @@ def _of_placed(
     tree: ClientPlaceTree,
     state: MixState,
     membership: Membership,
-    *,
-    labels_left_out: int,
-    images: None,
-    documents: None,
+    facts: PieceFacts,
 ) -> Key:
+    assert facts.images is None, "simulated sources have texts alone"
+    assert facts.documents is None, "simulated sources have texts alone"
     drawn = _of_pieces(membership.pieces), membership.row_offsets.tobytes()
-    return id(mix), tree, state.step, state.mix_revision, drawn, labels_left_out
+    return id(mix), tree, state.step, state.mix_revision, drawn, facts.labels_left_out
 
 
 def _of_placed_again(mix: MixConfig, tree: ClientPlaceTree, plan: StepPlan) -> Key:
