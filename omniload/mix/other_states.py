@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from omniload.base.errors import StateError
 
-__all__ = ["SHOWN_KEYS", "refuse_others", "writer_of"]
+__all__ = ["OF_DATASET", "OF_MIX", "SHOWN_KEYS", "refuse_others", "writer_of"]
 
 _OTHERS = {
     "sample_in_epoch": "Mosaic Streaming",
@@ -14,6 +14,12 @@ _OTHERS = {
     "examples_iterable": "Hugging Face datasets",
 }
 """Whose states hold a key."""
+OF_MIX, OF_DATASET = "a mix", "a DataLoader over a dataset"
+_OURS = {
+    frozenset({"fingerprint", "carried"}): OF_MIX,
+    frozenset({"shape", "stage"}): OF_DATASET,
+}
+"""Whose states, of the two that are written here, hold all of some keys."""
 _INSTEAD = {
     "Mosaic Streaming": ", or leave out what it had drawn: omniload mix import --from llm-foundry --state"
 }
@@ -23,13 +29,17 @@ SHOWN_KEYS = 6
 """Keys that a message lists of what is no state."""
 
 
-def writer_of(state: object) -> str | None:
-    """Return which other loader a state shows to be of; ``None`` where it shows none."""
+def writer_of(state: object, *, own: str = OF_MIX) -> str | None:
+    """Return which loader other than ``own`` a state shows to be of; ``None`` where it shows none."""
     # By the name of its module: whoever holds such a state has the package, and we have not.
     if type(state).__module__.startswith(_ENERGON):
         return "Megatron-Energon"
-    if not isinstance(state, Mapping) or "version" in state:
+    if not isinstance(state, Mapping):
         return None
+    if "version" in state:
+        return next(
+            (whose for keys, whose in _OURS.items() if keys <= state.keys() and whose != own), None
+        )
     return next((tool for key, tool in _OTHERS.items() if key in state), None)
 
 

@@ -20,7 +20,7 @@ from omniload.base.state import (
     unsealed,
     whole_number,
 )
-from omniload.mix.other_states import writer_of
+from omniload.mix.other_states import OF_DATASET, writer_of
 from trainer_integration.loader.resuming.order import Place
 from trainer_integration.loader.samples import Start, are_alike
 
@@ -103,7 +103,7 @@ class LoaderState:
         Raises:
             StateError: It is none, of another version, damaged, or out of range.
         """
-        other = writer_of(state)
+        other = writer_of(state, own=OF_DATASET)
         if other is not None and not other.startswith("torchdata"):  # of which most are read
             raise StateError(
                 f"this is a state of {other}, whose places are not those of a dataset of torch's; resume with that "

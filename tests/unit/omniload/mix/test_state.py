@@ -115,6 +115,7 @@ def test_what_is_no_state_at_all_is_refused():
         ({"epoch": 0, "sample_in_epoch": 96, "num_canonical_nodes": 1}, "Mosaic Streaming"),
         ({"_snapshot": {}, "_steps_since_snapshot": 0}, "torchdata's StatefulDataLoader"),
         ({"examples_iterable": {"ex_iterables": []}, "epoch": 0}, "Hugging Face datasets"),
+        ({"version": 2, "shape": {}, "stage": "fresh"}, "a DataLoader over a dataset"),
     ],
 )
 def test_a_state_of_another_loader_is_refused_by_the_name_of_that(state, tool):

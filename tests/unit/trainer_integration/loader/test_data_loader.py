@@ -19,6 +19,7 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.front.delivery import BatchForm
 from omniload.front.loader import Loader
 from omniload.front.rows import NumpyArrays
+from omniload.mix.state import MixState
 from tests.support.trainer.loaders import Numbers, Remembering, Stream, StreamWithState, plain
 from trainer_integration import DataLoader
 from trainer_integration.loader import data_loader
@@ -338,6 +339,8 @@ def test_a_state_of_a_loader_that_is_not_torchs_is_refused_by_the_name_of_that()
         DataLoader(Numbers(4)).load_state_dict(mosaic)
     with pytest.raises(StateError, match="no state of a loader: it has no version"):
         DataLoader(Numbers(4)).load_state_dict({"_snapshot": {}})  # a part of one of torchdata's
+    with pytest.raises(StateError, match=r"of a mix, whose places .* begin a new epoch"):
+        DataLoader(Numbers(4)).load_state_dict(MixState.start(1).to_json(["web"], {}))
 
 
 def test_torchdatas_keyword_is_told_to_be_needless():
