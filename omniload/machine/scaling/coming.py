@@ -42,7 +42,8 @@ _BENDS = 8
 _LEAST_RISE = 1e-6
 _AVERAGE_S = 30.0
 _PAUSE_S, _PAUSE_STEPS = 5.0, 4.0
-"""A step that takes as long, and so many times what steps take, was held up by a trainer's pause."""
+"""A step that takes longer than both, the latter times what steps take, was held up by a trainer's pause: one in half a
+minute of other steps. Others are steps that take longer from now on, or pauses that belong to the pace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +181,8 @@ class Pace:
     _passed_s: float = field(default=0.0, init=False)
     _stride: int = field(default=1, init=False)
     """Steps between the last two that were reached."""
+    _since_pause_s: float = field(default=math.inf, init=False)
+    """That steps have taken, other than long ones, since the last pause."""
 
     def reach(self, step: int, now_s: float) -> None:
         """Note that a step is reached, or is the last that was reached."""
@@ -193,7 +196,11 @@ class Pace:
         passed_s = now_s - before_s
         if self._steps:
             usual_s = self._stride * self._passed_s / self._steps
-            passed_s = min(passed_s, _PAUSE_S + _PAUSE_STEPS * usual_s)
+            longest_s = _PAUSE_S + _PAUSE_STEPS * usual_s
+            if passed_s <= longest_s:
+                self._since_pause_s += passed_s
+            elif self._since_pause_s >= _AVERAGE_S:
+                passed_s, self._since_pause_s = longest_s, 0.0
         left = math.exp(-passed_s / _AVERAGE_S)
         self._steps = left * self._steps + self._stride
         self._passed_s = left * self._passed_s + passed_s

@@ -1,12 +1,14 @@
 """What is told of coming steps is what the weights of each of them are."""
 
+import math
 from contextlib import suppress
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from omniload.base.errors import ConfigError
-from omniload.machine.scaling.coming import Foresight, read_to
+from omniload.machine.scaling.coming import Foresight, Pace, read_to
 from omniload.mix.edits.edit import SetWeights
 from omniload.mix.edits.history import History
 from tests.support.plane.builders import a_mix
@@ -113,3 +115,32 @@ def test_greatest_shares_of_coming_steps_are_those_of_one_of_them(
 
     for name in NAMES:
         assert abs(greatest[name] - max(shares[name] for shares in each)) < 1e-6
+
+
+@given(
+    before=st.lists(st.floats(0.01, 1000.0), max_size=200),
+    step_s=st.floats(0.05, 1000.0),
+)
+def test_a_pace_follows_any_jump_within_six_steps_and_five_minutes(before, step_s):
+    pace, now_s, step = Pace(), 0.0, 0
+    pace.reach(step, now_s)
+    ahead = max(6, math.ceil(300.0 / step_s))
+    for step, passed_s in enumerate([*before, *[step_s] * ahead], start=1):
+        now_s += passed_s
+        pace.reach(step, now_s)
+
+    assert pace.steps_in(step_s) == pytest.approx(1.0, rel=0.5)
+
+
+@given(
+    step_s=st.floats(0.05, 1.0),
+    runs=st.lists(st.tuples(st.floats(31.0, 120.0), st.floats(0.0, 3600.0)), max_size=8),
+)
+def test_no_pause_of_a_trainer_moves_a_pace_by_more_than_half(step_s, runs):
+    pace, now_s, step = Pace(), 0.0, 0
+    pace.reach(step, now_s)
+    for run_s, pause_s in runs:
+        for passed_s in (*[step_s] * math.ceil(run_s / step_s), step_s + pause_s):
+            now_s, step = now_s + passed_s, step + 1
+            pace.reach(step, now_s)
+            assert 0.5 <= pace.steps_in(step_s) <= 1.001

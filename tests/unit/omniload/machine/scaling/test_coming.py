@@ -106,3 +106,16 @@ def test_a_pace_is_that_of_the_last_half_minute_and_no_pause_slows_it():
         pace.reach(90 + 16 * step, 900.0 + 32 * step)
     assert pace.steps_in(60) == pytest.approx(30, rel=0.05)
     assert pace.stride == 16
+
+
+def test_steps_that_take_much_longer_from_one_on_are_followed_within_five_and_one_is_a_pause():
+    pace, found = Pace(), []
+    for step in range(1200):
+        pace.reach(step, 0.1 * step)
+    for step in range(1, 6):
+        pace.reach(1200 + step, 120.0 + 60.0 * step)
+        found.append(1 / pace.steps_in(1.0))
+
+    assert found[0] < 0.2
+    assert found == sorted(found)
+    assert found[-1] == pytest.approx(60.0, rel=0.1)
