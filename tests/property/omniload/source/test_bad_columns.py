@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from omniload.mix.config import OnError
 from omniload.mix.sources import ArrowSource, ParquetSource
 from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
 
 LARGEST, LARGEST_SCORE = 2**31 - 1, float(np.finfo(np.float32).max)
 ids = st.one_of(
@@ -90,7 +91,7 @@ def test_what_is_sound_comes_as_it_is_written_and_all_else_is_counted(
     table, left = table.slice(min(cut, len(table) - 1)), given_rows[min(cut, len(given_rows) - 1) :]
     folder = tmp_path_factory.mktemp("columns")
     source = open_source(
-        "web", written(folder, table, kind, size), seed=1, tokenizer=None, base_dir=folder
+        SourceSpec("web", written(folder, table, kind, size), seed=1, base_dir=folder)
     )
 
     block = source.read(0, len(left))

@@ -126,7 +126,7 @@ def test_parts_of_a_read_are_told_a_record_of_each_kind_of_file(tmp_path):
     ]
     # Something was counted of each part that such a file has: no function went by another name.
     for case, orders in parts.items():
-        for order, found in orders.items():
+        for found in orders.values():
             assert (SAME in found) == bool(case.group_mib)
             # Long lines are looked at by their parser alone.
             long = not case.group_mib and case.letters > 1 << 14

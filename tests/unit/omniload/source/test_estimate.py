@@ -93,7 +93,7 @@ def test_places_that_agree_by_chance_are_no_surer_than_their_records_let_them_be
     pq.write_table(pa.table({"tokens": tokens}), tmp_path / "a.parquet", row_group_size=50)
 
     config = ParquetSource(type="parquet", path="*.parquet", tokens="tokens")
-    found = profile("web", config, tokenizer=None, base_dir=tmp_path)
+    found = profile(SourceSpec("web", config, base_dir=tmp_path))
 
     assert found.sampled_records == 200
     # Of 200 records the mean is known to 0.19 of itself, and 4 of 5 records are estimated by it.
@@ -109,7 +109,7 @@ def test_what_is_said_of_how_sure_it_is_holds_in_nineteen_of_twenty_cases(tmp_pa
         bounds = pa.array(np.append(0, lengths.cumsum()), pa.int32())
         table = pa.table({"tokens": pa.ListArray.from_arrays(bounds, ids)})
         pq.write_table(table, tmp_path / "a.parquet", row_group_size=40)
-        found = profile("web", config, tokenizer=None, base_dir=tmp_path)
+        found = profile(SourceSpec("web", config, base_dir=tmp_path))
         held += abs(found.tokens - lengths.sum()) <= 2 * found.tokens_error * found.tokens
 
     assert held >= 93
