@@ -27,8 +27,8 @@ __all__ = ["Loader", "MixFacts", "OpenClient", "RunNotes", "require_whole"]
 
 _LOG = get_logger(__name__)
 _ELSEWHERE = (
-    "the loader of a mix was handed to another process, such as a worker of torch's DataLoader; every worker would "
-    "hand out the same batches: iterate it directly, it prefetches by itself"
+    "the loader of a mix was copied, or handed to another process, such as a worker of torch's DataLoader; each copy "
+    "would hand out the same batches: iterate it directly, it prefetches by itself"
 )
 
 

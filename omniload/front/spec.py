@@ -17,6 +17,7 @@ from omniload.base.config import checked, parse_yaml
 from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
 from omniload.base.secrets import without_secrets
+from omniload.base.settings.faults import said_of_fault
 from omniload.front.launch import Place
 from omniload.mix.config import MixConfig, load_mix
 from omniload.mix.held_out import held_out
@@ -135,9 +136,8 @@ def with_settings(mix: MixConfig, settings: Mapping[str, object]) -> MixConfig:
         return MixConfig.model_validate(changed)
     except ValidationError as error:
         faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}, found {fault['input']!r:.80}"
-            if fault["loc"]
-            else fault["msg"]  # a rule between keys, which names them and what it found
+            # Without a place: a rule between keys, which names them and what it found.
+            f"{'.'.join(map(str, fault['loc']))}{': ' if fault['loc'] else ''}{said_of_fault(fault)}"
             for fault in error.errors()
         )
         raise ConfigError(f"the settings {sorted(settings)} are refused: {faults}") from error

@@ -79,9 +79,7 @@ def test_sources_are_no_setting():
 
 
 def test_a_value_is_checked_with_the_whole_mix():
-    with pytest.raises(
-        ConfigError, match=r"prefetch_steps: .*greater than or equal to 0, found -1"
-    ):
+    with pytest.raises(ConfigError, match=r"runtime\.prefetch_steps: found -1; give at least 0"):
         with_settings(a_mix(), {"prefetch_steps": -1})
     with pytest.raises(ConfigError, match=r"not a multiple of pack\.length"):
         with_settings(a_mix(), {"pack_length": 7})
@@ -101,6 +99,24 @@ def test_a_file_is_kept_as_it_reads(file):
 
     assert kept.path == file
     assert kept.text == file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"seed": "x"}, "seed: found 'x'; give a whole number"),
+        ({"pack_method": "best"}, "'best_fit', .*, not 'best'; did you mean 'best_fit'"),
+        (
+            {"runtime_journal": ["s3://KEY:SECRET@runs"]},
+            "runtime.journal: found a URL; give a text",
+        ),
+    ],
+)
+def test_a_value_that_is_refused_is_told_as_that_of_a_mix_file(settings, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        with_settings(a_mix(), settings)
+
+    assert "SECRET" not in str(caught.value)
 
 
 def test_settings_of_the_call_are_part_of_what_is_kept(file):
