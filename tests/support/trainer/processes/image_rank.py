@@ -23,7 +23,7 @@ VALUES = 48
 RANK = int(os.environ["RANK"])
 
 
-PAGE = Path(__file__).parents[4] / "docs/how-to/data/images.md"
+PAGE = Path(__file__).parents[4] / "docs/how-to/data/image-encoder.md"
 LOOP = [block for block in PAGE.read_text().split("```")[1::2] if "torch.distributed." in block]
 ENCODER = torch.nn.Linear(VALUES, VALUES, bias=False)
 torch.nn.init.eye_(ENCODER.weight)
