@@ -24,7 +24,7 @@ from omniload.machine.messages import ResizeAsked
 __all__ = ["Client"]
 
 _AT_ONCE_S = 0.05
-"""Longest that a batch which is said to be there is waited for."""
+"""Longest wait for a batch that is said to be ready."""
 
 
 class Client:
@@ -43,13 +43,13 @@ class Client:
 
         Args:
             timeout: Longest wait in seconds; ``None`` for the mix's ``runtime.batch_timeout``,
-                half an hour unless it says otherwise. From 10 s on, the log says who is waited
-                for and why.
+                half an hour unless it says otherwise. After 10 s the log says whom it waits
+                for, and why.
 
         Raises:
-            ConfigError: The timeout is no positive number.
-            UnavailableError: The time has passed; names who holds the batch up, and why. The
-                same call may be repeated, and goes on to wait for the same batch.
+            ConfigError: The timeout is not a positive number.
+            UnavailableError: The time has passed; says who holds the batch up, and why. Call
+                again to go on waiting for the same batch.
             OmniloadError: The data plane has failed; the cause as it was raised there.
         """
         if timeout is not None and not (
@@ -73,9 +73,9 @@ class Client:
         return batch
 
     def peek(self) -> Batch | None:
-        """Return the batch that ``next_batch`` is to return, where it is there without waiting; it is not handed out.
+        """Return the batch that ``next_batch`` will return, if it is ready; it is not handed out.
 
-        What has failed is raised by ``next_batch``, to whoever needs the batch.
+        A failure is left to ``next_batch``, which raises it to whoever needs the batch.
         """
         if self._peeked is None:
             with suppress(OmniloadError):
@@ -100,7 +100,7 @@ class Client:
         """
         step = self.next_step if step is None else step
         self._handle.resize(ResizeAsked(dp=dp_size, step=step, generation=generation), dp_rank)
-        # What was looked at was built for the ranks before.
+        # A batch that was peeked at was built for the earlier ranks.
         self.next_step, self._peeked = step, None
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ class Alone(OpenClient):
     def __call__(self, stack: ExitStack, state: Mapping[str, Json] | None) -> Client:
         spec = replace(self.spec, state=state)
         plane = open_ray_plane(spec) if spec.mix.runtime.kind == "ray" else LocalPlane(spec)
-        # Entered first, so that it ends last: the client says its last to a plane that is there.
+        # Entered first, so that it ends last: the client takes its leave of a plane that is still there.
         stack.enter_context(plane)
         return stack.enter_context(Client(plane.handle(0)))
 
@@ -57,8 +57,8 @@ class Alone(OpenClient):
 class Together(OpenClient):
     """Brings the plane up in rank 0, and has the others join it.
 
-    Where rank 0 alone asks the plane, since all ranks are its peers along tp, pp and ep, it runs
-    as threads of rank 0; else, or where the mix says so, as actors of a Ray.
+    Where all ranks are peers along tp, pp and ep, rank 0 alone asks the plane, which runs as its
+    threads. Otherwise, or where the mix says so, the plane runs as actors of a Ray.
     """
 
     spec: PlaneSpec
@@ -82,7 +82,7 @@ class Together(OpenClient):
             role = self._follow
         try:
             return role(stack, meeting, replace(self.spec, state=state))
-        # Ctrl-C and exits too: the others would wait for as long as they wait for anybody.
+        # Ctrl-C and exits too: the others would wait until their limit.
         except BaseException as error:
             meeting.fail(error)
             raise
@@ -155,16 +155,16 @@ class Together(OpenClient):
         handle = handle_in(
             invitation.plane, self.place.dp_rank, self.place.cp_rank, is_connected=starts_node
         )
-        # Run behind the next one: a rank has left when its handle has said its last.
+        # Runs after the next callback: a rank has left once its handle is closed.
         stack.callback(meeting.leave)
         stack.callback(handle.close)
         meeting.join()
-        # Before peers meet: a group of torch is made by all of them at once, or fails when its own limit is over.
+        # Before peers meet: all of them make a group of torch at once, or it fails at a limit of its own.
         meeting.wait_until_joined(self.place.peers[1:])
         return stack.enter_context(Client(self._shared(handle, meeting)))
 
     def _follow(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
-        """Have the batches from the peer that fetches them."""
+        """Take batches from the peer that fetches them."""
         meeting.arrive()
         self._agree(meeting.invitation(), spec.state)
         stack.callback(meeting.leave)

@@ -18,7 +18,7 @@ _SAME_DATA = {"tp", "pp", "ep"}
 
 
 class DeviceMesh(Protocol):
-    """What is asked of ``torch.distributed.device_mesh.DeviceMesh``."""
+    """What is used of ``torch.distributed.device_mesh.DeviceMesh``."""
 
     mesh_dim_names: tuple[str, ...] | None
     """Names of its axes."""
@@ -79,19 +79,19 @@ def launch_of(
     neither is a job of its own.
 
     Raises:
-        ConfigError: One number without the other, a variable that holds none, or a rank outside the job.
+        ConfigError: One number without the other, a variable that is no number, or a rank outside the job.
     """
     if rank is not None or world_size is not None:
         if rank is None or world_size is None:
             raise ConfigError(
                 f"rank is {rank!r} and world_size is {world_size!r}; give both, or neither to have them found"
             )
-        # Nothing tells a restart of whoever counts its ranks itself: each start has an address of its own.
+        # Who counts ranks by hand says nothing of restarts: each start has an address of its own.
         return _checked(rank, world_size, "", "the arguments rank and world_size")
     if "RANK" in environment and "WORLD_SIZE" in environment:
         attempt = environment.get("TORCHELASTIC_RUN_ID", "")
         if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-            # Agents may count restarts each for itself; in their store ranks agree on a start.
+            # Each agent may count restarts for itself; where agents share a store, ranks agree on a start.
             attempt = f"{attempt}/{environment.get(_RESTARTS, '')}"
         names = ("RANK", "WORLD_SIZE")
         launch = _checked(*_numbers(environment, *names), attempt, "the variables " + _shown(names))
@@ -113,7 +113,7 @@ _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
 def _counted(environment: Mapping[str, str], name: str) -> int:
-    # Counted or not, a job starts: what a launcher writes otherwise counts for none.
+    # A job starts whatever a launcher writes here: what is not a count is taken for none.
     found = environment.get(name, "")
     return int(found) if found.isascii() and found.isdigit() and len(found) < 9 else 0
 

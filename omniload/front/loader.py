@@ -41,10 +41,10 @@ class OpenClient(Protocol):
 
 
 def _as_state(state: object) -> JsonObject | None:
-    """Return a state to continue from; ``None`` for none and for an empty one, as torch's trainers hand over.
+    """Return a state to continue from; ``None`` for none, or for an empty one, which torch's trainers pass.
 
     Raises:
-        StateError: It is no mapping, or another loader's.
+        StateError: It is not a mapping, or it is another loader's.
     """
     if state is None:
         return None
@@ -58,7 +58,7 @@ def _as_state(state: object) -> JsonObject | None:
         raise StateError(
             f"the state is of type {type(state).__name__}; hand over what state_dict() returned"
         )
-    # A copy: of several ranks it is read with the first batch, and whoever gave it may have changed it by then.
+    # A copy: with several ranks it is read with the first batch, and the caller may have changed it by then.
     return dict(state) or None
 
 
@@ -66,7 +66,7 @@ def require_whole(name: str, value: object, *, least: int = 0) -> int:
     """Return an argument that is a whole number.
 
     Raises:
-        ConfigError: It is none, or less than ``least``.
+        ConfigError: It is not a whole number, or it is less than ``least``.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise ConfigError(f"{name} is {value!r}; give a whole number of at least {least}")
@@ -74,14 +74,14 @@ def require_whole(name: str, value: object, *, least: int = 0) -> int:
 
 
 def _check_left(state: JsonObject | None, num_steps: int | None) -> None:
-    """Say where a state leaves no step ahead of ``steps``: at it, a log line, as of a job that had ended.
+    """Warn of a state that stands at ``steps``, as of a job that has ended: no batch is left.
 
     Raises:
-        ConfigError: The state is behind it.
+        ConfigError: The state stands beyond ``steps``.
     """
     step = None if state is None else state.get("step")
     if num_steps is None or not isinstance(step, int) or step < num_steps:
-        return  # what is no number is told with the rest of the state
+        return  # a step that is no number is refused with the rest of the state
     said = f"steps is {num_steps}, and the state stands before step {step}: no batch is left"
     if step > num_steps:
         raise ConfigError(
@@ -91,7 +91,7 @@ def _check_left(state: JsonObject | None, num_steps: int | None) -> None:
 
 
 def _look_at_ids(first: Batch, vocab_size: int | None) -> None:
-    """Warn where the first batch has ids that a model of ``vocab_size`` embeddings has none for."""
+    """Warn if the first batch has ids beyond the ``vocab_size`` embeddings of a model."""
     largest = max(
         (int(rows_of(part, "tokens").max(initial=0)) for part in first.microbatches), default=0
     )
@@ -136,8 +136,8 @@ class RunNotes:
 class Loader:
     """Batches of one rank in step order; torch's ``Stateful``.
 
-    The state is of the batches handed out, whatever was prefetched beyond them, and the same for
-    any number of ranks. It is loaded before or after iteration has begun; of several ranks, by all.
+    Its state covers the batches handed out, whatever was prefetched beyond them, and is the same for
+    any number of ranks. Load it before or during iteration, and on every rank.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Loader:
         """Whether it is this rank that speaks for those along tp, pp and ep, which have the same batches."""
         self.num_ranks = facts.num_ranks
         """Ranks along dp, of which each takes other samples."""
-        # Nothing is opened here: of several ranks, each would wait in its constructor for the others.
+        # Nothing is opened here: each of several ranks would wait in its constructor for the others.
         self._client: Client | None = None
         self._stack = ExitStack()
         self._closed = self._looked_at = False
@@ -184,7 +184,7 @@ class Loader:
         return self._opened().last_wait_s
 
     def start(self) -> None:
-        """Open or join the plane now: batches are prefetched from here on. The first batch does so otherwise."""
+        """Open or join the plane now, and prefetch from here on; otherwise the first batch does."""
         self._opened()
 
     def next_batch(self, timeout: float | None = None) -> TrainingBatch | None:
@@ -194,7 +194,7 @@ class Loader:
             timeout: Longest wait in seconds; ``None`` for the mix's ``runtime.batch_timeout``.
 
         Raises:
-            UnavailableError: The time has passed; names who holds the batch up, and why.
+            UnavailableError: The time has passed; says who holds the batch up, and why.
             OmniloadError: The data plane has failed; the cause as it was raised there.
             StateError: The loader is closed.
         """
@@ -216,7 +216,7 @@ class Loader:
         if self._ahead is None:
             return self._form.of(batch)
         handed = self._ahead.hand_over(batch)
-        # Behind the one that is handed out, so that its copies are not waited for in this step.
+        # After the one that is handed out, so that this step does not wait for its copies.
         self._ahead.begin(self._opened().peek())
         return handed
 
@@ -241,7 +241,7 @@ class Loader:
             self._note_rewards(rows, rewards)
         if losses is None:
             return
-        # Before it is asked whether anything is kept: wrong losses are told in a try-out too, which has no folder.
+        # Checked even where nothing is kept: a try-out without a folder is told of wrong losses too.
         found = rows.losses_by_document(losses)
         if self._notes is not None:
             # Of the batch handed out last: the loop observes it before it asks for the next.
@@ -264,9 +264,9 @@ class Loader:
         """Continue where ``state`` was taken; an empty one changes nothing, as torch's trainers expect.
 
         Raises:
-            StateError: It is no state. Whether it fits the mix and the data is said with the next batch.
+            StateError: It is not a state. Whether it fits the mix and the data shows with the next batch.
         """
-        # Checked while the plane is up: what is no state must not end it.
+        # Checked first: what is not a state must not end the plane.
         wanted = _as_state(state)
         if self._closed:
             raise StateError("the loader is closed; load the state into one that is open")
@@ -279,21 +279,21 @@ class Loader:
     def resize(
         self, rank: int, world_size: int, *, step: int | None = None, generation: int | None = None
     ) -> None:
-        """Be another rank among others, from the next step on; every rank that stays says so at the same step boundary.
+        """Become another rank among others, from the next step on; each rank that stays calls it at the same step.
 
-        Ranks that come say the same as they ``join``. What is in a step stays; it is dealt to whoever is there.
+        Ranks that arrive give the same numbers to ``join``. What a step holds stays; it is dealt anew.
         The mix is opened with ``elastic=True``, or by ``serve``.
 
         Args:
             rank: Number of this rank along dp, from 0.
             world_size: Ranks along dp.
-            step: First step of these ranks: the next one, or the last where it came to nothing, as a rank died in it.
+            step: First step of these ranks: the next one, or the last one again, where a rank died in it.
             generation: Number of these ranks, rising with each change; ``None`` for the one after this loader's.
 
         Raises:
-            ConfigError: An argument is refused, or the ranks of this plane stay.
-            StateError: Other ranks say otherwise, or the step cannot be given to others; this rank is what it was.
-            UnavailableError: The plane gives no answer.
+            ConfigError: An argument is refused, or the mix was not opened as elastic.
+            StateError: Other ranks disagree, or the step cannot be dealt to others; this rank stays what it was.
+            UnavailableError: The plane does not answer.
         """
         require_whole("rank", rank)
         require_whole("world_size", world_size, least=1)
@@ -307,14 +307,14 @@ class Loader:
                 "other ranks would have no numbers; number the mesh as init_device_mesh does, dp before cp"
             )
         self._opened().resize(rank, world_size, step=step, generation=generation)
-        # Only now: where the plane refuses, this rank is what it was.
+        # Only now: where the plane refuses, this rank stays what it was.
         self.num_ranks = world_size
         if self._ahead is not None:
-            # What was copied ahead is the part of a rank of the world before.
+            # What was copied ahead is the share of a rank of the earlier world.
             self._ahead.drop()
 
     def close(self) -> None:
-        """End the plane, or leave it where another rank brought it up. Once is enough; more do nothing."""
+        """End the plane, or leave it where another rank brought it up. To close again does nothing."""
         # First: a thread that asks meanwhile is refused, and opens no other plane.
         self._closed = True
         self._end_plane()
@@ -326,7 +326,7 @@ class Loader:
         if self._closed:
             raise StateError("the loader is closed; open the mix again")
         if self._client is None:
-            # What is open when something fails is closed here; where all succeeds, the loader closes it later.
+            # Where something fails, what is open is closed here; otherwise the loader closes it later.
             with ExitStack() as stack:
                 self._client = self._open_client(stack, self._state)
                 self._stack = stack.pop_all()

@@ -56,17 +56,17 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
 ) -> Loader:
     """Open a mix for this rank.
 
-    One process has its plane as threads. Of several, rank 0 brings the plane up and the others join it with their
-    first batch, found through torch's process group, ``MASTER_ADDR`` and ``MASTER_PORT``, or a folder that all see.
+    One process runs the plane as threads. Of several, rank 0 brings it up and the others join with their first batch;
+    they meet through torch's process group, ``MASTER_ADDR`` and ``MASTER_PORT``, or a folder that all of them see.
 
     Args:
         mix: The mix file, its contents as a mapping, or the model of it.
-        mesh: torch's ``DeviceMesh``: ranks along dp take other samples, along cp slices, along tp, pp and ep the same.
+        mesh: torch's ``DeviceMesh``: ranks differ in their samples along dp, in their slices along cp; others share.
         rank: This process's number; from torchrun's or Slurm's variables by default.
         world_size: Processes of the job; likewise.
         state: What ``state_dict`` returned, to continue from.
-        split: A split that the mix holds out, to be gone through once, as for evaluation.
-        runtime: ``local`` threads (one process), ``ray`` actors, ``auto`` the fitting one.
+        split: A split that the mix holds out, read once, as for evaluation.
+        runtime: ``local`` threads (one process), ``ray`` actors, ``auto`` whichever fits.
         timeout: Seconds that ranks wait for each other to join.
         address: A folder that all ranks see, in place of torch's store.
         run_dir: Folder that keeps journal and mix of the run, for ``omniload mix show`` and its like; none by default.
@@ -92,7 +92,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     notes = _notes_in(spec.run_dir, launch, place)
     if launch.world_size == 1:
         loader = _loader_of(Alone(spec), form, spec, state, notes)
-        loader.start()  # what is wrong is told here, where nobody is waited for
+        loader.start()  # a fault is raised here: there is no other rank to wait for
         return loader
     meet = None if address is None else Path(address)
     return _loader_of(Together(spec, place, launch, meet, timeout), form, spec, state, notes)
@@ -145,7 +145,7 @@ def _loader_of(
 
 
 def check_choices(**choices: str) -> None:
-    """Refuse a choice that there is not.
+    """Refuse a choice that does not exist.
 
     Raises:
         ConfigError: As for ``open_mix``.
@@ -177,13 +177,12 @@ def steps_of(steps: object) -> int | None:
 
 
 def check_timeout(timeout: object) -> None:
-    """Refuse a wait that is none.
+    """Refuse a timeout that is no length of time.
 
     Raises:
         ConfigError: As for ``open_mix``.
     """
-    # The locks of Python refuse a longer wait than that with an ``OverflowError``.
-    # Asked for what it must be: of NaN every comparison is false.
+    # Python's locks raise ``OverflowError`` for a longer wait. The test says what must hold, so that NaN fails it.
     if not (isinstance(timeout, int | float) and 0 < timeout <= threading.TIMEOUT_MAX):
         raise ConfigError(
             f"timeout is {timeout!r}; give the seconds that ranks wait for each other, more than 0 and "
@@ -207,7 +206,7 @@ def form_at(form: BatchForm, place: Place, rank: int, mix: MixConfig) -> BatchFo
     """Return how batches are handed over to a rank: with its own images, where a mix deals them.
 
     Raises:
-        ConfigError: Labels go to tokens that cp peers have.
+        ConfigError: Labels would belong to tokens of other cp peers.
     """
     if form.labels == "unshifted" and place.cp_size > 1:
         raise ConfigError(

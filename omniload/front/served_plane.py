@@ -107,12 +107,12 @@ class ServedPlane:
             content = note.model_dump_json().encode()
             if counter is not None:
                 counter.tell(content)
-                # Run before the plane ends: nobody is to join one that is on its way out.
+                # Runs before the plane ends: nobody may join a plane that is closing.
                 self._opened.callback(counter.close)
                 return
             place = Path(address) / _NOTE_NAME
             write_whole(place, content, mode=0o600)
-            # For as long as this process lives, whatever ends it; by then the kernel lets go.
+            # Held for as long as this process lives; whatever ends it, the kernel lets go.
             self._opened.enter_context(locked(place, writable=True))
             # Before the plane ends, as above.
             self._opened.callback(place.unlink, missing_ok=True)
@@ -126,13 +126,13 @@ class ServedPlane:
         Raises:
             OmniloadError: The data plane has failed; ranks are told the same.
         """
-        # A plane tells its failure to ranks; this process is none, and has to ask.
+        # A plane tells ranks of its failure; this process is not a rank, and has to ask.
         while not self._ended.wait(_FAILED_S):
             if (failure := self._plane.failure()) is not None:
                 raise failure
 
     def close(self) -> None:
-        """End the plane. Once is enough; more do nothing."""
+        """End the plane. To close again does nothing."""
         # First: a thread in ``wait`` would ask a plane that ends how it is.
         self._ended.set()
         self._opened.close()
@@ -174,7 +174,7 @@ def serve(
     refuse_namesake()
     require_whole("world_size", world_size, least=1)
     place = Place(dp_rank=0, dp_size=world_size)
-    # Whatever the mix says: its ranks are to come and go.
+    # Elastic whatever the mix says: its ranks come and go.
     spec = spec_of(mix, None, {**settings, "elastic": True}, "ray", place, 0)
     spec = replace(kept_in(run_dir, mix, spec), num_steps=steps_of(steps), state=state or None)
     return ServedPlane(spec, address)
@@ -214,7 +214,7 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
     check_choices(labels=labels, arrays=arrays)
     check_timeout(timeout)
     require_whole("rank", rank)
-    # Now, and not with the first batch: names and sizes of the mix are in it.
+    # Now rather than with the first batch: it holds the names and sizes of the mix.
     note = _read(address, timeout)
     asked = _asked_of(note.plane, world_size, step, generation)
     facts = MixFacts(
@@ -245,7 +245,7 @@ class _JoinServed(OpenClient):
         from omniload.actors.ray.environment import use_given_token, use_token  # noqa: PLC0415 -- an extra
         from omniload.actors.ray.joining import handle_in, node_for_rank  # noqa: PLC0415
 
-        # First: a process that has another plane open must not change its secret of Ray.
+        # First: a process that has another plane open must keep that one's secret of Ray.
         take_turn(stack)
         plane, here = self.note.plane, host_id()
         if plane.host != here:
@@ -300,7 +300,7 @@ def _port_of(address: str | Path) -> tuple[str, int] | None:
     """
     found = _HOST_AND_PORT.fullmatch(address) if isinstance(address, str) else None
     if found is None:
-        # A folder of such a name would be made, and waited for, on every host.
+        # A folder of that name would be made on every host, and waited for in vain.
         if isinstance(address, str) and _LIKE_A_PORT.search(address) and not Path(address).exists():
             raise ConfigError(
                 f"address is {address!r}, neither HOST:PORT with a name or an IPv4 address nor a folder that is there; "
@@ -318,7 +318,7 @@ def _read(address: str | Path, timeout_s: float) -> _Note:
     """Wait for the note of a plane that is served."""
     place, until_s = Path(address) / _NOTE_NAME, time.monotonic() + timeout_s
     at = _port_of(address)
-    # It is put there whole: as soon as it is there it can be read.
+    # It is written whole: as soon as it is there, it can be read.
     while (note := _note_at(place) if at is None else _note_from(*at, until_s)) is None:
         if time.monotonic() >= until_s:
             was = ", and the process that served one has ended, or does not answer"
@@ -332,7 +332,7 @@ def _read(address: str | Path, timeout_s: float) -> _Note:
 
 
 def _unknown(host: str) -> str:
-    """Say so where no host has that name; by now only, as a host that starts may be given its name late."""
+    """Say if no host has that name. Asked last: a host that is starting may get its name late."""
     try:
         socket.getaddrinfo(host, None, socket.AF_INET)
     except OSError as error:

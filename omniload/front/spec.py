@@ -51,7 +51,7 @@ _OF_OPEN = (
     "labels",
     "device",
 )
-"""Keywords of ``omniload.open`` that are no settings: one may be meant by a name that is none."""
+"""Keywords of ``omniload.open`` that are not settings, to suggest for a misspelt name."""
 _NO_FILE = "mix-given-in-python.yaml"
 """Name that stands for the file of a mix that has none; relative paths start at its folder."""
 
@@ -118,12 +118,12 @@ def with_settings(mix: MixConfig, settings: Mapping[str, object]) -> MixConfig:
     settings: they stay in the file.
 
     Raises:
-        ConfigError: No setting of that name, a name that two sections have, or a value refused.
+        ConfigError: No setting has that name, two sections have it, or a value is refused.
     """
     if not settings:
         return mix
     places = _places(mix)
-    # As it was declared: tokens of stages come to other steps where batch.tokens is changed.
+    # As declared: where batch.tokens changes, stages that count tokens begin at other steps.
     changed = mix.declared()
     for name, value in settings.items():
         found = places.get(name, [])
@@ -132,7 +132,7 @@ def with_settings(mix: MixConfig, settings: Mapping[str, object]) -> MixConfig:
         section, key = found[0]
         (changed if section is None else changed[section])[key] = value
     try:
-        # All of it: a setting may be at odds with one in another section.
+        # The whole mix: a setting may contradict one in another section.
         return MixConfig.model_validate(changed)
     except ValidationError as error:
         faults = "; ".join(
@@ -150,7 +150,7 @@ def _places(mix: MixConfig) -> dict[str, list[tuple[str | None, str]]]:
         part = getattr(mix, section)
         assert isinstance(part, BaseModel)
         for key in type(part).model_fields:
-            # The short name is that of every section that has the key: where two have, it is refused.
+            # A short name stands for every section that has the key; where two have it, it is refused.
             for name in (key, f"{section}_{key}"):
                 places.setdefault(name, []).append((section, key))
     return places
@@ -178,13 +178,13 @@ def text_as_run(
         model: What it came to, settings and all.
 
     Returns:
-        ``None`` for a mix that holds credentials: they would lie in the run's folder.
+        ``None`` for a mix that holds credentials, which must not lie in the run's folder.
     """
     if isinstance(given, str | Path):
         path, text = Path(given), mix_text(given)
     else:
         path, text = Path.cwd() / _NO_FILE, ""
-    # The file itself where it still says the same: with its comments, as whoever wrote it knows it.
+    # The file itself where it still says the same: with its comments, as its author knows it.
     if not _says(text, model):
         text = model.model_dump_json(indent=2)  # which is YAML too, and quotes every text
     if without_secrets(text) != text:

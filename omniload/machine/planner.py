@@ -134,7 +134,7 @@ class Planner:
         """
         match event:
             case Started():
-                # The lost one may have noted these ranks, and told no constructor.
+                # The lost one may have noted these ranks without telling a constructor.
                 serve = (ServeWorld(world=self.world, windows=()),) if self.world.generation else ()
                 return (*serve, *self._advance(range(len(self._queues))))
             case SamplesReported():
@@ -186,7 +186,7 @@ class Planner:
         return self.history.latest.names
 
     def _edit(self, asked: ChangeAsked) -> tuple[PlannerCommand, ...]:
-        """Take a change up, from the first step on that is not planned or a later one; one that is refused is none."""
+        """Take up a change, from the first unplanned step on or a later one; a refused one changes nothing."""
         step = self.planned if asked.at is None else asked.at
         require_open(step, planned=self.planned, end=self.num_steps, ended=self._ended)
         reached = self._steps.state_before(self.planned), self.positions_per_epoch_S
@@ -242,14 +242,14 @@ class Planner:
         """Plan as many steps as may be planned, and ask for what the following ones need.
 
         Args:
-            changed: Sources of which another amount is known than when this was called last.
+            changed: Sources of which more or less is known than when this was called last.
         """
         demand, commands = self._demand, self._enter(changed)
         for s in (s for s in changed if s not in self._bad.over):
             require_usable(self.history, s, self._queues[s], self.positions_per_epoch_S[s])
         self._recount(changed)
         while not self._ended and (room := self._room()):
-            # Also behind the last step: a run that is resumed there would plan for ever.
+            # Beyond the last step too: a run that is resumed there would plan for ever.
             is_last = self.num_steps is not None and self.state.step >= self.num_steps
             needed = self._demanded()
             if needed.short and not is_last:
@@ -274,7 +274,7 @@ class Planner:
         if (excess := self._bad.excess) is not None and self._ranks.slowest >= self.state.step:
             raise excess  # and not before: every step up to there is that of any other run
         if not self._ended and excess is None:
-            # Ranks that a planner which takes over finds ahead of it have it plan more steps at once.
+            # A planner that takes over may find ranks ahead of it, and then plans more steps at once.
             changed = changed if self._demanded() is demand else range(len(self._queues))
             commands += self._top_up(changed)
         return commands
@@ -317,7 +317,7 @@ class Planner:
                 demand.short.remove(s)
 
     def _top_up(self, sources: Iterable[int]) -> list[PlannerCommand]:
-        """Ask for more of every source of which less than the coming steps' share is known."""
+        """Ask for more of every source that is known less far than the coming steps need."""
         demand = self._demanded()
         commands: list[PlannerCommand] = []
         for s in sources:
@@ -386,13 +386,13 @@ class Planner:
         return self._ranks.slowest - self.mix.runtime.elastic
 
     def _release(self) -> list[PlannerCommand]:
-        """Let go of what no rank can ask for again, of as many steps at once as are planned together."""
+        """Let go of what no rank can ask for again, as many steps at a time as are planned together."""
         step = self._kept_from
         if step < self.released_to + self.mix.steps_at_once:
             return []
         self.released_to = step
         self._steps.release(step)
-        # Of before the step, not behind it: pieces that were carried into it are of earlier positions.
+        # Those before the step, not after it: pieces that were carried into it are of earlier positions.
         floors = dict(enumerate(self._steps.state_before(step).floors()))
         self._metadata.release(floors)
         ahead = self._foresight.at(self.history, self.state.step)

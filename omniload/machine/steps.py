@@ -44,7 +44,7 @@ Rank = tuple[int, int]
 
 @dataclass(slots=True, kw_only=True)
 class PlannedSteps:
-    """Plans by the windows they were published in, and the state before each step and behind the last."""
+    """Plans by the windows they were published in, the state before each step, and the state after the last."""
 
     _states: dict[int, MixState]
     _windows: deque[tuple[StepPlan, ...]] = field(default_factory=deque)
@@ -56,7 +56,7 @@ class PlannedSteps:
 
     @property
     def next_step(self) -> int:
-        """First step that is not planned, also by a planner before this one."""
+        """First step that neither this planner nor one before it has planned."""
         return max(self._states)
 
     @property
@@ -65,7 +65,7 @@ class PlannedSteps:
         return tuple(self._windows)
 
     def reach(self, state: MixState) -> None:
-        """Note the state behind a step that was planned."""
+        """Note the state after a step that was planned."""
         self._states[state.step] = state
 
     def publish(self, plans: Sequence[StepPlan]) -> tuple[StepPlan, ...]:
@@ -121,7 +121,7 @@ class RankSteps:
     def take(self, rank: Rank, step: int) -> bool:
         """Note that a rank has a step; return whether the slowest rank has come further."""
         before, slowest = self._wanted[rank], self.slowest
-        # Ranks tell a planner that takes over again what they took.
+        # Ranks repeat what they took to a planner that takes over.
         if step < before:
             return False
         self._wanted[rank] = step + 1
@@ -140,8 +140,8 @@ class RankSteps:
     def waits(self, planned: int, cp_size: int, together: int) -> Waits:
         """Say which ranks a planner waits for that has planned every step before ``planned``.
 
-        Of steps that are handed over together ranks tell once, with the last: until then they may be further than
-        they are known to be.
+        Of steps that are handed over together, ranks tell once, with the last. Until then they may be further ahead
+        than is known here.
         """
         late, ahead = self.late(), planned - self.slowest
         text = (
@@ -162,9 +162,9 @@ class RankSteps:
 class BadRecords:
     """Counts the records that steps go past and that could not be decoded, and says when ``on_error`` ends the run.
 
-    By the order of the mix alone, so that it ends before the same step after any kills, moves and resumes, whatever
-    loaders had read ahead. In each epoch anew: the next one holds the same records. Where two sources have too many in
-    one step, either is named.
+    It goes by the order of the mix alone. A run therefore ends before the same step after any kills, moves and resumes,
+    whatever loaders had read ahead. It counts each epoch anew, for the next one holds the same records. Where two
+    sources have too many in one step, either is named.
     """
 
     queues: Sequence[SampleQueue]
@@ -184,8 +184,8 @@ class BadRecords:
     ) -> None:
         """Find again which of the sources that have changed are ``over``.
 
-        Steps change nothing of it: what they go past is in the state from then on. Where edits begin to hold, other
-        shards may be left out, of any source.
+        Steps do not change the answer: what they go past is in the state from then on. Edits may, as they leave out
+        other shards, of any source.
         """
         if state.mix_revision != self._revision:
             self._revision, changed = state.mix_revision, range(len(self.queues))
@@ -201,9 +201,9 @@ class BadRecords:
     def behind(
         self, history: History, before: MixState, after: MixState, records_S: Sequence[int]
     ) -> tuple[dict[int, int], MixState]:
-        """Return how many bad records each source goes past in a step, none left out, and the state behind it.
+        """Return how many bad records each source goes past in a step, none left out, and the state after it.
 
-        Where they are more than a source of so many records may have, ``excess`` says so from then on.
+        Where a source has more than ``on_error`` allows, ``excess`` says so from then on.
         """
         passed, counts = dict[int, int](), dict[int, int]()
         for s in sorted(self._sources):
@@ -223,7 +223,7 @@ class BadRecords:
                 counts[s] = known + len(passed_N)
             else:
                 counts[s] = len(passed_N) - int(passed_N.searchsorted(epoch * records))
-        # Where there is one the step is not taken: an edit may yet make it another one.
+        # With an excess the step is not taken: an edit may yet change what is in it.
         for s in passed if self.excess is None else ():
             self.queues[s].pass_to(after.cursors_S[s][0])
         return passed, replace(after, bad_S=before.bad_S).with_bad(counts)  # not its window's
@@ -261,7 +261,7 @@ class BadRecords:
 def _by_epoch(
     before: MixState, source: int, passed_N: NDArray[np.int64], records: int
 ) -> Counter[int]:
-    """Count bad records by epoch: those behind a state, and in its epoch those before it too."""
+    """Count bad records by epoch: those after a state, and in its own epoch those before it too."""
     counts = Counter((passed_N // records).tolist())
     if known := before.bad_of(source):
         counts[before.cursors_S[source][0] // records] += known
@@ -277,14 +277,14 @@ def next_world(held: World, asked: ResizeAsked, mix: MixConfig, within: range) -
     """Return the world that a rank asks for; ``held`` itself where that is what it asks for.
 
     Args:
-        held: The world of now.
+        held: The current world.
         asked: What a rank counts itself to.
         mix: The mix.
         within: First steps that are possible: those that can still be given to other ranks.
 
     Raises:
         ConfigError: The plane was opened for ranks that stay, or there are more of them than rows in a step.
-        StateError: The ranks are not those of now nor of the next world, or cannot begin at their step.
+        StateError: The ranks are neither those of the current world nor of the next, or cannot begin at their step.
     """
     world = held.followed_by(dp=asked.dp, step=asked.step, generation=asked.generation)
     if world is held:
@@ -295,7 +295,7 @@ def next_world(held: World, asked: ResizeAsked, mix: MixConfig, within: range) -
             "open it with elastic=True, or runtime.elastic: true in the mix"
         )
     require_rows(mix, world.tree)
-    # Not before the ranks of now: a world that has begun is not taken back.
+    # Not before the current ranks: a world that has begun is not taken back.
     least, most = max(held.step, within.start), within.stop - 1
     if not least <= world.step <= most:
         raise StateError(
@@ -313,7 +313,7 @@ def steps_together(
     *,
     most: int,
 ) -> list[Membership] | Starved | Exhausted:
-    """Draw steps that are planned together, no further than to the next edit: one draw has one set of weights.
+    """Draw steps that are planned together, up to the next edit at most: one draw has one set of weights.
 
     Args:
         history: The mix and its edits.
