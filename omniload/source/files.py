@@ -1,5 +1,6 @@
 """Files of a source: what one was when the source was opened, and guarded reading of it."""
 
+import errno
 import hashlib
 import os
 import stat
@@ -139,11 +140,16 @@ class ShardFile:
             other.require_unchanged()
         try:
             size_bytes, stamp = self._now()
-        except FileNotFoundError:
-            raise IntegrityError(
-                f"{self.path}: gone since the source was opened; put it back, or start anew without it"
-            ) from None
         except Exception as error:
+            if _is_gone(error):
+                raise IntegrityError(
+                    f"{self.path}: gone since the source was opened; put it back, or start anew without it"
+                ) from None
+            # What is said of a path that is no file; an error of a store's client says nothing of the file.
+            if self.remote is None and isinstance(error, ValueError):
+                raise IntegrityError(
+                    f"{self.path}: changed since the source was opened: {error}; put back what was there, or start anew"
+                ) from None
             if not is_outage(error):
                 raise
             raise UnavailableError(
@@ -301,6 +307,13 @@ def beside(file: ShardFile, name: str) -> ShardFile:
         if not is_outage(error):
             raise
         raise UnavailableError(f"{path}: cannot be looked at: {said(error)}; try again") from error
+
+
+def _is_gone(error: Exception) -> bool:
+    """Whether nothing is at a path by now: a link that leads to itself answers no later than it does now."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return True
+    return isinstance(error, OSError) and error.errno == errno.ELOOP
 
 
 def local_file(path: str) -> ShardFile:

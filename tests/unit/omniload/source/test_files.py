@@ -196,6 +196,25 @@ def test_a_file_that_is_gone_is_no_outage(file, tmp_path):
         pytest.fail("it was not looked at first")
 
 
+@pytest.mark.parametrize(
+    ("put", "said"),
+    [
+        (lambda path: path.symlink_to(path.name), "gone since the source was opened; put it back"),
+        (Path.mkdir, "changed since the source was opened: it is a folder"),
+        (os.mkfifo, "changed since the source was opened: it is a pipe"),
+        (lambda path: path.symlink_to("/dev/zero"), "since the source was opened: it is a device"),
+    ],
+    ids=["link to itself", "folder", "pipe", "device"],
+)
+def test_what_is_no_file_in_the_place_of_one_is_told_at_once(file, tmp_path, put, said):
+    """A link to itself was asked again for minutes, all else was a fault of ours."""
+    (tmp_path / "a.txt").unlink()
+    put(tmp_path / "a.txt")
+
+    with pytest.raises(IntegrityError, match=rf"a\.txt: .*{said}"), reading(file):
+        pytest.fail("it was not looked at first")
+
+
 def test_our_own_errors_pass_through_unchanged(file):
     with pytest.raises(ConfigError, match=r"^mine$"), reading(file):
         raise ConfigError("mine")
