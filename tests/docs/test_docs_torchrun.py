@@ -14,22 +14,20 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 LIMIT_S = 240
 
 
-def test_the_script_of_the_fsdp_page_trains_on_two_ranks_and_goes_on_where_it_stopped(
-    warm_python, work
-):
-    blocks = blocks_of(ROOT / "docs/how-to/trainers/fsdp.md")
+def losses_of(page, python):
+    """Return steps and losses that each command of a page prints, its mix and script saved as it says."""
+    blocks = blocks_of(ROOT / "docs/how-to/trainers" / page)
     by_language = {b.language: b.text for b in blocks}
     Path("mix.yaml").write_text(by_language["yaml"], encoding="utf-8")
     Path("train.py").write_text(by_language["python"], encoding="utf-8")
     (console,) = [b for b in blocks if b.language == "console"]
-    steps, losses = [], []
 
     for _, command in console.commands():
         words = shlex.split(command)
         assert words[0] == "torchrun"
         done = subprocess.run(
-            [warm_python.path, "-m", "torch.distributed.run", *words[1:]],
-            env=os.environ | warm_python.for_launchers,
+            [python.path, "-m", "torch.distributed.run", *words[1:]],
+            env=os.environ | python.for_launchers,
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
@@ -37,10 +35,24 @@ def test_the_script_of_the_fsdp_page_trains_on_two_ranks_and_goes_on_where_it_st
         )
         assert done.returncode == 0, done.stderr[-4000:]
         found = re.findall(r"^step (\d+) loss ([\d.]+)$", done.stdout, re.MULTILINE)
-        steps.append([int(step) for step, _ in found])
-        losses += [float(loss) for _, loss in found]
+        yield {int(step): float(loss) for step, loss in found}
 
-    assert steps == [[0, 1, 2], [3, 4, 5]]
-    assert losses[-1] < losses[0]
+
+def test_the_script_of_the_fsdp_page_trains_on_two_ranks_and_goes_on_where_it_stopped(
+    warm_python, work
+):
+    first, second = losses_of("fsdp.md", warm_python)
+
+    assert [*first] == [0, 1, 2]
+    assert [*second] == [3, 4, 5]
+    assert second[5] < first[0]
     # A model that is not the one that was saved begins where the first one did.
-    assert losses[3] < losses[0] - 0.1
+    assert second[3] < first[0] - 0.1
+
+
+def test_the_script_of_the_context_parallel_page_has_the_losses_of_whole_rows(warm_python, work):
+    whole, shared = losses_of("context-parallel.md", warm_python)
+
+    assert [*whole] == [0, 1, 2]
+    assert whole[2] < whole[0] - 0.05
+    assert shared == pytest.approx(whole, abs=2e-4)
