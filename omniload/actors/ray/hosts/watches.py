@@ -34,6 +34,8 @@ _SILENT_S, _BEGINS_S = 10.0, 120.0
 """Without an answer for so long a watch is lost, or did not begin; that is no loss to anybody."""
 _FIRST_REST_S, _LONGEST_REST_S = 1.0, 60.0
 """Before another one is started; each time twice as long until one answers."""
+_COUNTED_S = 1.0
+"""A longer time between two looks is one in which the keeper's own process did not run: it says nothing of a watch."""
 _LINGERS_S = 60.0
 """A host without members keeps its watch for so long: whoever follows a lost one may be there again."""
 _BEGUN_AT_ONCE = 8
@@ -55,8 +57,8 @@ class _Host:
     stopped: frozenset[str] = frozenset()
     beats: Mapping[str, Progress] = field(default_factory=dict)
     watch: Any = None
-    asked_s: float | None = None
-    """``None`` while nobody is asked."""
+    waits_s: float | None = None
+    """For how long it has been asked; ``None`` while nobody is."""
     heard_s: float | None = None
     """When this watch has answered last; ``None`` before it has."""
     begin_at_s: float = float("-inf")
@@ -70,6 +72,7 @@ class Watches:
         """Begin with nobody; ``begin`` starts the watch of a node."""
         self._begin = begin
         self._hosts: dict[str, _Host] = {}
+        self._looked_s = float("-inf")
 
     def add(self, name: str, process: Process, board: Path | None) -> None:
         """Look at a member on another host from now on, and at its heartbeats where it posts them in a folder there."""
@@ -85,26 +88,29 @@ class Watches:
                 host.since_s = time.monotonic()
 
     def look(self, now_s: float, later: Later) -> None:
-        """Ask the watch of each host that is not asked; start those that are wanted.
+        """Ask the watch of each host with members that is not asked; start those that are wanted.
 
         Args:
             now_s: By a clock that never goes back.
             later: Has a call made in the one thread.
         """
-        begun = 0
+        counted_s, begun = min(now_s - self._looked_s, _COUNTED_S), 0
+        self._looked_s = now_s
         for node, host in list(self._hosts.items()):
-            if not host.members and now_s - host.since_s >= _LINGERS_S:
-                del self._hosts[node]
-            elif host.watch is None and now_s >= host.begin_at_s and begun < _BEGUN_AT_ONCE:
+            if host.waits_s is not None:
+                host.waits_s += counted_s
+                limit_s = _BEGINS_S if host.heard_s is None else _SILENT_S
+                if host.waits_s >= limit_s:
+                    self._lose(node, host, f"no answer for {limit_s:.0f} s")
+            elif not host.members:  # whoever was there may have gone with the host
+                if now_s - host.since_s >= _LINGERS_S:
+                    del self._hosts[node]
+            elif host.watch is not None:
+                self._ask(node, host, later)
+            elif now_s >= host.begin_at_s and begun < _BEGUN_AT_ONCE:
                 begun += 1
                 host.watch, host.heard_s = self._begin(node), None
-                self._ask(node, host, now_s, later)
-            elif host.asked_s is not None:
-                limit_s = _BEGINS_S if host.heard_s is None else _SILENT_S
-                if now_s - host.asked_s >= limit_s:
-                    self._lose(node, host, f"no answer for {limit_s:.0f} s")
-            elif host.watch is not None:
-                self._ask(node, host, now_s, later)
+                self._ask(node, host, later)
 
     def stopped(self) -> frozenset[str]:
         """Return the names of members whose processes are stopped, as was heard last."""
@@ -119,8 +125,8 @@ class Watches:
         ]
         return {n: beat for h in answering for n, beat in h.beats.items() if n in h.members}
 
-    def _ask(self, node: str, host: _Host, now_s: float, later: Later) -> None:
-        host.asked_s, watch = now_s, host.watch
+    def _ask(self, node: str, host: _Host, later: Later) -> None:
+        host.waits_s, watch = 0.0, host.watch
         asked = watch.look.remote(dict(host.members), host.stopped, host.board)
         answer = future_of(asked, node)
         answer.add_done_callback(lambda done: later(partial(self._hear, node, watch, done)))
@@ -134,18 +140,19 @@ class Watches:
             return
         host.stopped, roles = done.result()
         host.beats = {beat.name: beat for beat in map(Progress.from_json, roles)}
-        host.asked_s, host.heard_s, host.rest_s = None, time.monotonic(), _FIRST_REST_S
+        host.waits_s, host.heard_s, host.rest_s = None, time.monotonic(), _FIRST_REST_S
 
     def _lose(self, node: str, host: _Host, why: str, *, has_ended: bool = False) -> None:
         """Have another watch after a while: the host may be gone, cut off or too busy."""
         rest_s, lost = host.rest_s, host.watch
         # Of a host that is gone its members tell by their own ends, at the same time.
-        level = logging.INFO if has_ended and rest_s == _FIRST_REST_S else logging.WARNING
+        is_told = not host.members or (has_ended and rest_s == _FIRST_REST_S)
+        level = logging.INFO if is_told else logging.WARNING
         what = (
             "nobody looks for stopped processes on node %s, until another watch does in %.0f s: %s"
         )
         _LOG.log(level, what, node, rest_s, why)
-        host.watch = host.asked_s = None
+        host.watch = host.waits_s = None
         host.begin_at_s = time.monotonic() + rest_s
         host.rest_s = min(2 * rest_s, _LONGEST_REST_S)
         with suppress(RayError):  # one that is stopped would be there for good

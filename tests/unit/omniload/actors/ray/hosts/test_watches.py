@@ -180,6 +180,35 @@ def test_a_watch_that_has_ended_is_followed_by_another_and_one_that_answers_begi
     assert [line.partition(" does in ")[2] for line in warned] == ["2 s: killed", "4 s: killed"]
 
 
+def test_time_in_which_the_keeper_did_not_run_is_no_silence_of_a_watch(hosts, caplog):
+    """A job that was suspended and went on began the watches of all its hosts anew."""
+    hosts.watches.add(FIRST, a_process(7), None)
+    hosts.look()
+    hosts.watch.tells()
+    hosts.look()
+
+    hosts.look(after_s=3600.0)
+    hosts.look(times=4)
+    hosts.watch.tells()
+    hosts.look(times=4)
+
+    assert hosts.begun == [hosts.watch]
+    assert (hosts.killed, caplog.messages) == ([], [])
+
+
+def test_a_host_that_is_gone_with_its_members_has_no_other_watch(hosts, caplog):
+    """For a minute others were begun there, and it was told that nobody looks at whoever is there: nobody is."""
+    hosts.watches.add(FIRST, a_process(7), None)
+    hosts.look()
+    hosts.watches.forget(FIRST)
+    hosts.watch.asked[-1][2].set_exception(UnavailableError("its host is gone"))
+
+    hosts.look(times=400)
+
+    assert len(hosts.begun) == 1
+    assert caplog.messages == []
+
+
 def test_a_host_that_members_have_left_has_no_watch_after_a_minute(hosts):
     hosts.watches.add(FIRST, a_process(7), None)
     hosts.look()
@@ -187,7 +216,6 @@ def test_a_host_that_members_have_left_has_no_watch_after_a_minute(hosts):
     hosts.watches.forget(FIRST)
 
     hosts.look(after_s=59.0)
-    hosts.watch.tells()
     hosts.watches.add(OTHER, a_process(8), None)
     hosts.look(after_s=30.0)
     assert len(hosts.begun) == 1
