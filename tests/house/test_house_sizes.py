@@ -30,7 +30,7 @@ LONGER = {
         "every role and rank of one process, which know each other: opened, changed, closed, and the ways between them",
     ),
     "omniload/actors/ray/keeper.py": (
-        320,
+        315,
         "carries out every command of the roster, hears of ends, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (
@@ -45,8 +45,8 @@ LONGER = {
     ),
     "omniload/actors/ray/answers.py": (255, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
-        310,
-        "every actor of a plane, who holds what, which sources, and whose process has ended",
+        280,
+        "every actor of a plane, who holds what, and which sources",
     ),
     "omniload/actors/ray/handle.py": (
         340,
@@ -64,7 +64,6 @@ LONGER = {
         205,
         "starts a node of Ray without the processes that no data plane asks, and with what its workers are forked from",
     ),
-    "omniload/actors/ray/processes.py": (195, "every way in which a process is seen to end"),
     "omniload/actors/ray/plane.py": (230, "opens and closes every actor"),
     "omniload/actors/ray/scaling/mover.py": (
         280,

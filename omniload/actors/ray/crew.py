@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -17,10 +16,11 @@ from omniload.actors.ray.actors import ConstructorActor, LoaderActor, PlannerAct
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.holders import Loaders, Serving
 from omniload.actors.ray.hosts.beside_ranks import Moves
+from omniload.actors.ray.hosts.held import Held
 from omniload.actors.ray.hosts.placing import Placing, nodes_with_room
 from omniload.actors.ray.hosts.relay import BEATS
 from omniload.actors.ray.layout import PLANNER, ranks_with_threads
-from omniload.actors.ray.processes import EndWatch, HeldProcess, Process
+from omniload.actors.ray.processes import Process
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.loader_groups import LoaderShare
 from omniload.machine.replacement import Member, Roster
@@ -76,6 +76,7 @@ class Crew:
         shares: Sequence[LoaderShare],
         address: PlaneAddress,
         node: str,
+        processes: Held,
     ) -> None:
         """Begin with nobody.
 
@@ -84,9 +85,10 @@ class Crew:
             shares: What each loader carries.
             address: Where the plane is.
             node: Node of this process, on which planner and loaders run; shadows of loaders may be on others.
+            processes: Those of members, once they are known.
         """
         self.spec, self.board = spec, FolderBoard(address.board)
-        self._address, self._node = address, node
+        self._address, self._node, self.processes = address, node, processes
         self.placing = Placing(node, nodes_with_room)
         """Which node each loader is on."""
         self.moves = Moves(node)
@@ -118,8 +120,6 @@ class Crew:
         """Holders of roles when the planner of now began."""
         self.facts: dict[int, SourceFacts] = {}
         """What the first loaders found in each source; those after them must find the same."""
-        self._processes: dict[Member, HeldProcess] = {}
-        self._ends = EndWatch()
 
     def roles(self) -> list[str]:
         """Return the names of all roles."""
@@ -251,41 +251,18 @@ class Crew:
         """Return the actor that holds a role."""
         return self.actors[self.holders[role]]
 
-    def take_hold(self, member: Member, process: Process, ended: Callable[[], None]) -> bool:
-        """Hold the process of a member, to look at it, to be told of its end, and to end it.
-
-        One of another machine is Ray's to end, and to tell of.
-
-        Returns:
-            Whether it is held; else it has ended, or is looked at on its own machine alone.
-        """
-        try:
-            held = self._processes[member] = HeldProcess(process)
-        except ProcessLookupError:
-            return False
-        self._ends.add(held, ended)
-        return True
-
-    def board_there(self, role: str) -> Path | None:
-        """Return the folder of another host that a role posts its heartbeats to; ``None`` where it posts to none."""
-        return self._address.board_of(role) if role in self._address.host_of else None
-
-    def stopped(self) -> frozenset[str]:
-        """Return the names of members whose process is stopped."""
-        held = list(self._processes.items())
-        return frozenset(member.name for member, process in held if process.is_stopped())
+    def take_hold(self, member: Member, process: Process, ended: Callable[[], None]) -> None:
+        """Hold the process of a member; see ``Held.take``."""
+        is_elsewhere = member.role in self._address.host_of
+        board = self._address.board_of(member.role) if is_elsewhere else None
+        self.processes.take(member, process, board, ended)
 
     def end(self, member: Member, *, is_replaced: bool = False) -> None:
         """See to it that a member never speaks again, also one that is stopped; it may have ended already."""
         self.placing.end(member, is_replaced=is_replaced)
         self.moves.forget(member)
-        process = self._processes.pop(member, None)
-        if process is None:
+        if not self.processes.end(member):
             self._end_by_ray(member)
-            return
-        process.kill()
-        self._ends.forget(process)
-        process.close()
 
     def bury(self, member: Member) -> None:
         """Have Ray, and who reads heartbeats, know of the end of a member.
@@ -299,9 +276,3 @@ class Crew:
         if (actor := self.actors.get(member)) is not None:
             with suppress(RayError):
                 ray.kill(actor, no_restart=True)
-
-    def close(self) -> None:
-        """Let go of the processes that are held; they go on."""
-        self._ends.close()
-        while self._processes:
-            self._processes.popitem()[1].close()

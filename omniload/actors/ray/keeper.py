@@ -14,7 +14,6 @@ from omniload.actors.ray.answers import future_of
 from omniload.actors.ray.changes import HandingOver
 from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.hosts.relay import Relay
-from omniload.actors.ray.hosts.watches import Watches
 from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.processes import Process
 from omniload.actors.ray.standing import Standing
@@ -59,12 +58,11 @@ class Keeper:
         crew: Crew,
         roster: Roster,
         standing: Standing,
-        watches: Watches,
         gate: Gate,
         log: RoleLog | None,
     ) -> None:
         """Take the members that the plane was opened with; nothing is watched before ``begin``."""
-        self._crew, self._roster, self._standing, self._watches = crew, roster, standing, watches
+        self._crew, self._roster, self._standing = crew, roster, standing
         self._gate, self._log = gate, log
         self._events: queue.SimpleQueue[RosterEvent | Callable[[], None] | None] = (
             queue.SimpleQueue()
@@ -149,7 +147,7 @@ class Keeper:
         elsewhere = (*self._crew.placing.away(), *self._crew.moves.away())
         away = {member.name: self._crew.actors[member] for member in elsewhere}
         self._relay.ask(away, now_s := time.monotonic())
-        self._watches.look(now_s, self._events.put)
+        self._crew.processes.look(now_s, self._events.put)
         # All of one role: only the roster knows which of them holds it, and which stands by.
         for member in self._crew.placing.crowded():
             self._carry(self._roster.handle(PlaceFound(member)))
@@ -161,8 +159,8 @@ class Keeper:
         return MembersSeen(
             now_s=now_s,
             # Without those of hosts that do not answer: they may be cut off, and go on.
-            beats=self._watches.beats(now_s) | beats,
-            stopped=self._crew.stopped() | self._watches.stopped(),
+            beats=self._crew.processes.beats(now_s) | beats,
+            stopped=self._crew.processes.stopped(),
         )
 
     def _hear_released(self, done: "Future[int]") -> None:
@@ -219,7 +217,6 @@ class Keeper:
     def _end(self, member: Member, *, is_replaced: bool = False) -> None:
         # First: an answer that is on its way would put it on the board again.
         self._relay.forget(member.name)
-        self._watches.forget(member.name)
         self._crew.end(member, is_replaced=is_replaced)
 
     def _move(self, sources: Sequence[int], role: str, taken: "Future[None]") -> None:
@@ -263,8 +260,7 @@ class Keeper:
 
     def _hold(self, member: Member, process: Process) -> None:
         ended = MemberEnded(member, "its process has ended")
-        if not self._crew.take_hold(member, process, partial(self._events.put, ended)):
-            self._watches.add(member.name, process, self._crew.board_there(member.role))
+        self._crew.take_hold(member, process, partial(self._events.put, ended))
         if member not in self._roster.members():
             self._end(member)  # it was stopped, and says only now which process it is
             self._crew.bury(member)

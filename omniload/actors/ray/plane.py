@@ -25,6 +25,7 @@ from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.handle import RayHandle
 from omniload.actors.ray.head_watch import check_servers
 from omniload.actors.ray.hosts.boards import boards_of
+from omniload.actors.ray.hosts.held import Held
 from omniload.actors.ray.hosts.members import (
     address_of,
     cluster_of,
@@ -115,7 +116,8 @@ class RayPlane(DataPlane):
     def _start(self, spec: PlaneSpec, shares: Sequence[LoaderShare]) -> None:
         # All processes start together; what they need of each other is handed over afterwards.
         self._board = FolderBoard(self.address.board)
-        self._crew = crew = Crew(spec, shares, self.address, self._node)
+        processes = Held(Watches(begin_watch))
+        self._crew = crew = Crew(spec, shares, self.address, self._node, processes)
         crew.holders = {role: Member(role) for role in crew.roles()}
         crew.serving = {
             s: crew.holders[role] for role, sources in crew.sources_of.items() for s in sources
@@ -134,8 +136,8 @@ class RayPlane(DataPlane):
         spec.keep()
         logs = RoleLogs(self.address.logs)
         self._opened.callback(logs.close)
-        log, watches = logs.of("keeper"), Watches(begin_watch)
-        self._keeper = Keeper(crew, crew.roster(), Standing(crew), watches, self._gate, log)
+        log = logs.of("keeper")
+        self._keeper = Keeper(crew, crew.roster(), Standing(crew), self._gate, log)
         # Behind the first opening: what fails there is a fault of the run, which another process would not mend.
         self._keeper.begin()
         if spec.mix.runtime.scaling.mode == "auto":
@@ -215,7 +217,7 @@ class RayPlane(DataPlane):
             scaling.close()
         if (keeper := getattr(self, "_keeper", None)) is not None:
             keeper.close()
-            self._crew.close()
+            self._crew.processes.close()
         is_used = not self._gate.close(_CLOSE_S)
         for handle in self._handles:
             is_used |= not handle.leave(_CLOSE_S)

@@ -3,8 +3,6 @@
 import os
 import select
 import signal
-import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Self
 
 from omniload.base.errors import UnavailableError
 
-__all__ = ["EndWatch", "HeldProcess", "Opener", "Process"]
+__all__ = ["HeldProcess", "Opener", "Process"]
 
 
 _PIDFD_THREAD = os.O_EXCL
@@ -141,55 +139,3 @@ class Opener:
         if self._held is not None:
             self._held.close()
             self._held = None
-
-
-class EndWatch:
-    """Tells at once of the end of held processes, in a thread for all of them.
-
-    Ray tells of it too, by way of its raylet, its head and a call that fails: 20 to 110 ms later on two busy cores.
-    """
-
-    def __init__(self) -> None:
-        """Watch nobody yet."""
-        self._poll, self._lock = select.epoll(), threading.Lock()
-        self._watched: dict[int, tuple[HeldProcess, Callable[[], None]]] = {}
-        self._closing = os.eventfd(0, os.EFD_CLOEXEC)
-        self._poll.register(self._closing, select.EPOLLIN)
-        self._thread: threading.Thread | None = None
-
-    def add(self, process: HeldProcess, tell: Callable[[], None]) -> None:
-        """Call ``tell`` once, in the thread that watches, when a process has ended."""
-        with self._lock:
-            self._watched[process.descriptor] = process, tell
-        # Once: what has ended stays so, and would be told for as long as it is held.
-        self._poll.register(process.descriptor, select.EPOLLIN | select.EPOLLONESHOT)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="omniload-ends", daemon=True)
-            self._thread.start()
-
-    def forget(self, process: HeldProcess) -> None:
-        """Tell of a process no more; before it is closed, as another one may get its descriptor's number."""
-        with self._lock:
-            self._watched.pop(process.descriptor, None)
-        # A fork may hold a copy of the descriptor, so that closing it would not end this.
-        self._poll.unregister(process.descriptor)
-
-    def close(self) -> None:
-        """Watch nobody any more."""
-        os.eventfd_write(self._closing, 1)
-        if self._thread is not None:
-            self._thread.join()
-        self._poll.close()
-        os.close(self._closing)
-
-    def _run(self) -> None:
-        while True:
-            found = [descriptor for descriptor, _ in self._poll.poll()]
-            if self._closing in found:
-                return
-            with self._lock:
-                # In the lock, and looked at again: a number may be another process's by now.
-                watched = [self._watched[each] for each in found if each in self._watched]
-                ended = [tell for process, tell in watched if process.has_ended()]
-            for tell in ended:
-                tell()

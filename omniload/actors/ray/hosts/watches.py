@@ -26,7 +26,7 @@ from omniload.actors.ray.processes import Process
 from omniload.base.log import get_logger
 from omniload.machine.progress import Progress
 
-__all__ = ["Watches"]
+__all__ = ["Later", "Watches"]
 
 _FRESH_S = 2.5
 """An answer is as old at most when the next one comes, from a host that is in reach and not too busy."""
@@ -43,6 +43,7 @@ _BEGUN_AT_ONCE = 8
 _LOG = get_logger(__name__)
 
 Later = Callable[[Callable[[], None]], None]
+"""Has a call made in the thread that looks."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("ray")
 
-from omniload.actors.ray.processes import EndWatch, HeldProcess, Opener, Process
+from omniload.actors.ray.hosts.held import EndWatch
+from omniload.actors.ray.processes import HeldProcess, Opener, Process
 from omniload.base.errors import UnavailableError
 
 LIMIT_S = 20.0

@@ -79,7 +79,7 @@ def crew(tmp_path, monkeypatch):
         LoaderShare(sources=(s,), busy=0.1, memory_bytes=1, threads=1, why="few")
         for s in range(len(LOADERS))
     ]
-    crew = Crew(spec, shares, address, "node")
+    crew = Crew(spec, shares, address, "node", SimpleNamespace())
     crew.holders = {role: Member(role) for role in (*LOADERS, PLANNER)}
     crew.facts = {0: CODE, 1: WEB}
     crew.actors = {Member(role): FakeLoader() for role in LOADERS}

@@ -11,7 +11,6 @@ pytest.importorskip("ray")
 
 from omniload.actors.gate import Gate
 from omniload.actors.ray.hosts.beside_ranks import Moves
-from omniload.actors.ray.hosts.watches import Watches
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.processes import Process
 from omniload.actors.ray.standing import Standing
@@ -47,7 +46,10 @@ class FakeCrew:
         self.actors = {FIRST: self.actor()}
         self.planner = SimpleNamespace(released_to=Method(), outstanding=Method())
         self.board = SimpleNamespace(read=dict)
-        self.changed, self.is_here = threading.Condition(), True
+        self.processes = SimpleNamespace(
+            look=lambda _now_s, _later: None, beats=lambda _now_s: {}, stopped=frozenset
+        )
+        self.changed = threading.Condition()
         self.follows_ranks, self.moves = False, Moves("home")
         self.placing = SimpleNamespace(
             away=list,
@@ -62,9 +64,6 @@ class FakeCrew:
     def holding(self, _role):
         return self.planner
 
-    def stopped(self):
-        return frozenset()
-
     def start(self, member):
         self.actors[member] = self.actor()
         self.done.put(("start", member))
@@ -75,10 +74,6 @@ class FakeCrew:
     def take_hold(self, member, process, ended):
         self.ended[member] = ended
         self.done.put(("hold", member))
-        return self.is_here
-
-    def board_there(self, _role):
-        return "its board"
 
     def end(self, member, *, is_replaced=False):
         self.done.put(("end", member))
@@ -90,9 +85,7 @@ class FakeCrew:
 @pytest.fixture
 def crew():
     made = FakeCrew()
-    keeper = Keeper(
-        made, Roster(roles={"loader-0": 0}), Standing(made), Watches(pytest.fail), Gate(), None
-    )
+    keeper = Keeper(made, Roster(roles={"loader-0": 0}), Standing(made), Gate(), None)
     keeper.begin()
     yield made
     keeper.close()
@@ -115,9 +108,7 @@ def test_a_constructor_that_follows_a_lost_one_is_at_home_also_where_a_move_came
     made.holders, made.actors = {first.role: first}, {first: made.actor()}
     start, placed = made.start, queue.Queue()
     made.start = lambda member: (start(member), placed.put(made.moves.place(member)))
-    keeper = Keeper(
-        made, Roster(roles={first.role: 0}), Standing(made), Watches(pytest.fail), Gate(), None
-    )
+    keeper = Keeper(made, Roster(roles={first.role: 0}), Standing(made), Gate(), None)
     keeper.begin()
 
     made.actors[first].stay.answers[0].set_exception(UnavailableError("killed"))
@@ -136,9 +127,7 @@ def test_records_that_the_planner_skips_in_its_process_are_told_of_in_that_of_th
     made, looked = FakeCrew(), queue.Queue()
     beat = Progress(name="planner", pid=7, beat_s=1.0, tasks=(), figures={f"{SKIPPED}web": 3.0})
     made.board = SimpleNamespace(read=lambda: looked.put(None) or {"planner": beat})
-    keeper = Keeper(
-        made, Roster(roles={"loader-0": 0}), Standing(made), Watches(pytest.fail), Gate(), None
-    )
+    keeper = Keeper(made, Roster(roles={"loader-0": 0}), Standing(made), Gate(), None)
     keeper.begin()
     for _ in range(2):
         looked.get(timeout=LIMIT_S)
@@ -154,9 +143,7 @@ def test_whoever_shares_a_node_gets_another_one_started_elsewhere_and_ends_once_
     opened.set_result({})
     made.open_loader = lambda _member: SimpleNamespace(future=lambda: opened)
     made.placing.crowded = lambda: [Member("loader-0", 1)]
-    keeper = Keeper(
-        made, Roster(roles={"loader-0": 1}), Standing(made), Watches(pytest.fail), Gate(), None
-    )
+    keeper = Keeper(made, Roster(roles={"loader-0": 1}), Standing(made), Gate(), None)
     keeper.begin()
     done = [made.done.get(timeout=LIMIT_S) for _ in range(3)]
     keeper.close()
@@ -172,9 +159,7 @@ def test_a_plane_is_whole_once_its_shadow_has_at_hand_what_it_would_begin_with()
     made, opened = FakeCrew(), Future()
     opened.set_result({})
     made.open_loader = lambda _member: SimpleNamespace(future=lambda: opened)
-    keeper = Keeper(
-        made, Roster(roles={"loader-0": 1}), Standing(made), Watches(pytest.fail), Gate(), None
-    )
+    keeper = Keeper(made, Roster(roles={"loader-0": 1}), Standing(made), Gate(), None)
     keeper.begin()
     made.planner.outstanding.asked.get(timeout=LIMIT_S).set_result(TakeOver(ranges={0: (3, 9)}))
     decoded = made.actors[Member("loader-0", 1)].stand_at.asked.get(timeout=LIMIT_S)
@@ -221,9 +206,7 @@ def test_ray_is_told_of_an_end_behind_all_that_the_end_calls_for():
         made.actors.update({member: made.actor()}),
         order.put(("start", member)),
     )
-    keeper = Keeper(
-        made, Roster(roles={"loader-0": 0}), Standing(made), Watches(pytest.fail), Gate(), None
-    )
+    keeper = Keeper(made, Roster(roles={"loader-0": 0}), Standing(made), Gate(), None)
     keeper.begin()
     made.actors[FIRST].stay.answers[0].set_exception(UnavailableError("killed"))
     found = [order.get(timeout=LIMIT_S)[0] for _ in range(3)]
@@ -232,25 +215,13 @@ def test_ray_is_told_of_an_end_behind_all_that_the_end_calls_for():
     assert found == ["end", "start", "bury"]
 
 
-def test_a_member_of_another_host_is_looked_at_there_and_replaced_where_that_calls_it_stopped():
-    made, told, stopped = FakeCrew(), queue.Queue(), set()
-    watches = SimpleNamespace(
-        add=lambda *what: (told.put(what), stopped.add(FIRST.name)),
-        forget=lambda name: (told.put((name,)), stopped.discard(name)),
-        look=lambda _now_s, _later: None,
-        beats=lambda _now_s: {},
-        stopped=lambda: frozenset(stopped),
-    )
-    made.is_here = False
-    keeper = Keeper(made, Roster(roles={"loader-0": 0}), Standing(made), watches, Gate(), None)
-    keeper.begin()
-    made.actors[FIRST].process.answers[0].set_result(process := Process(7, "there", "node-b"))
-    done = [made.done.get(timeout=LIMIT_S) for _ in range(3)]
-    keeper.close()
+def test_a_member_whose_process_is_stopped_is_ended_and_replaced(crew):
+    crew.actors[FIRST].process.answers[0].set_result(Process(7, "there", "node-b"))
+    crew.processes.stopped = lambda: frozenset({FIRST.name})
+
+    done = [crew.done.get(timeout=LIMIT_S) for _ in range(3)]
 
     assert done == [("hold", FIRST), ("end", FIRST), ("start", Member("loader-0", 1))]
-    assert told.get(timeout=LIMIT_S) == (FIRST.name, process, "its board")
-    assert told.get(timeout=LIMIT_S) == (FIRST.name,)
 
 
 class ActorUnschedulableError(Exception):

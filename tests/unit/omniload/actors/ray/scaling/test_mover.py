@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("ray")
 
 from omniload.actors.gate import Gate
-from omniload.actors.ray.hosts.watches import Watches
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.scaling import mover
 from omniload.actors.ray.scaling.mover import Mover, MoveUnderWayError
@@ -183,7 +182,7 @@ def test_a_source_that_came_back_while_it_was_awaited_is_not_dropped(plane):
 def test_a_keeper_moves_nothing_that_was_given_up_before_it_came_to_it():
     moved = []
     crew = SimpleNamespace(move=lambda *move: moved.append(move), board=None)
-    keeper = Keeper(crew, Roster(roles={}), Standing(crew), Watches(pytest.fail), Gate(), None)
+    keeper = Keeper(crew, Roster(roles={}), Standing(crew), Gate(), None)
     given_up, wanted = keeper.move([0], "loader-1"), keeper.move([1], "loader-1")
 
     assert given_up.cancel()
