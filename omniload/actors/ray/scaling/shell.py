@@ -154,10 +154,11 @@ class Scaling:
     def _steps(self, beats: Mapping[str, Progress], now_s: float) -> tuple[int, int]:
         """Return the step that is planned next, and how many are planned until another loader could be there."""
         planner = beats.get(self._crew.holders[PLANNER].name)
-        if planner is not None:
-            self._planned = int(planner.figures.get("planned_step", self._planned))
-        # Over several looks: a step may take longer than from one to the next, and many are planned at once.
-        self._pace.reach(self._planned, now_s)
+        # Not before it is told: a run that goes on from a state would seem to take all steps before that at once.
+        if planner is not None and (planned := planner.figures.get("planned_step")) is not None:
+            self._planned = int(planned)
+            # Over several looks: a step may take longer than from one to the next, and many are planned at once.
+            self._pace.reach(self._planned, now_s)
         ahead = math.ceil(self._pace.steps_in(_AHEAD_S)) + self._pace.stride
         return self._planned, ahead
 

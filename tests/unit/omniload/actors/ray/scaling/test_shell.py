@@ -3,7 +3,7 @@
 import logging
 import threading
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count, repeat
 from types import SimpleNamespace
 
 import pytest
@@ -194,6 +194,22 @@ def test_a_stage_is_seen_ahead_also_where_a_step_takes_longer_than_from_look_to_
     # Six steps before it are 72 s; the first two say how long a step takes.
     soon = [seen.soon_S[1] for seen in scaler.seen[:10]]
     assert soon == pytest.approx([0.25] * 3 + [0.5] * 7)
+
+
+def test_a_run_that_goes_on_from_a_state_has_no_pace_before_its_planner_has_told_two_steps(run):
+    """All steps before the state seemed to be taken between two looks, and stages far behind to come soon."""
+    told = chain([{}, {}], repeat({"planned_step": 5_000.0}))
+    planner = Progress(name="planner+1", pid=1, beat_s=0.0, tasks=())
+    far = [STAGES[0], {"from_step": 9_000, "weights": {"code": 1, "web": 1}}]
+    crew, mix = a_crew(dict), a_mix(mix={"stages": far})
+    crew.spec = SimpleNamespace(mix=mix, history=History(mix))
+    move = MoveSources(role="loader-0", sources=(0,), to="loader-1", why=WHY)
+
+    _, _, scaler = run(
+        *[move] * 5, crew=crew, beats=lambda: {"planner+1": replace(planner, figures=next(told))}
+    )
+
+    assert {seen.soon_S[1] for seen in scaler.seen[:5]} == {0.25}
 
 
 def test_a_stage_that_waits_for_epochs_counts_once_the_planner_has_begun_it(run):
