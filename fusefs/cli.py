@@ -41,4 +41,4 @@ A mount is there sooner where what checks and copies files is not loaded.
 
 @click.group("fs", cls=Verbs, verbs=_VERBS)
 def command() -> None:
-    """Striped files over HDFS and any store."""
+    """Mount HDFS, S3 or any store as files, read and written in parallel."""

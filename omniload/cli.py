@@ -9,7 +9,7 @@ __all__ = ["command"]
 _VERBS = {
     "add": (
         "omniload.commands.edits.verbs:add",
-        "Draw from source NAME too, from a step on; stages of the file that begin later give it the same share.",
+        "Add source NAME to RUN, from a step on; stages of the file that begin later give it the same share.",
     ),
     "audit": (
         "omniload.commands.runs.audit:audit",
@@ -25,7 +25,7 @@ _VERBS = {
     ),
     "diff": (
         "omniload.commands.runs.diff:diff",
-        "Say what ONE and OTHER have different: each a mix file or the folder of a run.",
+        "Compare ONE with OTHER: each a mix file or the folder of a run.",
     ),
     "doctor": (
         "omniload.commands.runs.doctor:doctor",
@@ -39,7 +39,7 @@ _VERBS = {
     ),
     "retire": (
         "omniload.commands.edits.verbs:retire",
-        "Draw no more from source NAME, from a step on, in no later stage of the file either.",
+        "Stop drawing from source NAME of RUN, from a step on, and in all later stages of the file.",
     ),
     "sample": (
         "omniload.commands.sample:sample",
@@ -51,7 +51,7 @@ _VERBS = {
     ),
     "set": (
         "omniload.commands.edits.verbs:set_weights",
-        "Give sources of RUN other weights, or other amounts, from a step on.",
+        "Give sources of RUN new weights or amounts, from a step on.",
     ),
     "show": (
         "omniload.commands.runs.show:show",
@@ -63,24 +63,24 @@ _VERBS = {
     ),
     "skip": (
         "omniload.commands.edits.verbs:skip",
-        "Leave out what made the loss of RUN jump: steps that were trained on, a shard, or a source.",
+        "Leave out what made the loss of RUN jump: steps that it trained on, a shard, or a source.",
     ),
     "stats": ("omniload.commands.stats:stats", "Look at the data of FILE before it is trained on."),
     "steer": (
         "omniload.commands.edits.steer:steer",
-        "Move the weights of RUN while it goes on, by the policy of FILE.",
+        "Adjust the weights of RUN while it runs, by the policy of FILE.",
     ),
     "top": (
         "omniload.commands.runs.top:top",
-        "Watch what every role of the data plane of RUN does, as it goes on.",
+        "Watch what each role of the data plane of RUN is doing.",
     ),
     "undo": (
         "omniload.commands.edits.verbs:undo",
-        "Let hold again, from a step on, what held before the latest edit that is not undone.",
+        "Undo the latest edit of RUN that still holds: from a step on, what held before it holds again.",
     ),
     "watch": (
         "omniload.commands.edits.watch:watch",
-        "Have the mix of RUN be as FILE says, now and at each save of it.",
+        "Keep the mix of RUN as FILE says, now and each time FILE is saved.",
     ),
 }
 """Where each verb lies, and what ``--help`` says of it.
@@ -91,7 +91,7 @@ A command that reads a file does not load what opens a data plane.
 
 @click.group(name="mix", cls=Verbs, verbs=_VERBS)
 def command() -> None:
-    """Declare, inspect and audit a mix of sources.
+    """Check, plan and preview a mix file; watch, change and audit its run.
 
     \b
     Example:

@@ -12,6 +12,7 @@ import gc
 import io
 import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,9 +44,18 @@ _OURS = {
         "snapshot.commands.env:command",
         "Dependency snapshots: install once, restore everywhere.",
     ),
-    "fs": ("fusefs.cli:command", "Striped files over HDFS and any store."),
-    "image": ("snapshot.commands.image:command", "Container images, read lazily."),
-    "mix": ("omniload.cli:command", "Declare, inspect and audit a mix of sources."),
+    "fs": (
+        "fusefs.cli:command",
+        "Mount HDFS, S3 or any store as files, read and written in parallel.",
+    ),
+    "image": (
+        "snapshot.commands.image:command",
+        "Run container images that are fetched as they are read.",
+    ),
+    "mix": (
+        "omniload.cli:command",
+        "Check, plan and preview a mix file; watch, change and audit its run.",
+    ),
     "train": (
         "trainer_integration.cli:command",
         "Train the included MoE model through the data plane.",
@@ -67,6 +77,10 @@ VARIABLES = (
     "OMNILOAD_STARTUP_LOG",
 )
 """Variables of the environment that a user sets; rooms above this one read them."""
+
+
+_OF_A_SERVICE = re.compile(r"_PORT(_|$)|_SERVICE_(HOST|PORT)")
+"""Of variables that Kubernetes sets in every pod for a service: for one called omniload-node, ``..._NODE_PORT``."""
 
 
 class _Guided(click.Group):
@@ -273,7 +287,7 @@ def omniload(log_level: str) -> None:
 
 def _variable_meant(name: str) -> str | None:
     """Return the variable of ours that another may stand for; what is unlike all of them is somebody's own."""
-    if name in VARIABLES:
+    if name in VARIABLES or _OF_A_SERVICE.search(name):
         return None
     # Without what they have in common, by which all would be alike.
     near = _like(name.removeprefix(_PREFIX), [each.removeprefix(_PREFIX) for each in VARIABLES])

@@ -52,4 +52,4 @@ A report of a start loads nothing of registries, mounts and engines.
 
 @click.group("image", cls=Verbs, verbs=_VERBS)
 def command() -> None:
-    """Container images, read lazily."""
+    """Run container images that are fetched as they are read."""

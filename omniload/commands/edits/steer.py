@@ -128,7 +128,7 @@ def _means(reported: dict[str, SourceLoss]) -> tuple[dict[str, float], dict[str,
 @click.option("--once", is_flag=True, help="Decide once, now, and end.")
 @json_option
 def steer(run: Path, file: Path, once: bool, as_json: bool) -> None:
-    """Move the weights of RUN while it goes on, by the policy of FILE.
+    """Adjust the weights of RUN while it runs, by the policy of FILE.
 
     FILE says the policy and the steps between two decisions. What is decided is an edit, as if it had
     been set by hand: kept with its step, the same on every rank, and made again by a resume. Where

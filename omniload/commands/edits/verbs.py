@@ -89,7 +89,7 @@ def _options(verb: Callable[..., Any]) -> Callable[..., Any]:
 def set_weights(
     run: Path, values: tuple[str, ...], at: int | None, timeout_s: float, as_json: bool
 ) -> None:
-    """Give sources of RUN other weights, or other amounts, from a step on.
+    """Give sources of RUN new weights or amounts, from a step on.
 
     Weights are in the scale of the mix file; sources that are not named keep theirs. Stages of the
     file that begin later hold as they are declared. Of a run that draws amounts, an amount is how much
@@ -130,7 +130,7 @@ def add(  # noqa: PLR0913 -- one for each option
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Draw from source NAME too, from a step on; stages of the file that begin later give it the same share.
+    """Add source NAME to RUN, from a step on; stages of the file that begin later give it the same share.
 
     The source is opened first: what `omniload mix check` would refuse is refused. Paths in the file
     are relative to it.
@@ -162,7 +162,7 @@ def add(  # noqa: PLR0913 -- one for each option
 @click.argument("name")
 @_options
 def retire(run: Path, name: str, at: int | None, timeout_s: float, as_json: bool) -> None:
-    """Draw no more from source NAME, from a step on, in no later stage of the file either.
+    """Stop drawing from source NAME of RUN, from a step on, and in all later stages of the file.
 
     What was drawn of it and waits for a row is trained on.
 
@@ -201,7 +201,7 @@ def skip(  # noqa: PLR0913 -- one for each option
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Leave out what made the loss of RUN jump: steps that were trained on, a shard, or a source.
+    """Leave out what made the loss of RUN jump: steps that it trained on, a shard, or a source.
 
     Of skipped steps, the run goes on from a checkpoint of step A or before: steps up to A are as they
     were, and step A draws what step B would have drawn. Nothing else is lost, and nothing comes twice.
@@ -290,7 +290,7 @@ def _range(steps: str) -> dict[str, object]:
 @run_argument
 @_options
 def undo(run: Path, at: int | None, timeout_s: float, as_json: bool) -> None:
-    """Let hold again, from a step on, what held before the latest edit that is not undone.
+    """Undo the latest edit of RUN that still holds: from a step on, what held before it holds again.
 
     \b
     Example:

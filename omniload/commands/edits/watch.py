@@ -140,7 +140,7 @@ def _placing(folder: Path) -> Callable[[SourceConfig], SourceConfig]:
 @click.option("--once", is_flag=True, help="Have the run be as FILE says now, and end.")
 @json_option
 def watch(run: Path, file: Path, once: bool, as_json: bool) -> None:
-    """Have the mix of RUN be as FILE says, now and at each save of it.
+    """Keep the mix of RUN as FILE says, now and each time FILE is saved.
 
     FILE is a copy of the mix file, which a resume needs as it was. Weights, amounts, and which sources
     there are may change; each change is an edit, as if it had been typed. A file with a fault changes

@@ -45,7 +45,7 @@ class _Side:
 @click.argument("other", type=click.Path(path_type=Path))
 @json_option
 def diff(one: Path, other: Path, as_json: bool) -> None:
-    """Say what ONE and OTHER have different: each a mix file or the folder of a run.
+    """Compare ONE with OTHER: each a mix file or the folder of a run.
 
     Keys, sources, amounts, the first step at which a source has another share or other files are left
     out; of two runs also what differs in their data, and the first step that held other samples.

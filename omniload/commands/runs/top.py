@@ -22,7 +22,7 @@ __all__ = ["top"]
 @once_option
 @json_option
 def top(run: Path, once: bool, as_json: bool) -> None:
-    """Watch what every role of the data plane of RUN does, as it goes on.
+    """Watch what each role of the data plane of RUN is doing.
 
     RUN is the folder of a run: run_dir= of omniload.open, or that of omniload train. State, buffer,
     rate, memory, the age of the last progress and what is waited for come from the run's own

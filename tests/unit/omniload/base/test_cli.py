@@ -143,8 +143,11 @@ def test_an_unknown_log_level_is_refused(capsys):
 def test_a_variable_that_nothing_reads_is_told_where_one_of_ours_may_be_meant(monkeypatch, capsys):
     monkeypatch.setenv("OMNILOAD_STARTUPLOG", "n1.jsonl")
     monkeypatch.setenv("OMNILOAD_JOB", "try")
-    for somebodys_own in ("OMNILOAD_FOO", "OMNILOAD_VERSION", "OMNILOAD_MARKS"):
-        monkeypatch.setenv(somebodys_own, "x")
+    for somebodys_own in (
+        *("FOO", "VERSION", "MARKS"),
+        *("ENV_STORE_PORT", "ENV_STORE_SERVICE_PORT"),
+    ):
+        monkeypatch.setenv(f"OMNILOAD_{somebodys_own}", "x")
 
     assert run("do", "it") == 0
 
