@@ -23,7 +23,7 @@ from omniload.mix.journal.rewards import RewardLog
 from omniload.mix.other_states import refuse_others
 from omniload.plan.groups.verdicts import checked_rewards, rewards_of_sources
 
-__all__ = ["Loader", "MixFacts", "OpenClient", "RunNotes", "require_whole"]
+__all__ = ["Loader", "MixFacts", "OpenClient", "RunNotes", "require_rank", "require_whole"]
 
 _LOG = get_logger(__name__)
 _ELSEWHERE = (
@@ -71,6 +71,19 @@ def require_whole(name: str, value: object, *, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise ConfigError(f"{name} is {value!r}; give a whole number of at least {least}")
     return int(value)
+
+
+def require_rank(rank: object, world_size: object) -> None:
+    """Refuse the number of a rank, or of all ranks, that cannot be.
+
+    Raises:
+        ConfigError: One is not a whole number, or the rank is outside the ranks.
+    """
+    size = require_whole("world_size", world_size, least=1)
+    if require_whole("rank", rank) >= size:
+        raise ConfigError(
+            f"rank is {rank!r} and world_size is {size}; ranks are numbered from 0 to {size - 1}"
+        )
 
 
 def _check_left(state: JsonObject | None, num_steps: int | None) -> None:
@@ -200,7 +213,8 @@ class Loader:
         """
         batch = self._opened().next_batch(timeout)
         if batch is None:
-            if self._state is None and not self._looked_at:
+            # Not of a rank that joins a plane at its end: it begins at a later step.
+            if self._state is None and not self.next_step and not self._looked_at:
                 self._looked_at = True
                 _LOG.warning(
                     "the data ended before the first batch: no document is left of it; of a split, hold out a larger "
@@ -295,8 +309,7 @@ class Loader:
             StateError: Other ranks disagree, or the step cannot be dealt to others; this rank stays what it was.
             UnavailableError: The plane does not answer.
         """
-        require_whole("rank", rank)
-        require_whole("world_size", world_size, least=1)
+        require_rank(rank, world_size)
         if step is not None:
             require_whole("step", step)
         if generation is not None:

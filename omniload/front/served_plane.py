@@ -40,7 +40,14 @@ from omniload.base.writing import write_whole
 from omniload.client import Client
 from omniload.front.bringing_up import take_turn
 from omniload.front.launch import Place
-from omniload.front.loader import Loader, MixFacts, OpenClient, RunNotes, require_whole
+from omniload.front.loader import (
+    Loader,
+    MixFacts,
+    OpenClient,
+    RunNotes,
+    require_rank,
+    require_whole,
+)
 from omniload.front.opening import check_choices, check_timeout, form_of, steps_of, vocab_size_of
 from omniload.front.rendezvous import Counter, told_at
 from omniload.front.rows import Labels
@@ -213,7 +220,7 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
     """
     check_choices(labels=labels, arrays=arrays)
     check_timeout(timeout)
-    require_whole("rank", rank)
+    require_rank(rank, world_size)
     # Now rather than with the first batch: it holds the names and sizes of the mix.
     note = _read(address, timeout)
     asked = _asked_of(note.plane, world_size, step, generation)
@@ -263,7 +270,6 @@ class _JoinServed(OpenClient):
 def _asked_of(
     plane: PlaneAddress, world_size: int, step: int | None, generation: int | None
 ) -> ResizeAsked | None:
-    require_whole("world_size", world_size, least=1)
     if step is None:
         if generation is not None or world_size != plane.sizes["dp"]:
             raise ConfigError(

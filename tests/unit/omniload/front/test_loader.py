@@ -17,13 +17,14 @@ from omniload.front.rows import NumpyArrays
 class FakeClient:
     """Four steps from wherever its state says."""
 
-    def __init__(self, state):
+    def __init__(self, state, stop=4):
         self.next_step = 0 if state is None else state["step"]
+        self.stop = stop
         self.last_wait_s = 0.5
         self.closed = 0
 
     def next_batch(self, timeout=None):
-        if self.next_step == 4:
+        if self.next_step == self.stop:
             return None
         self.next_step += 1
         rows = np.zeros((1, 2), np.int32)
@@ -50,9 +51,24 @@ def test_data_without_a_batch_is_told_of_once(make, caplog):
     assert loader.next_batch() is None
     assert not caplog.text
 
-    empty = Loader(lambda *_: FakeClient({"step": 4}), BatchForm(arrays=NumpyArrays()))
+    late = Loader(lambda *_: FakeClient({"step": 4}), BatchForm(arrays=NumpyArrays()))
+    assert late.next_batch() is None  # of a rank that joins at the end of a run
+    assert not caplog.text
+
+    empty = Loader(lambda *_: FakeClient(None, stop=0), BatchForm(arrays=NumpyArrays()))
     assert [empty.next_batch(), empty.next_batch()] == [None, None]
     assert caplog.text.count("the data ended before the first batch") == 1
+
+
+def test_a_rank_outside_the_ranks_is_refused_in_the_words_of_the_call(tmp_path, make):
+    loader = make()
+
+    with pytest.raises(
+        ConfigError, match="rank is 2 and world_size is 2; ranks are numbered from 0 to 1"
+    ):
+        loader.resize(2, 2)
+    with pytest.raises(ConfigError, match="rank is 3 and world_size is 3; ranks are numbered"):
+        omniload.join(tmp_path, rank=3, world_size=3, timeout=1e-9)
 
 
 def test_other_ranks_are_refused_where_images_go_by_the_numbers_of_a_mesh():
