@@ -169,7 +169,7 @@ def open_shards(spec: SourceSpec, files: tuple[ShardFile, ...]) -> OpenFormat:
                 f"sources.{name}: {file.path} is {spec_of(other).what}; set type: {other}, "
                 f"or name files of type {config.type}"
             )
-        if called := _called_type(form, file):
+        if called := _called_type(form, config, file):
             raise ConfigError(
                 f"sources.{name}: {file.path} is not {form.what}, and is called as files of type {called} are; "
                 f"set that type, or name files of type {config.type}"
@@ -211,10 +211,12 @@ def _other_type(spec: FormatSpec, file: ShardFile) -> str | None:
     return next((kind for kind in SOURCE_TYPES if spec_of(kind).matches(head)), None)
 
 
-def _called_type(spec: FormatSpec, file: ShardFile) -> str | None:
+def _called_type(spec: FormatSpec, config: SourceConfig, file: ShardFile) -> str | None:
     """Return the type that a file is called as, where its own begins otherwise and has no such names."""
     name = PurePath(file.path).name
-    if not spec.magic or spec.names.taken(name) or not file.size_bytes:
+    # A flat file of a stated dtype may begin with anything, and be called anything.
+    is_flat = getattr(config, "dtype", None) is not None
+    if is_flat or not spec.magic or spec.names.taken(name) or not file.size_bytes:
         return None
     called = next((kind for kind in SOURCE_TYPES if spec_of(kind).names.taken(name)), None)
     return None if called is None or spec.matches(_head_of(file)) else called

@@ -9,7 +9,7 @@ import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.config import JsonlSource, ParquetSource
-from omniload.mix.sources import SOURCE_TYPES
+from omniload.mix.sources import SOURCE_TYPES, NumpySource
 from omniload.source.files import beside, local_file
 from omniload.source.formats.opening import open_format, spec_of
 from omniload.source.index import FileUnits, IndexCache, index_of
@@ -225,6 +225,15 @@ def test_a_file_that_begins_as_no_other_is_told_by_its_name(tmp_path):
         match=r"a\.jsonl is not a Parquet file, and is called as files of type jsonl are",
     ):
         open_format(SourceSpec("web", config, base_dir=tmp_path))
+
+
+def test_a_flat_file_of_a_stated_dtype_may_be_called_anything(tmp_path):
+    np.arange(8, dtype=np.uint16).tofile(tmp_path / "ids.txt")
+    config = NumpySource(type="numpy", path="ids.txt", dtype="uint16", row_tokens=4)
+
+    opened = open_format(SourceSpec("web", config, base_dir=tmp_path))
+
+    assert opened.format.units().rows_U.sum() == 2
 
 
 def test_a_broken_file_is_not_told_to_be_of_another_format(tmp_path):
