@@ -12,6 +12,7 @@ from rich.text import Text
 
 from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
 from omniload.base.linux.network import listening_address
+from omniload.base.settings.paths import path_from
 from omniload.base.units import format_bytes
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
 from omniload.commands.mix_tables import (
@@ -211,7 +212,22 @@ def _look_for_places(mix: MixConfig, base_dir: Path, said_of: Callable[..., str]
     if mix.loader.spill and not (folder := base_dir / mix.loader.spill).is_dir():
         said = f"loader.spill: {folder} is no folder here; make it on every host of the run, or name another"
         warnings.append(said_of(said, "loader", "spill"))
+    warnings += [said_of(said, "loader", "token_cache") for said in _not_kept(mix, base_dir)]
     return warnings
+
+
+def _not_kept(mix: MixConfig, base_dir: Path) -> Iterator[str]:
+    """Say that no tokens can be kept in the folder that is to keep them, or where a run would make it."""
+    cache = mix.loader.token_cache
+    if cache is None or cache.is_url:
+        return
+    folder = path_from(base_dir, cache.path, "loader.token_cache.path")
+    found = next(each for each in (folder, *folder.parents) if os.path.exists(each))  # noqa: PTH110 -- raises nothing
+    if found.is_dir() and not os.access(found, os.W_OK | os.X_OK):
+        yield (
+            f"loader.token_cache: {found} cannot be written by user {os.geteuid()}; as it is, runs on this host make "
+            "the tokens anew each time: name another folder, or have this one made writable"
+        )
 
 
 def _held_out_of_nothing(mix: MixConfig, found: Sequence[FoundSource]) -> list[str]:

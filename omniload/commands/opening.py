@@ -133,8 +133,8 @@ def find_sources(spec: PlaneSpec, file: Path | None = None) -> list[FoundSource]
         found = [each for each in found if str(getattr(each, "__cause__", "")) != said]
         tokenizer = type(tokenizer)(placed(said, ("tokenizer",), file))
     results = [
-        _outcome(lambda: require_rows(spec)),
-        _outcome(lambda: require_strategy(mix.balance)),
+        _outcome(lambda: require_rows(spec), file),
+        _outcome(lambda: require_strategy(mix.balance), file),
         tokenizer,
         *found,
     ]
@@ -175,12 +175,13 @@ class _Finder:
             keep_findings(self._spec.cache_dir, now)
 
 
-def _outcome(check: Callable[[], object]) -> object:
-    """Return what ``check`` returns, or the error it raises."""
+def _outcome(check: Callable[[], object], file: Path | None = None) -> object:
+    """Return what ``check`` returns, or the error it raises: behind the line in ``file`` of the key it begins with."""
     try:
         return check()
     except OmniloadError as error:
-        return error
+        key = re.match(r"\w+\.\w+", str(error)) if file else None
+        return type(error)(placed(str(error), key[0].split("."), file)) if key else error
 
 
 def placed(said: str, at: Sequence[str], file: Path | None) -> str:

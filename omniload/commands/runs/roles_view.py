@@ -91,9 +91,14 @@ def _roles_table(status: PlaneStatus) -> Table:
     columns = [("role", False), ("does", False), ("for", True), ("buffer", True), ("rate", True)]
     columns += [("waited", True), ("memory", True), ("heard", True), ("waits for", False)]
     rows = [_row(role) for role in status.roles]
-    if len({role.host for role in status.roles}) > 1:
-        columns.insert(1, ("on", False))
-        rows = [[row[0], role.host, *row[1:]] for row, role in zip(rows, status.roles, strict=True)]
+    # What is the same for all roles, as where they are threads of one process, stands above the table.
+    for heading, is_number, values in (
+        ("process", True, [str(role.pid) for role in status.roles]),
+        ("on", False, [role.host for role in status.roles]),
+    ):
+        if len(set(values)) > 1:
+            columns.insert(1, (heading, is_number))
+            rows = [[row[0], value, *row[1:]] for row, value in zip(rows, values, strict=True)]
     return table(f"data plane of process {status.pid} on {status.host}{said}", columns, rows)
 
 

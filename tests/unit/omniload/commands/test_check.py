@@ -3,7 +3,9 @@
 import gzip
 import io
 import json
+import os
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -83,6 +85,10 @@ REFUSED = {
     "address of nothing": (
         {"rest": "runtime: {address: x}\n"},
         "mix.yaml:12: runtime.address: found 'x'; give the head of a Ray that runs, as HOST:PORT, or auto",
+    ),
+    "strategy that nobody has": (
+        {"rest": "balance: {strategy: hybri}\n"},
+        "mix.yaml:12: balance.strategy: no installed distributions register 'hybri' under the entry points",
     ),
     "no address to listen on": (
         {"rest": "runtime: {bind: 300.1.1.1}\n"},
@@ -176,6 +182,20 @@ def test_what_may_give_nothing_is_a_warning_with_its_line(tmp_path, name):
     assert code == 0
     assert [line.startswith(f"warning: {said}") for line in lines if "warning" in line] == [True]
     assert again == lines
+
+
+def test_a_folder_in_which_no_tokens_can_be_kept_is_a_warning(tmp_path, monkeypatch):
+    rest = "loader: {token_cache: {path: kept/tokens}}\n"
+    _, before = checked(tmp_path, rest=rest)
+    # The folder that the run would make it in: for the superuser every folder can be written.
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) != tmp_path)
+
+    code, lines = checked(tmp_path, rest=rest)
+
+    said = f"warning: mix.yaml:12: loader.token_cache: {tmp_path} cannot be written by user {os.geteuid()}; "
+    assert code == 0
+    assert [line.startswith(said) for line in lines if "warning" in line] == [True]
+    assert not [line for line in before if "warning" in line]
 
 
 def test_a_file_in_the_place_of_a_folder_of_shards_is_named(tmp_path):

@@ -49,6 +49,21 @@ def test_where_each_role_is_is_told_once_there_are_two_hosts(tmp_path, hosts, is
     assert rows[1][:2] == ["loader-1", hosts[1] if is_told else "stands by"]
 
 
+def test_processes_are_told_apart_where_roles_are_not_threads_of_one(tmp_path):
+    roles = (
+        a_role("planner", "10.0.0.1"),
+        a_role("loader-0", "10.0.0.1").model_copy(update={"pid": 8}),
+    )
+    status = PlaneStatus(written_at=time.time(), host="10.0.0.1", pid=1, roles=roles)
+    console = Console(width=200)
+    with console.capture() as said:
+        console.print(roles_view(tmp_path, status))
+
+    heading, *rows = (line.split() for line in said.get().splitlines() if line[:1] in "┃│")
+    assert heading[3] == "process"
+    assert [row[3] for row in rows] == ["7", "8"]
+
+
 @pytest.mark.parametrize("has_ended", [True, False])
 def test_below_a_plane_that_failed_stands_why(tmp_path, has_ended):
     (tmp_path / "logs").mkdir()
