@@ -259,8 +259,9 @@ def _found(error: ValidationError, model: type[BaseModel]) -> list[_Fault]:
         tagless = fault["type"] == "union_tag_not_found"
         said = said_of_fault(fault, tags_at(model, loc) if tagless else ())
         said += said_of_unknown(model, loc) if unknown else ""
-        if fault["type"] == "model_type" and isinstance(fault["input"], str):
-            said = said.replace("{key: value}", written_out(model, loc, fault["input"]))
+        if isinstance(fault["input"], str) and fault["type"].startswith("model_"):
+            meant = written_out(model, loc, fault["input"])
+            said = said.replace("{type: TYPE, key: value}", meant).replace("{key: value}", meant)
         kind = fault["type"]
         found.append(_Fault(loc, kind == "missing", kind == "fault_at", said))
     # A list whose items fail is also reported itself; the items say it better. What a rule says is no such report.

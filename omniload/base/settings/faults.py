@@ -42,7 +42,7 @@ _WANTED = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
     "list_type": "a list, as [first, second]",
-    "model_attributes_type": "a mapping, as {type: word, key: value}",
+    "model_attributes_type": "a mapping, as {type: TYPE, key: value}",
     "model_type": "a mapping, as {key: value}",
     "string_type": "a text",
     "tuple_type": "a list, as [first, second]",
@@ -89,9 +89,9 @@ def _tag_wanted(fault: ErrorDetails, tags: Iterable[str]) -> str:
         meant = f"did you mean {near[0]!r}? " if near else ""
         return f"{key} is {value_shown(tag)}; {meant}choose among {', '.join(known)}"
     near = difflib.get_close_matches(key, map(str, given), n=1) if isinstance(given, dict) else []
-    meant = f"did you mean it by {near[0]!r}? " if near else ""
+    meant = f" (did you mean it by {near[0]!r}?)" if near else ""
     wanted = f"one of {', '.join(sorted(tags))}" if tags else "it"
-    return f"{key} is missing; {meant}give {wanted}"
+    return f"{key} is missing{meant}; give {wanted}"
 
 
 def _name_wanted(fault: ErrorDetails) -> str | None:
@@ -160,7 +160,12 @@ def said_of_unknown(model: type[BaseModel], location: tuple[str | int, ...]) -> 
             for tag in _tags_of(each)
         )
         if having:
-            return f" of type {tagged[-1]}; of type {' or '.join(having)} there is: set that, or remove the key"
+            having_it = (
+                f"types {', '.join(having[:-1])} and {having[-1]} have"
+                if having[1:]
+                else f"type {having[0]} has"
+            )
+            return f" for type {tagged[-1]}, and {having_it} it: change the type, or remove the key"
     near = _near(model, location)
     return f"; did you mean {near!r}?" if near else "; remove it"
 
@@ -182,13 +187,16 @@ def _near(model: type[BaseModel], location: tuple[str | int, ...]) -> str | None
 
 def written_out(model: type[BaseModel], location: tuple[str | int, ...], word: str) -> str:
     """Return the mapping that a word may stand for, ``{policy: skip}`` for ``skip``: of the key that takes it."""
-    for known in sorted(_models_at(model, location), key=lambda each: each.__name__):
+    models = sorted(_models_at(model, location), key=lambda each: each.__name__)
+    for known in models:
         for name, field in known.model_fields.items():
             if word in _words_in(field.annotation):
                 return f"{{{name}: {word}}}"
+    for known in models:
         if (path := known.model_fields.get("path")) is not None and path.is_required():
-            return f"{{path: {word}}}"
-    return "{key: value}"
+            kind = "type: TYPE, " if _tags_of(known) else ""
+            return f"{{{kind}path: {word}}}"
+    return "{type: TYPE, key: value}" if tags_at(model, location) else "{key: value}"
 
 
 def _models_at(model: type[BaseModel], location: tuple[str | int, ...]) -> set[type[BaseModel]]:

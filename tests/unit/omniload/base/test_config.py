@@ -96,15 +96,15 @@ def test_an_unknown_tag_names_those_there_are():
 
 def test_a_tag_that_is_missing_names_those_there_are_and_the_key_that_may_be_meant():
     assert faults_of("name: x\nshapes:\n- {tpye: square, side: 2}\n- {side: 2}\n") == [
-        "a.yaml:3: shapes.0: type is missing; did you mean it by 'tpye'? give one of circle, square",
+        "a.yaml:3: shapes.0: type is missing (did you mean it by 'tpye'?); give one of circle, square",
         "a.yaml:4: shapes.1: type is missing; give one of circle, square",
     ]
 
 
 def test_a_word_or_a_list_in_the_place_of_a_mapping_of_a_union_is_shown_with_what_belongs_there():
     assert faults_of("name: x\nshapes: [square, [2]]\n") == [
-        "a.yaml:2: shapes.0: found 'square'; give a mapping, as {type: word, key: value}",
-        "a.yaml:2: shapes.1: found [2]; give a mapping, as {type: word, key: value}",
+        "a.yaml:2: shapes.0: found 'square'; give a mapping, as {type: square}",
+        "a.yaml:2: shapes.1: found [2]; give a mapping, as {type: TYPE, key: value}",
     ]
 
 
@@ -418,7 +418,7 @@ def test_a_key_of_another_type_is_told_with_that_type():
     (fault,) = faults_of("name: x\nshapes:\n- {type: square, side: 1, radius: 2}\n")
 
     assert fault.endswith(
-        ".radius: no such key of type square; of type circle there is: set that, or remove the key"
+        ".radius: no such key for type square, and type circle has it: change the type, or remove the key"
     )
 
 
