@@ -21,7 +21,7 @@ from tests.support.fusefs.s3 import s3_server
 from tests.support.hdfs.cluster import hdfs_cluster, why_not
 
 LIMIT_S = 2.0
-MARGIN_S = 5.0
+MARGIN_S = 8.0
 mounts = pytest.mark.skipif(NO_MOUNT, reason=WHY_NO_MOUNT)
 
 

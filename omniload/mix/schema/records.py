@@ -93,9 +93,9 @@ class OnError(StrictModel):
             reason: What is wrong with one of the bad ones; how many of those are known hangs on what was read ahead.
             place: File and number of the one that is one too many, where that is known.
         """
-        last = f", the last of them {place}" if place else ""
+        last, count = f", the last of them {place}" if place else "", self.most_of(records) + 1
         return IntegrityError(
-            f"sources.{name}: {self.most_of(records) + 1} records could not be decoded, more than on_error.limit "
+            f"sources.{name}: {count:,} record{'s' * (count > 1)} could not be decoded, more than on_error.limit "
             f"{self.said_of(records)}{last}; what is wrong with one that was found: {reason}; mend the files or raise "
             "the limit"
         )

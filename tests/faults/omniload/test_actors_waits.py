@@ -194,8 +194,8 @@ def test_closing_does_not_wait_for_a_store_that_blocks(tmp_path, store, monkeypa
 def test_a_source_that_blocks_while_it_opens_ends_the_opening(tmp_path, monkeypatch):
     gone_on, before = threading.Event(), set(threading.enumerate())
 
-    def blocked(name, *_, **__):
-        with under_way(f"lists hdfs://{name}/*"):
+    def blocked(source, **_):
+        with under_way(f"lists hdfs://{source.name}/*"):
             assert gone_on.wait(_LONG_S)
         raise ConfigError("too late")
 

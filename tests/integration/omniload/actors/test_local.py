@@ -274,7 +274,8 @@ def test_more_bad_records_than_allowed_stop_a_run_at_one_step_however_often_it_i
 
     assert 1 < len(steps) < 100
     assert resumed == steps
-    assert last.split("; the last")[0] == end.split("; the last")[0]
+    # Which other one it tells of hangs on what was read ahead.
+    assert last.split("; what")[0] == end.split("; what")[0]
 
 
 def test_a_percentage_of_bad_records_is_of_all_records_of_the_source(tmp_path):
@@ -284,7 +285,7 @@ def test_a_percentage_of_bad_records_is_of_all_records_of_the_source(tmp_path):
         LocalPlane(a_spec(tmp_path, mix)) as plane,
         Client(plane.handle(0)) as client,
         pytest.raises(
-            IntegrityError, match=r"on_error\.limit 0\.1% \(0 of \d+ records\); the last"
+            IntegrityError, match=r"on_error\.limit 0\.1% \(0 of \d+ records\), the last of them"
         ),
     ):
         list(islice(client, 20))
