@@ -241,10 +241,8 @@ class BadRecords:
         if declared is None:
             return None
         before, known_N = gone_by
-        allowed, of_epoch = (
-            declared.on_error.most_of(records),
-            _by_epoch(before, source, known_N, records),
-        )
+        allowed = declared.on_error.most_of(records)
+        of_epoch = _by_epoch(before, source, known_N, records)
         epoch = min((each for each, count in of_epoch.items() if count > allowed), default=None)
         if epoch is None:
             return None

@@ -54,12 +54,7 @@ class Keeper:
     """Keeps every role of a plane held, in a thread of the process that opened it."""
 
     def __init__(
-        self,
-        crew: Crew,
-        roster: Roster,
-        standing: Standing,
-        gate: Gate,
-        log: RoleLog | None,
+        self, crew: Crew, roster: Roster, standing: Standing, gate: Gate, log: RoleLog | None
     ) -> None:
         """Take the members that the plane was opened with; nothing is watched before ``begin``."""
         self._crew, self._roster, self._standing = crew, roster, standing

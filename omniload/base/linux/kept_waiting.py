@@ -79,10 +79,11 @@ class IdleBesideWork:
     @property
     def share(self) -> float:
         """Part of what was wanted of cores meanwhile that nobody had, see ``share_idle``; known once it was left."""
-        if len(self._clocks) < len(("begun", "ended")):
-            return 0.0
-        (began_s, before_s, cores), (ended_s, after_s, _) = self._clocks
-        return share_idle((after_s - before_s) / (ended_s - began_s), self.wanted, cores)
+        match self._clocks:
+            case [(began_s, before_s, cores), (ended_s, after_s, _)]:
+                return share_idle((after_s - before_s) / (ended_s - began_s), self.wanted, cores)
+            case _:
+                return 0.0
 
     def _note(self) -> None:
         """Note the time, how long cores have been idle, all together, and how many there are."""
