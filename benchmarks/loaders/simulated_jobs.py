@@ -189,15 +189,17 @@ def _all_found(
     """
     seen: list[_Seen] = []
     idle: list[float] = []
-    for _ in paces:
+    for pace in paces:
         # Found before ranks are let go: finding them takes as long as dozens of steps.
         ours = [psutil.Process(), *psutil.Process().children(recursive=True)]
         meet()
         seen.append(_Seen.now(ours))
-        with IdleBesideWork() as cores:
+        with ExitStack() as beside:
+            # Where ranks train it would keep a core awake for them, and batches came a tenth sooner.
+            cores = None if pace.step_s else beside.enter_context(IdleBesideWork())
             meet()
         seen.append(_Seen.now(ours))
-        idle.append(cores.share)
+        idle.append(cores.share if cores else 0.0)
         meet()
     by_rank = taken()
     return [

@@ -19,15 +19,16 @@ READING = """\
 Ranks touch nothing. Of runs on Ray they are processes of their own, in one process threads. A run is driven at full
 speed, each rank by itself, and with times that training takes in turn, at which all ranks begin together: what the
 last of them waits for its batch is the wait of the step. Of full speed the middle one of three paces or more of a run
-counts. What things take is measured anew for each number of ranks, as whoever asks has it, once before all its runs
-and once after them, messages once for all its sizes: each job is compared with simulations of two profiles, with some
-seeds each, which decide how late messages are. A simulation gets as many cores as were left to the runs at full speed
-beside other work. Figures are medians, and ratios those of the medians; in brackets stands how far single runs and
-simulations go. Waits of runs are those of all their turns together, and a simulation has as many steps as all of
-them. Runs apart is the largest figure of a turn over the smallest. Idle beside work is the part of what threads
-wanted of cores that none had, as a core idled meanwhile; in the planes of which messages are measured a simulation
-finds how much that is. A figure agrees where it is within 15 % of that of the runs, or else where it is no further
-from it than they are from each other."""
+counts. What things take is measured anew for each number of ranks, as whoever asks has it, before each turn of its
+runs and after the last, messages once for all its sizes: each job is compared with simulations of all those profiles,
+with some seeds each, which decide how late messages are. A simulation gets as many cores as were left to the runs at
+full speed beside other work. Figures are medians, and ratios those of the medians; in brackets stands how far single
+runs and simulations go. Waits of runs are those of all their turns together, and a simulation has as many steps as
+all of them. Runs apart is the largest figure of a turn over the smallest. Idle beside work is the part of what
+threads wanted of cores that none had, as a core idled meanwhile; in the planes of which messages are measured a
+simulation finds how much that is. A figure agrees where it is within 15 % of that of the runs, or else where it is no
+further from it than they are from each other.
+"""
 AGREES = 0.15
 """What a figure may be off."""
 Row: TypeAlias = tuple[str | int | float, ...]

@@ -20,6 +20,7 @@ import numpy as np
 from omniload.actors.opening import runtime_of
 from omniload.actors.plane import PlaneSpec
 from omniload.base.concurrency.threads import DaemonPool
+from omniload.client import Client
 from omniload.simulation.figures import Simulated
 from omniload.simulation.job import Job, constructors_of
 from omniload.simulation.plane import simulate
@@ -152,7 +153,7 @@ def _between_processes(job: Job, profile: Profile) -> MessageCosts:
         references = [kind(job, profile) for kind in kinds]
         specs = [each.written(folder) for each, folder in zip(references, folders, strict=True)]
         read = [_read_alone(spec) for spec in specs]
-        found = probe(specs, _CALLS)
+        found = probe(specs, _CALLS, Client)
         # Around the planes: a machine that grows slower meanwhile is in both.
         sources = [
             _middle_of([*before, *_read_alone(spec)])
@@ -195,7 +196,7 @@ def _between_processes(job: Job, profile: Profile) -> MessageCosts:
 
 
 def share_opening(rank: RoleCosts, few: SmallPlane, window: int, owns_s: Sequence[float]) -> float:
-    """Return the part of what a rank that has rested takes for a window that its own thread does, as it does all bytes.
+    """Return the part of what a rank that has rested takes for a window, bytes left out, that its own thread does.
 
     Args:
         rank: What its messages take.
@@ -206,10 +207,9 @@ def share_opening(rank: RoleCosts, few: SmallPlane, window: int, owns_s: Sequenc
     of = next(figures for figures in few.simulated.roles if figures.role == "rank")
     # A message with batches comes, and one that asks for the next ones goes.
     shared_s = 2 * rank.end_s + window / of.count * of.batches_step * rank.batch_s
-    bytes_s = window / of.count * of.message_bytes_step * rank.byte_s
     if not owns_s or not shared_s:
         return 1.0
-    return min(1.0, max(_LEAST_OWN, (median(owns_s) / rank.rested - bytes_s) / shared_s))
+    return min(1.0, max(_LEAST_OWN, median(owns_s) / rank.rested / shared_s))
 
 
 def _some_of(seconds: Sequence[float]) -> tuple[float, ...]:

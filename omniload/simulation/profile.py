@@ -165,7 +165,7 @@ class PlannerCosts(StrictModel):
 class Profile(StrictModel):
     """What was measured."""
 
-    version: Literal[8] = 8
+    version: Literal[9] = 9
     """Of this format; 1 cannot tell what several readers take, 2 what a message takes at each role, 3 what batches in
     it do, and what decoding takes was too little of some sources, 4 has messages of many ranks cost what those of one
     do, 5 has blocks that small planes decoded among the bytes of messages, and too little done by the clock, 6 has

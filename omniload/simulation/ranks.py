@@ -130,7 +130,7 @@ class RayRank(Rank):
             self._ask(step + len(sizes), lambda: self._hand_out(step, have))
 
         seconds = self.wire.end_s(self.process, sum(sizes), len(sizes))
-        # Batches are made of their bytes where they are wanted.
+        # It waits for them, whoever brings them.
         own_s = self.wire.bytes_s(self.process, sum(sizes))
         # Ray's processes are asked for what has come, and have slept as long as the rank.
         late_s = self.wire.opening_s(self.process.host)

@@ -39,7 +39,8 @@ class Wire:
         process.batches += batches
         costs = self.costs.roles[process.role]
         times = costs.rested if self.rests else 1.0
-        return times * (costs.end_s + size_bytes * costs.byte_s + batches * costs.batch_s)
+        ends_s = times * (costs.end_s + batches * costs.batch_s)
+        return ends_s + self.bytes_s(process, size_bytes)
 
     @property
     def opens_share(self) -> float:
@@ -49,7 +50,9 @@ class Wire:
     def bytes_s(self, process: Process, size_bytes: int) -> float:
         """Return the part of ``end_s`` that goes with bytes."""
         costs = self.costs.roles[process.role]
-        return (costs.rested if self.rests else 1.0) * size_bytes * costs.byte_s
+        # A rank touches none of them: its thread waits while they are brought, which no rest makes longer.
+        times = costs.rested if self.rests and process.role != "rank" else 1.0
+        return times * size_bytes * costs.byte_s
 
     def take_s(self) -> float:
         """Return what a rank that has trained takes for a batch that is at hand; nothing where it has not."""

@@ -69,6 +69,10 @@ LONGER = {
         280,
         "every step of a move, what undoes it, and what is dropped after it",
     ),
+    "omniload/actors/ray/measuring/spent.py": (
+        175,
+        "what processes, takes of batches and planes spend, of which probe makes one table",
+    ),
     "omniload/actors/ray/measuring/probe.py": (
         399,
         "planes side by side, the process of each, that of a rank, and ranks at speed, at rest and with pauses",

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import chain, count, islice
+from itertools import chain
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -34,6 +34,7 @@ from omniload.actors.ray.measuring.spent import (
     Paced,
     PlaneSpent,
     Spent,
+    Taker,
     by_role,
     cores_at_rest,
     memory_of,
@@ -41,6 +42,7 @@ from omniload.actors.ray.measuring.spent import (
     rays_own,
     spent_at_full_speed,
     spent_by,
+    took,
 )
 from omniload.actors.ray.plane import RayPlane
 from omniload.base.errors import OmniloadError, UnavailableError
@@ -60,11 +62,14 @@ _LEAST_WINDOWS = 2
 """Of a turn. In fewer a loader may have nothing to do, and nothing is known of its messages, on a busy machine."""
 _FILLS_S = 0.3
 """Buffers of a plane whose rank asks for nothing are full by then."""
-_PAUSE_S, _PACES, _APART_S, _TOGETHER_S = 0.04, 4, 0.6, 0.3
-"""How long a rank rests before a batch, how often ranks do so for a while, and how long that is, where one does so by
-itself and where all get at their windows together."""
+_PAUSE_S, _PAUSES, _PACES, _APART, _TOGETHER = 0.04, 4, 4, 8, 4
+"""How long a rank rests before a batch, and before how many of a window, the first and those behind it; how often ranks
+do so, and for how many windows, where one does so by itself and where all get at their windows together."""
 _OPENS_S, _ANSWERS_S, _ENDS_S = 600.0, 300.0, 60.0
 """How long a plane is waited for, which has limits of its own that are shorter."""
+
+
+_Takers = Callable[[RankHandle], Taker]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +83,7 @@ class Probed:
     paced_step_s: Mapping[str, float]
     """Processor time of a step of the first plane, by role, where its ranks rested before they got at a window."""
     takes_s: tuple[float, ...]
-    """Processor time in which a rank that has rested takes a batch that is at hand, of several."""
+    """Time in which a rank that has rested takes a batch that is at hand, of several, others left out."""
     opened: tuple[tuple[float, float], ...]
     """Time beside its own in which one gets at batches that have come, and its own processor time, of several."""
     call: Call
@@ -89,19 +94,20 @@ class Probed:
     """Part of what planes at full speed wanted of cores that nobody had, as a core idled meanwhile."""
 
 
-def probe(specs: Sequence[PlaneSpec], calls: int) -> Probed:
+def probe(specs: Sequence[PlaneSpec], calls: int, taker: _Takers) -> Probed:
     """Open planes side by side, measure calls beside the first and them in turns, end them, and the first as the last.
 
     Args:
         specs: The planes: one loader, one constructor, sources without end.
         calls: Calls to measure.
+        taker: Gives what a rank of a run takes its batches with: what runs before its clock begins warms caches.
 
     Raises:
         OmniloadError: A plane did not open.
         UnavailableError: Ray did not start, or a plane was lost.
     """
     with ExitStack() as opened:
-        planes = [opened.enter_context(closing(_Beside(_serve, spec))) for spec in specs]
+        planes = [opened.enter_context(closing(_Beside(_serve, spec, taker))) for spec in specs]
         for plane in planes:
             # All before any is waited for: they end side by side, as they open.
             opened.callback(plane.stop)
@@ -202,7 +208,7 @@ class _Beside:
             self._process.join()
 
 
-def _serve(spec: PlaneSpec, pipe: Connection) -> None:
+def _serve(spec: PlaneSpec, taker: _Takers, pipe: Connection) -> None:
     """Open a plane and measure what is asked for, until the other end of the pipe is closed."""
     try:
         with ExitStack() as opened:
@@ -210,11 +216,13 @@ def _serve(spec: PlaneSpec, pipe: Connection) -> None:
             *others, last = range(spec.tree.size_of("dp"))
             window = spec.mix.steps_at_once
             address = plane.address.model_dump_json()
-            alone = opened.enter_context(closing(_Beside(_serve_rank, address, last, window)))
+            alone = opened.enter_context(
+                closing(_Beside(_serve_rank, address, last, window, taker))
+            )
             joined = opened.enter_context(ExitStack())
-            handles = [joined.enter_context(closing(plane.handle(rank))) for rank in others]
+            takers = [joined.enter_context(closing(taker(plane.handle(rank)))) for rank in others]
             alone.answer(_OPENS_S)
-            driven = _Driven(spec, plane.pids(), _Ranks(handles, window), alone)
+            driven = _Driven(spec, plane.pids(), _Ranks(takers, window), alone)
             pipe.send(True)
             while True:
                 match pipe.recv():
@@ -226,9 +234,9 @@ def _serve(spec: PlaneSpec, pipe: Connection) -> None:
                     case "turn":
                         pipe.send(driven.turn())
                     case "apart":
-                        pipe.send(driven.pace(_APART_S, together=False))
+                        pipe.send(driven.pace(_APART, together=False))
                     case "together":
-                        pipe.send(driven.pace(_TOGETHER_S, together=True))
+                        pipe.send(driven.pace(_TOGETHER, together=True))
                     case ("calls", calls):
                         node_bytes = sum(map(memory_of, rays_own()))
                         pipe.send((measured_calls(calls), node_bytes))
@@ -241,32 +249,27 @@ def _serve(spec: PlaneSpec, pipe: Connection) -> None:
 class _Ranks:
     """Ranks of one process, which take the same steps one after the other."""
 
-    def __init__(self, handles: Sequence[RankHandle], window: int) -> None:
-        self._handles, self._window = handles, window
-        self._numbers = count(handles[0].first_step if handles else 0)
+    def __init__(self, takers: Sequence[Taker], window: int) -> None:
+        self._takers, self._window = takers, window
         self._opens_at: list[int] = []
 
     def take(self, steps: int) -> None:
         """Take so many steps."""
-        for step in islice(self._numbers, steps):
-            for handle in self._handles:
-                handle.take(step)
-                handle.taken(step)
+        for _ in range(steps):
+            for taker in self._takers:
+                taker.next_batch()
 
     def look(self) -> None:
         """Take a window, and see which of its steps each rank has to ask for: the first windows are short."""
-        by_rank: list[list[float]] = [[] for _ in self._handles]
-        for step in islice(self._numbers, self._window):
-            for handle, spent_s in zip(self._handles, by_rank, strict=True):
-                began_s = time.thread_time()
-                handle.take(step)
-                spent_s.append(time.thread_time() - began_s)
-                handle.taken(step)
+        by_rank: list[list[float]] = [[] for _ in self._takers]
+        for _ in range(self._window):
+            for taker, spent_s in zip(self._takers, by_rank, strict=True):
+                spent_s.append(took(taker)[1])
         # Others are at hand, and take a hundredth of that.
         self._opens_at = [spent_s.index(max(spent_s)) for spent_s in by_rank]
 
     def pace(self, resting: int, windows: int) -> tuple[list[float], list[tuple[float, float]]]:
-        """Take windows, the first ranks with a pause before they get at one, and once more in it.
+        """Take windows, the first ranks with a pause before they get at one, and some more in it.
 
         Returns:
             Of batches that were at hand then, the processor time of each; of windows, as ``_opened``.
@@ -274,25 +277,26 @@ class _Ranks:
         takes_s: list[float] = []
         opened: list[tuple[float, float]] = []
         for _ in range(windows):
-            for place, step in enumerate(islice(self._numbers, self._window)):
-                for number, (handle, first) in enumerate(
-                    zip(self._handles, self._opens_at, strict=True)
+            for place in range(self._window):
+                for number, (taker, first) in enumerate(
+                    zip(self._takers, self._opens_at, strict=True)
                 ):
-                    if number < resting and place == first:
-                        opened.append(_opened(handle, step))
-                    elif number < resting and place == (first + 1) % self._window:
-                        takes_s.append(_taken_after_a_pause(handle, step))
+                    behind = (place - first) % self._window
+                    if number >= resting or behind >= _PAUSES:
+                        taker.next_batch()
+                    elif behind:
+                        takes_s.append(_taken_after_a_pause(taker))
                     else:
-                        handle.take(step)
-                    handle.taken(step)
+                        opened.append(_opened(taker))
         return takes_s, opened
 
 
-def _serve_rank(address: str, rank: int, window: int, pipe: Connection) -> None:
+def _serve_rank(address: str, rank: int, window: int, taker: _Takers, pipe: Connection) -> None:
     """Join a plane as one rank, and take steps as asked for, until the other end of the pipe is closed."""
     try:
-        with closing(handle_in(PlaneAddress.model_validate_json(address), rank)) as handle:
-            ranks = _Ranks([handle], window)
+        handle = handle_in(PlaneAddress.model_validate_json(address), rank)
+        with closing(taker(handle)) as its:
+            ranks = _Ranks([its], window)
             pipe.send(True)
             while True:
                 match pipe.recv():
@@ -351,12 +355,11 @@ class _Driven:
         self._steps = max(_LEAST_WINDOWS, windows) * self._window
         return spent
 
-    def pace(self, seconds: float, *, together: bool) -> Paced:
+    def pace(self, windows: int, *, together: bool) -> Paced:
         """Have the rank beside rest before it gets at a window; ``together``, those of this process as well."""
         self._alone.ask(("look",))
         self._ranks.look()
         self._alone.answer(_ANSWERS_S)
-        windows = max(1, round(seconds / (2 * _PAUSE_S)))
         began = self._begun()
         self._alone.ask(("pace", windows))
         # The first of this process rests for all of them: they are one thread.
@@ -380,19 +383,17 @@ class _Driven:
         return below | {os.getpid(): time.process_time()}
 
 
-def _opened(handle: RankHandle, step: int) -> tuple[float, float]:
+def _opened(taker: Taker) -> tuple[float, float]:
     """Rest, and get at batches that have come; return the time beside that of this thread, and its processor time."""
     time.sleep(_PAUSE_S)
-    began_s, own_s, kept_s = time.perf_counter(), time.thread_time(), kept_waiting_s()
-    handle.take(step)
-    own_s, kept_s = time.thread_time() - own_s, kept_waiting_s() - kept_s
+    kept_s = kept_waiting_s()
+    waited_s, own_s = took(taker)
     # Cores that others had are shared out in a simulation too: what is left is Ray's way, and its processes.
-    return max(0.0, time.perf_counter() - began_s - own_s - kept_s), own_s
+    return max(0.0, waited_s - own_s - (kept_waiting_s() - kept_s)), own_s
 
 
-def _taken_after_a_pause(handle: RankHandle, step: int) -> float:
-    """Rest, and take a batch that is at hand; return the processor time of that."""
+def _taken_after_a_pause(taker: Taker) -> float:
+    """Rest, and take a batch that is at hand; return what that takes of a core that nobody else wants."""
     time.sleep(_PAUSE_S)
-    began_s = time.thread_time()
-    handle.take(step)
-    return time.thread_time() - began_s
+    # Whoever else has the core is in the one, and to look at the other takes a twentieth of it.
+    return min(took(taker))

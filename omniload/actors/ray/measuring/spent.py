@@ -1,11 +1,13 @@
 """Processor time and memory of processes, as the kernel tells them, and what a plane took by its roles."""
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import truediv
 from pathlib import Path
 from statistics import median
+from typing import Protocol
 
 import psutil
 
@@ -13,6 +15,7 @@ __all__ = [
     "Paced",
     "PlaneSpent",
     "Spent",
+    "Taker",
     "by_role",
     "cores_at_rest",
     "memory_of",
@@ -20,7 +23,23 @@ __all__ = [
     "rays_own",
     "spent_at_full_speed",
     "spent_by",
+    "took",
 ]
+
+
+class Taker(Protocol):
+    """What a rank takes its batches with."""
+
+    last_wait_s: float
+    """Seconds the last ``next_batch`` waited."""
+
+    def next_batch(self) -> object:
+        """Take the next one."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the plane."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +59,7 @@ class Paced:
 
     spent: Spent
     takes_s: tuple[float, ...]
-    """Processor time in which a rank that has rested takes a batch that is at hand, of several."""
+    """Time in which a rank that has rested takes a batch that is at hand, of several, others left out."""
     opened: tuple[tuple[float, float], ...]
     """Time beside its own in which one gets at batches that have come, and its own processor time, of several."""
 
@@ -58,6 +77,13 @@ class PlaneSpent:
     """Of a step at full speed, less what is done by the clock: the median of some turns."""
     mean_s: Mapping[str, float]
     """The mean of all turns, for what comes now and then: a block is decoded in one of many steps."""
+
+
+def took(taker: Taker) -> tuple[float, float]:
+    """Take a batch; return how long that was waited for, and the processor time of this thread."""
+    began_s = time.thread_time()
+    taker.next_batch()
+    return taker.last_wait_s, time.thread_time() - began_s
 
 
 def rays_own() -> list[psutil.Process]:

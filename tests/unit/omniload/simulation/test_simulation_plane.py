@@ -110,6 +110,25 @@ def test_bytes_are_waited_for_whatever_rays_threads_do():
     assert waits[0].longest_s > 0.01
 
 
+def test_bytes_of_a_rank_that_has_rested_take_as_long_as_ever():
+    messages = a_profile().messages["ray"]
+    rank = messages.roles["rank"].model_copy(update={"end_s": 0.0, "byte_s": 1e-5})
+    job = a_job(a_windowed_mix(), ranks=1, cores=8.0, steps=64, step_s=0.5)
+
+    waits = [
+        simulated(
+            job,
+            with_messages(
+                roles=even_roles(0.0) | {"rank": rank.model_copy(update={"rested": rested})}
+            ),
+        ).waits
+        for rested in (1.0, 3.0)
+    ]
+
+    assert waits[0] == waits[1]
+    assert waits[0].longest_s > 0.01
+
+
 def test_cores_that_idle_beside_work_are_missed_where_all_are_wanted_and_nowhere_else():
     def speeds_of(**changes):
         found = [

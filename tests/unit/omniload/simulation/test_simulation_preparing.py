@@ -183,14 +183,14 @@ def test_the_part_of_a_window_that_a_rank_does_itself_is_of_all_that_its_message
     assert share_opening(rank, few, 8, [own_s, 0.0, 10.0]) == pytest.approx(share)
 
 
-def test_bytes_of_a_window_are_a_rank_s_own():
+def test_bytes_of_a_window_are_no_work_of_a_rank_s_own_thread():
     few = planes_of(FREE)[0]
     (of,) = (figures for figures in few.simulated.roles if figures.role == "rank")
     byte_s = 1e-3 / (8 * of.message_bytes_step)
     rank = RoleCosts(end_s=5e-4, byte_s=byte_s, rested=3.0)
 
-    # Of three milliseconds for bytes all, and of three for messages half.
-    assert share_opening(rank, few, 8, [4.5e-3]) == pytest.approx(0.5)
+    # Of three milliseconds for bytes nothing, and of three for messages half.
+    assert share_opening(rank, few, 8, [1.5e-3]) == pytest.approx(0.5)
 
 
 def test_batches_of_a_window_are_in_what_a_rank_takes_for_it():

@@ -9,46 +9,64 @@ import pytest
 pytest.importorskip("ray")
 
 from omniload.actors.ray.measuring import probe
-from omniload.actors.ray.measuring.probe import _Driven, _Ranks
+from omniload.actors.ray.measuring.probe import _Driven, _Ranks, _taken_after_a_pause
 from omniload.actors.ray.measuring.spent import Spent
+from omniload.client import Client
 
 WINDOW = 8
 
 
-class ARank:
-    """A rank that asks for every eighth step, from one on; the others are at hand."""
+class AHandle:
+    """The end of a rank that asks for every eighth step, from one on; the others are at hand."""
 
     def __init__(self, asks_at, done):
         self.first_step, self._asks_at, self._done = 0, asks_at, done
 
-    def take(self, step):
+    def take(self, step, timeout=None):
         self._done.append((self, step))
         began_s = time.thread_time()
         while step % WINDOW == self._asks_at and time.thread_time() - began_s < 2e-3:
             pass
+        return SimpleNamespace(step=step)
 
     def taken(self, step):
         pass
 
 
+def ranks_of(*handles):
+    return _Ranks([Client(handle) for handle in handles], WINDOW)
+
+
 @pytest.mark.parametrize("resting", [0, 1, 2])
-def test_ranks_rest_before_a_window_and_before_a_batch_of_it_wherever_their_windows_begin(
+def test_ranks_rest_before_a_window_and_before_batches_of_it_wherever_their_windows_begin(
     monkeypatch, resting
 ):
     done = []
     monkeypatch.setattr(probe.time, "sleep", lambda _: done.append("rest"))
-    handles = [ARank(asks_at, done) for asks_at in (3, 7)]
-    ranks = _Ranks(handles, WINDOW)
+    handles = [AHandle(asks_at, done) for asks_at in (3, 7)]
+    ranks = ranks_of(*handles)
     ranks.look()
 
     takes_s, opened = ranks.pace(resting, 1)
 
     rested = [then for before, then in pairwise(done) if before == "rest"]
-    expected = [(handles[0], 11), (handles[0], 12), (handles[1], 15), (handles[1], 8)]
-    assert set(rested) == set(expected[: 2 * resting])
-    assert len(opened) == len(takes_s) == resting
+    expected = [(handles[0], step) for step in (11, 12, 13, 14)]
+    expected += [(handles[1], step) for step in (15, 8, 9, 10)]
+    assert set(rested) == set(expected[: 4 * resting])
+    assert len(opened) == resting
+    assert len(takes_s) == 3 * resting
     # Of a window its own thread has had what the rank was busy for.
     assert [each >= 2e-3 for _, each in opened] == [True] * resting
+
+
+@pytest.mark.parametrize("took", [(3e-4, 1e-4), (1e-4, 3e-4)])
+def test_a_batch_at_hand_takes_no_time_in_which_others_had_the_core_nor_that_of_looking_at_it(
+    monkeypatch, took
+):
+    monkeypatch.setattr(probe.time, "sleep", lambda _: None)
+    monkeypatch.setattr(probe, "took", lambda _: took)
+
+    assert _taken_after_a_pause(None) == 1e-4
 
 
 class Alone:
@@ -92,13 +110,13 @@ def test_the_rank_beside_rests_by_itself_or_together_with_those_of_the_opener(mo
     done = []
     monkeypatch.setattr(probe.time, "sleep", lambda _: done.append("rest"))
     alone = Alone()
-    plane = a_plane(alone, _Ranks([ARank(3, done)], WINDOW))
+    plane = a_plane(alone, ranks_of(AHandle(3, done)))
 
-    apart = plane.pace(0.16, together=False)
+    apart = plane.pace(2, together=False)
     assert "rest" not in done
-    together = plane.pace(0.16, together=True)
+    together = plane.pace(2, together=True)
 
-    assert done.count("rest") == 4
+    assert done.count("rest") == 8
     assert alone.asked == [("look",), ("pace", 2)] * 2
     assert apart.takes_s == together.takes_s == (1e-4,)
     assert apart.opened == ((2e-4, 3e-4),)
