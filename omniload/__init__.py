@@ -4,7 +4,10 @@ import os
 from importlib import import_module
 
 __all__ = [
+    "METRICS",
+    "ClientPlaceTree",
     "ConfigError",
+    "DGraph",
     "DynamicSampler",
     "Group",
     "GroupBatch",
@@ -12,7 +15,11 @@ __all__ = [
     "Loader",
     "OmniloadError",
     "PackedRows",
+    "Placement",
+    "PlacementRequest",
+    "PolicyInput",
     "Prompt",
+    "QuadraticCost",
     "Rollouts",
     "RoundLimitError",
     "ServedPlane",
@@ -21,6 +28,7 @@ __all__ = [
     "UnavailableError",
     "join",
     "open",
+    "placed_by",
     "serve",
 ]
 
@@ -32,18 +40,26 @@ os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
 
 # Type checkers read __init__.pyi: named here, the floor would import the front room.
 _PLACES = {
+    "ClientPlaceTree": ("omniload.plan.place_tree", "ClientPlaceTree"),
+    "DGraph": ("omniload.plan.dgraph", "DGraph"),
     "DynamicSampler": ("omniload.front.sampling.sampler", "DynamicSampler"),
     "Group": ("omniload.front.sampling.values", "Group"),
     "GroupBatch": ("omniload.front.sampling.values", "GroupBatch"),
     "Loader": ("omniload.front.loader", "Loader"),
+    "METRICS": ("omniload.base.metrics", "REGISTRY"),
     "PackedRows": ("omniload.front.rows", "PackedRows"),
+    "Placement": ("omniload.plan.placement", "Placement"),
+    "PlacementRequest": ("omniload.plan.strategies", "PlacementRequest"),
+    "PolicyInput": ("omniload.mix.policy.rules", "PolicyInput"),
     "Prompt": ("omniload.front.sampling.values", "Prompt"),
+    "QuadraticCost": ("omniload.plan.cost", "QuadraticCost"),
     "Rollouts": ("omniload.front.sampling.values", "Rollouts"),
     "RoundLimitError": ("omniload.front.sampling.sampler", "RoundLimitError"),
     "ServedPlane": ("omniload.front.served_plane", "ServedPlane"),
     "TrainingBatch": ("omniload.front.rows", "TrainingBatch"),
     "join": ("omniload.front.served_plane", "join"),
     "open": ("omniload.front.opening", "open_mix"),
+    "placed_by": ("omniload.plan.strategies", "placed_by"),
     "serve": ("omniload.front.served_plane", "serve"),
     **{
         name: ("omniload.base.errors", name)

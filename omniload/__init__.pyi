@@ -5,15 +5,25 @@ from omniload.base.errors import (
     StateError,
     UnavailableError,
 )
+from omniload.base.metrics import REGISTRY as METRICS
 from omniload.front.loader import Loader
 from omniload.front.opening import open_mix as open  # noqa: A004 -- read as omniload.open
 from omniload.front.rows import PackedRows, TrainingBatch
 from omniload.front.sampling.sampler import DynamicSampler, RoundLimitError
 from omniload.front.sampling.values import Group, GroupBatch, Prompt, Rollouts
 from omniload.front.served_plane import ServedPlane, join, serve
+from omniload.mix.policy.rules import PolicyInput
+from omniload.plan.cost import QuadraticCost
+from omniload.plan.dgraph import DGraph
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.plan.placement import Placement
+from omniload.plan.strategies import PlacementRequest, placed_by
 
 __all__ = [
+    "METRICS",
+    "ClientPlaceTree",
     "ConfigError",
+    "DGraph",
     "DynamicSampler",
     "Group",
     "GroupBatch",
@@ -21,7 +31,11 @@ __all__ = [
     "Loader",
     "OmniloadError",
     "PackedRows",
+    "Placement",
+    "PlacementRequest",
+    "PolicyInput",
     "Prompt",
+    "QuadraticCost",
     "Rollouts",
     "RoundLimitError",
     "ServedPlane",
@@ -30,6 +44,7 @@ __all__ = [
     "UnavailableError",
     "join",
     "open",
+    "placed_by",
     "serve",
 ]
 

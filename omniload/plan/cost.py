@@ -9,7 +9,7 @@ Shape suffixes:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ __all__ = [
     "CostFunction",
     "QuadraticCost",
     "combined_cost",
-    "fit_quadratic",
     "require_costs",
     "row_costs",
 ]
@@ -55,6 +54,48 @@ class QuadraticCost:
                 raise ValueError(f"{name} is {value}; a cost is finite and at least 0")
         if self.linear == 0 and self.quadratic == 0:
             raise ValueError("linear and quadratic are both 0; give a cost to balance")
+
+    @classmethod
+    def fit(cls, tokens_M: NDArray[Any], squares_M: NDArray[Any], seconds_M: NDArray[Any]) -> Self:
+        """Fit a cost to measured times, by least squares with coefficients of at least 0.
+
+        There is no constant term: a fixed time for every measurement does not change how
+        rows are best dealt, but it does bias this fit. Subtract it when it is known.
+
+        Args:
+            tokens_M: Tokens of each measurement (of a step or microbatch of one rank).
+            squares_M: Sum of the squared lengths of its documents.
+            seconds_M: Time it took.
+
+        Returns:
+            The cost in seconds.
+
+        Raises:
+            ValueError: There are fewer than two measurements, their columns differ in
+                length or are not finite, or no coefficient above 0 fits them.
+        """
+        columns = [np.asarray(column, np.float64) for column in (tokens_M, squares_M, seconds_M)]
+        counts = [len(column) for column in columns]
+        if len(set(counts)) != 1 or counts[0] < 2:
+            raise ValueError(
+                f"measurements have {counts} tokens, squares and seconds; give each at least two"
+            )
+        if not all(np.isfinite(column).all() for column in columns):
+            raise ValueError("measurements hold values that are not finite; leave those steps out")
+        features_M2, seconds = np.stack(columns[:2], axis=1), columns[2]
+        # Squares are thousands of times larger than tokens: unscaled, the system is near singular.
+        scales = np.linalg.norm(features_M2, axis=0)
+        scaled_M2 = features_M2 / np.where(scales > 0, scales, 1.0)
+        both, _, rank, _ = np.linalg.lstsq(scaled_M2, seconds, rcond=None)
+        # A system of one rank has many answers, and a cost below 0 is none: either way one column says it alone.
+        if rank < 2 or both.min() < 0:
+            both = _one_coefficient(scaled_M2, seconds)
+        linear, quadratic = (both / np.where(scales > 0, scales, 1.0)).tolist()
+        if linear == 0 and quadratic == 0:
+            raise ValueError(
+                f"seconds sum to {seconds.sum()}; no cost above 0 fits them, measure again"
+            )
+        return cls(linear, quadratic)
 
     def __call__(self, *columns_N: NDArray[Any]) -> NDArray[np.float64]:
         """Return the cost of each sample, ``[N]``, from the one column of lengths in tokens."""
@@ -136,50 +177,6 @@ def combined_cost(costs: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float6
     # Costs of two modules need not have one unit: over its mean, none drowns the other.
     parts = [c / c.mean() for c in costs.values() if len(c) and c.mean() > 0]
     return np.sum(parts, axis=0) if parts else np.zeros(len(next(iter(costs.values()))))
-
-
-def fit_quadratic(
-    tokens_M: NDArray[Any], squares_M: NDArray[Any], seconds_M: NDArray[Any]
-) -> QuadraticCost:
-    """Fit a cost to measured times, by least squares with coefficients of at least 0.
-
-    There is no constant term: a fixed time for every measurement does not change how
-    rows are best dealt, but it does bias this fit. Subtract it when it is known.
-
-    Args:
-        tokens_M: Tokens of each measurement (of a step or microbatch of one rank).
-        squares_M: Sum of the squared lengths of its documents.
-        seconds_M: Time it took.
-
-    Returns:
-        The cost in seconds.
-
-    Raises:
-        ValueError: There are fewer than two measurements, their columns differ in
-            length or are not finite, or no coefficient above 0 fits them.
-    """
-    columns = [np.asarray(column, np.float64) for column in (tokens_M, squares_M, seconds_M)]
-    counts = [len(column) for column in columns]
-    if len(set(counts)) != 1 or counts[0] < 2:
-        raise ValueError(
-            f"measurements have {counts} tokens, squares and seconds; give each at least two"
-        )
-    if not all(np.isfinite(column).all() for column in columns):
-        raise ValueError("measurements hold values that are not finite; leave those steps out")
-    features_M2, seconds = np.stack(columns[:2], axis=1), columns[2]
-    # Squares are thousands of times larger than tokens: unscaled, the system is near singular.
-    scales = np.linalg.norm(features_M2, axis=0)
-    scaled_M2 = features_M2 / np.where(scales > 0, scales, 1.0)
-    both, _, rank, _ = np.linalg.lstsq(scaled_M2, seconds, rcond=None)
-    # A system of one rank has many answers, and a cost below 0 is none: either way one column says it alone.
-    if rank < 2 or both.min() < 0:
-        both = _one_coefficient(scaled_M2, seconds)
-    linear, quadratic = (both / np.where(scales > 0, scales, 1.0)).tolist()
-    if linear == 0 and quadratic == 0:
-        raise ValueError(
-            f"seconds sum to {seconds.sum()}; no cost above 0 fits them, measure again"
-        )
-    return QuadraticCost(linear, quadratic)
 
 
 def _one_coefficient(

@@ -33,7 +33,7 @@ from omniload.mix.schema.policies import (
     TemperaturePolicy,
 )
 
-__all__ = ["GROUP", "Seen", "capped", "decide", "seen_at"]
+__all__ = ["GROUP", "PolicyInput", "capped", "decide", "seen_at"]
 
 GROUP = "omniload.policies"
 """Group of entry points."""
@@ -43,7 +43,7 @@ _LEAST = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class PolicyInput:
     """What a run has shown since the last decision."""
 
     step: int
@@ -66,7 +66,7 @@ def seen_at(
     losses: Mapping[str, float],
     labels: Mapping[str, int],
     rewards: Mapping[str, SourceRewards],
-) -> Seen:
+) -> PolicyInput:
     """Return what a decision for a step goes by; a source that an edit added has what that edit gave it."""
     shares = history.shares_at(step)
     names = history.base.names
@@ -81,7 +81,7 @@ def seen_at(
             given = shares_S[mix.names.index(name)]
             declared = {other: share * (1 - given) for other, share in declared.items()}
             declared[name] = given
-    return Seen(
+    return PolicyInput(
         step=step,
         declared={name: declared.get(name, 0.0) for name in shares},
         shares=shares,
@@ -93,7 +93,7 @@ def seen_at(
 
 def decide(
     config: PolicyConfig,
-    seen: Seen,
+    seen: PolicyInput,
     most: Mapping[str, float],
     groups: Sequence[tuple[frozenset[str], float]] = (),
 ) -> dict[str, float]:
@@ -115,7 +115,7 @@ def decide(
     return {name: whole.get(name, 0.0) for name in seen.shares}
 
 
-def _decided(config: PolicyConfig, seen: Seen) -> Mapping[str, float]:
+def _decided(config: PolicyConfig, seen: PolicyInput) -> Mapping[str, float]:
     match config:
         case ConstantPolicy():
             return seen.declared
@@ -131,7 +131,7 @@ def _decided(config: PolicyConfig, seen: Seen) -> Mapping[str, float]:
             assert_never(config)
 
 
-def _tempered(config: TemperaturePolicy, seen: Seen) -> dict[str, float]:
+def _tempered(config: TemperaturePolicy, seen: PolicyInput) -> dict[str, float]:
     done = (seen.step - config.from_step) / (config.to_step - config.from_step)
     temperature = config.start + (config.end - config.start) * min(max(done, 0.0), 1.0)
     highest = max((seen.declared[name] for name, share in seen.shares.items() if share), default=0)
@@ -147,7 +147,7 @@ def _tempered(config: TemperaturePolicy, seen: Seen) -> dict[str, float]:
     return {name: heated(share) for name, share in seen.declared.items()}
 
 
-def _by_loss(config: LossPolicy, seen: Seen) -> dict[str, float]:
+def _by_loss(config: LossPolicy, seen: PolicyInput) -> dict[str, float]:
     excess = {
         name: max(loss - config.reference.get(name, 0.0), 0.0)
         for name, loss in seen.losses.items()
@@ -165,7 +165,7 @@ def _by_loss(config: LossPolicy, seen: Seen) -> dict[str, float]:
     return _with_declared(moved, seen, config.declared)
 
 
-def _by_reward(config: RewardPolicy, seen: Seen) -> dict[str, float]:
+def _by_reward(config: RewardPolicy, seen: PolicyInput) -> dict[str, float]:
     useful = {
         name: found.kept / found.groups
         for name, found in seen.rewards.items()
@@ -182,7 +182,7 @@ def _by_reward(config: RewardPolicy, seen: Seen) -> dict[str, float]:
     return _with_declared(moved, seen, config.declared)
 
 
-def _with_declared(moved: Mapping[str, float], seen: Seen, part: float) -> dict[str, float]:
+def _with_declared(moved: Mapping[str, float], seen: PolicyInput, part: float) -> dict[str, float]:
     """Return moved shares of which a part is what the file declares."""
     total = sum(moved.values())
     kept = {name: seen.declared[name] if share > 0 else 0.0 for name, share in seen.shares.items()}
@@ -190,7 +190,7 @@ def _with_declared(moved: Mapping[str, float], seen: Seen, part: float) -> dict[
     return {name: (1 - part) * moved[name] / total + part * kept[name] / all_kept for name in moved}
 
 
-def _asked(config: RegisteredPolicy, seen: Seen) -> dict[str, float]:
+def _asked(config: RegisteredPolicy, seen: PolicyInput) -> dict[str, float]:
     """Call a function of a user, and see that what it gives are shares."""
     called = registered(GROUP, config.function)
     function: Callable[..., Mapping[str, object]] = called.function

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from omniload.plan.cost import QuadraticCost, fit_quadratic, row_costs
+from omniload.plan.cost import QuadraticCost, row_costs
 
 
 def test_cost_is_linear_plus_quadratic_in_the_length():
@@ -71,14 +71,14 @@ def measurements(linear, quadratic, *, noise=0.0, seed=0):
 
 
 def test_exact_measurements_give_back_their_cost():
-    fitted = fit_quadratic(*measurements(3e-6, 2e-10))
+    fitted = QuadraticCost.fit(*measurements(3e-6, 2e-10))
 
     assert fitted.linear == pytest.approx(3e-6)
     assert fitted.quadratic == pytest.approx(2e-10)
 
 
 def test_noisy_measurements_give_a_cost_near_theirs():
-    fitted = fit_quadratic(*measurements(3e-6, 2e-10, noise=0.02))
+    fitted = QuadraticCost.fit(*measurements(3e-6, 2e-10, noise=0.02))
 
     assert fitted.linear == pytest.approx(3e-6, rel=0.05)
     assert fitted.quadratic == pytest.approx(2e-10, rel=0.05)
@@ -87,7 +87,7 @@ def test_noisy_measurements_give_a_cost_near_theirs():
 def test_a_term_that_would_be_negative_is_left_out_of_the_fit():
     tokens_M, squares_M, _ = measurements(1.0, 1.0)
 
-    fitted = fit_quadratic(tokens_M, squares_M, 5e-6 * tokens_M - 1e-12 * squares_M)
+    fitted = QuadraticCost.fit(tokens_M, squares_M, 5e-6 * tokens_M - 1e-12 * squares_M)
 
     assert fitted.quadratic == 0
     assert fitted.linear > 0
@@ -96,7 +96,7 @@ def test_a_term_that_would_be_negative_is_left_out_of_the_fit():
 def test_documents_of_one_length_are_fitted_by_one_term():
     tokens_M = np.array([1_000, 2_000, 3_000])
 
-    fitted = fit_quadratic(tokens_M, tokens_M * 512, tokens_M * 1e-6)
+    fitted = QuadraticCost.fit(tokens_M, tokens_M * 512, tokens_M * 1e-6)
 
     cost_of_one = fitted.linear * 512 + fitted.quadratic * 512**2
     assert cost_of_one == pytest.approx(512e-6)
@@ -114,4 +114,4 @@ def test_documents_of_one_length_are_fitted_by_one_term():
 )
 def test_measurements_that_say_nothing_are_refused(columns, message):
     with pytest.raises(ValueError, match=message):
-        fit_quadratic(*map(np.array, columns))
+        QuadraticCost.fit(*map(np.array, columns))

@@ -16,7 +16,7 @@ from omniload.mix.edits.edit import AddSource, SetWeights
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import with_begun
 from omniload.mix.journal.rewards import SourceRewards
-from omniload.mix.policy.rules import Seen, capped, decide, seen_at
+from omniload.mix.policy.rules import PolicyInput, capped, decide, seen_at
 from omniload.mix.schema.policies import SteeringConfig
 from omniload.mix.sources import ParquetSource
 from omniload.mix.state import MixState
@@ -33,7 +33,7 @@ def a_policy(**policy):
 
 def seen(shares, *, declared=None, losses=None, step=0):
     shares = dict(zip(NAMES, shares, strict=False))
-    return Seen(
+    return PolicyInput(
         step=step,
         declared=dict(zip(NAMES, declared, strict=False)) if declared is not None else shares,
         shares=shares,
