@@ -1,1 +1,5 @@
 """Stages of a start-up: events, the critical path, stragglers, what explains a difference."""
+
+from snapshot.startup.events import stage
+
+__all__ = ["stage"]

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import omniload
+import snapshot.startup
 import trainer_integration
 from tests.docs.snippets import ROOT
 from tests.docs.test_docs_links import without_fences
@@ -76,7 +77,8 @@ def without_tags(text):
 
 API = {
     omniload: ("omniload", "planning"),
-    trainer_integration: ("dataloader",),
+    trainer_integration: ("dataloader", "checkpoints"),
+    snapshot.startup: ("startup",),
 }
 
 

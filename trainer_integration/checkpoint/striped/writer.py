@@ -89,7 +89,7 @@ def save_striped(
         files: The namespace.
         folder: Path within it; without a checkpoint.
         group: The ranks, which all call this; None for one process.
-        about: Plain JSON, rank 0's of which is committed with the tensors: ``read_index(...).about``.
+        about: Plain JSON, rank 0's of which is committed with the tensors; ``load_striped`` returns it.
 
     Raises:
         ConfigError: An entry cannot be saved without pickle.
@@ -120,7 +120,7 @@ def load_striped(
     files: StripedFiles,
     folder: str,
     group: dist.ProcessGroup | None = None,
-) -> None:
+) -> Mapping[str, Json]:
     """Load tensors in place; sharded as they are here, whatever they were when saved.
 
     Args:
@@ -129,6 +129,9 @@ def load_striped(
         folder: Path within it.
         group: The ranks, which all call this; None for one process.
 
+    Returns:
+        What was saved as ``about``.
+
     Raises:
         IntegrityError: A piece is missing or not what was saved; raised on all ranks.
         StateError: There is no checkpoint, another release wrote it, or a tensor is not in it
@@ -136,7 +139,7 @@ def load_striped(
         UnavailableError: The store does not answer.
     """
     # DCP turns whatever is wrong with the index into an AssertionError.
-    read_index(files, folder)
+    about = read_index(files, folder).about
     remedy = "load into tensors of the names and sizes saved"
     with own_errors(location_of(files, folder), remedy):
         dcp_load(
@@ -145,6 +148,7 @@ def load_striped(
             process_group=group,
             no_dist=group is None,
         )
+    return about
 
 
 class StripedWriter(StorageWriter):

@@ -40,7 +40,12 @@ def test_what_the_package_offers():
         "DataLoader",
         "ReplicaLoader",
         "SharedDataset",
+        "StripedReader",
+        "StripedWriter",
+        "load_striped",
+        "open_striped",
         "open_writers",
+        "save_striped",
         "token_mean",
     ]
     assert dir(trainer_integration) == trainer_integration.__all__
