@@ -29,12 +29,14 @@ from omniload.mix.schema.json_schema import mix_schema
 from omniload.source.kept_corpus import SampleCorpus, SampleSource
 from omniload.source.sample_corpus import build_sample_corpus
 
-__all__ = ["MIX_NAME", "sample", "sample_mix"]
+__all__ = ["MIX_NAME", "drawn_mix", "sample", "sample_mix"]
 
 MIX_NAME = "mix.yaml"
 """The mix file that is put beside the corpus."""
 
 _BAR_WIDTH = 40
+_BYTES = 12 << 20
+"""Text of a corpus where nobody says."""
 _LEAST_BYTES = 16 << 10
 """Text of a corpus; of less some sources, or all, get no document."""
 _WEIGHTS = (
@@ -61,15 +63,34 @@ _HEAD = (
     f"# yaml-language-server: $schema={SCHEMA_NAME}\n"
     "# The mix of this corpus; examples/quickstart.yaml explains every key.\n"
 )
+_PATCHES = [{"type": "images", "patch": 14, "merge": 2, "max_patches": 1024, "placeholder": 7}]
+_DRAWN: dict[str, dict[str, object]] = {
+    "captions": {
+        "type": "webdataset",
+        "path": "captions-*.tar",
+        "text": "json",
+        "images": ["png"],
+        "transforms": _PATCHES,
+    },
+    "pages": {
+        "type": "parquet",
+        "path": "pages-*.parquet",
+        "text": "text",
+        "images": "images",
+        "transforms": _PATCHES,
+    },
+}
+"""The sources of drawn images, as a mix file in their folder says them."""
 
 
 @click.command
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--size", type=BYTES, show_default="12MiB", help="About as much text, at most.")
 @click.option(
-    "--size", type=BYTES, default="12MiB", show_default=True, help="About as much text, at most."
+    "--images", is_flag=True, help="Draw images with captions, and texts with images in them."
 )
 @json_option
-def sample(folder: Path, size: int, as_json: bool) -> None:
+def sample(folder: Path, size: int | None, images: bool, as_json: bool) -> None:
     """Build a corpus of very different sources from this Python installation, and a tokenizer.
 
     A corpus that is there already is shown as it is. Beside the sources lies a mix file to
@@ -79,7 +100,14 @@ def sample(folder: Path, size: int, as_json: bool) -> None:
     Example:
       omniload mix sample demo/corpus --size 12MiB
       omniload mix check demo/corpus/mix.yaml
+      omniload mix sample drawn --images
     """  # noqa: D301 -- click's own marker
+    if images:
+        if size is not None:
+            raise ConfigError("--size is of text, and --images draws; leave one of them out")
+        _draw(folder, as_json=as_json)
+        return
+    size = _BYTES if size is None else size
     if size < _LEAST_BYTES:
         raise ConfigError(
             f"--size of {size:,} bytes leaves sources without a document; give "
@@ -95,7 +123,7 @@ def sample(folder: Path, size: int, as_json: bool) -> None:
             done = part
 
         corpus = build_sample_corpus(folder, size=size, progress=tell)
-    mix_path = _write_mix(corpus)
+    mix_path = _write_mix(corpus.folder, sample_mix(corpus))
     if as_json:
         emit_json(
             {
@@ -132,14 +160,47 @@ def sample_mix(corpus: SampleCorpus) -> dict[str, object]:
     }
 
 
-def _write_mix(corpus: SampleCorpus) -> Path:
-    path = corpus.folder / MIX_NAME
+def _draw(folder: Path, *, as_json: bool) -> None:
+    """Draw images into a folder that holds nothing else; the mix file, written last, says that they are whole."""
+    # An extra, which a corpus of text does without.
+    from omniload.source.sample_images import build_sample_images  # noqa: PLC0415
+
+    built = not (folder / MIX_NAME).exists()
+    if built:
+        ours = ("captions-", "pages-", SCHEMA_NAME)
+        there = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+        if foreign := [name for name in there if not name.startswith(ours)]:
+            raise ConfigError(f"{folder} holds {foreign[0]!r}; choose another folder for images")
+        build_sample_images(folder)
+        _write_mix(folder, drawn_mix())
+    path = folder / MIX_NAME
+    if as_json:
+        emit_json({"folder": str(folder), "built": built, "mix": str(path), "sources": [*_DRAWN]})
+        return
+    how = "drawn" if built else "there already"
+    say(output(), f"images {how}: {folder}, sources {' and '.join(_DRAWN)}; mix file {path}")
+
+
+def drawn_mix() -> dict[str, object]:
+    """Return a mix of drawn images, as a mix file in their folder says it."""
+    return {
+        "version": 1,
+        "seed": 1,
+        "tokenizer": {"type": "bytes"},
+        "sources": _DRAWN,
+        "mix": {"stages": [{"from_step": 0, "weights": dict.fromkeys(_DRAWN, 1)}]},
+        "pack": {"length": 512},
+        "batch": {"tokens": 4096, "micro_tokens": 1024},
+    }
+
+
+def _write_mix(folder: Path, mix: dict[str, object]) -> Path:
+    path = folder / MIX_NAME
     if not path.exists():
         # The schema first: beside a mix that is there nothing is written again.
         schema = json.dumps(mix_schema(), indent=2) + "\n"
         write_whole(path.with_name(SCHEMA_NAME), schema.encode())
-        mix = _HEAD + yaml.safe_dump(sample_mix(corpus), sort_keys=False)
-        write_whole(path, mix.encode())
+        write_whole(path, (_HEAD + yaml.safe_dump(mix, sort_keys=False)).encode())
     return path
 
 

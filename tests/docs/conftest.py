@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from omniload.source.sample_corpus import build_sample_corpus
+from omniload.source.sample_images import build_sample_images
 
 CORPUS_BYTES = 120_000
 
@@ -17,12 +18,19 @@ def corpus(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def drawn(tmp_path_factory):
+    """Draw images, as ``omniload mix sample drawn --images`` does."""
+    return build_sample_images(tmp_path_factory.mktemp("docs") / "drawn")
+
+
 @pytest.fixture
-def work(corpus, tmp_path, monkeypatch):
-    """Enter an empty folder that holds the corpus, and nothing of the user's."""
+def work(corpus, drawn, tmp_path, monkeypatch):
+    """Enter a folder that holds the corpus and the drawn images, and nothing of the user's."""
     folder = tmp_path / "work"
     folder.mkdir()
     shutil.copytree(corpus, folder / "corpus")
+    shutil.copytree(drawn, folder / "drawn")
     monkeypatch.chdir(folder)
     # More threads than free cores spin against each other, and the tests of the machine with them.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

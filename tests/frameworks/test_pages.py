@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.docs.conftest import corpus, work  # noqa: F401 -- fixtures of the documents' tests
+from tests.docs.conftest import corpus, drawn, work  # noqa: F401 -- fixtures of the documents' tests
 from tests.docs.snippets import FRAMEWORK_PAGES, ROOT, run_page
 
 

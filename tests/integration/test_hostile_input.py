@@ -205,6 +205,7 @@ COMMANDS = {
     "sample into a file": ("mix", "sample", "file"),
     "sample below a file": ("mix", "sample", "file/x"),
     "sample into what cannot be written": ("mix", "sample", "/proc/none"),
+    "images into a file": ("mix", "sample", "file", "--images"),
     "sample of a size that is none": ("mix", "sample", "new", "--size", "much"),
     "show of a file": ("mix", "show", "file"),
     "show of a device": ("mix", "show", "/dev/null"),

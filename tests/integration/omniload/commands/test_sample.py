@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import omniload
 from omniload.base.errors import ConfigError
 from omniload.commands.sample import MIX_NAME
 from omniload.mix.config import load_mix
@@ -126,3 +127,37 @@ def test_a_size_without_meaning_is_refused(tmp_path):
     assert result.exit_code == 2
     assert "not a quantity" in result.output
     assert not (tmp_path / "corpus").exists()
+
+
+def test_images_are_drawn_once_with_a_mix_that_can_be_read(tmp_path):
+    folder = tmp_path / "drawn"
+
+    first = run_mix("sample", folder, "--images")
+    again = json_of("sample", folder, "--images")
+
+    assert f"images drawn: {folder}, sources captions and pages" in first.stdout
+    assert (again["built"], again["sources"]) == (False, ["captions", "pages"])
+    with omniload.open(again["mix"], steps=1) as loader:
+        assert len(loader.next_batch().images) > 0
+
+
+def test_drawing_that_was_cut_off_is_begun_again(tmp_path):
+    run_mix("sample", tmp_path, "--images")
+    drawn = (tmp_path / "captions-0.tar").read_bytes()
+    (tmp_path / MIX_NAME).unlink()
+    (tmp_path / "captions-0.tar").write_bytes(drawn[:100])
+
+    assert json_of("sample", tmp_path, "--images")["built"] is True
+    assert len((tmp_path / "captions-0.tar").read_bytes()) == len(drawn)
+
+
+def test_images_are_not_drawn_beside_something_else_nor_of_a_size(tmp_path):
+    (tmp_path / "mine.txt").write_text("", encoding="utf-8")
+
+    beside = run_mix("sample", tmp_path, "--images")
+    sized = run_mix("sample", tmp_path / "drawn", "--images", *SIZE)
+
+    assert isinstance(beside.exception, ConfigError)
+    assert "holds 'mine.txt'; choose another folder" in str(beside.exception)
+    assert "--size is of text, and --images draws" in str(sized.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
