@@ -130,6 +130,8 @@ class MixFacts:
     """Tokens that the tokeniser may give; ``None`` for a mix of token columns alone."""
     num_steps: int | None = None
     """The step after the last; ``None`` for the data's end."""
+    repeats: bool = False
+    """Whether sources repeat for ever, so that the data does not end before ``num_steps``."""
     num_ranks: int = 1
     """Ranks along dp."""
 
@@ -167,6 +169,9 @@ class Loader:
         stream = None if form.device is None else form.arrays.side_stream(form.device)
         self._ahead = None if stream is None else CopyAhead(form, stream)
         _check_left(self._state, facts.num_steps)
+        begun = (self._state or {}).get("step")
+        self._begun = begun if isinstance(begun, int) else 0
+        self._repeats = facts.repeats
         self.source_names = facts.names
         """Names of the sources; ``source_ids`` are places here."""
         tags = facts.tags
@@ -351,6 +356,19 @@ class Loader:
         # Let go of first: whatever closing raises, the next batch opens a plane anew.
         stack, self._stack, self._client = self._stack, ExitStack(), None
         stack.close()
+
+    def __len__(self) -> int:
+        """Return the batches from where it was opened to ``steps``, however many were handed out since."""
+        # One that counts too many has Lightning wait for a last batch that never comes.
+        if self._num_steps is None or not self._repeats:
+            raise TypeError(
+                "steps= tells the length where stop of the mix is never, not after join; count batches as they come"
+            )
+        return self._num_steps - self._begun
+
+    def __bool__(self) -> bool:
+        # Or ``if loader:`` would ask for its length.
+        return True
 
     def __iter__(self) -> Iterator[TrainingBatch]:
         while (batch := self.next_batch()) is not None:

@@ -139,6 +139,7 @@ def _loader_of(
         tags=tags_of(spec.mix.sources),
         vocab_size=vocab_size_of(spec),
         num_steps=spec.num_steps,
+        repeats=spec.mix.mix.stop == "never",
         num_ranks=spec.tree.size_of("dp"),
     )
     return Loader(open_client, form, facts, state=state, notes=notes)

@@ -3,6 +3,8 @@
 from itertools import chain
 
 import lightning
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -111,3 +113,28 @@ def test_rank_0s_place_in_a_stream_is_refused_by_another_rank(monkeypatch):
 
     with pytest.raises(StateError, match="rank 1 has no place"):
         LOADERS["stream"]().load_state_dict(state)
+
+
+@pytest.mark.parametrize(("stop", "lengths"), [("never", {6}), ("each_once", {float("inf")})])
+def test_a_mix_has_a_last_batch_for_lightning_wherever_it_ends(mix, tmp_path, stop, lengths):
+    text = mix.read_text(encoding="utf-8").replace("mix:\n", f"mix:\n  stop: {stop}\n")
+    text = text.replace("corpus/modules/*", "few").replace("corpus/", f"{mix.parent}/corpus/")
+    (tmp_path / "mix.yaml").write_text(text, encoding="utf-8")
+    rows = pa.table({"text": ["a few words to train on"] * 40})
+    pq.write_table(rows, tmp_path / "few.parquet")
+    found = []
+
+    class Noting(Model):
+        def training_step(self, batch, number):
+            found.append((self.trainer.num_training_batches, self.trainer.is_last_batch))
+            return super().training_step(batch, number)
+
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False
+    )
+    with DataLoader(tmp_path / "mix.yaml", steps=6) as loader:
+        trainer.fit(Noting(), loader)
+
+    assert {length for length, _ in found} == lengths
+    assert [last for _, last in found].count(True) == 1
+    assert found[-1][1]

@@ -56,21 +56,13 @@ _TORCHS = {
 class MixBatches(IterableDataset[TrainingBatch]):
     """Batches of an open mix, from where its loader stands."""
 
-    def __init__(self, loader: Loader, form: Callable[[Any], Any], steps: int | None) -> None:
-        """Hand out the batches of ``loader``, which ends before ``steps``.
-
-        Args:
-            loader: The open mix.
-            form: Makes of a batch what the training loop takes.
-            steps: The step after the last, ``None`` where the data's end is not known beforehand.
-        """
-        self.loader, self.form, self._steps = loader, form, steps
+    def __init__(self, loader: Loader, form: Callable[[Any], Any]) -> None:
+        """Hand out the batches of ``loader``; ``form`` makes of each what the training loop takes."""
+        self.loader, self.form = loader, form
 
     def __len__(self) -> int:
-        """Return the steps of the whole run, as a map dataset's length is that of the whole epoch."""
-        if self._steps is None:
-            raise TypeError("a mix without steps= has no length: it ends with its data")
-        return self._steps
+        """Return the batches of the loader from where it was opened, as a map dataset's length is that of an epoch."""
+        return len(self.loader)
 
     @override
     def __iter__(self) -> Iterator[TrainingBatch]:
@@ -101,7 +93,7 @@ def open_batches(mix: Mix, positional: tuple[Any, ...], keywords: dict[str, Any]
                 f"{name}={value!r:.60} does not go with a mix: {_TORCHS[name]}; leave it out"
             )
     form = keywords.pop("collate_fn", None) or as_it_is
-    return MixBatches(open_mix(mix, **keywords), form, keywords.get("steps"))
+    return MixBatches(open_mix(mix, **keywords), form)
 
 
 def refuse_loader(dataset: object) -> None:

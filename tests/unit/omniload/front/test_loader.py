@@ -283,8 +283,8 @@ def test_a_name_that_is_not_offered_is_an_attribute_error():
         omniload.Loadr  # noqa: B018
 
 
-def held_to(steps, state):
-    facts = MixFacts(num_steps=steps)
+def held_to(steps, state, *, repeats=True):
+    facts = MixFacts(num_steps=steps, repeats=repeats)
     return Loader(lambda *_: None, BatchForm(arrays=NumpyArrays()), facts, state=state)
 
 
@@ -304,3 +304,23 @@ def test_a_state_at_the_last_step_is_that_of_a_job_that_had_ended(caplog):
 
     held_to(4, {"step": 4})
     assert "steps is 4, and the state stands before step 4: no batch is left" in caplog.text
+
+
+def test_the_length_is_the_batches_from_where_it_was_opened():
+    assert [len(held_to(4, state)) for state in (None, {"step": 3}, {"step": 4})] == [4, 1, 0]
+
+
+def test_a_state_that_is_loaded_later_leaves_the_length_as_within_an_epoch():
+    loader = held_to(4, {"step": 1})
+    loader.load_state_dict({"step": 3})
+
+    assert len(loader) == 3
+
+
+@pytest.mark.parametrize(("steps", "repeats"), [(None, True), (4, False)])
+def test_a_mix_that_may_end_with_its_data_has_no_length_and_is_there_all_the_same(steps, repeats):
+    loader = held_to(steps, None, repeats=repeats)
+
+    with pytest.raises(TypeError, match="steps= tells the length where stop of the mix is never"):
+        len(loader)
+    assert loader
