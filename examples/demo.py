@@ -22,7 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from omniload.base.errors import OmniloadError
+from omniload import OmniloadError
 from omniload.base.log import set_up_logging
 from trainer_integration.config import load_train
 from trainer_integration.report.display import RunDisplay, print_proof, print_summary
@@ -67,8 +67,8 @@ class Demo:
         """Run a command as anyone would type it."""
         self.console.print(f"\n[dim]$[/] [bold]omniload {' '.join(arguments)}[/]", highlight=False)
         self.console.file.flush()
-        code = "from omniload.base.cli import main; main()"
-        done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, check=False)
+        line = [sys.executable, "-m", "omniload", *arguments]
+        done = subprocess.run(line, cwd=ROOT, check=False)
         if done.returncode:
             raise DemoError(f"omniload {arguments[0]} {arguments[1]} ended with {done.returncode}")
 
