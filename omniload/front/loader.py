@@ -189,6 +189,7 @@ class Loader:
         self._client: Client | None = None
         self._stack = ExitStack()
         self._closed = self._looked_at = False
+        self._loops_ended = 0
         self._pid = os.getpid()
 
     @property
@@ -293,7 +294,7 @@ class Loader:
             return
         _check_left(wanted, self._num_steps)
         self._end_plane()
-        self._state = wanted
+        self._state, self._loops_ended = wanted, 0
 
     def resize(
         self, rank: int, world_size: int, *, step: int | None = None, generation: int | None = None
@@ -371,8 +372,16 @@ class Loader:
         return True
 
     def __iter__(self) -> Iterator[TrainingBatch]:
+        handed_out = False
         while (batch := self.next_batch()) is not None:
+            handed_out = True
             yield batch
+        self._loops_ended += 1
+        if self._loops_ended == 2 and not handed_out:  # as of ``for epoch in range(3)``
+            _LOG.warning(
+                "this loop got no batch: the one before had the last. A mix has no epochs to loop over; have steps= "
+                "count the steps of all, or amounts of the mix say epochs"
+            )
 
     @override
     def __repr__(self) -> str:

@@ -29,13 +29,18 @@ __all__ = ["kept_in", "spec_of", "text_as_run", "with_settings"]
 
 Runtime = Literal["auto", "local", "ray"]
 _LOG = get_logger(__name__)
-_OF_A_DATALOADER = {
-    "batch_size": "a step has batch.tokens of the mix, in parts of micro_tokens; ",
-    "drop_last": "mix.stop of the mix says how a run ends; ",
-    "num_workers": "loaders and readers say how many read; ",
-    "shuffle": "each source of the mix has a shuffle; ",
+_IN_ITS_PLACE = {
+    "batch_size": "a step has batch.tokens of the mix, in parts of micro_tokens",
+    "collate_fn": "pack of the mix makes the rows; labels= and arrays= say their form",
+    "drop_last": "mix.stop of the mix says how a run ends",
+    "epochs": "steps= bounds a run, or amounts of the mix say epochs of each source",
+    "num_workers": "loaders and readers say how many read",
+    "pin_memory": "device='cuda' copies batches from pinned memory",
+    "prefetch_factor": "prefetch_steps says how many steps are built ahead",
+    "sampler": "each rank gets samples of its own, as weights of the mix say",
+    "shuffle": "each source of the mix has a shuffle",
 }
-"""What stands in the place of keywords that torch's loader has."""
+"""What stands in the place of keywords that a loop over torch's loader has."""
 _OF_OPEN = (
     "mesh",
     "rank",
@@ -161,9 +166,10 @@ def _unknown(
 ) -> str:
     if found:
         return f"the setting {name!r} may be {' or '.join(f'{s}_{k}' for s, k in found)}; name one of them"
+    if name in _IN_ITS_PLACE:
+        return f"no setting is called {name!r}; {_IN_ITS_PLACE[name]}"
     near = difflib.get_close_matches(name, [*places, *_OF_OPEN], n=1)
     meant = f"did you mean {near[0]!r}? " if near else ""
-    meant = _OF_A_DATALOADER.get(name, meant)
     alone = sorted(n for n, p in places.items() if len(p) == 1 and p[0][1] == n)
     return f"no setting is called {name!r}; {meant}settings are {', '.join(alone)}"
 

@@ -243,7 +243,15 @@ class MixState:
                 f"this is no mix state: it has no version, and holds {held}; pass what state_dict() gave"
             )
         # By what it holds: a state without edits is still written as releases read it that know none.
-        require_version(state, _version_of(state), of="mix")
+        reads = _version_of(state)
+        if state["version"] in range(reads + 1, SPREAD_VERSION + 1):
+            raise StateError(
+                f"the mix state has version {state['version']!r} and lacks what it holds of changes of the mix, "
+                "as where torch's DCP was given the loader: it loads only the keys that a new loader has; "
+                "save one text, json.dumps(loader.state_dict()), and resume this run from a checkpoint before "
+                "its first change: its folder makes the changes again"
+            )
+        require_version(state, reads, of="mix")
         # The digest before the fingerprint: a byte that was turned is damage, and no other mix.
         content = unsealed(state, of="the mix state")
         _require_same(content.get("fingerprint"), fingerprint)

@@ -195,7 +195,15 @@ def require_open(step: int, *, planned: int, end: int | None, ended: bool) -> No
     """
     if ended or (end is not None and step >= end):
         last = planned if ended or end is None else end
-        raise ConfigError(f"step {step} is not part of the run, which ends before step {last}")
+        remedy = f"say --at {planned}, or --at next"
+        if last <= planned:
+            remedy = (
+                "all its steps are planned, and keep their mix; a run that is opened with fewer "
+                "runtime.prefetch_steps, such as 4, takes changes sooner"
+            )
+        raise ConfigError(
+            f"step {step} is not part of the run, which ends before step {last}: {remedy}"
+        )
     if step < planned:
         raise ConfigError(
             f"step {step} is planned already, and ranks may have it; the first step that can be changed is {planned}: "

@@ -60,6 +60,15 @@ def test_data_without_a_batch_is_told_of_once(make, caplog):
     assert caplog.text.count("the data ended before the first batch") == 1
 
 
+def test_a_loop_over_epochs_is_told_once_that_a_mix_has_none(caplog):
+    loader = Loader(lambda *_: FakeClient(None, stop=2), BatchForm(arrays=NumpyArrays()))
+
+    assert len(list(loader)) == 2
+    assert not caplog.text
+    assert [len(list(loader)) for _ in range(3)] == [0, 0, 0]
+    assert caplog.text.count("A mix has no epochs to loop over") == 1
+
+
 def test_a_rank_outside_the_ranks_is_refused_in_the_words_of_the_call(tmp_path, make):
     loader = make()
 

@@ -71,6 +71,9 @@ def test_a_keyword_of_torchs_loader_is_told_with_what_stands_in_its_place():
         ConfigError, match=r"called 'batch_size'; a step has batch\.tokens of the mix"
     ):
         with_settings(a_mix(), {"batch_size": 8})
+    # Near to 'memory', which is a setting and no answer.
+    with pytest.raises(ConfigError, match=r"called 'pin_memory'; device='cuda' copies[^;]*$"):
+        with_settings(a_mix(), {"pin_memory": True})
 
 
 def test_sources_are_no_setting():

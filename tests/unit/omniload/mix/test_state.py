@@ -10,7 +10,7 @@ import pytest
 from omniload.base.errors import StateError
 from omniload.mix.deficit import WEIGHT_ONE
 from omniload.mix.pieces import PieceTable
-from omniload.mix.state import STATE_VERSION, MixState
+from omniload.mix.state import SPREAD_VERSION, STATE_VERSION, MixState
 from tests.support.plane.builders import pieces_of, resealed
 
 NAMES = ("web", "code")
@@ -94,10 +94,21 @@ def test_every_part_of_the_mix_that_changed_is_named():
 
 
 def test_a_state_of_another_version_is_refused():
-    saved = a_state().to_json(NAMES, PRINT) | {"version": STATE_VERSION + 1}
+    saved = a_state().to_json(NAMES, PRINT) | {"version": SPREAD_VERSION + 1}
 
-    with pytest.raises(StateError, match=f"has version {STATE_VERSION + 1}, this code reads"):
+    with pytest.raises(StateError, match=f"has version {SPREAD_VERSION + 1}, this code reads"):
         MixState.from_json(saved, NAMES, PRINT)
+
+
+@pytest.mark.parametrize("key", ["edits", "since"])
+def test_a_state_that_lost_its_edits_to_a_template_says_how_to_keep_it(key):
+    whole = a_state(since_S=(4, 5) if key == "since" else ()).to_json(NAMES, PRINT, [{"step": 3}])
+    template = {
+        k: v for k, v in whole.items() if k != key
+    }  # what DCP loads into a new loader's state
+
+    with pytest.raises(StateError, match=r"save one text, json\.dumps\(loader\.state_dict\(\)\)"):
+        MixState.from_json(template, NAMES, PRINT)
 
 
 def test_what_is_no_state_at_all_is_refused():

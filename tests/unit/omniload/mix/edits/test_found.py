@@ -24,8 +24,9 @@ def changed(history, *steps):
     ("step", "end", "ended", "said"),
     [
         (7, None, False, "step 7 is planned already.*first step that can be changed is 8"),
-        (50, 50, False, "ends before step 50"),
-        (9, None, True, "ends before step 8"),
+        (50, 50, False, "ends before step 50: say --at 8, or --at next"),
+        (8, 8, False, r"ends before step 8: all its steps are planned.*runtime\.prefetch_steps"),
+        (9, None, True, "ends before step 8: all its steps are planned"),
     ],
 )
 def test_a_step_that_no_edit_can_hold_at_is_refused(step, end, ended, said):
