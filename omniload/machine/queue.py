@@ -252,7 +252,8 @@ def skip_ahead(queues: Sequence[SampleQueue], history: History, before: MixState
     Of steps that are skipped nothing is read but what lies behind the first piece that is carried over them.
     """
     _, entered = history.entered(before)
-    if before.cursors_S != entered.cursors_S[: len(before.cursors_S)]:
+    # With those that come at this step: what is skipped may have drawn from no others.
+    if before.widened(len(entered.cursors_S)).cursors_S != entered.cursors_S:
         for queue, begun, cursor in zip(
             queues, queues_of(entered), entered.cursors_S, strict=False
         ):

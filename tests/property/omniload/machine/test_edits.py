@@ -315,6 +315,21 @@ def test_what_was_drawn_in_skipped_steps_may_be_of_weights_that_hold_no_more(fir
     assert [taken_in(run, step, history).step for step in sorted(run.states)] == sorted(run.states)
 
 
+def test_steps_are_skipped_that_drew_from_nothing_but_a_source_that_came_with_the_first_of_them():
+    """All other sources stand behind them where they stood before."""
+    mix = a_mix(sources=NAMES[:1], rows=8, length=16)
+    source = ParquetSource(type="parquet", path="new/*.parquet", tokens="tokens")
+    added = History(mix).edited(AddSource(name="new", source=source, weight=1), 3)
+    lengths = [[[9], [5]], [[7], [4], [8]]]
+    world = {"dp": 1, "edits": added.edited(RetireSource(name=NAMES[0]), 3).edits}
+    plain, _ = simulated(mix, lengths, world)
+    history = skipping(plain, 3, 5)
+
+    _, rest = simulated(mix, lengths, {"dp": 1}, edits=history.edits)
+
+    assert rest == reference_digests(history, lengths, num_steps=STEPS)
+
+
 def test_only_a_file_with_skipped_steps_is_of_a_version_that_older_releases_refuse(tmp_path):
     plain, _ = simulated(a_mix(sources=NAMES, rows=8, length=16), [[[9], [5]]] * 3, {"dp": 1})
     skipped = skipping(plain, 4, 7)
