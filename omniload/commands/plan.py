@@ -83,7 +83,7 @@ class _Rehearsed:
 
 @click.command
 @mix_argument
-@click.option("--steps", type=click.IntRange(min=1), required=True, help="Steps of the run.")
+@click.option("--steps", type=click.IntRange(min=1), help="Steps of the run; not for --resources.")
 @click.option(
     "--rehearse",
     type=click.IntRange(min=1),
@@ -98,7 +98,7 @@ class _Rehearsed:
 def plan(  # noqa: PLR0913 -- one for each option
     file: Path,
     *,
-    steps: int,
+    steps: int | None,
     rehearse: int | None,
     resources: bool,
     dp: int,
@@ -113,22 +113,21 @@ def plan(  # noqa: PLR0913 -- one for each option
     \b
     Example:
       omniload mix plan examples/quickstart.yaml --steps 60 --dp 2
-      omniload mix plan examples/quickstart.yaml --steps 60 --resources
+      omniload mix plan examples/quickstart.yaml --resources
     """  # noqa: D301 -- click's own marker
+    if steps is None and not resources:
+        raise click.UsageError(
+            "what a run draws depends on its length: say --steps 1000, or as many as it will have. Without, "
+            f"omniload mix check {file} looks at the file, and --resources says which loaders there will be"
+        )
     # One step ahead, so that the planner plans no more than is looked at.
     spec = open_spec(file, dp=dp, cache_dir=cache_dir, ahead=1)
     find_sources(spec, file)
     profiles = _profiles(spec)
-    if resources:
-        costs = costs_of(spec.mix, _kept_by_name(profiles))
-        runtime = spec.mix.runtime
-        shares = partition(costs, num_loaders=runtime.loaders, max_loaders=runtime.scaling.most)
-        if as_json:
-            emit_json(_resources_json(spec.mix, costs, shares))
-        else:
-            _print_resources(output(), spec.mix, costs, shares)
+    if steps is None or resources:
+        _say_resources(spec.mix, profiles, as_json)
         return
-    most = rehearse or _most_rehearsed(spec.mix)
+    most = rehearse or int(np.clip(_REHEARSED_TOKENS // spec.mix.batch.tokens, 1, _MOST_REHEARSED))
     rehearsed = _rehearse(replace(spec, num_steps=min(steps, most)), dp)
     sizes = _sizes(spec.mix, profiles, rehearsed)
     per_step = rehearsed.tokens_per_step
@@ -152,6 +151,15 @@ def plan(  # noqa: PLR0913 -- one for each option
         say(console, f"warning: {warning}", "yellow")
 
 
+def _say_resources(mix: MixConfig, profiles: Sequence[SourceProfile], as_json: bool) -> None:
+    costs, runtime = costs_of(mix, _kept_by_name(profiles)), mix.runtime
+    shares = partition(costs, num_loaders=runtime.loaders, max_loaders=runtime.scaling.most)
+    if as_json:
+        emit_json(_resources_json(mix, costs, shares))
+    else:
+        _print_resources(output(), mix, costs, shares)
+
+
 def _groups(mix: MixConfig, file: Path) -> dict[str, tuple[str, GroupCap]]:
     """Return the group that caps how often each source in one is gone through, and where it stands."""
     places = {name: mix.mix.place_of(cap) for name, cap in mix.mix.repetition_caps.items()}
@@ -159,10 +167,6 @@ def _groups(mix: MixConfig, file: Path) -> dict[str, tuple[str, GroupCap]]:
         name: (f"{file}:{line_of(file, *at) or 1}: {'.'.join(map(str, at))}", cap)
         for (name, at), cap in zip(places.items(), mix.mix.repetition_caps.values(), strict=True)
     }
-
-
-def _most_rehearsed(mix: MixConfig) -> int:
-    return int(np.clip(_REHEARSED_TOKENS // mix.batch.tokens, 1, _MOST_REHEARSED))
 
 
 def _profiles(spec: PlaneSpec) -> list[SourceProfile]:

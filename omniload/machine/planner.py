@@ -188,6 +188,7 @@ class Planner:
     def _edit(self, asked: ChangeAsked) -> tuple[PlannerCommand, ...]:
         """Take up a change, from the first unplanned step on or a later one; a refused one changes nothing."""
         step = self.planned if asked.at is None else asked.at
+        self.history.undone_by(asked.change, step, at_rest=False)  # no later step would do
         require_open(step, planned=self.planned, end=self.num_steps, ended=self._ended)
         reached = self._steps.state_before(self.planned), self.positions_per_epoch_S
         self.history, self.positions_per_epoch_S = taken_up(

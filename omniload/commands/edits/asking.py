@@ -200,6 +200,8 @@ def _noted(run: Path, change: Change, at: int | None) -> EditTaken:
         # As steps are skipped: the run goes on from a checkpoint of this step or before.
         change = _shard_in(change, history.latest, life.base_dir, index_folder(life.mix_path))
     else:
+        # First: where a skip cannot be undone any more, no later step will do.
+        history.undone_by(change, step, at_rest=step >= planned)
         # What was trained once stays as it was: attempts of a run see the same samples.
         require_open(step, planned=planned, end=None, ended=False)
     # Edited without facts first: that mix has the new source, under the number that it is opened by.

@@ -34,6 +34,7 @@ __all__ = [
     "require_no_secrets",
     "said_amount",
     "said_of",
+    "why_skipped_for_good",
 ]
 
 MOST_EDITS = 4096
@@ -260,3 +261,19 @@ def said_of(change: Change) -> str:
         case _:
             said = change.kind
     return said
+
+
+def why_skipped_for_good(edit: Edit) -> str:
+    """Say when the steps that an edit skips are drawn after all, and how a run that has gone on comes there."""
+    step = edit.step
+    # From step 0 there is no state to go back to.
+    back = (
+        f"end the run, go on from a checkpoint of step {step} or before up to step {step} and no further "
+        f"(steps={step}), then say undo --at {step}"
+        if step
+        else "begin anew, in another run_dir"
+    )
+    return (
+        f"edit {edit.revision} ({said_of(edit.change)}) can only be undone of a run at rest, before it has planned "
+        f"step {step} again. If it has: leave it, only what was skipped is not trained on; or, to have that too, {back}"
+    )

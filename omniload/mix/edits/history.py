@@ -29,6 +29,7 @@ from omniload.mix.edits.edit import (
     Undo,
     never_held,
     require_no_secrets,
+    why_skipped_for_good,
 )
 from omniload.mix.edits.shards import left_out_of, require_skippable
 from omniload.mix.edits.sources import edited_mix, require_fits, require_known, weighted
@@ -248,8 +249,8 @@ class History:
                 f"the run has {len(self.edits)} edits, {most} at most; end it, put what holds now into its mix "
                 "file and start a new run"
             )
-        undoes = self._latest_not_undone() if isinstance(change, Undo) else None
-        self._require_behind_skips(change, step, undoes, at_rest=at_rest)
+        undoes = self.undone_by(change, step, at_rest=at_rest)
+        self._require_behind_skips(change, step, undoes)
         require_amounts_before(self, change, step, undoes)
         if isinstance(change, AddSource):
             require_fits(self.base, self.latest, change.name, change.source)
@@ -308,22 +309,13 @@ class History:
             )
         return behind.to_json(self.of_revision(behind.mix_revision).names, {})
 
-    def _require_behind_skips(
-        self, change: Change, step: int, undoes: int | None, *, at_rest: bool
-    ) -> None:
+    def _require_behind_skips(self, change: Change, step: int, undoes: int | None) -> None:
         """Refuse to change what comes before skipped steps: what was behind them would be another place.
 
         Raises:
             ConfigError: Naming the edit.
         """
         skips = [s for s in self._skips(len(self.edits)) if s.revision != undoes]
-        undone = None if undoes is None else self.edits[undoes - 1]
-        if undone and undone.behind and not (at_rest and step == undone.step):
-            raise ConfigError(
-                f"edit {undone.revision} skips steps from step {undone.step} on: that is undone of a run at rest that "
-                f"has not gone on behind them. Let the run end, resume it from a checkpoint before step {undone.step}, "
-                f"and say undo --at {undone.step} first; or leave it: what was skipped is only not trained on"
-            )
         if skips and step < skips[-1].step:
             later = (
                 "skip steps behind it"
@@ -335,15 +327,24 @@ class History:
                 f"another mix before it, it would not be those; {later}, or undo that edit first"
             )
 
-    def _latest_not_undone(self) -> int:
+    def undone_by(self, change: Change, step: int, *, at_rest: bool) -> int | None:
+        """Return the revision of the edit that a change undoes from a step on; ``None`` where it is no undo.
+
+        Raises:
+            ConfigError: There is none, or it skips steps that the run has gone on behind.
+        """
+        if not isinstance(change, Undo):
+            return None
         gone = {edit.undoes for edit in self.edits}
         # An undo is not undone: said once more, it undoes the edit before. Nor is a stage that began by itself.
-        left = [e.revision for e in self.edits if e.was_asked and e.revision not in gone]
+        left = [edit for edit in self.edits if edit.was_asked and edit.revision not in gone]
         if not left:
             raise ConfigError(
                 f"there is nothing to undo: of {len(self.edits)} edits of the run none is left"
             )
-        return left[-1]
+        if left[-1].behind and not (at_rest and step == left[-1].step):
+            raise ConfigError(why_skipped_for_good(left[-1]))
+        return left[-1].revision
 
     def _stages_under(
         self, change: SetWeights | SetAmounts | AddSource | RetireSource, step: int

@@ -116,6 +116,14 @@ def test_plan_expects_the_shares_of_the_file(mix_path):
     assert drawn == pytest.approx(10 * 128 * (1 - shown["rehearsed"]["waste"]))
 
 
+def test_plan_without_a_number_of_steps_says_what_it_needs_them_for_and_what_does_without(mix_path):
+    result = run_mix("plan", mix_path)
+
+    assert result.exit_code == 2
+    assert "depends on its length: say --steps 1000" in result.output
+    assert f"omniload mix check {mix_path} looks at the file" in result.output
+
+
 def test_plan_measures_the_first_steps_for_real(mix_path, tmp_path):
     batches = a_run(tmp_path / "run", mix_path, dp=2, steps=6)
 
@@ -129,7 +137,7 @@ def test_plan_measures_the_first_steps_for_real(mix_path, tmp_path):
 
 
 def test_plan_of_resources_names_the_loaders_and_what_each_source_costs(mix_path):
-    shown = json_of("plan", mix_path, "--steps", 10, "--resources")
+    shown = json_of("plan", mix_path, "--resources")
 
     (loader,) = shown["loaders"]
     assert loader["sources"] == ["ids", "text"]

@@ -368,8 +368,20 @@ def test_steps_that_were_trained_on_are_skipped_and_the_run_goes_on_behind_them(
     assert still == audited[7]
     assert again == audited[4:6] + audited[9:12]
     assert json_of("show", run)["next_step"] == 9
-    refused = run_mix("undo", run)
-    assert "not gone on behind them" in str(refused.exception)
+    for at in ("next", 6, 9):
+        refused = run_mix("undo", run, "--at", at)
+        assert "edit 1 (skip --steps 6:9) can only be undone of a run at rest, before" in str(
+            refused.exception
+        )
+    # As it says.
+    with omniload.open(mix_path, run_dir=run, arrays="numpy", state=states[4], steps=6) as loader:
+        list(loader)
+    assert json_of("undo", run, "--at", 6)["edit"]["undoes"] == 1
+    with omniload.open(
+        mix_path, run_dir=run, arrays="numpy", prefetch_steps=1, state=states[4], steps=9
+    ) as loader:
+        list(loader)
+    assert [json_of("audit", run, "--step", step)["samples"] for step in range(9)] == audited[:9]
 
 
 def test_a_skip_that_was_mistyped_is_undone_before_the_run_goes_on(mix_path, tmp_path):
