@@ -13,7 +13,8 @@ tried for an hour: of a source whose blocks are of one unit, say, or on a machin
 What the mix is known to draw more of within a minute has its readers before it does (``scaling.coming``):
 as many as it keeps busy now, times what its share becomes.
 Changes of a source are bought with an allowance that grows slowly: no mix, however it swings, has
-readers come and go.
+readers come and go. None are let go while too little of it is left to have as many again as there ever
+were: of a trainer that is quick and slow in turn the quick steps would wait for what the slow ones spent.
 """
 
 import math
@@ -177,20 +178,27 @@ class ReaderScaler:
         is_enough = each.divided == each.readers and each.sums.share <= OVER
         if is_enough and each.ahead_of is None:
             each.fewer = None  # they keep up: that is worth enough
-        found = self._fewer(each) or self._more(each)
+        found = self._idle(each) or self._fewer(each) or self._more(each)
         is_ahead = found is None
         found = found or self._ahead_of_rise(each)
         if found is None:
             return None
         each.readers, why = found
+        each.greatest = max(each.greatest, each.readers)
         each.allowance -= 1
         each.begin_anew()
         return ReadersWanted(source=source, readers=each.readers, why=why, is_ahead=is_ahead)
 
+    def _idle(self, each: Followed) -> tuple[int, str] | None:
+        if each.under_s < UNDER_S:
+            return None
+        each.fewer = None
+        if each.allowance < 1 + _changes(each.would_do, each.greatest):
+            each.under_s = 0.0
+            return None
+        return each.would_do, f"it is read {each.sums.share:.0%} of the time"
+
     def _fewer(self, each: Followed) -> tuple[int, str] | None:
-        if each.under_s >= UNDER_S:
-            each.fewer = None
-            return each.would_do, f"it is read {each.sums.share:.0%} of the time"
         if each.over_s < _OVER_S or each.fewer is None:
             return None
         if each.sums.ended_s < _JUDGED_S:
@@ -204,7 +212,7 @@ class ReaderScaler:
         gained = each.sums.tokens_per_s / tokens_per_s - 1 if tokens_per_s else promised
         if gained >= _WORTH * promised:
             return None
-        each.ceiling, each.ceiling_s = before, _TRIED_S
+        each.ceiling, each.ceiling_s, each.greatest = before, _TRIED_S, before
         return before, f"{each.readers} read it {1 + gained:.2f} times as quickly as {before}"
 
     def _more(self, each: Followed) -> tuple[int, str] | None:
@@ -239,3 +247,11 @@ class ReaderScaler:
         every = [*self._given.values(), *self._followed.values()]
         room = self.cores - 1 - sum(other.readers - 1 for other in every)
         return min(wanted, self.most, each.readers + room, each.ceiling or self.most)
+
+
+def _changes(readers: int, wanted: int) -> int:
+    """Return how many times readers are added until there are as many as wanted."""
+    changes = 0
+    while readers < wanted:
+        readers, changes = math.ceil(readers * _GROWTH), changes + 1
+    return changes

@@ -169,6 +169,8 @@ class Followed:
     """That are wanted."""
     at_first: int = field(init=False)
     """That it began with: as many as its profile asks for where the mix draws most of it."""
+    greatest: int = field(init=False)
+    """Number that it ever had, of those that proved their worth or may yet."""
     known: _Known = field(default_factory=_Known)
     rise: Rise | None = None
     """What the mix is known to draw more of it soon."""
@@ -201,7 +203,7 @@ class Followed:
     """For how long no others are tried."""
 
     def __post_init__(self) -> None:
-        self.at_first = self.readers
+        self.at_first = self.greatest = self.readers
 
     def begin(self, now_s: float, *, is_lacked: bool) -> None:
         """Note the beginning of a read."""
