@@ -16,6 +16,7 @@ from omniload.base.cli import FiniteRange
 from omniload.base.log import last_line_of, log_name, logs_folder
 from omniload.commands.display import emit_json, output, progress, say
 from omniload.commands.options import json_option, run_argument
+from omniload.commands.runs.looks import taken_steps, waited_share, waits_by_way
 from omniload.commands.runs.roles_view import why_ended
 from omniload.machine.progress import is_rank
 from omniload.machine.scaling.measured import Reading
@@ -25,8 +26,6 @@ __all__ = ["Diagnosis", "Finding", "diagnose", "doctor"]
 
 _EVERY_S = 0.5
 """Twice as often as the status is written, so that none is missed."""
-_WRITTEN_EVERY_S = 1.0
-_WAITED = "wait_seconds_total"
 _SHOWN_SHARE = 0.02
 """Share of the time that ranks may wait: what the paper's users bear, and the report's target."""
 _BEHIND_STEPS = 2
@@ -145,7 +144,7 @@ def diagnose(looks: Sequence[PlaneStatus], now_s: float, logs: Mapping[str, str]
     """
     first, last = looks[0], looks[-1]
     seconds = last.written_at - first.written_at
-    share = _waited_share(first, last)
+    share = waited_share(first, last)
     if last.has_ended:
         # A rank that took the last step before another did is behind nobody: there is nothing left to wait for.
         found = [_closed(last, now_s, logs)]
@@ -204,31 +203,12 @@ def _in_trouble(last: PlaneStatus, logs: Mapping[str, str]) -> Iterator[Finding]
         )
 
 
-def _waited_share(first: PlaneStatus, last: PlaneStatus) -> float | None:
-    seconds = last.written_at - first.written_at
-    before = {role.name: _waited_s(role) for role in first.roles}
-    waited = [
-        # A role that was replaced meanwhile counts from 0 again.
-        max(0.0, _waited_s(role) - before[role.name])
-        for role in last.roles
-        if _WAITED in role.figures and role.name in before
-    ]
-    if not waited or seconds <= 0:
-        return None
-    return sum(min(each, seconds) for each in waited) / len(waited) / seconds
-
-
-def _waited_s(role: RoleLine) -> float:
-    """Return how long a role has waited, the wait that it is in among it: its figure grows where one ends."""
-    return role.figures.get(_WAITED, 0.0) + (role.task_s if role.waits_for else 0.0)
-
-
 def _held_up(looks: Sequence[PlaneStatus], share: float | None) -> Iterator[Finding]:
     """Yield who is at the end of most waits of ranks, where they wait for longer than they should."""
     if share is not None and share <= _SHOWN_SHARE:
         return
     waited = "" if share is None else f"ranks waited {share:.1%} of the time; "
-    ways_s = _waits_by_way(looks)
+    ways_s = waits_by_way(looks)
     if not ways_s:
         if share is not None:
             yield Finding(
@@ -254,40 +234,6 @@ def _held_up(looks: Sequence[PlaneStatus], share: float | None) -> Iterator[Find
         seen=f"{waited}{part:.0%} of it led to {' -> '.join(way)}{doing}",
         do=do,
     )
-
-
-def _waits_by_way(looks: Sequence[PlaneStatus]) -> dict[tuple[str, ...], float]:
-    """Return how long ranks waited, by the roles that a wait led to.
-
-    A look counts for no longer than the time since the one before: what changes hands while a status is written,
-    and is over in a moment, counts for nothing.
-    """
-    ways_s: dict[tuple[str, ...], float] = {}
-    # Of the first look a second too: a wait that went on for minutes before it is not what was looked at.
-    before_s = looks[0].written_at - _WRITTEN_EVERY_S
-    for look in looks:
-        roles = {role.name: role for role in look.roles}
-        for name in filter(is_rank, roles):
-            if roles[name].waits_for:
-                way = _way(name, roles)
-                seconds = max(0.0, min(roles[name].task_s, look.written_at - before_s))
-                ways_s[way] = ways_s.get(way, 0.0) + seconds
-        before_s = look.written_at
-    return ways_s
-
-
-def _way(rank: str, roles: Mapping[str, RoleLine]) -> tuple[str, ...]:
-    """Follow a rank's wait to the role that waits for no other."""
-    passed = [rank]
-    # Each once: roles that wait for each other would be followed round and round.
-    while waits_for := [each for each in _waits_of(passed[-1], roles) if each not in passed]:
-        passed.append(max(waits_for, key=lambda each: roles[each].task_s if each in roles else 0.0))
-    return tuple(passed)
-
-
-def _waits_of(name: str, roles: Mapping[str, RoleLine]) -> tuple[str, ...]:
-    role = roles.get(name)
-    return () if role is None else role.waits_for
 
 
 def _remedy(cause: str, role: RoleLine | None) -> tuple[str, str]:
@@ -319,11 +265,8 @@ def _remedy(cause: str, role: RoleLine | None) -> tuple[str, str]:
 
 
 def _behind(last: PlaneStatus) -> Iterator[Finding]:
-    taken = {
-        role.name: role.figures["taken_steps_total"]
-        for role in last.roles
-        if is_rank(role.name) and "taken_steps_total" in role.figures
-    }
+    # A rank that has not taken its first is not behind: it may still load its model.
+    taken = {name: steps for name, steps in taken_steps(last).items() if steps}
     if len(taken) < 2:
         return
     slowest = min(taken, key=lambda name: taken[name])
@@ -378,17 +321,15 @@ def _begun_again(last: PlaneStatus) -> Iterator[Finding]:
 
 def _unsaved(last: PlaneStatus) -> Iterator[Finding]:
     planner = next((role for role in last.roles if role.name == "planner"), None)
-    taken = [
-        role.figures.get("taken_steps_total", 0.0) for role in last.roles if is_rank(role.name)
-    ]
-    if planner is None or not taken or max(taken) < _UNSAVED_STEPS:
+    taken = max(taken_steps(last).values(), default=0.0)
+    if planner is None or taken < _UNSAVED_STEPS:
         return
     asked = planner.figures.get("state_asked_timestamp_seconds")
     if asked is None:
         yield Finding(
             role="planner",
             what="No state was ever asked for: a restart begins anew.",
-            seen=f"{max(taken):.0f} steps were taken",
+            seen=f"{taken:.0f} steps were taken",
             do="save loader.state_dict() with every checkpoint",
         )
     elif (age_s := last.written_at - asked) > _UNSAVED_S:

@@ -16,7 +16,7 @@ from omniload.base.units import format_count
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
 from omniload.commands.mix_tables import stages_by_epochs_json
 from omniload.commands.options import json_option, run_argument
-from omniload.machine.progress import is_rank
+from omniload.commands.runs.looks import taken_steps
 from omniload.mix.edits.edit import Edit, said_of
 from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.found import never_reached
@@ -114,12 +114,10 @@ def _pace_of(run: Path) -> _Pace:
     except StateError:
         # It was never opened with a folder, or by another release: the journal says the rest.
         return _Pace()
-    taken = [
-        role.figures.get("taken_steps_total", 0.0) for role in status.roles if is_rank(role.name)
-    ]
+    # A step is taken once the last rank has it.
+    taken = min(taken_steps(status).values(), default=0.0)
     return _Pace(
-        # A step is taken once the last rank has it.
-        steps_per_s=min(taken, default=0.0) / status.up_s if status.up_s else 0.0,
+        steps_per_s=taken / status.up_s if status.up_s else 0.0,
         has_ended=status.has_ended,
     )
 
