@@ -2,11 +2,14 @@
 
 import importlib.util
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from tests.support.fusefs.s3 import s3_server
 from tests.support.hdfs.cluster import hdfs_cluster, why_not
+from tests.support.plane.two_hosts import two_hosts
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +36,19 @@ def mended_hdfs(hdfs):
     """The same, for tests that kill its nodes: it is whole again when those of a module have ended."""
     yield hdfs
     hdfs.mend()
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    """Two hosts, by name: they share a wire and nothing else, so that no test finds what another's left on its own."""
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: network namespaces need root")
+    with two_hosts() as names:
+        yield names
+
+
+@pytest.fixture
+def scratch():
+    """A folder for temporary files of one test: short, for Ray's sockets, and no other test's."""
+    with tempfile.TemporaryDirectory(prefix="test", dir="/tmp") as folder:
+        yield Path(folder)

@@ -5,10 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import psutil
 import pytest
@@ -22,23 +20,14 @@ from tests.support.plane.two_hosts import (
     cut,
     mend,
     on,
-    two_hosts,
+    processes_on,
     wait_for_ray,
 )
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: network namespaces need root"),
-]
+pytestmark = pytest.mark.ray
 LIMIT_S = 240
 GONE_S = 10
 """Longest that anything of a plane may outlive its owner."""
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    with two_hosts() as names:
-        yield names
 
 
 @pytest.fixture(scope="module")
@@ -110,22 +99,6 @@ def marked_with(mark):
     return found
 
 
-@pytest.fixture
-def scratch():
-    """A folder for temporary files of one test: short, for Ray's sockets, and no other test's."""
-    with tempfile.TemporaryDirectory(prefix="hosts", dir="/tmp") as folder:
-        yield Path(folder)
-
-
-def in_namespace_of(host, processes):
-    there, found = Path(f"/run/netns/{host}").stat().st_ino, []
-    for process in processes:
-        with suppress(FileNotFoundError, ProcessLookupError):
-            if Path(f"/proc/{process.pid}/ns/net").stat().st_ino == there:
-                found.append(process)
-    return found
-
-
 # `make test` has ranks and openers that are killed on one host, and hosts that are.
 @pytest.mark.soak
 @pytest.mark.parametrize("killed", [0, 1])
@@ -139,7 +112,7 @@ def test_a_rank_that_is_killed_leaves_nothing_on_its_host_and_the_other_is_told(
         assert len(list(scratch.glob("omniload-ray-*"))) == 2
         ranks[killed].send_signal(signal.SIGKILL)
         until_s = time.monotonic() + GONE_S
-        while left := alive(in_namespace_of(hosts[killed], marked_with(mark))):
+        while left := alive(set(marked_with(mark)) & set(processes_on(hosts[killed]))):
             assert time.monotonic() < until_s, [p.cmdline() for p in left]
         out, err = ranks[1 - killed].communicate(timeout=60)
         (result,) = results_of(out)

@@ -1,14 +1,10 @@
 """Ranks of other hosts join a plane that is served: a network namespace for each host, as in ``test_front_hosts``."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import tempfile
 import time
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -22,32 +18,17 @@ from tests.support.plane.two_hosts import (
     ADDRESSES,
     begin_bare_node,
     cut,
+    end_all_on,
     head_of,
     mend,
     on,
-    two_hosts,
+    processes_on,
 )
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: network namespaces need root"),
-]
+pytestmark = pytest.mark.ray
 PROCESS = ROOT / "tests" / "support" / "plane" / "processes" / "served_rank.py"
 STEPS = 10
 LIMIT_S = 120
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    with two_hosts() as names:
-        yield names
-
-
-@pytest.fixture
-def scratch():
-    """A folder for temporary files of one test: short, for Ray's sockets, and no other test's."""
-    with tempfile.TemporaryDirectory(prefix="served", dir="/tmp") as folder:
-        yield Path(folder)
 
 
 @pytest.fixture(scope="module")
@@ -112,24 +93,6 @@ def said_of_its_raylet(rank):
         rank.tell("next")
     assert rank.process.wait(LIMIT_S) == UnavailableError.exit_code
     return said
-
-
-def processes_of(host):
-    """Return the processes of a host."""
-    there, found = Path(f"/run/netns/{host}").stat().st_ino, []
-    for process in psutil.process_iter():
-        with suppress(OSError):
-            if Path(f"/proc/{process.pid}/ns/net").stat().st_ino == there:
-                found.append(process)
-    return found
-
-
-def end(host):
-    """End all processes of a host at once: stopped first, so that none tells another of its end."""
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for process in processes_of(host):
-            with suppress(psutil.Error):
-                process.send_signal(number)
 
 
 def wait_for(scratch, role, host):
@@ -304,10 +267,10 @@ def test_batches_of_ranks_on_a_node_of_a_ray_are_built_there_and_elsewhere_once_
         ranks = [join(host, rank, 2) for rank, host in enumerate(hosts)]
         seen = dict([step_of(ranks)])
         beat = wait_for(scratch, "constructor-1", ADDRESSES[1])
-        assert beat.pid in {process.pid for process in processes_of(there)}
+        assert beat.pid in {process.pid for process in processes_on(there)}
         seen |= dict(step_of(ranks) for _ in range(3))
 
-        end(there)
+        end_all_on(there)
         ranks[0].tell("resize", 0, 1, 4, 1)
         seen |= dict(step_of(ranks[:1]) for _ in range(3))
         wait_for(scratch, "constructor-1", ADDRESSES[0])

@@ -1,12 +1,10 @@
 """Roles that are stopped in a job of two hosts, each with a namespace of the network and one of processes."""
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,12 +16,9 @@ import yaml
 from omniload.actors.heartbeat_board import FolderBoard
 from tests.house.modules import ROOT
 from tests.support.plane.front_ranks import RANK, a_mix_file, environment, results_of, samples
-from tests.support.plane.two_hosts import ADDRESSES, cut, mend, on, two_hosts
+from tests.support.plane.two_hosts import ADDRESSES, cut, end_all_on, mend, on, processes_on
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: network namespaces need root"),
-]
+pytestmark = pytest.mark.ray
 PROCESS = ROOT / "tests" / "support" / "plane" / "processes" / "served_rank.py"
 APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 """Puts a command into numbers of processes of its own: what is on one machine here would see all of it otherwise."""
@@ -34,19 +29,6 @@ NEVER_S = 600.0
 LIMIT_S = 120
 ASTRAY_S = 40
 """Behind two starts on another host than was asked for, and the next one, half a minute later."""
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    with two_hosts() as names:
-        yield names
-
-
-@pytest.fixture
-def scratch():
-    """A folder for temporary files of one test: short, for Ray's sockets, and no other test's."""
-    with tempfile.TemporaryDirectory(prefix="stopped", dir="/tmp") as folder:
-        yield Path(folder)
 
 
 @pytest.fixture(scope="module")
@@ -173,15 +155,6 @@ def number_inside(process):
     return None
 
 
-def processes_on(host):
-    there, found = Path(f"/run/netns/{host}").stat().st_ino, []
-    for process in psutil.process_iter():
-        with suppress(OSError):
-            if Path(f"/proc/{process.pid}/ns/net").stat().st_ino == there:
-                found.append(process)
-    return found
-
-
 @contextmanager
 def a_job(hosts, mix, scratch):
     job = Job(hosts, mix, scratch)
@@ -192,9 +165,7 @@ def a_job(hosts, mix, scratch):
         assert [rank.wait(LIMIT_S) for rank in job.ranks] == [0, 0], job.log()[-6000:]
     finally:
         for host in hosts:
-            for process in processes_on(host):
-                with suppress(psutil.Error):
-                    process.kill()
+            end_all_on(host)
         for rank in job.ranks:
             rank.wait(LIMIT_S)
             rank.stdin.close()

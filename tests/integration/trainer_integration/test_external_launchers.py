@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import psutil
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from omniload.mix.run_record import read_run_record
 from tests.house.modules import ROOT
 from tests.support.plane.corpora import a_corpus
-from tests.support.plane.two_hosts import ADDRESSES, on, two_hosts
+from tests.support.plane.two_hosts import ADDRESSES, on, processes_on
 from tests.support.trainer.run_lines import write_mix
 from trainer_integration.checkpoint.folder import steps_in
 from trainer_integration.report.proof import prove
@@ -24,18 +23,11 @@ from trainer_integration.run.run_log import EventLine, last_of_each_step, read_l
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
-    pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: network namespaces need root"),
 ]
 LIMIT_S = 240
 STEPS = 60
 MODEL = {"dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden": 16}
 MODEL |= {"num_experts": 2, "top_k": 1}
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    with two_hosts() as names:
-        yield names
 
 
 @pytest.fixture
@@ -100,12 +92,11 @@ def reach(process, step):
 
 def rank_on(host):
     """Return the process that stands for the one rank there."""
-    there, found = Path(f"/run/netns/{host}").stat().st_ino, []
-    for process in psutil.process_iter():
-        with suppress(OSError, psutil.Error):
-            here = Path(f"/proc/{process.pid}/ns/net").stat().st_ino == there
+    found = []
+    for process in processes_on(host):
+        with suppress(psutil.Error):
             # After the interpreter, its options and the file that is run.
-            if here and process.cmdline()[3:7] == ["-u", "-m", "omniload", "train"]:
+            if process.cmdline()[3:7] == ["-u", "-m", "omniload", "train"]:
                 found.append(process)
     (rank,) = found
     return rank

@@ -1,10 +1,13 @@
 """Two hosts on one machine: network namespaces with an address each, and a wire between them."""
 
 import secrets
+import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from tests.house.modules import ROOT
 from tests.support.namespaces import inside
@@ -14,9 +17,11 @@ __all__ = [
     "begin_bare_node",
     "begin_ray",
     "cut",
+    "end_all_on",
     "head_of",
     "mend",
     "on",
+    "processes_on",
     "two_hosts",
     "wait_for_ray",
 ]
@@ -91,6 +96,24 @@ def on(host, *words, **options):
     return subprocess.Popen(
         [*(inside(host) if host else ()), *map(str, words)], text=True, **options
     )
+
+
+def processes_on(host):
+    """Return the processes of a host."""
+    there, found = Path(f"/run/netns/{host}").stat().st_ino, []
+    for process in psutil.process_iter():
+        with suppress(OSError):
+            if Path(f"/proc/{process.pid}/ns/net").stat().st_ino == there:
+                found.append(process)
+    return found
+
+
+def end_all_on(host):
+    """End all processes of a host at once: stopped first, so that none tells another of its end."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in processes_on(host):
+            with suppress(psutil.Error):
+                process.send_signal(number)
 
 
 def begin_ray(host, *place, folder, env):

@@ -2,11 +2,10 @@
 
 import json
 import os
-import signal
 import subprocess
 import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -22,7 +21,7 @@ from omniload.plan.place_tree import ClientPlaceTree
 from tests.house.modules import ROOT
 from tests.support.plane.corpora import a_corpus
 from tests.support.plane.processes.shadow_rank import ANSWER
-from tests.support.plane.two_hosts import ADDRESSES, begin_bare_node, head_of, on, two_hosts
+from tests.support.plane.two_hosts import ADDRESSES, begin_bare_node, end_all_on, head_of, on
 from tests.support.trainer.run_lines import write_mix
 
 pytest.importorskip("ray")
@@ -127,21 +126,6 @@ def test_a_shadow_goes_on_without_a_store_that_is_gone_with_its_loader(tmp_path)
     assert holder == "loader-0+1"
 
 
-@pytest.fixture(scope="module")
-def hosts():
-    if os.geteuid() != 0:
-        pytest.skip("NOT TESTED: network namespaces need root")
-    with two_hosts() as names:
-        yield names
-
-
-@pytest.fixture
-def scratch():
-    """A folder for temporary files of one test: short, for Ray's sockets."""
-    with tempfile.TemporaryDirectory(prefix="shadows", dir="/tmp") as folder:
-        yield Path(folder)
-
-
 def environment(scratch):
     mine = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
     return mine | {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
@@ -199,14 +183,6 @@ class TwoNodes:
         self.plane.stdin.close()
         assert self.plane.wait(60) == 0, self.log()
 
-    def processes_of(self, number):
-        there, found = Path(f"/run/netns/{self.hosts[number]}").stat().st_ino, []
-        for process in psutil.process_iter():
-            with suppress(OSError):
-                if Path(f"/proc/{process.pid}/ns/net").stat().st_ino == there:
-                    found.append(process)
-        return found
-
     def cut_off(self, number):
         """Have nothing of what a host sends arrive: nobody is told of its end, calls to it hang."""
         self._route(number, "add")
@@ -222,12 +198,8 @@ class TwoNodes:
             self._route(self.cut.pop(), "del")
 
     def kill(self, number):
-        """End a host's processes, all at once: stopped first, so that none tells another of its end."""
-        processes = self.processes_of(number)
-        for sent in (signal.SIGSTOP, signal.SIGKILL):
-            for process in processes:
-                with suppress(psutil.Error):
-                    process.send_signal(sent)
+        """End a host's processes, all at once."""
+        end_all_on(self.hosts[number])
 
 
 @contextmanager
