@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -82,16 +83,21 @@ class Activity:
         """Says what the role waits for while it has no task."""
 
     @contextmanager
-    def doing(self, what: str, waits_for: tuple[str, ...] = ()) -> Iterator[None]:
-        """Do ``what`` inside."""
+    def doing(self, what: str, waits_for: tuple[str, ...] = ()) -> Iterator[Callable[[str], None]]:
+        """Do ``what`` inside; gives a function that says in other words what it is by now."""
         # Several threads may do what has one name.
         key = object()
         task = Task(doing=what, since_s=time.monotonic(), waits_for=waits_for)
         with self._lock:
             self._tasks[key] = task
+
+        def says(what: str) -> None:
+            with self._lock:
+                self._tasks[key] = replace(task, doing=what)
+
         try:
             with self.speaking():
-                yield
+                yield says
         except Exception as error:
             self._note_failure(what, error)
             raise

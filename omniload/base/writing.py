@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import stat
 import uuid
 from contextlib import suppress
@@ -9,8 +10,23 @@ from pathlib import Path
 
 from omniload.base.errors import ConfigError
 from omniload.base.reading import kind_of
+from omniload.base.units import format_bytes
 
-__all__ = ["open_log", "require_replaceable", "sync_folder", "write_whole"]
+__all__ = ["FULL", "free_in", "open_log", "require_replaceable", "sync_folder", "write_whole"]
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What is refused for want of room, which others may give back."""
+
+
+def free_in(folder: Path | None) -> str:
+    """Return what is free in a folder, as words behind a comma; ``None`` for one of another machine."""
+    if folder is None:
+        return "and what is free there cannot be seen from here"
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:  # it is gone, or the disk is: what was refused says more than this
+        return "and its folder cannot be looked at"
+    return f"{free} bytes ({format_bytes(free)}) are free there"
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False, mode: int = 0o666) -> None:

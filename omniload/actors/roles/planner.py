@@ -51,6 +51,7 @@ from omniload.mix.edits.edits_file import write_history
 from omniload.mix.edits.found import never_reached
 from omniload.mix.edits.history import History
 from omniload.mix.journal.journal import Journal
+from omniload.mix.journal.room import Room
 from omniload.plan.world import World
 
 __all__ = ["PlannerShell"]
@@ -113,7 +114,9 @@ class PlannerShell:
         activity.idle = self._waits
         self._loaders = LoaderLinks(loader_of, self._on_report)
         self._constructors = ConstructorLinks(constructors, self._on_built)
-        self._journal = journal
+        self._journal, self._room = journal, Room()
+        if journal is not None:
+            journal.wait_in(self._room)
         self._lock = threading.Lock()
         self._failure: OmniloadError | None = None
         self._ended: OmniloadError | None = None
@@ -209,6 +212,7 @@ class PlannerShell:
     def close(self) -> None:
         """Stop planning and close the journal."""
         self._events.put(_Stop())
+        self._room.wait_no_more()
         if self._thread.is_alive():
             self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
@@ -312,7 +316,7 @@ class PlannerShell:
                 self._tell(group)
             # Before what follows is told: a step is recorded before anybody may have trained on it.
             elif self._journal is not None:
-                with self._activity.doing("writes the journal"):
+                with self._activity.doing("writes the journal") as self._room.says:
                     keep(self._journal, group)
 
     def _tell(self, commands: Iterable[PlannerCommand]) -> None:
@@ -323,7 +327,8 @@ class PlannerShell:
             elif isinstance(command, KeepEdits):
                 if self._run_dir is not None:
                     # Before the commands behind it: no step is journaled under an edit that nobody would find again.
-                    write_history(self._run_dir, command.history)
+                    with self._activity.doing("writes edits of the run") as self._room.says:
+                        write_history(self._run_dir, command.history, self._room)
             elif isinstance(command, Republish):
                 self._constructors.tell_again(command)
             else:

@@ -11,7 +11,7 @@ an edit that changes amounts, else 3 with one that skips a shard, else 2 with on
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,6 +27,7 @@ from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import MOST_EDITS, BeginStage, Edit, SkipShard
 from omniload.mix.edits.found import require_named
 from omniload.mix.edits.history import History
+from omniload.mix.journal.room import Room
 
 __all__ = ["EDITS_NAME", "edits_in", "read_history", "write_history"]
 
@@ -72,8 +73,8 @@ def read_history(run_dir: Path | None, mix: MixConfig) -> History:
 
 
 @system_refusals("the run's edits")
-def write_history(run_dir: Path, history: History) -> None:
-    """Keep the edits of a run, durably.
+def write_history(run_dir: Path, history: History, room: Room | None = None) -> None:
+    """Keep the edits of a run, durably; a disk that is full is waited for in ``room``.
 
     Raises:
         OmniloadError: The disk is full, or the folder cannot be written.
@@ -89,7 +90,12 @@ def write_history(run_dir: Path, history: History) -> None:
     # All of them, those of steps that were lost too: the journal forgets lost work, and an edit is what somebody said.
     kept = _Kept(version=version, mix=_digest(history.base), edits=history.edits)
     content: dict[str, Json] = kept.model_dump(mode="json")
-    write_whole(run_dir / EDITS_NAME, orjson.dumps(sealed(content)), durable=True)
+    place, data = run_dir / EDITS_NAME, orjson.dumps(sealed(content))
+    write = partial(write_whole, place, data, durable=True)
+    if room is None:
+        write()
+    else:
+        room.write(write, place, run_dir)
 
 
 def edits_in(state: Mapping[str, Json] | None) -> tuple[Edit, ...]:

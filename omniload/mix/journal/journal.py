@@ -47,6 +47,7 @@ from omniload.mix.journal.lines import (
     sound_lines,
 )
 from omniload.mix.journal.reading import Tail
+from omniload.mix.journal.room import Room
 from omniload.mix.journal.storage import FileStorage, JournalStorage
 
 __all__ = ["Journal"]
@@ -151,6 +152,10 @@ class Journal:
         journal._base_step = tail.next_step
         return journal
 
+    def wait_in(self, room: Room) -> None:
+        """Have ``room`` wait where there is none."""
+        self._storage.room = room
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Write what is appended inside at the end, at once: a window of steps costs one sync, or one put.
@@ -177,7 +182,7 @@ class Journal:
 
         Raises:
             IntegrityError: The step was recorded by a planner that was lost, as another one.
-            StateError: The disk, or a quota, is full; the file ends with the record before.
+            StateError: The disk, or a quota, stayed full; the file ends with the record before.
             UnavailableError: It could not be written whole for another reason; likewise.
         """
         step = record["step"]

@@ -21,6 +21,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from os import getpid
+from pathlib import Path
 from typing import BinaryIO
 
 import orjson
@@ -30,6 +31,8 @@ from fusefs.stores.protocol import Entry, Store
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import IntegrityError, OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
+from omniload.base.writing import free_in
+from omniload.mix.journal.room import Room
 from omniload.mix.journal.segments import LAST_LIFE, Extent, Life, Merging, Segment, extents_of
 from omniload.mix.journal.storage import JournalStorage
 
@@ -51,13 +54,17 @@ class ObjectStorage(JournalStorage):
 
     Args:
         store: The folder; its calls have a limit each, and are repeated in an outage.
+        folder: The same on this machine; ``None`` for a store of another.
     """
 
     keeps_all = True
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, folder: Path | None = None) -> None:
         self.store = store
         """The folder."""
+        self.room = Room()
+        self.folder = folder
+        """The same on this machine, if it is there."""
         self._life: Life | None = None
         self._end = 0
         self._broken = False
@@ -143,7 +150,9 @@ class ObjectStorage(JournalStorage):
         # Whether a put that fails arrived is not known: nothing may be said to lie behind it.
         self._broken = True
         with _asking(self, "written"):
-            self._put(self._end, content)
+            # The same bytes under the same name: what arrived is put over itself.
+            end = self._end
+            self.room.write(lambda: self._put(end, content), self, self.folder)
         self._broken = False
         while (due := self._merging.due()) is not None:
             merged, whole, small = due
@@ -370,6 +379,6 @@ def _asking(storage: ObjectStorage, doing: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise StateError(
-            f"{storage}: the journal cannot be {doing}: {error.strerror or error}; make room there, or give another "
-            "runtime.journal that may be written"
+            f"{storage}: the journal cannot be {doing}: {error.strerror or error}, "
+            f"{free_in(storage.folder)}; make room there, or give another runtime.journal that may be written"
         ) from error

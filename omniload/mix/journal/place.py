@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omniload.base.errors import ConfigError
-from omniload.base.retry import backoff_s
+from omniload.mix.journal.room import GIVE_UP_S, WAITS_S
 from omniload.mix.journal.storage import JournalStorage
 from omniload.mix.run_record import read_run_record
 
@@ -19,11 +19,8 @@ JOURNAL_NAME = "journal.jsonl"
 """File of a run's journal in its folder."""
 _PLAIN = re.compile(r"[\w.=+-]{1,200}")
 _BUCKETS = frozenset({"s3", "gs", "gcs"})
-_GIVE_UP_S = 60.0
-"""Longest that a planner waits for one object; ranks have batches ahead meanwhile."""
 _LOOK_S = 10.0
 """Longest that a check waits for a store."""
-_WAITS_S = tuple(backoff_s(first_s=0.1, longest_s=3.0, attempts=30))
 
 
 def journal_at(run_dir: Path, url: str) -> Path | JournalStorage:
@@ -63,12 +60,15 @@ def journal_at(run_dir: Path, url: str) -> Path | JournalStorage:
     else:
         # Runs of one mix file have a folder each: it is the run's name that keeps their claims apart.
         place = parts._replace(path=f"{parts.path.rstrip('/')}/{name}").geturl()
-    store = open_store(place, give_up_after_s=_GIVE_UP_S)
+    store = open_store(place, give_up_after_s=GIVE_UP_S)
     if isinstance(store, LocalStore) and above is not None:
         _require_folder_itself(store, Path(above), name)
     if parts.scheme in _BUCKETS:
         check_root(store, begin=True)
-    return ObjectStorage(RetryingStore(store, waits_s=_WAITS_S, give_up_after_s=_GIVE_UP_S))
+    return ObjectStorage(
+        RetryingStore(store, waits_s=WAITS_S, give_up_after_s=GIVE_UP_S),
+        None if above is None else Path(above, name),
+    )
 
 
 def require_store(url: str) -> None:

@@ -3,7 +3,6 @@
 import errno
 import itertools
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,12 +12,10 @@ from typing_extensions import override
 
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.reading import open_file
-from omniload.base.units import format_bytes
-from omniload.base.writing import sync_folder
+from omniload.base.writing import FULL, free_in, sync_folder
+from omniload.mix.journal.room import Room
 
 __all__ = ["FileStorage", "JournalStorage"]
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class JournalStorage(Protocol):
@@ -28,6 +25,9 @@ class JournalStorage(Protocol):
         StateError: There is no room, or another planner has taken it.
         UnavailableError: It cannot be reached or written.
     """
+
+    room: Room
+    """Waits, where what is added finds no room."""
 
     @property
     def keeps_all(self) -> bool:
@@ -89,6 +89,7 @@ class FileStorage(JournalStorage):
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         self._path, self._durable = path, durable
+        self.room = Room()
         self._file: BinaryIO | None = None
         self._end = 0
 
@@ -140,24 +141,38 @@ class FileStorage(JournalStorage):
     def append(self, content: bytes) -> None:
         assert self._file is not None, "begun, or gone on with"
         with _writing(self._path, len(content)):
-            try:
-                _write_whole(self._file, content, self._end)
-                if self._durable:
-                    os.fsync(self._file.fileno())
-            except OSError:
-                # Should cutting fail too, the rest is a torn last line, and the next record is
-                # written over it.
-                with suppress(OSError):
-                    self._file.truncate(self._end)
-                raise
+            self.room.write(lambda: self._add(content), self._path, self._path.parent)
         self._end += len(content)
+
+    def _add(self, content: bytes) -> None:
+        """Write at the end; of what cannot be written whole nothing is left there."""
+        assert self._file is not None, "looked at before"
+        try:
+            _write_whole(self._file, content, self._end)
+            if self._durable:
+                os.fsync(self._file.fileno())
+        except OSError:
+            # Should cutting fail too, the rest is a torn last line, and the next record is
+            # written over it.
+            with suppress(OSError):
+                self._file.truncate(self._end)
+            raise
 
     @override
     def shorten(self, content: bytes) -> None:
         partial = self._path.with_name(self._path.name + ".partial")
         with _writing(self._path, len(content)):
-            # Not synced: a journal is shortened where it need not outlive the machine.
-            partial.write_bytes(content)
+
+            def write() -> None:
+                # Not synced: a journal is shortened where it need not outlive the machine.
+                try:
+                    partial.write_bytes(content)
+                except OSError:
+                    # A part of it would take the room that is waited for.
+                    partial.unlink(missing_ok=True)
+                    raise
+
+            self.room.write(write, self._path, self._path.parent)
             partial.replace(self._path)
             # What was open is the file that is gone by now, under no name.
             self.close()
@@ -202,8 +217,9 @@ def _writing(path: Path, need: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        free = _free_in(path.parent)
-        if error.errno in _FULL:
+        free = free_in(path.parent)
+        # A limit on the size of files is no want of room, and yet: no restart gets beyond it.
+        if error.errno in {*FULL, errno.EFBIG}:
             raise StateError(
                 f"{path}: needs {need} bytes, {free}: {error.strerror}; make room, or raise the quota or the limit of "
                 "file sizes, and resume"
@@ -211,11 +227,3 @@ def _writing(path: Path, need: int) -> Iterator[None]:
         raise UnavailableError(
             f"{path}: cannot be written: {error}; {free}; resume once it can be"
         ) from error
-
-
-def _free_in(folder: Path) -> str:
-    try:
-        free = shutil.disk_usage(folder).free
-    except OSError:  # it is gone, or the disk is: what was refused says more than this
-        return "and its folder cannot be looked at"
-    return f"{free} bytes ({format_bytes(free)}) are free there"

@@ -15,6 +15,7 @@ from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.lines import JOURNAL_VERSION, chained, line_of
 from omniload.mix.journal.reading import read_journal, read_tail, state_before
 from omniload.mix.journal.records import StepRecord
+from omniload.mix.journal.room import Room
 from omniload.mix.journal.storage import FileStorage
 from omniload.mix.pieces import PieceTable
 from omniload.mix.state import MixState
@@ -418,6 +419,7 @@ def test_a_record_that_finds_no_room_leaves_the_one_before_as_the_last(
     whole = path.read_bytes()
     last = records_between(found)[2].to_json(NAMES)
     with opened(path, found[2]) as journal:
+        journal.wait_in(Room(lambda _: True))
         with monkeypatch.context() as patched:
             patched.setattr(os, "pwrite", failing_after(9, error))
             with pytest.raises(

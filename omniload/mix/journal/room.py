@@ -1,0 +1,86 @@
+"""Waiting for room: a disk or a store that is full for a while does not end a run."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from omniload.base.log import get_logger
+from omniload.base.retry import backoff_s
+from omniload.base.writing import FULL, free_in
+
+__all__ = ["GIVE_UP_S", "WAITS_S", "Room"]
+
+_LOG = get_logger(__name__)
+GIVE_UP_S = 60.0
+"""Longest that a planner waits for a store that does not answer, or for room; ranks have batches ahead meanwhile."""
+WAITS_S = tuple(backoff_s(first_s=0.1, longest_s=3.0, attempts=30))
+"""Seconds between attempts, for either."""
+
+
+class Room:
+    """Writes what a run must not lose, and waits where there is no room for it.
+
+    Args:
+        pause: Waits so many seconds, and tells whether nobody waits any more; by default until ``wait_no_more``.
+        now_s: Seconds of a clock.
+    """
+
+    def __init__(
+        self,
+        pause: Callable[[float], bool] | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ended = threading.Event()
+        self._pause, self._now_s = pause or self._ended.wait, now_s
+        self.says: Callable[[str], None] = lambda _: None
+        """Is told what is waited for: words that follow the name of whoever waits."""
+
+    def wait_no_more(self) -> None:
+        """Have whoever waits give up, and nobody wait any more: what writes is being closed."""
+        self._ended.set()
+
+    def write(self, attempt: Callable[[], None], where: object, folder: Path | None) -> None:
+        """Call ``attempt`` until there is room for what it writes, for up to ``GIVE_UP_S``.
+
+        Args:
+            attempt: Writes all of it, or leaves nothing that is read.
+            where: What is written, for people.
+            folder: Where it lies, to see what is free; ``None`` where that cannot be seen.
+
+        Raises:
+            OSError: There was no room in all that time, which it says; or another reason, at once.
+        """
+        began_s = self._now_s()
+        for number, wait_s in enumerate((*WAITS_S, GIVE_UP_S)):
+            try:
+                attempt()
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                left_s = GIVE_UP_S - (self._now_s() - began_s)
+                is_over = self._ended.is_set() or left_s <= 0
+                if is_over or self._waits(
+                    error, where, free_in(folder), min(wait_s, left_s), number == 0
+                ):
+                    waited_s = self._now_s() - began_s
+                    said = f"{error.strerror}, for {waited_s:.0f} s of the {GIVE_UP_S:.0f} s that room is waited for"
+                    raise OSError(error.errno, said, str(where)) from error
+                continue
+            if number:
+                passed_s = self._now_s() - began_s
+                _LOG.warning("%s: there is room again, after %.1f s: going on", where, passed_s)
+            return
+
+    def _waits(
+        self, error: OSError, where: object, free: str, wait_s: float, is_first: bool
+    ) -> bool:
+        """Tell of a wait, and wait; return whether nobody waits any more."""
+        self.says(f"waits for room for {where}: {free}")
+        if is_first:
+            _LOG.warning(
+                "%s: %s, %s; waiting up to %.0f s for room, and nothing that is not written is handed out: "
+                "remove files there, or raise the quota",
+                *(where, error.strerror, free, GIVE_UP_S),
+            )
+        return self._pause(wait_s)
