@@ -8,28 +8,27 @@ Shape suffixes:
     R  records of a block        N  records asked for        V  values of all records together
 """
 
-import mmap
 import os
-import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from omniload.base.errors import UnavailableError
+from omniload.base.log import get_logger
 from omniload.base.ragged import Ragged
-from omniload.source.columns import Pieces, held_together, lengths_bytes, take, text_array
+from omniload.source.columns import held_together
+from omniload.source.parts.held_column import HeldColumn, SpilledColumn, SpillFullError
 
-__all__ = ["BlockMemory", "BlockWriter", "HeldBlock", "HeldColumn", "SpilledColumn"]
+__all__ = ["BlockMemory", "BlockWriter", "HeldBlock"]
 
+_LOG = get_logger(__name__)
 
 _DECODING = 3
 """Times its size that decoding a unit takes about: as it lies, as Arrow decodes it, and as a column."""
@@ -37,6 +36,8 @@ _FOLDER = "/var/tmp"  # noqa: S108 -- files there have no name
 _GIVE_BACK_EVERY_S = 10.0
 """How often what Arrow holds beyond its need goes back to the system."""
 
+_AWAY_S = 60.0
+"""How long a folder that is full is left alone."""
 _WAIT_S = 30.0
 """Longest that a decoding waits for others to make room: a store that hangs must not hold up other sources."""
 
@@ -81,104 +82,6 @@ class HeldBlock:
         """Write what is in memory to files, and read it from there from now on."""
         for column in self._columns.values():
             column.move_to(folder)
-
-
-@dataclass(slots=True)
-class HeldColumn:
-    """One column of a block, in memory or in a file."""
-
-    held: Pieces | pa.LargeBinaryArray
-    """Units where they are; or all of them end to end, where they are many, large, or in a file."""
-    dtype: np.dtype[Any]
-    mapped: mmap.mmap | None = None
-    """The file that holds the values; ``None`` where memory does."""
-
-    @property
-    def values_bytes(self) -> int:
-        """What its values take of memory."""
-        return sum(values.size for values in self._values) if self.mapped is None else 0
-
-    @property
-    def size_bytes(self) -> int:
-        """What it takes of memory."""
-        if isinstance(held := self.held, Pieces):
-            return held.size_bytes
-        return int(held.buffers()[1].size) + self.values_bytes
-
-    @property
-    def lengths_R(self) -> NDArray[np.int64]:
-        """Number of values of each record."""
-        found = self.held
-        sizes_R = found.lengths_bytes_N if isinstance(found, Pieces) else lengths_bytes(found)
-        return sizes_R // self.dtype.itemsize
-
-    @property
-    def _values(self) -> list[pa.Buffer]:
-        # Looked at once: a move in another thread sets it.
-        if isinstance(held := self.held, Pieces):
-            return held.values
-        return [values for values in held.buffers()[2:] if values is not None]
-
-    def take(self, rows_N: NDArray[np.int64], *, lent: bool = False) -> Ragged:
-        """Return records end to end in the order asked for; copied, unless what lies in memory is ``lent``."""
-        # In this order: a move in another thread sets the array first, and then the map.
-        mapped, held = self.mapped, self.held
-        if isinstance(held, Pieces):
-            return held.take(rows_N, lent=lent)
-        found = take(held, rows_N, self.dtype, lent=lent and mapped is None)
-        if mapped is not None:
-            # What was looked at would count as memory of this process until the block ends.
-            mapped.madvise(mmap.MADV_DONTNEED)
-        return found
-
-    def texts(self, rows_N: NDArray[np.int64]) -> pa.Array:
-        """Return records as texts in the order asked for, which may be shown where they lie."""
-        if isinstance(held := self.held, Pieces):
-            return held.texts(rows_N)
-        return text_array(self.take(rows_N, lent=True))
-
-    def move_to(self, folder: Path) -> None:
-        """Write its values to a file, and read them from there from now on."""
-        if self.values_bytes:
-            ends = np.concatenate(([0], np.cumsum(self.lengths_R * self.dtype.itemsize)))
-            with _spill_file(folder) as file:
-                for values in self._values:
-                    _write(file, memoryview(values), folder)
-                mapped = _map(file)
-            # A reader in another thread keeps what it began with. Offsets stay in memory: records are found by them.
-            self.held = _binary(pa.py_buffer(ends), mapped, len(ends) - 1)
-            self.mapped = mapped
-
-
-class SpilledColumn:
-    """A column while it is written to a file without a name. For one thread."""
-
-    def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
-        self._folder, self._dtype = folder, dtype
-        self._file = _spill_file(folder)
-        self._lengths: list[NDArray[np.int64]] = []
-
-    def append(self, part: Ragged) -> None:
-        """Add sequences behind those that are there.
-
-        Raises:
-            UnavailableError: The disk takes no more.
-        """
-        self._lengths.append(part.lengths_N)
-        _write(self._file, np.ascontiguousarray(part.values_V).data.cast("B"), self._folder)
-
-    def finish(self) -> HeldColumn:
-        """Return what was added, at least once; the column takes no more."""
-        lengths_R = np.concatenate(self._lengths)
-        # Written as they came: only here is it known where each begins.
-        ends = np.concatenate(([0], np.cumsum(lengths_R * self._dtype.itemsize)))
-        # An empty file cannot be mapped.
-        mapped = _map(self._file) if ends[-1] else None
-        return HeldColumn(_binary(pa.py_buffer(ends), mapped, len(lengths_R)), self._dtype, mapped)
-
-    def close(self) -> None:
-        """Close the file; what is mapped stays."""
-        self._file.close()
 
 
 class BlockWriter:
@@ -231,13 +134,31 @@ class BlockWriter:
             column.close()
 
     def _write_out(self) -> None:
-        for name, parts in self._parts.items():
-            for part in parts:
-                if name not in self._spilled:
-                    self._spilled[name] = SpilledColumn(self._memory.folder, part.values_V.dtype)
-                self._spilled[name].append(part)
-            parts.clear()
-        self._held_bytes = 0
+        try:
+            for name, parts in self._parts.items():
+                while parts:
+                    if name not in self._spilled:
+                        dtype = parts[0].values_V.dtype
+                        self._spilled[name] = SpilledColumn(self._memory.folder, dtype)
+                    self._spilled[name].append(parts[0])
+                    parts.pop(0)
+        except SpillFullError as error:
+            self._memory.do_without(error)
+            self._take_back()
+        else:
+            self._memory.found_room()
+        self._held_bytes = sum(
+            part.values_V.nbytes + part.offsets.nbytes
+            for parts in self._parts.values()
+            for part in parts
+        )
+
+    def _take_back(self) -> None:
+        """Have all units in memory again: a block is in memory or in files, not in both."""
+        for name, column in self._spilled.items():
+            if (found := column.taken_back()) is not None:
+                self._parts[name].insert(0, found)
+        self._spilled.clear()
 
 
 class BlockMemory:
@@ -261,6 +182,8 @@ class BlockMemory:
         self._blocks_bytes = 0
         self._decodings = self._unit_bytes = self._others_bytes = 0
         self._give_back_s = time.monotonic()
+        self._full_until_s = 0.0
+        """Until when the folder is not asked for room; 0 while it had some the last time."""
 
     @property
     def used_bytes(self) -> int:
@@ -270,10 +193,27 @@ class BlockMemory:
 
     def has_room(self, size_bytes: int) -> bool:
         """Return whether one more block may lie in memory."""
-        if self.limit_bytes is None:
+        if self.limit_bytes is None or time.monotonic() < self._full_until_s:
             return True
         with self._changed:
             return self._used() + size_bytes <= self.limit_bytes
+
+    def do_without(self, error: UnavailableError) -> None:
+        """Keep blocks in memory for a while, as the folder has no room: told once, until it has some again."""
+        with self._changed:
+            is_new, self._full_until_s = not self._full_until_s, time.monotonic() + _AWAY_S
+        if is_new:
+            _LOG.warning(
+                "%s. Until then blocks stay in memory beyond loader.memory; the folder is tried again every %g s",
+                *(error, _AWAY_S),
+            )
+
+    def found_room(self) -> None:
+        """Note that the folder took something."""
+        with self._changed:
+            was_full, self._full_until_s = self._full_until_s > 0, 0.0
+        if was_full:
+            _LOG.warning("%s: there is room again for what is over loader.memory", self.folder)
 
     def set_others(self, size_bytes: int) -> None:
         """Say what else the process holds of samples: so much less is left for blocks."""
@@ -341,7 +281,12 @@ class BlockMemory:
     def _make_room(self) -> None:
         """Move blocks to files, the oldest first, until all is within the limit."""
         while (block := self._too_much()) is not None:
-            block.move_to(self.folder)
+            try:
+                block.move_to(self.folder)
+            except SpillFullError as error:
+                self.do_without(error)
+                return
+            self.found_room()
             with self._changed:
                 self._count(block)
                 if not block.is_in_memory:
@@ -349,7 +294,7 @@ class BlockMemory:
 
     def _too_much(self) -> HeldBlock | None:
         """Return a block that must leave memory."""
-        if self.limit_bytes is None:
+        if self.limit_bytes is None or time.monotonic() < self._full_until_s:
             return None
         with self._changed:
             if self._used() <= self.limit_bytes:
@@ -357,39 +302,3 @@ class BlockMemory:
             # Of a copy: letting go of the last reference to a block takes it out of here, in this very thread.
             blocks = (ref() for ref in list(self._held.values()))
             return next((b for b in blocks if b is not None and b.is_in_memory), None)
-
-
-def _binary(offsets: pa.Buffer, mapped: mmap.mmap | None, count: int) -> pa.LargeBinaryArray:
-    values = pa.py_buffer(b"" if mapped is None else mapped)
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), count, [None, offsets, values])
-
-
-def _spill_file(folder: Path) -> IO[bytes]:
-    """Open a file without a name: it ends with the last process that has it, however that ends."""
-    try:
-        # By O_TMPFILE where the file system has it: there is no moment at which the file has a name.
-        file: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
-    except OSError as error:
-        raise _refused(folder, error) from error
-    return file
-
-
-def _write(file: IO[bytes], data: memoryview, folder: Path) -> None:
-    try:
-        # Not buffered: the system may take a part of what it is given.
-        while len(data):
-            data = data[file.write(data) :]
-    except OSError as error:
-        raise _refused(folder, error) from error
-
-
-def _refused(folder: Path, error: OSError) -> UnavailableError:
-    return UnavailableError(
-        f"{folder}: a decoded block that is over loader.memory cannot be written there: {error.strerror or error}; "
-        "make room, name another folder in loader.spill, or raise loader.memory"
-    )
-
-
-def _map(file: IO[bytes]) -> mmap.mmap:
-    # Nobody else has the file, so it cannot be cut short under the map.
-    return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)

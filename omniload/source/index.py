@@ -26,6 +26,7 @@ from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.log import get_logger
 from omniload.base.reading import open_file
+from omniload.base.writing import FULL, free_in
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import MAX_UNIT_RECORDS, UnitTable
 
@@ -77,10 +78,13 @@ def tell_not_kept(folder: Path, error: OSError) -> None:
     if (folder, error.errno) in _told:
         return
     _told.add((folder, error.errno))
+    said = error.strerror or str(error)
+    if error.errno in FULL:
+        said = f"{said}, {free_in(folder)}"
     _log.warning(
         "%s: nothing can be kept there (%s): indexes, and what was found or measured of sources, are made anew in "
         "every start; make room and rights for it, or name another folder by --cache-dir",
-        *(folder, error.strerror or error),
+        *(folder, said),
     )
 
 

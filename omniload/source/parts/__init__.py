@@ -1,1 +1,1 @@
-"""One source read by several readers at once, each its share of the units of every block."""
+"""Parts of what is read: a column of a block, and the share of each of several readers in the units of every block."""

@@ -22,6 +22,7 @@ from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
 from omniload.base.settings.paths import path_from
 from omniload.base.units import format_bytes
+from omniload.base.writing import FULL, free_in
 from omniload.mix.runtime import ShardCacheConfig
 from omniload.source.stores.asking import (
     changed,
@@ -232,7 +233,11 @@ class ShardCache:
             # Reading goes on: what lies on a disk that takes no more is good.
             if not reads:
                 self._away_until_s = self._clock.now_s() + _AWAY_S
-            self.tell("read" if reads else "away", f"{error}; going on from the store")
+            said = str(error)
+            if isinstance(error, OSError) and error.errno in FULL:
+                free = free_in(self.directory.root)
+                said = f"{error.strerror}, {free}; make room, or lower loader.shard_cache.limit"
+            self.tell("read" if reads else "away", f"{said}; going on from the store")
             return None
 
     def _catch_up(self) -> None:

@@ -5,7 +5,6 @@ not because it lies there. Whoever takes room or removes a copy holds the lock o
 nothing.
 """
 
-import errno
 import fcntl
 import os
 import stat
@@ -32,7 +31,7 @@ from fusefs.cache.disk_format import (
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import ConfigError
 from omniload.base.linux.file_lock import locked
-from omniload.base.writing import write_whole
+from omniload.base.writing import FULL, write_whole
 from omniload.source.stores import accounts
 from omniload.source.stores.accounts import Leaving
 from omniload.source.stores.blocks import (
@@ -52,7 +51,6 @@ _MARK = b'{"omniload_shard_cache":1}\n'
 _ACCOUNT, _USERS, _ORDER = "account", "users", "order"
 _DRAFT = f".{_MARKER}."
 """What the name of a marker begins with that is not whole yet; whoever makes it may be killed."""
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _LOW = 0.95
 """Share of the cap that is left once copies have to leave."""
 _AT_ONCE = 64
@@ -184,7 +182,7 @@ class SharedDirectory(CopyFolder):
         try:
             return self._in_order(lambda looked: self._take_up(version, blocks, looked=looked))
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno in FULL:
                 self._give_way(len(blocks) * BLOCK_BYTES, version.name)
             raise
 

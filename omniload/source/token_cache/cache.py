@@ -27,7 +27,7 @@ from omniload.base.log import get_logger
 from omniload.base.reading import read_small_file
 from omniload.base.settings.paths import path_from
 from omniload.base.units import format_bytes
-from omniload.base.writing import write_whole
+from omniload.base.writing import FULL, free_in, write_whole
 from omniload.mix.config import TokenizerConfig
 from omniload.mix.runtime import TokenCacheConfig
 from omniload.source.byte_pairs.files import content_of
@@ -291,7 +291,7 @@ class TokenCache:
         """What its entries are checked by."""
         self._place, self._clock = place, clock
         self._lock = threading.Lock()
-        self._away_until_s = 0.0
+        self._away_until_s = self._full_until_s = 0.0
         self._told: set[str] = set()
 
     def get(self, path: str, records: int) -> EncodedUnit | None:
@@ -307,6 +307,9 @@ class TokenCache:
 
     def put(self, path: str, unit: EncodedUnit) -> bool:
         """Keep a unit; tell whether it is kept."""
+        # What lies in a place that takes no more is read nevertheless.
+        if self._clock.now_s() < self._full_until_s:
+            return False
         return bool(
             self._asked(lambda: self._place.write(path, packed(path, unit, self.seal)), path)
         )
@@ -330,6 +333,12 @@ class TokenCache:
         except IntegrityError as error:
             self._tell("foreign", f"{self.location}/{path}: {error}; made anew")
         except (OmniloadError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in FULL:
+                self._full_until_s = self._clock.now_s() + _AWAY_S
+                free = free_in(Path(self.location))
+                said = f"{self.location}: {error.strerror}, {free}; what is not in it is made anew"
+                self._tell("full", f"{said}, and it is asked again every {_AWAY_S:g} s: make room")
+                return None
             with self._lock:
                 self._away_until_s = self._clock.now_s() + _AWAY_S
             self._tell(

@@ -35,11 +35,11 @@ from omniload.mix.schema.transforms import (
     encoding_of,
     is_of_text,
 )
-from omniload.source.block_memory import HeldColumn, SpilledColumn
 from omniload.source.byte_pairs.files import library_of
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import Records, UnitTable
 from omniload.source.formats.opening import OpenFormat
+from omniload.source.parts.held_column import HeldColumn, SpilledColumn
 from omniload.source.token_cache.cache import TokenCache
 from omniload.source.token_cache.entry import ENTRY_VERSION, EncodedUnit
 from omniload.source.transforms.encoders import Samples

@@ -8,7 +8,7 @@ import pytest
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
-from omniload.actors.roles import planner
+from omniload.actors.roles import planner, sources
 from omniload.base.errors import StateError
 from omniload.batch.digest import batch_digest
 from omniload.client import Client
@@ -19,6 +19,7 @@ from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.mix.journal.reading import read_journal
 from omniload.mix.journal.room import Room
 from omniload.plan.place_tree import ClientPlaceTree
+from omniload.source.block_memory import BlockMemory
 from tests.support.disks import a_tmpfs
 from tests.support.plane.corpora import a_corpus
 from tests.support.plane.journals import NAMES, a_journal, opened, records_between, states
@@ -128,6 +129,20 @@ def test_a_run_whose_disk_is_full_for_a_while_goes_on_with_the_same_samples(
     (doing,) = full.looks[0]
     assert doing.startswith("waits for room for ")
     assert doing.endswith("0 bytes (0 B) are free there")
+
+
+def test_blocks_that_find_no_room_stay_in_memory_and_the_samples_are_the_same(
+    disk, tmp_path, monkeypatch, caplog
+):
+    spec = a_spec(tmp_path, None)
+    unbroken = digests_of(spec, 40)
+    monkeypatch.setattr(sources, "BlockMemory", lambda _limit, _: BlockMemory(1, disk))
+    fill(disk)
+
+    assert digests_of(spec, 40) == unbroken
+    (told,) = (m for m in caplog.messages if "over loader.memory" in m)
+    assert f"{disk}: " in told
+    assert "0 bytes (0 B) are free there" in told
 
 
 def test_an_edit_that_finds_no_room_waits_for_it_and_holds(disk, tmp_path, monkeypatch):

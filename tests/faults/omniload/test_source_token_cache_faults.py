@@ -1,5 +1,6 @@
 """What a token cache does to a run when it is killed in mid-write, full, gone, or refuses: nothing."""
 
+import errno
 import json
 import os
 import signal
@@ -13,17 +14,19 @@ import pytest
 
 from omniload.base.clock import FakeClock
 from omniload.base.errors import ConfigError, UnavailableError
+from omniload.base.ragged import Ragged
 from omniload.mix.runtime import TokenCacheConfig
 from omniload.mix.schema.tokenizers import ByteTokenizer
 from omniload.mix.sources import JsonlSource
 from omniload.source.source import open_source
 from omniload.source.spec import SourceSpec
 from omniload.source.token_cache.cache import LocalPlace, TokenCache, open_token_cache
-from omniload.source.token_cache.entry import Seal, packed, unpacked
+from omniload.source.token_cache.entry import EncodedUnit, Seal, packed, unpacked
 
 BYTES = ByteTokenizer(type="bytes")
 CONFIG = JsonlSource(type="jsonl", path="*.jsonl", unit=4096)
 RECORDS = 2000
+ENDS = np.array([0, 3])
 
 KILLED = """
 import os, signal, sys
@@ -107,6 +110,31 @@ def test_a_cache_that_cannot_be_written_costs_a_line_in_the_log(folder, caplog):
 
     assert read_whole(a_source(folder, "cache")) == read_whole(a_source(folder, None))
     assert caplog.text.count("going on without it") == 1
+
+
+def test_a_full_cache_is_read_on_and_filled_again_once_there_is_room(folder, caplog, monkeypatch):
+    clock, place = FakeClock(), LocalPlace(folder / "cache")
+    cache = TokenCache(place, Seal(), "", clock)
+    yes, tokens = np.ones(1, bool), Ragged(values_V=np.arange(3, dtype=np.int32), offsets=ENDS)
+    unit = EncodedUnit(
+        tokens=tokens, bad_B=~yes, kept_B=yes, given_B=yes, made_B=yes, spoilt_B=~yes
+    )
+    assert cache.put("folder/kept", unit)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("omniload.source.token_cache.cache.write_whole", full)
+        assert [cache.put(f"folder/{n}", unit) for n in range(3)] == [False] * 3
+    assert cache.get("folder/kept", 1) is not None
+    assert not cache.put("folder/3", unit), "it is asked once a minute"
+    clock.advance(61)
+    assert cache.put("folder/3", unit)
+    (told,) = caplog.messages
+    assert f"{folder / 'cache'}: No space left on device, " in told
+    assert "are free there; " in told
+    assert told.endswith("make room")
 
 
 class Failing(LocalPlace):

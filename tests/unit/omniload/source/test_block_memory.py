@@ -1,7 +1,10 @@
 """Decoded blocks within a budget: what is over it lies in files, and reads the same."""
 
+import errno
 import gc
-from pathlib import Path
+import io
+import itertools
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -169,12 +172,73 @@ def test_a_folder_that_takes_no_block_is_told_with_the_remedy(tmp_path):
         a_block(BlockMemory(1, tmp_path / "gone"), of_kib(20))
 
 
-def test_a_full_disk_is_told_with_the_remedy(monkeypatch):
-    full = Path("/dev/full")
-    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: full.open("wb", buffering=0))
+class SmallFile(io.FileIO):
+    """A file on a disk of so many KiB, which takes a part of what does not fit."""
 
-    with pytest.raises(UnavailableError, match="No space left on device"):
-        a_block(BlockMemory(1), of_kib(1))
+    free_kib = 0
+
+    def write(self, data):
+        left = SmallFile.free_kib * KIB - self.tell()
+        if left <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(data[:left])
+
+
+@pytest.fixture
+def small_disk(tmp_path, monkeypatch):
+    """Files of columns are on a small disk; gives the seconds of the clock, which tests move."""
+    names, now_s = itertools.count(), [1000.0]
+    monkeypatch.setattr(
+        "tempfile.TemporaryFile", lambda **_: SmallFile(tmp_path / f"{next(names)}", "w+")
+    )
+    monkeypatch.setattr(block_memory, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    return now_s
+
+
+@pytest.mark.parametrize("free_kib", [0, 9, 25])
+def test_a_block_whose_disk_fills_up_stays_in_memory_until_there_is_room(
+    small_disk, tmp_path, monkeypatch, caplog, free_kib
+):
+    units = [{**of_kib(10, first=n), "mask": a_column(4 * n, first=n)} for n in range(4)]
+    expected = [rows_of(a_block(BlockMemory(), *units), 3, 0, 2, 1, name=n) for n in units[0]]
+    monkeypatch.setattr(SmallFile, "free_kib", free_kib)
+    memory = BlockMemory(1, tmp_path)
+
+    block, other = a_block(memory, *units), a_block(memory, *units)
+
+    assert block.is_in_memory
+    assert other.is_in_memory
+    (told,) = caplog.messages
+    assert told.startswith(f"{tmp_path}: ")
+    assert "No space left on device, " in told
+    assert "are free there; make room, name another folder in loader.spill, or raise" in told
+    assert [rows_of(block, 3, 0, 2, 1, name=n) for n in units[0]] == expected
+
+    monkeypatch.setattr(SmallFile, "free_kib", 1000)
+    memory.set_others(0)
+    assert block.is_in_memory, "it is asked once a minute"
+    small_disk[0] += 60
+    memory.set_others(0)
+
+    assert not block.is_in_memory
+    assert not other.is_in_memory
+    assert [rows_of(block, 3, 0, 2, 1, name=n) for n in units[0]] == expected
+    assert len(caplog.messages) == 2
+    assert "there is room again" in caplog.messages[1]
+
+
+def test_a_disk_that_is_full_midway_keeps_columns_that_were_written_too(
+    small_disk, tmp_path, monkeypatch
+):
+    """One column has all of its units in a file when the other finds no room."""
+    units = [{"tokens": a_column(100, first=n), "wide": a_column(20 * 256)} for n in range(3)]
+    expected = [rows_of(a_block(BlockMemory(), *units), 2, 0, 1, name=n) for n in units[0]]
+    monkeypatch.setattr(SmallFile, "free_kib", 30)
+
+    block = a_block(BlockMemory(1, tmp_path), *units)
+
+    assert block.is_in_memory
+    assert [rows_of(block, 2, 0, 1, name=n) for n in units[0]] == expected
 
 
 def test_a_second_decoding_waits_while_the_first_needs_the_room(tmp_path):

@@ -672,6 +672,8 @@ def test_a_disk_that_is_full_or_gone_costs_a_line_and_is_asked_again(
         for _ in range(3):
             assert whole(file) == DATA
     assert caplog.text.count("No space left") == 1
+    assert f"{folder}: No space left on device, " in caplog.text
+    assert "are free there; make room, or lower loader.shard_cache.limit" in caplog.text
 
     clock.advance(61)
     whole(file)

@@ -1,0 +1,189 @@
+"""One column of a block: in memory, or in a file without a name.
+
+Shape suffixes:
+    R  records of a block        N  records asked for        V  values of all records together
+"""
+
+import mmap
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from omniload.base.errors import UnavailableError
+from omniload.base.ragged import Ragged
+from omniload.base.writing import FULL, free_in
+from omniload.source.columns import Pieces, lengths_bytes, take, text_array
+
+__all__ = ["HeldColumn", "SpillFullError", "SpilledColumn"]
+
+
+class SpillFullError(UnavailableError):
+    """The folder has no room just now: what it was to take stays in memory."""
+
+
+@contextmanager
+def _spilling(folder: Path) -> Iterator[None]:
+    """Name the folder, and what to do, in what the system refuses inside."""
+    try:
+        yield
+    except OSError as error:
+        kind = SpillFullError if error.errno in FULL else UnavailableError
+        raise kind(
+            f"{folder}: a decoded block that is over loader.memory cannot be written there: {error.strerror or error}, "
+            f"{free_in(folder)}; make room, name another folder in loader.spill, or raise loader.memory"
+        ) from error
+
+
+@dataclass(slots=True)
+class HeldColumn:
+    """One column of a block, in memory or in a file."""
+
+    held: Pieces | pa.LargeBinaryArray
+    """Units where they are; or all of them end to end, where they are many, large, or in a file."""
+    dtype: np.dtype[Any]
+    mapped: mmap.mmap | None = None
+    """The file that holds the values; ``None`` where memory does."""
+
+    @property
+    def values_bytes(self) -> int:
+        """What its values take of memory."""
+        return sum(values.size for values in self._values) if self.mapped is None else 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes of memory."""
+        if isinstance(held := self.held, Pieces):
+            return held.size_bytes
+        return int(held.buffers()[1].size) + self.values_bytes
+
+    @property
+    def lengths_R(self) -> NDArray[np.int64]:
+        """Number of values of each record."""
+        found = self.held
+        sizes_R = found.lengths_bytes_N if isinstance(found, Pieces) else lengths_bytes(found)
+        return sizes_R // self.dtype.itemsize
+
+    @property
+    def _values(self) -> list[pa.Buffer]:
+        # Looked at once: a move in another thread sets it.
+        if isinstance(held := self.held, Pieces):
+            return held.values
+        return [values for values in held.buffers()[2:] if values is not None]
+
+    def take(self, rows_N: NDArray[np.int64], *, lent: bool = False) -> Ragged:
+        """Return records end to end in the order asked for; copied, unless what lies in memory is ``lent``."""
+        # In this order: a move in another thread sets the array first, and then the map.
+        mapped, held = self.mapped, self.held
+        if isinstance(held, Pieces):
+            return held.take(rows_N, lent=lent)
+        found = take(held, rows_N, self.dtype, lent=lent and mapped is None)
+        if mapped is not None:
+            # What was looked at would count as memory of this process until the block ends.
+            mapped.madvise(mmap.MADV_DONTNEED)
+        return found
+
+    def texts(self, rows_N: NDArray[np.int64]) -> pa.Array:
+        """Return records as texts in the order asked for, which may be shown where they lie."""
+        if isinstance(held := self.held, Pieces):
+            return held.texts(rows_N)
+        return text_array(self.take(rows_N, lent=True))
+
+    def move_to(self, folder: Path) -> None:
+        """Write its values to a file, and read them from there from now on."""
+        if self.values_bytes:
+            ends = np.concatenate(([0], np.cumsum(self.lengths_R * self.dtype.itemsize)))
+            with _spilling(folder), _nameless_file(folder) as file:
+                for values in self._values:
+                    _add_to(file, memoryview(values))
+                shown = _mapped(file)
+            # A reader in another thread keeps what it began with. Offsets stay in memory: records are found by them.
+            self.held = _binary(pa.py_buffer(ends), shown, len(ends) - 1)
+            self.mapped = shown
+
+
+class SpilledColumn:
+    """A column while it is written to a file without a name. For one thread."""
+
+    def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
+        self._folder, self._dtype = folder, dtype
+        with _spilling(folder):
+            self._file = _nameless_file(folder)
+        self._lengths: list[NDArray[np.int64]] = []
+
+    def append(self, part: Ragged) -> None:
+        """Add sequences behind those that are there.
+
+        Raises:
+            UnavailableError: The disk takes no more; nothing of it was added.
+        """
+        with _spilling(self._folder):
+            _add_to(self._file, np.ascontiguousarray(part.values_V).data.cast("B"))
+        self._lengths.append(part.lengths_N)
+
+    def finish(self) -> HeldColumn:
+        """Return what was added, at least once; the column takes no more."""
+        lengths_R = np.concatenate(self._lengths)
+        # Written as they came: only here is it known where each begins.
+        ends = np.concatenate(([0], np.cumsum(lengths_R * self._dtype.itemsize)))
+        # An empty file cannot be mapped.
+        shown = _mapped(self._file) if ends[-1] else None
+        return HeldColumn(_binary(pa.py_buffer(ends), shown, len(lengths_R)), self._dtype, shown)
+
+    def taken_back(self) -> Ragged | None:
+        """Return what was added, in memory, and close the file; ``None`` where nothing was."""
+        found: Ragged | None = None
+        if self._lengths:
+            held = self.finish()
+            found = held.take(np.arange(len(held.lengths_R)))
+        self.close()
+        return found
+
+    def close(self) -> None:
+        """Close the file; what is mapped stays."""
+        self._file.close()
+
+
+def _binary(offsets: pa.Buffer, mapped: mmap.mmap | None, count: int) -> pa.LargeBinaryArray:
+    values = pa.py_buffer(b"" if mapped is None else mapped)
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), count, [None, offsets, values])
+
+
+def _nameless_file(folder: Path) -> IO[bytes]:
+    """Open a new file that ends with the last process that has it, however that ends.
+
+    Raises:
+        OSError: The folder takes none.
+    """
+    # By O_TMPFILE where the file system has it: there is no moment at which the file has a name.
+    file: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+    return file
+
+
+def _add_to(file: IO[bytes], data: memoryview) -> None:
+    """Write all of it where the file stands; of what cannot be written whole nothing is left there.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    begin = file.tell()
+    try:
+        # Not buffered: the system may take a part of what it is given.
+        while len(data):
+            data = data[file.write(data) :]
+    except OSError:
+        file.seek(begin)
+        file.truncate()
+        raise
+
+
+def _mapped(file: IO[bytes]) -> mmap.mmap:
+    """Show what a file holds, at least a byte; it stays when the file is closed."""
+    # Nobody else has the file, so it cannot be cut short under the map.
+    return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
