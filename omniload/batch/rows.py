@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-def stops_with_next(pieces: PieceTable) -> NDArray[np.int32]:
+def stops_with_next(pieces: PieceTable) -> NDArray[np.int64]:
     """Return where to stop reading each piece: one token on, where the sample goes on, to be its last label."""
     return np.minimum(pieces.stops_P + 1, pieces.sizes_P)
 

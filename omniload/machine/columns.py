@@ -239,12 +239,12 @@ class ImageRequests:
         """Return one request for each source; they ask for no token."""
         sources, firsts = np.unique(self.samples_U3[:, 0], return_index=True)
         bounds = [*firsts.tolist(), len(self.samples_U3)]
-        nothing = np.zeros(len(self.samples_U3), np.int32)
+        nothing = np.zeros(len(self.samples_U3), np.int64)
         return [
             SliceRequest(
                 source=source,
                 positions_N=self.samples_U3[a:b, 1],
-                subs_N=self.samples_U3[a:b, 2].astype(np.int32),
+                subs_N=self.samples_U3[a:b, 2],
                 starts_N=nothing[a:b],
                 stops_N=nothing[a:b],
                 columns=(IMAGES, GRIDS, REJECTED_AT),

@@ -298,8 +298,8 @@ class SliceRequest:
 
     source: int
     positions_N: NDArray[np.int64]
-    subs_N: NDArray[np.int32]
-    starts_N: NDArray[np.int32]
-    stops_N: NDArray[np.int32]
+    subs_N: NDArray[np.int64]
+    starts_N: NDArray[np.int64]
+    stops_N: NDArray[np.int64]
     columns: tuple[str, ...] = ()
     """Columns wanted beside the tokens; one that the source has not is left out of the answer."""

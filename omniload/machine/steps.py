@@ -226,7 +226,9 @@ class BadRecords:
         # With an excess the step is not taken: an edit may yet change what is in it.
         for s in passed if self.excess is None else ():
             self.queues[s].pass_to(after.cursors_S[s][0])
-        return passed, replace(after, bad_S=before.bad_S).with_bad(counts)  # not its window's
+        if after.bad_S != before.bad_S:  # those that its window began with
+            after = replace(after, bad_S=before.bad_S)
+        return passed, after.with_bad(counts)
 
     def _excess(
         self,

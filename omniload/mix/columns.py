@@ -253,7 +253,7 @@ def _all_but(starts: Ragged) -> Ragged:
     return Ragged(values_V=bounds_V, offsets=offsets)
 
 
-def overlap_of(spans_P: Ragged, starts_P: NDArray[np.int32], stops_P: NDArray[np.int32]) -> int:
+def overlap_of(spans_P: Ragged, starts_P: NDArray[np.int64], stops_P: NDArray[np.int64]) -> int:
     """Return the tokens that lie both in a piece's range and in one of its spans."""
     bounds_Q2 = spans_P.values_V.reshape(-1, 2)
     piece_Q = np.repeat(np.arange(len(spans_P)), spans_P.lengths_N // 2)

@@ -23,63 +23,84 @@ TOKEN_LIMIT = 1 << 31
 """Tokens of one sample are below this."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PieceTable:
-    """Parts of samples, each addressed by its key ``(source, position, sub)`` and a token range."""
+    """Parts of samples, each addressed by its key ``(source, position, sub)`` and a token range.
 
-    sources_P: NDArray[np.int32]
-    """Number of the source."""
-    positions_P: NDArray[np.int64]
-    """Raw position in the source."""
-    subs_P: NDArray[np.int32]
-    """Number of the sample within its record."""
-    starts_P: NDArray[np.int32]
-    """First token of the sample that belongs to the piece."""
-    stops_P: NDArray[np.int32]
-    """First token that no longer does."""
-    sizes_P: NDArray[np.int32]
-    """Tokens of the whole sample; a piece that stops short of it has a next token to predict."""
+    One array and not one for each column: small steps take, join and send many tables of a few pieces.
+    """
+
+    columns_CP: NDArray[np.int64]
+    """A row for each of ``PIECE_COLUMNS``, in their order, ``[6, P]``."""
 
     def __len__(self) -> int:
-        return len(self.sources_P)
+        return len(self.columns_CP[0])
 
     @property
-    def lengths_P(self) -> NDArray[np.int32]:
+    def sources_P(self) -> NDArray[np.int64]:
+        """Number of the source."""
+        return self._column(0)
+
+    @property
+    def positions_P(self) -> NDArray[np.int64]:
+        """Raw position in the source."""
+        return self._column(1)
+
+    @property
+    def subs_P(self) -> NDArray[np.int64]:
+        """Number of the sample within its record."""
+        return self._column(2)
+
+    @property
+    def starts_P(self) -> NDArray[np.int64]:
+        """First token of the sample that belongs to the piece."""
+        return self._column(3)
+
+    @property
+    def stops_P(self) -> NDArray[np.int64]:
+        """First token that no longer does."""
+        return self._column(4)
+
+    @property
+    def sizes_P(self) -> NDArray[np.int64]:
+        """Tokens of the whole sample; a piece that stops short of it has a next token to predict."""
+        return self._column(5)
+
+    def _column(self, number: int) -> NDArray[np.int64]:
+        column: NDArray[np.int64] = self.columns_CP[number]
+        return column
+
+    @property
+    def lengths_P(self) -> NDArray[np.int64]:
         """Tokens in each piece."""
         return self.stops_P - self.starts_P
 
     def take(self, indices: NDArray[np.integer[Any]]) -> "PieceTable":
         """Return the pieces at ``indices``."""
-        return self._with(indices)
+        return PieceTable(self.columns_CP.take(indices, axis=1))
 
     def part(self, begin: int, end: int) -> "PieceTable":
         """Return the pieces ``begin`` to before ``end``, without a copy."""
-        return self._with(slice(begin, end))
+        return PieceTable(self.columns_CP[:, begin:end])
 
-    def _with(self, which: "NDArray[np.integer[Any]] | slice") -> "PieceTable":
-        # Column by column, and not by their names: small steps make as many tables as they have pieces.
-        return PieceTable(
-            sources_P=self.sources_P[which],
-            positions_P=self.positions_P[which],
-            subs_P=self.subs_P[which],
-            starts_P=self.starts_P[which],
-            stops_P=self.stops_P[which],
-            sizes_P=self.sizes_P[which],
-        )
+    def between(
+        self, starts_P: NDArray[np.integer[Any]], stops_P: NDArray[np.integer[Any]]
+    ) -> "PieceTable":
+        """Return the same pieces with other token ranges of their samples."""
+        columns_CP = self.columns_CP.copy()
+        columns_CP[3], columns_CP[4] = starts_P, stops_P
+        return PieceTable(columns_CP)
 
     def rows(self) -> list[list[int]]:
         """Return the pieces as ``[source, position, sub, start, stop, size]``, sources by number."""
-        return [
-            list(row)
-            for row in zip(*(getattr(self, name).tolist() for name in PIECE_COLUMNS), strict=True)
-        ]
+        rows: list[list[int]] = self.columns_CP.T.tolist()
+        return rows
 
     def to_bytes(self) -> bytes:
         """Return all columns end to end, little-endian: equal on every machine."""
-        return b"".join(
-            getattr(self, name).astype(np.dtype(dtype).newbyteorder("<")).tobytes()
-            for name, dtype in PIECE_COLUMNS.items()
-        )
+        # Of the width that each was digested with from the first release on: positions alone need 64 bits.
+        sources, positions = self.sources_P.astype("<i4"), self.positions_P.astype("<i8")
+        return sources.tobytes() + positions.tobytes() + self.columns_CP[2:].astype("<i4").tobytes()
 
     def to_json(self, names: Sequence[str]) -> Json:
         """Return the pieces as ``[source, position, sub, start, stop, size]``, sources by name."""
@@ -89,13 +110,7 @@ class PieceTable:
     def from_rows(rows: Sequence[Sequence[int]]) -> "PieceTable":
         """Return the pieces that ``rows`` gave."""
         # Shaped for no rows as well, of which numpy makes an array without columns.
-        columns = np.asarray(rows, np.int64).reshape(-1, len(PIECE_COLUMNS)).T
-        return PieceTable(
-            **{
-                name: column.astype(dtype)
-                for (name, dtype), column in zip(PIECE_COLUMNS.items(), columns, strict=True)
-            }
-        )
+        return PieceTable(np.asarray(rows, np.int64).reshape(-1, len(PIECE_COLUMNS)).T)
 
     @staticmethod
     def from_json(rows: Json, names: Sequence[str]) -> "PieceTable":
@@ -114,25 +129,16 @@ class PieceTable:
     @staticmethod
     def concatenated(tables: "list[PieceTable]") -> "PieceTable":
         """Return the pieces of all tables, in order."""
-        return PieceTable(
-            **{name: np.concatenate([getattr(t, name) for t in tables]) for name in PIECE_COLUMNS}
-        )
+        return PieceTable(np.concatenate([table.columns_CP for table in tables], axis=1))
 
     @staticmethod
     def empty() -> "PieceTable":
         """Return a table of no pieces."""
-        return PieceTable(**{name: np.empty(0, dtype) for name, dtype in PIECE_COLUMNS.items()})
+        return PieceTable(np.empty((len(PIECE_COLUMNS), 0), np.int64))
 
 
-PIECE_COLUMNS: dict[str, type[np.generic]] = {
-    "sources_P": np.int32,
-    "positions_P": np.int64,
-    "subs_P": np.int32,
-    "starts_P": np.int32,
-    "stops_P": np.int32,
-    "sizes_P": np.int32,
-}
-"""Columns of a ``PieceTable`` and their types, in the order of the digest."""
+PIECE_COLUMNS = ("sources_P", "positions_P", "subs_P", "starts_P", "stops_P", "sizes_P")
+"""Columns of a ``PieceTable``."""
 
 
 def _numbered(row: Json, number_of: Mapping[str, int]) -> list[int]:

@@ -21,7 +21,7 @@ from omniload.mix.schedule import GOES_ON, amounts_S, draw_weights_at
 from omniload.mix.state import MixState
 from omniload.plan.drawing import Known, Starved, draw_step
 from omniload.plan.packing import packed
-from omniload.plan.units import Units, pieces_of, units_of_sources
+from omniload.plan.units import Units, pieces_of, places_of, units_of_sources
 
 __all__ = ["Exhausted", "Membership", "Starved", "budget_of", "lost_of", "membership_of"]
 
@@ -80,7 +80,7 @@ def membership_of(
     if isinstance(found, Starved):
         return found
     drawn = found.drawn
-    fresh = pieces_of(ahead, units, drawn)
+    fresh = pieces_of(ahead, units, drawn, places_of(drawn))
     # Pieces that still wait for a row get a step of their own.
     if found.is_last and not len(fresh) and not len(state.carried):
         return Exhausted()

@@ -182,14 +182,7 @@ def packed(
             pool.lengths_P, num_rows=num_rows, capacity=capacity
         )
         cut = pool.take(piece)
-        pool = PieceTable(
-            sources_P=cut.sources_P,
-            positions_P=cut.positions_P,
-            subs_P=cut.subs_P,
-            starts_P=(cut.starts_P + starts).astype(np.int32),
-            stops_P=(cut.starts_P + stops).astype(np.int32),
-            sizes_P=cut.sizes_P,
-        )
+        pool = cut.between(cut.starts_P + starts, cut.starts_P + stops)
         rows_P = rows.astype(np.int32)
     if is_last:
         # Every method begins a row only once those before it are begun: none of these is empty.

@@ -167,10 +167,8 @@ def of_documents(
     ends = np.cumsum(documents.values_V, dtype=np.int64)
     # From the begin of the piece: of those that hold several documents none is cut, and so that of its sample.
     before_P = np.append(0, ends)[documents.offsets[:-1]]
-    stops = (ends - before_P[owners] + pieces.starts_P[owners]).astype(np.int32)
-    found = replace(
-        pieces.take(owners), starts_P=stops - documents.values_V.astype(np.int32), stops_P=stops
-    )
+    stops = ends - before_P[owners] + pieces.starts_P[owners]
+    found = pieces.take(owners).between(stops - documents.values_V, stops)
     if images is not None:
         # A piece with images is one document.
         images = replace(images, pieces_I=documents.offsets[images.pieces_I])

@@ -7,21 +7,21 @@ Shape suffixes:
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omniload.mix.config import MixConfig
 from omniload.mix.deficit import Drawn
-from omniload.mix.pieces import PieceTable
+from omniload.mix.pieces import PIECE_COLUMNS, PieceTable
 from omniload.mix.samples import SampleTable
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.records import Overlong
 from omniload.mix.state import Cursor, MixState
 from omniload.plan.drawing import Known
 
-__all__ = ["Units", "pieces_of", "units_of", "units_of_sources"]
+__all__ = ["Units", "pieces_of", "places_of", "units_of", "units_of_sources"]
 
 _COUNTING, _ZEROS, _TRUE = np.arange(1 << 14), np.zeros(1 << 14, np.int64), np.ones(1 << 14, bool)
 for _column in (_COUNTING, _ZEROS, _TRUE):
@@ -108,6 +108,11 @@ class Units:
         lost: NDArray[np.int64] = self.table.lengths_N[first:stop] - self.kept_N[first:stop]
         return lost
 
+    def ends(self, count: int) -> NDArray[np.bool_]:
+        """Return whether each of the first ``count`` units is the last of its sample."""
+        is_last: NDArray[np.bool_] = self.stops_U[:count] == self.kept_N[self.samples_U[:count]]
+        return is_last
+
     def finished_by(self, count: int) -> int:
         """Return how many samples are used up once ``count`` units are drawn."""
         if count == 0:
@@ -181,21 +186,28 @@ def units_of_sources(mix: MixConfig, state: MixState, ahead: Sequence[SampleTabl
     ]
 
 
-def pieces_of(ahead: Sequence[SampleTable], units: Sequence[Units], drawn: Drawn) -> PieceTable:
-    """Return the drawn units as pieces, in drawing order."""
+def places_of(drawn: Drawn) -> NDArray[np.int64]:
+    """Return where each drawn unit lies among those of all sources, one source after the other."""
     # Units of one source come in its order: a stable sort by source lines both up.
-    place = np.empty(len(drawn.sources_N), np.int64)
-    place[drawn.sources_N.argsort(kind="stable")] = np.arange(len(drawn.sources_N))
-    heads = [u.samples_U[:n] for u, n in zip(units, drawn.counts_S.tolist(), strict=True)]
+    places_P = np.empty(len(drawn.sources_N), np.int64)
+    places_P[drawn.sources_N.argsort(kind="stable")] = np.arange(len(drawn.sources_N))
+    return places_P
+
+
+def pieces_of(
+    ahead: Sequence[SampleTable],
+    units: Sequence[Units],
+    drawn: Drawn,
+    places_P: NDArray[np.int64],
+) -> PieceTable:
+    """Return the drawn units, which lie at ``places_of``, as pieces, in drawing order."""
     counted = list(zip(units, drawn.counts_S.tolist(), strict=True))
-    columns: dict[str, list[NDArray[Any]]] = {
-        "positions_P": [t.positions_N[head] for t, head in zip(ahead, heads, strict=True)],
-        "subs_P": [t.subs_N[head] for t, head in zip(ahead, heads, strict=True)],
-        "starts_P": [u.starts_U[:n].astype(np.int32) for u, n in counted],
-        "stops_P": [u.stops_U[:n].astype(np.int32) for u, n in counted],
-        "sizes_P": [t.lengths_N[head] for t, head in zip(ahead, heads, strict=True)],
-    }
-    return PieceTable(
-        sources_P=drawn.sources_N,
-        **{name: np.concatenate(parts)[place] for name, parts in columns.items()},
-    )
+    heads = [(t, u.samples_U[:n]) for t, (u, n) in zip(ahead, counted, strict=True)]
+    columns_CP = np.empty((len(PIECE_COLUMNS), len(places_P)), np.int64)
+    columns_CP[0] = np.arange(len(counted)).repeat(drawn.counts_S)
+    columns_CP[1] = np.concatenate([t.positions_N[head] for t, head in heads])
+    columns_CP[2] = np.concatenate([t.subs_N[head] for t, head in heads])
+    columns_CP[3] = np.concatenate([u.starts_U[:n] for u, n in counted])
+    columns_CP[4] = np.concatenate([u.stops_U[:n] for u, n in counted])
+    columns_CP[5] = np.concatenate([t.lengths_N[head] for t, head in heads])
+    return PieceTable(columns_CP).take(places_P)

@@ -23,7 +23,7 @@ from omniload.mix.deficit import draw, integer_weights
 from omniload.mix.pieces import PieceTable
 from omniload.mix.samples import SampleTable
 from omniload.mix.schedule import steps_alike, weights_at
-from omniload.mix.state import MixState
+from omniload.mix.state import Cursor, MixState
 from omniload.plan.membership import (
     Exhausted,
     Membership,
@@ -33,7 +33,7 @@ from omniload.plan.membership import (
     membership_of,
 )
 from omniload.plan.packing import packed
-from omniload.plan.units import Units, pieces_of, units_of_sources
+from omniload.plan.units import Units, pieces_of, places_of, units_of_sources
 
 __all__ = ["window_of"]
 
@@ -98,8 +98,12 @@ class _Pass:
     """Each piece in the unit of the weights."""
     ends_P: NDArray[np.int64]
     """What was drawn up to and with each piece, in the unit of the budget."""
-    counts_S: list[int]
-    """Units of each source in the steps so far."""
+    sources_P: list[int]
+    """Source of each piece."""
+    cursors_P: list[Cursor]
+    """Cursor of its source once it is drawn."""
+    finished_P: list[int]
+    """Samples of its source used up by then."""
     finished_S: list[int]
     """Samples of each source used up by them."""
 
@@ -125,9 +129,15 @@ class _Pass:
             sizes=None if sizes is counted else sizes,
         )
         # Starved or not: steps are taken as far as they are whole, and the first that is not is asked for by itself.
-        fresh = pieces_of(ahead, units_S, drawn)
-        lengths_P = fresh.lengths_P.astype(np.int64)
-        num_sources = len(units_S)
+        places_P = places_of(drawn)
+        fresh = pieces_of(ahead, units_S, drawn, places_P)
+        lengths_P = fresh.lengths_P
+        # Of a sample that goes on in another piece the tokens are still needed.
+        counted_S = list(zip(units_S, drawn.counts_S.tolist(), strict=True))
+        is_end_P = np.concatenate([units.ends(n) for units, n in counted_S])[places_P]
+        samples_P = np.concatenate([units.samples_U[:n] for units, n in counted_S])[places_P]
+        tokens_P = np.where(is_end_P, 0, fresh.stops_P)
+        cursors = (fresh.positions_P, fresh.subs_P + is_end_P, tokens_P)
         return cls(
             mix=mix,
             weights_S=weights_S,
@@ -135,8 +145,10 @@ class _Pass:
             fresh=fresh,
             served_P=(fresh.starts_P == 0).astype(np.int64) if by_sample else lengths_P,
             ends_P=np.arange(1, len(fresh) + 1) if unpacked else np.cumsum(lengths_P),
-            counts_S=[0] * num_sources,
-            finished_S=[0] * num_sources,
+            sources_P=fresh.sources_P.tolist(),
+            cursors_P=list(zip(*(column.tolist() for column in cursors), strict=True)),
+            finished_P=(samples_P + is_end_P).tolist(),
+            finished_S=[0] * len(units_S),
         )
 
     def end_of_step(self, begin: int, budget: int) -> int | None:
@@ -151,18 +163,16 @@ class _Pass:
 
     def step(self, state: MixState, begin: int, end: int) -> Membership:
         """Return the step of the pieces ``begin`` to ``end`` and those carried."""
-        sources_P = self.fresh.sources_P[begin:end]
-        drawn_S = np.bincount(sources_P, minlength=len(self.units_S))
-        served_S = _sums_by(sources_P, self.served_P[begin:end], len(self.units_S))
+        sources_P, served_P = self.fresh.sources_P[begin:end], self.served_P[begin:end]
+        served_S = _sums_by(sources_P, served_P, len(self.units_S))
         cursors, finished = list(state.cursors_S), [0] * len(self.units_S)
-        # Of hundreds of sources a small step draws from a few: the others cost it nothing.
-        touched = drawn_S.nonzero()[0].tolist()
-        before_S = [(s, self.finished_S[s]) for s in touched]
-        for s in touched:
-            units, self.counts_S[s] = self.units_S[s], self.counts_S[s] + int(drawn_S[s])
-            cursors[s] = units.cursor_after(self.counts_S[s]) or cursors[s]
-            before, self.finished_S[s] = self.finished_S[s], units.finished_by(self.counts_S[s])
+        used = []
+        # Of several pieces of a source the last; of hundreds of sources, those that were not drawn from cost nothing.
+        for s, at in dict(zip(self.sources_P[begin:end], range(begin, end), strict=True)).items():
+            cursors[s] = self.cursors_P[at]
+            before, self.finished_S[s] = self.finished_S[s], self.finished_P[at]
             finished[s] = self.finished_S[s] - before
+            used.append((s, before, self.finished_S[s]))
         # Packed step by step: what a row takes depends on what the step before carried on.
         pieces, row_offsets, carried = packed(
             self.mix, state.carried, self.fresh.part(begin, end), is_last=False
@@ -172,9 +182,7 @@ class _Pass:
             row_offsets=row_offsets,
             finished_S=np.asarray(finished, np.int64),
             served_S=served_S,
-            lost_S=lost_of(
-                self.mix, self.units_S, [(s, first, self.finished_S[s]) for s, first in before_S]
-            ),
+            lost_S=lost_of(self.mix, self.units_S, used),
             after=state.after(
                 cursors_S=cursors, served_S=served_S, weights_S=self.weights_S, carried=carried
             ),

@@ -25,7 +25,7 @@ from omniload.mix.columns import SampleColumns
 from omniload.mix.config import MixConfig
 from omniload.mix.edits import history as history_module
 from omniload.mix.edits.edit import Edit
-from omniload.mix.pieces import PIECE_COLUMNS, PieceTable
+from omniload.mix.pieces import PieceTable
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
 from omniload.plan.membership import Membership
@@ -96,7 +96,7 @@ def remembering() -> Iterator[None]:
 
 
 def _of_pieces(pieces: PieceTable) -> Key:
-    return tuple(getattr(pieces, name).tobytes() for name in PIECE_COLUMNS)
+    return (pieces.columns_CP.tobytes(),)
 
 
 def _of_ranges(ranges: Ranges) -> Key:

@@ -156,7 +156,9 @@ class HeldSamples:
         self._index = None
 
 
-def sample_keys(positions_N: NDArray[np.int64], subs_N: NDArray[np.int32]) -> NDArray[np.int64]:
+def sample_keys(
+    positions_N: NDArray[np.int64], subs_N: NDArray[np.integer[Any]]
+) -> NDArray[np.int64]:
     """Return a number for each sample, rising with position and sub-sample."""
     return positions_N * SUB_LIMIT + subs_N
 

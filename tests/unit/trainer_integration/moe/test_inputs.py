@@ -18,18 +18,12 @@ from trainer_integration.training.throughput import token_pairs
 
 def built_rows(pieces, row_offsets, samples, *, length):
     """Build rows of ``(sample, start, stop)`` pieces."""
-    numbers, starts, stops = (np.array(column, np.int32) for column in zip(*pieces, strict=True))
-    table = PieceTable(
-        sources_P=np.zeros(len(pieces), np.int32),
-        positions_P=numbers.astype(np.int64),
-        subs_P=np.zeros(len(pieces), np.int32),
-        starts_P=starts,
-        stops_P=stops,
-        sizes_P=np.array([len(samples[i]) for i in numbers], np.int32),
+    table = PieceTable.from_rows(
+        [[0, i, 0, start, stop, len(samples[i])] for i, start, stop in pieces]
     )
     read = [
         samples[i][start:stop]
-        for i, start, stop in zip(numbers, starts, stops_with_next(table), strict=True)
+        for (i, start, _), stop in zip(pieces, stops_with_next(table), strict=True)
     ]
     offsets = np.array(row_offsets, np.int64)
     return build_rows(table, offsets, Ranges.of([Ragged.of(read)]), length=length)
