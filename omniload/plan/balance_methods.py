@@ -54,13 +54,13 @@ class Balanced:
     @property
     def imbalance(self) -> float:
         """Heaviest bin over the mean; 1 when there is nothing to carry."""
-        mean = float(self.loads_B.mean())
+        mean = float(self.loads_B.sum()) / len(self.loads_B)
         return float(self.loads_B.max()) / mean if mean > 0 else 1.0
 
     @property
     def least_imbalance(self) -> float:
         """The reachable bound over the mean: what ``imbalance`` cannot fall below."""
-        mean = float(self.loads_B.mean())
+        mean = float(self.loads_B.sum()) / len(self.loads_B)
         return self.bound / mean if mean > 0 else 1.0
 
 

@@ -26,7 +26,7 @@ Shape suffixes:
     N  samples or rows      P  pieces, grouped by row      S  sources
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, Self, TypeAlias, get_args
@@ -48,6 +48,8 @@ __all__ = ["DGraph", "Node", "SampleGraph", "State"]
 State: TypeAlias = Literal["loaded", "mixed", "distributed", "costed", "balanced"]
 """How far the members of a graph have come."""
 
+_STATES: tuple[State, ...] = get_args(State)
+
 _CALL_TO: Mapping[State, str] = MappingProxyType(
     {"distributed": "distribute", "costed": "cost", "balanced": "balance"}
 )
@@ -62,8 +64,8 @@ class Node:
     """The call as it was written, without its data."""
     state: State
     """State after it."""
-    detail: str
-    """What it did, for people."""
+    detail: Callable[[], str]
+    """Says what it did, for people: in words that are made when somebody reads them, and plans seldom are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,10 @@ class DGraph:
             ValueError: A column has another length than ``lengths_N``.
         """
         held = _columns(lengths_N, sources_N, columns)
-        detail = f"{len(lengths_N):,} samples, {format_count(float(np.sum(lengths_N)))} tokens"
+
+        def detail() -> str:
+            return f"{len(lengths_N):,} samples, {format_count(float(np.sum(lengths_N)))} tokens"
+
         return cls(
             columns=held,
             members_N=np.arange(len(lengths_N)),
@@ -136,9 +141,13 @@ class DGraph:
             ValueError: A column has another length, or the boundaries do not cover the pieces.
         """
         held = _columns(piece_lengths_P, None, columns)
-        tokens = float(row_costs(piece_lengths_P, row_offsets).sum())
+        tokens_R = row_costs(piece_lengths_P, row_offsets)
         num = len(row_offsets) - 1
-        detail = f"{num:,} rows, {len(piece_lengths_P):,} pieces, {format_count(tokens)} tokens"
+
+        def detail() -> str:
+            tokens = format_count(float(tokens_R.sum()))
+            return f"{num:,} rows, {len(piece_lengths_P):,} pieces, {tokens} tokens"
+
         return cls(
             columns=held,
             row_offsets=np.asarray(row_offsets, np.int64),
@@ -186,10 +195,12 @@ class DGraph:
             budget=budget,
             credits_S=credits_S,
         )
-        shares = ", ".join(
-            f"{name} {share:.3g}" for name, share in schedule.shares_at(step).items() if share > 0
-        )
-        detail = f"{len(chosen_N):,} of {len(self):,} samples: {shares}"
+
+        def detail() -> str:
+            shares = schedule.shares_at(step).items()
+            told = ", ".join(f"{name} {share:.3g}" for name, share in shares if share > 0)
+            return f"{len(chosen_N):,} of {len(self):,} samples: {told}"
+
         return replace(
             self,
             columns=MappingProxyType({name: c[chosen_N] for name, c in self.columns.items()}),
@@ -220,7 +231,7 @@ class DGraph:
         )
         call = f"distribute({axis!r}, group_size={group_size}, microbatches={microbatches})"
         cap = "any number" if max_count is None else f"at most {max_count}"
-        node = Node(call, "distributed", f"buckets along {axis}; {cap} in a microbatch")
+        node = Node(call, "distributed", lambda: f"buckets along {axis}; {cap} in a microbatch")
         return replace(self, distribution=deal, nodes=(*self.nodes, node))
 
     def cost(
@@ -242,7 +253,11 @@ class DGraph:
             raise ValueError(f"module {module!r} has a cost already; name another module")
         values = require_costs(function, self.columns, of, module)
         cost_N = values if self.row_offsets is None else row_costs(values, self.row_offsets)
-        detail = f"{module}: mean {cost_N.mean() if len(cost_N) else 0:.4g}, most {cost_N.max(initial=0):.4g}"
+
+        def detail() -> str:
+            mean, most = cost_N.mean() if len(cost_N) else 0, cost_N.max(initial=0)
+            return f"{module}: mean {mean:.4g}, most {most:.4g}"
+
         node = Node(f"cost({module!r}, of={tuple(of)})", "costed", detail)
         costs = MappingProxyType({**self.costs, module: cost_N})
         return replace(self, costs=costs, nodes=(*self.nodes, node))
@@ -256,7 +271,7 @@ class DGraph:
         self._require("balance", "costed", "costed")
         if method not in get_args(BalanceMethod):
             raise ValueError(f"method is {method!r}; choose one of {list(get_args(BalanceMethod))}")
-        node = Node(f"balance({method!r})", "balanced", f"by {' + '.join(self.costs)}")
+        node = Node(f"balance({method!r})", "balanced", lambda: f"by {' + '.join(self.costs)}")
         return replace(self, method=method, nodes=(*self.nodes, node))
 
     def deal(self, buckets_N: NDArray[Any], microbatches_N: NDArray[Any]) -> Self:
@@ -268,7 +283,7 @@ class DGraph:
         self._require("deal", "costed", "costed")
         assert self.distribution is not None, "a costed graph has been distributed"
         dealing = require_dealing(buckets_N, microbatches_N, len(self), self.distribution)
-        node = Node("deal()", "balanced", "by hand")
+        node = Node("deal()", "balanced", lambda: "by hand")
         return replace(self, dealing=dealing, nodes=(*self.nodes, node))
 
     def broadcast_at(self, axis: MeshAxis) -> Self:
@@ -276,7 +291,8 @@ class DGraph:
         self._require("broadcast_at", "distributed", "balanced")
         if axis in self.broadcast:
             raise ValueError(f"broadcast along {axis!r} is declared already; once is enough")
-        node = Node(f"broadcast_at({axis!r})", self.state, f"one rank along {axis} fetches")
+        call = f"broadcast_at({axis!r})"
+        node = Node(call, self.state, lambda: f"one rank along {axis} fetches")
         return replace(self, broadcast=(*self.broadcast, axis), nodes=(*self.nodes, node))
 
     def plan(self, tree: ClientPlaceTree) -> Placement:
@@ -319,20 +335,19 @@ class DGraph:
     def describe(self) -> str:
         """Return the calls so far as a table in text."""
         rows = [("call", "state", "what it did")]
-        rows += [(node.call, node.state, node.detail) for node in self.nodes]
+        rows += [(node.call, node.state, node.detail()) for node in self.nodes]
         widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
         return "\n".join(f"{c:<{widths[0]}}  {s:<{widths[1]}}  {d}" for c, s, d in rows)
 
     def _require(self, call: str, first: State, last: State) -> None:
         """Refuse a call that comes too early or too late."""
-        states = get_args(State)
-        now = states.index(self.state)
-        if now < states.index(first):
-            missing = next(_CALL_TO[s] for s in states[now + 1 :] if s in _CALL_TO)
+        now = _STATES.index(self.state)
+        if now < _STATES.index(first):
+            missing = next(_CALL_TO[s] for s in _STATES[now + 1 :] if s in _CALL_TO)
             raise ValueError(
                 f"{call} was called on a graph that is {self.state}; call {missing} first"
             )
-        if now > states.index(last):
+        if now > _STATES.index(last):
             raise ValueError(
                 f"{call} was called on a graph that is {self.state} already; call it before "
                 f"the call {self.nodes[-1].call}"

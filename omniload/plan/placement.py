@@ -119,7 +119,7 @@ class Placement:
 
 def imbalance_of(loads: NDArray[np.float64]) -> float:
     """Return the heaviest load over the mean; 1 when there is nothing to carry."""
-    mean = float(loads.mean())
+    mean = float(loads.sum()) / loads.size
     return float(loads.max()) / mean if mean > 0 else 1.0
 
 
