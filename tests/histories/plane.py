@@ -19,7 +19,7 @@ from omniload.machine.messages import (
     ResizeAsked,
 )
 from omniload.machine.planner import Planner
-from omniload.machine.replacement import HandOver, MemberEnded
+from omniload.machine.roster.members import HandOver, MemberEnded
 from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.reading import read_journal, read_tail
 from omniload.mix.progress import states_of

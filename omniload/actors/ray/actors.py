@@ -42,7 +42,7 @@ from omniload.machine.data_constructor import (
 )
 from omniload.machine.messages import ChangeAsked, ResizeAsked, TakeOver
 from omniload.machine.progress import Progress
-from omniload.machine.replacement import Member
+from omniload.machine.roster.members import Member
 from omniload.mix.columns import ColumnRanges
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.answers import EditTaken

@@ -14,7 +14,7 @@ from omniload.actors.ray.layout import PLANNER
 from omniload.base.errors import OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.machine.messages import ChangeAsked
-from omniload.machine.replacement import Member
+from omniload.machine.roster.members import Member
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.answers import EditRequest, EditTaken
 from omniload.mix.edits.edit import AddSource, SkipShard

@@ -23,7 +23,8 @@ from omniload.actors.ray.layout import PLANNER, ranks_with_threads
 from omniload.actors.ray.processes import Process
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.loader_groups import LoaderShare
-from omniload.machine.replacement import Member, Roster
+from omniload.machine.roster.members import Member
+from omniload.machine.roster.roster import Roster
 from omniload.mix.fingerprint import SourceFacts
 
 __all__ = ["Crew"]

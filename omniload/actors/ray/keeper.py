@@ -19,7 +19,7 @@ from omniload.actors.ray.processes import Process
 from omniload.actors.ray.standing import Standing
 from omniload.base.errors import OmniloadError, UnavailableError, project_error
 from omniload.base.log import RoleLog, get_logger
-from omniload.machine.replacement import (
+from omniload.machine.roster.members import (
     Abandoned,
     EndMember,
     GiveUp,
@@ -31,12 +31,12 @@ from omniload.machine.replacement import (
     PlaceFound,
     RoleAdded,
     RoleRetired,
-    Roster,
     RosterCommand,
     RosterEvent,
     StartMember,
     StepsReleased,
 )
+from omniload.machine.roster.roster import Roster
 from omniload.machine.status import SkippedRecords
 from omniload.machine.waiting import SlowCalls
 from omniload.mix.fingerprint import SourceFacts

@@ -53,7 +53,7 @@ from omniload.machine.loader_groups import (
     seconds_in_loaders,
 )
 from omniload.machine.messages import ResizeAsked
-from omniload.machine.replacement import Member
+from omniload.machine.roster.members import Member
 from omniload.source.kept_profile import kept
 
 __all__ = ["RayPlane"]

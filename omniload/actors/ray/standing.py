@@ -17,7 +17,7 @@ from omniload.actors.ray.layout import PLANNER
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
 from omniload.machine.messages import TakeOver
-from omniload.machine.replacement import Member
+from omniload.machine.roster.members import Member
 
 __all__ = ["Standing"]
 

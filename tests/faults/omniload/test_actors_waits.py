@@ -19,7 +19,7 @@ from omniload.base.concurrency.calls_under_way import under_way
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.client import Client
 from omniload.machine import queue
-from omniload.machine.replacement import Roster
+from omniload.machine.roster.roster import Roster
 from omniload.machine.waiting import Wait
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_corpus

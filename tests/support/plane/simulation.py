@@ -51,7 +51,7 @@ from omniload.machine.messages import (
     TakeOver,
 )
 from omniload.machine.planner import Planner
-from omniload.machine.replacement import (
+from omniload.machine.roster.members import (
     EndMember,
     GiveUp,
     HandOver,
@@ -60,10 +60,10 @@ from omniload.machine.replacement import (
     MemberReady,
     MembersSeen,
     PlaceFound,
-    Roster,
     RosterCommand,
     StartMember,
 )
+from omniload.machine.roster.roster import Roster
 from omniload.machine.source_loader import Read, SamplesRead, SourceLoader
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.config import MixConfig

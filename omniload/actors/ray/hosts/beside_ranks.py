@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from omniload.machine.replacement import Member
+from omniload.machine.roster.members import Member
 
 __all__ = ["Moves", "RanksOn"]
 

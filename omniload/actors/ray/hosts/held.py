@@ -10,7 +10,7 @@ from pathlib import Path
 from omniload.actors.ray.hosts.watches import Later, Watches
 from omniload.actors.ray.processes import HeldProcess, Process
 from omniload.machine.progress import Progress
-from omniload.machine.replacement import Member
+from omniload.machine.roster.members import Member
 
 __all__ = ["EndWatch", "Held"]
 

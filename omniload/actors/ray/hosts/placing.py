@@ -16,7 +16,7 @@ from typing import Any
 
 from omniload.actors.ray.environment import RayError, ray
 from omniload.base.log import get_logger
-from omniload.machine.replacement import Member
+from omniload.machine.roster.members import Member
 
 __all__ = ["Placing", "host_here", "nodes_with_room"]
 

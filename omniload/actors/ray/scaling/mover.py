@@ -24,7 +24,7 @@ from omniload.actors.ray.layout import PLANNER
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.machine.messages import HandedOver
-from omniload.machine.replacement import Member
+from omniload.machine.roster.members import Member
 
 __all__ = ["MoveUnderWayError", "Mover"]
 

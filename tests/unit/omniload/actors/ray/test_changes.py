@@ -18,7 +18,7 @@ from omniload.actors.ray.keeper import opened
 from omniload.actors.ray.layout import PLANNER
 from omniload.base.errors import ConfigError, DefectError, UnavailableError
 from omniload.machine.loader_groups import LoaderShare
-from omniload.machine.replacement import Member, MemberEnded, MemberReady
+from omniload.machine.roster.members import Member, MemberEnded, MemberReady
 from omniload.mix.edits.answers import EditRequest, EditTaken
 from omniload.mix.edits.edit import AddSource, SetWeights
 from omniload.mix.edits.edits_file import read_history, write_history

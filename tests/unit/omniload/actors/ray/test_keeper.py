@@ -17,7 +17,8 @@ from omniload.actors.ray.standing import Standing
 from omniload.base.errors import UnavailableError
 from omniload.machine.messages import TakeOver
 from omniload.machine.progress import Progress
-from omniload.machine.replacement import Member, Roster
+from omniload.machine.roster.members import Member
+from omniload.machine.roster.roster import Roster
 from omniload.machine.status import SKIPPED
 
 FIRST = Member("loader-0")

@@ -11,7 +11,7 @@ pytest.importorskip("ray")
 from omniload.actors.ray.standing import Standing
 from omniload.base.errors import StateError, UnavailableError
 from omniload.machine.messages import TakeOver
-from omniload.machine.replacement import Member
+from omniload.machine.roster.members import Member
 
 ONE, OTHER = Member("loader-0", 1), Member("loader-1", 1)
 OUTSTANDING = TakeOver(ranges={0: (3, 9), 1: (4, 9), 2: (5, 9)}, without={1: (4, (7,))})

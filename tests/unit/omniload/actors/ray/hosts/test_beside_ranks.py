@@ -3,7 +3,7 @@
 import pytest
 
 from omniload.actors.ray.hosts.beside_ranks import Moves, RanksOn
-from omniload.machine.replacement import Member
+from omniload.machine.roster.members import Member
 
 ROLE, HOME, AWAY = "constructor-1", "node-a", "node-b"
 FIRST, SECOND, THIRD = (Member(ROLE, number) for number in range(3))

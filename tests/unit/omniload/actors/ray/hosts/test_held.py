@@ -8,7 +8,7 @@ pytest.importorskip("ray")
 from omniload.actors.ray.hosts.held import Held
 from omniload.actors.ray.processes import Process
 from omniload.machine.progress import Progress
-from omniload.machine.replacement import Member
+from omniload.machine.roster.members import Member
 
 FIRST, OTHER = Member("constructor-0"), Member("constructor-1")
 NOBODY = 2**31 - 1

@@ -8,7 +8,7 @@ pytest.importorskip("ray")
 from omniload.actors.ray.hosts import placing as placing_module
 from omniload.actors.ray.hosts.placing import Placing
 from omniload.base.clock import FakeClock
-from omniload.machine.replacement import Member
+from omniload.machine.roster.members import Member
 
 
 def a_placing(*others):

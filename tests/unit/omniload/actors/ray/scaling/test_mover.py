@@ -16,7 +16,8 @@ from omniload.actors.ray.scaling import mover
 from omniload.actors.ray.scaling.mover import Mover, MoveUnderWayError
 from omniload.actors.ray.standing import Standing
 from omniload.base.errors import StateError, UnavailableError
-from omniload.machine.replacement import Member, Roster
+from omniload.machine.roster.members import Member
+from omniload.machine.roster.roster import Roster
 
 
 class Method:

@@ -17,7 +17,7 @@ from omniload.actors.ray.scaling.mover import MoveUnderWayError
 from omniload.actors.ray.scaling.shell import Scaling
 from omniload.base.errors import StateError, UnavailableError
 from omniload.machine.progress import Progress, Task
-from omniload.machine.replacement import Member
+from omniload.machine.roster.members import Member
 from omniload.machine.scaler import MergeLoader, MoveSources, SplitLoader
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import with_begun

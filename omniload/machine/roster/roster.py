@@ -1,8 +1,7 @@
 """The Roster machine: who holds each role of a plane, who stands by, and who replaces whom.
 
-A *member* is one life of a role: a process, or in the local runtime a set of threads. One
-member of a role holds it; shadows stand by. Whoever is lost is ended before another speaks
-in its place, so no two members of a role ever answer at once.
+One member of a role holds it; shadows stand by. Whoever is lost is ended before another
+speaks in its place, so no two members of a role ever answer at once.
 
 ::
 
@@ -17,25 +16,25 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from omniload.machine.progress import Progress, Watched
+from omniload.machine.roster.members import (
+    Abandoned,
+    EndMember,
+    GiveUp,
+    HandOver,
+    Member,
+    MemberEnded,
+    MemberReady,
+    MembersSeen,
+    PlaceFound,
+    RoleAdded,
+    RoleRetired,
+    RosterCommand,
+    RosterEvent,
+    StartMember,
+    StepsReleased,
+)
 
-__all__ = [
-    "Abandoned",
-    "EndMember",
-    "GiveUp",
-    "HandOver",
-    "Member",
-    "MemberEnded",
-    "MemberReady",
-    "MembersSeen",
-    "PlaceFound",
-    "RoleAdded",
-    "RoleRetired",
-    "Roster",
-    "RosterCommand",
-    "RosterEvent",
-    "StartMember",
-    "StepsReleased",
-]
+__all__ = ["Roster"]
 
 _STOPPED_S = 0.1
 """A process that the kernel has called stopped for so long will not go on by itself."""
@@ -47,124 +46,6 @@ _BEGINS_S = 900.0
 """Without a first heartbeat for so long one that is started is lost; a cluster may have to find it a node first."""
 _LOST_IN_A_ROW = 5
 """Members of one role that may be lost while no step is released; the next one would be lost too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One life of a role."""
-
-    role: str
-    number: int = 0
-    """Lives of the role before this one."""
-
-    @property
-    def name(self) -> str:
-        """The name that its heartbeats and its actor go by."""
-        return f"{self.role}+{self.number}" if self.number else self.role
-
-
-@dataclass(frozen=True, slots=True)
-class MemberReady:
-    """A member that was started stands ready to take over."""
-
-    member: Member
-
-
-@dataclass(frozen=True, slots=True)
-class MemberEnded:
-    """A member's process has ended, or it could not be made ready."""
-
-    member: Member
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MembersSeen:
-    """The shell has looked at heartbeats and processes."""
-
-    now_s: float
-    """By a clock that never goes back."""
-    beats: Mapping[str, Progress]
-    """Last heartbeat of each member, by its name."""
-    stopped: frozenset[str] = frozenset()
-    """Names of members whose process the kernel calls stopped."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepsReleased:
-    """Every rank has taken the steps before ``step``."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class RoleAdded:
-    """A role is wanted that nobody has held yet."""
-
-    role: str
-    shadows: int = 0
-    """Shadows that are wanted for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoleRetired:
-    """A role is wanted no more: nothing is left to its holder."""
-
-    role: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceFound:
-    """There is a better place for a member that stands by than where it is, or for a holder without shadows."""
-
-    member: Member
-    may_hold: bool = False
-
-
-RosterEvent = (
-    MemberReady | MemberEnded | MembersSeen | StepsReleased | RoleAdded | RoleRetired | PlaceFound
-)
-
-
-@dataclass(frozen=True, slots=True)
-class StartMember:
-    """Start a member and make it ready."""
-
-    member: Member
-
-
-@dataclass(frozen=True, slots=True)
-class EndMember:
-    """See to it that a member never speaks again; it may have ended already."""
-
-    member: Member
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class HandOver:
-    """A member holds its role from now on: tell whoever speaks to it."""
-
-    member: Member
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """The role cannot be held: end the plane."""
-
-    role: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Abandoned:
-    """A role that was added is given up before anybody held it; the plane goes on without it."""
-
-    role: str
-    why: str
-
-
-RosterCommand = StartMember | EndMember | HandOver | GiveUp | Abandoned
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.machine.progress import Progress
-from omniload.machine.replacement import (
+from omniload.machine.roster.members import (
     Abandoned,
     EndMember,
     GiveUp,
@@ -16,10 +16,10 @@ from omniload.machine.replacement import (
     PlaceFound,
     RoleAdded,
     RoleRetired,
-    Roster,
     StartMember,
     StepsReleased,
 )
+from omniload.machine.roster.roster import Roster
 from tests.support.examples import few
 
 ROLES = ("loader-0", "loader-1")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from omniload.machine.progress import Progress, Task
-from omniload.machine.replacement import (
+from omniload.machine.roster.members import (
     Abandoned,
     EndMember,
     GiveUp,
@@ -17,10 +17,10 @@ from omniload.machine.replacement import (
     PlaceFound,
     RoleAdded,
     RoleRetired,
-    Roster,
     StartMember,
     StepsReleased,
 )
+from omniload.machine.roster.roster import Roster
 
 ROLE = "loader-0"
 FIRST, SECOND, THIRD = (Member(ROLE, number) for number in range(3))
