@@ -43,13 +43,13 @@ LONGER = {
         195,
         "heartbeats of all hosts, and which ranks are taken there",
     ),
-    "omniload/actors/ray/answers.py": (255, "every way in which an answer comes or does not"),
+    "omniload/actors/ray/answers.py": (295, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
         280,
         "every actor of a plane, who holds what, and which sources",
     ),
     "omniload/actors/ray/handle.py": (
-        340,
+        345,
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (

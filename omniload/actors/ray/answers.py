@@ -6,17 +6,21 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
+from omniload.actors.gate import CLOSED
 from omniload.actors.ray.environment import RayActorError, RayError, RayTaskError, ray
+from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import DefectError, OmniloadError, UnavailableError, project_error
 from omniload.base.log import get_logger, place_of_lines
 
 __all__ = [
     "actor_named",
+    "answer_of",
     "answer_to",
     "from_head",
     "future_of",
     "has_ended",
     "head_is_left",
+    "is_answered",
     "is_lost",
     "log_failure",
     "newest_actor",
@@ -146,6 +150,18 @@ def there(ref: Any, timeout_s: float, check: Callable[[], None]) -> bool:  # noq
             return False
 
 
+def is_answered(answer: "Future[Any]", timeout_s: float, check: Callable[[], None]) -> bool:
+    """Wait for a future in short turns, calling ``check`` before each; return whether it is done."""
+    until_s = time.monotonic() + timeout_s
+    while not answer.done():
+        check()
+        left_s = until_s - time.monotonic()
+        wait([answer], timeout=max(0.0, min(left_s, _TURN_S)))
+        if left_s <= _TURN_S:
+            break
+    return answer.done()
+
+
 def value_of(ref: Any) -> Any:  # noqa: ANN401 -- as above
     """Return an answer that is there.
 
@@ -181,6 +197,30 @@ def future_of(ref: Any, role: str) -> "Future[Any]":  # noqa: ANN401 -- as above
             answer.set_exception(plain_error(error, role))
 
     ref.future().add_done_callback(settle)
+    return answer
+
+
+def answer_of(call: Callable[[], Any], pool: DaemonPool) -> "Future[Any]":
+    """Have a thread call an actor; return a future of what it answers, or of what the call or Ray raised.
+
+    A thread of Ray takes the answer in as it comes: whoever wants it later finds it at hand.
+    """
+    answer: Future[Any] = Future()
+
+    def heard(done: "Future[Any]") -> None:
+        if (error := done.exception()) is None:
+            answer.set_result(done.result())
+        else:
+            answer.set_exception(error)
+
+    def asked(done: "Future[Any]") -> None:
+        error = UnavailableError(CLOSED) if done.cancelled() else done.exception()
+        if error is None:
+            done.result().future().add_done_callback(heard)
+        else:
+            answer.set_exception(_of_ended_ray(error) if isinstance(error, OSError) else error)
+
+    pool.submit(call).add_done_callback(asked)
     return answer
 
 

@@ -22,14 +22,14 @@ from omniload.actors.patience import wait_until
 from omniload.actors.plane import RankHandle
 from omniload.actors.ray.answers import (
     actor_named,
+    answer_of,
     from_head,
     head_is_left,
+    is_answered,
     is_lost,
     newest_actor,
     newest_of,
     plain_error,
-    there,
-    value_of,
 )
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.environment import RayError
@@ -38,6 +38,7 @@ from omniload.actors.ray.hosts.boards import boards_of, claim_rank, was_claimed
 from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.links import PlannerLink
 from omniload.actors.ray.processes import Opener
+from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import UnavailableError
 from omniload.base.linux.file_lock import FileLock
 from omniload.base.linux.network import host_id
@@ -88,7 +89,8 @@ class RayHandle(RankHandle):
         self._address, self._on_close, self._check_plane = address, on_close, check
         self._gate, self._left = Gate(), threading.Event()
         self._held: deque[Batch] = deque()
-        self._asked: tuple[int, Any] | None = None
+        self._calls = DaemonPool(1, "omniload-asks")
+        self._asked: tuple[int, Future[Any]] | None = None
         self._looked_for: Future[Any] | None = None
         self._folder = address.on_host(host_id())[1]
         self._is_guest = address.terms is not None and address.host != host_id()
@@ -231,16 +233,14 @@ class RayHandle(RankHandle):
         """Wait for batches; where the constructor is lost, for the one that takes its place, and ask that one."""
         while True:
             asked = self._ask(step)
-            wait_until(lambda s: there(asked, s, self._planner.look), wait, self._board)  # noqa: B023 -- waited for here
+            wait_until(lambda s: is_answered(asked, s, self._planner.look), wait, self._board)  # noqa: B023 -- waited for here
             self._asked = None
-            try:
-                batches: tuple[Batch, ...] = value_of(asked)
-            except RayError as error:
-                if not is_lost(error):
-                    raise plain_error(error, self._of) from None
-                wait_until(self._follow, wait, self._board)
-            else:
+            if (error := asked.exception()) is None:
+                batches: tuple[Batch, ...] = asked.result()
                 return batches
+            if not is_lost(error):
+                raise plain_error(error, self._of) from None
+            wait_until(self._follow, wait, self._board)
 
     def _follow(self, timeout_s: float) -> bool:
         """Look for the constructor that took the place of a lost one; return whether it is there."""
@@ -262,24 +262,27 @@ class RayHandle(RankHandle):
         self._of, self._constructor = found
         return True
 
-    def _ask(self, step: int) -> Any:  # noqa: ANN401 -- Ray's references have no static type
-        """Ask for the batches from ``step`` on, unless that is under way; return the answer to be."""
+    def _ask(self, step: int) -> "Future[Any]":
+        """Ask for the batches from ``step`` on, unless that is under way; return the answer to be.
+
+        It is taken in as it comes, while the trainer computes: no part of the wait for the next step.
+        """
         if self._asked is None or self._asked[0] != step:
-            answer = self._constructor.take_several.remote(
-                step,
-                self._address.steps_at_once,
-                self._dp_rank,
-                self._cp_rank,
-                self._generation,
-            )
-            self._asked = step, answer
+            place = self._dp_rank, self._cp_rank, self._generation
+            call = partial(self._take_several, self._constructor, step, place)
+            # In a thread: a call to Ray takes a rank that has trained half a millisecond.
+            self._asked = step, answer_of(call, self._calls)
         return self._asked[1]
+
+    def _take_several(self, constructor: Any, step: int, place: tuple[int, int, int]) -> Any:  # noqa: ANN401 -- Ray's references have no static type
+        with self._gate.inside():
+            return constructor.take_several.remote(step, self._address.steps_at_once, *place)
 
     @override
     def is_ready(self, step: int) -> bool:
         with self._gate.inside():
             asked = self._asked  # of the next step, where none is held
-            return bool(self._held) or bool(asked and there(asked[1], 0, self._check_alive))
+            return bool(self._held) or bool(asked and is_answered(asked[1], 0, self._check_alive))
 
     @override
     def taken(self, step: int) -> None:
@@ -303,6 +306,7 @@ class RayHandle(RankHandle):
         self._left.set()
         # Before anything is given back: a call that is inside may use all of it.
         left = self._gate.close(limit_s) and head_is_left(min(limit_s, _HEAD_S))
+        self._calls.close(min(limit_s, _HEAD_S))
         self._end_heartbeats()
         self._logs.close()
         self._give_up()

@@ -1,9 +1,11 @@
 """Errors that come back from Ray: what an actor raised, what became of it, and what is a fault of the project."""
 
 import threading
+from concurrent.futures import Future
 
 import pytest
 
+from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import DefectError, IntegrityError, StateError, UnavailableError
 
 pytest.importorskip("ray")
@@ -121,3 +123,87 @@ def test_what_the_head_was_asked_is_waited_for_before_ray_is_left():
     told.set()
     assert asked.result(10.0)
     assert answers.head_is_left(10.0)
+
+
+class FakeRef:
+    """What Ray gives for a call: its future is done once ``told`` is."""
+
+    def __init__(self):
+        self.told = Future()
+
+    def future(self):
+        return self.told
+
+
+@pytest.fixture
+def calls():
+    pool = DaemonPool(1, "calls")
+    yield pool
+    assert pool.close(10.0)
+
+
+@pytest.mark.parametrize("error", [None, ActorDiedError()])
+def test_an_actor_that_a_thread_calls_is_waited_for_by_its_answer(calls, error):
+    ref, thread = FakeRef(), Future()
+
+    def call():
+        thread.set_result(threading.current_thread())
+        return ref
+
+    answer = answers.answer_of(call, calls)
+    assert thread.result(10.0) is not threading.current_thread()
+    assert not answers.is_answered(answer, 0.0, lambda: None)
+    if error is None:
+        ref.told.set_result("batches")
+    else:
+        ref.told.set_exception(error)
+
+    assert answers.is_answered(answer, 10.0, lambda: None)
+    assert answer.exception() is error
+    if error is None:
+        assert answer.result() == "batches"
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (OSError("Broken pipe"), "Ray has ended on this host"),
+        (UnavailableError("the data plane was closed"), "the data plane was closed"),
+    ],
+)
+def test_what_keeps_a_thread_from_calling_an_actor_is_the_answer(calls, raised, told):
+    def call():
+        raise raised
+
+    with pytest.raises(UnavailableError, match=told):
+        answers.answer_of(call, calls).result(10.0)
+
+
+def test_a_call_that_was_not_made_before_its_plane_was_closed_is_answered_with_that():
+    pool = DaemonPool(1, "calls")
+    pool.close(10.0)
+
+    with pytest.raises(UnavailableError, match="was closed"):
+        answers.answer_of(FakeRef, pool).result(0.0)
+
+
+def test_whoever_waits_for_an_answer_looks_again_until_it_is_told_to_leave():
+    looks = []
+
+    def check():
+        looks.append(1)
+        if len(looks) == 3:
+            raise UnavailableError("the plane is gone")
+
+    with pytest.raises(UnavailableError, match="is gone"):
+        answers.is_answered(Future(), 60.0, check)
+
+
+def test_an_answer_that_is_there_is_given_though_its_plane_is_gone():
+    def gone():
+        raise UnavailableError("the plane is gone")
+
+    answer = Future()
+    answer.set_result("batches")
+
+    assert answers.is_answered(answer, 1.0, gone)

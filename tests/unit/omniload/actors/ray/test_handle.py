@@ -1,6 +1,9 @@
 """A rank of a plane of actors that is refused another number, or finds no constructor for it, stays what it is."""
 
 import os
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,18 +22,26 @@ from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.world import World
 
 
-class AskedError(Exception):
-    """Says whom a rank asked for batches, and with which numbers."""
-
-
 class FakeConstructor:
-    """A constructor that answers with what it was asked."""
+    """A constructor that has ``left`` windows of two steps, and then none.
+
+    ``asked`` has whom ranks asked for batches last, and with which numbers; ``threads`` who called.
+    """
+
+    asked = ()
+    left = 0
+    threads = ()
 
     def __init__(self, name):
         self.name, self.take_several = name, self
 
     def remote(self, step, _steps, dp_rank, _cp_rank, generation):
-        raise AskedError(self.name, step, dp_rank, generation)
+        FakeConstructor.asked = self.name, step, dp_rank, generation
+        FakeConstructor.threads += (threading.current_thread(),)
+        answer = Future()
+        answer.set_result(tuple(SimpleNamespace(step=step + n) for n in range(2 * (self.left > 0))))
+        FakeConstructor.left -= 1
+        return SimpleNamespace(future=lambda: answer)
 
 
 class FakeLink:
@@ -64,6 +75,9 @@ class FakeLink:
         self.rank = dp_rank, 0, generation
 
     def watch(self, *_):
+        pass
+
+    def look(self):
         pass
 
 
@@ -102,10 +116,30 @@ def handle(address):
 
 def said_by(handle, step):
     """Return whom a rank asks for a step and as whom, and as whom it tells the planner that it has the step."""
-    with pytest.raises(AskedError) as asked:
-        handle.take(step, 5.0)
+    assert handle.take(step, 5.0) is None
     handle.taken(step)
-    return asked.value.args, FakeLink.told
+    return FakeConstructor.asked, FakeLink.told
+
+
+def test_a_rank_that_trained_finds_its_batches_taken_in_and_calls_nobody_from_its_own_thread(
+    handle, monkeypatch
+):
+    def look(_):
+        raise AssertionError("nobody is waited for")
+
+    monkeypatch.setattr(FakeConstructor, "left", 3)
+    monkeypatch.setattr(FakeConstructor, "threads", ())
+    taken = [handle.take(step, 5.0).step for step in range(2)]
+    for step in (2, 4):
+        # As a rank that trains does, whatever comes meanwhile.
+        handle._asked[1].result(10.0)
+        monkeypatch.setattr(FakeLink, "look", look)
+        taken += [handle.take(step, 5.0).step, handle.take(step + 1, 5.0).step]
+    handle._asked[1].result(10.0)
+
+    assert taken == list(range(6))
+    assert len(FakeConstructor.threads) == 4
+    assert threading.current_thread() not in FakeConstructor.threads
 
 
 def test_a_rank_whose_new_number_another_one_has_is_what_it_was(handle, tmp_path):
