@@ -249,8 +249,8 @@ class _Run:
 
     def _ranks(self, only: Process | None) -> list[Rank]:
         made: list[Rank] = []
-        # Ray's threads hold no lock of the rank's interpreter.
-        width = 2.0 if self.wire.opens_share < 1 else 1.0
+        # Threads of Ray do half of what a rank that trains takes for a message, and hold no lock of its interpreter.
+        width = 2.0 if self.wire.rests else 1.0
         for constructor in self.constructors:
             its: list[Rank] = []
             for rank in constructor.machine.dp_ranks:

@@ -40,7 +40,6 @@ __all__ = [
     "SmallPlane",
     "costs_by_role",
     "even_roles",
-    "share_opening",
     "spread",
     "with_rest",
     "with_runtime",
@@ -53,8 +52,6 @@ _READ_ALONE = 3
 """Sources of a small plane that are read by themselves, before it runs and after it."""
 _MOST_OWN = 2.0
 """More is no planner that is slow in a plane, but a moment in which it was."""
-_LEAST_OWN = 0.25
-"""Less is no rank whose threads share its work, but one that was not measured."""
 _MOST_RESTED = 4.0
 """Likewise of messages after a rest."""
 
@@ -169,7 +166,7 @@ def _between_processes(job: Job, profile: Profile) -> MessageCosts:
         roles=even_roles(0.0),
         take_s=median(found.takes_s) if found.takes_s else 0.0,
         takes_s=_some_that_were(found.takes_s),
-        opens_s=_some_that_were([beside_s for beside_s, _ in found.opened]),
+        opens_s=_some_that_were(found.opens_s),
         process_bytes=call.process_bytes,
         node_bytes=found.node_bytes,
         idle=found.idle,
@@ -189,27 +186,7 @@ def _between_processes(job: Job, profile: Profile) -> MessageCosts:
     roles = costs_by_role(few, short, many, clock=found.clock, least_s=least_s)
     paced = replace(few, spent_s=found.paced_step_s)
     roles = with_rest(roles, few, paced, least_s=least_s)
-    window = specs[0].mix.steps_at_once
-    owns_s = [own_s for _, own_s in found.opened]
-    share = share_opening(roles["rank"], few, window, owns_s)
-    return free.model_copy(update={"roles": roles, "opens_share": share})
-
-
-def share_opening(rank: RoleCosts, few: SmallPlane, window: int, owns_s: Sequence[float]) -> float:
-    """Return the part of what a rank that has rested takes for a window, bytes left out, that its own thread does.
-
-    Args:
-        rank: What its messages take.
-        few: The plane whose rank rested.
-        window: Steps of a window.
-        owns_s: Processor time of its thread for a window, of several.
-    """
-    of = next(figures for figures in few.simulated.roles if figures.role == "rank")
-    # A message with batches comes, and one that asks for the next ones goes.
-    shared_s = 2 * rank.end_s + window / of.count * of.batches_step * rank.batch_s
-    if not owns_s or not shared_s:
-        return 1.0
-    return min(1.0, max(_LEAST_OWN, median(owns_s) / rank.rested / shared_s))
+    return free.model_copy(update={"roles": roles})
 
 
 def _some_of(seconds: Sequence[float]) -> tuple[float, ...]:

@@ -119,10 +119,7 @@ class MessageCosts(StrictModel):
     takes_s: tuple[Seconds, ...] = ()
     """The same of several batches, of which each takes one; empty in a profile that was kept before."""
     opens_s: tuple[Seconds, ...] = ()
-    """Time beside its own in which a rank that has trained gets at batches that have come, of several."""
-    opens_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
-    """Part of what its process takes for that, bytes left out, which its own thread does: Ray's threads do the rest
-    beside it."""
+    """The same of the first of some batches that came together, as those behind them are asked for then."""
     idle: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.0
     """Part of what processes want of a host's cores that none has, as a core that idles is woken late for what comes;
     0 where other work had whatever they left."""

@@ -23,6 +23,8 @@ class Rank(Protocol):
     wire: Wire
     held_bytes: int
     """Of batches that are on their way to it, or wait for it."""
+    opens: bool
+    """Whether the step that it took last was the first of some that came together."""
 
     def take(self, step: int, have: Then) -> None:
         """Take a step, and then call ``have``."""
@@ -45,10 +47,11 @@ class RayRank(Rank):
     constructor: SimulatedConstructor
     planner: SimulatedPlanner
     held_bytes: int = 0
+    opens: bool = False
     _held: deque[int] = field(default_factory=deque, init=False)
     """Bytes of the batches at hand."""
     _came: list[int] | None = field(default=None, init=False)
-    """The same of those that have arrived, and were not looked at."""
+    """The same of those that have come behind them."""
     _asked: int | None = field(default=None, init=False)
     _unanswered: int | None = field(default=None, init=False)
     """The step that the constructor is to answer once it is built."""
@@ -57,6 +60,7 @@ class RayRank(Rank):
     @override
     def take(self, step: int, have: Then) -> None:
         if self._held:
+            self.opens = False
             self._hand_out(step, have)
             return
         self._waiting = step, have
@@ -66,29 +70,14 @@ class RayRank(Rank):
         elif self._asked is None:
             self._ask(step)
 
-    def _ask(self, step: int, then: Then | None = None) -> None:
+    def _ask(self, step: int) -> None:
         self._asked = step
-
-        def ask() -> None:
-            asked = partial(self._be_asked, step)
-            self.wire.carry(self.process, self.constructor.process, asked)
-            if then is not None:
-                then()
-
-        self._work(self.wire.end_s(self.process), ask)
-
-    def _work(self, seconds: float, then: Then, own_s: float = 0.0) -> None:
-        """Have this rank's thread do its part of a message, while Ray's threads beside it do the rest.
-
-        Args:
-            seconds: What the message takes.
-            then: Follows on its own part.
-            own_s: What of it is its own in any case.
-        """
-        beside_s = (1 - self.wire.opens_share) * (seconds - own_s)
-        if beside_s > 0:
-            self.process.work(beside_s, _nothing)
-        self.process.work(seconds - beside_s, then)
+        asked = partial(self._be_asked, step)
+        # Nobody waits for that: a thread beside the one that takes asks.
+        self.process.work(
+            self.wire.end_s(self.process),
+            lambda: self.wire.carry(self.process, self.constructor.process, asked),
+        )
 
     def _be_asked(self, step: int) -> None:
         self._unanswered = step
@@ -112,29 +101,25 @@ class RayRank(Rank):
         )
 
     def _arrive(self, sizes: list[int]) -> None:
+        # A thread of Ray takes it in as it comes, while the rank trains or waits for it.
+        seconds = self.wire.end_s(self.process, sum(sizes), len(sizes))
+        self.process.work(seconds, partial(self._have_come, sizes))
+
+    def _have_come(self, sizes: list[int]) -> None:
         self._came = sizes
         if self._waiting is not None:
             self._open()
 
     def _open(self) -> None:
-        """Take in what has arrived, ask for what is behind it, and hand out the first step."""
+        """Have what came at hand, ask for what is behind it, and hand out the first step."""
         assert self._came is not None
         assert self._waiting is not None
         (step, have), sizes = self._waiting, self._came
         self._came = self._waiting = None
-
-        def opened() -> None:
-            # Asked before the first is handed out, by the one thread that takes: what is behind it is on its way while
-            # the rank trains.
-            self._held.extend(sizes)
-            self._ask(step + len(sizes), lambda: self._hand_out(step, have))
-
-        seconds = self.wire.end_s(self.process, sum(sizes), len(sizes))
-        # It waits for them, whoever brings them.
-        own_s = self.wire.bytes_s(self.process, sum(sizes))
-        # Ray's processes are asked for what has come, and have slept as long as the rank.
-        late_s = self.wire.opening_s(self.process.host)
-        self.process.host.clock.after(late_s, lambda: self._work(seconds, opened, own_s))
+        self._held.extend(sizes)
+        self._ask(step + len(sizes))
+        self.opens = True
+        self._hand_out(step, have)
 
     def _hand_out(self, step: int, have: Then) -> None:
         self.held_bytes -= self._held.popleft()
@@ -155,6 +140,7 @@ class LocalRank(Rank):
     constructor: SimulatedConstructor
     planner: SimulatedPlanner
     held_bytes: int = 0
+    opens: bool = False
     _told_next: int = field(default=0, init=False)
     _waiting: tuple[int, Then] | None = field(default=None, init=False)
 
@@ -226,7 +212,7 @@ class Trainer:
 
     def _took(self, rank: Rank) -> None:
         # A rank that only takes batches has all that it needs for that in its caches.
-        take_s = rank.wire.take_s()
+        take_s = rank.wire.take_s(opens=rank.opens)
         if take_s:
             # Not shared with others of its host: ranks wake one after the other there, and each is let run through so
             # short a while. What it waits counts from its own begin, as in a run.

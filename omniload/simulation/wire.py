@@ -26,8 +26,6 @@ class Wire:
     connections: set[frozenset[int]] = field(default_factory=set, init=False)
     """Pairs of processes that have spoken to each other, each by its ``id``."""
     _random: random.Random = field(init=False)
-    _opened: dict[int, tuple[float, float]] = field(default_factory=dict, init=False)
-    """By the ``id`` of a host: when ranks last got at batches, and how late that was."""
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)  # noqa: S311 -- no secret
@@ -39,37 +37,18 @@ class Wire:
         process.batches += batches
         costs = self.costs.roles[process.role]
         times = costs.rested if self.rests else 1.0
-        ends_s = times * (costs.end_s + batches * costs.batch_s)
-        return ends_s + self.bytes_s(process, size_bytes)
+        return times * (costs.end_s + size_bytes * costs.byte_s + batches * costs.batch_s)
 
-    @property
-    def opens_share(self) -> float:
-        """Part of what a rank takes to get at batches that its own thread does; all of it at full speed."""
-        return self.costs.opens_share if self.rests else 1.0
+    def take_s(self, *, opens: bool) -> float:
+        """Return what a rank that has trained takes for a batch that is at hand; nothing where it has not.
 
-    def bytes_s(self, process: Process, size_bytes: int) -> float:
-        """Return the part of ``end_s`` that goes with bytes."""
-        costs = self.costs.roles[process.role]
-        # A rank touches none of them: its thread waits while they are brought, which no rest makes longer.
-        times = costs.rested if self.rests and process.role != "rank" else 1.0
-        return times * size_bytes * costs.byte_s
-
-    def take_s(self) -> float:
-        """Return what a rank that has trained takes for a batch that is at hand; nothing where it has not."""
+        Args:
+            opens: Whether it is the first of some that came together: those behind them are asked for then.
+        """
         if not self.rests:
             return 0.0
-        return self._random.choice(self.costs.takes_s or (self.costs.take_s,))
-
-    def opening_s(self, host: Host) -> float:
-        """Return how long a rank that has trained waits, beside processor time, to get at batches that have come."""
-        if not self.rests or not self.costs.opens_s:
-            return 0.0
-        # All that get at them in one moment ask the same processes of Ray: what is late is late for each of them.
-        at_s, late_s = self._opened.get(id(host), (-1.0, 0.0))
-        if at_s != host.clock.now_s:
-            late_s = self._random.choice(self.costs.opens_s)
-            self._opened[id(host)] = host.clock.now_s, late_s
-        return late_s
+        drawn = (self.costs.opens_s if opens else ()) or self.costs.takes_s or (self.costs.take_s,)
+        return self._random.choice(drawn)
 
     def carry(
         self, sender: Process, receiver: Process, then: Callable[[], None], size_bytes: int = 0

@@ -46,7 +46,7 @@ from omniload.actors.ray.measuring.spent import (
 )
 from omniload.actors.ray.plane import RayPlane
 from omniload.base.errors import OmniloadError, UnavailableError
-from omniload.base.linux.kept_waiting import IdleBesideWork, kept_waiting_s
+from omniload.base.linux.kept_waiting import IdleBesideWork
 
 __all__ = ["Probed", "probe"]
 
@@ -84,8 +84,8 @@ class Probed:
     """Processor time of a step of the first plane, by role, where its ranks rested before they got at a window."""
     takes_s: tuple[float, ...]
     """Time in which a rank that has rested takes a batch that is at hand, of several, others left out."""
-    opened: tuple[tuple[float, float], ...]
-    """Time beside its own in which one gets at batches that have come, and its own processor time, of several."""
+    opens_s: tuple[float, ...]
+    """The same of the first of a window that has come, behind which the next one is asked for."""
     call: Call
     """That is answered with nothing."""
     node_bytes: int
@@ -140,7 +140,7 @@ def probe(specs: Sequence[PlaneSpec], calls: int, taker: _Takers) -> Probed:
         clock=clock,
         paced_step_s=paced_step(apart, together, clock),
         takes_s=tuple(chain.from_iterable(each.takes_s for each in apart)),
-        opened=tuple(chain.from_iterable(each.opened for each in apart)),
+        opens_s=tuple(chain.from_iterable(each.opens_s for each in apart)),
         call=call,
         node_bytes=node_bytes,
         idle=cores.share,
@@ -268,14 +268,14 @@ class _Ranks:
         # Others are at hand, and take a hundredth of that.
         self._opens_at = [spent_s.index(max(spent_s)) for spent_s in by_rank]
 
-    def pace(self, resting: int, windows: int) -> tuple[list[float], list[tuple[float, float]]]:
+    def pace(self, resting: int, windows: int) -> tuple[list[float], list[float]]:
         """Take windows, the first ranks with a pause before they get at one, and some more in it.
 
         Returns:
-            Of batches that were at hand then, the processor time of each; of windows, as ``_opened``.
+            What each batch took that was at hand then, and the first of each window.
         """
         takes_s: list[float] = []
-        opened: list[tuple[float, float]] = []
+        opens_s: list[float] = []
         for _ in range(windows):
             for place in range(self._window):
                 for number, (taker, first) in enumerate(
@@ -284,11 +284,9 @@ class _Ranks:
                     behind = (place - first) % self._window
                     if number >= resting or behind >= _PAUSES:
                         taker.next_batch()
-                    elif behind:
-                        takes_s.append(_taken_after_a_pause(taker))
                     else:
-                        opened.append(_opened(taker))
-        return takes_s, opened
+                        (takes_s if behind else opens_s).append(_taken_after_a_pause(taker))
+        return takes_s, opens_s
 
 
 def _serve_rank(address: str, rank: int, window: int, taker: _Takers, pipe: Connection) -> None:
@@ -364,9 +362,9 @@ class _Driven:
         self._alone.ask(("pace", windows))
         # The first of this process rests for all of them: they are one thread.
         self._ranks.pace(int(together), windows)
-        takes_s, opened = map(tuple, self._alone.answer(_ANSWERS_S))
+        takes_s, opens_s = map(tuple, self._alone.answer(_ANSWERS_S))
         spent = self._since(began, windows * self._window)
-        return Paced(spent=spent, takes_s=takes_s, opened=opened)
+        return Paced(spent=spent, takes_s=takes_s, opens_s=opens_s)
 
     def _begun(self) -> tuple[dict[int, float], float]:
         """Return the clocks of the processes of the plane, and of this machine."""
@@ -381,15 +379,6 @@ class _Driven:
         """Return the processor seconds of each process of the plane so far."""
         below = {each.pid: spent_by(each) for each in psutil.Process().children(recursive=True)}
         return below | {os.getpid(): time.process_time()}
-
-
-def _opened(taker: Taker) -> tuple[float, float]:
-    """Rest, and get at batches that have come; return the time beside that of this thread, and its processor time."""
-    time.sleep(_PAUSE_S)
-    kept_s = kept_waiting_s()
-    waited_s, own_s = took(taker)
-    # Cores that others had are shared out in a simulation too: what is left is Ray's way, and its processes.
-    return max(0.0, waited_s - own_s - (kept_waiting_s() - kept_s)), own_s
 
 
 def _taken_after_a_pause(taker: Taker) -> float:

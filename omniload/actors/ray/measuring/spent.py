@@ -60,8 +60,8 @@ class Paced:
     spent: Spent
     takes_s: tuple[float, ...]
     """Time in which a rank that has rested takes a batch that is at hand, of several, others left out."""
-    opened: tuple[tuple[float, float], ...]
-    """Time beside its own in which one gets at batches that have come, and its own processor time, of several."""
+    opens_s: tuple[float, ...]
+    """The same of the first of a window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from omniload.simulation.preparing import (
     SmallPlane,
     costs_by_role,
     even_roles,
-    share_opening,
     spread,
     with_rest,
 )
@@ -171,33 +170,6 @@ def test_how_many_times_as_long_messages_take_after_a_rest_is_found_again_within
         dict.fromkeys((*few.spent_s, "reader"), found_times) | {"process": 1.0}, rel=0.05
     )
     assert all(costs.end_s == 1e-3 for costs in found.values())
-
-
-@pytest.mark.parametrize(("own_s", "share"), [(1.5e-3, 0.5), (9.0, 1.0), (1e-9, 0.25)])
-def test_the_part_of_a_window_that_a_rank_does_itself_is_of_all_that_its_messages_take(
-    own_s, share
-):
-    few = planes_of(FREE)[0]
-    rank = RoleCosts(end_s=5e-4, rested=3.0)
-
-    assert share_opening(rank, few, 8, [own_s, 0.0, 10.0]) == pytest.approx(share)
-
-
-def test_bytes_of_a_window_are_no_work_of_a_rank_s_own_thread():
-    few = planes_of(FREE)[0]
-    (of,) = (figures for figures in few.simulated.roles if figures.role == "rank")
-    byte_s = 1e-3 / (8 * of.message_bytes_step)
-    rank = RoleCosts(end_s=5e-4, byte_s=byte_s, rested=3.0)
-
-    # Of three milliseconds for bytes nothing, and of three for messages half.
-    assert share_opening(rank, few, 8, [1.5e-3]) == pytest.approx(0.5)
-
-
-def test_batches_of_a_window_are_in_what_a_rank_takes_for_it():
-    rank = RoleCosts(end_s=5e-4, batch_s=1e-3, rested=3.0)
-
-    # Two messages of half a millisecond, and one batch: three times two milliseconds after a rest.
-    assert share_opening(rank, planes_of(FREE)[0], 1, [3e-3]) == pytest.approx(0.5, rel=0.01)
 
 
 def test_a_profile_that_was_kept_before_rests_were_measured_is_read_and_has_none():
