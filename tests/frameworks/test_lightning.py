@@ -38,10 +38,10 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
-def fit(folder, loader, steps, resume=None, **arguments):
+def fit(folder, loader, steps, resume=None, model=None, validation=None, **arguments):
     """Train up to a step, with a checkpoint after each; return what was seen."""
     lightning.seed_everything(3, verbose=False)
-    model = Model()
+    model = model or Model()
     keep = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=1)
     trainer = lightning.Trainer(
         max_steps=steps,
@@ -53,7 +53,7 @@ def fit(folder, loader, steps, resume=None, **arguments):
         default_root_dir=folder,
         **arguments,
     )
-    trainer.fit(model, loader, ckpt_path=resume, weights_only=resume and False)
+    trainer.fit(model, loader, validation, ckpt_path=resume, weights_only=resume and False)
     return model.seen
 
 
@@ -86,6 +86,22 @@ def test_a_mix_resumes(steps, mix, tmp_path):
 
     assert len(unbroken) == 6
     assert resumed == unbroken[2:]
+
+
+def test_each_validation_goes_through_all_that_a_mix_holds_out(mix, tmp_path):
+    held = mix.with_name("held.yaml")
+    held.write_text(mix.read_text() + "splits: {eval: 0.3}\n")
+    seen = []
+
+    class Validated(Model):
+        def validation_step(self, batch, _):
+            seen.append(batch.step)
+
+    with DataLoader(held, steps=4) as training, DataLoader(held, split="eval", steps=3) as held_out:
+        every_two = {"val_check_interval": 2, "num_sanity_val_steps": 1}
+        fit(tmp_path, training, 4, model=Validated(), validation=held_out, **every_two)
+
+    assert seen == [0, *[0, 1, 2] * 2]
 
 
 def test_two_ranks_resume(tmp_path):
