@@ -18,8 +18,9 @@ __all__ = ["HostWatch", "Looked", "begin_watch"]
 
 _LOOK_S, _LOOK_AGAIN_S = 0.25, 0.1
 """Between two looks, and between those by which another process is stopped, or goes on again."""
-_ANSWERS_S = 1.0
-"""Longest time to an answer; as often as roles give heartbeats."""
+_ANSWERS_S = 0.5
+"""Longest time to an answer, twice as often as roles give heartbeats: one that was given just behind an answer is seen
+with the next, and until then its member is taken for silent."""
 
 Looked = tuple[frozenset[str], list[JsonObject]]
 """Names of the members that are stopped, and the heartbeats of all that post theirs on the host."""
@@ -34,7 +35,7 @@ class HostWatch:
     def look(
         self, members: Mapping[str, Process], known: frozenset[str], board: Path | None
     ) -> Looked:
-        """Return which members are stopped: as soon as others are than is known, at two looks, or after a second.
+        """Return which members are stopped: as soon as others are than is known, at two looks, or after half a second.
 
         Args:
             members: Processes by the names of members; those that are not of this host, or have ended, run.

@@ -3,9 +3,9 @@
 ::
 
     keeper ── look at these, of which I know those as stopped ──▶ HostWatch, a process on each host that has members
-           ◀── what has changed, or after a second what is so ──    /proc, and the heartbeats in the host's folder
+           ◀── what has changed, or after half a second what is so ──  /proc, and the heartbeats in the host's folder
 
-One call a second for each host, however many members it has. A host that does not answer says nothing of its members:
+Two calls a second for each host, however many members it has. A host that does not answer says nothing of its members:
 what it said last holds of those that were stopped, and nobody there is silent for it.
 """
 

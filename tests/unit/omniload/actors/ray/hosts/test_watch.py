@@ -9,9 +9,11 @@ from omniload.actors.ray.hosts.watch import HostWatch
 from omniload.actors.ray.processes import Process
 from omniload.base.clock import FakeClock
 from omniload.machine.progress import Progress
+from omniload.machine.replacement import MembersSeen, Roster
 
 FIRST, OTHER = "constructor-1", "constructor-2"
 NODE = "node-b"
+LOOK_S = 0.25
 
 
 def a_process(pid, node=NODE):
@@ -55,13 +57,13 @@ NEVER, ALWAYS = (0.0, 0.0), (0.0, 1e9)
 @pytest.mark.parametrize(
     ("stopped_at", "known", "found", "after_s"),
     [
-        (NEVER, set(), set(), (1.0, 1.3)),
-        ((100.3, 1e9), set(), {FIRST}, (0.3, 0.7)),
+        (NEVER, set(), set(), (0.5, 0.8)),
+        ((100.2, 1e9), set(), {FIRST}, (0.2, 0.45)),
         # At two looks a tenth of a second apart: it goes on in between.
-        ((100.2, 100.3), set(), set(), (1.0, 1.3)),
+        ((100.2, 100.3), set(), set(), (0.5, 0.8)),
         # Whoever asks knows already.
-        (ALWAYS, {FIRST}, {FIRST}, (1.0, 1.3)),
-        ((0.0, 100.3), {FIRST}, set(), (0.3, 0.7)),
+        (ALWAYS, {FIRST}, {FIRST}, (0.5, 0.8)),
+        ((0.0, 100.2), {FIRST}, set(), (0.2, 0.45)),
     ],
 )
 def test_a_watch_answers_once_others_are_stopped_than_is_known(
@@ -91,3 +93,41 @@ def test_a_watch_tells_the_heartbeats_of_the_members_it_is_asked_for(held, tmp_p
     _, beats = HostWatch(held.clock).look({FIRST: a_process(7)}, frozenset(), tmp_path)
 
     assert [Progress.from_json(beat) for beat in beats] == [a_beat(FIRST)]
+
+
+class Beating(FakeClock):
+    """A clock by which a member posts a heartbeat every so many seconds, whoever sleeps meanwhile."""
+
+    def __init__(self, board, gap_s):
+        super().__init__(100.0)
+        self.board, self.gap_s, self.next_s = board, gap_s, 100.0
+
+    def sleep(self, seconds):
+        until_s = self.now_s() + seconds
+        while self.next_s <= until_s:
+            self.board.note(a_beat(FIRST, self.next_s))
+            self.next_s += self.gap_s
+        super().sleep(seconds)
+
+
+@pytest.mark.parametrize(("gap_s", "is_replaced"), [(2.3, False), (3.6, True)])
+def test_a_heartbeat_that_is_a_second_late_on_a_busy_host_elsewhere_costs_no_role(
+    held, monkeypatch, tmp_path, gap_s, is_replaced
+):
+    """The least ``silent_after`` bears an answer of the watch too, and most of a second until the keeper has that."""
+    clock = Beating(FolderBoard(tmp_path), gap_s)
+    monkeypatch.setattr(held, "clock", clock)
+    held.stopped_at.update({7: NEVER})
+    watch, roster = HostWatch(clock), Roster(roles={FIRST: 0}, silent_s=3.0)
+    looked_s, heard, ended = 100.0, (), ()
+    while clock.now_s() < 300.0 and not ended:
+        _, beats = watch.look({FIRST: a_process(7)}, frozenset(), tmp_path)
+        # Until the keeper has the answer, and asks again, it sees the one before.
+        while looked_s + LOOK_S <= clock.now_s() and not ended:
+            looked_s += LOOK_S
+            told = {each["name"]: Progress.from_json(each) for each in heard}
+            ended = roster.handle(MembersSeen(now_s=looked_s, beats=told))
+        clock.sleep(3 * LOOK_S)
+        heard = beats
+
+    assert bool(ended) == is_replaced
