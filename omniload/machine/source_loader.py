@@ -25,7 +25,7 @@ from omniload.machine.messages import (
     SliceRequest,
     TakeOver,
 )
-from omniload.mix.columns import COLUMNS, ColumnRanges, SampleColumns, joined_ranges
+from omniload.mix.columns import ColumnRanges, SampleColumns, joined_ranges
 from omniload.mix.pieces import POSITION_LIMIT, SUB_LIMIT
 from omniload.mix.samples import joined_tables
 
@@ -122,8 +122,8 @@ class SourceLoader:
             floor = self._taken_over.get(request.source)
             if floor is None or not len(request.positions_N):
                 continue
-            keys_N = self._of(request.source).index().keys_N
-            held_N = _are_held(keys_N, sample_keys(request.positions_N, request.subs_N))
+            wanted_N = sample_keys(request.positions_N, request.subs_N)
+            held_N = self._of(request.source).index().are_held(wanted_N)
             # Not before the floor: all ranks have those, and a request for them is one of a step that is built anew
             # in vain.
             positions = request.positions_N[~held_N & (request.positions_N >= floor)]
@@ -195,15 +195,17 @@ class SourceLoader:
         for place, request in enumerate(requests):
             index = self._of(request.source).index()
             wanted_N = asked.keys_N[cuts[place] : cuts[place + 1]]
-            row = index.keys_N.searchsorted(wanted_N)
-            if not _all_found(index.keys_N, row, wanted_N):
+            rows_N = index.rows_of(wanted_N)
+            if rows_N is None:
                 raise self._missing(request, index, wanted_N)
-            first.append(index.starts_N[row])
-            last.append(index.stops_N[row])
-            which.append(index.blocks_N[row] + len(columns))
+            first.append(index.starts_N[rows_N])
+            last.append(index.stops_N[rows_N])
+            which.append(index.blocks_N[rows_N] + len(columns))
             columns += index.columns
             for name in index.others.keys() & request.columns:
-                others.setdefault(name, {})[place] = _ranges_in(name, index, row, request)
+                others.setdefault(name, {})[place] = index.ranges_of(
+                    name, rows_N, request.starts_N, request.stops_N
+                )
         first_N, last_N = np.concatenate(first), np.concatenate(last)
         tokens = Ranges(
             columns=columns,
@@ -250,7 +252,7 @@ class SourceLoader:
         self, request: SliceRequest, index: SampleIndex, wanted_N: NDArray[np.int64]
     ) -> StateError:
         first, last = self.held_positions(request.source)
-        missing = request.positions_N[~np.isin(wanted_N, index.keys_N)]
+        missing = request.positions_N[~index.are_held(wanted_N)]
         return StateError(
             f"source {self.names.get(request.source, request.source)!r} holds positions {first} to {last}, asked for "
             f"{missing.min()} to {missing.max()}: released, or never read; "
@@ -286,22 +288,6 @@ def _chunks(start: int, stop: int) -> Iterable[tuple[int, int]]:
     return ((at, min(at + _CHUNK, stop)) for at in range(start, stop, _CHUNK))
 
 
-def _ranges_in(
-    name: str, index: SampleIndex, rows_N: NDArray[np.int64], request: SliceRequest
-) -> Ranges:
-    """Say where the asked ranges of a further column lie."""
-    column = index.others[name]
-    first, last = column.starts_N[rows_N], column.stops_N[rows_N]
-    if COLUMNS[name].aligned:
-        starts_N = np.minimum(first + request.starts_N, last)
-        stops_N = np.minimum(first + request.stops_N, last)
-    else:  # with the piece that holds the sample's first token
-        starts_N, stops_N = first, np.where(request.starts_N == 0, last, first)
-    return Ranges(
-        columns=column.values, which_N=index.blocks_N[rows_N], starts_N=starts_N, stops_N=stops_N
-    )
-
-
 def _cuts(requests: Sequence[SliceRequest]) -> list[int]:
     """Return where the ranges of each request begin among those of all, and where the last one stops."""
     return list(accumulate((len(request.positions_N) for request in requests), initial=0))
@@ -335,23 +321,6 @@ class _Asked:
                 f"source {source}, which are none; resume from an earlier checkpoint"
             )
         return cls(sample_keys(positions_N, subs_N), starts_N, stops_N)
-
-
-def _are_held(keys_N: NDArray[np.int64], wanted_N: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tell which samples are among those held; for a few of them faster than a set operation."""
-    row_N = keys_N.searchsorted(wanted_N)
-    held_N = row_N < len(keys_N)
-    held_N[held_N] = keys_N[row_N[held_N]] == wanted_N[held_N]
-    return held_N
-
-
-def _all_found(
-    keys_N: NDArray[np.int64], row: NDArray[np.int64], wanted: NDArray[np.int64]
-) -> bool:
-    if not len(keys_N):
-        return not len(wanted)
-    # One behind the last is no sample's, and compared with the last.
-    return bool((keys_N.take(row, mode="clip") == wanted).all())
 
 
 @dataclass(slots=True)

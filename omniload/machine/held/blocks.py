@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, Ranges
+from omniload.mix.columns import COLUMNS
 from omniload.mix.pieces import SUB_LIMIT
 from omniload.mix.samples import SampleTable
 
@@ -78,6 +79,40 @@ class SampleIndex:
     """Tokens of each block."""
     others: dict[str, Column]
     """Further columns by name."""
+
+    def are_held(self, wanted_N: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell which samples are held, by their keys; for a few of them faster than a set operation."""
+        rows_N = self.keys_N.searchsorted(wanted_N)
+        held_N = rows_N < len(self.keys_N)
+        held_N[held_N] = self.keys_N[rows_N[held_N]] == wanted_N[held_N]
+        return held_N
+
+    def rows_of(self, wanted_N: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Return the rows of samples, by their keys; ``None`` where one of them is not held."""
+        rows_N = self.keys_N.searchsorted(wanted_N)
+        if not len(self.keys_N):
+            return None if len(wanted_N) else rows_N
+        # One behind the last is no sample's, and compared with the last.
+        return rows_N if (self.keys_N.take(rows_N, mode="clip") == wanted_N).all() else None
+
+    def ranges_of(
+        self,
+        name: str,
+        rows_N: NDArray[np.int64],
+        starts_N: NDArray[np.int32],
+        stops_N: NDArray[np.int32],
+    ) -> Ranges:
+        """Say where a further column has what goes with the tokens ``starts_N`` to ``stops_N`` of some rows."""
+        column = self.others[name]
+        first_N, last_N = column.starts_N[rows_N], column.stops_N[rows_N]
+        if COLUMNS[name].aligned:
+            begins_N = np.minimum(first_N + starts_N, last_N)
+            ends_N = np.minimum(first_N + stops_N, last_N)
+        else:  # with the piece that holds the sample's first token
+            begins_N, ends_N = first_N, np.where(starts_N == 0, last_N, first_N)
+        return Ranges(
+            columns=column.values, which_N=self.blocks_N[rows_N], starts_N=begins_N, stops_N=ends_N
+        )
 
 
 @dataclass(slots=True)
