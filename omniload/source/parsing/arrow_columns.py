@@ -26,10 +26,12 @@ from omniload.source.parsing.conditions import kept_columns, require_where, want
 from omniload.source.parsing.image_cells import require_images
 from omniload.source.parsing.token_lists import (
     RowsAt,
+    is_list,
     nulls_of,
     row_at,
     said_of_columns,
     token_records,
+    type_asked_for,
 )
 
 __all__ = [
@@ -37,7 +39,6 @@ __all__ = [
     "TableSource",
     "as_objects",
     "index_kind",
-    "is_list",
     "kept_of",
     "laid_out",
     "records_of",
@@ -230,11 +231,7 @@ def _require_others(schema: pa.Schema, columns: Mapping[TableColumn, str], path:
         ConfigError: With what the shard has.
     """
     for name, column in columns.items():
-        if schema.names.count(column) != 1:
-            raise ConfigError(
-                f"{path}: has no single column {column!r} for columns.{name}; it has {', '.join(schema.names)}"
-            )
-        found = schema.field(column).type
+        found = type_asked_for(schema, column, path, by=f"columns.{name}")
         values = found.value_type if is_list(found) else found
         if COLUMNS[name].aligned:
             fits = is_list(found) and (pa.types.is_boolean(values) or pa.types.is_integer(values))
@@ -256,11 +253,7 @@ def _require_key(schema: pa.Schema, key: str | None, path: str) -> None:
     """
     if key is None:
         return
-    if schema.names.count(key) != 1:
-        raise ConfigError(
-            f"{path}: has no single column {key!r} for key; it has {', '.join(schema.names)}"
-        )
-    found = schema.field(key).type
+    found = type_asked_for(schema, key, path, by="key")
     if not (_is_text(found) or pa.types.is_integer(found)):
         raise ConfigError(f"{path}: column {key!r} is {found}, not texts or integers, as a key is")
 
@@ -285,12 +278,6 @@ def _is_text(found: pa.DataType) -> bool:
     if pa.types.is_dictionary(found):
         return _is_text(found.value_type)
     return found in {pa.string(), pa.large_string(), pa.string_view()}
-
-
-def is_list(found: pa.DataType) -> bool:
-    """Return whether a column holds lists."""
-    kinds = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
-    return isinstance(found, kinds)
 
 
 def _is_tokens(found: pa.DataType) -> bool:

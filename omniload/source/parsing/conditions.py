@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from omniload.base.errors import ConfigError
 from omniload.mix.schema.conditions import Between, Condition, Value, kind_of
 from omniload.source.parsing.lines import BadLineError, value_in
+from omniload.source.parsing.token_lists import type_asked_for
 
 __all__ = ["keeps", "kept_columns", "require_where", "wanted_kind"]
 
@@ -75,11 +76,7 @@ def require_where(schema: pa.Schema, where: Mapping[str, Condition], path: str) 
         ConfigError: With what the shard has.
     """
     for column, condition in where.items():
-        if schema.names.count(column) != 1:
-            raise ConfigError(
-                f"{path}: has no single column {column!r} for where; it has {', '.join(schema.names)}"
-            )
-        found = schema.field(column).type
+        found = type_asked_for(schema, column, path, by="where")
         values = found.value_type if pa.types.is_dictionary(found) else found
         if not _IS_KIND[wanted_kind(condition)](values):
             raise ConfigError(

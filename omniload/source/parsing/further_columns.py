@@ -16,8 +16,15 @@ from omniload.base.ragged import Ragged
 from omniload.mix.columns import COLUMNS, TEXT, TableColumn
 from omniload.source.columns import drained
 from omniload.source.formats.format import Records
-from omniload.source.parsing.arrow_columns import is_list, records_of
-from omniload.source.parsing.token_lists import RowsAt, holed, list_offsets, nulls_of, row_at
+from omniload.source.parsing.arrow_columns import records_of
+from omniload.source.parsing.token_lists import (
+    RowsAt,
+    holed,
+    is_list,
+    list_offsets,
+    nulls_of,
+    row_at,
+)
 
 __all__ = ["with_others"]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
 from omniload.source.formats.format import Records
-from omniload.source.parsing.token_lists import RowsAt, row_at
+from omniload.source.parsing.token_lists import RowsAt, is_list, row_at, type_asked_for
 
 __all__ = [
     "ENCODED",
@@ -50,13 +50,8 @@ def require_images(schema: pa.Schema, column: str, path: str) -> None:
     Raises:
         ConfigError: With what the shard has.
     """
-    if schema.names.count(column) != 1:
-        raise ConfigError(
-            f"{path}: has no single column {column!r} for images; it has {', '.join(schema.names)}; "
-            "name the one that has them"
-        )
-    found = schema.field(column).type
-    if not _is_image(found.value_type if _is_list(found) else found):
+    found = type_asked_for(schema, column, path, by="images", remedy="name the one that has them")
+    if not _is_image(found.value_type if is_list(found) else found):
         raise ConfigError(
             f"{path}: column {column!r} is {found}, not images; give bytes, an object with a field {_FIELD!r}, or a "
             "list of either; files that it names are not read, so write their bytes into the table"
@@ -123,7 +118,7 @@ def _paths_alone(cells: pa.Array) -> NDArray[np.bool_]:
 
 def _flat(cells: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
     """Return what may be images, end to end, and how many of them each cell has."""
-    if not _is_list(cells.type):
+    if not is_list(cells.type):
         return cells, np.ones(len(cells), np.int64)
     lengths = cells.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     # By ``flatten``, which leaves out what lies under a null; ``values`` would not.
@@ -139,7 +134,3 @@ def _is_image(found: pa.DataType) -> bool:
 
 def _is_binary(found: pa.DataType) -> bool:
     return found in {pa.binary(), pa.large_binary(), pa.binary_view()}
-
-
-def _is_list(found: pa.DataType) -> bool:
-    return isinstance(found, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))

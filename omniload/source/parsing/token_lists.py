@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
 from omniload.source.columns import drained
 from omniload.source.formats.format import Records
@@ -22,12 +23,14 @@ __all__ = [
     "fault_of",
     "holed",
     "id_records",
+    "is_list",
     "list_offsets",
     "nulls_of",
     "row_at",
     "rows_of_ids",
     "said_of_columns",
     "token_records",
+    "type_asked_for",
 ]
 
 _INT32_MAX = np.iinfo(np.int32).max
@@ -208,3 +211,22 @@ def _ragged(lists: pa.Array) -> tuple[Ragged, NDArray[np.bool_]]:
         values = values.fill_null(0)
     found, wrong_B = rows_of_ids(values.to_numpy(), offsets)
     return found, holed_B | wrong_B
+
+
+def is_list(found: pa.DataType) -> bool:
+    """Return whether a column holds lists."""
+    return isinstance(found, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
+
+
+def type_asked_for(
+    schema: pa.Schema, column: str, path: str, *, by: str, remedy: str = ""
+) -> pa.DataType:
+    """Return the type of a column of the shard at ``path`` that a field of its source, ``by``, asks for.
+
+    Raises:
+        ConfigError: It is not there, or more than once; with what the shard has.
+    """
+    if schema.names.count(column) == 1:
+        return schema.field(column).type
+    missing = f"{path}: has no single column {column!r} for {by}; it has {', '.join(schema.names)}"
+    raise ConfigError(f"{missing}; {remedy}" if remedy else missing)
