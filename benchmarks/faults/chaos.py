@@ -8,7 +8,7 @@ import random
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.faults.full_disk import full_for
 from benchmarks.faults.machine_stops import MachineStops, seconds_within
 from benchmarks.loaders.mixed_sources import MixedSources, build_sources, mix_of
 from benchmarks.report import Table, print_table, write_report
@@ -32,6 +33,9 @@ from omniload.plan.place_tree import ClientPlaceTree
 __all__ = ["Faults", "Ordeal", "Wait", "main", "schedule_of", "survive"]
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+_FULL = "full"
+_FULL_S = 5.0
+"""How long a disk is full: a small part of what a planner waits for room."""
 _RECOVERED_WITHIN_S = 120.0
 _FIRST_STEPS = 10
 _CALM_STEPS = 10
@@ -46,6 +50,8 @@ class Faults:
     roles: tuple[str, ...]
     """Beginnings of the names of roles: ``loader``, ``planner``, ``constructor``."""
     kinds: tuple[str, ...] = ("kill",)
+    disk: Path | None = None
+    """Where the run's folder lies, which faults of kind ``full`` fill up, whatever the role."""
     whole: bool = True
     """Wait with the next fault until every role is held and every shadow stands ready."""
     seed: int = 0
@@ -106,6 +112,12 @@ def survive(
     while len(ordeal.start) < _FIRST_STEPS or not plane.is_whole():
         ordeal.start.append(take())
     for kind, role in schedule_of(faults, list(plane.holders())):
+        if kind == _FULL:
+            assert faults.disk is not None, "asked for with the kind"
+            waits = _through_a_full_disk(faults.disk, take, built_ahead)
+            ordeal.struck.setdefault("full disk", []).append(waits)
+            ordeal.calm += [take() for _ in range(_CALM_STEPS)]
+            continue
         struck = plane.holders()[role]
         os.kill(plane.pids()[role], _SIGNALS[kind])
         until_s, waits, after = time.monotonic() + _RECOVERED_WITHIN_S, list[Wait](), 0
@@ -118,6 +130,17 @@ def survive(
         ordeal.struck.setdefault(f"{kind} {role.partition('-')[0]}", []).append(waits)
         ordeal.calm += [take() for _ in range(_CALM_STEPS)]
     return ordeal
+
+
+def _through_a_full_disk(disk: Path, take: Callable[[], Wait], built_ahead: int) -> list[Wait]:
+    """Take steps while the disk is full, and those that were built by then."""
+    waits, after = [], 0
+    with full_for(disk, _FULL_S) as has_room:
+        while after < built_ahead:
+            had_room = has_room.is_set()
+            waits.append(take())
+            after += had_room
+    return waits
 
 
 def unbroken(spec: PlaneSpec, steps: int) -> list[int]:
@@ -223,7 +246,12 @@ step, which is compared with an unbroken run in one process."""
     multiple=True,
     default=("kill",),
     show_default=True,
-    type=click.Choice(sorted(_SIGNALS)),
+    type=click.Choice([*sorted(_SIGNALS), _FULL]),
+)
+@click.option(
+    "--disk",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A small file system: the run's folder lies there, and --kind full fills it.",
 )
 @click.option("--shadows", default=1, show_default=True, type=click.IntRange(0, 2))
 @click.option("--ranks", default=4, show_default=True, type=click.IntRange(1))
@@ -238,6 +266,7 @@ def main(  # noqa: PLR0913 -- options
     count: int,
     roles: tuple[str, ...],
     kinds: tuple[str, ...],
+    disk: Path | None,
     shadows: int,
     ranks: int,
     loaders: int,
@@ -254,13 +283,16 @@ def main(  # noqa: PLR0913 -- options
       python -m benchmarks.faults.chaos --faults 20 --kind kill --kind stop --no-report
     """  # noqa: D301 -- click's own marker
     corpus = MixedSources(sources=sources, documents=2_000)
-    faults = Faults(count=count, roles=roles, kinds=kinds, seed=seed)
+    if _FULL in kinds and disk is None:
+        raise click.UsageError("--kind full needs --disk, a small file system that it may fill")
+    faults = Faults(count=count, roles=roles, kinds=kinds, seed=seed, disk=disk)
     with tempfile.TemporaryDirectory() as made:
         build_sources(Path(made), corpus)
         if url is not None:
             put_sources(Path(made), corpus, url)
         mix = mix_for(corpus, ranks=ranks, loaders=loaders, shadows=shadows, url=url)
-        spec = PlaneSpec(mix=mix, base_dir=Path(made), tree=ClientPlaceTree.of(dp=ranks))
+        tree, run_dir = ClientPlaceTree.of(dp=ranks), disk and disk / "run"
+        spec = PlaneSpec(mix=mix, base_dir=Path(made), tree=tree, run_dir=run_dir)
         with MachineStops() as machine, open_ray_plane(spec) as plane:
             clients = [Client(plane.handle(rank)) for rank in range(ranks)]
             begun_s = time.monotonic()
@@ -281,6 +313,7 @@ def main(  # noqa: PLR0913 -- options
             [f"--faults {count}", *(f"--role {r}" for r in roles), *(f"--kind {k}" for k in kinds)]
             + [f"--ranks {ranks} --loaders {loaders} --sources {sources}"]
             + ([] if url is None else [f"--sources-at {url}"])
+            + ([] if disk is None else ["--disk DISK"])
         )
         path = write_report(
             __file__, "chaos" if url is None else f"chaos_{url.partition('://')[0]}",

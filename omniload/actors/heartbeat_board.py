@@ -93,7 +93,8 @@ class Activity:
 
         def says(what: str) -> None:
             with self._lock:
-                self._tasks[key] = replace(task, doing=what)
+                if key in self._tasks:
+                    self._tasks[key] = replace(task, doing=what)
 
         try:
             with self.speaking():

@@ -1,6 +1,7 @@
 """A real disk that is full for a while: the journal waits for room, and the run goes on with the same samples."""
 
 import os
+import threading
 from contextlib import suppress
 from itertools import islice
 
@@ -143,6 +144,24 @@ def test_blocks_that_find_no_room_stay_in_memory_and_the_samples_are_the_same(
     (told,) = (m for m in caplog.messages if "over loader.memory" in m)
     assert f"{disk}: " in told
     assert "0 bytes (0 B) are free there" in told
+
+
+def test_a_plane_that_is_closed_waits_for_room_no_more(disk, tmp_path, monkeypatch, caplog):
+    waits, real = threading.Event(), Room._waits
+    monkeypatch.setattr(Room, "_waits", lambda room, *told: (waits.set(), real(room, *told))[1])
+
+    with LocalPlane(a_spec(tmp_path, disk / "run")) as plane, Client(plane.handle(0)) as client:
+        fill(disk)
+        taking = threading.Thread(target=lambda: all(client.next_batch() for _ in range(400)))
+        with monkeypatch.context() as patched:
+            patched.setattr(threading, "excepthook", lambda _: None)
+            taking.start()
+            assert waits.wait(timeout=60)
+            plane.close()
+            taking.join(timeout=60)
+
+    assert not taking.is_alive()
+    assert not [m for m in caplog.messages if "did not stop within" in m]
 
 
 def test_an_edit_that_finds_no_room_waits_for_it_and_holds(disk, tmp_path, monkeypatch):

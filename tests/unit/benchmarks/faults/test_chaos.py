@@ -1,13 +1,18 @@
 """What a report of faults says of waits: longest of each fault, with and without the stops of the machine."""
 
+import errno
 import struct
 
 import pytest
+from click.testing import CliRunner
 from fsspec.core import url_to_fs
 
-from benchmarks.faults.chaos import Ordeal, Wait, mix_for, put_sources, table_of
+from benchmarks.faults import full_disk
+from benchmarks.faults.chaos import Ordeal, Wait, main, mix_for, put_sources, table_of
+from benchmarks.faults.full_disk import full_for
 from benchmarks.faults.machine_stops import seconds_within, spans_in
 from benchmarks.loaders.mixed_sources import MixedSources, build_sources
+from tests.support.disks import a_tmpfs
 
 
 @pytest.mark.parametrize(
@@ -61,3 +66,34 @@ def test_sources_are_put_to_a_store_and_read_from_there(tmp_path):
     for name in corpus.names:
         (path,) = (tmp_path / name).iterdir()
         assert store.cat(f"/{tmp_path.name}/{name}/{path.name}") == path.read_bytes()
+
+
+def test_a_disk_is_full_for_a_while_and_has_its_room_again(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with a_tmpfs(disk, "64k"):
+        with full_for(disk, 0.01) as has_room:
+            assert has_room.wait(timeout=30)
+            assert list(disk.iterdir()) == []
+        with full_for(disk, 3600):
+            with pytest.raises(OSError, match="No space left") as told:
+                (disk / "other").write_bytes(b"x")
+            assert told.value.errno == errno.ENOSPC
+            (disk / "other").unlink()
+        assert list(disk.iterdir()) == []
+
+
+def test_a_large_disk_is_not_filled_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(full_disk, "_MOST_BYTES", 8192)
+
+    with pytest.raises(OSError, match="has more than 8192 bytes"), full_for(tmp_path, 1.0):
+        raise AssertionError("it is refused")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_to_fill_has_to_be_named():
+    result = CliRunner().invoke(main, ["--kind", "full", "--no-report"])
+
+    assert result.exit_code == 2
+    assert "--kind full needs --disk" in result.output

@@ -24,6 +24,19 @@ def test_a_role_says_its_oldest_task_and_what_it_waits_for_without_one():
     assert [t.doing for t in role.progress().tasks] == ["has built every step"]
 
 
+def test_a_task_may_be_said_in_other_words_until_it_ends():
+    role = Activity("planner")
+    with role.doing("writes the journal", ("loader-0",)) as says:
+        (first,) = role.progress().tasks
+        says("waits for room")
+        (now,) = role.progress().tasks
+    says("waits for more")
+
+    assert (now.doing, now.since_s) == ("waits for room", first.since_s)
+    assert now.waits_for == ("loader-0",)
+    assert role.progress().tasks == ()
+
+
 def test_calls_to_stores_are_those_of_the_role_that_reads():
     with under_way("reads x"):
         reader, other = Activity("loader-0", reads=True).progress(), Activity("planner").progress()
