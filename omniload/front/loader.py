@@ -385,13 +385,8 @@ class Loader:
 
     @override
     def __repr__(self) -> str:
-        if self._closed:
-            progress = "closed"
-        else:
-            progress = (
-                "not opened" if self._client is None else f"next_step={self._client.next_step}"
-            )
-        return f"Loader(sources={list(self.source_names)}, {progress})"
+        opened = "not opened" if self._client is None else f"next_step={self._client.next_step}"
+        return f"Loader(sources={list(self.source_names)}, {'closed' if self._closed else opened})"
 
     @override
     def __getstate__(self) -> NoReturn:

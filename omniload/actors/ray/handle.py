@@ -88,8 +88,7 @@ class RayHandle(RankHandle):
         dp_rank, self._cp_rank = check_rank(address.sizes_with(asked), dp_rank, cp_rank)
         self._address, self._on_close, self._check_plane = address, on_close, check
         self._gate, self._left = Gate(), threading.Event()
-        self._held: deque[Batch] = deque()
-        self._calls = DaemonPool(1, "omniload-asks")
+        self._held, self._calls = deque[Batch](), DaemonPool(1, "omniload-asks")
         self._asked: tuple[int, Future[Any]] | None = None
         self._looked_for: Future[Any] | None = None
         self._folder = address.on_host(host_id())[1]

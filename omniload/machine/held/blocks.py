@@ -99,8 +99,8 @@ class SampleIndex:
         self,
         name: str,
         rows_N: NDArray[np.int64],
-        starts_N: NDArray[np.int32],
-        stops_N: NDArray[np.int32],
+        starts_N: NDArray[np.int64],
+        stops_N: NDArray[np.int64],
     ) -> Ranges:
         """Say where a further column has what goes with the tokens ``starts_N`` to ``stops_N`` of some rows."""
         column = self.others[name]

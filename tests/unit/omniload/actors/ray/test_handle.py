@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -121,6 +122,13 @@ def said_by(handle, step):
     return FakeConstructor.asked, FakeLink.told
 
 
+def await_answer(handle, step):
+    """Look until what a rank asked for is there: two threads pass it on."""
+    until_s = time.monotonic() + 10.0
+    while not handle.is_ready(step):
+        assert time.monotonic() < until_s, f"step {step} did not come"
+
+
 def test_a_rank_that_trained_finds_its_batches_taken_in_and_calls_nobody_from_its_own_thread(
     handle, monkeypatch
 ):
@@ -132,10 +140,10 @@ def test_a_rank_that_trained_finds_its_batches_taken_in_and_calls_nobody_from_it
     taken = [handle.take(step, 5.0).step for step in range(2)]
     for step in (2, 4):
         # As a rank that trains does, whatever comes meanwhile.
-        handle._asked[1].result(10.0)
+        await_answer(handle, step)
         monkeypatch.setattr(FakeLink, "look", look)
         taken += [handle.take(step, 5.0).step, handle.take(step + 1, 5.0).step]
-    handle._asked[1].result(10.0)
+    await_answer(handle, 6)
 
     assert taken == list(range(6))
     assert len(FakeConstructor.threads) == 4

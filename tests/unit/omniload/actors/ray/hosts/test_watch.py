@@ -9,7 +9,8 @@ from omniload.actors.ray.hosts.watch import HostWatch
 from omniload.actors.ray.processes import Process
 from omniload.base.clock import FakeClock
 from omniload.machine.progress import Progress
-from omniload.machine.replacement import MembersSeen, Roster
+from omniload.machine.roster.members import MembersSeen
+from omniload.machine.roster.roster import Roster
 
 FIRST, OTHER = "constructor-1", "constructor-2"
 NODE = "node-b"
