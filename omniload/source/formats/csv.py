@@ -40,6 +40,7 @@ from omniload.source.patterns import FileNames
 __all__ = ["FORMAT", "CsvFormat"]
 
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
+_NEWLINES = b"\n"
 _BOM = b"\xef\xbb\xbf"
 _LARGEST_HEADER = 1 << 20
 _HEAD_BYTES = 16
@@ -183,7 +184,8 @@ class CsvFormat(IndexedFormat):
                 "is it of this type, with this delimiter?"
             )
         with stream_of(file) as stream:
-            header = stream.read_buffer(stop)
+            # Of a header without rows the newline may be left out, and Arrow takes it for no row at all.
+            header = stream.read_buffer(stop).to_pybytes().removesuffix(_NEWLINES) + _NEWLINES
         names = csv.read_csv(
             pa.BufferReader(header), parse_options=self._parse_options()
         ).column_names
