@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from omniload.base.concurrency.threads import DaemonPool
-from omniload.base.errors import ConfigError, StateError
+from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.log import get_logger
 from omniload.base.reading import open_file
 from omniload.base.writing import FULL, free_in
-from omniload.source.files import ShardFile
+from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import MAX_UNIT_RECORDS, UnitTable
+from omniload.source.parsing.beginnings import said_of_shard
+from omniload.source.parsing.compressed import codec_of
 
 __all__ = [
     "INDEX_VERSION",
@@ -60,6 +63,7 @@ _SCHEMA = pa.schema(
 """A line for each shard. A zip of eleven arrays took four times as long to read, once for each of 1,000 sources."""
 
 _READERS = 8
+_HEAD_BYTES = 64
 _log = get_logger(__name__)
 _told: set[tuple[Path, int | None]] = set()
 """Folders that were told of, each with the number of the error."""
@@ -120,6 +124,7 @@ def index_of(
     *,
     kind: str,
     cache: IndexCache | None,
+    unpacks: bool = False,
 ) -> UnitTable:
     """Return the units of all files, building only what is not kept.
 
@@ -128,6 +133,7 @@ def index_of(
         build: Finds the units of one file; called from several threads where there are several.
         kind: Says how files are cut; units cut otherwise are not taken from the cache.
         cache: Where the index is kept; ``None`` builds it every time.
+        unpacks: Whether the type reads compressed shards.
 
     Raises:
         ConfigError: A unit claims more records than any may hold.
@@ -136,13 +142,14 @@ def index_of(
     kept = _load(cache.path(kind)) if cache else {}
     missing = [file for file in files if key_of_file(file) not in kept]
     built: dict[str, FileUnits] = {}
+    find = partial(_units_of, build=build, unpacks=unpacks)
     if (
         len(missing) == 1
     ):  # of a thousand sources of one file, a thousand threads would be started and waited for
-        built = {missing[0].path: build(missing[0])}
+        built = {missing[0].path: find(missing[0])}
     elif missing:
         with DaemonPool(min(_READERS, len(missing)), "omniload-index") as pool:
-            found = pool.map(build, missing)
+            found = pool.map(find, missing)
         built = dict(zip((file.path for file in missing), found, strict=True))
     # Before an order is made of them, which takes memory by the count: a damaged head may claim any.
     for path, unit in built.items():
@@ -160,6 +167,26 @@ def index_of(
         # A file without records takes no part: one more or less leaves a source what it is.
         contents_F=tuple(unit.content if unit.rows.any() else "" for unit in units),
     )
+
+
+def _units_of(
+    file: ShardFile, build: Callable[[ShardFile], FileUnits], *, unpacks: bool
+) -> FileUnits:
+    """Find the units of a file; one that shows what it is instead is told as that, not as damaged.
+
+    Raises:
+        IntegrityError: It is sound, and none of its type.
+        OmniloadError: What ``build`` raises.
+    """
+    try:
+        return build(file)
+    except IntegrityError as error:
+        with reading(file, "its first bytes"):
+            head = file.read_range(0, min(_HEAD_BYTES, file.size_bytes))
+        said = said_of_shard(head, codec_of(file), unpacks=unpacks)
+        if not said:
+            raise
+        raise IntegrityError(f"{file.path}: {said}") from error
 
 
 _Key = tuple[str, str, str, int]

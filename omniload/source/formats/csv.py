@@ -58,7 +58,7 @@ class CsvFormat(IndexedFormat):
         self._files, self._config = files, config
         # With the column: the header is looked at for it when a shard is indexed, and never again.
         kind = f"csv/{config.delimiter}/{config.quoted}/{config.unit}/{config.text}"
-        self._units = index_of(files, self._index, kind=kind, cache=cache)
+        self._units = index_of(files, self._index, kind=kind, cache=cache, unpacks=True)
 
     @override
     def read_unit(self, unit: int) -> Records:

@@ -94,7 +94,9 @@ class JsonlFormat(IndexedFormat):
             self._read = replace(self._read, plain=PlainTexts.of(config.text))
         self._compressed = ForwardReader()
         # Whatever key is read, lines are cut alike: one index serves all.
-        self._units = index_of(files, self._index, kind=f"lines/{config.unit}", cache=cache)
+        self._units = index_of(
+            files, self._index, kind=f"lines/{config.unit}", cache=cache, unpacks=True
+        )
 
     @override
     def read_unit(self, unit: int) -> Records:

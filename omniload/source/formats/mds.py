@@ -78,7 +78,9 @@ class MdsFormat(IndexedFormat):
         for file, each in zip(files, described, strict=True):
             # Here and not as shards are indexed: a kept index serves every column.
             _require_column(file, each, config)
-        self._units = index_of(files, self._index, kind=f"mds/{config.unit}", cache=cache)
+        self._units = index_of(
+            files, self._index, kind=f"mds/{config.unit}", cache=cache, unpacks=True
+        )
 
     @override
     def read_unit(self, unit: int) -> Records:

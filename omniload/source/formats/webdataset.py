@@ -67,7 +67,7 @@ class WebDatasetFormat(IndexedFormat):
         self._files, self._config = files, config
         # The 3: an index of a release before knows of no links, or of hard ones alone.
         kind = f"webdataset/3/{config.unit}"
-        self._units = index_of(files, self._index, kind=kind, cache=cache)
+        self._units = index_of(files, self._index, kind=kind, cache=cache, unpacks=True)
 
     @override
     def read_unit(self, unit: int) -> Records:

@@ -1,12 +1,39 @@
-"""What text begins with that is none in UTF-8, though the file is sound, and the command that mends it."""
+"""What a file begins with that is not what its source reads, though it is sound, and the command that mends it."""
 
-__all__ = ["said_of_beginning"]
+from itertools import chain
+
+__all__ = ["said_of_beginning", "said_of_shard", "said_of_stand_in"]
 
 _PACKED = {
     b"\x1f\x8b": "is compressed by gzip; give the file a name that ends in .gz",
     b"\x28\xb5\x2f\xfd": "is compressed by zstd; give the file a name that ends in .zst",
     b"BZh": "is compressed by bzip2, which is not read; unpack it: bunzip2 FILE",
     b"\xfd7zXZ\x00": "is compressed by xz, which is not read; unpack it: unxz FILE",
+}
+_UNPACKED = {
+    b"\x1f\x8b\x08": "is compressed by gzip, as no file of this type is; unpack it: gzip -dc < FILE > NEW",
+    b"\x28\xb5\x2f\xfd": "is compressed by zstd, as no file of this type is; unpack it: zstd -dc < FILE > NEW",
+}
+"""Of files of a type that has a compression of its own, or none."""
+_MARKS = {
+    "gzip": (b"\x1f\x8b",),
+    "zstd": (b"\x28\xb5\x2f\xfd", *(bytes([i]) + b"*M\x18" for i in range(80, 96))),
+}
+"""What begins a file of a codec; of zstd a frame without content, too."""
+_NOT_READ = {
+    b"PK\x03\x04": "is a zip archive, which is not read; unpack it: unzip FILE",
+    b"FEA1": (
+        "is Feather of version 1, which is not read; write it anew in Python: "
+        "pyarrow.feather.write_feather(pyarrow.feather.read_table(FILE), NEW)"
+    ),
+    b"PARE": "is encrypted Parquet, which is not read; write it without encryption",
+}
+_STAND_INS = {
+    b"version https://git-lfs.github.com/spec/": (
+        "is a pointer of Git LFS, and not the file that it stands for; fetch that: git lfs pull"
+    ),
+    b"<!doctype html": "is a page of HTML, as a server sends in the place of a file; fetch the file anew",
+    b"<html": "is a page of HTML, as a server sends in the place of a file; fetch the file anew",
 }
 _CODINGS = {
     # The longer ones first: they begin as those of two bytes do.
@@ -32,3 +59,29 @@ def said_of_beginning(data: bytes) -> str:
         if data.startswith(mark):
             return f"is {coding}; write it as UTF-8: iconv -f {coding} -t UTF-8 FILE > NEW"
     return ""
+
+
+def said_of_stand_in(data: bytes) -> str:
+    """Return what the first bytes of a file show to lie in the place of data; empty where nothing."""
+    begins = data.lower()
+    return next((said for mark, said in _STAND_INS.items() if begins.startswith(mark)), "")
+
+
+def said_of_shard(head: bytes, codec: str | None, *, unpacks: bool) -> str:
+    """Return what the first bytes of a shard that cannot be read show it to be; empty where it may be damaged.
+
+    Args:
+        head: Its first bytes.
+        codec: How it is compressed by its name; ``None`` where it is plain.
+        unpacks: Whether its type reads compressed shards.
+    """
+    is_called_packed = unpacks and codec is not None
+    if not head or (is_called_packed and head.startswith(_MARKS[codec or ""])):
+        return ""
+    known = (_NOT_READ, _PACKED) if unpacks else (_NOT_READ, _UNPACKED, _PACKED)
+    marks = chain.from_iterable(table.items() for table in known)
+    said = next((said for mark, said in marks if head.startswith(mark)), "")
+    said = said or said_of_stand_in(head)
+    if said or not is_called_packed:
+        return said
+    return f"is not compressed by {codec}, as its name says; give it the name of what it is, or replace it"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.source.columns import is_utf8
-from omniload.source.parsing.beginnings import said_of_beginning
+from omniload.source.parsing.beginnings import said_of_beginning, said_of_stand_in
 
 __all__ = [
     "LARGEST_DEPTH",
@@ -263,7 +263,7 @@ def _leniently(line: bytes, strict: orjson.JSONDecodeError) -> object:
         BadLineError: It is no JSON in the wider sense either; says what strict JSON said.
     """
     refusal = BadLineError(f"is not JSON: {strict}")
-    if what := said_of_beginning(line) or _BEGUN.get(line.strip()):
+    if what := said_of_beginning(line) or _BEGUN.get(line.strip()) or said_of_stand_in(line):
         raise BadLineError(what)
     # Told by itself: an editor shows nothing there, and the line looks sound.
     if line.startswith(_BOM):
@@ -277,8 +277,15 @@ def _leniently(line: bytes, strict: orjson.JSONDecodeError) -> object:
     except UnicodeDecodeError as error:
         raise BadLineError(f"is not JSON: not UTF-8: {error}") from error
     # The reader below recurses: without a limit, how deep it comes would depend on who calls.
-    if _depth(text) > LARGEST_DEPTH:
-        raise refusal
+    if (depth := _depth(text)) > _ALL_GO_TO:
+        raise BadLineError(
+            f"nests {depth:,} brackets deep, and a line is read to {_ALL_GO_TO:,}; write it flatter"
+        )
+    if depth > LARGEST_DEPTH:
+        raise BadLineError(
+            f"is not strict JSON ({strict}), and nests {depth} brackets deep: what strict JSON lacks, such as NaN, is "
+            f"read to {LARGEST_DEPTH}; write null for NaN, or the line flatter"
+        )
     try:
         value: object = _LENIENT.decode(text)
     except json.JSONDecodeError:

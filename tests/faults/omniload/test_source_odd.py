@@ -8,10 +8,14 @@ import lzma
 import subprocess
 import tarfile
 
+import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
+from pyarrow import feather
+from pydantic import TypeAdapter
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.log import ONCE
@@ -23,6 +27,7 @@ from omniload.mix.sources import (
     JsonlSource,
     MdsSource,
     OnError,
+    SourceConfig,
     TextSource,
     WebDatasetSource,
 )
@@ -32,6 +37,7 @@ from tests.support.plane.sources.source_contract import expected_tokens, samples
 from tests.support.plane.sources.source_kinds import KINDS
 
 SKIP = OnError(policy="skip")
+SOURCE = TypeAdapter(SourceConfig)
 TARS = WebDatasetSource(type="webdataset", path="*.tar", text="txt", on_error=SKIP)
 LINES = JsonlSource(type="jsonl", path="*.jsonl*", on_error=SKIP)
 
@@ -54,6 +60,13 @@ def tar_of(*members, kind=tarfile.PAX_FORMAT):
                 info.type, info.linkname = tarfile.LNKTYPE, held
             info.pax_headers = dict(*headers)
             archive.addfile(info, io.BytesIO(held if isinstance(held, bytes) else b""))
+    return out.getvalue()
+
+
+def packed_by(write):
+    """Return what a writer of tables makes of one text."""
+    out = io.BytesIO()
+    write(pa.table({"text": ["one"]}), out)
     return out.getvalue()
 
 
@@ -264,6 +277,69 @@ def test_tables_and_texts_of_another_coding_are_told_by_its_name(tmp_path, writt
         said
         in block_of(tmp_path, TextSource(type="text", path="a.txt", on_error=SKIP)).table.reason
     )
+
+
+SHARDS = {
+    "webdataset": (tar_of(("a.txt", b"one")), "tar"),
+    "parquet": (packed_by(pq.write_table), "parquet"),
+    "arrow": (packed_by(feather.write_feather), "arrow"),
+    "numpy": (packed_by(lambda _, out: np.save(out, np.arange(4))), "npy"),
+    "jsonl": (b'{"text": "one"}\n', "jsonl"),
+    "csv": (b"text\none\n", "csv"),
+}
+KEYS = {
+    "parquet": {"text": "text"},
+    "arrow": {"text": "text"},
+    "numpy": {"row_tokens": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "pack", "suffix", "said"),
+    [
+        ("webdataset", gzip.compress, "", "is compressed by gzip; give .* ends in .gz"),
+        ("webdataset", bz2.compress, "", "is compressed by bzip2, .*: bunzip2 FILE"),
+        ("webdataset", bytes, ".gz", "is not compressed by gzip, as its name says"),
+        ("jsonl", bytes, ".zst", "is not compressed by zstd, as its name says"),
+        ("csv", gzip.compress, ".zst", "is compressed by gzip; give .* ends in .gz"),
+        (
+            "parquet",
+            gzip.compress,
+            "",
+            "is compressed by gzip, as no file .*: gzip -dc < FILE > NEW",
+        ),
+        ("parquet", gzip.compress, ".gz", "is compressed by gzip, as no file .*: gzip -dc"),
+        ("arrow", lzma.compress, "", "is compressed by xz, .*: unxz FILE"),
+        ("numpy", gzip.compress, "", "is compressed by gzip, as no file .*: gzip -dc"),
+        ("arrow", lambda _: b"FEA1" + bytes(64), "", "is Feather of version 1, .*write_feather"),
+        ("parquet", lambda _: b"<HTML>no", "", "is a page of HTML, .* fetch the file anew"),
+        (
+            "parquet",
+            lambda _: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+            "",
+            "is a pointer of Git LFS, .*: git lfs pull",
+        ),
+    ],
+)
+def test_a_shard_that_is_sound_and_something_else_is_told_as_that_behind_a_good_one_too(
+    tmp_path, kind, pack, suffix, said
+):
+    held, name = SHARDS[kind]
+    (tmp_path / f"a.{name}").write_bytes(held)
+    (tmp_path / f"b.{name}{suffix}").write_bytes(pack(held))
+    config = SOURCE.validate_python(
+        {"type": kind, "path": [f"a.{name}", f"b.{name}{suffix}"], **KEYS.get(kind, {})}
+    )
+
+    with pytest.raises(IntegrityError, match=rf"/b\.{name}{suffix}: {said}"):
+        block_of(tmp_path, config)
+
+
+def test_a_shard_that_begins_as_one_of_its_kind_is_told_as_damaged(tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n' * 99)[:-9])
+
+    with pytest.raises(IntegrityError, match="cut short or corrupt"):
+        block_of(tmp_path, LINES)
 
 
 def found_in(folder, rows, **source):

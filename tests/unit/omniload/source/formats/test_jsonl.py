@@ -86,6 +86,13 @@ BAD_LINES = {
     "begins an object that goes over several lines; .*: jq -c . FILE": b"{",
     "is compressed by gzip; give the file a name that ends in .gz": b"\x1f\x8b\x08\x00",
     "is compressed by zstd; give the file a name that ends in .zst": b"\x28\xb5\x2f\xfd\x00",
+    "is a pointer of Git LFS, .*: git lfs pull": b"version https://git-lfs.github.com/spec/v1",
+    "is not strict JSON .* nests 601 brackets deep: .* NaN, is read to 512; write null": (
+        b'{"text": "x", "n": ' + b"[" * 600 + b"NaN" + b"]" * 600 + b"}"
+    ),
+    "nests 1,101 brackets deep, and a line is read to 1,024; write it flatter": (
+        b'{"text": "x", "n": ' + b"[" * 1100 + b"]" * 1100 + b"}"
+    ),
     "is a JSON str, not an object": b'"text"',
     "has no key 'text'; it has body, id": b'{"id": 1, "body": "x"}',
     "has no key 'text'; it has none": b"{}",
@@ -268,7 +275,7 @@ def test_a_compressed_shard_without_lines_has_no_records(opened, name, compress)
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
 def test_a_shard_that_is_not_compressed_at_all_is_named(opened, name):
-    with pytest.raises(IntegrityError, match=f"{name}: lines: cannot be decoded"):
+    with pytest.raises(IntegrityError, match=f"{name}: is not compressed by .*, as its name says"):
         opened(GOOD, name=name)
 
 
