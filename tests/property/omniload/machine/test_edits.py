@@ -357,7 +357,7 @@ def test_what_lies_before_skipped_steps_changes_no_more_and_a_skip_is_undone_at_
             ConfigError, match=f"lies before step 4, where edit 1 skips .*; {remedy}"
         ):
             history.edited(change, step, behind=MixState.start(3), at_rest=True)
-    with pytest.raises(ConfigError, match=r"at rest .*\(steps=4\), then say undo --at 4"):
+    with pytest.raises(ConfigError, match=r"at rest, .*\(steps=4\), then say undo --at 4"):
         history.edited(Undo(), 4)
     undone = history.edited(Undo(), 4, at_rest=True)
     lengths = [[[9], [5]]] * 3
