@@ -201,26 +201,22 @@ def future_of(ref: Any, role: str) -> "Future[Any]":  # noqa: ANN401 -- as above
 
 
 def answer_of(call: Callable[[], Any], pool: DaemonPool) -> "Future[Any]":
-    """Have a thread call an actor; return a future of what it answers, or of what the call or Ray raised.
+    """Have a thread call an actor and wait for it; return a future of what it answers, or of what either raised.
 
-    A thread of Ray takes the answer in as it comes: whoever wants it later finds it at hand.
+    Whoever wants the answer later finds it at hand.
     """
     answer: Future[Any] = Future()
 
     def heard(done: "Future[Any]") -> None:
-        if (error := done.exception()) is None:
+        error = UnavailableError(CLOSED) if done.cancelled() else done.exception()
+        if error is None:
             answer.set_result(done.result())
+        elif isinstance(error, OSError) and not isinstance(error, RayError):
+            answer.set_exception(_of_ended_ray(error))
         else:
             answer.set_exception(error)
 
-    def asked(done: "Future[Any]") -> None:
-        error = UnavailableError(CLOSED) if done.cancelled() else done.exception()
-        if error is None:
-            done.result().future().add_done_callback(heard)
-        else:
-            answer.set_exception(_of_ended_ray(error) if isinstance(error, OSError) else error)
-
-    pool.submit(call).add_done_callback(asked)
+    pool.submit(call).add_done_callback(heard)
     return answer
 
 

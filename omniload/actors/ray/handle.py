@@ -1,5 +1,6 @@
 """A rank's way to a data plane of Ray actors, from the same process or another of the job."""
 
+import atexit
 import math
 import os
 import secrets
@@ -30,6 +31,8 @@ from omniload.actors.ray.answers import (
     newest_actor,
     newest_of,
     plain_error,
+    there,
+    value_of,
 )
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.environment import RayError
@@ -124,9 +127,21 @@ class RayHandle(RankHandle):
         self._here, self._board = boards_of(address, self._folder)
         self._logs = RoleLogs(address.logs)
         self._appear()
+        self._be_watched(ranks)
+
+    def _be_watched(self, ranks: int) -> None:
+        """Look at planner and head beside the trainer, until the rank is given back or the process ends."""
         beat = self._beat if self._is_guest else None
         self._planner.watch(self._gate, self._left, ranks, beat)
         self._head.watch(self._left)
+        # Before Ray's own end of a process that closes nothing: it would be shut down under a call of a thread.
+        atexit.register(self._call_nobody, _CLOSE_S)
+
+    def _call_nobody(self, limit_s: float) -> bool:
+        """Have all calls to Ray end, and none begin; return whether they ended within the limit."""
+        # First: a rank that waits for another constructor wakes by this, and leaves the gate.
+        self._left.set()
+        return self._gate.close(limit_s)
 
     def _claim(self, generation: int, dp_rank: int) -> FileLock:
         """Take the number of a rank; raises as ``claim_rank``."""
@@ -274,8 +289,18 @@ class RayHandle(RankHandle):
         return self._asked[1]
 
     def _take_several(self, constructor: Any, step: int, place: tuple[int, int, int]) -> Any:  # noqa: ANN401 -- Ray's references have no static type
+        def check() -> None:
+            self._check_alive()
+            # What is asked as another rank waits behind this call.
+            if place[-1] != self._generation:
+                raise UnavailableError("nobody waits for batches of the ranks of before")
+
         with self._gate.inside():
-            return constructor.take_several.remote(step, self._address.steps_at_once, *place)
+            asked = constructor.take_several.remote(step, self._address.steps_at_once, *place)
+            # Not by Ray's own future: where this host's raylet has gone, that ends the process without a word.
+            while not there(asked, self._address.batch_timeout_s, check):
+                pass  # whoever waits for it says so
+            return value_of(asked)
 
     @override
     def is_ready(self, step: int) -> bool:
@@ -301,10 +326,9 @@ class RayHandle(RankHandle):
         Returns:
             Whether that happened within the limit.
         """
-        # First: a rank that waits for another constructor wakes by this, and leaves the gate.
-        self._left.set()
+        atexit.unregister(self._call_nobody)
         # Before anything is given back: a call that is inside may use all of it.
-        left = self._gate.close(limit_s) and head_is_left(min(limit_s, _HEAD_S))
+        left = self._call_nobody(limit_s) and head_is_left(min(limit_s, _HEAD_S))
         self._calls.close(min(limit_s, _HEAD_S))
         self._end_heartbeats()
         self._logs.close()

@@ -218,6 +218,24 @@ def test_a_rank_whose_own_raylet_is_killed_is_told_at_once_and_comes_back(
     assert seen == unbroken
 
 
+def test_a_rank_of_large_batches_whose_own_raylet_is_killed_is_told_so_and_not_ended_by_ray(
+    hosts, mix, scratch
+):
+    content = yaml.safe_load(mix.read_text())
+    # Of a hundred kilobytes and more for each rank: smaller answers come without a raylet.
+    content["pack"]["length"], content["batch"] = 1024, {"tokens": 1 << 17, "micro_tokens": 8192}
+    large = mix.with_name("large.yaml")
+    large.write_text(yaml.safe_dump(content))
+    here, there = hosts
+    with served(here, large, scratch, 2) as join:
+        stays, lost = join(here, 0, 2), join(there, 1, 2)
+        for _ in range(3):
+            step_of([stays, lost])
+
+        kill_raylet(lost.process)
+        assert "Ray has ended on this host" in said_of_its_raylet(lost)["message"]
+
+
 @contextmanager
 def served_in_a_ray_of_others(hosts, mix, scratch, **runtime):
     """A node of a Ray on each host, and a plane of two ranks there; gives what starts ranks, and the nodes."""

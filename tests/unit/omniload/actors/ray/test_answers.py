@@ -125,16 +125,6 @@ def test_what_the_head_was_asked_is_waited_for_before_ray_is_left():
     assert answers.head_is_left(10.0)
 
 
-class FakeRef:
-    """What Ray gives for a call: its future is done once ``told`` is."""
-
-    def __init__(self):
-        self.told = Future()
-
-    def future(self):
-        return self.told
-
-
 @pytest.fixture
 def calls():
     pool = DaemonPool(1, "calls")
@@ -144,19 +134,19 @@ def calls():
 
 @pytest.mark.parametrize("error", [None, ActorDiedError()])
 def test_an_actor_that_a_thread_calls_is_waited_for_by_its_answer(calls, error):
-    ref, thread = FakeRef(), Future()
+    told, thread = Future(), Future()
 
     def call():
         thread.set_result(threading.current_thread())
-        return ref
+        return told.result(10.0)
 
     answer = answers.answer_of(call, calls)
     assert thread.result(10.0) is not threading.current_thread()
     assert not answers.is_answered(answer, 0.0, lambda: None)
     if error is None:
-        ref.told.set_result("batches")
+        told.set_result("batches")
     else:
-        ref.told.set_exception(error)
+        told.set_exception(error)
 
     assert answers.is_answered(answer, 10.0, lambda: None)
     assert answer.exception() is error
@@ -184,7 +174,7 @@ def test_a_call_that_was_not_made_before_its_plane_was_closed_is_answered_with_t
     pool.close(10.0)
 
     with pytest.raises(UnavailableError, match="was closed"):
-        answers.answer_of(FakeRef, pool).result(0.0)
+        answers.answer_of(Future, pool).result(0.0)
 
 
 def test_whoever_waits_for_an_answer_looks_again_until_it_is_told_to_leave():

@@ -3,7 +3,8 @@
 import os
 import threading
 import time
-from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -15,12 +16,16 @@ from omniload.actors.ray import handle as module
 from omniload.actors.ray.handle import RayHandle
 from omniload.actors.ray.head_watch import HeadWatch
 from omniload.actors.ray.hosts.boards import claim_rank
+from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.linux.network import host_id
 from omniload.machine.messages import ResizeAsked
 from omniload.machine.progress import rank_name
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.world import World
+
+LATE = object()
+"""An answer that does not come."""
 
 
 class FakeConstructor:
@@ -39,10 +44,9 @@ class FakeConstructor:
     def remote(self, step, _steps, dp_rank, _cp_rank, generation):
         FakeConstructor.asked = self.name, step, dp_rank, generation
         FakeConstructor.threads += (threading.current_thread(),)
-        answer = Future()
-        answer.set_result(tuple(SimpleNamespace(step=step + n) for n in range(2 * (self.left > 0))))
+        answer = tuple(SimpleNamespace(step=step + n) for n in range(2 * (self.left > 0)))
         FakeConstructor.left -= 1
-        return SimpleNamespace(future=lambda: answer)
+        return answer
 
 
 class FakeLink:
@@ -95,7 +99,13 @@ def address(tmp_path, monkeypatch, actors):
             raise UnavailableError(f"the data plane has no {name} any more")
         return FakeConstructor(name)
 
+    def there(answer, _timeout_s, check):
+        check()
+        return answer is not LATE
+
     monkeypatch.setattr(module, "PlannerLink", FakeLink)
+    monkeypatch.setattr(module, "there", there)
+    monkeypatch.setattr(module, "value_of", lambda answer: answer)
     monkeypatch.setattr(module, "newest_of", lambda role: role)
     monkeypatch.setattr(module, "actor_named", actor_named)
     return PlaneAddress(
@@ -148,6 +158,65 @@ def test_a_rank_that_trained_finds_its_batches_taken_in_and_calls_nobody_from_it
     assert taken == list(range(6))
     assert len(FakeConstructor.threads) == 4
     assert threading.current_thread() not in FakeConstructor.threads
+
+
+def test_a_rank_whose_raylet_goes_while_it_trains_has_what_came_and_is_then_told_so(
+    handle, monkeypatch
+):
+    def gone(_):
+        raise UnavailableError("its raylet has ended")
+
+    monkeypatch.setattr(FakeConstructor, "left", 2)
+    assert [handle.take(step, 5.0).step for step in (0, 1)] == [0, 1]
+    await_answer(handle, 2)
+    monkeypatch.setattr(module.Raylet, "check", gone)
+
+    assert [handle.take(step, 5.0).step for step in (2, 3)] == [2, 3]
+    with pytest.raises(UnavailableError, match="its raylet has ended"):
+        handle.take(4, 5.0)
+
+
+def test_what_a_rank_asked_as_another_one_keeps_nothing_waiting_that_it_asks_later(
+    handle, monkeypatch
+):
+    remote = FakeConstructor.remote
+    monkeypatch.setattr(FakeConstructor, "remote", lambda *_: LATE)
+    with pytest.raises(UnavailableError, match="waited 0 s for the batch of step 0"):
+        handle.take(0, 0.01)
+    monkeypatch.setattr(FakeConstructor, "remote", remote)
+    handle.resize(ResizeAsked(dp=1, step=5), 0)
+
+    assert said_by(handle, 5) == (("constructor-0", 5, 0, 1), (5, 0, 0, 1))
+
+
+def test_a_process_that_ends_without_closing_its_rank_waits_for_the_call_that_is_made_beside_it(
+    address, monkeypatch
+):
+    called, may_end, at_exit = threading.Event(), threading.Event(), []
+
+    def remote(*_):
+        called.set()
+        assert may_end.wait(10.0)
+        return ()
+
+    monkeypatch.setattr(FakeConstructor, "remote", remote)
+    monkeypatch.setattr(module.atexit, "register", lambda *call: at_exit.append(partial(*call)))
+    handle = RayHandle(address, 1, 0, lambda: None)
+    (end,) = at_exit
+    with pytest.raises(UnavailableError, match="waited 0 s for the batch of step 0"):
+        handle.take(0, 0.01)
+    assert called.wait(10.0)
+
+    pool = DaemonPool(1, "ends")
+    ended = pool.submit(end)
+    with suppress(UnavailableError):  # once nobody is let in
+        while not handle.is_ready(0):
+            assert not ended.done()
+    assert not ended.done()
+    may_end.set()
+    assert ended.result(10.0)
+    assert pool.close(10.0)
+    assert handle.leave(1.0)
 
 
 def test_a_rank_whose_new_number_another_one_has_is_what_it_was(handle, tmp_path):
