@@ -6,7 +6,7 @@ Each leads to the member that holds the role, and is led to the one that takes i
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -379,8 +379,11 @@ class PlannerLink:
         """Lead to the planner that was started last, once Ray's head has told which; tell it what the rank has."""
         if self._looked_for is None:
             self._looked_for = from_head(partial(newest_actor, PLANNER))
+        # It answers in milliseconds, or is out of reach: whoever waits has to look whether the opener is there still.
+        # An answer that is taken up by the next look would tell of a planner that was lost before it.
+        wait((self._looked_for,), _LOOK_S)
         if not self._looked_for.done():
-            return  # whoever waits has to look whether the opener is there still
+            return
         looked_for, self._looked_for = self._looked_for, None
         try:
             found = looked_for.result()

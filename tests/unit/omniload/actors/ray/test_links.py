@@ -179,6 +179,27 @@ def test_a_rank_whose_planner_is_lost_looks_at_the_plane_while_the_head_does_not
     assert (looks, found.taken.steps) == ([0, 1, 1, 1], [3])
 
 
+def test_a_head_that_answers_while_a_rank_looks_is_heard_in_that_look(monkeypatch):
+    """Heard in the next one it would tell of a planner that was lost before: a kill cost ranks a second more."""
+    asked, found = [], FakePlanner(None)
+
+    def wait(answers, limit_s):
+        assert 0 < limit_s < 1
+        asked[0].set_result(("planner+1", found))
+
+    monkeypatch.setattr(links_module, "newest_of", lambda role: role)
+    monkeypatch.setattr(links_module, "actor_named", lambda _: FakePlanner(ActorDiedError()))
+    monkeypatch.setattr(links_module, "from_head", lambda ask: asked.append(Future()) or asked[-1])
+    monkeypatch.setattr(links_module, "answer_to", lambda *_: 0)
+    monkeypatch.setattr(links_module, "wait", wait)
+    link = PlannerLink(0, 0, lambda: None)
+    link.taken(3)
+
+    link.look()
+
+    assert found.taken.steps == [3]
+
+
 def test_a_planner_that_takes_over_is_told_the_last_step_that_the_trainer_took(monkeypatch):
     first, second, third = (FakePlanner(ActorDiedError()) for _ in range(3))
     third.taken.error = None
