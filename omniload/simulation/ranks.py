@@ -101,7 +101,7 @@ class RayRank(Rank):
         )
 
     def _arrive(self, sizes: list[int]) -> None:
-        # A thread of Ray takes it in as it comes, while the rank trains or waits for it.
+        # A thread beside takes it in as it comes, while the rank trains or waits for it.
         seconds = self.wire.end_s(self.process, sum(sizes), len(sizes))
         self.process.work(seconds, partial(self._have_come, sizes))
 

@@ -49,7 +49,7 @@ LONGER = {
         "every actor of a plane, who holds what, and which sources",
     ),
     "omniload/actors/ray/handle.py": (
-        365,
+        375,
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (

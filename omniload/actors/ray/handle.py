@@ -135,7 +135,13 @@ class RayHandle(RankHandle):
         self._planner.watch(self._gate, self._left, ranks, beat)
         self._head.watch(self._left)
         # Before Ray's own end of a process that closes nothing: it would be shut down under a call of a thread.
-        atexit.register(self._call_nobody, _CLOSE_S)
+        self._pid = os.getpid()
+        atexit.register(self._end_with_process)
+
+    def _end_with_process(self) -> None:
+        # A forked child has none of the threads whose calls would be waited for.
+        if os.getpid() == self._pid:
+            self._call_nobody(_CLOSE_S)
 
     def _call_nobody(self, limit_s: float) -> bool:
         """Have all calls to Ray end, and none begin; return whether they ended within the limit."""
@@ -326,7 +332,7 @@ class RayHandle(RankHandle):
         Returns:
             Whether that happened within the limit.
         """
-        atexit.unregister(self._call_nobody)
+        atexit.unregister(self._end_with_process)
         # Before anything is given back: a call that is inside may use all of it.
         left = self._call_nobody(limit_s) and head_is_left(min(limit_s, _HEAD_S))
         self._calls.close(min(limit_s, _HEAD_S))

@@ -207,6 +207,11 @@ def test_a_process_that_ends_without_closing_its_rank_waits_for_the_call_that_is
         handle.take(0, 0.01)
     assert called.wait(10.0)
 
+    with monkeypatch.context() as forked:
+        forked.setattr(module.os, "getpid", lambda: 1)
+        end()  # of a forked child, in which no such thread runs
+    assert not handle.is_ready(0)
+
     pool = DaemonPool(1, "ends")
     ended = pool.submit(end)
     with suppress(UnavailableError):  # once nobody is let in
@@ -214,7 +219,7 @@ def test_a_process_that_ends_without_closing_its_rank_waits_for_the_call_that_is
             assert not ended.done()
     assert not ended.done()
     may_end.set()
-    assert ended.result(10.0)
+    ended.result(10.0)
     assert pool.close(10.0)
     assert handle.leave(1.0)
 
