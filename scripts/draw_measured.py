@@ -51,15 +51,15 @@ def step_sizes(report: str) -> str:
     parts = [_HEAD.format(height=400, title=title)]
     parts.append('<text x="16" y="26">tokens a second</text>')
     xs = [110 + 165 * at for at in range(len(rows))]
-    for value in range(0, 81, 20):
-        y = 340 - value * 3.6
+    for value in range(0, 101, 20):
+        y = 340 - value * 3
         parts.append(f'<path d="M80 {y:.1f} H610" stroke="#dddddd"/>')
         parts.append(f'<text x="70" y="{y + 5:.1f}" text-anchor="end">{value} M</text>')
     for x, row in zip(xs, rows, strict=True):
         parts.append(f'<text x="{x}" y="368" text-anchor="middle">{row[0]}</text>')
     parts.append('<text x="357" y="392" text-anchor="middle">tokens a step</text>')
     for column, (name, colour) in enumerate(zip(names, (_OURS, *_OTHERS), strict=True), start=1):
-        ys = [340 - _number(row[column]) * 3.6 for row in rows]
+        ys = [340 - _number(row[column]) * 3 for row in rows]
         points = " ".join(f"{x},{y:.1f}" for x, y in zip(xs, ys, strict=True))
         width = 4 if colour == _OURS else 2
         parts.append(
@@ -101,8 +101,8 @@ def memory(report: str) -> str:
 
 
 PICTURES = {
-    "step_sizes.svg": (step_sizes, "loaders/2026-11-26-2core-step_sizes.md"),
-    "memory.svg": (memory, "loaders/2026-11-26-2core-ranks_memory.md"),
+    "step_sizes.svg": (step_sizes, "loaders/2026-11-28-2core-step_sizes.md"),
+    "memory.svg": (memory, "loaders/2026-11-28-2core-ranks.md"),
 }
 """What draws each picture, and the report that it shows."""
 
