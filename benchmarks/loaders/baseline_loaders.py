@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from benchmarks.loaders.mixed_sources import MixedSources
 
-__all__ = ["Rows", "dataloader", "torchdata_nodes"]
+__all__ = ["Rows", "dataloader", "dataloader_rows", "torchdata_nodes", "torchdata_nodes_rows"]
 
 Tokens = NDArray[np.int32]
 T = TypeVar("T")
@@ -117,9 +117,15 @@ class MixedRows(IterableDataset[torch.Tensor]):
 
 def dataloader(work: Rows, style: Literal["lists", "arrays"], num_workers: int) -> Iterator[int]:
     """Read through ``torch.utils.data.DataLoader``."""
-    dataset = MixedRows(work, style)
-    for rows in DataLoader(dataset, batch_size=work.rows, num_workers=num_workers):
+    for rows in dataloader_rows(work, style, num_workers):
         yield rows.numel()
+
+
+def dataloader_rows(
+    work: Rows, style: Literal["lists", "arrays"], num_workers: int
+) -> Iterator[torch.Tensor]:
+    """Yield what ``torch.utils.data.DataLoader`` gives: the rows of a step, ``[R, T]``."""
+    yield from DataLoader(MixedRows(work, style), batch_size=work.rows, num_workers=num_workers)
 
 
 class _Packer(nodes.BaseNode[torch.Tensor]):
@@ -146,7 +152,13 @@ class _Packer(nodes.BaseNode[torch.Tensor]):
 
 
 def torchdata_nodes(work: Rows) -> Iterator[int]:
-    """Read through ``torchdata.nodes``: a decoding thread for every source, and one that packs ahead."""
+    """Read through ``torchdata.nodes``."""
+    for rows in torchdata_nodes_rows(work):
+        yield rows.numel()
+
+
+def torchdata_nodes_rows(work: Rows) -> Iterator[torch.Tensor]:
+    """Yield the rows of a step, ``[R, T]``: a decoding thread for every source, and one that packs ahead."""
 
     def decode(address: tuple[Path, int]) -> list[Tokens]:
         file, group = address
@@ -170,5 +182,4 @@ def torchdata_nodes(work: Rows) -> Iterator[int]:
         stop_criteria=nodes.StopCriteria.CYCLE_FOREVER,
     )
     batches = nodes.Batcher(_Packer(mixed, work.length), work.rows)
-    for rows in nodes.Loader(nodes.Prefetcher(nodes.Mapper(batches, torch.stack), 4)):
-        yield rows.numel()
+    yield from nodes.Loader(nodes.Prefetcher(nodes.Mapper(batches, torch.stack), 4))

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import click
 import numpy as np
+import torch
 
-from benchmarks.loaders.baseline_loaders import MixedRows, Rows
+from benchmarks.loaders.baseline_loaders import Rows, dataloader_rows, torchdata_nodes_rows
 from benchmarks.loaders.mixed_sources import MixedSources, build_sources, mix_of
 from benchmarks.report import Table, print_table, write_report
 
@@ -47,12 +48,9 @@ def _nothing(work: Rows) -> Batches:
         yield rows, rows
 
 
-def _workers(work: Rows) -> Batches:
-    from torch.utils.data import DataLoader  # noqa: PLC0415 -- each contender imports what it needs
-
-    loader = DataLoader(MixedRows(work, "arrays"), batch_size=work.rows, num_workers=2)
-    for tokens in loader:
-        yield tokens.numpy(), tokens.numpy()  # its model shifts by itself
+def _tensors(rows: Iterator[torch.Tensor]) -> Batches:
+    for tokens in rows:
+        yield tokens.numpy(), tokens.numpy()  # a model of theirs shifts by itself
 
 
 def _plane(kind: str, work: Rows) -> Batches:
@@ -82,7 +80,13 @@ NOTHING, IN_PROCESS = "the same rows again", "omniload, in the process"
 CONTENDERS: Mapping[str, Callable[[Rows], Batches]] = {
     NOTHING: _nothing,
     IN_PROCESS: lambda work: _plane("local", work),
-    "DataLoader, 2 workers, numpy views": _workers,
+    "DataLoader, in the process, numpy views": lambda work: _tensors(
+        dataloader_rows(work, "arrays", 0)
+    ),
+    "torchdata.nodes, threads of the process, numpy views": lambda work: _tensors(
+        torchdata_nodes_rows(work)
+    ),
+    "DataLoader, 2 workers, numpy views": lambda work: _tensors(dataloader_rows(work, "arrays", 2)),
     "omniload, Ray": lambda work: _plane("ray", work),
 }
 
@@ -104,11 +108,8 @@ class _Trainer:
     """A small model whose step is repeated until it takes as long as is asked for."""
 
     def __init__(self) -> None:
-        import torch  # noqa: PLC0415
-
         torch.manual_seed(0)
         torch.set_num_threads(1)
-        self._torch = torch
         self._table = torch.nn.Embedding(32_000, _WIDTH)
         self._layers = torch.nn.Sequential(
             torch.nn.Linear(_WIDTH, _WIDTH), torch.nn.GELU(), torch.nn.Linear(_WIDTH, _WIDTH)
@@ -117,9 +118,9 @@ class _Trainer:
 
     def train(self, tokens_RT: np.ndarray, labels_RT: np.ndarray, turns: int) -> None:
         """Turn ``turns`` times over the first tokens, forth and back, and take a step."""
-        tokens = self._torch.from_numpy(tokens_RT[0, :64].astype(np.int64))
-        labels = self._torch.from_numpy(labels_RT[0, :64].clip(min=0).astype(np.int64))
-        with self._torch.no_grad():
+        tokens = torch.from_numpy(tokens_RT[0, :64].astype(np.int64))
+        labels = torch.from_numpy(labels_RT[0, :64].clip(min=0).astype(np.int64))
+        with torch.no_grad():
             inputs, wanted = self._table(tokens), self._table(labels)
         for _ in range(turns):
             (self._layers(inputs) - wanted).square().mean().backward()  # type: ignore[no-untyped-call]
@@ -217,7 +218,8 @@ READING = """\
 A step waits for {rows} rows of {length:,} tokens of {sources} sources and their labels, and computes: a small model
 of torch, on one thread that has a core of its own; loaders have the others. What is computed is the same for all.
 Each is a fresh process. The first line reads nothing: what it takes longer at times, the machine does. Loaders are
-ready long before they are asked: these are waits for a batch that is there."""
+ready long before they are asked: these are waits for a batch that is there, but for a DataLoader in the process, which
+makes a batch as it is asked for."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
