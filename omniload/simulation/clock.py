@@ -77,7 +77,7 @@ class Host:
     """Cores that the processes of a host share, and its way to other hosts."""
 
     def __init__(self, clock: Clock, *, cores: float, network_bytes_per_s: float) -> None:
-        self.clock, self._cores, self._network = clock, cores, network_bytes_per_s
+        self.clock, self.cores, self._network = clock, cores, network_bytes_per_s
         self._left = cores
         self.processes: list[Process] = []
         self._running: list[Process] = []
@@ -91,7 +91,7 @@ class Host:
         # Until now others had what it takes by the clock.
         self._advance()
         # Hundreds of ranks simulated on a few cores do more by the clock than those have.
-        clock = min(clock, self._left - self._cores * _LEAST_LEFT)
+        clock = min(clock, self._left - self.cores * _LEAST_LEFT)
         made = Process(self, role, width, clock)
         # What is done by the clock is done whatever else there is: jobs share what it leaves.
         self._left -= clock

@@ -164,9 +164,7 @@ def _between_processes(job: Job, profile: Profile) -> MessageCosts:
     free = MessageCosts(
         latencies_s=_some_of(waits_s),
         roles=even_roles(0.0),
-        take_s=median(found.takes_s) if found.takes_s else 0.0,
-        takes_s=_some_that_were(found.takes_s),
-        opens_s=_some_that_were(found.opens_s),
+        takes_s=tuple(map(_some_that_were, found.takes_s)),
         process_bytes=call.process_bytes,
         node_bytes=found.node_bytes,
         idle=found.idle,

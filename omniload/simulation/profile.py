@@ -114,12 +114,10 @@ class MessageCosts(StrictModel):
     """Time on the way beside processor time, of several messages."""
     roles: dict[Role, RoleCosts]
     """By the role of its ends."""
-    take_s: Seconds = 0.0
-    """A batch that is at hand, where its rank has trained since the one before; at full speed it takes nothing."""
-    takes_s: tuple[Seconds, ...] = ()
-    """The same of several batches, of which each takes one; empty in a profile that was kept before."""
-    opens_s: tuple[Seconds, ...] = ()
-    """The same of the first of some batches that came together, as those behind them are asked for then."""
+    takes_s: tuple[Annotated[tuple[Seconds, ...], Field(min_length=1)], ...] = ()
+    """A batch that is at hand, where its rank has trained since the one before: of several, by their place among those
+    that came together, as those behind them are asked for at the first; what is further behind takes what the last has.
+    At full speed it takes nothing, nor in a profile without them."""
     idle: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.0
     """Part of what processes want of a host's cores that none has, as a core that idles is woken late for what comes;
     0 where other work had whatever they left."""
@@ -162,12 +160,12 @@ class PlannerCosts(StrictModel):
 class Profile(StrictModel):
     """What was measured."""
 
-    version: Literal[9] = 9
+    version: Literal[10] = 10
     """Of this format; 1 cannot tell what several readers take, 2 what a message takes at each role, 3 what batches in
     it do, and what decoding takes was too little of some sources, 4 has messages of many ranks cost what those of one
     do, 5 has blocks that small planes decoded among the bytes of messages, and too little done by the clock, 6 has
     messages of ranks cost what they do where several share a process, 7 has ranks of the opener in what Ray does by the
-    clock, and no core idle while something wants it."""
+    clock, and no core idle while something wants it, 9 draws the batch behind the first of a window for all of them."""
     machine: Annotated[str, Field(max_length=200)]
     """The processor."""
     cores: Annotated[int, Field(ge=1, le=1 << 16)]

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import ceil
 from typing import Protocol
 
 from typing_extensions import override
@@ -23,8 +24,8 @@ class Rank(Protocol):
     wire: Wire
     held_bytes: int
     """Of batches that are on their way to it, or wait for it."""
-    opens: bool
-    """Whether the step that it took last was the first of some that came together."""
+    place: int
+    """Of the step that it took last, among those that came together."""
 
     def take(self, step: int, have: Then) -> None:
         """Take a step, and then call ``have``."""
@@ -47,7 +48,7 @@ class RayRank(Rank):
     constructor: SimulatedConstructor
     planner: SimulatedPlanner
     held_bytes: int = 0
-    opens: bool = False
+    place: int = 0
     _held: deque[int] = field(default_factory=deque, init=False)
     """Bytes of the batches at hand."""
     _came: list[int] | None = field(default=None, init=False)
@@ -60,7 +61,7 @@ class RayRank(Rank):
     @override
     def take(self, step: int, have: Then) -> None:
         if self._held:
-            self.opens = False
+            self.place += 1
             self._hand_out(step, have)
             return
         self._waiting = step, have
@@ -118,7 +119,7 @@ class RayRank(Rank):
         self._came = self._waiting = None
         self._held.extend(sizes)
         self._ask(step + len(sizes))
-        self.opens = True
+        self.place = 0
         self._hand_out(step, have)
 
     def _hand_out(self, step: int, have: Then) -> None:
@@ -140,7 +141,7 @@ class LocalRank(Rank):
     constructor: SimulatedConstructor
     planner: SimulatedPlanner
     held_bytes: int = 0
-    opens: bool = False
+    place: int = 0
     _told_next: int = field(default=0, init=False)
     _waiting: tuple[int, Then] | None = field(default=None, init=False)
 
@@ -169,16 +170,24 @@ class LocalRank(Rank):
         self.process.work(self.wire.end_s(self.process), have)
 
 
-def _nothing() -> None:
-    """Do nothing: the time is counted, and nobody waits for it."""
-
-
 def _tell_taken(rank: RayRank | LocalRank, step: int) -> None:
     """Tell the planner that a rank has a step."""
     planner, wire = rank.planner, rank.wire
     hear = partial(planner.hear, StepTaken(step=step, dp_rank=rank.rank))
     telling_s = wire.end_s(rank.process)
     rank.process.work(telling_s, lambda: wire.carry(rank.process, planner.process, hear))
+
+
+@dataclass(slots=True)
+class _Asleep:
+    """Ranks of a host that have trained: they wake one after the other, where a core is left for them.
+
+    A collective lets go of them one by one, and what a rank has to do then is short: it is run through.
+    """
+
+    ranks: deque[Rank]
+    cores: int
+    """On which none of them takes its batch."""
 
 
 @dataclass(slots=True)
@@ -196,8 +205,16 @@ class Trainer:
     """Of each step, what the last rank waited."""
     begins_s: list[float] = field(default_factory=list, init=False)
     """When each step began."""
-    _asked_s: float = field(default=0.0, init=False)
     _missing: int = field(default=0, init=False)
+    _longest_s: float = field(default=0.0, init=False)
+    """What a rank has waited for the step that all take, at most so far."""
+    _by_host: Sequence[Sequence[Rank]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        by_host: dict[int, list[Rank]] = {}
+        for rank in self.ranks:
+            by_host.setdefault(id(rank.process.host), []).append(rank)
+        self._by_host = list(by_host.values())
 
     @property
     def is_done(self) -> bool:
@@ -206,28 +223,36 @@ class Trainer:
 
     def begin(self) -> None:
         """Have every rank take the next step."""
-        self._asked_s, self._missing = self.clock.now_s, len(self.ranks)
-        for rank in self.ranks:
-            rank.take(self.step, partial(self._took, rank))
+        self._missing, self._longest_s = len(self.ranks), 0.0
+        for ranks in self._by_host:
+            self._wake(_Asleep(deque(ranks), ceil(ranks[0].process.host.cores)))
 
-    def _took(self, rank: Rank) -> None:
+    def _wake(self, of_host: "_Asleep") -> None:
+        while of_host.ranks and of_host.cores > 0:
+            rank = of_host.ranks.popleft()
+            rank.take(self.step, partial(self._took, rank, self.clock.now_s, of_host))
+
+    def _took(self, rank: Rank, woken_s: float, of_host: "_Asleep") -> None:
         # A rank that only takes batches has all that it needs for that in its caches.
-        take_s = rank.wire.take_s(opens=rank.opens)
-        if take_s:
-            # Not shared with others of its host: ranks wake one after the other there, and each is let run through so
-            # short a while. What it waits counts from its own begin, as in a run.
-            rank.process.work(take_s, _nothing)
-            self.clock.after(take_s, self._have)
+        if take_s := rank.wire.take_s(rank.place):
+            of_host.cores -= 1
+            rank.process.work(take_s, partial(self._has_taken, woken_s, of_host))
         else:
-            self._have()
+            self._have(woken_s)
 
-    def _have(self) -> None:
+    def _has_taken(self, woken_s: float, of_host: "_Asleep") -> None:
+        of_host.cores += 1
+        self._have(woken_s)
+        self._wake(of_host)
+
+    def _have(self, woken_s: float) -> None:
+        # What a rank waits counts from its own begin, as in a run.
+        self._longest_s = max(self._longest_s, self.clock.now_s - woken_s)
         self._missing -= 1
         if self._missing:
             return
-        now_s = self.clock.now_s
-        self.waits_s.append(now_s - self._asked_s)
-        self.begins_s.append(now_s)
+        self.waits_s.append(self._longest_s)
+        self.begins_s.append(self.clock.now_s)
         self.on_step(self.step)
         self.step += 1
         if not self.is_done:

@@ -39,16 +39,16 @@ class Wire:
         times = costs.rested if self.rests else 1.0
         return times * (costs.end_s + size_bytes * costs.byte_s + batches * costs.batch_s)
 
-    def take_s(self, *, opens: bool) -> float:
+    def take_s(self, place: int) -> float:
         """Return what a rank that has trained takes for a batch that is at hand; nothing where it has not.
 
         Args:
-            opens: Whether it is the first of some that came together: those behind them are asked for then.
+            place: Of the batch among those that came together.
         """
-        if not self.rests:
+        by_place = self.costs.takes_s
+        if not self.rests or not by_place:
             return 0.0
-        drawn = (self.costs.opens_s if opens else ()) or self.costs.takes_s or (self.costs.take_s,)
-        return self._random.choice(drawn)
+        return self._random.choice(by_place[min(place, len(by_place) - 1)])
 
     def carry(
         self, sender: Process, receiver: Process, then: Callable[[], None], size_bytes: int = 0

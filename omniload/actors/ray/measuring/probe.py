@@ -62,9 +62,11 @@ _LEAST_WINDOWS = 2
 """Of a turn. In fewer a loader may have nothing to do, and nothing is known of its messages, on a busy machine."""
 _FILLS_S = 0.3
 """Buffers of a plane whose rank asks for nothing are full by then."""
-_PAUSE_S, _PAUSES, _PACES, _APART, _TOGETHER = 0.04, 4, 4, 8, 4
+_PAUSE_S, _PAUSES, _PACES, _APART, _TOGETHER = 0.04, 6, 4, 8, 4
 """How long a rank rests before a batch, and before how many of a window, the first and those behind it; how often ranks
 do so, and for how many windows, where one does so by itself and where all get at their windows together."""
+_PLACES = 3
+"""The first of a window, the second, and those behind it, which are alike."""
 _OPENS_S, _ANSWERS_S, _ENDS_S = 600.0, 300.0, 60.0
 """How long a plane is waited for, which has limits of its own that are shorter."""
 
@@ -82,10 +84,10 @@ class Probed:
     """Cores in use while nobody asks for anything, by role; ``opener`` has the keeper of the plane."""
     paced_step_s: Mapping[str, float]
     """Processor time of a step of the first plane, by role, where its ranks rested before they got at a window."""
-    takes_s: tuple[float, ...]
-    """Time in which a rank that has rested takes a batch that is at hand, of several, others left out."""
-    opens_s: tuple[float, ...]
-    """The same of the first of a window that has come, behind which the next one is asked for."""
+    takes_s: tuple[tuple[float, ...], ...]
+    """Time in which a rank that has rested takes a batch that is at hand, of several, others left out: of the first of
+    windows, at which the next one is asked for, of the second, which finds caches as that left them, and of those
+    behind it. Windows of one batch have no second."""
     call: Call
     """That is answered with nothing."""
     node_bytes: int
@@ -139,8 +141,10 @@ def probe(specs: Sequence[PlaneSpec], calls: int, taker: _Takers) -> Probed:
         planes=tuple(spent_at_full_speed(its, clock) for its in of_planes),
         clock=clock,
         paced_step_s=paced_step(apart, together, clock),
-        takes_s=tuple(chain.from_iterable(each.takes_s for each in apart)),
-        opens_s=tuple(chain.from_iterable(each.opens_s for each in apart)),
+        takes_s=tuple(
+            tuple(chain.from_iterable(of_place))
+            for of_place in zip(*(each.takes_s for each in apart), strict=True)
+        ),
         call=call,
         node_bytes=node_bytes,
         idle=cores.share,
@@ -268,14 +272,13 @@ class _Ranks:
         # Others are at hand, and take a hundredth of that.
         self._opens_at = [spent_s.index(max(spent_s)) for spent_s in by_rank]
 
-    def pace(self, resting: int, windows: int) -> tuple[list[float], list[float]]:
+    def pace(self, resting: int, windows: int) -> tuple[tuple[float, ...], ...]:
         """Take windows, the first ranks with a pause before they get at one, and some more in it.
 
         Returns:
-            What each batch took that was at hand then, and the first of each window.
+            What each batch took that was at hand then, by its place as in ``Paced``.
         """
-        takes_s: list[float] = []
-        opens_s: list[float] = []
+        takes_s: list[list[float]] = [[] for _ in range(min(_PLACES, self._window))]
         for _ in range(windows):
             for place in range(self._window):
                 for number, (taker, first) in enumerate(
@@ -285,8 +288,8 @@ class _Ranks:
                     if number >= resting or behind >= _PAUSES:
                         taker.next_batch()
                     else:
-                        (takes_s if behind else opens_s).append(_taken_after_a_pause(taker))
-        return takes_s, opens_s
+                        takes_s[min(behind, _PLACES - 1)].append(_taken_after_a_pause(taker))
+        return tuple(map(tuple, takes_s))
 
 
 def _serve_rank(address: str, rank: int, window: int, taker: _Takers, pipe: Connection) -> None:
@@ -362,9 +365,9 @@ class _Driven:
         self._alone.ask(("pace", windows))
         # The first of this process rests for all of them: they are one thread.
         self._ranks.pace(int(together), windows)
-        takes_s, opens_s = map(tuple, self._alone.answer(_ANSWERS_S))
+        takes_s = self._alone.answer(_ANSWERS_S)
         spent = self._since(began, windows * self._window)
-        return Paced(spent=spent, takes_s=takes_s, opens_s=opens_s)
+        return Paced(spent=spent, takes_s=takes_s)
 
     def _begun(self) -> tuple[dict[int, float], float]:
         """Return the clocks of the processes of the plane, and of this machine."""

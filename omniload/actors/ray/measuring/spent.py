@@ -58,10 +58,9 @@ class Paced:
     """What ranks that rest between their steps found."""
 
     spent: Spent
-    takes_s: tuple[float, ...]
-    """Time in which a rank that has rested takes a batch that is at hand, of several, others left out."""
-    opens_s: tuple[float, ...]
-    """The same of the first of a window."""
+    takes_s: tuple[tuple[float, ...], ...]
+    """Time in which a rank that has rested takes a batch that is at hand, of several, others left out: of the first of
+    windows, of the second, and of those behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

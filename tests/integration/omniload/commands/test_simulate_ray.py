@@ -57,9 +57,9 @@ def test_a_small_plane_tells_what_messages_take_at_each_role_and_a_job_is_simula
         costs.roles["node"].clock > 0
     )  # Ray does something by the clock, and the keeper looks around
     assert costs.latencies_s[0] < costs.latencies_s[-1]
-    assert costs.takes_s[0] <= costs.take_s <= costs.takes_s[-1]
-    assert 1e-6 < costs.take_s < 0.1
-    assert 0 <= costs.opens_s[0] <= costs.opens_s[-1] < 10
+    assert len(costs.takes_s) > 1
+    for of_place in costs.takes_s:
+        assert 1e-6 < of_place[0] <= of_place[-1] < 10
     # An actor that has loaded what roles load; Ray's raylet and its store of facts.
     assert costs.process_bytes > 20 << 20
     assert costs.node_bytes > 10 << 20

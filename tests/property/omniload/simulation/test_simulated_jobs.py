@@ -29,9 +29,9 @@ def profiles(draw):
             )
             for role in ROLES
         },
-        take_s=draw(seconds),
-        takes_s=tuple(draw(st.lists(seconds, max_size=3))),
-        opens_s=tuple(draw(st.lists(seconds, max_size=3))),
+        takes_s=tuple(
+            map(tuple, draw(st.lists(st.lists(seconds, min_size=1, max_size=3), max_size=3)))
+        ),
         process_bytes=1 << 20,
         node_bytes=1 << 20,
     )
@@ -102,11 +102,11 @@ def test_a_rank_in_the_process_of_its_plane_takes_no_step_before_it_is_built(
 
 def slower(costs, times):
     """Return costs of which every second is so many times as long."""
-    found = {
-        name: tuple(each * times for each in value) if isinstance(value, tuple) else value * times
-        for name, value in costs
-        if name.endswith("_s")
-    }
+
+    def of(value):
+        return tuple(map(of, value)) if isinstance(value, tuple) else value * times
+
+    found = {name: of(value) for name, value in costs if name.endswith("_s")}
     if isinstance(costs, MessageCosts):
         found["roles"] = {role: slower(each, times) for role, each in costs.roles.items()}
     return costs.model_copy(update=found)
@@ -127,10 +127,11 @@ def test_no_host_works_more_than_its_cores_and_no_step_is_shorter_than_it_takes(
 
     assert found.memory.first_cores <= job.cores * 1.001
     assert found.memory.other_cores <= job.cores * 1.001
-    assert found.seconds >= job.steps * job.step_s * 0.999
-    assert found.seconds == pytest.approx(
-        job.steps * (job.step_s + found.waits.mean_s), rel=0.01, abs=1e-6
-    )
+    steps_s = job.steps * (job.step_s + found.waits.mean_s)
+    # Ranks that trained wake one after the other where there are fewer cores than ranks: waits count from then.
+    ranks = job.spec.tree.size_of("dp") if job.step_s else 1
+    assert found.seconds >= steps_s * 0.99 - 1e-6
+    assert found.seconds <= (steps_s + (ranks - 1) * job.steps * found.waits.longest_s) * 1.01
 
 
 @settings(max_examples=5)

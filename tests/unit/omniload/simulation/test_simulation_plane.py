@@ -56,8 +56,7 @@ def test_the_last_steps_are_of_a_job_that_goes_on():
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_a_rank_that_trains_waits_as_long_as_it_takes_a_batch_that_is_at_hand(ranks):
-    messages = a_profile().messages["ray"].model_copy(update={"take_s": 2e-3})
-    profile = a_profile(messages={"ray": messages})
+    profile = with_messages(takes_s=((2e-3,),))
 
     trained, at_once = (
         simulated(a_job(a_windowed_mix(), ranks=ranks, step_s=step_s), profile)
@@ -90,8 +89,32 @@ def test_cores_that_idle_beside_work_are_missed_where_all_are_wanted_and_nowhere
     assert of_many[1] == pytest.approx(of_many[0], rel=1e-9)
 
 
+def test_ranks_of_a_host_wake_one_after_the_other_and_share_its_cores_with_all_that_runs_there():
+    profile = with_messages(takes_s=((2e-3,),), roles=even_roles(0.0))
+    busy = even_roles(0.0)
+    busy["node"] = busy["node"].model_copy(update={"clock": 0.5})
+
+    def found(profile, cores):
+        job = a_job(a_windowed_mix(), ranks=4, step_s=0.5, steps=64, cores=cores)
+        return simulated(job, profile)
+
+    alone, on_many, beside = (
+        found(each, cores)
+        for each, cores in (
+            (profile, 1.0),
+            (profile, 64.0),
+            (with_messages(takes_s=((2e-3,),), roles=busy), 1.0),
+        )
+    )
+
+    # Each counts what it waits from when it woke; the step, from when the first of them did.
+    assert alone.waits.p50_s == on_many.waits.p50_s == pytest.approx(2e-3)
+    assert (alone.seconds - on_many.seconds) / 64 == pytest.approx(6e-3, rel=0.1)
+    assert beside.waits.p50_s == pytest.approx(4e-3, rel=0.05)
+
+
 def test_of_takes_that_differ_each_step_waits_for_the_longest_that_its_ranks_drew():
-    profile = with_messages(takes_s=(1e-3, 3e-3), take_s=9.0)
+    profile = with_messages(takes_s=((1e-3, 3e-3),))
 
     one, many = (
         simulated(a_job(a_windowed_mix(), ranks=ranks, step_s=0.5, steps=64), profile)
@@ -118,9 +141,11 @@ def test_messages_take_longer_where_ranks_train_and_as_long_as_ever_at_full_spee
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_a_rank_that_has_trained_takes_the_first_batch_of_a_window_in_a_time_of_its_own(ranks):
-    job = a_job(a_windowed_mix(), ranks=ranks, steps=64, step_s=0.5)
-    slow, even = (with_messages(takes_s=(1e-3,), opens_s=opens_s) for opens_s in ((0.04,), (1e-3,)))
+@pytest.mark.parametrize("place", [0, 1, 6])
+def test_a_rank_that_has_trained_takes_a_batch_of_a_window_in_a_time_of_its_place(ranks, place):
+    job = a_job(a_windowed_mix(), ranks=ranks, steps=64, step_s=0.5, cores=64.0)
+    takes_s = (*[(1e-3,)] * place, (0.04,), (1e-3,))
+    slow, even = with_messages(takes_s=takes_s), with_messages(takes_s=((1e-3,),))
 
     found, before = simulated(job, slow), simulated(job, even)
 

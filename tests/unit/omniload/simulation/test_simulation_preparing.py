@@ -174,7 +174,7 @@ def test_how_many_times_as_long_messages_take_after_a_rest_is_found_again_within
 
 def test_a_profile_that_was_kept_before_rests_were_measured_is_read_and_has_none():
     content = a_profile().messages["ray"].model_dump()
-    del content["takes_s"], content["opens_s"]
+    del content["takes_s"]
     for costs in content["roles"].values():
         del costs["rested"]
 

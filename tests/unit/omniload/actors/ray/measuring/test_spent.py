@@ -80,7 +80,7 @@ def test_a_rest_in_which_ray_starts_a_process_is_in_no_figure():
 def test_where_ranks_rest_ranks_are_of_whiles_in_which_each_came_alone_and_all_else_of_the_others():
     def whiles(rank_s, node_s):
         spent = Spent(seconds=0.5, steps=10, by_role={"rank": rank_s, "node": node_s})
-        return [Paced(spent=spent, takes_s=(), opens_s=())] * 2
+        return [Paced(spent=spent, takes_s=())] * 2
 
     found = paced_step(whiles(0.55, 0.95), whiles(0.25, 0.125), {"rank": 0.1, "node": 0.05})
 
