@@ -222,12 +222,6 @@ class SourceLoader:
         blocks = self._of(source).blocks
         return (blocks[0].table.start, blocks[-1].table.stop) if blocks else (0, 0)
 
-    def held_tokens(self) -> int:
-        """Return the tokens held, over all sources."""
-        return sum(
-            len(block.tokens.values_V) for held in self._held.values() for block in held.blocks
-        )
-
     def held_bytes(self) -> int:
         """Return what held samples take of memory, over all sources."""
         # Counted as blocks come and go: it is asked for with each read, and sources are many.

@@ -161,25 +161,9 @@ class ClientPlaceTree:
         """
         return _ranks_by_place(self)
 
-    def batch_peers_of(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks that take the same batch or slices of it: those of the same dp rank."""
-        return self.ranks_at(dp=self.coordinates_of(rank).get("dp"))
-
     def slice_of(self, rank: int) -> tuple[int, int]:
         """Return which slice of its rows a rank takes, and of how many: its place along cp."""
         return self.coordinates_of(rank).get("cp", 0), self.size_of("cp")
-
-    def fetcher_of(self, rank: int, broadcast: Sequence[MeshAxis]) -> int:
-        """Return the rank that fetches for ``rank`` when data is broadcast along some axes.
-
-        It is the first rank along them; a rank that fetches for itself is its own.
-        """
-        self._check_broadcast(broadcast)
-        fetcher = 0
-        for axis, at in self.coordinates_of(rank).items():
-            # The rank's own number, digit by digit, with a 0 for each axis that the trainer broadcasts along.
-            fetcher = fetcher * self.size_of(axis) + (0 if axis in broadcast else at)
-        return fetcher
 
     def fetching_ranks(self, broadcast: Sequence[MeshAxis] = ()) -> tuple[int, ...]:
         """Return the ranks that fetch from a constructor, rising; the others are served by broadcast.

@@ -160,11 +160,6 @@ class RecordSource(Source):
         self._reader = replace(self._reader, tokens=tokens)
         return self
 
-    @property
-    def tokens_kept(self) -> SourceTokens | None:
-        """The entries that it takes samples from, and keeps what it makes in."""
-        return self._reader.tokens
-
     @override
     def share(self, memory: BlockMemory) -> None:
         self._memory = memory

@@ -144,11 +144,6 @@ class Fetcher:
     _queues: tuple[_Queue, _Queue] = field(default_factory=lambda: (_Queue(), _Queue()))
     _next_request: int = 0
 
-    @property
-    def num_waiting(self) -> int:
-        """Blocks that are wanted and neither here nor given up."""
-        return len(self._wanted)
-
     def handle(self, event: Event) -> tuple[Command, ...]:
         """Apply one event and return what must now be done, in order."""
         commands: list[Command] = []

@@ -162,7 +162,7 @@ class Simulation:
     journal: list[JsonObject] = field(default_factory=list, init=False)
     published: list[int] = field(default_factory=list, init=False)
     most_held: int = field(default=0, init=False)
-    """Most tokens that the loaders held at once."""
+    """Most bytes of samples that the loaders held at once."""
     planner: Planner = field(init=False)
     seen: Counter[str] = field(default_factory=Counter, init=False)
     """What came about, and how often: a history in which nothing did proves nothing."""
@@ -349,7 +349,7 @@ class Simulation:
 
     def _look_at_buffers(self) -> None:
         alive = [loader for lives in self._lives for loader in lives if loader is not None]
-        self.most_held = max(self.most_held, sum(loader.held_tokens() for loader in alive))
+        self.most_held = max(self.most_held, sum(loader.held_bytes() for loader in alive))
 
     def _added(self) -> list[str]:
         changes = [change for change, _ in self.changes]

@@ -143,7 +143,7 @@ def test_loaders_hold_nothing_of_a_shard_that_is_left_out(prefetch, seed):
     simulation, digests = simulated(mix, lengths, {"seed": seed}, edits=history.edits)
 
     assert digests == reference_digests(history, lengths, num_steps=STEPS)
-    assert simulation.most_held < large
+    assert simulation.most_held < 4 * large
 
 
 @given(mixes(), worlds(), three_epochs, st.lists(weights, min_size=1, max_size=2))

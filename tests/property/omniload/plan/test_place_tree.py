@@ -40,30 +40,31 @@ def test_every_rank_is_in_exactly_one_bucket(tree, axis, data):
 
 
 @given(trees)
-def test_a_dp_bucket_is_the_batch_peers_of_each_of_its_ranks(tree):
+def test_a_dp_bucket_is_all_ranks_at_the_dp_place_of_each_of_its_ranks(tree):
     for bucket in tree.buckets("dp"):
         for rank in bucket:
-            assert tree.batch_peers_of(rank) == bucket
+            assert tree.ranks_at(dp=tree.coordinates_of(rank)["dp"]) == bucket
 
 
 @given(trees, broadcasts)
-def test_whoever_fetches_for_a_rank_fetches_and_shares_its_batch(tree, broadcast):
-    fetching = tree.fetching_ranks(broadcast)
+def test_of_the_ranks_that_a_broadcast_reaches_the_first_fetches_and_no_other(tree, broadcast):
+    fetching = set(tree.fetching_ranks(broadcast))
 
-    assert {tree.fetcher_of(rank, broadcast) for rank in range(tree.world_size)} == set(fetching)
     for rank in range(tree.world_size):
-        assert tree.fetcher_of(rank, broadcast) in tree.batch_peers_of(rank)
+        places = tree.coordinates_of(rank)
+        reached = tree.ranks_at(**{a: at for a, at in places.items() if a not in broadcast})
+        assert fetching.intersection(reached) == {reached[0]}
 
 
 @given(trees)
 def test_a_place_along_dp_and_cp_has_its_ranks_rising_the_one_that_fetches_first(tree):
-    ranks = tree.ranks_by_place()
+    ranks, fetching = tree.ranks_by_place(), set(tree.fetching_ranks(("pp", "tp", "ep")))
 
     assert ranks.shape[:2] == (tree.size_of("dp"), tree.size_of("cp"))
     for dp in range(len(ranks)):
         for cp, peers in enumerate(ranks[dp].tolist()):
             assert tuple(peers) == tree.ranks_at(dp=dp, cp=cp)
-            assert {tree.fetcher_of(rank, ("pp", "tp", "ep")) for rank in peers} == {peers[0]}
+            assert fetching.intersection(peers) == {peers[0]}
 
 
 @given(trees, st.data())

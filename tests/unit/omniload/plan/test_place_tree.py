@@ -44,10 +44,6 @@ def test_ranks_are_found_by_some_of_their_coordinates():
     assert tree.ranks_at(pp=1, dp=0, cp=1, tp=1) == (11,)
 
 
-def test_ranks_of_one_dp_rank_share_a_batch_over_all_stages():
-    assert a_tree().batch_peers_of(13) == (4, 5, 6, 7, 12, 13, 14, 15)
-
-
 def test_ranks_along_cp_take_slices_of_the_same_rows():
     tree = a_tree(cp=4)
 
@@ -64,11 +60,7 @@ def test_without_broadcast_every_rank_fetches():
 
 
 def test_with_broadcast_the_first_rank_along_the_axes_fetches_for_the_others():
-    tree = a_tree()
-
-    assert tree.fetching_ranks(("tp", "pp")) == (0, 2, 4, 6)
-    assert tree.fetcher_of(15, ("tp", "pp")) == 6
-    assert tree.fetcher_of(6, ("tp", "pp")) == 6
+    assert a_tree().fetching_ranks(("tp", "pp")) == (0, 2, 4, 6)
 
 
 def test_broadcast_along_an_axis_that_the_mesh_lacks_changes_nothing():
@@ -157,7 +149,7 @@ def test_the_drawing_of_thousands_of_ranks_stays_short():
         (lambda: a_tree().buckets("dp", 3), "group_size is 3, which does not divide the 2"),
         (lambda: a_tree().buckets("dp", 0), "group_size is 0"),
         (lambda: a_tree().fetching_ranks(("dp",)), "broadcast along 'dp' is not possible"),
-        (lambda: a_tree().fetcher_of(0, ("world",)), "broadcast along 'world' is not"),
+        (lambda: a_tree().fetching_ranks(("world",)), "broadcast along 'world' is not"),
         (lambda: a_tree().constructor_of(2, 1), "dp_rank is 2; this mesh has dp ranks 0 to 1"),
         (lambda: a_tree().constructor_of(0, 3), "num_constructors is 3 for 2 dp ranks"),
         (lambda: a_tree().constructor_of(0, 0), "num_constructors is 0"),

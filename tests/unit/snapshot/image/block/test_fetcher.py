@@ -68,7 +68,7 @@ def test_a_block_is_asked_of_the_first_tier_and_handed_over():
 
     assert command == FetchBlocks(0, "peer", DEMAND, (block(0),))
     assert arrive(fetcher, command) == (HandOverBlock("blob:0"),)
-    assert fetcher.num_waiting == 0
+    assert asked(want(fetcher, DEMAND, block(0))) == [("peer", [0])]  # anew: it is forgotten
 
 
 def test_what_one_tier_lacks_is_asked_of_the_next_and_then_given_up():
@@ -79,7 +79,7 @@ def test_what_one_tier_lacks_is_asked_of_the_next_and_then_given_up():
 
     assert second.tier == "registry"
     assert fail(fetcher, second) == (GiveUpBlock("blob:0"),)
-    assert fetcher.num_waiting == 0
+    assert asked(want(fetcher, DEMAND, block(0))) == [("peer", [0])]  # anew: it is forgotten
 
 
 def test_a_tier_that_has_a_part_is_asked_no_more_for_the_rest():
