@@ -1,17 +1,273 @@
-"""What looks at a running plane tell: steps that ranks have taken, how long they waited, and which role a wait led to.
+"""What several looks at a running data plane come to: what is slow, who waits for whom, and what to change.
 
-A look is the status of all roles at one moment.
+A look is the status of all roles at one moment. One look shows who waits *now*; several in turn show
+who is waited for *mostly*, which is what a setting can change.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from omniload.actors.status_file import PlaneStatus, RoleLine
+from omniload.commands.runs.roles_view import why_ended
 from omniload.machine.progress import is_rank
+from omniload.machine.scaling.measured import Reading
+from omniload.machine.status import REPEATED
 
-__all__ = ["taken_steps", "waited_share", "waits_by_way"]
+__all__ = ["OLD_S", "Diagnosis", "Finding", "diagnose", "taken_steps"]
 
+OLD_S = 5.0
+"""A status this old belongs to a plane that has ended, or whose process is stopped."""
 _WRITTEN_EVERY_S = 1.0
 _WAITED = "wait_seconds_total"
+_SHOWN_SHARE = 0.02
+"""Share of the time that ranks may wait: what the paper's users bear, and the report's target."""
+_BEHIND_STEPS = 2
+_STOPPED = "where ps -o stat= -p {0} says T, kill -CONT {0} has it go on"
+_UNSAVED_S = 3600.0
+_UNSAVED_STEPS = 100
+_MORE_LOADERS = (
+    "share its sources among more loaders: runtime.loaders, or runtime.scaling: {mode: auto} on Ray; have more read "
+    "its heaviest: loader.readers; keep texts tokenised on disk; omniload mix plan --resources shows what each source "
+    "costs"
+)
+_EVEN_WORK = (
+    "see its compute time; unequal work is balance.strategy's and balance.cost's (omniload mix bench measures them), "
+    "a slow host is its own"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that costs ranks time now, or will cost work after a restart."""
+
+    role: str
+    """The role or the process that it is about."""
+    what: str
+    """What is wrong, in a sentence."""
+    seen: str
+    """The figures behind that."""
+    do: str
+    """The setting or the command that changes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """The findings of some looks."""
+
+    findings: tuple[Finding, ...]
+    """The dearest first."""
+    looks: int
+    seconds: float
+    """Between the first look and the last."""
+    waited_share: float | None
+    """Share of the time between the looks that ranks waited, mean over ranks; ``None`` where no rank tells."""
+
+
+def diagnose(looks: Sequence[PlaneStatus], now_s: float, logs: Mapping[str, str]) -> Diagnosis:
+    """Say what holds a plane up.
+
+    Args:
+        looks: Statuses in the order of their times, at least one.
+        now_s: Now, in seconds since 1970.
+        logs: The last line of roles that have one, by name.
+    """
+    first, last = looks[0], looks[-1]
+    seconds = last.written_at - first.written_at
+    share = _waited_share(first, last)
+    if last.has_ended:
+        # A rank that took the last step before another did is behind nobody: there is nothing left to wait for.
+        found = [_closed_plane(last, now_s, logs)]
+    else:
+        found = [
+            *_silent_plane(last, now_s),
+            *_roles_in_trouble(last, logs),
+            *_longest_wait(looks, share),
+            *_rank_behind(last),
+            *_retried_reads(first, last),
+            *_replacements(last),
+            *_unsaved_state(last),
+        ]
+    return Diagnosis(findings=tuple(found), looks=len(looks), seconds=seconds, waited_share=share)
+
+
+def _closed_plane(last: PlaneStatus, now_s: float, logs: Mapping[str, str]) -> Finding:
+    why = "".join(f"; {role}: {line}" for role, line in why_ended(logs).items())
+    says = (
+        "what it failed with is to be mended" if why else "the trainer's output says why it ended"
+    )
+    return Finding(
+        role=f"process {last.pid} on {last.host}",
+        what="The plane has ended.",
+        seen=f"its process has closed it {max(0.0, now_s - last.written_at):.0f} s ago{why}",
+        do=f"see omniload mix show for what it has drawn; where it should go on, {says}",
+    )
+
+
+def _silent_plane(last: PlaneStatus, now_s: float) -> Iterator[Finding]:
+    if (age_s := now_s - last.written_at) > OLD_S:
+        yield Finding(
+            role=f"process {last.pid} on {last.host}",
+            what="The plane has ended, or the process that opened it is stopped.",
+            seen=f"the last status is {age_s:.0f} s old; it is written once a second",
+            do=f"look at process {last.pid} on {last.host}: {_STOPPED.format(last.pid)}; where it says nothing, "
+            "it has ended, and the trainer's output says why. What follows is of its last moment",
+        )
+
+
+def _roles_in_trouble(last: PlaneStatus, logs: Mapping[str, str]) -> Iterator[Finding]:
+    for role in last.roles:
+        if not role.in_trouble:
+            continue
+        line = f"; its last line: {logs[role.name]}" if logs.get(role.name) else ""
+        what = f"{role.name} waits for a store, or holds up a rank."
+        do = f"read {role.log}" if role.log else f"look at process {role.pid}"
+        if role.state == "stopped":
+            what = f"{role.name} gives no sign of life: it is stopped, or its machine is too busy to run it."
+            do = f"look at process {role.pid} on {role.host or 'its host'}: {_STOPPED.format(role.pid)}"
+        yield Finding(
+            role=role.name,
+            what=what,
+            seen=f"{role.state} for {role.task_s:.0f} s, heard of {role.age_s:.0f} s ago{line}",
+            do=do,
+        )
+
+
+def _longest_wait(looks: Sequence[PlaneStatus], share: float | None) -> Iterator[Finding]:
+    """Yield who is at the end of most waits of ranks, where they wait for longer than they should."""
+    if share is not None and share <= _SHOWN_SHARE:
+        return
+    waited = "" if share is None else f"ranks waited {share:.1%} of the time; "
+    ways_s = _waits_by_way(looks)
+    if not ways_s:
+        if share is not None:
+            yield Finding(
+                role="ranks",
+                what="Batches come late, in waits too short to see for whom.",
+                seen=f"{waited}no look of {len(looks)} met one",
+                do="look for longer (--seconds 30), or build further ahead: runtime.prefetch_steps",
+            )
+        return
+    causes_s: dict[str, float] = {}
+    for way, way_s in ways_s.items():
+        causes_s[way[-1]] = causes_s.get(way[-1], 0.0) + way_s
+    cause = max(causes_s, key=lambda role: causes_s[role])
+    way = max((each for each in ways_s if each[-1] == cause), key=lambda each: ways_s[each])
+    every = [role for look in looks for role in look.roles if role.name == cause]
+    role = max(every, key=lambda role: role.task_s, default=None)  # at what took it longest
+    doing = "" if role is None else f", which {role.state}"
+    what, do = _remedy(cause, role)
+    part = causes_s[cause] / max(sum(ways_s.values()), 1e-9)
+    yield Finding(
+        role=cause,
+        what=what,
+        seen=f"{waited}{part:.0%} of it led to {' -> '.join(way)}{doing}",
+        do=do,
+    )
+
+
+def _remedy(cause: str, role: RoleLine | None) -> tuple[str, str]:
+    """Return what is slow, in a sentence, and what changes it."""
+    if cause.startswith("loader"):
+        if role is not None and role.figures.get(REPEATED, 0.0) > 0:
+            return (
+                f"The store that {cause} reads from does not answer.",
+                "see that the store can be reached from its host; reads are tried again until it does",
+            )
+        readings = {} if role is None else Reading.in_figures(role.figures)
+        slow = [f"{name} {reading.said}" for name, reading in readings.items() if reading.is_slow]
+        what = f"{cause} reads, or makes samples of what it read, too slowly"
+        return "; ".join([what, *slow]) + ".", _MORE_LOADERS
+    if cause.startswith("constructor"):
+        return (
+            f"{cause} builds batches too slowly.",
+            "start more of them: runtime.constructors",
+        )
+    if is_rank(cause):
+        return (
+            f"{cause} is the slowest rank, and steps are held for it.",
+            _EVEN_WORK,
+        )
+    return (
+        f"{cause} plans too slowly.",
+        "plan further ahead: runtime.prefetch_steps; take a larger step; give its process a core",
+    )
+
+
+def _rank_behind(last: PlaneStatus) -> Iterator[Finding]:
+    # A rank that has not taken its first is not behind: it may still load its model.
+    taken = {name: steps for name, steps in taken_steps(last).items() if steps}
+    if len(taken) < 2:
+        return
+    slowest = min(taken, key=lambda name: taken[name])
+    if (ahead := max(taken.values()) - taken[slowest]) >= _BEHIND_STEPS:
+        role = next(each for each in last.roles if each.name == slowest)
+        yield Finding(
+            role=slowest,
+            what=f"{slowest} is {ahead:.0f} steps behind another rank.",
+            seen=f"it {role.state}, for {role.task_s:.0f} s",
+            do="see what its process does: batches are there for it, and built only so far ahead of it",
+        )
+
+
+def _retried_reads(first: PlaneStatus, last: PlaneStatus) -> Iterator[Finding]:
+    before = {role.name: role.figures.get("retries_total", 0.0) for role in first.roles}
+    for role in last.roles:
+        if tried := role.figures.get("retries_total", 0.0):
+            lately = tried - before.get(role.name, 0.0)
+            yield Finding(
+                role=role.name,
+                what=f"A store did not answer {role.name} at first.",
+                seen=f"{tried:.0f} reads were tried again, {lately:.0f} of them while this looked",
+                do=f"read {role.log or 'its log'} for the names; keep shards nearer where it goes on",
+            )
+
+
+def _replacements(last: PlaneStatus) -> Iterator[Finding]:
+    for role in last.roles:
+        if (lives := role.figures.get("lives", 1.0)) > 1:
+            yield Finding(
+                role=role.name,
+                what=f"{role.name} was lost and replaced.",
+                seen=f"it is the {lives:.0f}. process of this start",
+                do="read logs/keeper.log of the run for why",
+            )
+        for name, reading in Reading.in_figures(role.figures).items():
+            if reading.lost:
+                yield Finding(
+                    role=role.name,
+                    what=f"{role.name} reads {name} alone: {reading.lost} readers were lost in a row.",
+                    seen=f"{name} {reading.said}",
+                    do=f"read {role.log or 'its log'} for why they ended, most often for want of memory",
+                )
+        if restarts := role.figures.get("restarts", 0.0):
+            yield Finding(
+                role="job",
+                what="The launcher has started the job again.",
+                seen=f"{restarts:.0f} times",
+                do="see which rank ended first, and how: omniload train show RUN, or the launcher's log",
+            )
+
+
+def _unsaved_state(last: PlaneStatus) -> Iterator[Finding]:
+    planner = next((role for role in last.roles if role.name == "planner"), None)
+    taken = max(taken_steps(last).values(), default=0.0)
+    if planner is None or taken < _UNSAVED_STEPS:
+        return
+    asked = planner.figures.get("state_asked_timestamp_seconds")
+    if asked is None:
+        yield Finding(
+            role="planner",
+            what="No state was ever asked for: a restart begins anew.",
+            seen=f"{taken:.0f} steps were taken",
+            do="save loader.state_dict() with every checkpoint",
+        )
+    elif (age_s := last.written_at - asked) > _UNSAVED_S:
+        yield Finding(
+            role="planner",
+            what="The last state was asked for long ago.",
+            seen=f"{age_s / 3600:.1f} hours",
+            do="save checkpoints more often: what came after the last is trained again",
+        )
 
 
 def taken_steps(status: PlaneStatus) -> dict[str, float]:
@@ -23,7 +279,7 @@ def taken_steps(status: PlaneStatus) -> dict[str, float]:
     }
 
 
-def waited_share(first: PlaneStatus, last: PlaneStatus) -> float | None:
+def _waited_share(first: PlaneStatus, last: PlaneStatus) -> float | None:
     """Return the share of the time between two looks that ranks waited, mean over ranks; ``None`` where none tells."""
     seconds = last.written_at - first.written_at
     before = {role.name: _waited_s(role) for role in first.roles}
@@ -43,7 +299,7 @@ def _waited_s(role: RoleLine) -> float:
     return role.figures.get(_WAITED, 0.0) + (role.task_s if role.waits_for else 0.0)
 
 
-def waits_by_way(looks: Sequence[PlaneStatus]) -> dict[tuple[str, ...], float]:
+def _waits_by_way(looks: Sequence[PlaneStatus]) -> dict[tuple[str, ...], float]:
     """Return how many seconds ranks waited, by the roles that a wait led through, from the rank on.
 
     A look counts for no longer than the time since the one before: what changes hands while a status is written,

@@ -3,7 +3,7 @@
 import pytest
 
 from omniload.actors.status_file import PlaneStatus, RoleLine
-from omniload.commands.runs.doctor import diagnose
+from omniload.commands.runs.diagnosis import diagnose
 from omniload.machine.scaling.measured import Reading
 
 START_S = 1_000_000.0
