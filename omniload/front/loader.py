@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from typing import NoReturn, Protocol, Self
 
@@ -16,17 +15,17 @@ from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject
 from omniload.batch.microbatch import Batch, rows_of
 from omniload.client import Client
+from omniload.front.arguments import check_steps_left, require_rank, require_whole, state_from
 from omniload.front.delivery import BatchForm, CopyAhead
 from omniload.front.rows import PackedRows, TrainingBatch
 from omniload.mix.journal.losses import LossLog
 from omniload.mix.journal.rewards import RewardLog
-from omniload.mix.other_states import refuse_others
 from omniload.plan.groups.verdicts import checked_rewards, rewards_of_sources
 
-__all__ = ["Loader", "MixFacts", "OpenClient", "RunNotes", "require_rank", "require_whole"]
+__all__ = ["Loader", "MixFacts", "OpenClient", "RunNotes"]
 
 _LOG = get_logger(__name__)
-_ELSEWHERE = (
+_COPIED = (
     "the loader of a mix was copied, or handed to another process, such as a worker of torch's DataLoader; each copy "
     "would hand out the same batches: iterate it directly, it prefetches by itself"
 )
@@ -40,71 +39,8 @@ class OpenClient(Protocol):
         ...
 
 
-def _as_state(state: object) -> JsonObject | None:
-    """Return a state to continue from; ``None`` for none, or for an empty one, which torch's trainers pass.
-
-    Raises:
-        StateError: It is not a mapping, or it is another loader's.
-    """
-    if state is None:
-        return None
-    if isinstance(state, str | Path):
-        raise StateError(
-            f"the state is {str(state)!r:.80}, a {type(state).__name__}; read it first, as by json.load, and hand over "
-            "what state_dict() returned"
-        )
-    refuse_others(state)
-    if not isinstance(state, Mapping):
-        raise StateError(
-            f"the state is of type {type(state).__name__}; hand over what state_dict() returned"
-        )
-    # A copy: with several ranks it is read with the first batch, and the caller may have changed it by then.
-    return dict(state) or None
-
-
-def require_whole(name: str, value: object, *, least: int = 0) -> int:
-    """Return an argument that is a whole number.
-
-    Raises:
-        ConfigError: It is not a whole number, or it is less than ``least``.
-    """
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-        raise ConfigError(f"{name} is {value!r}; give a whole number of at least {least}")
-    return int(value)
-
-
-def require_rank(rank: object, world_size: object) -> None:
-    """Refuse the number of a rank, or of all ranks, that cannot be.
-
-    Raises:
-        ConfigError: One is not a whole number, or the rank is outside the ranks.
-    """
-    size = require_whole("world_size", world_size, least=1)
-    if require_whole("rank", rank) >= size:
-        raise ConfigError(
-            f"rank is {rank!r} and world_size is {size}; ranks are numbered from 0 to {size - 1}"
-        )
-
-
-def _check_left(state: JsonObject | None, num_steps: int | None) -> None:
-    """Warn of a state that stands at ``steps``, as of a job that has ended: no batch is left.
-
-    Raises:
-        ConfigError: The state stands beyond ``steps``.
-    """
-    step = None if state is None else state.get("step")
-    if num_steps is None or not isinstance(step, int) or step < num_steps:
-        return  # a step that is no number is refused with the rest of the state
-    said = f"steps is {num_steps}, and the state stands before step {step}: no batch is left"
-    if step > num_steps:
-        raise ConfigError(
-            f"{said}; give a later step, None for the data's end, or an earlier state"
-        )
-    _LOG.warning("%s; give a later step, or None for the data's end, to go on", said)
-
-
-def _look_at_ids(first: Batch, vocab_size: int | None) -> None:
-    """Warn if the first batch has ids beyond the ``vocab_size`` embeddings of a model."""
+def _warn_of_unknown_ids(first: Batch, vocab_size: int | None) -> None:
+    """Warn if the first batch has token ids that a model of ``vocab_size`` embeddings does not know."""
     largest = max(
         (int(rows_of(part, "tokens").max(initial=0)) for part in first.microbatches), default=0
     )
@@ -165,10 +101,10 @@ class Loader:
         notes: RunNotes | None = None,
     ) -> None:
         self._num_steps, self._notes = facts.num_steps, notes
-        self._open_client, self._form, self._state = open_client, form, _as_state(state)
+        self._open_client, self._form, self._state = open_client, form, state_from(state)
         stream = None if form.device is None else form.arrays.side_stream(form.device)
         self._ahead = None if stream is None else CopyAhead(form, stream)
-        _check_left(self._state, facts.num_steps)
+        check_steps_left(self._state, facts.num_steps)
         begun = (self._state or {}).get("step")
         self._begun = begun if isinstance(begun, int) else 0
         self._repeats = facts.repeats
@@ -188,23 +124,23 @@ class Loader:
         # Nothing is opened here: each of several ranks would wait in its constructor for the others.
         self._client: Client | None = None
         self._stack = ExitStack()
-        self._closed = self._looked_at = False
+        self._closed = self._first_is_checked = False
         self._loops_ended = 0
         self._pid = os.getpid()
 
     @property
     def next_step(self) -> int:
         """The step that the next batch belongs to."""
-        return self._opened().next_step
+        return self._open_once().next_step
 
     @property
     def last_wait_s(self) -> float:
         """Seconds that the last batch was waited for."""
-        return self._opened().last_wait_s
+        return self._open_once().last_wait_s
 
     def start(self) -> None:
         """Open or join the plane now, and prefetch from here on; otherwise the first batch does."""
-        self._opened()
+        self._open_once()
 
     def next_batch(self, timeout: float | None = None) -> TrainingBatch | None:
         """Return the next batch, ``None`` when the data has ended.
@@ -217,19 +153,19 @@ class Loader:
             OmniloadError: The data plane has failed; the cause as it was raised there.
             StateError: The loader is closed.
         """
-        batch = self._opened().next_batch(timeout)
+        batch = self._open_once().next_batch(timeout)
         if batch is None:
             # Not of a rank that joins a plane at its end: it begins at a later step.
-            if self._state is None and not self.next_step and not self._looked_at:
-                self._looked_at = True
+            if self._state is None and not self.next_step and not self._first_is_checked:
+                self._first_is_checked = True
                 _LOG.warning(
                     "the data ended before the first batch: no document is left of it; of a split, hold out a larger "
                     "share (omniload mix check says how many it has)"
                 )
             return None
-        if not self._looked_at:
-            self._looked_at = True
-            _look_at_ids(batch, self.vocab_size)
+        if not self._first_is_checked:
+            self._first_is_checked = True
+            _warn_of_unknown_ids(batch, self.vocab_size)
         if len(batch.tokens_by_source) > len(self.source_tags):  # an edit of the mix added some
             self.source_names = tuple(batch.tokens_by_source)
             self.source_tags = tuple(batch.source_tags.get(name, {}) for name in self.source_names)
@@ -237,7 +173,7 @@ class Loader:
             return self._form.of(batch)
         handed = self._ahead.hand_over(batch)
         # After the one that is handed out, so that this step does not wait for its copies.
-        self._ahead.begin(self._opened().peek())
+        self._ahead.begin(self._open_once().peek())
         return handed
 
     def observe(self, rows: PackedRows, losses: object = None, *, rewards: object = None) -> None:
@@ -265,7 +201,7 @@ class Loader:
         found = rows.losses_by_document(losses)
         if self._notes is not None:
             # Of the batch handed out last: the loop observes it before it asks for the next.
-            step = self._opened().next_step - 1
+            step = self._open_once().next_step - 1
             names = self.source_names
             self._notes.losses.add(step, names, found.keys_K4, found.sums_K, found.labels_K)
 
@@ -274,11 +210,11 @@ class Loader:
         by_source = rewards_of_sources(sources_K, checked_rewards(rewards, len(sources_K)))
         if self._notes is not None:
             found = {self.source_names[source]: each for source, each in by_source.items()}
-            self._notes.rewards.add(self._opened().next_step - 1, found)
+            self._notes.rewards.add(self._open_once().next_step - 1, found)
 
     def state_dict(self) -> JsonObject:
         """Return the state after the batches handed out so far, as plain JSON."""
-        return self._opened().state_dict()
+        return self._open_once().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
         """Continue where ``state`` was taken; an empty one changes nothing, as torch's trainers expect.
@@ -287,12 +223,12 @@ class Loader:
             StateError: It is not a state. Whether it fits the mix and the data shows with the next batch.
         """
         # Checked first: what is not a state must not end the plane.
-        wanted = _as_state(state)
+        wanted = state_from(state)
         if self._closed:
             raise StateError("the loader is closed; load the state into one that is open")
         if wanted is None:
             return
-        _check_left(wanted, self._num_steps)
+        check_steps_left(wanted, self._num_steps)
         self._end_plane()
         self._state, self._loops_ended = wanted, 0
 
@@ -325,7 +261,7 @@ class Loader:
                 "images are dealt to ranks by their numbers on the mesh, which is not numbered along dp and cp, and "
                 "other ranks would have no numbers; number the mesh as init_device_mesh does, dp before cp"
             )
-        self._opened().resize(rank, world_size, step=step, generation=generation)
+        self._open_once().resize(rank, world_size, step=step, generation=generation)
         # Only now: where the plane refuses, this rank stays what it was.
         self.num_ranks = world_size
         if self._ahead is not None:
@@ -338,10 +274,11 @@ class Loader:
         self._closed = True
         self._end_plane()
 
-    def _opened(self) -> Client:
+    def _open_once(self) -> Client:
+        """Return this rank's client; the first call opens or joins the plane."""
         # A fork is a copy that no pickle has made: ``__getstate__`` never ran in it.
         if self._pid != os.getpid():
-            raise ConfigError(_ELSEWHERE)
+            raise ConfigError(_COPIED)
         if self._closed:
             raise StateError("the loader is closed; open the mix again")
         if self._client is None:
@@ -391,7 +328,7 @@ class Loader:
     @override
     def __getstate__(self) -> NoReturn:
         """Stay in this process: a copy would hand out the same batches again."""
-        raise ConfigError(_ELSEWHERE)
+        raise ConfigError(_COPIED)
 
     def __enter__(self) -> Self:
         return self

@@ -2,18 +2,17 @@
 
 import os
 import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from numbers import Integral
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
 from omniload.base.extras import refuse_namesake
 from omniload.base.state import Json
+from omniload.front.arguments import check_choices, check_timeout, steps_of
 from omniload.front.bringing_up import Alone, Together, torch_part
 from omniload.front.delivery import BatchForm
 from omniload.front.launch import DeviceMesh, Launch, Place, launch_of, place_of
@@ -26,12 +25,9 @@ from omniload.plan.strategies import deals_images
 from omniload.source.tokenize import open_tokenizer
 
 __all__ = [
-    "check_choices",
-    "check_timeout",
     "form_at",
     "form_of",
     "open_mix",
-    "steps_of",
     "vocab_size_of",
 ]
 
@@ -143,52 +139,6 @@ def _loader_of(
         num_ranks=spec.tree.size_of("dp"),
     )
     return Loader(open_client, form, facts, state=state, notes=notes)
-
-
-def check_choices(**choices: str) -> None:
-    """Refuse a choice that does not exist.
-
-    Raises:
-        ConfigError: As for ``open_mix``.
-    """
-    allowed = {
-        "runtime": get_args(Runtime),
-        "labels": get_args(Labels),
-        "arrays": ("auto", "torch", "numpy"),
-    }
-    for name, choice in choices.items():
-        if choice not in allowed[name]:
-            raise ConfigError(f"{name} is {choice!r}; choose among {list(allowed[name])}")
-
-
-def steps_of(steps: object) -> int | None:
-    """Return the step to end before.
-
-    Raises:
-        ConfigError: As for ``open_mix``.
-    """
-    if steps is None:
-        return None
-    if isinstance(steps, bool) or not isinstance(steps, Integral) or int(steps) < 1:
-        raise ConfigError(
-            f"steps is {steps!r}; give the step to end before as a whole number of at least 1, or None for the "
-            "end of the data"
-        )
-    return int(steps)
-
-
-def check_timeout(timeout: object) -> None:
-    """Refuse a timeout that is no length of time.
-
-    Raises:
-        ConfigError: As for ``open_mix``.
-    """
-    # Python's locks raise ``OverflowError`` for a longer wait. The test says what must hold, so that NaN fails it.
-    if not (isinstance(timeout, int | float) and 0 < timeout <= threading.TIMEOUT_MAX):
-        raise ConfigError(
-            f"timeout is {timeout!r}; give the seconds that ranks wait for each other, more than 0 and "
-            f"at most {int(threading.TIMEOUT_MAX)}"
-        )
 
 
 def form_of(arrays: str, labels: Labels, device: object) -> BatchForm:

@@ -38,17 +38,17 @@ from omniload.base.reading import read_kept_file
 from omniload.base.state import Json
 from omniload.base.writing import write_whole
 from omniload.client import Client
-from omniload.front.bringing_up import take_turn
-from omniload.front.launch import Place
-from omniload.front.loader import (
-    Loader,
-    MixFacts,
-    OpenClient,
-    RunNotes,
+from omniload.front.arguments import (
+    check_choices,
+    check_timeout,
     require_rank,
     require_whole,
+    steps_of,
 )
-from omniload.front.opening import check_choices, check_timeout, form_of, steps_of, vocab_size_of
+from omniload.front.bringing_up import take_turn
+from omniload.front.launch import Place
+from omniload.front.loader import Loader, MixFacts, OpenClient, RunNotes
+from omniload.front.opening import form_of, vocab_size_of
 from omniload.front.rendezvous import Counter, told_at
 from omniload.front.rows import Labels
 from omniload.front.spec import kept_in, spec_of

@@ -16,8 +16,7 @@ from typing import Any, Protocol, assert_never
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import Json, JsonObject
-from omniload.front.loader import require_whole
-from omniload.front.opening import check_timeout
+from omniload.front.arguments import check_timeout, require_whole
 from omniload.front.sampling.exchange import (
     END,
     Decisions,
