@@ -45,18 +45,13 @@ from omniload.machine.queue import (
     taken_over,
 )
 from omniload.machine.scaling.coming import Demand, Foresight
-from omniload.machine.steps import (
-    BadRecords,
-    PlannedSteps,
-    RankSteps,
-    next_world,
-    steps_together,
-)
+from omniload.machine.steps import BadRecords, PlannedSteps, RankSteps, next_world, steps_together
 from omniload.machine.strategy import place
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import Edit
 from omniload.mix.edits.found import require_open, taken_up
 from omniload.mix.edits.history import History
+from omniload.mix.edits.next_edit import undone_by
 from omniload.mix.edits.stages import with_begun
 from omniload.mix.possible import require_samples
 from omniload.mix.state import MixState
@@ -188,7 +183,7 @@ class Planner:
     def _edit(self, asked: ChangeAsked) -> tuple[PlannerCommand, ...]:
         """Take up a change, from the first unplanned step on or a later one; a refused one changes nothing."""
         step = self.planned if asked.at is None else asked.at
-        self.history.undone_by(asked.change, step, at_rest=False)  # no later step would do
+        undone_by(self.history, asked.change, step, at_rest=False)  # no later step would do
         require_open(step, planned=self.planned, end=self.num_steps, ended=self._ended)
         reached = self._steps.state_before(self.planned), self.positions_per_epoch_S
         self.history, self.positions_per_epoch_S = taken_up(

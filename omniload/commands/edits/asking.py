@@ -47,6 +47,7 @@ from omniload.mix.edits.edit import (
 from omniload.mix.edits.edits_file import EDITS_NAME, read_history, write_history
 from omniload.mix.edits.found import found_in, require_open
 from omniload.mix.edits.history import History
+from omniload.mix.edits.next_edit import undone_by
 from omniload.mix.edits.shards import ShardsFound, shard_meant, shards_like
 from omniload.mix.edits.stages import gone_through_in
 from omniload.mix.fingerprint import SourceFacts
@@ -201,7 +202,7 @@ def _noted(run: Path, change: Change, at: int | None) -> EditTaken:
         change = _shard_in(change, history.latest, life.base_dir, index_folder(life.mix_path))
     else:
         # First: where a skip cannot be undone any more, no later step will do.
-        history.undone_by(change, step, at_rest=step >= planned)
+        undone_by(history, change, step, at_rest=step >= planned)
         # What was trained once stays as it was: attempts of a run see the same samples.
         require_open(step, planned=planned, end=None, ended=False)
     # Edited without facts first: that mix has the new source, under the number that it is opened by.

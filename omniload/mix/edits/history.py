@@ -1,40 +1,19 @@
-"""What holds at a step: a mix file and its edits, folded. And what a change would make of it."""
+"""What holds at a step: a mix file and its edits, folded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic import ValidationError
-
 from omniload.base.errors import ConfigError
 from omniload.base.state import Json
-from omniload.mix.config import MixConfig, Stage, WeightsConfig
-from omniload.mix.edits.amounts import (
-    amounts_under,
-    require_amounts_before,
-    require_counted_alike,
-    spread_anew,
-)
-from omniload.mix.edits.edit import (
-    MOST_EDITS,
-    AddSource,
-    BeginStage,
-    Change,
-    Edit,
-    RetireSource,
-    SetAmounts,
-    SetWeights,
-    SkipShard,
-    SkipSteps,
-    Undo,
-    never_held,
-    require_no_secrets,
-    why_skipped_for_good,
-)
-from omniload.mix.edits.shards import left_out_of, require_skippable
-from omniload.mix.edits.sources import edited_mix, require_fits, require_known, weighted
-from omniload.mix.edits.stages import dated, declared_at
-from omniload.mix.schedule import boundaries, stages_from, weights_at
+from omniload.mix.config import MixConfig
+from omniload.mix.edits.amounts import spread_anew
+from omniload.mix.edits.edit import Change, Edit, SkipShard, SkipSteps, never_held
+from omniload.mix.edits.next_edit import next_edit
+from omniload.mix.edits.shards import left_out_of
+from omniload.mix.edits.sources import edited_mix
+from omniload.mix.edits.stages import declared_at
+from omniload.mix.schedule import boundaries, weights_at
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.caps import beyond_fractions
 from omniload.mix.schema.stages import GoneThrough
@@ -139,7 +118,7 @@ class History:
         entered = replace(
             state.widened(len(self.of_revision(revision).sources)), mix_revision=revision
         )
-        skips, known = self._skips(revision), state.mix_revision
+        skips, known = self.skips(revision), state.mix_revision
         here = [s for s in skips if s.revision > known and s.step == state.step]
         if here:
             # Of edits up to the skip the state behind it has all: amounts are spread by later ones alone.
@@ -148,7 +127,7 @@ class History:
 
     def skipped_steps(self, revision: int) -> int:
         """Return how many steps the edits up to a revision leave out: what they drew counts as drawn."""
-        changes = [edit.change for edit in self._skips(revision)]
+        changes = [edit.change for edit in self.skips(revision)]
         return sum(c.stop - c.first for c in changes if isinstance(c, SkipSteps))
 
     def reopened_by(self, revision: int) -> float:
@@ -163,7 +142,7 @@ class History:
         )
         return min(later, default=float("inf"))
 
-    def _skips(self, revision: int) -> list[Edit]:
+    def skips(self, revision: int) -> list[Edit]:
         """Return the edits up to a revision that skip steps and are not undone by it."""
         edits = self.edits[:revision]
         gone = {edit.undoes for edit in edits}
@@ -226,51 +205,14 @@ class History:
         at_rest: bool = False,
         gone_through: GoneThrough | None = None,
     ) -> "History":
-        """Return the history with one more edit.
-
-        Args:
-            change: What is asked for.
-            step: First step that it is to hold at.
-            found: Parts of the fingerprint of a source that is added.
-            behind: State behind steps that are skipped.
-            at_rest: Whether no plane of the run is up: then skipped steps may be drawn after all.
-            gone_through: Tells which epochs of sources are over, so that a stage waits for them no more; none by
-                default.
-
-        Raises:
-            ConfigError: It names a source that is not there, or leaves a stage without weights, or there is
-                nothing to undo, or a source comes with a secret.
-        """
-        require_no_secrets(change)
-        require_counted_alike(self.base, change)
-        most = MOST_EDITS - sum(stage.waits for stage in self.base.mix.stages)
-        if len(self.edits) >= most:
-            raise ConfigError(
-                f"the run has {len(self.edits)} edits, {most} at most; end it, put what holds now into its mix "
-                "file and start a new run"
-            )
-        undoes = self.undone_by(change, step, at_rest=at_rest)
-        self._require_behind_skips(change, step, undoes)
-        require_amounts_before(self, change, step, undoes)
-        if isinstance(change, AddSource):
-            require_fits(self.base, self.latest, change.name, change.source)
-        amounts = amounts_under(self, change, undoes)
-        stages = self._stages_of(change, step, undoes) if amounts is None else []
-        if stages:
-            self._require_stages(stages, step, gone_through)
-        edit = Edit(
-            revision=len(self.edits) + 1,
-            step=step,
-            change=change,
-            stages=tuple(stages),
-            amounts=amounts,
-            undoes=undoes,
-            found=dict(found or {}),
-            behind=self._kept_behind(change, behind),
+        """Return the history with one more edit; arguments and errors are those of ``next_edit``."""
+        edit = next_edit(
+            self, change, step, found, behind, at_rest=at_rest, gone_through=gone_through
         )
         after = History(self.base, (*self.edits, edit))
         after._mixes.update(self._mixes)  # else each edit would fold all that came before it
-        for fault in beyond_fractions(after.latest.sources, declared_at(self, step), stages):
+        # Last: whether shares are within what sources allow is a question to the mix with the edit.
+        for fault in beyond_fractions(after.latest.sources, declared_at(self, step), edit.stages):
             raise ConfigError(fault.message())
         return after
 
@@ -282,117 +224,3 @@ class History:
         """
         at = self.edited_to if step is None else step
         return self.edited(change, at, gone_through=lambda _name, _epochs: True)
-
-    def _stages_of(self, change: Change, step: int, undoes: int | None) -> list[Stage]:
-        """Return the stages from ``step`` on that a change makes; none where weights stay."""
-        match change:
-            case BeginStage():
-                raise ConfigError("a stage begins by itself, once its epochs are over")
-            case SkipShard():
-                require_skippable(self.edits, change)
-            case Undo() if undoes is not None and self.edits[undoes - 1].stages:
-                before = self.of_revision(undoes - 1).mix.stages
-                return stages_from(dated(self, before, step, undoes), step)
-            case SetWeights() | SetAmounts() | AddSource() | RetireSource():
-                return self._stages_under(change, step)
-        # What began by epochs behind this step is found anew: other records are drawn up to there.
-        anew = dated(self, self.latest.mix.stages, step, undoes)
-        return [] if anew == self.latest.mix.stages else stages_from(anew, step)
-
-    def _kept_behind(self, change: Change, behind: MixState | None) -> dict[str, Any] | None:
-        if not isinstance(change, SkipSteps):
-            return None
-        if behind is None:
-            raise ConfigError(
-                f"steps {change.first}:{change.stop} cannot be skipped while the run goes on: they are trained on; "
-                "end the run, skip them, and go on from a checkpoint before them"
-            )
-        return behind.to_json(self.of_revision(behind.mix_revision).names, {})
-
-    def _require_behind_skips(self, change: Change, step: int, undoes: int | None) -> None:
-        """Refuse to change what comes before skipped steps: what was behind them would be another place.
-
-        Raises:
-            ConfigError: Naming the edit.
-        """
-        skips = [s for s in self._skips(len(self.edits)) if s.revision != undoes]
-        if skips and step < skips[-1].step:
-            later = (
-                "skip steps behind it"
-                if isinstance(change, SkipSteps)
-                else f"say --at {skips[-1].step} or later"
-            )
-            raise ConfigError(
-                f"step {step} lies before step {skips[-1].step}, where edit {skips[-1].revision} skips steps: with "
-                f"another mix before it, it would not be those; {later}, or undo that edit first"
-            )
-
-    def undone_by(self, change: Change, step: int, *, at_rest: bool) -> int | None:
-        """Return the revision of the edit that a change undoes from a step on; ``None`` where it is no undo.
-
-        Raises:
-            ConfigError: There is none, or it skips steps that the run has gone on behind.
-        """
-        if not isinstance(change, Undo):
-            return None
-        gone = {edit.undoes for edit in self.edits}
-        # An undo is not undone: said once more, it undoes the edit before. Nor is a stage that began by itself.
-        left = [edit for edit in self.edits if edit.was_asked and edit.revision not in gone]
-        if not left:
-            raise ConfigError(
-                f"there is nothing to undo: of {len(self.edits)} edits of the run none is left"
-            )
-        if left[-1].behind and not (at_rest and step == left[-1].step):
-            raise ConfigError(why_skipped_for_good(left[-1]))
-        return left[-1].revision
-
-    def _stages_under(
-        self, change: SetWeights | SetAmounts | AddSource | RetireSource, step: int
-    ) -> list[Stage]:
-        """Return the stages from ``step`` on under a change of weights."""
-        held = dated(self, self.latest.mix.stages, step)
-        stages = stages_from(held, step)
-        match change:
-            case SetWeights(weights=weights):
-                require_known(weights, self.latest.names)
-                # A ramp under way ends here; stages that begin later hold as they are declared.
-                later = [stage for stage in held if stage.from_step > step]
-                return [weighted(stages[0], {**stages[0].weights, **weights}, step), *later]
-            case AddSource(name=name, weight=float(weight)):
-                part = weight / sum(stages[0].weights.values())
-                return [
-                    weighted(s, {**s.weights, name: part * sum(s.weights.values())}, step)
-                    for s in stages
-                ]
-            case RetireSource(name=name):
-                require_known([name], self.latest.names)
-                if not any(stage.weights.get(name, 0.0) for stage in stages):
-                    raise ConfigError(
-                        f"source {name!r} has no weight from step {step} on; it is retired already"
-                    )
-                return [
-                    weighted(s, {n: w for n, w in s.weights.items() if n != name}, step)
-                    for s in stages
-                ]
-            case _:
-                raise AssertionError(f"{change.kind} gives no weights")
-
-    def _require_stages(
-        self, stages: Sequence[Stage], step: int, gone_through: GoneThrough | None
-    ) -> None:
-        """Hold the weights from ``step`` on to the rules of a mix file."""
-        # Counted from the step: by the rules of a file its first stage begins at 0. Those that wait are behind all.
-        moved = [
-            s.model_dump(exclude={"from_step"} if s.waits else {"from_epochs"})
-            | ({} if s.waits else {"from_step": s.from_step - step})
-            for s in stages
-        ]
-        content = self.base.mix.model_dump() | {"stages": moved}
-        known = {} if gone_through is None else {"gone_through": gone_through}
-        try:
-            WeightsConfig.model_validate(content, context=known)
-        except ValidationError as error:
-            raise ConfigError(
-                f"the weights from step {step} on are refused (stages are counted from there): "
-                + "; ".join(str(fault["msg"]) for fault in error.errors())
-            ) from error

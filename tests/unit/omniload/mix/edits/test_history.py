@@ -8,6 +8,7 @@ import pytest
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import sealed, unsealed
 from omniload.mix.edits import history as history_module
+from omniload.mix.edits import next_edit
 from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.edit import (
     AddSource,
@@ -128,7 +129,7 @@ def test_as_many_edits_as_a_run_may_have_are_folded_once_each(monkeypatch):
 
     most = 500
     monkeypatch.setattr(history_module, "edited_mix", counted)
-    monkeypatch.setattr(history_module, "MOST_EDITS", most)
+    monkeypatch.setattr(next_edit, "MOST_EDITS", most)
     history = a_history()
     for step in range(most):
         history = history.edited(SetWeights(weights={"web": 1 + step % 7}), 100 + step // 64)
