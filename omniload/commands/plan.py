@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,7 +21,7 @@ from omniload.commands.display import Cell, colour_of, emit_json, output, progre
 from omniload.commands.mix_tables import shares_table, sorted_files, stages_by_epochs_json, sureness
 from omniload.commands.opening import find_sources, open_spec
 from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
-from omniload.commands.rehearsal import Rehearsal
+from omniload.commands.rehearsal import FirstSteps, first_steps
 from omniload.machine.loader_groups import (
     TOKENS_PER_S,
     LoaderShare,
@@ -39,8 +37,6 @@ from omniload.mix.schema.weights import GroupCap
 from omniload.plan.forecast.forecast import (
     Forecast,
     Span,
-    StepFigures,
-    figures_of,
     forecast,
     warnings_of,
 )
@@ -59,26 +55,6 @@ _MOST_REHEARSED = 64
 _PROFILERS = 2
 _SHOWN = 20
 """Sources that are shown, those of the most work first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rehearsed:
-    """What the first steps would be."""
-
-    steps: tuple[StepFigures, ...]
-    kept_S: NDArray[np.float64]
-    """Share of each source's drawn tokens that the policy for overlong documents keeps."""
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Mean tokens of a step; a short one at the end of the data says nothing of the others."""
-        most = max(step.capacity for step in self.steps)
-        return fmean(step.tokens for step in self.steps if step.capacity == most)
-
-    @property
-    def waste(self) -> float:
-        """Share of the rows that is padding."""
-        return 1.0 - sum(s.tokens for s in self.steps) / sum(s.capacity for s in self.steps)
 
 
 @click.command
@@ -128,7 +104,7 @@ def plan(  # noqa: PLR0913 -- one for each option
         _say_resources(spec.mix, profiles, as_json)
         return
     most = rehearse or int(np.clip(_REHEARSED_TOKENS // spec.mix.batch.tokens, 1, _MOST_REHEARSED))
-    rehearsed = _rehearse(replace(spec, num_steps=min(steps, most)), dp)
+    rehearsed = first_steps(replace(spec, num_steps=min(steps, most)), dp)
     sizes = _sizes(spec.mix, profiles, rehearsed)
     per_step = rehearsed.tokens_per_step
     mix = with_expected_steps(spec.mix, sizes, steps, tokens_per_step=per_step)
@@ -192,29 +168,7 @@ def _profiles(spec: PlaneSpec) -> list[SourceProfile]:
     return found
 
 
-def _rehearse(spec: PlaneSpec, dp: int) -> _Rehearsed:
-    rehearsal, mix = Rehearsal(spec), spec.mix
-    drawn_S = np.zeros(len(mix.names))
-    steps: list[StepFigures] = []
-    assert spec.num_steps is not None, "a rehearsal is bounded"
-    with progress("planning steps", spec.num_steps) as advance:
-        for planned in islice(rehearsal.plans(), spec.num_steps):
-            steps.append(figures_of(mix, planned, dp))
-            drawn_S += planned.tokens_S
-            advance(1)
-    if not steps:
-        raise ConfigError(
-            f"mix.stop {mix.mix.stop!r} ends the run before step 0; use a smaller batch or more data"
-        )
-    all_S = drawn_S + rehearsal.overlong_S
-    return _Rehearsed(
-        steps=tuple(steps),
-        # Of a source that nothing was drawn of nothing is known: it is taken to keep all.
-        kept_S=np.divide(drawn_S, all_S, out=np.ones_like(all_S), where=drawn_S > 0),
-    )
-
-
-def _sizes(mix: MixConfig, profiles: Sequence[SourceProfile], rehearsed: _Rehearsed) -> SourceSizes:
+def _sizes(mix: MixConfig, profiles: Sequence[SourceProfile], rehearsed: FirstSteps) -> SourceSizes:
     tokens_S = np.asarray([source.tokens_per_record for source in profiles])
     return SourceSizes.of(
         mix, [float(source.records) for source in profiles], tokens_S * rehearsed.kept_S
@@ -235,7 +189,7 @@ def _wanted(mix: MixConfig, expected: Forecast) -> dict[str, object]:
 
 
 def _json(
-    mix: MixConfig, profiles: Sequence[SourceProfile], expected: Forecast, rehearsed: _Rehearsed
+    mix: MixConfig, profiles: Sequence[SourceProfile], expected: Forecast, rehearsed: FirstSteps
 ) -> dict[str, object]:
     def by_name(span: Span) -> dict[str, object]:
         return {
@@ -271,7 +225,7 @@ def _print_plan(
     mix: MixConfig,
     profiles: Sequence[SourceProfile],
     expected: Forecast,
-    rehearsed: _Rehearsed,
+    rehearsed: FirstSteps,
 ) -> None:
     """Print what a run will draw, and what its first steps would be."""
     console.print(shares_table(mix))
@@ -302,7 +256,7 @@ def _source_cells(
     yield Text(f"{total.epochs_S[s]:.2f}", "yellow" if total.epochs_S[s] > 1 else "")
 
 
-def _figures_table(rehearsed: _Rehearsed) -> Table:
+def _figures_table(rehearsed: FirstSteps) -> Table:
     steps = rehearsed.steps
     quotients: list[tuple[str, list[float]]] = [
         ("heaviest rank over the mean, rows in order", [step.imbalance_before for step in steps]),

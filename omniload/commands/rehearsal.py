@@ -6,6 +6,9 @@ shells are left out. So what is planned, shown or audited here is what a run doe
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +17,9 @@ from omniload.actors.heartbeat_board import Activity
 from omniload.actors.plane import PlaneSpec, require_rows
 from omniload.actors.planning import make_planner
 from omniload.actors.roles.loader import LoaderShell
+from omniload.base.errors import ConfigError
 from omniload.batch.microbatch import Batch
+from omniload.commands.display import progress
 from omniload.machine.data_constructor import (
     BuildSteps,
     DataConstructor,
@@ -32,9 +37,10 @@ from omniload.machine.messages import (
     StepTaken,
 )
 from omniload.mix.pieces import PieceTable
+from omniload.plan.forecast.forecast import StepFigures, figures_of
 from omniload.plan.records import StepPlan
 
-__all__ = ["Rehearsal"]
+__all__ = ["FirstSteps", "Rehearsal", "first_steps"]
 
 
 class Rehearsal:
@@ -127,3 +133,52 @@ class Rehearsal:
             for i, piece in enumerate(at.tolist()):
                 tokens[piece] = columns.tokens[i]
         return tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstSteps:
+    """What the first steps of a run would be."""
+
+    steps: tuple[StepFigures, ...]
+    """At least one."""
+    kept_S: NDArray[np.float64]
+    """Share of each source's drawn tokens that the policy for overlong documents keeps."""
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens of a step; a short one at the end of the data says nothing of the others."""
+        most = max(step.capacity for step in self.steps)
+        return fmean(step.tokens for step in self.steps if step.capacity == most)
+
+    @property
+    def waste(self) -> float:
+        """Share of the rows that is padding."""
+        return 1.0 - sum(s.tokens for s in self.steps) / sum(s.capacity for s in self.steps)
+
+
+def first_steps(spec: PlaneSpec, dp: int) -> FirstSteps:
+    """Plan the steps of a run before ``spec.num_steps`` for ``dp`` ranks, and show how far that is.
+
+    Raises:
+        ConfigError: The mix ends before the first step.
+        OmniloadError: A source is refused or cannot be read.
+    """
+    rehearsal, mix = Rehearsal(spec), spec.mix
+    drawn_S = np.zeros(len(mix.names))
+    steps: list[StepFigures] = []
+    assert spec.num_steps is not None, "a rehearsal is bounded"
+    with progress("planning steps", spec.num_steps) as advance:
+        for planned in islice(rehearsal.plans(), spec.num_steps):
+            steps.append(figures_of(mix, planned, dp))
+            drawn_S += planned.tokens_S
+            advance(1)
+    if not steps:
+        raise ConfigError(
+            f"mix.stop {mix.mix.stop!r} ends the run before step 0; use a smaller batch or more data"
+        )
+    all_S = drawn_S + rehearsal.overlong_S
+    return FirstSteps(
+        steps=tuple(steps),
+        # Of a source that nothing was drawn of nothing is known: it is taken to keep all.
+        kept_S=np.divide(drawn_S, all_S, out=np.ones_like(all_S), where=drawn_S > 0),
+    )
