@@ -19,7 +19,7 @@ Then: TypeAlias = Callable[[], None]
 _NOTHING_S = 1e-12
 """What is left of a job by rounding."""
 _LEAST_LEFT = 0.05
-"""Share of a host's cores that what is done by the clock leaves at least."""
+"""Share of a host's cores that the timers of its processes leave to jobs at least."""
 
 
 class Clock:
@@ -53,8 +53,8 @@ class Process:
     """Kind of role."""
     width: float
     """Cores that its threads get at once."""
-    clock: float = 0.0
-    """Cores that it keeps busy whatever else it does."""
+    timers: float = 0.0
+    """Cores that its timers keep busy, whatever else it does."""
     messages: int = field(default=0, init=False)
     """Messages that it has sent or taken."""
     message_bytes: int = field(default=0, init=False)
@@ -86,15 +86,15 @@ class Host:
         self._turn = 0
         self._sent_at_s = 0.0
 
-    def process(self, role: Role, width: float = 1.0, *, clock: float = 0.0) -> Process:
-        """Start a process."""
-        # Until now others had what it takes by the clock.
+    def process(self, role: Role, width: float = 1.0, *, timers: float = 0.0) -> Process:
+        """Start a process, whose timers keep so many cores busy."""
+        # Until now others had the cores that its timers take.
         self._advance()
-        # Hundreds of ranks simulated on a few cores do more by the clock than those have.
-        clock = min(clock, self._left - self.cores * _LEAST_LEFT)
-        made = Process(self, role, width, clock)
-        # What is done by the clock is done whatever else there is: jobs share what it leaves.
-        self._left -= clock
+        # Timers of hundreds of ranks, simulated on a few cores, would take more than those.
+        timers = min(timers, self._left - self.cores * _LEAST_LEFT)
+        made = Process(self, role, width, timers)
+        # Timers run whatever else there is: jobs share what they leave.
+        self._left -= timers
         self.processes.append(made)
         self._look_ahead()
         return made
@@ -133,7 +133,7 @@ class Host:
             # Its jobs share alike: in this measure it is known as one begins when it ends, whatever comes and goes.
             process.done_s += had_s / len(process.jobs)
         for process in self.processes if passed_s else ():
-            process.busy_s += passed_s * process.clock
+            process.busy_s += passed_s * process.timers
 
     def _look_ahead(self) -> None:
         """Wake up when the next job ends; what was said before holds no more."""

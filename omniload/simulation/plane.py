@@ -153,7 +153,7 @@ class _Run:
 
     def _process(self, host: Host, role: Role, width: float = 1.0) -> Process:
         measured = self.messages.roles["loader" if role == "shadow" else role]
-        return host.process(role, width, clock=measured.clock)
+        return host.process(role, width, timers=measured.clock)
 
     def _loaders(self, only: Process | None) -> list[SimulatedLoader]:
         mix, costs = self.job.spec.mix, self.job.costs(self.profile)

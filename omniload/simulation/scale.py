@@ -1,4 +1,4 @@
-"""The mix of a job that is larger than its file: more sources, more tokens a step; and planes smaller than a job."""
+"""Mixes of another size than their file's: larger, for a simulated job; smaller, for planes that are measured."""
 
 import itertools
 from collections.abc import Sequence
@@ -22,21 +22,26 @@ __all__ = ["Reference", "lengths_of", "original_of", "with_sources", "with_token
 
 _MARK = "."
 _VOCABULARY = 32_000
-_CORPUS_TOKENS, _MOST_GROUP_ROWS, _MOST_UNITS = 2 << 20, 500, 256
+_CORPUS_TOKENS = 2 << 20
+"""Tokens of a corpus of many blocks: a plane does not soon come back to a block that it has decoded."""
 _BLOCK_TOKENS = 1 << 20
-"""Of a source that is one block: of all sources there are no more than a loader keeps in memory."""
+"""Tokens of a corpus that is one block: the blocks of all sources together fit the memory of a loader."""
+_MOST_GROUP_ROWS, _MOST_UNITS = 500, 256
 _MOST_SOURCES = 32
-_FEW_TOKENS, _MORE = 8 << 10, 8
-"""Of a step, a row of each rank at least: of few, messages are most of what it takes. Of so many times as many, their
-bytes tell."""
-_MOST_RANKS, _MOST_FEW = 8, 64 << 10
-"""Ranks of the constructor, and tokens that a step of few has for as many: longer rows are of fewer ranks. What a rank
-asks takes less than what else a constructor hears, and of many ranks that is most."""
+_FEW_TOKENS = 8 << 10
+"""Tokens of a small step, or a row for each rank where that is more: messages are most of what it costs."""
+_MORE = 8
+"""A large step has so many times the tokens of a small one: there the bytes of messages cost as well."""
+_MOST_RANKS = 8
+"""Ranks of the one constructor. Of more, most of what it hears would be their requests, which cost the least."""
+_MOST_FEW = 64 << 10
+"""Tokens of a small step at most: where rows are long it has fewer ranks."""
 _FEW_STEPS = 8
-"""Of a window of which batches tell that are not there."""
+"""Steps of a short window. Its messages carry fewer batches, which tells what each batch of a message costs."""
 _LENGTHS_OF_A_SOURCE = 512
+"""Lengths that are taken of each source of the profile."""
 _IN_ONE = 1 << 30
-"""Samples of a unit that has them all."""
+"""Samples of a unit that has all of its file."""
 
 
 def original_of(name: str, mix: MixConfig) -> str:
@@ -112,26 +117,26 @@ def with_tokens(mix: MixConfig, tokens: int) -> MixConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What of a job is kept: messages are as finely divided as the job's."""
+    """A small plane on which messages are measured: they are divided as finely as those of the job."""
 
     lengths: tuple[int, ...]
-    """Tokens of samples, over and over."""
+    """Tokens of its samples, repeated until the corpus is full."""
     sources: int
     group_rows: int
-    """Samples of a unit, by which blocks are as long as the job's."""
+    """Samples of a unit: with as many as the job's, blocks are as long."""
     row_length: int
     ranks: int
-    """Of the one constructor: as many of its messages are theirs as are of one of the job's."""
+    """Ranks of its one constructor: as large a part of the messages is theirs as of a constructor of the job."""
     tokens: int
-    """Of a step of all ranks."""
+    """Tokens of a step, over all ranks."""
     steps_ahead: int = 0
-    """Twice the steps of a window; 0 has as many as fit."""
+    """Steps built ahead, twice those of a window; 0 for as many as fit."""
     has_blocks: bool = False
-    """Whether blocks are decoded all the time; else a source is one block, decoded as the plane fills."""
+    """Whether blocks are decoded throughout; otherwise each source is one block, decoded as the plane fills."""
 
     @classmethod
     def few(cls, job: Job, profile: Profile) -> "Reference":
-        """Return that of a job, of few tokens a step; sources and ranks beyond some are left out."""
+        """Return the plane of small steps for a job; sources and ranks beyond some are left out."""
         length = job.spec.mix.pack.length
         # The largest constructor of the job, not its mean: it is the one that others wait for.
         of_constructor = max(len(its) for _, its in constructors_of(job))
@@ -147,24 +152,24 @@ class Reference:
 
     @classmethod
     def short(cls, job: Job, profile: Profile) -> "Reference":
-        """Return the same with fewer steps a window, and so fewer batches a message."""
+        """Return the plane of small steps and short windows, in whose messages are fewer batches."""
         return replace(cls.few(job, profile), steps_ahead=2 * _FEW_STEPS)
 
     @classmethod
     def many(cls, job: Job, profile: Profile) -> "Reference":
-        """Return that of a job, of many tokens a step."""
+        """Return the plane of large steps for a job."""
         few = cls.few(job, profile)
-        # Blocks in this one alone: of few tokens there are a handful of them a turn, more or less by chance, and each
-        # takes as much as dozens of messages.
+        # Blocks in this one alone: small steps decode a handful in a turn, more or fewer by chance, and each block
+        # costs as much as dozens of messages.
         return replace(few, tokens=_MORE * few.tokens, has_blocks=True)
 
     def written(self, folder: Path) -> PlaneSpec:
-        """Write what is read, and return the plane that reads it."""
+        """Write the corpus into a folder, and return the plane that reads it."""
         path = folder / "samples.parquet"
         if self.has_blocks:
             _write_samples(path, self.lengths, self.group_rows)
         else:
-            # Every so many of them, as those of one source stand together.
+            # Evenly out of all: the lengths of one source stand together.
             some = self.lengths[:: -(-sum(self.lengths) // _BLOCK_TOKENS)]
             _write_samples(path, some, _IN_ONE, tokens=_BLOCK_TOKENS)
         source = {"type": "parquet", "path": "samples.parquet", "tokens": "tokens"}

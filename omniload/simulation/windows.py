@@ -61,14 +61,14 @@ _LEAST_WINDOWS, _MOST_WINDOWS = 4, 24
 _WARM_UP = 2
 """Windows planned while sources are first read."""
 _PASSES, _MOST_S = 3, 4.0
-"""How often the same windows are planned, and how long they may take before the last time."""
+"""Times that the same windows are planned, and the seconds after which they are planned no further time."""
 _MOST_PARTS = 16
 """Constructors whose parts are timed."""
 _WINDOWS, _WARM_WINDOWS = 8, 1
 _BUILT = 3
-"""How often each window is built."""
+"""Times that each window is built."""
 _PARTS = 4
-"""The smaller of the two windows that are built has one of so many parts of the tokens of the larger one."""
+"""The larger window that is built has so many times the tokens of the smaller one."""
 _TOKENS_BUILT = 16 << 20
 """Tokens that are read to measure building, about."""
 
@@ -80,7 +80,7 @@ class _Timed:
         self.seconds: dict[str, list[float]] = {}
 
     def add(self, what: str, seconds: float) -> None:
-        """Count one."""
+        """Note what one event or step of a kind took."""
         self.seconds.setdefault(what, []).append(seconds)
 
 
@@ -134,7 +134,7 @@ def _planned(job: Job, profile: Profile, windows: int, advance: Callable[[int], 
     with tempfile.TemporaryDirectory() if has_journal else nullcontext() as folder:
         # Not durable: waiting for a disk takes no processor, and steps are planned far ahead of it.
         journal = open_journal(Path(folder), planner, durable=False) if folder else None
-        run = _Run(planner, sources, journal, job, timed)
+        run = _TimedPlanner(planner, sources, journal, job, timed)
         for _ in islice(run.windows(), windows + _WARM_UP):
             advance(1)
         if journal is not None:
@@ -142,8 +142,8 @@ def _planned(job: Job, profile: Profile, windows: int, advance: Callable[[int], 
     return timed
 
 
-class _Run:
-    """A planner and what answers it."""
+class _TimedPlanner:
+    """A planner, and loaders and ranks that answer it at once."""
 
     def __init__(
         self,

@@ -101,9 +101,9 @@ def test_a_thread_that_is_kept_takes_no_call_until_it_is_let_go():
     assert found == [("next", 7.0)]
 
 
-def test_what_a_process_does_by_the_clock_is_missing_to_the_others_and_counted_as_its_own():
+def test_cores_that_timers_of_a_process_take_are_missing_to_others_and_counted_as_its_own():
     clock, host = a_host(cores=1.0)
-    at_rest, found = host.process("node", clock=0.5), []
+    at_rest, found = host.process("node", timers=0.5), []
     host.process("loader").work(1.0, ended(clock, found, "a"))
 
     run(clock)
@@ -113,14 +113,14 @@ def test_what_a_process_does_by_the_clock_is_missing_to_the_others_and_counted_a
     assert at_rest.busy_s == pytest.approx(1.0)
 
 
-def test_what_is_done_by_the_clock_leaves_something_to_others_however_many_there_are():
+def test_timers_leave_something_to_jobs_however_many_processes_have_some():
     clock, host = a_host(cores=1.0)
-    many, found = [host.process("rank", clock=0.3) for _ in range(9)], []
+    many, found = [host.process("rank", timers=0.3) for _ in range(9)], []
     host.process("loader").work(0.05, ended(clock, found, "a"))
 
     run(clock)
 
-    assert sum(each.clock for each in many) == pytest.approx(0.95)
+    assert sum(each.timers for each in many) == pytest.approx(0.95)
     assert found == [("a", 1.0)]
 
 
