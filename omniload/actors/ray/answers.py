@@ -14,20 +14,20 @@ from omniload.base.log import get_logger, place_of_lines
 
 __all__ = [
     "actor_named",
-    "answer_of",
     "answer_to",
-    "from_head",
+    "ask_head",
+    "call_in_thread",
     "future_of",
     "has_ended",
-    "head_is_left",
-    "is_answered",
     "is_lost",
     "log_failure",
     "newest_actor",
     "newest_of",
     "plain_error",
-    "there",
     "value_of",
+    "wait_for_future",
+    "wait_for_head",
+    "wait_for_ref",
 ]
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ def newest_actor(role: str) -> tuple[str, Any] | None:
     return None if name is None else (name, actor_named(name))
 
 
-def from_head(ask: Callable[[], T]) -> "Future[T]":
+def ask_head(ask: Callable[[], T]) -> "Future[T]":
     """Ask Ray's head something in a thread of its own; return the answer to be.
 
     Where the head is out of reach the call returns after a minute, if at all: whoever asks from another host waits for
@@ -96,8 +96,8 @@ def from_head(ask: Callable[[], T]) -> "Future[T]":
     return answer
 
 
-def head_is_left(within_s: float) -> bool:
-    """Wait for all that ``from_head`` has asked: Ray must not be shut down under it; return whether it has ended."""
+def wait_for_head(within_s: float) -> bool:
+    """Wait for the calls of ``ask_head``, as Ray must not be shut down under one; return whether all have ended."""
     return not wait(tuple(_ASKED_HEAD), within_s).not_done
 
 
@@ -120,7 +120,7 @@ def answer_to(
         OmniloadError: What the actor raised; ``UnavailableError`` naming ``role`` when it has died
             or gave no answer in time.
     """
-    if not there(ref, limit_s, check):
+    if not wait_for_ref(ref, limit_s, check):
         raise UnavailableError(
             f"{role} gave no answer within {limit_s:.0f} s; it is stopped or stuck, "
             f"end the job and start again from the last checkpoint{place_of_lines(role)}"
@@ -131,8 +131,8 @@ def answer_to(
         raise plain_error(error, role) from None
 
 
-def there(ref: Any, timeout_s: float, check: Callable[[], None]) -> bool:  # noqa: ANN401 -- as above
-    """Wait for an answer in short turns, calling ``check`` before each; return whether it came.
+def wait_for_ref(ref: Any, timeout_s: float, check: Callable[[], None]) -> bool:  # noqa: ANN401 -- as above
+    """Wait for an actor's answer in short turns, calling ``check`` before each; return whether it came in time.
 
     Raises:
         UnavailableError: Ray has ended on this host.
@@ -150,8 +150,8 @@ def there(ref: Any, timeout_s: float, check: Callable[[], None]) -> bool:  # noq
             return False
 
 
-def is_answered(answer: "Future[Any]", timeout_s: float, check: Callable[[], None]) -> bool:
-    """Wait for a future in short turns, calling ``check`` before each; return whether it is done."""
+def wait_for_future(answer: "Future[Any]", timeout_s: float, check: Callable[[], None]) -> bool:
+    """Wait for a future in short turns, calling ``check`` before each; return whether it was done in time."""
     until_s = time.monotonic() + timeout_s
     while not answer.done():
         check()
@@ -200,7 +200,7 @@ def future_of(ref: Any, role: str) -> "Future[Any]":  # noqa: ANN401 -- as above
     return answer
 
 
-def answer_of(call: Callable[[], Any], pool: DaemonPool) -> "Future[Any]":
+def call_in_thread(call: Callable[[], Any], pool: DaemonPool) -> "Future[Any]":
     """Have a thread call an actor and wait for it; return a future of what it answers, or of what either raised.
 
     Whoever wants the answer later finds it at hand.
@@ -229,7 +229,7 @@ def is_lost(error: BaseException) -> bool:
 
 def has_ended(ref: Any) -> bool:  # noqa: ANN401 -- as above
     """Tell whether a call was answered by the end of its actor's process; not where it is only slow, or has failed."""
-    if not there(ref, 0.0, lambda: None):
+    if not wait_for_ref(ref, 0.0, lambda: None):
         return False
     try:
         value_of(ref)

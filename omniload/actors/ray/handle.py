@@ -23,16 +23,16 @@ from omniload.actors.patience import wait_until
 from omniload.actors.plane import RankHandle
 from omniload.actors.ray.answers import (
     actor_named,
-    answer_of,
-    from_head,
-    head_is_left,
-    is_answered,
+    ask_head,
+    call_in_thread,
     is_lost,
     newest_actor,
     newest_of,
     plain_error,
-    there,
     value_of,
+    wait_for_future,
+    wait_for_head,
+    wait_for_ref,
 )
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.environment import RayError
@@ -253,7 +253,7 @@ class RayHandle(RankHandle):
         """Wait for batches; where the constructor is lost, for the one that takes its place, and ask that one."""
         while True:
             asked = self._ask(step)
-            wait_until(lambda s: is_answered(asked, s, self._planner.look), wait, self._board)  # noqa: B023 -- waited for here
+            wait_until(lambda s: wait_for_future(asked, s, self._planner.look), wait, self._board)  # noqa: B023 -- waited for here
             self._asked = None
             if (error := asked.exception()) is None:
                 batches: tuple[Batch, ...] = asked.result()
@@ -266,7 +266,7 @@ class RayHandle(RankHandle):
         """Look for the constructor that took the place of a lost one; return whether it is there."""
         self._planner.look()
         if self._looked_for is None:
-            self._looked_for = from_head(partial(newest_actor, self._role))
+            self._looked_for = ask_head(partial(newest_actor, self._role))
         self._left.wait(min(timeout_s, _LOOK_S))
         # Not waited for: where the head is out of reach, Ray ends the process before it answers.
         if not self._looked_for.done():
@@ -291,7 +291,7 @@ class RayHandle(RankHandle):
             place = self._dp_rank, self._cp_rank, self._generation
             call = partial(self._take_several, self._constructor, step, place)
             # In a thread: a call to Ray takes a rank that has trained half a millisecond.
-            self._asked = step, answer_of(call, self._calls)
+            self._asked = step, call_in_thread(call, self._calls)
         return self._asked[1]
 
     def _take_several(self, constructor: Any, step: int, place: tuple[int, int, int]) -> Any:  # noqa: ANN401 -- Ray's references have no static type
@@ -304,7 +304,7 @@ class RayHandle(RankHandle):
         with self._gate.inside():
             asked = constructor.take_several.remote(step, self._address.steps_at_once, *place)
             # Not by Ray's own future: where this host's raylet has gone, that ends the process without a word.
-            while not there(asked, self._address.batch_timeout_s, check):
+            while not wait_for_ref(asked, self._address.batch_timeout_s, check):
                 pass  # whoever waits for it says so
             return value_of(asked)
 
@@ -312,7 +312,9 @@ class RayHandle(RankHandle):
     def is_ready(self, step: int) -> bool:
         with self._gate.inside():
             asked = self._asked  # of the next step, where none is held
-            return bool(self._held) or bool(asked and is_answered(asked[1], 0, self._check_alive))
+            return bool(self._held) or bool(
+                asked and wait_for_future(asked[1], 0, self._check_alive)
+            )
 
     @override
     def taken(self, step: int) -> None:
@@ -334,7 +336,7 @@ class RayHandle(RankHandle):
         """
         atexit.unregister(self._end_with_process)
         # Before anything is given back: a call that is inside may use all of it.
-        left = self._call_nobody(limit_s) and head_is_left(min(limit_s, _HEAD_S))
+        left = self._call_nobody(limit_s) and wait_for_head(min(limit_s, _HEAD_S))
         self._calls.close(min(limit_s, _HEAD_S))
         self._end_heartbeats()
         self._logs.close()

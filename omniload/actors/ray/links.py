@@ -17,15 +17,15 @@ from omniload.actors.gate import Gate
 from omniload.actors.ray.answers import (
     actor_named,
     answer_to,
-    from_head,
+    ask_head,
     future_of,
     is_lost,
     log_failure,
     newest_actor,
     newest_of,
     plain_error,
-    there,
     value_of,
+    wait_for_ref,
 )
 from omniload.actors.ray.environment import RayError
 from omniload.actors.ray.holders import Loaders, Serving
@@ -299,7 +299,7 @@ class PlannerLink:
                 # Twice a second and not always: hundreds of ranks ask one process.
                 self._look_at_s = now_s + _CHECK_S
                 self._asked = self._actor.check.remote()
-        elif there(self._asked, 0.0, lambda: None):
+        elif wait_for_ref(self._asked, 0.0, lambda: None):
             asked, self._asked = self._asked, None
             try:
                 value_of(asked)
@@ -357,7 +357,7 @@ class PlannerLink:
         until_s = time.monotonic() + _ANSWER_S
         while (left_s := until_s - time.monotonic()) > 0:
             answer = ask(self._actor)
-            if not there(answer, left_s, self._check_plane):
+            if not wait_for_ref(answer, left_s, self._check_plane):
                 break
             try:
                 found = value_of(answer)
@@ -378,7 +378,7 @@ class PlannerLink:
     def _follow(self) -> None:
         """Lead to the planner that was started last, once Ray's head has told which; tell it what the rank has."""
         if self._looked_for is None:
-            self._looked_for = from_head(partial(newest_actor, PLANNER))
+            self._looked_for = ask_head(partial(newest_actor, PLANNER))
         # It answers in milliseconds, or is out of reach: whoever waits has to look whether the opener is there still.
         # An answer that is taken up by the next look would tell of a planner that was lost before it.
         wait((self._looked_for,), _LOOK_S)

@@ -17,7 +17,7 @@ from omniload.actors.gate import Gate
 from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.patience import wait_for_opening
 from omniload.actors.plane import DataPlane, PlaneSpec, RankHandle, require_rows
-from omniload.actors.ray.answers import answer_to, is_lost, plain_error, there
+from omniload.actors.ray.answers import answer_to, is_lost, plain_error, wait_for_ref
 from omniload.actors.ray.changes import changed_by
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.crew import Crew
@@ -46,12 +46,7 @@ from omniload.actors.status_file import write_status
 from omniload.actors.versions import with_versions
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import RoleLogs
-from omniload.machine.loader_groups import (
-    LoaderShare,
-    costs_of,
-    partition,
-    seconds_in_loaders,
-)
+from omniload.machine.loader_groups import LoaderShare, costs_of, partition, seconds_in_loaders
 from omniload.machine.messages import ResizeAsked
 from omniload.machine.roster.members import Member
 from omniload.source.kept_profile import kept
@@ -142,7 +137,7 @@ class RayPlane(DataPlane):
         self._keeper.begin()
         if spec.mix.runtime.scaling.mode == "auto":
             cost_S = seconds_in_loaders(spec.mix, kept(spec.cache_dir, spec.mix.names))
-            self._scaling = Scaling(crew, self._keeper, self._gate, cost_S, logs.of(SCALER))
+            self._scaling = Scaling(crew, self.mover(), self._gate, cost_S, logs.of(SCALER))
         self._opened.callback(
             write_status(spec.run_dir, boards_of(self.address, self.address.board)[1], host_here())
         )
@@ -151,7 +146,9 @@ class RayPlane(DataPlane):
     def _patiently(self, answer: Any, role: str) -> Any:  # noqa: ANN401 -- as the actor's method
         """Wait for an answer for as long as something goes on."""
         limit_s = self.address.batch_timeout_s
-        wait_for_opening(lambda s: there(answer, s, self._gate.check), role, limit_s, self._board)
+        wait_for_opening(
+            lambda s: wait_for_ref(answer, s, self._gate.check), role, limit_s, self._board
+        )
         return answer_to(answer, role)
 
     @override
@@ -175,7 +172,7 @@ class RayPlane(DataPlane):
         return {role: member.name for role, member in self._crew.holders.items()}
 
     def mover(self) -> Mover:
-        """Return what moves sources between the loaders of this plane as it runs."""
+        """Return what moves sources between the loaders of this plane as it runs; the scaler has one of its own."""
         return Mover(self._crew, self._keeper, self._gate)
 
     def failure(self) -> OmniloadError | None:
@@ -186,7 +183,7 @@ class RayPlane(DataPlane):
             return error
         with self._gate.inside():
             asked = self._crew.holding(PLANNER).check.remote()
-            if not there(asked, _LOOK_S, self._gate.check):
+            if not wait_for_ref(asked, _LOOK_S, self._gate.check):
                 return None
             try:
                 ray.get(asked)

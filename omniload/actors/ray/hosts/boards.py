@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from omniload.actors.address import PlaneAddress
 from omniload.actors.heartbeat_board import Board, FolderBoard
-from omniload.actors.ray.answers import actor_named, from_head, newest_of
+from omniload.actors.ray.answers import actor_named, ask_head, newest_of
 from omniload.actors.ray.environment import RayError, ray
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.linux.file_lock import FileLock
@@ -94,7 +94,7 @@ class HostsBoard(Board):
             if role not in self._late:
                 try:
                     if role not in self._looked_for:
-                        self._looked_for[role] = from_head(partial(_newest, role))
+                        self._looked_for[role] = ask_head(partial(_newest, role))
                     actor = self._looked_for[role].result(_ANSWER_S)
                     self._late[role] = actor.heartbeats.remote()
                 except FutureTimeoutError:

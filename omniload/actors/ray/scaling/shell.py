@@ -11,7 +11,6 @@ from omniload.actors.heartbeat_board import Activity
 from omniload.actors.ray.answers import answer_to
 from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.hosts.placing import host_here
-from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.scaling.mover import Mover, MoveUnderWayError
 from omniload.base.errors import OmniloadError, UnavailableError
@@ -47,15 +46,15 @@ class Scaling:
     def __init__(
         self,
         crew: Crew,
-        keeper: Keeper,
+        mover: Mover,
         gate: Gate,
         cost_S: Mapping[int, float],
         log: RoleLog | None,
     ) -> None:
-        """Begin with the loaders of ``crew``; ``cost_S`` is what a token of each source was found to take."""
+        """Begin with the loaders of ``crew``; ``cost_S`` is the seconds that a token of each source takes."""
         scaling = crew.spec.mix.runtime.scaling
         self._crew, self._gate = crew, gate
-        self._mover = Mover(crew, keeper, gate)
+        self._mover = mover
         self._scaler = Scaler(least=scaling.least, most=scaling.most, cost_S=cost_S)
         self._meter = WorkMeter()
         self._planned, self._pace = 0, Pace()

@@ -81,7 +81,7 @@ def test_only_an_actor_whose_process_has_ended_is_gone(monkeypatch, there, answe
             raise ref
         return ref
 
-    monkeypatch.setattr(answers, "there", lambda *_: there)
+    monkeypatch.setattr(answers, "wait_for_ref", lambda *_: there)
     monkeypatch.setattr(answers.ray, "get", get)
 
     assert has_ended(answer) is ended
@@ -117,12 +117,12 @@ def test_a_missing_file_of_a_role_is_no_end_of_ray(monkeypatch):
 
 def test_what_the_head_was_asked_is_waited_for_before_ray_is_left():
     told = threading.Event()
-    asked = answers.from_head(told.wait)
+    asked = answers.ask_head(told.wait)
 
-    assert not answers.head_is_left(0.0)
+    assert not answers.wait_for_head(0.0)
     told.set()
     assert asked.result(10.0)
-    assert answers.head_is_left(10.0)
+    assert answers.wait_for_head(10.0)
 
 
 @pytest.fixture
@@ -140,15 +140,15 @@ def test_an_actor_that_a_thread_calls_is_waited_for_by_its_answer(calls, error):
         thread.set_result(threading.current_thread())
         return told.result(10.0)
 
-    answer = answers.answer_of(call, calls)
+    answer = answers.call_in_thread(call, calls)
     assert thread.result(10.0) is not threading.current_thread()
-    assert not answers.is_answered(answer, 0.0, lambda: None)
+    assert not answers.wait_for_future(answer, 0.0, lambda: None)
     if error is None:
         told.set_result("batches")
     else:
         told.set_exception(error)
 
-    assert answers.is_answered(answer, 10.0, lambda: None)
+    assert answers.wait_for_future(answer, 10.0, lambda: None)
     assert answer.exception() is error
     if error is None:
         assert answer.result() == "batches"
@@ -166,7 +166,7 @@ def test_what_keeps_a_thread_from_calling_an_actor_is_the_answer(calls, raised, 
         raise raised
 
     with pytest.raises(UnavailableError, match=told):
-        answers.answer_of(call, calls).result(10.0)
+        answers.call_in_thread(call, calls).result(10.0)
 
 
 def test_a_call_that_was_not_made_before_its_plane_was_closed_is_answered_with_that():
@@ -174,7 +174,7 @@ def test_a_call_that_was_not_made_before_its_plane_was_closed_is_answered_with_t
     pool.close(10.0)
 
     with pytest.raises(UnavailableError, match="was closed"):
-        answers.answer_of(Future, pool).result(0.0)
+        answers.call_in_thread(Future, pool).result(0.0)
 
 
 def test_whoever_waits_for_an_answer_looks_again_until_it_is_told_to_leave():
@@ -186,7 +186,7 @@ def test_whoever_waits_for_an_answer_looks_again_until_it_is_told_to_leave():
             raise UnavailableError("the plane is gone")
 
     with pytest.raises(UnavailableError, match="is gone"):
-        answers.is_answered(Future(), 60.0, check)
+        answers.wait_for_future(Future(), 60.0, check)
 
 
 def test_an_answer_that_is_there_is_given_though_its_plane_is_gone():
@@ -196,4 +196,4 @@ def test_an_answer_that_is_there_is_given_though_its_plane_is_gone():
     answer = Future()
     answer.set_result("batches")
 
-    assert answers.is_answered(answer, 1.0, gone)
+    assert answers.wait_for_future(answer, 1.0, gone)

@@ -99,12 +99,12 @@ def address(tmp_path, monkeypatch, actors):
             raise UnavailableError(f"the data plane has no {name} any more")
         return FakeConstructor(name)
 
-    def there(answer, _timeout_s, check):
+    def wait_for_ref(answer, _timeout_s, check):
         check()
         return answer is not LATE
 
     monkeypatch.setattr(module, "PlannerLink", FakeLink)
-    monkeypatch.setattr(module, "there", there)
+    monkeypatch.setattr(module, "wait_for_ref", wait_for_ref)
     monkeypatch.setattr(module, "value_of", lambda answer: answer)
     monkeypatch.setattr(module, "newest_of", lambda role: role)
     monkeypatch.setattr(module, "actor_named", actor_named)

@@ -164,7 +164,7 @@ def test_a_rank_whose_planner_is_lost_looks_at_the_plane_while_the_head_does_not
     monkeypatch.setattr(links_module, "_LOOK_S", 0.0)
     monkeypatch.setattr(links_module, "newest_of", lambda role: role)
     monkeypatch.setattr(links_module, "actor_named", lambda _: FakePlanner(ActorDiedError()))
-    monkeypatch.setattr(links_module, "from_head", lambda ask: asked.append(Future()) or asked[-1])
+    monkeypatch.setattr(links_module, "ask_head", lambda ask: asked.append(Future()) or asked[-1])
     monkeypatch.setattr(links_module, "answer_to", lambda *_: 0)
     looks = []
     link = PlannerLink(0, 0, lambda: looks.append(len(asked)))
@@ -189,7 +189,7 @@ def test_a_head_that_answers_while_a_rank_looks_is_heard_in_that_look(monkeypatc
 
     monkeypatch.setattr(links_module, "newest_of", lambda role: role)
     monkeypatch.setattr(links_module, "actor_named", lambda _: FakePlanner(ActorDiedError()))
-    monkeypatch.setattr(links_module, "from_head", lambda ask: asked.append(Future()) or asked[-1])
+    monkeypatch.setattr(links_module, "ask_head", lambda ask: asked.append(Future()) or asked[-1])
     monkeypatch.setattr(links_module, "answer_to", lambda *_: 0)
     monkeypatch.setattr(links_module, "wait", wait)
     link = PlannerLink(0, 0, lambda: None)
@@ -208,7 +208,7 @@ def test_a_planner_that_takes_over_is_told_the_last_step_that_the_trainer_took(m
     monkeypatch.setattr(links_module, "newest_of", lambda role: role)
     monkeypatch.setattr(links_module, "actor_named", lambda name: next(planners))
     monkeypatch.setattr(links_module, "newest_actor", lambda role: (role, next(planners)))
-    monkeypatch.setattr(links_module, "from_head", answered)
+    monkeypatch.setattr(links_module, "ask_head", answered)
     monkeypatch.setattr(links_module, "answer_to", lambda *_: 0)
     link = Racing(0, 0, lambda: None)
     link.taken(3)

@@ -127,7 +127,7 @@ def test_who_took_the_place_of_a_role_tells_the_heartbeats_of_its_host(away, mon
 
 def test_a_head_that_is_out_of_reach_is_asked_once_and_keeps_nobody_who_reads(away, monkeypatch):
     asked = []
-    monkeypatch.setattr(boards, "from_head", lambda ask: asked.append(Future()) or asked[-1])
+    monkeypatch.setattr(boards, "ask_head", lambda ask: asked.append(Future()) or asked[-1])
     monkeypatch.setattr(boards, "_ANSWER_S", 1e-9)
     board = HostsBoard(Here(), {"A": ("loader-0",)})
 

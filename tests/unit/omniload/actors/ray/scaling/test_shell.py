@@ -105,12 +105,11 @@ def run(monkeypatch):
         mover, scaler = FakeMover(), FakeScaler(*script)
         mover.error = error
         monkeypatch.setattr(shell, "answer_to", lambda answer, role, **_: answer())
-        monkeypatch.setattr(shell, "Mover", lambda *_: mover)
         monkeypatch.setattr(shell, "Scaler", lambda **_: scaler)
         monkeypatch.setattr(shell, "_LOOK_S", 0.001)
         crew = crew or a_crew(work)
         crew.board.read = beats or crew.board.read
-        scaling = Scaling(crew, None, Gate(), {}, None)
+        scaling = Scaling(crew, mover, Gate(), {}, None)
         assert scaler.ended.wait(10)
         scaling.close()
         return scaling, mover, scaler
