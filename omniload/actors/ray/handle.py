@@ -92,12 +92,12 @@ class RayHandle(RankHandle):
         self._address, self._on_close, self._check_plane = address, on_close, check
         self._gate, self._left = Gate(), threading.Event()
         self._held, self._calls = deque[Batch](), DaemonPool(1, "omniload-asks")
-        self._asked: tuple[int, Future[Any]] | None = None
-        self._looked_for: Future[Any] | None = None
+        self._pending: tuple[int, Future[Any]] | None = None
+        self._successor: Future[Any] | None = None
         self._folder = address.on_host(host_id())[1]
         self._is_guest = address.terms is not None and address.host != host_id()
         self._lock: FileLock | None = None
-        self._line, self._opener, self._is_told = LifelineEnd(""), Opener(0, ""), False
+        self._line, self._opener, self._end_is_told = LifelineEnd(""), Opener(0, ""), False
         ranks = math.prod(address.sizes_with(asked).values())
         self._head, self._raylet = HeadWatch(address.cluster, ranks), Raylet(0)
         try:
@@ -105,7 +105,7 @@ class RayHandle(RankHandle):
                 if not self._is_guest:
                     self._lock = self._claim(0, dp_rank)
                 # Of the first world its number is enough: the address says who serves each of its ranks.
-                self._be(World(tree=ClientPlaceTree.of()), dp_rank)
+                self._become(World(tree=ClientPlaceTree.of()), dp_rank)
             self._opener, self._raylet = Opener(*address.opener), Raylet(raylet_here())
             # On the opener's own host none is needed: its process is seen there.
             self._line = LifelineEnd(address.lifeline if address.host != host_id() else "")
@@ -114,22 +114,22 @@ class RayHandle(RankHandle):
             # Of a Ray that was given: a node of our own ends with this rank, and nobody else's batches are built on it.
             self._node = node_here() if address.terms is not None and address.terms.is_given else ""
             if asked is not None:
-                self._be(self._joined(asked, dp_rank), dp_rank)
+                self._become(self._join_world(asked, dp_rank), dp_rank)
                 self.first_step = asked.step
-            self._planner.be(dp_rank, self._generation, self._node)
-            self._of, self._constructor = _found(self._role)
+            self._planner.become(dp_rank, self._generation, self._node)
+            self._constructor_name, self._constructor = _found(self._constructor_role)
             # Last of what can fail: once it was claimed, whoever takes this place comes after this rank.
             if self._lock is None:
                 self._lock = self._claim(self._generation, dp_rank)
         except BaseException:
-            self._give_up()
+            self._release()
             raise
-        self._here, self._board = boards_of(address, self._folder)
+        self._own_board, self._board = boards_of(address, self._folder)
         self._logs = RoleLogs(address.logs)
-        self._appear()
-        self._be_watched(ranks)
+        self._post_heartbeats()
+        self._start_watches(ranks)
 
-    def _be_watched(self, ranks: int) -> None:
+    def _start_watches(self, ranks: int) -> None:
         """Look at planner and head beside the trainer, until the rank is given back or the process ends."""
         beat = self._beat if self._is_guest else None
         self._planner.watch(self._gate, self._left, ranks, beat)
@@ -141,62 +141,63 @@ class RayHandle(RankHandle):
     def _end_with_process(self) -> None:
         # A forked child has none of the threads whose calls would be waited for.
         if os.getpid() == self._pid:
-            self._call_nobody(_CLOSE_S)
+            self._end_calls(_CLOSE_S)
 
-    def _call_nobody(self, limit_s: float) -> bool:
-        """Have all calls to Ray end, and none begin; return whether they ended within the limit."""
+    def _end_calls(self, limit_s: float) -> bool:
+        """Let no call to Ray begin, and wait for those under way; return whether they ended within the limit."""
         # First: a rank that waits for another constructor wakes by this, and leaves the gate.
         self._left.set()
         return self._gate.close(limit_s)
 
     def _claim(self, generation: int, dp_rank: int) -> FileLock:
         """Take the number of a rank; raises as ``claim_rank``."""
-        name = self._number(generation, dp_rank)
+        name = self._rank_in(generation, dp_rank)
         # Where ranks of other hosts come and go, the host of the plane alone knows which are taken.
         if self._is_guest:
             this = f"process {os.getpid()} on {socket.gethostname()} ({_MARK})"
             self._planner.claim(name, this)
         return claim_rank(self._folder, name)
 
-    def _number(self, generation: int, dp_rank: int) -> str:
+    def _rank_in(self, generation: int, dp_rank: int) -> str:
+        """Return the name that a rank of a generation is claimed by."""
         name = rank_name(dp_rank, self._cp_rank, self._address.cp_size)
         return f"{name} of {generation}" if generation else name
 
-    def _joined(self, asked: ResizeAsked, dp_rank: int) -> World:
-        """Have the ranks that this one counts itself to; in the place of a lost one, those that come next."""
+    def _join_world(self, asked: ResizeAsked, dp_rank: int) -> World:
+        """Ask for the world that this rank counts itself to; in the place of a lost rank, for the next one."""
         world = self._planner.resize(asked)
         if asked.generation is None and was_claimed(
-            self._folder, self._number(world.generation, dp_rank)
+            self._folder, self._rank_in(world.generation, dp_rank)
         ):
             self._claim(world.generation, dp_rank).close()  # refused where that one lives
             world = self._planner.resize(of_next(asked, world.generation))
         return world
 
-    def _be(self, world: World, dp_rank: int) -> None:
-        """Be a rank of a world that there is."""
+    def _become(self, world: World, dp_rank: int) -> None:
+        """Take the number of a rank of a world that there is, and the role that serves it."""
         self._name = rank_name(dp_rank, self._cp_rank, self._address.cp_size)
         self._dp_rank, self._generation = dp_rank, world.generation
-        self._role = self._role_in(world, dp_rank)
+        self._constructor_role = self._role_in(world, dp_rank)
 
     def _role_in(self, world: World, dp_rank: int) -> str:
         of = self._address  # tells those of the first world
         return of.constructor_in(world, dp_rank) if world.generation else of.constructor_of(dp_rank)
 
-    def _appear(self) -> None:
-        """Be seen as the rank that this is."""
+    def _post_heartbeats(self) -> None:
+        """Post heartbeats under the name of this rank."""
         self._activity = Activity(self._name, log=self._logs.of(self._name), host=host_here())
         self._activity.rest("has asked for no batch")
-        self._end_heartbeats = self._here.post(self._activity)
+        self._end_heartbeats = self._own_board.post(self._activity)
 
     def _beat(self) -> Progress:
         return self._activity.progress()  # another one after ``resize``
 
-    def _let_go(self) -> None:
+    def _unlock(self) -> None:
         if self._lock is not None:
             self._lock.close()
 
-    def _give_up(self) -> None:
-        self._let_go()
+    def _release(self) -> None:
+        self._unlock()
         self._line.close()
         self._opener.close()
         self._raylet.close()
@@ -212,34 +213,34 @@ class RayHandle(RankHandle):
             world = self._planner.resize(asked)
             found = _found(self._role_in(world, dp_rank))
             lock = self._claim(world.generation, dp_rank)
-            self._let_go()
-            self._lock, self._asked = lock, None
+            self._unlock()
+            self._lock, self._pending = lock, None
             # What was prefetched is of ranks that are gone: the same steps are built anew for those that are there.
             self._held.clear()
-            self._planner.be(dp_rank, world.generation, self._node)
-            self._be(world, dp_rank)
-            self._looked_for = None
-            self._of, self._constructor = found
+            self._planner.become(dp_rank, world.generation, self._node)
+            self._become(world, dp_rank)
+            self._successor = None
+            self._constructor_name, self._constructor = found
         self.first_step = asked.step
         self._end_heartbeats()
         if before != self._name:
-            self._here.forget(before)
+            self._own_board.forget(before)
             if self._is_guest:
                 self._planner.forget(before)
-        self._appear()
+        self._post_heartbeats()
 
     @override
     def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
         wait = Wait(
             who=self._name,
             what=f"the batch of step {step}",
-            first=self._of,
+            first=self._constructor_name,
             limit_s=timeout_s or self._address.batch_timeout_s,
         )
         began_s = time.monotonic()
         with self._gate.inside():
             if not self._held:
-                with self._activity.doing(f"waits for step {step}", (self._of,)):
+                with self._activity.doing(f"waits for step {step}", (self._constructor_name,)):
                     self._held.extend(self._batches_from(step, wait))
                 if self._held:
                     # Before the trainer has used what it gets: the next batches come while it computes.
@@ -254,32 +255,32 @@ class RayHandle(RankHandle):
         while True:
             asked = self._ask(step)
             wait_until(lambda s: wait_for_future(asked, s, self._planner.look), wait, self._board)  # noqa: B023 -- waited for here
-            self._asked = None
+            self._pending = None
             if (error := asked.exception()) is None:
                 batches: tuple[Batch, ...] = asked.result()
                 return batches
             if not is_lost(error):
-                raise plain_error(error, self._of) from None
+                raise plain_error(error, self._constructor_name) from None
             wait_until(self._follow, wait, self._board)
 
     def _follow(self, timeout_s: float) -> bool:
-        """Look for the constructor that took the place of a lost one; return whether it is there."""
+        """Look for the constructor that took the place of a lost one; return whether it was found."""
         self._planner.look()
-        if self._looked_for is None:
-            self._looked_for = ask_head(partial(newest_actor, self._role))
+        if self._successor is None:
+            self._successor = ask_head(partial(newest_actor, self._constructor_role))
         self._left.wait(min(timeout_s, _LOOK_S))
         # Not waited for: where the head is out of reach, Ray ends the process before it answers.
-        if not self._looked_for.done():
+        if not self._successor.done():
             return False
-        looked_for, self._looked_for = self._looked_for, None
+        successor, self._successor = self._successor, None
         try:
-            found = looked_for.result()
+            found = successor.result()
         except (UnavailableError, RayError):
             return False  # it has just ended
         # The name of the lost one stays in Ray's list until its end has come through.
-        if found is None or found[0] == self._of:
+        if found is None or found[0] == self._constructor_name:
             return False
-        self._of, self._constructor = found
+        self._constructor_name, self._constructor = found
         return True
 
     def _ask(self, step: int) -> "Future[Any]":
@@ -287,12 +288,12 @@ class RayHandle(RankHandle):
 
         It is taken in as it comes, while the trainer computes: no part of the wait for the next step.
         """
-        if self._asked is None or self._asked[0] != step:
+        if self._pending is None or self._pending[0] != step:
             place = self._dp_rank, self._cp_rank, self._generation
             call = partial(self._take_several, self._constructor, step, place)
             # In a thread: a call to Ray takes a rank that has trained half a millisecond.
-            self._asked = step, call_in_thread(call, self._calls)
-        return self._asked[1]
+            self._pending = step, call_in_thread(call, self._calls)
+        return self._pending[1]
 
     def _take_several(self, constructor: Any, step: int, place: tuple[int, int, int]) -> Any:  # noqa: ANN401 -- Ray's references have no static type
         def check() -> None:
@@ -311,7 +312,7 @@ class RayHandle(RankHandle):
     @override
     def is_ready(self, step: int) -> bool:
         with self._gate.inside():
-            asked = self._asked  # of the next step, where none is held
+            asked = self._pending  # of the next step, where none is held
             return bool(self._held) or bool(
                 asked and wait_for_future(asked[1], 0, self._check_alive)
             )
@@ -336,11 +337,11 @@ class RayHandle(RankHandle):
         """
         atexit.unregister(self._end_with_process)
         # Before anything is given back: a call that is inside may use all of it.
-        left = self._call_nobody(limit_s) and wait_for_head(min(limit_s, _HEAD_S))
+        left = self._end_calls(limit_s) and wait_for_head(min(limit_s, _HEAD_S))
         self._calls.close(min(limit_s, _HEAD_S))
         self._end_heartbeats()
         self._logs.close()
-        self._give_up()
+        self._release()
         return left
 
     @override
@@ -361,8 +362,8 @@ class RayHandle(RankHandle):
             self._head.check()
         except UnavailableError as error:
             # Now: a rank that trains asks later, and who waits has it once Ray is left; it may end both before.
-            if not (self._is_told or self._line.has_ended):
-                self._is_told = True
+            if not (self._end_is_told or self._line.has_ended):
+                self._end_is_told = True
                 _LOG.error("%s", error)
             raise
 

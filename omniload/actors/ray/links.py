@@ -228,9 +228,9 @@ class PlannerLink:
         self._actor: Any = actor_named(newest_of(PLANNER) or PLANNER)
         self._taken: int | None = None
         self._lost = False
-        self._asked: Any = None
-        self._looked_for: Future[Any] | None = None
-        self._look_at_s = 0.0
+        self._checked: Any = None
+        self._successor: Future[Any] | None = None
+        self._next_look_s = 0.0
         self._looking = threading.Lock()
         self.first_step: int = answer_to(self._actor.first_step.remote(), PLANNER)
 
@@ -291,16 +291,16 @@ class PlannerLink:
 
     def _look(self, now_s: float) -> None:
         if self._lost:
-            if now_s >= self._look_at_s:
-                self._look_at_s = now_s + _LOOK_S
+            if now_s >= self._next_look_s:
+                self._next_look_s = now_s + _LOOK_S
                 self._follow()
-        elif self._asked is None:
-            if now_s >= self._look_at_s:
+        elif self._checked is None:
+            if now_s >= self._next_look_s:
                 # Twice a second and not always: hundreds of ranks ask one process.
-                self._look_at_s = now_s + _CHECK_S
-                self._asked = self._actor.check.remote()
-        elif wait_for_ref(self._asked, 0.0, lambda: None):
-            asked, self._asked = self._asked, None
+                self._next_look_s = now_s + _CHECK_S
+                self._checked = self._actor.check.remote()
+        elif wait_for_ref(self._checked, 0.0, lambda: None):
+            asked, self._checked = self._checked, None
             try:
                 value_of(asked)
             except RayError as error:
@@ -320,7 +320,7 @@ class PlannerLink:
         return state
 
     def resize(self, asked: ResizeAsked) -> World:
-        """Have other ranks, of which this is one only from ``be`` on.
+        """Have other ranks, of which this is one only from ``become`` on.
 
         A planner that is lost meanwhile has noted them, or the one after it is asked again.
 
@@ -343,8 +343,8 @@ class PlannerLink:
         """Have a heartbeat off the board that this rank has told under another name."""
         self._actor.forget.remote(name)
 
-    def be(self, dp_rank: int, generation: int, node: str) -> None:
-        """Be a rank of a world that there is, which has taken nothing yet; on a node that may have its constructor."""
+    def become(self, dp_rank: int, generation: int, node: str) -> None:
+        """Speak as a rank of a world that there is, which has taken nothing yet; ``node`` may have its constructor."""
         self._rank, self._taken, self._node = (dp_rank, self._rank[1], generation), None, node
         self._tell_node()
 
@@ -377,22 +377,22 @@ class PlannerLink:
 
     def _follow(self) -> None:
         """Lead to the planner that was started last, once Ray's head has told which; tell it what the rank has."""
-        if self._looked_for is None:
-            self._looked_for = ask_head(partial(newest_actor, PLANNER))
+        if self._successor is None:
+            self._successor = ask_head(partial(newest_actor, PLANNER))
         # It answers in milliseconds, or is out of reach: whoever waits has to look whether the opener is there still.
         # An answer that is taken up by the next look would tell of a planner that was lost before it.
-        wait((self._looked_for,), _LOOK_S)
-        if not self._looked_for.done():
+        wait((self._successor,), _LOOK_S)
+        if not self._successor.done():
             return
-        looked_for, self._looked_for = self._looked_for, None
+        successor, self._successor = self._successor, None
         try:
-            found = looked_for.result()
+            found = successor.result()
         except (UnavailableError, RayError):
             return  # it has just ended
         if found is None:
             return
         _, self._actor = found
-        self._lost, self._asked = False, None
+        self._lost, self._checked = False, None
         self._tell_node()
         if (taken := self._taken) is not None:
             self._tell(taken)  # not noted again: the trainer may have taken a later step by now

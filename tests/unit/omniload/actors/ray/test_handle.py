@@ -76,7 +76,7 @@ class FakeLink:
     def forget(self, name):
         FakeLink.forgotten = name
 
-    def be(self, dp_rank, generation, node):
+    def become(self, dp_rank, generation, node):
         self.rank = dp_rank, 0, generation
 
     def watch(self, *_):
