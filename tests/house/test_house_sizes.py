@@ -45,8 +45,8 @@ LONGER = {
     ),
     "omniload/actors/ray/answers.py": (295, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
-        280,
-        "every actor of a plane, who holds what, and which sources",
+        320,
+        "every actor of a plane, who holds what, in which process, and which sources",
     ),
     "omniload/actors/ray/handle.py": (
         375,

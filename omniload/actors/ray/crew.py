@@ -1,6 +1,7 @@
 """The actors of a plane: how a member of each role is started, opened, told of others, and ended."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -13,6 +14,7 @@ from omniload.actors.address import PlaneAddress
 from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.actors import ConstructorActor, LoaderActor, PlannerActor, PlannerOpening
+from omniload.actors.ray.answers import there, value_of
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.holders import Loaders, Serving
 from omniload.actors.ray.hosts.beside_ranks import Moves
@@ -27,11 +29,14 @@ from omniload.machine.roster.members import Member
 from omniload.machine.roster.roster import Roster
 from omniload.mix.fingerprint import SourceFacts
 
-__all__ = ["Crew"]
+__all__ = ["Crew", "pids_of"]
 
 _LEAST_LOADER_THREADS = 5
 """Four calls at once, and one that stays."""
 _PLANNER_THREADS = 6
+_FOLLOWS_S = 10.0
+"""Longest that whoever asks for processes waits for those that take over roles: to start one takes seconds."""
+_TURN_S = 0.2
 
 
 @cache
@@ -277,3 +282,37 @@ class Crew:
         if (actor := self.actors.get(member)) is not None:
             with suppress(RayError):
                 ray.kill(actor, no_restart=True)
+
+
+def pids_of(crew: Crew, check: Callable[[], None]) -> dict[str, int]:
+    """Return the process of every role; of one whose holder is lost, that of whoever follows within some seconds.
+
+    A role that nobody has by then is left out, as is one whose process does not answer.
+
+    Args:
+        crew: The actors.
+        check: Called several times a second; what it raises ends the wait.
+    """
+    until_s = time.monotonic() + _FOLLOWS_S
+    found = {role: _pid_of(crew, role, until_s, check) for role in crew.roles()}
+    return {role: pid for role, pid in found.items() if pid is not None}
+
+
+def _pid_of(crew: Crew, role: str, until_s: float, check: Callable[[], None]) -> int | None:
+    asked: Member | None = None
+    answer: Any = None
+    while (member := crew.holders.get(role)) is not None:
+        if member != asked:
+            # Its role may be retired at this moment.
+            if (actor := crew.actors.get(member)) is None:
+                return None
+            asked, answer = member, actor.pid.remote()
+        if there(answer, _TURN_S, check):
+            with suppress(RayError):  # it is lost
+                pid: int = value_of(answer)
+                return pid
+        if time.monotonic() >= until_s:
+            return None
+        with crew.changed:
+            crew.changed.wait(_TURN_S)
+    return None

@@ -20,7 +20,7 @@ from omniload.actors.plane import DataPlane, PlaneSpec, RankHandle, require_rows
 from omniload.actors.ray.answers import answer_to, is_lost, plain_error, wait_for_ref
 from omniload.actors.ray.changes import changed_by
 from omniload.actors.ray.cluster import node_here
-from omniload.actors.ray.crew import Crew
+from omniload.actors.ray.crew import Crew, pids_of
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.handle import RayHandle
 from omniload.actors.ray.head_watch import check_servers
@@ -161,11 +161,9 @@ class RayPlane(DataPlane):
         return handle
 
     def pids(self) -> dict[str, int]:
-        """Return the process of every role: ``planner``, ``loader-0``, ``constructor-0``, ..."""
-        crew = self._crew
+        """Return the process of every role that has one (``planner``, ``loader-0``, ...); see ``pids_of``."""
         with self._gate.inside():
-            held = [role for role in crew.roles() if role in crew.holders]
-            return {role: answer_to(crew.holding(role).pid.remote(), role) for role in held}
+            return pids_of(self._crew, self._gate.check)
 
     def holders(self) -> dict[str, str]:
         """Return the name of the member that holds each role: ``loader-0+2`` is the third life of ``loader-0``."""

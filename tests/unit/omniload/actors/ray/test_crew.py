@@ -1,0 +1,80 @@
+"""Which process holds each role, asked while one of them is lost."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("ray")
+
+from omniload.actors.gate import Gate
+from omniload.actors.ray import crew as module
+from omniload.actors.ray.crew import pids_of
+from omniload.actors.ray.environment import RayActorError
+from omniload.base.errors import UnavailableError
+from omniload.machine.roster.members import Member
+
+LOST, STOPPED = RayActorError(), None
+FIRST, SECOND, PLANNER = Member("loader-0"), Member("loader-0", 1), Member("planner")
+
+
+@pytest.fixture
+def crew(monkeypatch):
+    """Actors by what each answers; nobody is waited for longer than a look."""
+
+    def value_of(answer):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def there(answer, _timeout_s, check):
+        check()
+        return answer is not STOPPED
+
+    monkeypatch.setattr(module, "there", there)
+    monkeypatch.setattr(module, "value_of", value_of)
+    monkeypatch.setattr(module, "_TURN_S", 0.0)
+    answers = {FIRST: LOST, SECOND: 8, PLANNER: 9}
+    holders = {"loader-0": FIRST, "planner": PLANNER}
+    return SimpleNamespace(
+        actors={
+            member: SimpleNamespace(pid=SimpleNamespace(remote=lambda m=member: answers[m]))
+            for member in answers
+        },
+        answers=answers,
+        holders=holders,
+        roles=lambda: ["loader-0", "constructor-0", "planner"],
+        changed=threading.Condition(),
+    )
+
+
+@pytest.mark.parametrize("becomes", [LOST, STOPPED])
+def test_a_role_whose_holder_is_lost_has_the_process_of_whoever_follows(crew, becomes):
+    crew.answers[FIRST], looks = becomes, []
+
+    def look():
+        looks.append(1)
+        if len(looks) == 3:
+            crew.holders["loader-0"] = SECOND
+
+    assert pids_of(crew, look) == {"loader-0": 8, "planner": 9}
+
+
+@pytest.mark.parametrize("becomes", [LOST, STOPPED])
+def test_a_role_that_nobody_takes_over_in_time_is_left_out(crew, monkeypatch, becomes):
+    crew.answers[FIRST] = becomes
+    monkeypatch.setattr(module, "_FOLLOWS_S", 0.0)
+
+    assert pids_of(crew, lambda: None) == {"planner": 9}
+
+
+def test_a_role_that_is_retired_meanwhile_is_left_out(crew):
+    assert pids_of(crew, lambda: crew.holders.pop("loader-0", None)) == {"planner": 9}
+
+
+def test_nobody_is_waited_for_once_the_plane_is_closed(crew):
+    gate = Gate()
+    gate.close(0.0)
+
+    with pytest.raises(UnavailableError, match="was closed"):
+        pids_of(crew, gate.check)
