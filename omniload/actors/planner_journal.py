@@ -8,6 +8,7 @@ from omniload.machine.messages import AppendBase, AppendJournal, AppendWorld, Pl
 from omniload.machine.planner import Planner
 from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.place import journal_at
+from omniload.mix.journal.room import Room
 from omniload.mix.journal.storage import JournalStorage
 
 __all__ = ["Kept", "claimed_place", "keep", "open_journal"]
@@ -52,11 +53,18 @@ def open_journal(folder: Path | None, planner: Planner, *, durable: bool = True)
 
 
 @system_refusals("the run's journal")
-def claimed_place(folder: Path, url: str) -> Path | JournalStorage:
-    """Return where a planner's journal lies; nobody who had it before adds to it any more."""
+def claimed_place(folder: Path, url: str, room: Room | None = None) -> Path | JournalStorage:
+    """Return where a planner's journal lies; nobody who had it before adds to it any more.
+
+    Args:
+        folder: Of the run.
+        url: As for ``journal_at``.
+        room: Waits where the claim finds none; ``None`` for nobody to wait.
+    """
     place = journal_at(folder, url)
     if not isinstance(place, Path):
         # A store has no lock that ends with a process: the claim is written, and whoever had the journal finds it
         # changed.
+        place.room = room
         place.claim()
     return place

@@ -15,6 +15,7 @@ from omniload.mix.edits.found import require_found, require_reached
 from omniload.mix.fingerprint import SourceFacts, fingerprint_of
 from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.reading import read_tail
+from omniload.mix.journal.room import Room
 from omniload.mix.possible import require_possible
 from omniload.mix.progress import fingerprint_in, states_of
 from omniload.mix.state import MixState
@@ -79,7 +80,12 @@ def make_planner(
 
 
 def taken_over(
-    spec: PlaneSpec, facts_S: Sequence[SourceFacts], folder: Path, *, life: int
+    spec: PlaneSpec,
+    facts_S: Sequence[SourceFacts],
+    folder: Path,
+    *,
+    life: int,
+    room: Room | None = None,
 ) -> tuple[Planner, Journal]:
     """Return a planner that goes on where a lost one was, and the journal of both.
 
@@ -91,9 +97,11 @@ def taken_over(
         facts_S: As of ``make_planner``.
         folder: Where the journal is.
         life: Planners before this one.
+        room: Waits where the journal finds none; ``None`` for nobody to wait.
 
     Raises:
-        StateError: The journal is not that of the run, or the planner was lost while a source was added.
+        StateError: The journal is not that of the run or finds no room, or the planner was lost while a source was
+            added.
         IntegrityError: The journal is damaged.
     """
     spec = spec.with_edits()
@@ -108,7 +116,7 @@ def taken_over(
             f"the planner was lost while source {history.latest.names[-1]!r} was added, and nobody serves it: "
             "start again from the last checkpoint"
         )
-    place = claimed_place(folder, spec.mix.runtime.journal if durable else "")
+    place = claimed_place(folder, spec.mix.runtime.journal if durable else "", room)
     tail = read_tail(place, spec.mix.steps_held)
     # No planner goes back behind where the run began: no loader has read what was before.
     step = max(first_step_of(spec), tail.next_step - spec.mix.steps_held)
@@ -119,7 +127,7 @@ def taken_over(
     kept = history.kept_with(begin.mix_revision, fingerprint_in(tail.base))
     resumed = replace(spec, state=begin.to_json(**kept))
     planner = make_planner(resumed, facts_S, known=known, life=life, world=world)
-    return planner, Journal.taken_over(place, tail, step, durable=durable)
+    return planner, Journal.taken_over(place, tail, step, durable=durable, room=room)
 
 
 def tokenizer_digest(mix: MixConfig, base_dir: Path) -> str:

@@ -34,7 +34,7 @@ LONGER = {
         "carries out every command of the roster, hears of ends, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (
-        396,
+        400,
         "three roles, how each begins, and what all of them answer",
     ),
     "omniload/actors/ray/head_watch.py": (165, "the head of a Ray, and the raylet of a host"),

@@ -51,6 +51,7 @@ from omniload.mix.edits.history import History
 from omniload.mix.edits.shards import ShardsFound
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.journal.journal import Journal
+from omniload.mix.journal.room import Room
 from omniload.plan.world import World
 
 __all__ = ["ConstructorActor", "LoaderActor", "PlannerActor", "PlannerOpening", "heard_within"]
@@ -254,7 +255,11 @@ class PlannerActor(_PresentActor):
         spec, life = opening.spec, opening.life
         journal: Journal | None
         if life:
-            planner, journal = taken_over(spec, opening.facts, opening.folder, life=life)
+            room = Room()
+            with self._activity.doing("takes the journal over") as room.says:
+                planner, journal = taken_over(
+                    spec, opening.facts, opening.folder, life=life, room=room
+                )
         else:
             planner = make_planner(spec, opening.facts)
             durable = spec.run_dir is not None

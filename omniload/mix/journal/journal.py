@@ -127,7 +127,13 @@ class Journal:
 
     @classmethod
     def taken_over(
-        cls, place: Path | JournalStorage, tail: Tail, step: int, *, durable: bool = True
+        cls,
+        place: Path | JournalStorage,
+        tail: Tail,
+        step: int,
+        *,
+        durable: bool = True,
+        room: Room | None = None,
     ) -> Self:
         """Open the journal of a planner that was lost, for one that plans from ``step`` on again.
 
@@ -138,12 +144,14 @@ class Journal:
             tail: Its end.
             step: First step that is planned again.
             durable: As for ``leading_up``.
+            room: Waits where there is none for what is written here; ``None`` for nobody to wait.
 
         Raises:
             StateError: The disk, or a quota, is full.
             UnavailableError: It cannot be written.
         """
         storage = _storage(place, durable=durable)
+        storage.room = room
         size = tail.since.offset + sum(len(bytes(line)) for line in tail.lines)
         storage.go_on(size)
         journal = cls(storage, _Head(size, tail.lines[-1].checksum, ""))

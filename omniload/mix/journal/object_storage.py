@@ -32,7 +32,6 @@ from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import IntegrityError, OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.writing import free_in
-from omniload.mix.journal.room import Room
 from omniload.mix.journal.segments import LAST_LIFE, Extent, Life, Merging, Segment, extents_of
 from omniload.mix.journal.storage import JournalStorage
 
@@ -62,7 +61,6 @@ class ObjectStorage(JournalStorage):
     def __init__(self, store: Store, folder: Path | None = None) -> None:
         self.store = store
         """The folder."""
-        self.room = Room()
         self.folder = folder
         """The same on this machine, if it is there."""
         self._life: Life | None = None
@@ -96,7 +94,8 @@ class ObjectStorage(JournalStorage):
                 "at": time.time(),
             }
             # Two may claim at once, of one number: the greater token goes on, the other hears of it behind this.
-            self.store.publish(f"{_CLAIMS}/{self._life}", orjson.dumps(says))
+            claim, said = f"{_CLAIMS}/{self._life}", orjson.dumps(says)
+            self.in_room(lambda: self.store.publish(claim, said), self.folder)
             self._require_claim()
 
     @override
@@ -138,7 +137,7 @@ class ObjectStorage(JournalStorage):
                     "ago: something else writes there; resume from a checkpoint"
                 )
             # Of one byte at least: the first segment of a life voids what others put from there on.
-            self._put(start, content + b"\n")
+            self.in_room(lambda: self._put(start, content + b"\n"), self.folder)
         self._tidy()
 
     @override
@@ -152,7 +151,7 @@ class ObjectStorage(JournalStorage):
         with _asking(self, "written"):
             # The same bytes under the same name: what arrived is put over itself.
             end = self._end
-            self.room.write(lambda: self._put(end, content), self, self.folder)
+            self.in_room(lambda: self._put(end, content), self.folder)
         self._broken = False
         while (due := self._merging.due()) is not None:
             merged, whole, small = due

@@ -40,7 +40,7 @@ class Room:
         """Have whoever waits give up, and nobody wait any more: what writes is being closed."""
         self._ended.set()
 
-    def write(self, attempt: Callable[[], None], where: object, folder: Path | None) -> None:
+    def write(self, attempt: Callable[[], object], where: object, folder: Path | None) -> None:
         """Call ``attempt`` until there is room for what it writes, for up to ``GIVE_UP_S``.
 
         Args:

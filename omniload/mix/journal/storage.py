@@ -3,8 +3,9 @@
 import errno
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -26,8 +27,15 @@ class JournalStorage(Protocol):
         UnavailableError: It cannot be reached or written.
     """
 
-    room: Room
-    """Waits, where what is added finds no room."""
+    room: Room | None = None
+    """Waits where a claim, or what is added, finds no room; without it nobody does."""
+
+    def in_room(self, attempt: Callable[[], object], folder: Path | None) -> None:
+        """Call what writes, again and again where ``room`` waits; ``folder`` as for ``Room.write``."""
+        if self.room is None:
+            attempt()
+        else:
+            self.room.write(attempt, self, folder)
 
     @property
     def keeps_all(self) -> bool:
@@ -89,7 +97,6 @@ class FileStorage(JournalStorage):
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         self._path, self._durable = path, durable
-        self.room = Room()
         self._file: BinaryIO | None = None
         self._end = 0
 
@@ -131,17 +138,22 @@ class FileStorage(JournalStorage):
         with _writing(self._path, 0):
             # Unbuffered: what a write took is known at once, and no rest of a failed one is written later.
             self._file = self._path.open("r+b", buffering=0)
-            # A kill may have left the newline out: the line counts, and the next must not run into it.
-            _write_whole(self._file, b"\n", kept_bytes - 1)
-            self._file.truncate(kept_bytes)
-            os.fsync(self._file.fileno())
+            # Some file systems need room to write over what is there.
+            self.in_room(partial(self._cut, kept_bytes), self._path.parent)
         self._end = kept_bytes
+
+    def _cut(self, kept_bytes: int) -> None:
+        assert self._file is not None, "opened before"
+        # A kill may have left the newline out: the line counts, and the next must not run into it.
+        _write_whole(self._file, b"\n", kept_bytes - 1)
+        self._file.truncate(kept_bytes)
+        os.fsync(self._file.fileno())
 
     @override
     def append(self, content: bytes) -> None:
         assert self._file is not None, "begun, or gone on with"
         with _writing(self._path, len(content)):
-            self.room.write(lambda: self._add(content), self._path, self._path.parent)
+            self.in_room(partial(self._add, content), self._path.parent)
         self._end += len(content)
 
     def _add(self, content: bytes) -> None:
@@ -172,7 +184,7 @@ class FileStorage(JournalStorage):
                     partial.unlink(missing_ok=True)
                     raise
 
-            self.room.write(write, self._path, self._path.parent)
+            self.in_room(write, self._path.parent)
             partial.replace(self._path)
             # What was open is the file that is gone by now, under no name.
             self.close()

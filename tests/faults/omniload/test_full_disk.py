@@ -9,6 +9,7 @@ import pytest
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
+from omniload.actors.planning import taken_over
 from omniload.actors.roles import planner, sources
 from omniload.base.errors import StateError
 from omniload.batch.digest import batch_digest
@@ -162,6 +163,44 @@ def test_a_plane_that_is_closed_waits_for_room_no_more(disk, tmp_path, monkeypat
 
     assert not taking.is_alive()
     assert not [m for m in caplog.messages if "did not stop within" in m]
+
+
+def taken_over_on(disk, tmp_path, full):
+    """Have a planner take over on a store that is full; return it, and what it said meanwhile."""
+    spec = a_spec(tmp_path, tmp_path / "run", journal=disk.as_uri())
+    with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
+        for _ in range(3):
+            client.next_batch()
+        facts = plane.loader.facts()
+    fill(disk)
+    room, said = full.room(), []
+    room.says = said.append
+    planner, journal = taken_over(spec, [facts[0]], spec.run_dir, life=1, room=room)
+    journal.close()
+    return planner, said
+
+
+def test_a_planner_that_takes_over_on_a_full_store_waits_for_room(disk, tmp_path, caplog):
+    full = Full(disk)
+
+    planner, said = taken_over_on(disk, tmp_path, full)
+
+    assert planner.life == 1
+    assert full.waits == 2
+    (told,) = (m for m in caplog.messages if "waiting up to 60 s for room" in m)
+    assert str(disk) in told
+    assert said[0].startswith(f"waits for room for {(disk / 'run').as_uri()}: ")
+
+
+def test_a_planner_that_takes_over_on_a_store_that_stays_full_gives_up_with_the_limit(
+    disk, tmp_path
+):
+    full = Full(disk, mends=False)
+
+    with pytest.raises(StateError, match=r"claimed: .*60 s of the 60 s that room is waited for"):
+        taken_over_on(disk, tmp_path, full)
+
+    assert full.now_s == pytest.approx(60.0)
 
 
 def test_an_edit_that_finds_no_room_waits_for_it_and_holds(disk, tmp_path, monkeypatch):

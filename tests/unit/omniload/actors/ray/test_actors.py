@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,9 +10,14 @@ pytest.importorskip("ray")
 
 from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.ray import actors as actors_module
-from omniload.actors.ray.actors import ConstructorActor, LoaderActor, heard_within
+from omniload.actors.ray.actors import (
+    ConstructorActor,
+    LoaderActor,
+    PlannerActor,
+    heard_within,
+)
 from omniload.actors.ray.holders import LoaderHolders, Loaders
-from omniload.base.errors import UnavailableError
+from omniload.base.errors import StateError, UnavailableError
 from omniload.base.ragged import Ragged
 from omniload.batch.rows import build_rows
 from omniload.machine.data_constructor import DataConstructor
@@ -71,6 +77,25 @@ def test_a_constructor_builds_in_one_thread_in_whichever_it_is_called(tmp_path, 
     assert all(actor.has(step) for step in (3, 4, 5))
     assert len(called_in) == 3
     assert len(built_in) == 1
+
+
+def test_ranks_that_wait_for_a_planner_that_takes_over_see_that_it_waits_for_room(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(actors_module, "host_here", lambda: "here")
+    waits, told = "waits for room for the journal: 0 bytes (0 B) are free there", []
+    actor = PlannerActor("planner+1", FolderBoard(tmp_path), None, None)
+
+    def taken_over(*_, room, **__):
+        room.says(waits)
+        told.extend(task.doing for task in actor._activity.progress().tasks)
+        raise StateError("it stays full")
+
+    monkeypatch.setattr(actors_module, "taken_over", taken_over)
+    with pytest.raises(StateError, match="it stays full"):
+        actor.open(SimpleNamespace(spec=None, facts=[], folder=tmp_path, life=1))
+
+    assert told == [waits]
 
 
 def test_a_planner_that_is_late_to_hear_of_a_loader_is_told_as_late():
