@@ -2,7 +2,7 @@
 
 A shuffle draws from a block of several row groups, so that one must be at hand for each source, of which
 its next samples need little. A block that does not fit is written to a file without a name, and
-read from there: the samples are the same.
+read from there: the samples are the same. While the disk is full, a block lives as long as one read.
 
 Shape suffixes:
     R  records of a block        N  records asked for        V  values of all records together
@@ -198,13 +198,25 @@ class BlockMemory:
         with self._changed:
             return self._used() + size_bytes <= self.limit_bytes
 
+    def is_over(self) -> bool:
+        """Tell whether a block is to be let go of behind a read, and decoded again: only while the folder is full.
+
+        One block stays: without it each read would decode, for as much memory. So what is held goes beyond the limit
+        by the blocks of reads under way.
+        """
+        if self.limit_bytes is None or not self._full_until_s:
+            return False
+        with self._changed:
+            return len(self._held) > 1 and self._used() > self.limit_bytes
+
     def do_without(self, error: UnavailableError) -> None:
-        """Keep blocks in memory for a while, as the folder has no room: told once, until it has some again."""
+        """Ask the folder for no room for a while, as it has none: told once, until it has some again."""
         with self._changed:
             is_new, self._full_until_s = not self._full_until_s, time.monotonic() + _AWAY_S
         if is_new:
             _LOG.warning(
-                "%s. Until then blocks stay in memory beyond loader.memory; the folder is tried again every %g s",
+                "%s. Until then blocks over it are decoded again for each read, which is slow; the folder is tried "
+                "again every %g s",
                 *(error, _AWAY_S),
             )
 

@@ -78,6 +78,10 @@ class Source(Protocol):
         """Decode blocks within a budget that is shared with other sources, from the next block on."""
         ...
 
+    def give_way(self) -> None:
+        """Let go of what is decoded where all sources have too much of it and no disk takes it: see ``is_over``."""
+        ...
+
     def shard_at(self, position: int) -> int:
         """Return the number of the shard that holds the record of a position."""
         ...
@@ -163,6 +167,11 @@ class RecordSource(Source):
     @override
     def share(self, memory: BlockMemory) -> None:
         self._memory = memory
+
+    @override
+    def give_way(self) -> None:
+        if self._memory.is_over():
+            self.release()
 
     @override
     def shard_at(self, position: int) -> int:

@@ -90,7 +90,7 @@ class LoaderShell:
         self._reading_again = DaemonPool(_AGAIN_THREADS, "omniload-reading-again")
         # A source decodes into its own state: one read of it at a time.
         self._reading = {s: threading.Lock() for s in sources}
-        self._parts = {s: PartReads(self._clock) for s in sources}
+        self._parts = {s: self._part_reads() for s in sources}
         self._stands = Stands()
         self._serves = False
         """Whether it has taken over, and is a shadow no more."""
@@ -111,7 +111,7 @@ class LoaderShell:
         # Before the lock: constructors are answered from the other sources meanwhile.
         source = self._opened(number, mix)
         with self._lock:
-            self._reading[number], self._parts[number] = threading.Lock(), PartReads(self._clock)
+            self._reading[number], self._parts[number] = threading.Lock(), self._part_reads()
             self._sources[number] = source
             self._machine.names = {**self._machine.names, number: source.name}
         return source.facts
@@ -176,11 +176,16 @@ class LoaderShell:
             with self._readers.reading(command.source, is_lacked=command.is_lacked):
                 block = self._read(source, answer)
             self._count_work(command.source, time.thread_time() - began_s, block)
+            source.give_way()
             report = self._hold(answer, block)
             self._activity.figures.count("read_samples_total", len(block.table))
             self._activity.figures.count("read_bytes_total", block.tokens.values_V.nbytes)
             self._count_held()
             return report
+
+    def _part_reads(self) -> PartReads:
+        # Where blocks are let go of after a read, each of several reads would begin by decoding.
+        return PartReads(self._clock, goes_on=self._memory.is_over)
 
     def _read(self, source: Source, asked: Read) -> SampleBlock:
         def part(start: int, stop: int) -> SampleBlock:
@@ -242,6 +247,7 @@ class LoaderShell:
             try:
                 with self._activity.doing(doing), self._reading[number]:
                     stop = source.stand_at(floor, reach, without if floor >= since else ())
+                    source.give_way()
                 self._stands.decoded(number, range(floor, stop))
             except OmniloadError as error:
                 _LOG.info("source %s is not at hand at %d: %s", source.name, floor, error)

@@ -226,8 +226,9 @@ class PartReads:
     same however a range is cut. For one thread at a time.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._records = clock, _FIRST_RECORDS
+    def __init__(self, clock: Clock, goes_on: Callable[[], bool] = lambda: False) -> None:
+        """Answer with what there is after half a second, unless a read ``goes_on`` to the end of its range."""
+        self._clock, self._records, self._goes_on = clock, _FIRST_RECORDS, goes_on
 
     def read(
         self, start: int, stop: int, read_part: Callable[[int, int], SampleBlock]
@@ -249,5 +250,5 @@ class PartReads:
             elif took_s < _SHORT_S and end - at == self._records:
                 self._records *= _GROWTH
             at = end
-            if at == stop or now_s >= answer_s:
+            if at == stop or (now_s >= answer_s and not self._goes_on()):
                 return joined(parts, start, at)

@@ -205,6 +205,10 @@ class DividedSource(Source):
         self.own.share(memory)
 
     @override
+    def give_way(self) -> None:
+        self.own.give_way()
+
+    @override
     def shard_at(self, position: int) -> int:
         return self.own.shard_at(position)
 

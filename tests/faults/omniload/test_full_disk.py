@@ -133,15 +133,24 @@ def test_a_run_whose_disk_is_full_for_a_while_goes_on_with_the_same_samples(
     assert doing.endswith("0 bytes (0 B) are free there")
 
 
-def test_blocks_that_find_no_room_stay_in_memory_and_the_samples_are_the_same(
+def test_blocks_that_find_no_room_are_decoded_again_and_the_samples_are_the_same(
     disk, tmp_path, monkeypatch, caplog
 ):
-    spec = a_spec(tmp_path, None)
-    unbroken = digests_of(spec, 40)
-    monkeypatch.setattr(sources, "BlockMemory", lambda _limit, _: BlockMemory(1, disk))
+    mix = a_corpus(tmp_path, [f"s{n}" for n in range(6)], runtime={"prefetch_steps": 1})
+    spec = PlaneSpec(mix=mix, base_dir=tmp_path, tree=ClientPlaceTree.of(dp=1))
+    unbroken, held = digests_of(spec, 40), []
+
+    class Counted(BlockMemory):
+        def hold(self, block):
+            super().hold(block)
+            held.append(len(self._held))
+            return block
+
+    monkeypatch.setattr(sources, "BlockMemory", lambda _limit, _: Counted(1, disk))
     fill(disk)
 
     assert digests_of(spec, 40) == unbroken
+    assert max(held) <= 3, "the one that stays, and those of two reads under way"
     (told,) = (m for m in caplog.messages if "over loader.memory" in m)
     assert f"{disk}: " in told
     assert "0 bytes (0 B) are free there" in told

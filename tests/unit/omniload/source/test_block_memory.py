@@ -241,6 +241,27 @@ def test_a_disk_that_is_full_midway_keeps_columns_that_were_written_too(
     assert [rows_of(block, 2, 0, 1, name=n) for n in units[0]] == expected
 
 
+def test_blocks_are_let_go_of_behind_reads_only_while_a_full_disk_leaves_several_in_memory(
+    small_disk, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(SmallFile, "free_kib", 0)
+    memory = BlockMemory(15 * KIB, tmp_path)
+    first = a_block(memory, of_kib(20))
+    assert not memory.is_over(), "another decoding would take as much"
+
+    others = [a_block(memory, of_kib(10, first=3))]
+    assert memory.is_over()
+    others.clear()
+    assert not memory.is_over()
+
+    others.append(a_block(memory, of_kib(10, first=3)))
+    monkeypatch.setattr(SmallFile, "free_kib", 1000)
+    small_disk[0] += 60
+    memory.set_others(0)
+    assert not memory.is_over()
+    assert rows_of(first, 0) == [list(range(20 * 256))]
+
+
 def test_a_second_decoding_waits_while_the_first_needs_the_room(tmp_path):
     memory = BlockMemory(200 * KIB, tmp_path)
     a_block(memory, of_kib(60))  # a decoding is thought to take thrice that

@@ -90,6 +90,14 @@ def test_a_range_that_takes_long_is_answered_with_its_first_records(record_s):
     )
 
 
+def test_a_read_that_begins_with_decoding_goes_on_to_the_end_of_its_range():
+    reading = Reading(0.1)
+
+    found = PartReads(reading.clock, goes_on=lambda: True).read(0, 400, reading.read)
+
+    assert found.table.stop == 400
+
+
 def test_a_range_of_nothing_is_read_as_one():
     reading = Reading(0.0)
 
