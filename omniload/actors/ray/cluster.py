@@ -19,11 +19,17 @@ from typing import Any, Protocol
 
 from typing_extensions import override
 
-from omniload.actors.ray.environment import own_token, ray, use_given_token
+from omniload.actors.ray.environment import (
+    new_namespace,
+    own_token,
+    ray,
+    require_unconnected,
+    use_given_token,
+)
 from omniload.actors.ray.hosts.node import RayNode, start_node
 from omniload.actors.ray.hosts.node_plan import NodePlan
 from omniload.actors.reaper import Reaper, marked
-from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
+from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
 from omniload.base.linux.network import LOOPBACK
 from omniload.base.log import get_logger
 
@@ -142,14 +148,10 @@ class AttachedCluster(Cluster):
             ConfigError: No Ray answers there, or not to this token.
             StateError: This process already uses Ray.
         """
-        if ray.is_initialized():
-            raise StateError(
-                "this process is connected to a Ray cluster already; close it (ray.shutdown()) before the data plane "
-                "is opened"
-            )
+        require_unconnected()
         use_given_token()
         # A new one each time: actors are found by name, and two planes in one Ray have the same roles.
-        self.namespace = namespace or f"omniload-{secrets.token_hex(4)}"
+        self.namespace = namespace or new_namespace()
         self.node_address = ""
         try:
             connect(address, self.namespace)
@@ -211,11 +213,7 @@ class PrivateCluster(Cluster):
             StateError: This process already uses Ray.
             UnavailableError: Ray did not start.
         """
-        if ray.is_initialized():
-            raise StateError(
-                "this process is connected to a Ray cluster already; close it (ray.shutdown()) "
-                "or set runtime.kind to local"
-            )
+        require_unconnected()
         # Who joins was given the head's token by now.
         if join is None:
             own_token()
@@ -243,7 +241,7 @@ class PrivateCluster(Cluster):
             ) from error
 
     def _start(self) -> None:
-        mark = f"omniload-{secrets.token_hex(4)}"
+        mark = new_namespace()
         self.namespace = mark if self._to_join is None else self._to_join[1]
         # Short: the paths of Ray's sockets below it must stay under 107 characters.
         self._folder = Path(tempfile.gettempdir()) / f"omniload-ray-{secrets.token_hex(4)}"

@@ -56,8 +56,10 @@ __all__ = [
     "RayError",
     "RayTaskError",
     "miss_hosts_soon",
+    "new_namespace",
     "own_token",
     "ray",
+    "require_unconnected",
     "token",
     "use_given_token",
     "use_token",
@@ -66,6 +68,36 @@ __all__ = [
 
 _MISSED_AFTER_MS = 40_000
 """Longer than a lifeline takes, which says what has happened."""
+
+
+_OURS = "omniload-"
+"""What the namespaces of data planes begin with."""
+
+
+def new_namespace() -> str:
+    """Return a namespace of Ray that no other data plane has."""
+    return f"{_OURS}{secrets.token_hex(4)}"
+
+
+def require_unconnected() -> None:
+    """Refuse a process that is connected to a Ray: it can be to one at a time.
+
+    Raises:
+        StateError: It is; for another data plane, or by whatever else runs in it.
+    """
+    if not ray.is_initialized():
+        return
+    context = ray.get_runtime_context()
+    if context.namespace.startswith(_OURS):
+        raise StateError(
+            f"this process has another data plane open, in the Ray at {context.gcs_address}, and Ray connects a "
+            "process to one alone: close that plane, or the loader that opened or joined it, before; or give each "
+            "plane a process of its own, or this one runtime.kind local where one process holds all its ranks"
+        )
+    raise StateError(
+        "this process is connected to a Ray cluster already; close it (ray.shutdown()) before the data plane is "
+        "opened, or set runtime.kind to local"
+    )
 
 
 def token() -> str:
@@ -118,10 +150,7 @@ def use_token(secret: str) -> None:
     """
     if secret == token():
         return
-    if ray.is_initialized():
-        raise StateError(
-            "this process is connected to another Ray; call ray.shutdown() before it joins the data plane"
-        )
+    require_unconnected()
     os.environ["RAY_AUTH_MODE"] = "token" if secret else "disabled"
     os.environ["RAY_AUTH_TOKEN"] = secret
     # Ray keeps what it read from the environment when it was imported; Ray itself reads anew like this.
