@@ -26,7 +26,7 @@ LONGER = {
         "where a plane is, which ranks it serves there, who may come",
     ),
     "omniload/actors/local/plane.py": (
-        380,
+        385,
         "every role and rank of one process, which know each other: opened, changed, closed, and the ways between them",
     ),
     "omniload/actors/ray/keeper.py": (

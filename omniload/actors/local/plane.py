@@ -167,9 +167,13 @@ class LocalPlane(DataPlane):
         sizes = {axis: self.spec.tree.size_of(axis) for axis in ("dp", "cp")}
         sizes["dp"] = sizes["dp"] if asked is None else asked.dp
         dp_rank, cp_rank = check_rank(sizes, dp_rank, cp_rank)
+        self.check()
+        return LocalHandle(self, dp_rank, cp_rank, asked)
+
+    def check(self) -> None:
+        """Return while it is open; raise ``UnavailableError`` once it is closed."""
         if self._closed:
             raise UnavailableError(CLOSED)
-        return LocalHandle(self, dp_rank, cp_rank, asked)
 
     def resized(self, asked: ResizeAsked | None) -> World:
         """Have other ranks; without a question, return those that the plane was opened for."""
@@ -253,6 +257,7 @@ class LocalHandle(RankHandle):
 
     @override
     def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
+        self._plane.check()  # what was built before is there still
         constructor = self._plane.constructor
         wait_for = Wait(
             who=self._name,

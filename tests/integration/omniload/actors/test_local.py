@@ -300,6 +300,18 @@ def test_closing_wakes_whoever_waits(tmp_path):
         list(islice(client, 20))
 
 
+def test_a_rank_of_a_plane_that_is_closed_is_told_so_also_where_its_next_step_is_built(tmp_path):
+    with LocalPlane(a_spec(tmp_path, a_corpus(tmp_path))) as plane:
+        client = Client(plane.handle(0))
+        client.next_batch()
+        assert plane.constructor.wait(client.next_step, 60.0)
+
+    assert plane.constructor.has(client.next_step)
+    with pytest.raises(UnavailableError, match="the data plane was closed"):
+        client.next_batch()
+    assert client.peek() is None
+
+
 def test_closing_in_the_middle_of_reading_says_nothing(tmp_path, caplog):
     mix = a_corpus(tmp_path, tuple(f"s{i}" for i in range(12)), records=20)
 
