@@ -43,6 +43,10 @@ LONGER = {
         195,
         "heartbeats of all hosts, and which ranks are taken there",
     ),
+    "omniload/actors/ray/hosts/watches.py": (
+        170,
+        "the watch of each host: begun, asked, heard, lost, and when another follows it",
+    ),
     "omniload/actors/ray/answers.py": (295, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
         320,

@@ -30,11 +30,13 @@ __all__ = ["Later", "Watches"]
 
 _FRESH_S = 2.5
 """An answer is as old at most when the next one comes, from a host that is in reach and not too busy."""
-_SILENT_S, _BEGINS_S = 10.0, 120.0
-"""Without an answer for so long a watch is lost, or did not begin; that is no loss to anybody."""
+_SILENT_S, _BEGINS_S = 2.0, 120.0
+"""Without an answer for so long a watch is lost, or did not begin. That is no loss to anybody, and one that is stopped
+together with a member would hide it."""
 _FIRST_REST_S, _LONGEST_REST_S = 1.0, 60.0
-"""Before another one is started; each time twice as long until one answers."""
-_COUNTED_S = 1.0
+"""Before another one is started; each time twice as long until one answers more than once. One that is silent for the
+first time is followed at once."""
+_COUNTED_S = 0.5
 """A longer time between two looks is one in which the keeper's own process did not run: it says nothing of a watch."""
 _LINGERS_S = 60.0
 """A host without members keeps its watch for so long: whoever follows a lost one may be there again."""
@@ -141,13 +143,19 @@ class Watches:
             return
         host.stopped, roles = done.result()
         host.beats = {beat.name: beat for beat in map(Progress.from_json, roles)}
-        host.waits_s, host.heard_s, host.rest_s = None, time.monotonic(), _FIRST_REST_S
+        # Of a host that is too busy for its watch each new one may answer once, as it begins.
+        if host.heard_s is not None:
+            host.rest_s = _FIRST_REST_S
+        host.waits_s, host.heard_s = None, time.monotonic()
 
     def _lose(self, node: str, host: _Host, why: str, *, has_ended: bool = False) -> None:
         """Have another watch after a while: the host may be gone, cut off or too busy."""
         rest_s, lost = host.rest_s, host.watch
         # Of a host that is gone its members tell by their own ends, at the same time.
-        is_told = not host.members or (has_ended and rest_s == _FIRST_REST_S)
+        is_first = rest_s == _FIRST_REST_S
+        is_told = not host.members or is_first
+        if is_first and not has_ended:
+            rest_s = 0.0
         level = logging.INFO if is_told else logging.WARNING
         what = (
             "nobody looks for stopped processes on node %s, until another watch does in %.0f s: %s"
@@ -155,6 +163,6 @@ class Watches:
         _LOG.log(level, what, node, rest_s, why)
         host.watch = host.waits_s = None
         host.begin_at_s = time.monotonic() + rest_s
-        host.rest_s = min(2 * rest_s, _LONGEST_REST_S)
+        host.rest_s = min(2 * host.rest_s, _LONGEST_REST_S)
         with suppress(RayError):  # one that is stopped would be there for good
             ray.kill(lost, no_restart=True)
