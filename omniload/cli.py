@@ -31,6 +31,10 @@ _VERBS = {
         "omniload.commands.runs.doctor:doctor",
         "Say what is slow in RUN, who waits for whom, and what to change.",
     ),
+    "drawn": (
+        "omniload.commands.runs.drawn:drawn",
+        "Write which records RUN had drawn, for a run of other rows, another batch or tokenizer.",
+    ),
     "import": ("omniload.commands.import_:import_mix", "Read FILE of another tool as a mix file."),
     "plan": ("omniload.commands.plan:plan", "Say what a run will draw, before anything starts."),
     "preview": (

@@ -179,7 +179,7 @@ def _write(found: Imported, written: str, output: Path) -> None:
     for name, shards in found.drawn.items():
         path = output.parent / str(found.sources[name]["drawn_before"])
         path.parent.mkdir(exist_ok=True)
-        write_drawn(path, shards)
+        write_drawn(path, shards.items())
     write_whole(output, written.encode())
 
 

@@ -37,6 +37,7 @@ from omniload.machine.messages import (
     StepTaken,
 )
 from omniload.mix.pieces import PieceTable
+from omniload.mix.state import MixState
 from omniload.plan.forecast.forecast import StepFigures, figures_of
 from omniload.plan.records import StepPlan
 
@@ -66,6 +67,11 @@ class Rehearsal:
         )
         facts = self._loader.facts()
         self._planner = make_planner(spec, [facts[s] for s in every_source])
+
+    @property
+    def state(self) -> MixState:
+        """Where planning stands: at first what ``spec.state`` says, which fits the mix and the data."""
+        return self._planner.state
 
     @property
     def overlong_S(self) -> NDArray[np.int64]:

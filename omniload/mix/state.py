@@ -321,6 +321,8 @@ def _by_edits(saved: Mapping[str, Json], now: Mapping[str, str]) -> str:
         k in ("mix", "pack") or (k.startswith("sources.") and k.count(".") == 1) for k in changed
     ):
         ways.append("tells the keys by `omniload mix diff RUN FILE`")
+    if changed & {"pack", "batch.tokens", "tokenizer", "tokenizer.library"}:
+        ways.append("says by `omniload mix drawn` what a new one of other rows is to leave out")
     edits = []
     if "mix" in changed:
         edits.append("other weights by `omniload mix set`")

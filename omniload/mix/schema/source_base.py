@@ -62,8 +62,9 @@ class SourceBase(StrictModel):
     """Of records that are equal, the first in the order of the files is drawn: equal by ``content``, their text, token
     ids and images, or by ``key``, what the source names there. A reading of the whole source finds them, once."""
     drawn_before: Annotated[str, Field(min_length=1, max_length=4_096)] | None = None
-    """A file of records that another loader had drawn in the epoch that it left, as ``omniload mix import --state``
-    writes it: they are left out of the first epoch here, and drawn in every other."""
+    """A file of records that another loader, or a run before this, had drawn in the epoch that it left, as
+    ``omniload mix import --state`` and ``omniload mix drawn`` write it: they are left out of the first epoch here, and
+    drawn in every other."""
     overlong: Overlong | None = None
     """Its documents longer than a row, in place of ``pack.overlong``: cut into pieces, cut off, or left out."""
     max_repetition: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)] | None = None

@@ -1,15 +1,18 @@
-"""The records that another loader had drawn of a source, in the epoch that it left: a file that says which.
+"""The records that another loader, or an earlier run, had drawn of a source in the epoch that it left: which they are.
 
 An Arrow IPC file with two columns, ``shard`` (the name of a file, with as many of its folders as tell it from
 others) and ``record`` (its number there, from 0), and a version in the metadata of its schema. Whoever logged what
-another loader drew can write one; ``omniload mix import --state`` does for those whose order it knows.
+another loader drew can write one; ``omniload mix import --state`` does for those whose order it knows, and
+``omniload mix drawn`` for a run.
 
 Shape suffixes:
-    U  units of the source        N  records asked for
+    U  units of the source        N  records asked for        F  files of the source
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +23,20 @@ from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.reading import open_file
 from omniload.base.units import format_bytes
 from omniload.base.writing import write_whole
+from omniload.mix.order import Order
 from omniload.source.distinct.first_seen import Bits
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import UnitTable
 from omniload.source.spec import SourceSpec
 
-__all__ = ["DRAWN_VERSION", "DrawnBefore", "drawn_before", "write_drawn"]
+__all__ = [
+    "DRAWN_VERSION",
+    "DrawnBefore",
+    "DrawnSoFar",
+    "drawn_before",
+    "drawn_so_far",
+    "write_drawn",
+]
 
 DRAWN_VERSION = 1
 """Version of the file."""
@@ -38,14 +49,15 @@ _MOST_BYTES = 8 << 30
 _MOST_NAME = 4_096
 _ROWS_AT_ONCE = 1 << 18
 _ZIPPED = (".zstd", ".zst", ".gz")
-_REMEDY = "let omniload mix import --state write it, or write it as docs/migrate/README.md says"
+_REMEDY = "let omniload mix import --state or omniload mix drawn write it, or write it as docs/migrate/README.md says"
 
 
 class DrawnBefore:
     """Tells which records another loader had drawn."""
 
     def __init__(self, drawn: Bits, rows_U: NDArray[np.int64]) -> None:
-        self._drawn = drawn
+        self.drawn = drawn
+        """Of each record of the source, in the order of its files, whether it was."""
         self._begins_U = np.cumsum(rows_U) - rows_U
         self.records = drawn.total()
         """How many they are."""
@@ -55,13 +67,83 @@ class DrawnBefore:
     def leaves(self, units_N: NDArray[np.int64], records_N: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Tell which records, each by its unit and its number there, were not drawn, ``[N]``."""
         at_N = self._begins_U[units_N] + records_N
-        found = self._drawn.packed[at_N >> 3] >> (at_N & 7).astype(np.uint8)
+        found = self.drawn.packed[at_N >> 3] >> (at_N & 7).astype(np.uint8)
         left_N: NDArray[np.bool_] = (found & 1) == 0
         return left_N
 
 
-def write_drawn(path: Path, shards: Mapping[str, NDArray[np.int64]]) -> None:
-    """Write which records of each shard were drawn.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnSoFar:
+    """The records that a run had drawn of a source, in the epoch that it is in."""
+
+    epoch: int
+    """The epoch, from 0."""
+    drawn: Bits
+    """Of each record of the source, in the order of its files, whether it was."""
+    names: tuple[str, ...]
+    """Files of the source, ``[F]``, each by a name that no other has."""
+    rows_F: NDArray[np.int64]
+    """Records of each."""
+
+    def by_shard(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
+        """Yield each file of which records were drawn, and their numbers there."""
+        begin = 0
+        for name, rows in zip(self.names, self.rows_F.tolist(), strict=True):
+            if len(records_N := np.flatnonzero(self.drawn.between(begin, begin + rows))):
+                yield name, records_N
+            begin += rows
+
+
+def drawn_so_far(
+    spec: SourceSpec,
+    units: UnitTable,
+    files: Sequence[ShardFile],
+    *,
+    before: int,
+    waiting: Iterable[int] = (),
+) -> DrawnSoFar:
+    """Return the records that a run had drawn of a source, in the epoch that it is in.
+
+    Takes the time to lay out the order of that epoch, and one bit of memory for each record of the source.
+
+    Args:
+        spec: The source.
+        units: Of its format.
+        files: Its shards.
+        before: The next raw position, which runs on over epochs; its record is not drawn, or not to its end.
+        waiting: Positions of which something was drawn and is in no row yet: their records count as not drawn.
+
+    Raises:
+        ConfigError, UnavailableError: What it had left out itself cannot be read; see ``drawn_before``.
+    """
+    shuffle = spec.config.shuffle
+    order = Order(units.rows_U, units.shards_U, seed=spec.seed, source=spec.name, shuffle=shuffle)
+    begins_U = np.cumsum(units.rows_U) - units.rows_U
+
+    def numbers_of(start: int, stop: int) -> NDArray[np.int64]:
+        found = order.locate(start, stop)
+        numbers_N: NDArray[np.int64] = begins_U[found.units_N] + found.rows_N
+        return numbers_N
+
+    epoch = before // order.positions_per_epoch
+    bits = Bits.none(order.positions_per_epoch)
+    for start in range(epoch * order.positions_per_epoch, before, _ROWS_AT_ONCE):
+        bits.set(numbers_of(start, min(before, start + _ROWS_AT_ONCE)))
+    for position in set(waiting):
+        bits.clear(numbers_of(position, position + 1))
+    # Of a later epoch it left nothing out.
+    if epoch == 0 and (own := drawn_before(spec, units, files)) is not None:
+        bits = Bits(bits.packed | own.drawn.packed, bits.count)
+    paths = [file.path for file in files]
+    last = Counter(_unzipped(path).rpartition("/")[2] for path in paths)
+    names = tuple(
+        name if last[_unzipped(name := path.rpartition("/")[2])] == 1 else path for path in paths
+    )
+    return DrawnSoFar(epoch=epoch, drawn=bits, names=names, rows_F=units.records_F(len(files)))
+
+
+def write_drawn(path: Path, shards: Iterable[tuple[str, NDArray[np.int64]]]) -> None:
+    """Write which records were drawn: each shard, and their numbers there.
 
     Raises:
         OSError: It cannot be written.
@@ -69,11 +151,11 @@ def write_drawn(path: Path, shards: Mapping[str, NDArray[np.int64]]) -> None:
     out = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_file(out, _SCHEMA, options=options) as writer:
-        for name, records_N in shards.items():
+        for name, records_N in shards:
             # In batches: whoever reads it holds one at a time.
             for start in range(0, len(records_N), _ROWS_AT_ONCE):
                 some = np.asarray(records_N[start : start + _ROWS_AT_ONCE], np.int64)
-                columns = [pa.array([name] * len(some), pa.string()), pa.array(some)]
+                columns = [pa.repeat(pa.scalar(name, pa.string()), len(some)), pa.array(some)]
                 writer.write_batch(pa.record_batch(columns, schema=_SCHEMA))
     write_whole(path, out.getvalue())
 
@@ -200,12 +282,11 @@ class _Shards:
 
     def _number(self, name: str) -> int:
         bare = _unzipped(name[:_MOST_NAME])
-        alike = [
-            number
-            for path, number in self._by_last.get(bare.rpartition("/")[2], ())
-            # From a slash on: ``a-1`` is not the end of ``data-1``.
-            if path == bare or path.endswith(f"/{bare}")
-        ]
+        named = self._by_last.get(bare.rpartition("/")[2], ())
+        # Whole first: of ``a.jsonl`` and ``b/a.jsonl`` the name of one is the end of both.
+        alike = [number for path, number in named if path == bare]
+        # From a slash on: ``a-1`` is not the end of ``data-1``.
+        alike = alike or [number for path, number in named if path.endswith(f"/{bare}")]
         if len(alike) != 1:
             raise ConfigError(
                 f"{self._where}: names the shard {name!r:.200}, and {len(alike)} files of the source are called so; "

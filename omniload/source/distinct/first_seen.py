@@ -49,6 +49,12 @@ class Bits:
             self.packed, records_N >> 3, np.uint8(1) << (records_N & 7).astype(np.uint8)
         )
 
+    def clear(self, records_N: NDArray[np.int64]) -> None:
+        """Make some false."""
+        np.bitwise_and.at(
+            self.packed, records_N >> 3, ~(np.uint8(1) << (records_N & 7).astype(np.uint8))
+        )
+
     def between(self, start: int, stop: int) -> NDArray[np.bool_]:
         """Return those of records ``start`` to before ``stop``, ``[B]``."""
         begin = start >> 3

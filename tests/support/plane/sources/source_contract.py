@@ -36,7 +36,7 @@ from omniload.base.errors import ConfigError, IntegrityError, OmniloadError
 from omniload.client import Client
 from omniload.commands.opening import find_sources
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.source.distinct.drawn_before import write_drawn
+from omniload.source.distinct.drawn_before import drawn_so_far, write_drawn
 from omniload.source.formats.opening import open_format
 from omniload.source.parts.sample_block import merged
 from omniload.source.parts.share import Part
@@ -243,7 +243,7 @@ class SourceContract:
             {
                 found.files[f].path: np.unique([0, last - first])
                 for f, (first, last) in ends.items()
-            },
+            }.items(),
         )
 
         source = opened(drawn_before=str(path))
@@ -253,6 +253,23 @@ class SourceContract:
             sample for record, sample in enumerate(stored) if record not in drawn
         )
         assert sorted(samples(source.read(n, 2 * n))) == sorted(stored)
+
+    @pytest.mark.parametrize("before", [1, 37, SHARDS * TEXTS_PER_SHARD + 50])
+    def test_what_a_run_had_drawn_and_the_first_epoch_of_the_next_are_together_every_record_once(
+        self, opened, kind, folder, tmp_path_factory, before
+    ):
+        n = SHARDS * TEXTS_PER_SHARD
+        begun, path = before // n * n, tmp_path_factory.mktemp("drawn") / "web.arrow"
+        spec = SourceSpec("web", kind.config(folder), base_dir=folder, seed=11)
+        found = open_format(spec)
+
+        so_far = drawn_so_far(spec, found.format.units(), found.files, before=before)
+        write_drawn(path, so_far.by_shard())
+        rest = opened(name="again", seed=5, drawn_before=str(path))
+
+        had = samples(opened().read(begun, before))
+        assert (so_far.epoch, so_far.drawn.total()) == (before // n, len(had))
+        assert sorted(had + samples(rest.read(0, n))) == sorted(samples(opened().read(0, n)))
 
     def test_reading_resumes_at_every_position(self, opened):
         source, resumed = opened(), opened()

@@ -287,7 +287,14 @@ def test_a_file_of_another_size_is_one_thing_that_differs():
     ("parts", "said"),
     [
         (["mix"], "diff RUN FILE`, and takes other weights by `omniload mix set`$"),
-        (["pack"], r"\(run_dir=\) tells the keys by `omniload mix diff RUN FILE`$"),
+        (
+            ["pack"],
+            r"mix diff RUN FILE`, and says by `omniload mix drawn` what a new one of other rows is to leave out$",
+        ),
+        (
+            ["batch.tokens"],
+            r"\(run_dir=\) says by `omniload mix drawn` what a new one of other rows",
+        ),
         (["sources.web"], "mix diff RUN FILE`$"),
         (
             ["sources.web.records", "sources.web.order"],

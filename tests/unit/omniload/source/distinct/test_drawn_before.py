@@ -15,7 +15,8 @@ import omniload
 from omniload.base.config import checked
 from omniload.base.errors import ConfigError, StateError
 from omniload.mix.config import MixConfig
-from omniload.source.distinct.drawn_before import write_drawn
+from omniload.source.distinct.drawn_before import drawn_before, drawn_so_far, write_drawn
+from omniload.source.formats.opening import open_format
 from omniload.source.parts.share import Part
 from omniload.source.source import open_source
 from omniload.source.spec import SourceSpec
@@ -55,7 +56,7 @@ def a_mix(kind="parquet", path=None, **source):
 
 def write(kind="parquet", **shards):
     found = {f"{name}.{kind}": records for name, records in (DRAWN | shards).items()}
-    write_drawn(Path("drawn.arrow"), found)
+    write_drawn(Path("drawn.arrow"), found.items())
 
 
 def drawn(mix, **words):
@@ -76,7 +77,9 @@ def test_records_of_texts_are_known_by_their_files(folder):
     for i, text in enumerate(TEXTS):
         (folder / f"{i:03}.txt").write_text(text)
     left_out = (1, 7, 70)
-    write_drawn(Path("drawn.arrow"), {f"{i:03}.txt": np.zeros(1, np.int64) for i in left_out})
+    write_drawn(
+        Path("drawn.arrow"), {f"{i:03}.txt": np.zeros(1, np.int64) for i in left_out}.items()
+    )
     mix = a_mix("text", "*.txt")
     del mix["sources"]["web"]["text"]
     mix["sources"]["web"]["files_per_unit"] = 16
@@ -101,7 +104,7 @@ def test_a_shard_is_known_compressed_or_not(folder):
 def test_it_goes_with_conditions_and_equal_texts():
     rows = [{"text": f"d{i % 40}", "n": i % 2} for i in range(50)]
     pq.write_table(pa.Table.from_pylist(rows), "a.parquet", row_group_size=9)
-    write_drawn(Path("drawn.arrow"), {"a.parquet": np.array([0, 2, 3])})
+    write_drawn(Path("drawn.arrow"), {"a.parquet": np.array([0, 2, 3])}.items())
     found = drawn(a_mix(path="a.parquet", where={"n": 0}, dedupe="content"))
 
     assert found == list(range(4, 40, 2))
@@ -122,7 +125,7 @@ def test_what_is_held_out_is_not_touched():
 def test_a_first_epoch_in_which_nothing_is_left_to_train_on_is_gone_through(stop):
     rows = [{"text": f"d{i}" if i < 49 else ""} for i in range(50)]
     pq.write_table(pa.Table.from_pylist(rows), "a.parquet", row_group_size=9)
-    write_drawn(Path("drawn.arrow"), {"a.parquet": np.arange(49)})
+    write_drawn(Path("drawn.arrow"), {"a.parquet": np.arange(49)}.items())
     mix = a_mix(path="a.parquet")
     mix["sources"]["other"] = {"type": "parquet", "path": "b.parquet", "text": "text"}
     mix["mix"] = {"stages": [{"weights": {"web": 1, "other": 1}}], "stop": stop}
@@ -237,7 +240,9 @@ class TestRefused:
         ],
     )
     def test_what_the_source_has_not(self, shards, said):
-        write_drawn(Path("drawn.arrow"), {name: np.array(at) for name, at in shards.items()})
+        write_drawn(
+            Path("drawn.arrow"), {name: np.array(at) for name, at in shards.items()}.items()
+        )
 
         with pytest.raises(ConfigError, match=said):
             drawn(a_mix())
@@ -246,12 +251,12 @@ class TestRefused:
         for name in ("x", "y"):
             (folder / name).mkdir()
             shutil.copy(folder / "a.parquet", folder / name)
-        write_drawn(Path("drawn.arrow"), {"a.parquet": np.array([1])})
+        write_drawn(Path("drawn.arrow"), {"a.parquet": np.array([1])}.items())
 
         with pytest.raises(ConfigError, match="2 files of the source are called so; name more of"):
             drawn(a_mix(path=["x/*.parquet", "y/*.parquet"]))
 
-        write_drawn(Path("drawn.arrow"), {"y/a.parquet": np.array([1])})
+        write_drawn(Path("drawn.arrow"), {"y/a.parquet": np.array([1])}.items())
         found = drawn(a_mix(path=["x/*.parquet", "y/*.parquet"]))
 
         assert found == sorted([*range(50), 0, *range(2, 50)])
@@ -295,10 +300,73 @@ class TestRefused:
             drawn(a_mix())
 
     def test_damage_in_the_middle(self, folder):
-        write_drawn(Path("drawn.arrow"), {"a.parquet": np.arange(50)})
+        write_drawn(Path("drawn.arrow"), {"a.parquet": np.arange(50)}.items())
         data = bytearray((folder / "drawn.arrow").read_bytes())
         data[len(data) // 2 : len(data) // 2 + 64] = b"\xff" * 64
         (folder / "drawn.arrow").write_bytes(data)
 
         with pytest.raises(ConfigError, match=r"sources\.web\.drawn_before"):
             drawn(a_mix())
+
+
+def so_far(before, path=None, **words):
+    """Return what a run had drawn of the parquet files, and the source that it drew from."""
+    mix = checked(a_mix(path=path, drawn_before=words.pop("own", None)), MixConfig, name="mix")
+    spec = SourceSpec.of(mix, "web", Path.cwd())
+    opened = open_format(spec)
+    units = opened.format.units()
+    return drawn_so_far(spec, units, opened.files, before=before, **words), opened, spec
+
+
+class TestWhatARunHadDrawn:
+    def test_a_record_of_which_something_waits_counts_as_not_drawn(self):
+        whole, opened, spec = so_far(before=20)
+        source = open_source(spec)
+
+        found, _, _ = so_far(before=20, waiting=[3, 19])
+
+        numbers = [np.flatnonzero(each.drawn.between(0, 100)) for each in (whole, found)]
+        left = sorted({*numbers[0].tolist()} - {*numbers[1].tolist()})
+        texts = [bytes(source.read(p, p + 1).tokens.values_V[:-1].tolist()) for p in (3, 19)]
+        assert left == sorted(int(text.decode()[1:]) for text in texts)
+        assert opened.format.units().rows_U.sum() == whole.drawn.count == 100
+
+    def test_what_it_left_out_of_its_own_first_epoch_stays_out(self):
+        write()
+
+        found, opened, spec = so_far(before=30, own="drawn.arrow")
+        later, _, _ = so_far(before=130, own="drawn.arrow")
+
+        own = drawn_before(spec, opened.format.units(), opened.files)
+        assert (found.drawn.packed & own.drawn.packed == own.drawn.packed).all()
+        assert 30 < found.drawn.total() <= 35
+        assert (later.epoch, later.drawn.total()) == (1, 30)
+
+    def test_an_epoch_that_is_over_has_nothing_behind_it(self):
+        found, _, _ = so_far(before=200)
+
+        assert (found.epoch, found.drawn.total(), list(found.by_shard())) == (2, 0, [])
+
+    def test_files_of_one_name_are_told_apart_by_their_folders(self, folder):
+        (folder / "x").mkdir()
+        shutil.copy(folder / "a.parquet", folder / "x")
+        paths = ["a.parquet", "b.parquet", "x/*.parquet"]
+
+        found, _, _ = so_far(before=120, path=paths)
+        write_drawn(Path("drawn.arrow"), found.by_shard())
+
+        assert [name.removeprefix(f"{folder}/") for name in found.names] == [
+            "a.parquet",
+            "b.parquet",
+            "x/a.parquet",
+        ]
+        assert len(drawn(a_mix(path=paths))) == 30
+
+
+def test_a_shard_that_is_named_whole_is_not_taken_for_one_whose_name_ends_so(folder):
+    inner = folder / folder.relative_to("/")
+    inner.mkdir(parents=True)
+    shutil.copy(folder / "a.parquet", inner)
+    write_drawn(Path("drawn.arrow"), [(str(folder / "a.parquet"), np.arange(49))])
+
+    assert drawn(a_mix(path=["a.parquet", f"{inner}/*.parquet"])) == sorted([*range(50), 49])
