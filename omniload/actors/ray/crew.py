@@ -14,7 +14,7 @@ from omniload.actors.address import PlaneAddress
 from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.actors import ConstructorActor, LoaderActor, PlannerActor, PlannerOpening
-from omniload.actors.ray.answers import there, value_of
+from omniload.actors.ray.answers import value_of, wait_for_ref
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.holders import Loaders, Serving
 from omniload.actors.ray.hosts.beside_ranks import Moves
@@ -307,7 +307,7 @@ def _pid_of(crew: Crew, role: str, until_s: float, check: Callable[[], None]) ->
             if (actor := crew.actors.get(member)) is None:
                 return None
             asked, answer = member, actor.pid.remote()
-        if there(answer, _TURN_S, check):
+        if wait_for_ref(answer, _TURN_S, check):
             with suppress(RayError):  # it is lost
                 pid: int = value_of(answer)
                 return pid

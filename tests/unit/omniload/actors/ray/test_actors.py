@@ -84,11 +84,11 @@ def test_ranks_that_wait_for_a_planner_that_takes_over_see_that_it_waits_for_roo
 ):
     monkeypatch.setattr(actors_module, "host_here", lambda: "here")
     waits, told = "waits for room for the journal: 0 bytes (0 B) are free there", []
-    actor = PlannerActor("planner+1", FolderBoard(tmp_path), None, None)
+    actor = PlannerActor("planner+1", None, None, None)
 
     def taken_over(*_, room, **__):
         room.says(waits)
-        told.extend(task.doing for task in actor._activity.progress().tasks)
+        told.extend(task["doing"] for role in actor.heartbeats()[1] for task in role["tasks"])
         raise StateError("it stays full")
 
     monkeypatch.setattr(actors_module, "taken_over", taken_over)

@@ -27,11 +27,11 @@ def crew(monkeypatch):
             raise answer
         return answer
 
-    def there(answer, _timeout_s, check):
+    def wait_for_ref(answer, _timeout_s, check):
         check()
         return answer is not STOPPED
 
-    monkeypatch.setattr(module, "there", there)
+    monkeypatch.setattr(module, "wait_for_ref", wait_for_ref)
     monkeypatch.setattr(module, "value_of", value_of)
     monkeypatch.setattr(module, "_TURN_S", 0.0)
     answers = {FIRST: LOST, SECOND: 8, PLANNER: 9}
