@@ -156,13 +156,15 @@ def number_inside(process):
 
 
 @contextmanager
-def a_job(hosts, mix, scratch):
+def a_job(hosts, mix, scratch, *, ends=True):
+    """Begin a job, and end it: as a job does that ``ends``, or whatever became of it."""
     job = Job(hosts, mix, scratch)
     try:
         yield job
-        for rank in job.ranks:
-            rank.stdin.close()
-        assert [rank.wait(LIMIT_S) for rank in job.ranks] == [0, 0], job.log()[-6000:]
+        if ends:
+            for rank in job.ranks:
+                rank.stdin.close()
+            assert [rank.wait(LIMIT_S) for rank in job.ranks] == [0, 0], job.log()[-6000:]
     finally:
         for host in hosts:
             end_all_on(host)
@@ -266,3 +268,17 @@ def test_no_constructor_is_lost_with_the_way_to_its_host_for_longer_than_roles_m
     assert len(seen) == 2 + 4 * AHEAD
     assert seen.items() <= steps.items()
     assert "is replaced" not in job.log()
+
+
+@pytest.mark.soak  # 60 s: as long as Ray looks for its head
+def test_a_host_whose_rank_asks_for_nothing_is_left_by_all_once_the_opener_was_killed(
+    hosts, mix, scratch
+):
+    with a_job(hosts, mix, scratch, ends=False) as job:
+        job.take(2)
+        job.watch()
+        job.ranks[0].kill()
+        until_s = time.monotonic() + LIMIT_S
+        while left := processes_on(hosts[1]):
+            assert time.monotonic() < until_s, left
+            time.sleep(0.2)
