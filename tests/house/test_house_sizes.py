@@ -101,7 +101,7 @@ LONGER = {
         "where members are, and for how long a node is left alone",
     ),
     "omniload/actors/ray/changes.py": (
-        270,
+        280,
         "each kind of change, and who hears of it in which order",
     ),
 }

@@ -176,6 +176,8 @@ class HandingOver:
     def __init__(self, crew: Crew, later: Callable[[Callable[[], None]], None]) -> None:
         """Tell the members of ``crew``; ``later`` has a call made in the keeper's thread."""
         self._crew, self._later = crew, later
+        self._late: list[tuple[Member, Member, Sequence[int]]] = []
+        """Planners that have not handed over sources to a loader in time."""
 
     def to(self, member: Member) -> None:
         """Have a member hold its role."""
@@ -237,20 +239,29 @@ class HandingOver:
                 self._later(partial(self._tell_constructors, member, serving.sources))
             elif not is_lost(error):  # else the next planner is told as it begins
                 late = plain_error(error, PLANNER)
-                self._later(partial(self._tell_again, planner, member, serving.sources, late))
+                self._later(partial(self._note_late, planner, member, serving.sources, late))
 
         told = self._crew.actors[planner].replace_loader.remote(serving)
         told.future().add_done_callback(tell)
 
-    def _tell_again(
+    def _note_late(
         self, planner: Member, member: Member, sources: Sequence[int], error: OmniloadError
     ) -> None:
-        """Tell a planner that was late once more: as long as it has not, constructors ask the lost loader in vain."""
         _LOG.warning("%s is not served by %s yet: %s", sources, member.name, error)
-        # Any other error would come at once, and again; one that is late comes after a minute.
-        is_late = isinstance(error, UnavailableError)
-        if is_late and planner == self._crew.holders[PLANNER] and self._holds(member):
-            self.sources(member, [s for s in sources if s in self._crew.sources_of[member.role]])
+        # Any other error would come again.
+        if isinstance(error, UnavailableError):
+            self._late.append((planner, member, sources))
+
+    def tell_again(self) -> None:
+        """Tell a planner that was late once more: as long as it has not, constructors ask the lost loader in vain.
+
+        Now and then, and not at once: of a loader that has just died, the answer is as quick.
+        """
+        late, self._late = self._late, []
+        for planner, member, sources in late:
+            if planner == self._crew.holders[PLANNER] and self._holds(member):
+                mine = self._crew.sources_of[member.role]
+                self.sources(member, [s for s in sources if s in mine])
 
     def _holds(self, member: Member) -> bool:
         return self._crew.holders.get(member.role) == member

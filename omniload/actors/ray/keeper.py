@@ -143,6 +143,7 @@ class Keeper:
         away = {member.name: self._crew.actors[member] for member in elsewhere}
         self._relay.ask(away, now_s := time.monotonic())
         self._crew.processes.look(now_s, self._events.put)
+        self._handing_over.tell_again()
         # All of one role: only the roster knows which of them holds it, and which stands by.
         for member in self._crew.placing.crowded():
             self._carry(self._roster.handle(PlaceFound(member)))
