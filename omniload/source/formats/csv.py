@@ -56,8 +56,9 @@ class CsvFormat(IndexedFormat):
         self, files: Sequence[ShardFile], config: CsvSource, cache: IndexCache | None = None
     ) -> None:
         self._files, self._config = files, config
-        # With the column: the header is looked at for it when a shard is indexed, and never again.
-        kind = f"csv/{config.delimiter}/{config.quoted}/{config.unit}/{config.text}"
+        # With the column: the header is looked at for it when a shard is indexed, and never again. Of 2, compressed
+        # shards go to their end.
+        kind = f"csv 2/{config.delimiter}/{config.quoted}/{config.unit}/{config.text}"
         self._units = index_of(files, self._index, kind=kind, cache=cache, unpacks=True)
 
     @override
@@ -92,16 +93,21 @@ class CsvFormat(IndexedFormat):
         data = b"".join((memoryview(header), memoryview(body)))
         bad: dict[int, str] = {}
         try:
-            column = self._column(data, None)
+            column = self._column(data, self._config.text)
         except pa.ArrowInvalid:
             # A row has too many fields or too few. Arrow hands such rows over as text and drops them;
-            # as Latin-1 any bytes are text, and commas, quotes and newlines stay what they are.
+            # as Latin-1 any bytes are text, and commas, quotes and newlines stay what they are. The header too: Arrow
+            # would find no mark of the byte order there, and no name with letters beyond ASCII.
             def note(row: csv.InvalidRow) -> str:
                 at = row.number - 2  # from 1, and the header is one
                 bad[at] = f"has {row.actual_columns} fields, not {row.expected_columns}"
                 return "skip"
 
-            column = _from_latin(self._column(data.decode("latin-1").encode(), note))
+            latin, name = (
+                held.decode("latin-1")
+                for held in (data.removeprefix(_BOM), self._config.text.encode())
+            )
+            column = _from_latin(self._column(latin.encode(), name, note))
         if len(column) + len(bad) != rows:
             raise IntegrityError(
                 f"{row_at(where, 0)}: {len(column) + len(bad)} rows were parsed from here on, {rows} are in the index; "
@@ -121,8 +127,9 @@ class CsvFormat(IndexedFormat):
             records, np.array(sorted(bad), np.int64), f"{row_at(where, worst)}: {bad[worst]}"
         )
 
-    def _column(self, data: bytes, note: Callable[[csv.InvalidRow], str] | None) -> pa.ChunkedArray:
-        name = self._config.text
+    def _column(
+        self, data: bytes, name: str, note: Callable[[csv.InvalidRow], str] | None = None
+    ) -> pa.ChunkedArray:
         table = csv.read_csv(
             pa.BufferReader(data),
             # In one thread, else a bad row is told without its number; in one block, else a long row is refused.
@@ -171,6 +178,8 @@ class CsvFormat(IndexedFormat):
         # A compressed shard is one unit, whatever its size: none of it can be read without what lies before.
         found = cuts(ends - start, self._config.unit if plain else int(rows.at) + 1)
         stops = ends[found[1:] - 1]
+        if not plain:
+            stops[:] = rows.at  # read to its end, which may be blank lines
         starts = np.concatenate(([start], stops))[:-1] if len(stops) else stops
         require_sizes(file, stops - starts)
         return FileUnits(
@@ -245,8 +254,9 @@ class _Rows:
         newlines = np.flatnonzero(data == _NEWLINE)
         returns = np.flatnonzero(data == _RETURN)
         previous = np.concatenate(([self.before], data[:-1])).astype(np.uint8)
-        # A quote behind a mark of the byte order opens the first field.
+        # Behind a mark of the byte order the first row begins: a quote there opens its first field.
         if self.at == 0 and bytes(data[: len(_BOM)]) == _BOM:
+            self.row_start = len(_BOM)
             previous[len(_BOM) : len(_BOM) + 1] = _NEWLINE
         if self.quoted:
             quotes = np.flatnonzero(data == _QUOTE)

@@ -1,6 +1,7 @@
 """CSV against Python's own reader: any fields, cut into units anywhere."""
 
 import csv
+import gzip
 import io
 
 import pytest
@@ -66,3 +67,23 @@ def test_without_quotes_a_quote_is_a_letter(path, lines):
     path.write_text("text\tn\n" + "".join(f"{text}\t{n}\n" for text, n in lines), newline="")
 
     assert texts_of(path, delimiter="\t", quoted=False, unit=10) == [text for text, _ in lines]
+
+
+@pytest.mark.parametrize("column", ["text", "zażółć"])
+@pytest.mark.parametrize("begins", ["", "\ufeff", "\ufeff\r\n", "\n"])
+def test_a_row_of_too_many_fields_is_bad_however_its_file_begins(path, begins, column):
+    path.write_text(f'{begins}"n",{column}\n1,é,x\n2,"é\n"\n', encoding="utf-8", newline="")
+    config = CsvSource(type="csv", path="a.csv", text=column)
+
+    records = CsvFormat([local_file(str(path))], config).read_unit(0)
+
+    assert records.bad_B.tolist() == [True, False]
+    assert records.column[1].tobytes().decode() == "é\n"
+    assert records.reason == f"{path}: row 0: has 3 fields, not 2"
+
+
+def test_blank_lines_at_the_end_of_what_is_compressed_are_no_rows(path):
+    packed = path.with_name("a.csv.gz")
+    packed.write_bytes(gzip.compress(b"text\r\none\r\n\r\n\n"))
+
+    assert texts_of(packed) == ["one"]
