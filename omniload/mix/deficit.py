@@ -276,8 +276,7 @@ class _Ahead:
                 head = head[: int(np.cumsum(head, dtype=np.int64).searchsorted(enough)) + 1]
             heads.append(head)
         counts_L = np.array([len(head) for head in heads])
-        ends_L = np.cumsum(counts_L + 1)
-        firsts_L = ends_L - counts_L - 1
+        firsts_L = np.cumsum(counts_L + 1) - counts_L - 1
         lengths_E = _edged(heads)
         total_E = np.cumsum(lengths_E)
         after_E = total_E - np.repeat(total_E[firsts_L], counts_L + 1)
@@ -316,8 +315,7 @@ class _Ahead:
         lasts_L = self.firsts_L + self.counts_L
         next_E = np.append(keys_E[1:], 0)
         next_E[lasts_L] = -1 - np.arange(num_live)  # behind its last sample a source must have more
-        starts_E = self.starts_E[self.rising_E]
-        within = int(np.searchsorted(starts_E, self.until))
+        within = int(np.searchsorted(starts_E := self.starts_E[self.rising_E], self.until))
         drawn, starved, starved_at = _in_order(
             starts_E[:within].tolist(),
             next_E[self.rising_E[:within]].tolist(),
@@ -328,10 +326,12 @@ class _Ahead:
         )
         edges_N = falling_E[drawn]
         count = int(np.searchsorted(np.cumsum(self.sizes_E[edges_N]), budget)) + 1
+        # Where much is owed, all edges may lie before ``until`` and samples be left at it.
+        has_ended = self.is_all and within == num_edges and len(drawn) == num_edges - num_live
         if starved is not None and starved_at < count:
             count, starved = starved_at, live[starved]
-        elif count <= len(drawn) or (self.is_all and within == num_edges):
-            starved = None  # in the second case all have ended
+        elif count <= len(drawn) or has_ended:
+            starved = None
         else:
             return None
         of_E = np.repeat(np.arange(num_live), self.counts_L + 1)

@@ -1,5 +1,6 @@
 """Every source stays within one longest sample of its share, after every sample, wherever draws are cut."""
 
+from fractions import Fraction
 from unittest.mock import patch
 
 import numpy as np
@@ -72,6 +73,35 @@ def test_credits_sum_to_zero_and_are_what_the_strays_say(given_draw):
     assert sum(drawn.credits_S) == 0
     for weight, credit, served in zip(weights_S, drawn.credits_S, drawn.served_S, strict=True):
         assert credit == weight * sum(drawn.served_S) - WEIGHT_ONE * served
+
+
+def by_the_paper(weights_S, columns, budget):
+    """WF2Q as Bennett and Zhang have it, in fractions: all flows are backlogged, and the link serves a token a second.
+
+    In the fluid system that it follows every flow is served at its rate at all times, so packet k of a flow starts
+    there when the packets before it are done at that rate, and is done a length over the rate later. Of the packets
+    that have started there, the one that is done first there is served: packet by packet.
+    """
+    rates = [Fraction(weight, WEIGHT_ONE) for weight in weights_S]
+    order, served = [], [0] * len(columns)
+    left = [column.tolist() for column in columns]
+    while sum(served) < budget:
+        started = [s for s, rate in enumerate(rates) if served[s] / rate <= sum(served)]
+        nearest = min(started, key=lambda s: ((served[s] + left[s][0]) / rates[s], s))
+        served[nearest] += left[nearest].pop(0)
+        order.append(nearest)
+    return order
+
+
+@given(draws())
+def test_samples_come_in_the_order_of_the_paper(given_draw):
+    weights_S, columns = given_draw
+    budget = 100 * max(int(column.max()) for column in columns)
+
+    drawn = draw(columns, weights_S, [0] * len(columns), budget=budget)
+
+    assert drawn.starved is None
+    assert drawn.sources_N.tolist() == by_the_paper(weights_S, columns, budget)
 
 
 @given(draws(), st.lists(st.integers(0, 9000), max_size=5))
@@ -163,6 +193,21 @@ def test_samples_served_at_once_are_those_served_one_by_one(asked):
         at_once = draw(**asked)
 
     assert_that_they_are_equal(at_once, one_by_one)
+
+
+def test_samples_of_a_source_that_is_owed_much_are_drawn_until_the_budget_is_reached():
+    # The first are the shortest, so what is served by then is guessed too low; the other source has no weight any more.
+    sizes = np.repeat([1, 1000], [90, 10])
+
+    drawn = draw(
+        [np.ones(100, np.int64), np.ones(0, np.int64)],
+        (WEIGHT_ONE, 0),
+        (200 * WEIGHT_ONE, -200 * WEIGHT_ONE),
+        budget=6_500,
+        sizes=[sizes, np.ones(0, np.int64)],
+    )
+
+    assert (drawn.counts_S.tolist(), drawn.starved) == ([97, 0], None)
 
 
 def assert_that_they_are_equal(drawn, other):
