@@ -176,7 +176,7 @@ class JsonlSource(SourceBase):
 
 
 class TextSource(SourceBase):
-    """Plain text; one file is one record."""
+    """Plain text in UTF-8; one file is one record, whose line ends and byte-order mark stay as they are."""
 
     type: Literal["text"]
     files_per_unit: int = Field(default=64, ge=1, le=65_536)

@@ -1,4 +1,4 @@
-"""Archives, arrays and indexed data sets that others write, against what others read , in every order."""
+"""Archives, arrays and indexed data sets that others write, against what others read, in every order."""
 
 import io
 import struct
@@ -6,74 +6,14 @@ import tarfile
 from itertools import groupby, pairwise
 
 import numpy as np
-import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
-from omniload.mix.config import ByteTokenizer
-from omniload.mix.sources import SourceConfig
-from omniload.source.source import open_source
-from omniload.source.spec import SourceSpec
+from tests.support.plane.sources.every_order import UNITS, emptied, require_records, seldom
 from tests.support.plane.sources.source_contract import expected_tokens
 
-SOURCE = TypeAdapter(SourceConfig)
-METHODS = ("none", "shards", "block", "units", "full")
-UNITS = st.sampled_from([1, 40, 3_000, 1 << 20])
 TYPES = ["u1", "i1", "<u2", ">u2", "<i4", ">i4", "<u4", "<i8", ">i8", ">u8"]
 MEGATRON_CODES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-seldom = settings(
-    max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    def emptied():
-        for path in tmp_path.iterdir():
-            path.unlink()
-        return tmp_path
-
-    return emptied
-
-
-def records_of(source, start, stop):
-    """Return the records of positions; ``None`` is a bad one, and an empty one gives no sample."""
-    block = source.read(start, stop)
-    found = dict.fromkeys(range(start, stop), ())
-    found |= dict.fromkeys(block.table.bad_N.tolist())
-    for i, position in enumerate(block.table.positions_N.tolist()):
-        found[position] = tuple(block.tokens[i].tolist())
-    return found, sorted(block.table.places)
-
-
-def require_records(folder, expected, draw, **config):
-    """Hold a source against its records in the order of the files, ``None`` being a bad one."""
-    skip = {"policy": "skip", "limit": "100%"}
-    count, told = len(expected), None
-    for method in METHODS:
-        keys = {"shuffle": {"method": method}, "on_error": skip, "path": "*", **config}
-        spec = SourceSpec(
-            "web",
-            SOURCE.validate_python(keys),
-            seed=3,
-            tokenizer=ByteTokenizer(type="bytes"),
-            base_dir=folder,
-        )
-        source = open_source(spec)
-        assert source.positions_per_epoch == count
-        found, places = records_of(source, 0, count)
-        if method == "none":
-            assert list(found.values()) == expected
-            told = places
-        assert sorted(found.values(), key=str) == sorted(expected, key=str)
-        assert places == told
-        assert len(places) == expected.count(None)
-        start = draw(st.integers(0, 2 * count - 1))
-        stop = draw(st.integers(start + 1, 2 * count))
-        whole, _ = records_of(source, 0, 2 * count)
-        resumed, _ = records_of(open_source(spec), start, stop)
-        assert resumed == {at: whole[at] for at in range(start, stop)}
 
 
 def ids_of(array):
@@ -94,8 +34,8 @@ HELD = st.sampled_from([b"", b"one", "é\n".encode() * 300, b"x" * 512, b"\0", b
 
 @given(data=st.data())
 @seldom
-def test_samples_of_an_archive_are_those_that_tarfile_reads(folder, data):
-    held, expected = folder(), []
+def test_samples_of_an_archive_are_those_that_tarfile_reads(tmp_path, data):
+    held, expected = emptied(tmp_path), []
     for shard in range(data.draw(st.integers(1, 2))):
         path = held / f"{shard}.tar"
         kind = data.draw(st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]))
@@ -136,8 +76,8 @@ def text_of(texts):
 
 @given(data=st.data())
 @seldom
-def test_documents_and_rows_of_arrays_are_those_that_numpy_cuts(folder, data):
-    held, expected = folder(), []
+def test_documents_and_rows_of_arrays_are_those_that_numpy_cuts(tmp_path, data):
+    held, expected = emptied(tmp_path), []
     dtype, row = np.dtype(data.draw(st.sampled_from(TYPES))), data.draw(st.integers(1, 9))
     is_cut_in_rows = data.draw(st.booleans())
     for shard in range(data.draw(st.integers(1, 3))):
@@ -152,8 +92,8 @@ def test_documents_and_rows_of_arrays_are_those_that_numpy_cuts(folder, data):
 
 @given(data=st.data())
 @seldom
-def test_documents_of_an_indexed_data_set_are_the_sequences_that_it_says(folder, data):
-    held, expected = folder(), []
+def test_documents_of_an_indexed_data_set_are_the_sequences_that_it_says(tmp_path, data):
+    held, expected = emptied(tmp_path), []
     code = data.draw(st.sampled_from(list(MEGATRON_CODES)))
     dtype = np.dtype(MEGATRON_CODES[code])
     for shard in range(data.draw(st.integers(1, 2))):
