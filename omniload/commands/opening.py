@@ -162,8 +162,8 @@ class _Finder:
             open_pipeline(source)
         key = self._keys[name] = key_of_source(config, files, self._rests_on)
         kept_key, found = self._kept.get(name, ("", None))
-        # Who had drawn what lies in a file of its own, which a key says nothing of.
-        if found is None or kept_key != key or config.drawn_before is not None:
+        # What lies in a file of its own, or is for a reader to say, a key says nothing of.
+        if found is None or kept_key != key or config.rests_on_more:
             found = _looked_at(self._spec.mix, source, files)
         return found
 

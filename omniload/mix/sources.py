@@ -13,12 +13,13 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from omniload.base.config import fault_at
+from omniload.base.settings.faults import NAME_PATTERN
 from omniload.base.settings.quantities import Bytes, Count
 from omniload.mix.columns import LOSS_MASK, TableColumn
 from omniload.mix.schema.records import OnError, ShuffleConfig
 from omniload.mix.schema.source_base import Paths, SourceBase
 from omniload.mix.schema.splits import Name
-from omniload.mix.schema.transforms import FilterTransform, MiddleTransform
+from omniload.mix.schema.transforms import FilterTransform, MiddleTransform, Options
 
 __all__ = [
     "LARGEST_UNIT_BYTES",
@@ -33,6 +34,7 @@ __all__ = [
     "NumpySource",
     "OnError",
     "ParquetSource",
+    "RegisteredSource",
     "ShuffleConfig",
     "SourceBase",
     "SourceConfig",
@@ -317,6 +319,28 @@ class CsvSource(SourceBase):
     """A plain shard is cut into ranges of about this size for random access; compressed ones are one range."""
 
 
+class RegisteredSource(SourceBase):
+    """Files of a format of yours, which a reader decodes that an installed distribution registers."""
+
+    type: Literal["registered"]
+    reader: Annotated[str, Field(pattern=NAME_PATTERN, max_length=128)]
+    """Its name among the entry points ``omniload.readers``."""
+    holds: Literal["text", "tokens"] = "text"
+    """What it gives of each record: ``text``, to be tokenised, or ``tokens``, ids that are used as they are."""
+    options: Options = Field(default_factory=dict)
+    """What it is made with, by keyword."""
+
+    @property
+    @override
+    def holds_text(self) -> bool:
+        return self.holds == "text"
+
+    @property
+    @override
+    def rests_on_more(self) -> bool:
+        return True  # a reader of another version may find other records
+
+
 # A closed list. The file names a format, never a class to import.
 SourceConfig = Annotated[
     ParquetSource
@@ -328,7 +352,8 @@ SourceConfig = Annotated[
     | MdsSource
     | WebDatasetSource
     | MegatronSource
-    | NumpySource,
+    | NumpySource
+    | RegisteredSource,
     Field(discriminator="type"),
 ]
 

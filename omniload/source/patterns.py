@@ -355,7 +355,9 @@ def _of_folder(
         else:
             (taken if names.taken(inside.name) else left).append(path)
     if not taken:
-        wanted = ", ".join(sorted(names.suffixes | {names.manifest} - {""}))
+        wanted = (
+            ", ".join(sorted(names.suffixes | {names.manifest} - {""})) or "any name, by a glob"
+        )
         raise ConfigError(
             f"{folder} is a folder without a file of this type ({wanted}); "
             f"it holds {_names([*left, *marked, *links]) or 'no file'}: name the files, or another type"

@@ -166,6 +166,11 @@ class SourceBase(StrictModel):
         """Whether its first epoch may give no sample though others do, or its split has none."""
         return self.share_drawn < 1 or self.drawn_before is not None
 
+    @property
+    def rests_on_more(self) -> bool:
+        """Whether what it holds rests on more than its keys and its files say."""
+        return self.drawn_before is not None
+
     def within(self, splits: Mapping[str, float], split: str) -> Self:
         """Return the source with what it leaves to its mix: the splits there are, and the one that is drawn."""
         own = dict(splits) if self.splits is None else self.splits

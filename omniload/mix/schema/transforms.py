@@ -33,6 +33,7 @@ __all__ = [
     "MapTransform",
     "MessageNames",
     "MiddleTransform",
+    "Options",
     "PreferenceTransform",
     "TransformConfig",
     "encoding_of",
@@ -327,6 +328,10 @@ Option = (
     | StrictStr
 )
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=128)]
+Options = dict[
+    Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)],
+    Option | tuple[Option, ...],
+]
 
 
 class MapTransform(StrictModel):
@@ -344,10 +349,7 @@ class MapTransform(StrictModel):
     ``tokens``: the token ids of samples, the end of a document among them."""
     drops: bool = False
     """Whether it may leave records out, by a null or an empty one in their place; if not, that stops the run."""
-    options: dict[
-        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)],
-        Option | tuple[Option, ...],
-    ] = Field(default_factory=dict)
+    options: Options = Field(default_factory=dict)
     """What it is given by keyword beside the records."""
 
 

@@ -204,7 +204,10 @@ def test_every_number_of_a_file_has_a_largest_value(model):
         ".$defs.OptimizerConfig.properties.clip_norm",
     }  # .inf never clips
     # What a number means to a function of the user's, only that function knows.
-    named = {"$defs.OptimizerConfig.properties.betas", "$defs.MapTransform.properties.options"}
+    named = {
+        *("$defs.OptimizerConfig.properties.betas", "$defs.MapTransform.properties.options"),
+        "$defs.RegisteredSource.properties.options",
+    }
 
     found = {path for path in unbounded(model.model_json_schema()) if path not in free}
 

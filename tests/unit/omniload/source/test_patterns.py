@@ -203,7 +203,7 @@ def test_every_type_has_a_module_that_says_what_it_reads(kind):
     spec = spec_of(kind)
 
     assert spec.what
-    assert spec.names.suffixes or spec.names.manifest
+    assert spec.names.suffixes or spec.names.manifest or spec.names.never
 
 
 def test_a_file_of_another_format_says_which(tmp_path):

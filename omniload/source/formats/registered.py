@@ -1,0 +1,183 @@
+"""Files of a format of one's own, which a registered reader cuts into units and decodes.
+
+::
+
+    class Frames:
+        def __init__(self, *, key: str = "text") -> None: ...                options of the mix file
+        def units(self, file: pa.NativeFile) -> Iterable[tuple[int, int, int]]: ...    start, stop, records
+        def read(self, file: pa.NativeFile, start: int, stop: int) -> pa.Array: ...    texts, or lists of ids
+
+What a unit starts and stops at is for the reader to say: bytes of the file, or numbers of frames. The index of the
+source keeps it, so ``units`` looks at a shard once. Where a reader fails, the shard is at fault: it is told with it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import xxhash
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from omniload.base.errors import ConfigError, IntegrityError, OmniloadError
+from omniload.base.settings.registry import Registered, registered
+from omniload.mix.sources import RegisteredSource
+from omniload.source.files import ShardFile, reading
+from omniload.source.formats.content import digest_of_ranges, even_ranges
+from omniload.source.formats.format import MAX_UNIT_RECORDS, IndexedFormat, Records
+from omniload.source.formats.spec import FormatSpec
+from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.parsing.arrow_columns import records_of
+from omniload.source.patterns import FileNames
+
+__all__ = ["FORMAT", "GROUP", "RegisteredFormat"]
+
+GROUP = "omniload.readers"
+"""Group of entry points."""
+_LIMIT = 1 << 63
+_TYPES = {"text": pa.large_string(), "tokens": pa.large_list(pa.int32())}
+_NO_SHARD = frozenset({".tmp", ".temp", ".partial", ".part", ".crc", ".lock", ".swp", ".bak"})
+"""Suffixes of files that are no shards; any other may be."""
+
+
+class _Reader(Protocol):
+    """What a registered class makes; see the top of the module."""
+
+    def units(self, file: pa.NativeFile) -> Iterable[tuple[int, int, int]]: ...
+
+    def read(self, file: pa.NativeFile, start: int, stop: int) -> pa.Array: ...
+
+
+class RegisteredFormat(IndexedFormat):
+    """Has a reader of somebody else's cut and decode, and holds it to what it said."""
+
+    def __init__(
+        self,
+        files: Sequence[ShardFile],
+        config: RegisteredSource,
+        cache: IndexCache | None = None,
+    ) -> None:
+        """Find the reader, and the units of the shards.
+
+        Raises:
+            ConfigError: Nothing installed registers it, or it does not take these options.
+            IntegrityError: A shard cannot be cut.
+        """
+        self.holds_text = config.holds_text
+        self._files, self._config = files, config
+        found: Registered = registered(GROUP, config.reader)
+        self._make: Callable[..., Any] = found.function
+        options = orjson.dumps(config.options, option=orjson.OPT_SORT_KEYS).decode()
+        self._identity = f"{found.name} of {found.distribution}"
+        # Of another version it may cut otherwise, or decode to other records.
+        self._kind = f"registered {self._identity} {config.holds} {options}"
+        self._reader = self._made()
+        self._units = index_of(files, self._index, kind=self._kind, cache=cache)
+
+    @override
+    def read_unit(self, unit: int) -> Records:
+        units = self._units
+        file, rows = self._files[int(units.shards_U[unit])], int(units.rows_U[unit])
+        start, stop = int(units.starts_U[unit]), int(units.stops_U[unit])
+        where = f"{start:,} to {stop:,}"
+        with reading(file, where), file.open() as opened:
+            column = self._asked(file, where, lambda: self._reader.read(opened, start, stop))
+            if isinstance(column, pa.ChunkedArray):
+                column = column.combine_chunks()
+            if not isinstance(column, pa.Array):
+                raise self._refused(file, where, f"gives {_type_of(column)}, no array of Arrow")
+            if len(column) != rows:
+                raise self._refused(
+                    file, where, f"gives {len(column)} records, and has said that there are {rows}"
+                )
+            try:
+                column = column.cast(_TYPES[self._config.holds])
+            except pa.ArrowException as error:
+                said = f"gives {column.type}, not {_TYPES[self._config.holds]}: {error!s:.120}"
+                raise self._refused(file, where, said) from error
+            place = f"{file.path}: {where}"
+            return records_of(pa.chunked_array([column]), place, self._config.holds)
+
+    def _made(self) -> _Reader:
+        try:
+            reader: _Reader = self._make(**_plain(self._config.options))
+        # Whatever a stranger's class comes to with the options of a mix file.
+        except Exception as error:
+            raise ConfigError(
+                f"reader {self._identity} does not take the options {sorted(self._config.options)}: "
+                f"{type(error).__name__}: {error!s:.300}"
+            ) from error
+        lacking = [name for name in ("units", "read") if not callable(getattr(reader, name, None))]
+        if lacking:
+            raise ConfigError(
+                f"reader {self._identity} makes {_type_of(reader)}, which has no {' and no '.join(lacking)}; give it "
+                "units(file) and read(file, start, stop)"
+            )
+        return reader
+
+    def _index(self, file: ShardFile) -> FileUnits:
+        # Shards are indexed side by side, and a reader is for one thread.
+        reader = self._made()
+        with reading(file, "its units"):
+            with file.open() as opened:
+                found = self._asked(file, "its units", lambda: list(reader.units(opened)))
+            sampled = digest_of_ranges(file, even_ranges(file.size_bytes))
+        table_U3 = self._checked(file, found)
+        digest = xxhash.xxh3_64_hexdigest(self._kind.encode() + table_U3.tobytes())
+        return FileUnits(
+            rows=table_U3[:, 2],
+            starts=table_U3[:, 0],
+            stops=table_U3[:, 1],
+            content=digest + sampled,
+        )
+
+    def _checked(self, file: ShardFile, found: Sequence[object]) -> NDArray[np.int64]:
+        """Return starts, stops and records of the units of a shard, ``[U, 3]``."""
+        for number, unit in enumerate(found):
+            match unit:
+                case (int(start), int(stop), int(rows)) if (
+                    0 <= start <= stop < _LIMIT and 0 <= rows <= MAX_UNIT_RECORDS
+                ):
+                    continue
+                case _:
+                    raise self._refused(
+                        file,
+                        f"unit {number}",
+                        f"says {unit!r:.80}; a unit is (start, stop, records), whole numbers from 0 on, with at most "
+                        f"{MAX_UNIT_RECORDS:,} records",
+                    )
+        return np.array(found, np.int64).reshape(-1, 3)
+
+    def _asked(self, file: ShardFile, where: str, ask: Callable[[], Any]) -> Any:  # noqa: ANN401
+        try:
+            return ask()
+        except (OmniloadError, OSError):
+            raise  # of the store, which is tried again
+        # Whatever a stranger's code comes to with the bytes of a shard.
+        except Exception as error:
+            raise self._refused(
+                file, where, f"fails: {type(error).__name__}: {error!s:.300}"
+            ) from error
+
+    def _refused(self, file: ShardFile, where: str, why: str) -> IntegrityError:
+        return IntegrityError(
+            f"{file.path}: {where}: reader {self._identity} {why}; replace the file, or mend the reader"
+        )
+
+
+def _type_of(value: object) -> str:
+    return f"a {type(value).__name__}"
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options as a class expects them: a list for several values."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
+
+
+FORMAT = FormatSpec(
+    what="a file of a registered reader",
+    names=FileNames(suffixes=frozenset(), never=_NO_SHARD),
+    open=RegisteredFormat,
+)
