@@ -306,14 +306,20 @@ def _npy_header(file: ShardFile, head: bytes) -> tuple[int, np.dtype[Any], tuple
     opened = BytesIO(head)
     try:
         version = read.read_magic(opened)
-        by_version = {
-            # Version 3 has names of fields beyond Latin-1: no array of ids has fields.
+        read_header = {
             (1, 0): read.read_array_header_1_0,
             (2, 0): read.read_array_header_2_0,
-        }
+            # Other than version 2 in the coding of names of fields alone, and no array of ids has fields.
+            (3, 0): read.read_array_header_2_0,
+        }.get(version)
+        if read_header is None:
+            raise IntegrityError(
+                f"{file.path}: is of version {version[0]}.{version[1]} of .npy, and versions 1.0 to 3.0 are read; "
+                "write it anew by numpy.save, or replace it"
+            )
         # A header is a literal of Python, which takes the parser's time and stack: numpy refuses long ones if told to.
-        shape, fortran, dtype = by_version[version](opened, max_header_size=_LARGEST_HEADER)
-    except (ValueError, KeyError, EOFError, SyntaxError, RecursionError, TokenError) as error:
+        shape, fortran, dtype = read_header(opened, max_header_size=_LARGEST_HEADER)
+    except (ValueError, EOFError, SyntaxError, RecursionError, TokenError) as error:
         raise IntegrityError(
             f"{file.path}: its header cannot be read: {error!r:.120}; the file is corrupt, replace it"
         ) from error

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.sources import NumpySource
 from omniload.source.formats import numpy as numpy_format
 from omniload.source.formats.numpy import NumpyFormat
@@ -124,6 +124,38 @@ def test_a_document_with_what_is_no_token_id_is_one_bad_record(tmp_path, dtype):
     assert said == [True, True]
     sound = [u.column[i].tolist() for u in units for i in np.flatnonzero(~u.bad_B)]
     assert sound == [[5, 0], [7, 0], [8, 0], [9, 0]]
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_every_version_that_numpy_writes_is_read(tmp_path, version):
+    with (tmp_path / "a.npy").open("wb") as out:
+        np.lib.format.write_array(out, np.array([5, 6, 0, 7, 0], np.uint16), version=version)
+    files = find_files(["a.npy"], tmp_path, source="web")
+    config = NumpySource(type="numpy", path="a.npy", end_of_document=0)
+
+    records = NumpyFormat(files, config).read_unit(0)
+
+    assert [records.column[i].tolist() for i in range(2)] == [[5, 6, 0], [7, 0]]
+
+
+def test_another_version_and_an_array_with_named_fields_are_told_as_what_they_are(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(4, np.uint16))
+    later = bytearray((tmp_path / "a.npy").read_bytes())
+    later[6] = 4
+    (tmp_path / "a.npy").write_bytes(later)
+    with (tmp_path / "b.npy").open("wb") as out:
+        np.lib.format.write_array(out, np.zeros(4, [("Länge ✓", "u2")]), version=(3, 0))
+    config = NumpySource(type="numpy", path="*.npy", end_of_document=0)
+
+    def opened(name):
+        return NumpyFormat(find_files([name], tmp_path, source="web"), config)
+
+    with pytest.raises(
+        IntegrityError, match=r"a\.npy: is of version 4\.0 of \.npy, and .* numpy\.save"
+    ):
+        opened("a.npy")
+    with pytest.raises(ConfigError, match=r"b\.npy: is an array of .* token ids are integers"):
+        opened("b.npy")
 
 
 CHUNK = np.array([2, 16, 24, 28, 5, 6, 7], np.uint32)  # as litdata writes two documents
