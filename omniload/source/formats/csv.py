@@ -90,7 +90,8 @@ class CsvFormat(IndexedFormat):
 
     def _parsed(self, header: pa.Buffer, body: pa.Buffer, rows: int, where: RowsAt) -> Records:
         """Decode rows; the header is none, where they are counted."""
-        data = b"".join((memoryview(header), memoryview(body)))
+        # Arrow leaves a mark of the byte order out too, but not where it is read as Latin-1 below.
+        data = b"".join((memoryview(header), memoryview(body))).removeprefix(_BOM)
         bad: dict[int, str] = {}
         try:
             column = self._column(data, self._config.text)
@@ -103,10 +104,7 @@ class CsvFormat(IndexedFormat):
                 bad[at] = f"has {row.actual_columns} fields, not {row.expected_columns}"
                 return "skip"
 
-            latin, name = (
-                held.decode("latin-1")
-                for held in (data.removeprefix(_BOM), self._config.text.encode())
-            )
+            latin, name = (held.decode("latin-1") for held in (data, self._config.text.encode()))
             column = _from_latin(self._column(latin.encode(), name, note))
         if len(column) + len(bad) != rows:
             raise IntegrityError(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omniload.base.errors import ConfigError
 from omniload.mix.sources import CsvSource
 from omniload.source.files import local_file
 from omniload.source.formats import csv as module
@@ -56,6 +57,45 @@ def test_rows_are_those_that_python_reads(path, rows, unit, quoting, end, chunk,
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(module, "chunks_of", chunks)
         assert texts_of(path, unit=unit) == expected == [text for text, _ in rows]
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@given(
+    blank=st.lists(st.sampled_from(["\n", "\r\n"]), max_size=3),
+    rows=st.lists(st.tuples(FIELDS, FIELDS), max_size=4),
+    unit=st.integers(1, 60),
+)
+def test_a_mark_of_the_byte_order_and_blank_lines_before_the_header_are_no_rows(
+    path, mark, blank, rows, unit
+):
+    out = io.StringIO(newline="")
+    csv.writer(out, quoting=csv.QUOTE_ALL).writerows([("text", "note"), *rows])
+    path.write_bytes((mark + "".join(blank) + out.getvalue()).encode())
+
+    assert texts_of(path, unit=unit) == [text for text, _ in rows]
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("name", ["text", "título"])
+def test_a_row_with_too_few_fields_is_bad_whatever_its_header_is_called_and_stands_behind(
+    path, mark, name
+):
+    path.write_text(f"{mark}\n{name},note\né,1\ntwo\nthree,3\n", encoding="utf-8")
+    config = CsvSource(type="csv", path="a.csv", text=name)
+
+    records = CsvFormat([local_file(str(path))], config).read_unit(0)
+
+    assert records.bad_B.tolist() == [False, True, False]
+    assert [records.column[i].tobytes().decode() for i in range(3)] == ["é", "", "three"]
+    assert records.reason.endswith("has 1 fields, not 2")
+
+
+@pytest.mark.parametrize("held", ["", "\n", "\r\n\n"])
+def test_a_mark_of_the_byte_order_alone_is_an_empty_file(path, held):
+    path.write_bytes(f"\ufeff{held}".encode())
+
+    with pytest.raises(ConfigError, match=r"a\.csv: is empty, without a header"):
+        texts_of(path)
 
 
 @given(
