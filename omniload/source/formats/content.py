@@ -15,7 +15,14 @@ import xxhash
 from omniload.base.errors import IntegrityError
 from omniload.source.files import ShardFile
 
-__all__ = ["SAMPLE_BYTES", "digest_of_ranges", "digested", "even_ranges", "parquet_ranges"]
+__all__ = [
+    "SAMPLE_BYTES",
+    "digest_of_ranges",
+    "digest_of_read",
+    "digested",
+    "even_ranges",
+    "parquet_ranges",
+]
 
 SAMPLE_BYTES = 8 << 10
 """Bytes of one range."""
@@ -31,8 +38,15 @@ def digest_of_ranges(file: ShardFile, ranges: Sequence[tuple[int, int]]) -> str:
         IntegrityError: The file is shorter than it was.
         OSError: The file cannot be read.
     """
+    return digest_of_read(file, ranges, file.read_ranges(ranges))
+
+
+def digest_of_read(
+    file: ShardFile, ranges: Sequence[tuple[int, int]], read: Sequence[bytes]
+) -> str:
+    """Return the same of bytes that were read; see ``digest_of_ranges``."""
     digest = xxhash.xxh3_128()
-    for (start, stop), data in zip(ranges, file.read_ranges(ranges), strict=True):
+    for (start, stop), data in zip(ranges, read, strict=True):
         if len(data) != stop - start:
             raise IntegrityError(
                 f"{file.path}: gave {len(data)} bytes from {start} on where {stop - start} were wanted of "

@@ -10,7 +10,7 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
 from omniload.mix.sources import TextSource
 from omniload.source.files import ShardFile, reading
-from omniload.source.formats.content import digest_of_ranges, even_ranges
+from omniload.source.formats.content import digest_of_read, even_ranges
 from omniload.source.formats.format import (
     FIRST_BYTES,
     MAX_UNIT_BYTES,
@@ -42,6 +42,8 @@ _BEGINNINGS = (
     (b"%PDF-", "a PDF"),
 )
 _TAR_AT = 257
+_MARK = "\ufeff"
+"""Says how a file is coded where it stands at its beginning (a byte-order mark), and is no letter of the text there."""
 
 
 class TextFormat(IndexedFormat):
@@ -54,7 +56,8 @@ class TextFormat(IndexedFormat):
     ) -> None:
         self._files = files
         # File by file: however many are read together, the index is the same.
-        found = index_of(files, _indexed, kind="text", cache=cache)
+        # The 2: an index of a release before has the digest of a file with a mark as if that were read.
+        found = index_of(files, _indexed, kind="text/2", cache=cache)
         starts = np.arange(0, len(files), config.files_per_unit)
         stops = np.minimum(starts + config.files_per_unit, len(files))
         self._units = UnitTable(
@@ -102,9 +105,10 @@ def _text_of(data: bytes, *, whole: bool = True) -> tuple[str | None, str]:
         return None, fault
     try:
         # The incremental one lets half a character stand at the end, where that is not the end of the file.
-        return codecs.getincrementaldecoder("utf-8")().decode(data, final=whole), ""
+        text = codecs.getincrementaldecoder("utf-8")().decode(data, final=whole)
     except UnicodeDecodeError as error:
         return None, f"is not UTF-8: {error}"
+    return text.removeprefix(_MARK), ""
 
 
 def _fault_of(data: bytes) -> str:
@@ -125,8 +129,13 @@ def _fault_of(data: bytes) -> str:
 
 def _indexed(file: ShardFile) -> FileUnits:
     """Return a file as one record, with a digest of ranges of it."""
+    ranges = even_ranges(file.size_bytes)
     with reading(file):
-        content = digest_of_ranges(file, even_ranges(file.size_bytes))
+        read = file.read_ranges(ranges)
+        content = digest_of_read(file, ranges, read)
+    # Releases before read the mark as a letter: what they kept of such a file, or went on from, is of another text.
+    if read[0].startswith(_MARK.encode()):
+        content = f"{content}/unmarked"
     # A file that is empty is a record too: numbers of records are those of files.
     one = np.ones(1, np.int64)
     return FileUnits(rows=one, starts=one - 1, stops=one, content=content)

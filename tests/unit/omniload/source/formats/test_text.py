@@ -7,6 +7,7 @@ from omniload.mix.schema.tokenizers import ByteTokenizer
 from omniload.mix.sources import TextSource
 from omniload.source.files import ShardFile
 from omniload.source.formats import text
+from omniload.source.formats.content import digest_of_ranges
 from omniload.source.formats.text import TextFormat
 from omniload.source.patterns import find_files
 from omniload.source.source import open_source
@@ -60,6 +61,29 @@ def test_a_shard_of_several_files_is_called_by_its_own_files_and_as_none_of_them
 
 def test_line_ends_are_kept_as_they_are(opened):
     assert texts(opened(b"a\r\nb\r").read_unit(0)) == ["a\r\nb\r"]
+
+
+def test_a_byte_order_mark_is_no_letter_of_the_text_where_the_file_begins(opened):
+    reader = opened(
+        "\ufeffa\ufeffb".encode(), "\ufeff\ufeffc".encode(), "\ufeff".encode(), b"\xef\xbb"
+    )
+
+    assert texts(reader.read_unit(0)) == ["a\ufeffb", "\ufeffc"]
+    assert reader.read_unit(1).bad_B.tolist() == [False, True]
+    assert texts(reader.first_records()) == ["a\ufeffb"]
+
+
+def test_a_file_with_a_mark_has_another_digest_than_releases_that_read_it_and_others_have_theirs(
+    opened, tmp_path
+):
+    contents = opened("\ufeffa".encode(), b"a", files_per_unit=1).units().contents_F
+    by_bytes = [
+        digest_of_ranges(file, [(0, file.size_bytes)])
+        for file in find_files(["*.txt"], tmp_path, source="web")
+    ]
+
+    assert contents[0] != by_bytes[0]
+    assert contents[1] == by_bytes[1]
 
 
 def test_a_file_that_is_not_utf_8_is_a_bad_record(opened):
