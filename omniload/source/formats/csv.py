@@ -161,7 +161,7 @@ class CsvFormat(IndexedFormat):
         )
         plain = codec_of(file) is None
         with reading(file, "rows"), stream_of(file) as stream:
-            for chunk in digested(digest, chunks_of(stream)):
+            for chunk in digested(digest, chunks_of(stream, file)):
                 if not rows.at and (said := said_of_beginning(chunk[:_HEAD_BYTES].to_pybytes())):
                     raise ConfigError(f"{file.path}: {said}")
                 rows.take(np.frombuffer(chunk, np.uint8))

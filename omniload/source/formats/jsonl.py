@@ -171,7 +171,7 @@ class JsonlFormat(IndexedFormat):
     def _index(self, file: ShardFile) -> FileUnits:
         digest = xxhash.xxh3_128()
         with reading(file, "lines"), stream_of(file) as stream:
-            chunks = digested(digest, _no_zeros(chunks_of(stream), file))
+            chunks = digested(digest, _no_zeros(chunks_of(stream, file), file))
             if codec_of(file) is not None:
                 chunks = _no_bomb(chunks, file)
             units = _ranges(chunks, self._unit_bytes)

@@ -216,7 +216,7 @@ def _decompressed(file: ShardFile) -> TarBytes:
     chunks: list[pa.Buffer] = []
     size = 0
     with stream_of(file) as stream:
-        for chunk in chunks_of(stream):
+        for chunk in chunks_of(stream, file):
             size += len(chunk)
             require_held_whole(file, size)
             chunks.append(chunk)

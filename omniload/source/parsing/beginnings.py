@@ -2,7 +2,7 @@
 
 from itertools import chain
 
-__all__ = ["said_of_beginning", "said_of_shard", "said_of_stand_in"]
+__all__ = ["said_of_beginning", "said_of_shard", "said_of_stand_in", "said_of_unpacked"]
 
 _PACKED = {
     b"\x1f\x8b": "is compressed by gzip; give the file a name that ends in .gz",
@@ -65,6 +65,17 @@ def said_of_stand_in(data: bytes) -> str:
     """Return what the first bytes of a file show to lie in the place of data; empty where nothing."""
     begins = data.lower()
     return next((said for mark, said in _STAND_INS.items() if begins.startswith(mark)), "")
+
+
+def said_of_unpacked(data: bytes, codec: str) -> str:
+    """Return what the first bytes of what a codec gave show to be packed once more, and what mends it; or nothing."""
+    within = next((name for name, marks in _MARKS.items() if data.startswith(marks)), "")
+    if not within:
+        return ""
+    return (
+        f"is compressed twice, by {codec} and within that by {within}; unpack it once, to a file with the name of "
+        f"what is left: {codec} -dc < FILE > NEW"
+    )
 
 
 def said_of_shard(head: bytes, codec: str | None, *, unpacks: bool) -> str:

@@ -15,6 +15,7 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import MAX_UNIT_BYTES
+from omniload.source.parsing.beginnings import said_of_unpacked
 
 __all__ = [
     "ForwardReader",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 _SCAN_BYTES = 8 << 20
+_HEAD_BYTES = 16
 _LARGE_BYTES = 64 << 20
 """Bytes of a unit from which on it is told that it is decoded whole: 16 times those of a plain one."""
 _MOST_BEGUN = 64
@@ -51,10 +53,18 @@ def stream_of(file: ShardFile) -> pa.NativeFile:
     return opened if codec is None else pa.CompressedInputStream(opened, codec)
 
 
-def chunks_of(stream: pa.NativeFile) -> Iterator[pa.Buffer]:
-    """Read a stream to its end."""
-    while len(chunk := stream.read_buffer(_SCAN_BYTES)):
+def chunks_of(stream: pa.NativeFile, file: ShardFile) -> Iterator[pa.Buffer]:
+    """Read the stream of a shard to its end.
+
+    Raises:
+        IntegrityError: What was decompressed is compressed once more.
+    """
+    chunk, codec = stream.read_buffer(_SCAN_BYTES), codec_of(file)
+    if codec is not None and (said := said_of_unpacked(chunk[:_HEAD_BYTES].to_pybytes(), codec)):
+        raise IntegrityError(f"{file.path}: {said}")
+    while len(chunk):
         yield chunk
+        chunk = stream.read_buffer(_SCAN_BYTES)
 
 
 def range_of(file: ShardFile, start: int, stop: int) -> pa.Buffer:

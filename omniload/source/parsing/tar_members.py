@@ -33,6 +33,8 @@ _LOOK_BEHIND = 64 << 10
 """Bytes behind the end that are looked at: writers fill up to 10 KiB with zeros, and some drives to 64."""
 _LARGEST_HEADER = 1 << 20
 _LARGEST_NAME = 4_096
+_RENAMED = "give the file another name, and pack the archive anew"
+_NOT_SPARSE = "pack the archive anew without tar's --sparse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +83,11 @@ class TarBytes:
             )
         return bytes(self.fetch(start, start + size))
 
-    def fault(self, at: int, what: str) -> IntegrityError:
-        """Return what is wrong at a byte."""
-        return IntegrityError(
-            f"{self.path}: byte {at} of {self.stop}: {what}; the archive is cut short or corrupt, replace it"
-        )
+    def fault(
+        self, at: int, what: str, remedy: str = "the archive is cut short or corrupt, replace it"
+    ) -> IntegrityError:
+        """Return what is wrong at a byte, and what mends it."""
+        return IntegrityError(f"{self.path}: byte {at} of {self.stop}: {what}; {remedy}")
 
 
 def members_of(archive: TarBytes, *, ends: bool = True) -> Iterator[Member]:
@@ -122,7 +124,7 @@ def members_of(archive: TarBytes, *, ends: bool = True) -> Iterator[Member]:
         # In a header of octal digits a file ends at 8 GiB: larger ones say their size before it.
         size = _stated(archive, at, said.get("size"), size)
         if kind not in _FILES | _EMPTY:
-            raise archive.fault(at, f"a member of type {kind!r}, which is not read")
+            raise _unread(archive, at, kind)
         member = Member(
             name=_checked(archive, at, said.get("path") or _name(archive, at, header)),
             header=began,
@@ -137,6 +139,17 @@ def members_of(archive: TarBytes, *, ends: bool = True) -> Iterator[Member]:
         if kind in _FILES or member.link is not None:
             yield member
         at, began, said = member.next, None, {}
+
+
+def _unread(archive: TarBytes, at: int, kind: bytes) -> IntegrityError:
+    """Return what is wrong with a member of a type that is not read, which tar knows or nobody does."""
+    if kind == b"S":
+        return archive.fault(at, "a sparse member, whose bytes are not its file's", _NOT_SPARSE)
+    what = f"a member of type {kind!r}, which is not read"
+    # Labels, parts of an archive of several volumes, dumps of folders, and what Solaris and star write.
+    if kind in {b"A", b"D", b"I", b"M", b"N", b"V", b"X"}:
+        return archive.fault(at, what, "pack the files anew as one archive without it")
+    return archive.fault(at, what)
 
 
 def _require_end(archive: TarBytes, at: int, began: int | None, *, ends: bool) -> None:
@@ -204,7 +217,11 @@ def _announced(archive: TarBytes, kind: bytes, body: int, size: int) -> dict[str
     found = dict(_pairs(archive, body, data))
     # Of times and owners nothing is read. A path for all members would make one sample of them.
     if kind == b"g" and found.keys() & {"path", "size"}:
-        raise archive.fault(body, "one path or size for all members")
+        raise archive.fault(
+            body,
+            "one path or size for all members",
+            "pack the archive anew, without --pax-option of either",
+        )
     return {} if kind == b"g" else {key: found[key] for key in ("path", "size") if key in found}
 
 
@@ -222,6 +239,7 @@ def _pairs(archive: TarBytes, body: int, data: bytes) -> Iterator[tuple[str, str
             raise archive.fault(
                 body + at,
                 f"a sparse member ({key.decode(errors='replace')!a}), whose bytes are not its file's",
+                _NOT_SPARSE,
             )
         if key in {b"path", b"size"}:
             yield key.decode(), _text(archive, body + at, value)
@@ -239,7 +257,7 @@ def _text(archive: TarBytes, at: int, name: bytes) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError:
-        raise archive.fault(at, f"a name that is not UTF-8: {name[:60]!r}") from None
+        raise archive.fault(at, f"a name that is not UTF-8: {name[:60]!r}", _RENAMED) from None
 
 
 def _checked(archive: TarBytes, at: int, name: str) -> str:
@@ -248,8 +266,12 @@ def _checked(archive: TarBytes, at: int, name: str) -> str:
     parts = plain.split("/")
     if name in {".", "./"}:
         return name
-    if len(name) > _LARGEST_NAME or "\0" in name or any(part in {"", ".."} for part in parts):
+    if len(name) > _LARGEST_NAME:
         raise archive.fault(
-            at, f"the name {ascii(name)[:100]}, which leads out of the archive or is none"
+            at, f"a name of {len(name):,} letters, more than {_LARGEST_NAME:,}", _RENAMED
+        )
+    if "\0" in name or any(part in {"", ".."} for part in parts):
+        raise archive.fault(
+            at, f"the name {ascii(name)[:100]}, which leads out of the archive or is none", _RENAMED
         )
     return plain

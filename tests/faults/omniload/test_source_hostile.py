@@ -331,10 +331,10 @@ TARS = {
     "negative": (resealed(0, (124, b"\xff" * 12), tar_of()), "a number that is negative"),
     "letters": (resealed(0, (124, b"0000000abc9\0"), tar_of()), "a number in octal belongs"),
     "eights": (resealed(0, (124, b"00000000009\0"), tar_of()), "a number in octal belongs"),
-    "sparse": (resealed(0, (156, b"S"), tar_of()), "a member of type b'S'"),
+    "sparse": (resealed(0, (156, b"S"), tar_of()), "a sparse member, whose bytes"),
     "long name": (
         resealed(0, (156, b"L"), tar_of(data=b"x" * 9_000))[:9_728] + tar_of(),
-        "the name 'xxx",
+        "a name of 9,000 letters, more than 4,096",
     ),
     "pax": (resealed(0, (156, b"x"), tar_of(data=b"99 path=a\n")), "a pax record that is none"),
     "pax size": (

@@ -50,7 +50,7 @@ def test_rows_are_those_that_python_reads(path, rows, unit, quoting, end, chunk,
     path.write_bytes(out.getvalue().removesuffix("" if is_ended else end).encode())
     expected = [row[0] for row in csv.reader(io.StringIO(out.getvalue(), newline=""))][1:]
 
-    def chunks(stream):
+    def chunks(stream, _file):
         while len(data := stream.read_buffer(chunk)):
             yield data
 

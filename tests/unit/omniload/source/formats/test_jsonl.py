@@ -349,8 +349,8 @@ def test_a_bomb_is_decompressed_to_a_multiple_of_its_size_and_no_further(opened,
     monkeypatch.setattr("omniload.source.parsing.compressed._SCAN_BYTES", 1 << 18)
     monkeypatch.setattr(jsonl, "FIRST_BYTES", 1 << 18)
 
-    def counted(stream):
-        for chunk in chunks_of(stream):
+    def counted(stream, file):
+        for chunk in chunks_of(stream, file):
             seen.append(len(chunk))
             yield chunk
 

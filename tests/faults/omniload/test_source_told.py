@@ -1,0 +1,114 @@
+"""What is told of shards that cannot be read: what was found, and what mends it; damage where there is some."""
+
+import gzip
+import io
+import tarfile
+
+import pytest
+import zstandard
+
+from omniload.base.errors import IntegrityError
+from omniload.mix.config import ByteTokenizer
+from omniload.mix.sources import CsvSource, JsonlSource, WebDatasetSource
+from omniload.source.source import open_source
+from omniload.source.spec import SourceSpec
+
+TARS = WebDatasetSource(type="webdataset", path="a.tar*", text="txt")
+
+
+def opened(folder, config):
+    tokenizer = ByteTokenizer(type="bytes")
+    return open_source(SourceSpec("web", config, seed=1, tokenizer=tokenizer, base_dir=folder))
+
+
+def tar_of(name="a.txt", *, kind=tarfile.REGTYPE, headers=None, of_all=None):
+    """Return an archive of one member with its pax headers, behind those of all members."""
+    out = io.BytesIO()
+    with tarfile.open(
+        fileobj=out, mode="w", format=tarfile.PAX_FORMAT, pax_headers=of_all
+    ) as archive:
+        info = tarfile.TarInfo(name)
+        info.size, info.type, info.pax_headers = 3, kind, headers or {}
+        archive.addfile(info, io.BytesIO(b"one"))
+    return out.getvalue()
+
+
+def tar_with_a_name_of_latin_1():
+    out = io.BytesIO()
+    with tarfile.open(
+        fileobj=out, mode="w", format=tarfile.USTAR_FORMAT, encoding="latin-1"
+    ) as archive:
+        archive.addfile(tarfile.TarInfo("é.txt"))
+    return out.getvalue()
+
+
+SOUND = {
+    "leads out": (tar_of("../a.txt"), "leads out of the archive or is none; give the file another"),
+    "absolute": (tar_of("/a.txt"), "leads out of the archive or is none; give the file another"),
+    "long": (tar_of(f"{'a' * 5_000}.txt"), "of 5,004 letters, more than 4,096; give the file"),
+    "not UTF-8": (tar_with_a_name_of_latin_1(), r"not UTF-8: .*; give the file another name"),
+    "sparse of GNU": (
+        tar_of(kind=tarfile.GNUTYPE_SPARSE),
+        "a sparse member.*anew without .*--sparse",
+    ),
+    "sparse of pax": (
+        tar_of(headers={"GNU.sparse.major": "1"}),
+        "a sparse member.*anew without .*--sparse",
+    ),
+    "label": (tar_of(kind=b"V"), "type b'V', which is not read; pack the files anew"),
+    "one path": (
+        tar_of(of_all={"path": "b.txt"}),
+        "one path or size for all.*without --pax-option",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_an_archive_that_is_sound_and_not_read_is_told_with_what_mends_it_and_not_as_damaged(
+    tmp_path, case
+):
+    held, said = SOUND[case]
+    (tmp_path / "a.tar").write_bytes(held)
+
+    with pytest.raises(IntegrityError, match=rf"a\.tar: byte \d+ of \d+: .*{said}") as caught:
+        opened(tmp_path, TARS)
+    assert "cut short" not in str(caught.value)
+
+
+def test_a_member_of_a_type_that_nobody_knows_is_told_as_damage(tmp_path):
+    (tmp_path / "a.tar").write_bytes(tar_of(kind=b"~"))
+
+    with pytest.raises(
+        IntegrityError, match=r"type b'~', which is not read; .* cut short or corrupt"
+    ):
+        opened(tmp_path, TARS)
+
+
+PACKED_TWICE = {
+    "webdataset": (TARS, "a.tar", tar_of()),
+    "csv": (CsvSource(type="csv", path="a.csv*"), "a.csv", b"text\none\n"),
+    "jsonl": (JsonlSource(type="jsonl", path="a.jsonl*"), "a.jsonl", b'{"text": "one"}\n'),
+}
+PACKERS = {"gzip": (gzip.compress, ".gz"), "zstd": (zstandard.compress, ".zst")}
+
+
+@pytest.mark.parametrize("kind", PACKED_TWICE)
+@pytest.mark.parametrize("within", PACKERS)
+@pytest.mark.parametrize("codec", PACKERS)
+def test_a_shard_that_is_compressed_twice_is_told_as_that_and_read_once_it_is_unpacked_once(
+    tmp_path, kind, codec, within
+):
+    config, name, held = PACKED_TWICE[kind]
+    (pack, suffix), (pack_within, suffix_within) = PACKERS[codec], PACKERS[within]
+    path = tmp_path / f"{name}{suffix}"
+    path.write_bytes(pack(pack_within(held)))
+
+    said = (
+        rf"{path.name}: is compressed twice, by {codec} and within that by {within}; .*{codec} -dc"
+    )
+    with pytest.raises(IntegrityError, match=said):
+        opened(tmp_path, config)
+
+    path.unlink()
+    (tmp_path / f"{name}{suffix_within}").write_bytes(pack_within(held))
+    assert opened(tmp_path, config).positions_per_epoch == 1
