@@ -36,7 +36,7 @@ from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import records_of
 from omniload.source.parsing.cutting import cuts, require_sizes
 from omniload.source.parsing.mds_index import MdsShard, shards_in
-from omniload.source.parsing.shard_lists import read_json
+from omniload.source.parsing.shard_lists import listed_once, read_json
 from omniload.source.parsing.token_lists import (
     RowsAt,
     fault_of,
@@ -368,7 +368,7 @@ def _shards(files: Sequence[ShardFile]) -> tuple[ShardFile, ...]:
             replace(_present(file, each), beside=(file,))
             for each in shards_in(file, read_json(file))
         ]
-    return tuple(found)
+    return listed_once(found)
 
 
 def _present(index: ShardFile, described: MdsShard) -> ShardFile:

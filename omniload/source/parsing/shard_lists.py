@@ -1,14 +1,15 @@
 """Files that list the shards of a data set, as some formats have one beside them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
 
-from omniload.base.errors import IntegrityError
+from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
 from omniload.source.files import ShardFile, reading
 
-__all__ = ["read_json"]
+__all__ = ["listed_once", "read_json"]
 
 _LARGEST_JSON = 256 << 20
 """Bytes of a file that lists shards at most: a million of them."""
@@ -37,3 +38,23 @@ def read_json(file: ShardFile) -> dict[str, Any]:
             f"{file.path}: is a JSON {type(value).__name__}, not an object; replace it"
         )
     return value
+
+
+def listed_once(shards: Iterable[ShardFile]) -> tuple[ShardFile, ...]:
+    """Return the shards that lists name, each with its list first among the files beside it.
+
+    Raises:
+        ConfigError: One is named twice: its samples would be drawn twice in every epoch, and its name would say of
+            neither which is meant.
+    """
+    found: dict[str, ShardFile] = {}
+    for shard in shards:
+        first = found.setdefault(shard.path, shard)
+        if first is not shard:
+            by, also_by = first.beside[0].path, shard.beside[0].path
+            raise ConfigError(
+                f"{also_by}: lists {shard.path.rpartition('/')[2]} "
+                f"{'twice' if by == also_by else f'too, as {by} does'}, and a shard is read once in an epoch: take it "
+                "out of one place, and to draw it more often make it a source of its own with more weight"
+            )
+    return tuple(found.values())

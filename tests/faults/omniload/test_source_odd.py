@@ -223,6 +223,23 @@ def test_a_column_that_an_index_of_mds_names_twice_is_refused(tmp_path):
         block_of(tmp_path, MdsSource(type="mds", path=".", text="text"))
 
 
+@pytest.mark.parametrize("by_another", [False, True])
+def test_a_shard_that_is_listed_twice_is_refused_with_who_lists_it(tmp_path, by_another):
+    kind, part = KINDS["mds"](), tmp_path / "part"
+    part.mkdir()
+    kind.write(part / "part-0.mds", ["a", "b"])
+    shards = json.loads((part / "index.json").read_text())["shards"]
+    index = tmp_path / "index.json"
+    for shard in shards:
+        shard["raw_data"]["basename"] = f"part/{shard['raw_data']['basename']}"
+    index.write_text(json.dumps({"version": 2, "shards": shards * (1 if by_another else 2)}))
+    paths = ["index.json", "part/index.json"] if by_another else ["index.json"]
+
+    said = r"part/index\.json: lists .* too, as .*/index\.json does" if by_another else "twice, and"
+    with pytest.raises(ConfigError, match=said):
+        block_of(tmp_path, MdsSource(type="mds", path=paths, text="text"))
+
+
 def test_the_remedy_for_a_byte_order_mark_mends_every_line(tmp_path):
     shard = tmp_path / "a.jsonl"
     # As `cat` leaves files of some editors.
