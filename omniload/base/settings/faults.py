@@ -64,6 +64,8 @@ def said_of_fault(fault: ErrorDetails, tags: Iterable[str] = ()) -> str:
         key, limit = _LIMITS[kind]
         return f"found {value_shown(given)}; give {limit.format(_plain(context[key]))}"
     wanted = _WANTED.get(kind) or (None if given else _EMPTY.get(kind)) or _name_wanted(fault)
+    if kind == "string_type" and isinstance(given, list) and fault["loc"]:
+        wanted = _one_of(fault["loc"][-1], given) or wanted
     if wanted and isinstance(given, str | int | float | list | dict | None):
         return f"found {value_shown(given)}; give {wanted}"
     if kind in _SAID:
@@ -92,6 +94,18 @@ def _tag_wanted(fault: ErrorDetails, tags: Iterable[str]) -> str:
     meant = f" (did you mean it by {near[0]!r}?)" if near else ""
     wanted = f"one of {', '.join(sorted(tags))}" if tags else "it"
     return f"{key} is missing{meant}; give {wanted}"
+
+
+def _one_of(key: str | int, given: list[object]) -> str:
+    """Return the line that gives one of a list of texts, where one is taken; nothing of a list of anything else."""
+    # A URL may hold a secret.
+    texts = [each for each in given if isinstance(each, str) and "://" not in each]
+    # Of what may be of several types the last part is the name of this one.
+    if not isinstance(key, str) or key == "str" or not texts or len(texts) < len(given):
+        return ""
+    first = texts[0]
+    plain = first if re.fullmatch(r"[A-Za-z_]\w*", first, re.ASCII) else value_shown(first)
+    return f"one text, as {key}: {plain}"
 
 
 def _name_wanted(fault: ErrorDetails) -> str | None:

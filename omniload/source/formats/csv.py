@@ -34,7 +34,7 @@ from omniload.source.parsing.compressed import (
     stream_of,
 )
 from omniload.source.parsing.cutting import cuts, require_sizes
-from omniload.source.parsing.token_lists import RowsAt, row_at
+from omniload.source.parsing.token_lists import RowsAt, row_at, said_of_choice
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "CsvFormat"]
@@ -202,7 +202,7 @@ class CsvFormat(IndexedFormat):
             shown = ", ".join(map(repr, names))[:300]
             raise ConfigError(
                 f"{file.path}: has {has} {self._config.text!r}; its first row has {shown}: "
-                "name another column, or the delimiter"
+                f"{said_of_choice('text', names)}, or name the delimiter"
             )
 
 

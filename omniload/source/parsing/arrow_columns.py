@@ -29,6 +29,7 @@ from omniload.source.parsing.token_lists import (
     is_list,
     nulls_of,
     row_at,
+    said_of_choice,
     said_of_columns,
     token_records,
     type_asked_for,
@@ -78,7 +79,8 @@ def require_table(schema: pa.Schema, config: TableSource, path: str) -> None:
     Raises:
         ConfigError: With what the shard has.
     """
-    for column in (config.column, *config.beside_columns):
+    _require_column(schema, config.column, path, config.holds, is_main=True)
+    for column in config.beside_columns:
         _require_column(schema, column, path, config.holds)
     _require_others(schema, config.columns, path)
     _require_key(schema, config.key_column, path)
@@ -87,19 +89,30 @@ def require_table(schema: pa.Schema, config: TableSource, path: str) -> None:
         require_images(schema, column, path)
 
 
-def _require_column(schema: pa.Schema, column: str, path: str, holds: Holds) -> None:
-    """Refuse a shard without the column, or with another type of it.
+def _require_column(
+    schema: pa.Schema, column: str, path: str, holds: Holds, *, is_main: bool = False
+) -> None:
+    """Refuse a shard without the column, or with another type of it; ``is_main``: the one of ``text`` or ``tokens``.
 
     Raises:
         ConfigError: With what the shard has.
     """
+
+    def fits(type_: pa.DataType) -> bool:
+        if holds.startswith("nested") and (is_list(type_) or pa.types.is_struct(type_)):
+            return True
+        return _is_tokens(type_) if holds == "tokens" else _is_text(type_)
+
     if schema.names.count(column) != 1:
         has = "more than one column" if column in schema.names else "no column"
-        raise ConfigError(f"{path}: has {has} {column!r}; it has {', '.join(schema.names)}")
+        key, fit = (
+            "tokens" if holds == "tokens" else "text",
+            [f.name for f in schema if fits(f.type)],
+        )
+        choice = f": {said_of_choice(key, fit)}" if is_main and fit else ""
+        raise ConfigError(f"{path}: has {has} {column!r}; it has {', '.join(schema.names)}{choice}")
     found = schema.field(column).type
-    if holds.startswith("nested") and (is_list(found) or pa.types.is_struct(found)):
-        return
-    if not (_is_tokens(found) if holds == "tokens" else _is_text(found)):
+    if not fits(found):
         wanted = "text (string)" if holds != "tokens" else "token ids (a list of integers)"
         raise ConfigError(
             f"{path}: column {column!r} is {found}, not {wanted}; "

@@ -4,6 +4,8 @@ Rows, records and samples are counted from 0 in what is said of them, as pyarrow
 them; lines of a text file from 1, as editors do.
 """
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +30,19 @@ __all__ = [
     "nulls_of",
     "row_at",
     "rows_of_ids",
+    "said_of_choice",
     "said_of_columns",
     "token_records",
     "type_asked_for",
 ]
 
 _INT32_MAX = np.iinfo(np.int32).max
+_OFFERED = 3
+"""Columns that a message offers."""
+_PLAIN = re.compile(
+    r"(?!(?:y|n|yes|no|on|off|true|false|null)\Z)[a-z_]\w*", re.ASCII | re.IGNORECASE
+)
+"""A name that YAML takes for a text without quotes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +71,18 @@ def said_of_columns(named: Sequence[str]) -> str:
     """Return the columns of a fault, as its message begins; nothing where they have no name."""
     names = " or ".join(map(repr, named))
     return f"column {names} " if names else ""
+
+
+def said_of_choice(key: str, names: Sequence[str]) -> str:
+    """Return the lines of a mix file that read one of some columns: ``write text: title or text: body``."""
+    fit = [name for name in names if name and names.count(name) == 1]
+    if not fit:
+        return "name another column"
+    lines = (
+        f"{key}: {name if _PLAIN.fullmatch(name) else json.dumps(name, ensure_ascii=False)}"
+        for name in fit[:_OFFERED]
+    )
+    return f"write {' or '.join(lines)}{', or another of them' * (len(fit) > _OFFERED)}"
 
 
 def rows_of_ids(

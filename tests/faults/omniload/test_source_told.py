@@ -4,12 +4,15 @@ import gzip
 import io
 import tarfile
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import yaml
 import zstandard
 
-from omniload.base.errors import IntegrityError
+from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.config import ByteTokenizer
-from omniload.mix.sources import CsvSource, JsonlSource, WebDatasetSource
+from omniload.mix.sources import CsvSource, JsonlSource, ParquetSource, WebDatasetSource
 from omniload.source.source import open_source
 from omniload.source.spec import SourceSpec
 
@@ -112,3 +115,46 @@ def test_a_shard_that_is_compressed_twice_is_told_as_that_and_read_once_it_is_un
     path.unlink()
     (tmp_path / f"{name}{suffix_within}").write_bytes(pack_within(held))
     assert opened(tmp_path, config).positions_per_epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["title", "body"], "write text: title or text: body, or name the delimiter"),
+        (["", "a: b", "no"], 'write text: "a: b" or text: "no", or name the delimiter'),
+        ([*"abcd"], "write text: a or text: b or text: c, or another of them, or name the"),
+        (["", "a", "a"], "name another column, or name the delimiter"),
+    ],
+)
+def test_a_table_without_the_column_shows_the_line_to_write_of_each_that_it_has(
+    tmp_path, names, said
+):
+    (tmp_path / "a.csv").write_text(f"{','.join(names)}\n", encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=r"a\.csv: has no column 'text'; its first row") as caught:
+        opened(tmp_path, CsvSource(type="csv", path="a.csv"))
+    assert said in str(caught.value)
+
+
+def test_a_line_that_is_shown_of_a_column_is_one_that_reads_it(tmp_path):
+    (tmp_path / "a.csv").write_text("a: b,note\none,1\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        opened(tmp_path, CsvSource(type="csv", path="a.csv"))
+
+    line = str(caught.value).partition("write ")[2].partition(" or text: note")[0]
+    config = CsvSource(type="csv", path="a.csv", **yaml.safe_load(line))
+
+    assert opened(tmp_path, config).positions_per_epoch == 1
+
+
+def test_a_table_with_types_shows_lines_of_the_columns_that_hold_what_is_read(tmp_path):
+    table = pa.table({"id": [1], "title": ["a"], "ids": [[1]], "body": ["b"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    keys = {"type": "parquet", "path": "a.parquet"}
+
+    with pytest.raises(
+        ConfigError, match=r"has id, title, ids, body: write text: title or text: body$"
+    ):
+        opened(tmp_path, ParquetSource(**keys, text="text"))
+    with pytest.raises(ConfigError, match=r"has id, title, ids, body: write tokens: ids$"):
+        opened(tmp_path, ParquetSource(**keys, tokens="tokens"))

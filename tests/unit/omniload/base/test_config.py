@@ -306,6 +306,15 @@ def test_numbers_are_those_of_yaml_1_2(word, value):
             "2: shapes.0.radius: found None; give a number",
         ),
         ("name: x\nshapes: 3\n", "2: shapes: found 3; give a list, as [first, second]"),
+        *(
+            (f"name: {given}\nshapes: [{{type: square, side: 1}}]\n", f"1: name: found {said}")
+            for given, said in (
+                ("[title, body]", "['title', 'body']; give one text, as name: title"),
+                ("[a b, c]", "['a b', 'c']; give one text, as name: 'a b'"),
+                ("[title, 3]", "['title', 3]; give a text"),
+                ("['s3://A:SECRET@b']", "a URL; give a text"),
+            )
+        ),
         ("name: x\n\tshapes: []\n", "a tab, which YAML takes no indentation of: use blanks"),
         *(
             (f"name: {{a: {text}}}\n", 'or has { or [ in it, stands in quotes, as in "*.jsonl"')
