@@ -29,7 +29,7 @@ from omniload.machine.loader_groups import (
     costs_of,
     partition,
 )
-from omniload.mix.config import MixConfig
+from omniload.mix.config import LARGEST_STEP, MixConfig
 from omniload.mix.edits.history import History
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.mix.schema.caps import require_amounts, require_repetitions
@@ -59,7 +59,11 @@ _SHOWN = 20
 
 @click.command
 @mix_argument
-@click.option("--steps", type=click.IntRange(min=1), help="Steps of the run; not for --resources.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Steps of the run; by default as many as it has until the mix ends by itself, if it does.",
+)
 @click.option(
     "--rehearse",
     type=click.IntRange(min=1),
@@ -91,22 +95,24 @@ def plan(  # noqa: PLR0913 -- one for each option
       omniload mix plan examples/quickstart.yaml --steps 60 --dp 2
       omniload mix plan examples/quickstart.yaml --resources
     """  # noqa: D301 -- click's own marker
-    if steps is None and not resources:
-        raise click.UsageError(
-            "what a run draws depends on its length: say --steps 1000, or as many as it will have. Without, "
-            f"omniload mix check {file} looks at the file, and --resources says which loaders there will be"
-        )
     # One step ahead, so that the planner plans no more than is looked at.
     spec = open_spec(file, dp=dp, cache_dir=cache_dir, ahead=1)
+    if steps is None and not resources and spec.mix.mix.stop == "never":
+        raise click.UsageError(
+            "what a run draws depends on its length, and this mix does not end by itself: say --steps 1000, or as "
+            f"many as it will have. Without, omniload mix check {file} looks at the file, and --resources says which "
+            "loaders there will be"
+        )
     find_sources(spec, file)
     profiles = _profiles(spec)
-    if steps is None or resources:
+    if resources:
         _say_resources(spec.mix, profiles, as_json)
         return
     most = rehearse or int(np.clip(_REHEARSED_TOKENS // spec.mix.batch.tokens, 1, _MOST_REHEARSED))
-    rehearsed = first_steps(replace(spec, num_steps=min(steps, most)), dp)
+    rehearsed = first_steps(replace(spec, num_steps=min(steps or most, most)), dp)
     sizes = _sizes(spec.mix, profiles, rehearsed)
     per_step = rehearsed.tokens_per_step
+    steps = steps or _steps_to_the_end(spec.mix, sizes, per_step)
     mix = with_expected_steps(spec.mix, sizes, steps, tokens_per_step=per_step)
     expected = forecast(mix, sizes, steps, tokens_per_step=per_step)
     wanted = dict(zip(spec.mix.names, expected.total.epochs_S.tolist(), strict=True))
@@ -125,6 +131,22 @@ def plan(  # noqa: PLR0913 -- one for each option
     _print_plan(console, mix, profiles, expected, rehearsed)
     for warning in warnings:
         say(console, f"warning: {warning}", "yellow")
+
+
+def _steps_to_the_end(mix: MixConfig, sizes: SourceSizes, per_step: float) -> int:
+    """Return the steps until a mix ends by itself.
+
+    Raises:
+        ConfigError: It does not, in as many steps as a run may have.
+    """
+    dated = with_expected_steps(mix, sizes, LARGEST_STEP, tokens_per_step=per_step)
+    expected = forecast(dated, sizes, LARGEST_STEP, tokens_per_step=per_step)
+    if not expected.ends_early:
+        raise ConfigError(
+            f"mix.stop {mix.mix.stop!r} does not end this mix within {LARGEST_STEP:,} steps, the most that a run may "
+            "have; say --steps, or give each source more weight"
+        )
+    return expected.total.stop
 
 
 def _say_resources(mix: MixConfig, profiles: Sequence[SourceProfile], as_json: bool) -> None:

@@ -120,7 +120,7 @@ def test_plan_without_a_number_of_steps_says_what_it_needs_them_for_and_what_doe
     result = run_mix("plan", mix_path)
 
     assert result.exit_code == 2
-    assert "depends on its length: say --steps 1000" in result.output
+    assert "does not end by itself: say --steps 1000" in result.output
     assert f"omniload mix check {mix_path} looks at the file" in result.output
 
 
@@ -348,6 +348,23 @@ def test_a_plan_of_amounts_shows_wanted_against_drawn_and_a_run_draws_just_that(
     assert {source["name"]: source["epochs"] for source in shown["sources"]}["text"] == 1.5
     assert [source["share"] for source in shown["sources"]] == pytest.approx([1, 1], abs=0.03)
     assert not any("mix.stop" in warning for warning in expected["warnings"])
+    to_the_end = json_of("plan", path, "--dp", 2, "--cache-dir", tmp_path / "cache")
+    assert (to_the_end["ends_early"], expected["ends_early"]) == (False, True)
+    for key in ("steps", "total", "amounts", "rehearsed", "warnings"):
+        assert to_the_end[key] == expected[key]
+
+
+def test_a_plan_to_the_end_of_a_mix_that_comes_to_none_says_how_far_it_looked(tmp_path):
+    stages = [{"from_step": 0, "weights": {"ids": 1, "text": 0}}]
+    stages.append({"from_step": 10**9, "weights": {"ids": 1, "text": 1}})
+    path = a_mix_file(tmp_path, mix={"stages": stages, "stop": "all_exhausted"})
+
+    result = run_mix("plan", path, "--rehearse", 2, "--cache-dir", tmp_path / "cache")
+
+    assert isinstance(result.exception, ConfigError)
+    assert "'all_exhausted' does not end this mix within 1,000,000,000 steps" in str(
+        result.exception
+    )
 
 
 def test_a_plan_that_comes_to_more_than_a_group_allows_is_refused_with_the_line(tmp_path):
