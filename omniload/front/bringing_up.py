@@ -24,6 +24,7 @@ from omniload.client import Client
 from omniload.front.launch import Launch, Place
 from omniload.front.loader import OpenClient
 from omniload.front.meeting import Invitation, Meeting, NodeUp
+from omniload.front.mix_values import MixValues
 from omniload.front.peers import FetchingHandle, FollowingHandle, Peers
 from omniload.front.rendezvous import FolderRendezvous, Rendezvous
 from omniload.mix.config import MixConfig
@@ -108,7 +109,8 @@ class Together(OpenClient):
                 dp_size=self.place.dp_size,
                 cp_size=self.place.cp_size,
                 step=step,
-            )
+            ),
+            MixValues.of(spec.mix),
         )
         # A rank that cannot join fails here, as the job begins, and not as a batch that nobody takes.
         meeting.wait_until_joined(range(1, self.launch.world_size))
@@ -149,7 +151,7 @@ class Together(OpenClient):
         else:
             use_token(muster.head.token)
         invitation = meeting.invitation()
-        self._agree(invitation, spec.state)
+        self._agree(meeting, invitation, spec.state)
         assert invitation.plane is not None, "a plane of a Ray has an address"
         # A process that started its node is connected to Ray through it.
         handle = handle_in(
@@ -166,7 +168,7 @@ class Together(OpenClient):
     def _follow(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
         """Take batches from the peer that fetches them."""
         meeting.arrive()
-        self._agree(meeting.invitation(), spec.state)
+        self._agree(meeting, meeting.invitation(), spec.state)
         stack.callback(meeting.leave)
         meeting.join()
         # What that rank failed with comes by its note; rank 0, which has none, has brought the plane up.
@@ -183,7 +185,9 @@ class Together(OpenClient):
         meet: Callable[..., Peers] = torch_part("peers_of")
         return meet(self.place.peers, self.launch.rank, meeting.prefix, self.timeout_s)
 
-    def _agree(self, invitation: Invitation, state: Mapping[str, Json] | None) -> None:
+    def _agree(
+        self, meeting: Meeting, invitation: Invitation, state: Mapping[str, Json] | None
+    ) -> None:
         """Refuse to join a plane that is not this rank's, or goes on from another step than its model.
 
         A rank without a state has rank 0's.
@@ -195,9 +199,12 @@ class Together(OpenClient):
         if mine != theirs:
             raise self._disagreement(invitation)
         if invitation.mix != _digest(self.spec.mix):
+            of_0 = meeting.values_of_0()
+            own = MixValues.of(self.spec.mix)
+            said = "" if of_0 is None else f": {own.said_beside(of_0, 'on rank 0')}"
             raise ConfigError(
-                f"rank {self.launch.rank} opens another mix than rank 0, or with other settings; give all ranks the "
-                "same file and keywords, and open their loaders in the same order"
+                f"rank {self.launch.rank} opens another mix than rank 0, or with other settings{said}; give all ranks "
+                "the same file and keywords, and open their loaders in the same order"
             )
         if state is not None and state.get("step") != invitation.step:
             raise StateError(

@@ -33,6 +33,7 @@ from omniload.base.errors import (
 )
 from omniload.base.linux.network import LOOPBACK, host_id
 from omniload.front.launch import Launch, Place
+from omniload.front.mix_values import MixValues
 from omniload.front.rendezvous import Rendezvous
 
 __all__ = [
@@ -47,6 +48,10 @@ __all__ = [
     "wait_for_ranks",
 ]
 
+_MOST_LETTERS = 512 << 10
+"""Of a note of values: one of 1 MiB is read by nobody."""
+_THERE_S = 1.0
+"""Longest wait for a note that was posted before another that was read."""
 _LEAVE_S, _STUCK_S = 10.0, 12.0
 """Longest wait for a last note, and for a rendezvous that keeps to no limit of its own."""
 _KINDS: tuple[type[OmniloadError], ...] = (
@@ -289,12 +294,15 @@ class Meeting:
             elsewhere={host: nodes[rank].place for host, rank in first_of.items()},
         )
 
-    def invite(self, invitation: Invitation) -> None:
-        """Post where the plane is.
+    def invite(self, invitation: Invitation, values: MixValues) -> None:
+        """Post where the plane is, and before that the values of its mix, for a rank that has others.
 
         Raises:
             ConfigError: Another process has.
         """
+        told = values.model_dump_json()
+        if len(told) <= _MOST_LETTERS:
+            self.post("mix", told)
         if not self.post("plane", invitation.model_dump_json()):
             raise ConfigError(
                 "another process has brought up the plane as rank 0 of this job already; give each process its rank "
@@ -338,6 +346,11 @@ class Meeting:
     def invitation(self) -> Invitation:
         """Wait until the plane is up; as ``arrive``."""
         return self._from_0("plane", Invitation, "brought up the plane")
+
+    def values_of_0(self) -> MixValues | None:
+        """Return the values of rank 0's mix, once its invitation was read; ``None`` where they are too many to tell."""
+        key = f"{self.prefix}/mix"
+        return read_as(self.rendezvous, key, MixValues, of_rank=0, timeout_s=_THERE_S)
 
     def join(self) -> None:
         """Say that this rank has its handle."""

@@ -10,7 +10,8 @@ from omniload.actors.address import Head, HostPlace
 from omniload.base.errors import ConfigError, UnavailableError
 from omniload.front import meeting as meetings
 from omniload.front.launch import Launch, Place
-from omniload.front.meeting import Arrival, Meeting, Muster, NodeUp
+from omniload.front.meeting import Arrival, Invitation, Meeting, Muster, NodeUp
+from omniload.front.mix_values import MixValues
 from omniload.front.rendezvous import FolderRendezvous
 
 LONG_S = 30.0
@@ -103,6 +104,20 @@ def test_what_rank_0_fails_with_reaches_ranks_that_wait_for_the_hosts_or_the_pla
     assert told == ["rank 0: no such source"]
     with pytest.raises(ConfigError, match="rank 0: no such source"):
         rank(2).invitation()
+
+
+@pytest.mark.parametrize(("letters", "is_told"), [(9, True), (1 << 20, False)])
+def test_values_of_a_mix_are_there_once_the_invitation_is_and_none_where_they_are_too_many(
+    rank, monkeypatch, letters, is_told
+):
+    monkeypatch.setattr(meetings, "_THERE_S", 0.0)
+    values = MixValues(values={"seed": "7" * letters})
+    invitation = Invitation(plane=None, mix="digest", dp_size=4, cp_size=1, step=0)
+
+    rank(0).invite(invitation, values)
+
+    assert rank(2).invitation() == invitation
+    assert rank(2).values_of_0() == (values if is_told else None)
 
 
 def test_a_second_process_of_one_rank_is_refused(rank):

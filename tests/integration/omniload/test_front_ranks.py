@@ -164,7 +164,7 @@ def test_ranks_that_do_not_agree_are_refused_on_all_sides_and_open_the_next_load
     ]
     says = [
         "nowhere",
-        "opens another mix",
+        "opens another mix than rank 0, or with other settings: seed is 5, on rank 0 ",
         "counts dp 3 and cp 1, rank 0 dp 2",
         "rank 1 was given the state before step 2, and rank 0 begins at step 0",
         "rank=0 and world_size=1",

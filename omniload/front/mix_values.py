@@ -1,0 +1,69 @@
+"""What the mix of one rank says other than that of another, where both are to open one plane."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, Self
+
+from omniload.base.config import StrictModel
+from omniload.base.secrets import with_urls_hidden
+from omniload.mix.config import MixConfig
+
+__all__ = ["MixValues"]
+
+_NAMED = 3
+"""Keys that a message names."""
+_MOST_LETTERS = 80
+"""Of a value that a message quotes."""
+
+
+class MixValues(StrictModel):
+    """The values of a mix and its settings, as a rank may tell them to another: without what is secret in its URLs."""
+
+    version: Literal[1] = 1
+    values: dict[str, str]
+    """By dotted key, ``sources.web.path``, in the order of the file; what has its default is left out."""
+
+    @classmethod
+    def of(cls, mix: MixConfig) -> Self:
+        """Return those of a mix, without where each rank listens, which is its own."""
+        # The model, not the file: comments and the order of keys may differ between hosts.
+        own = {"runtime": {"bind", "metrics_bind"}}
+        said = mix.model_dump(mode="json", exclude=own, exclude_defaults=True)
+        return cls(values={key: with_urls_hidden(repr(value)) for key, value in _leaves(said, "")})
+
+    def said_beside(self, theirs: "MixValues", whose: str) -> str:
+        """Return the first keys that differ, with both values: ``seed is 5, on rank 0 17``.
+
+        Args:
+            theirs: The values of another mix.
+            whose: What to call that.
+        """
+        keys = dict.fromkeys((*self.values, *theirs.values))
+        differ = [key for key in keys if self.values.get(key) != theirs.values.get(key)]
+        if not differ:
+            # Secrets are in neither, and all else is.
+            return "in the order of its keys, or in what is secret, such as a password in a URL"
+        said = [
+            f"{key} is {_shown(self.values.get(key))}, {whose} {_shown(theirs.values.get(key))}"
+            for key in differ[:_NAMED]
+        ]
+        more = len(differ) - _NAMED
+        return "; ".join(said) + (f"; and {more:,} more keys differ" if more > 0 else "")
+
+
+def _leaves(value: object, key: str) -> Iterator[tuple[str, object]]:
+    """Yield each value that holds no others, by the keys and indexes that lead to it."""
+    below: Mapping[str, object] = {}
+    if isinstance(value, Mapping):
+        below = value
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        below = {str(i): each for i, each in enumerate(value)}
+    if not below and not isinstance(value, Mapping):
+        yield key, value
+    for name, inner in below.items():
+        yield from _leaves(inner, f"{key}.{name}" if key else name)
+
+
+def _shown(value: str | None) -> str:
+    if value is None:
+        return "not given"
+    return value if len(value) <= _MOST_LETTERS else f"{value[: _MOST_LETTERS - 1]}…"
