@@ -43,6 +43,7 @@ from omniload.mix.edits.edit import (
     SkipShard,
     SkipSteps,
     require_no_secrets,
+    said_of_going_back,
 )
 from omniload.mix.edits.edits_file import EDITS_NAME, read_history, write_history
 from omniload.mix.edits.found import found_in, require_open
@@ -128,7 +129,7 @@ def _require_no_skip(run: Path, change: Change, holder: str) -> None:
     if isinstance(change, SkipSteps):
         raise StateError(
             f"the data plane of {run} is open in {holder}: steps are skipped by going back before them; end the run, "
-            f"skip them, and go on from a checkpoint of step {change.first} or before"
+            f"skip them, and {said_of_going_back(change.first)}"
         )
 
 

@@ -239,9 +239,21 @@ def skip(  # noqa: PLR0913 -- one for each option
         return
     say(
         output(),
-        f"edit {taken.edit.revision}: step {change.first:,} draws what step {change.stop:,} would have drawn; go on "
-        f"from a state of step {change.first:,} or before: omniload train run FILE --resume {change.first}, or state= "
-        "of omniload.open",
+        f"edit {taken.edit.revision}: step {change.first:,} draws what step {change.stop:,} would have drawn; "
+        f"{_said_of_going_back(change.first)}",
+    )
+
+
+def _said_of_going_back(step: int) -> str:
+    """Return how a run at rest comes to draw a step anew: of step 0 there is no state."""
+    if not step:
+        return (
+            "begin it anew in this folder, without a state: omniload.open without state=, or omniload train run FILE "
+            "once its checkpoints lie elsewhere"
+        )
+    return (
+        f"go on from a state of step {step:,} or before: omniload train run FILE --resume {step}, or state= of "
+        "omniload.open"
     )
 
 
@@ -263,8 +275,7 @@ def _skip_shard(
     if step < taken.planned:
         say(
             console,
-            f"steps from {step:,} on are planned anew; go on from a state of step {step:,} or before: "
-            f"omniload train run FILE --resume {step}, or state= of omniload.open",
+            f"steps from {step:,} on are planned anew; {_said_of_going_back(step)}",
         )
     _say_ahead(console, taken)
     if taken.unsure:

@@ -34,6 +34,7 @@ __all__ = [
     "require_no_secrets",
     "said_amount",
     "said_of",
+    "said_of_going_back",
     "why_skipped_for_good",
 ]
 
@@ -261,6 +262,13 @@ def said_of(change: Change) -> str:
         case _:
             said = change.kind
     return said
+
+
+def said_of_going_back(step: int) -> str:
+    """Return what a run goes on from that is to draw a step anew: of step 0 there is no state."""
+    if not step:
+        return "begin it anew, without a state"
+    return f"go on from a checkpoint of step {step} or before"
 
 
 def why_skipped_for_good(edit: Edit) -> str:

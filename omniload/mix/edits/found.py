@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.mix.edits.amounts import require_drawable
-from omniload.mix.edits.edit import AddSource, Change, Edit, never_held
+from omniload.mix.edits.edit import AddSource, Change, Edit, never_held, said_of_going_back
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import gone_through_in
 from omniload.mix.fingerprint import SourceFacts, source_parts
@@ -128,8 +128,7 @@ def require_reached(history: History, state: MixState, num_carried: int) -> None
     if reopened < state.step:
         raise StateError(
             f"the mix state before step {state.step} is of the run before edits skipped something from step "
-            f"{reopened:.0f} on; "
-            f"go on from a checkpoint of step {reopened:.0f} or before"
+            f"{reopened:.0f} on; {said_of_going_back(int(reopened))}"
         )
     if state.mix_revision == num_carried < due and _is_alike(history, state, due):
         return
@@ -137,8 +136,8 @@ def require_reached(history: History, state: MixState, num_carried: int) -> None
         first = min(history.edits[state.mix_revision :], key=lambda edit: edit.step)
         raise StateError(
             f"the mix state before step {state.step} is of revision {state.mix_revision} of the mix, and the edits of "
-            f"its run make it {due}: edit {first.revision} was made afterwards and holds from step {first.step} on; go "
-            f"on from a checkpoint of step {first.step} or before"
+            f"its run make it {due}: edit {first.revision} was made afterwards and holds from step {first.step} on; "
+            f"{said_of_going_back(first.step)}"
         )
     for revision, where in ((due, "its run"), (num_carried, "the state itself")):
         if state.mix_revision != revision:

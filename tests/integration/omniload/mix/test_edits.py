@@ -342,6 +342,30 @@ def test_two_ranks_of_a_plane_of_actors_see_the_edits_though_loaders_are_killed(
     assert last.source_tags == {"books": {"domain": "prose"}}  # from a constructor that came later
 
 
+def test_the_first_steps_are_skipped_by_a_run_that_begins_anew_as_no_state_is_before_them(
+    mix_path, tmp_path
+):
+    run = tmp_path / "run"
+    with omniload.open(mix_path, run_dir=run, arrays="numpy", prefetch_steps=1) as loader:
+        states = []
+        for _ in range(4):
+            loader.next_batch()
+            states.append(loader.state_dict())
+        up = run_mix("skip", run, "--steps", "0:2")
+    audited = [json_of("audit", run, "--step", step)["samples"] for step in range(4)]
+
+    said = run_mix("skip", run, "--steps", "0:2").output.replace("\n", " ")
+    with pytest.raises(StateError, match="from step 0 on; begin it anew, without a state"):
+        omniload.open(mix_path, run_dir=run, arrays="numpy", state=states[1])
+    with omniload.open(mix_path, run_dir=run, arrays="numpy", prefetch_steps=1, steps=2) as loader:
+        list(loader)
+
+    assert "skip them, and begin it anew, without a state" in str(up.exception)
+    assert "would have drawn; begin it anew in this folder, without a state" in said
+    again = [json_of("audit", run, "--step", step)["samples"] for step in range(2)]
+    assert again == audited[2:]
+
+
 def test_steps_that_were_trained_on_are_skipped_and_the_run_goes_on_behind_them(mix_path, tmp_path):
     run = tmp_path / "run"
     with omniload.open(mix_path, run_dir=run, arrays="numpy", prefetch_steps=1) as loader:

@@ -210,7 +210,7 @@ def test_a_state_that_passed_the_step_of_an_edit_without_it_is_refused():
     with pytest.raises(
         StateError,
         match="is of revision 0 of the mix, and the edits of its run make it 1: edit 1 was made afterwards and holds "
-        "from step 0 on; go on from a checkpoint of step 0 or before",
+        "from step 0 on; begin it anew, without a state",
     ):
         require_reached(history, state, 0)
 
