@@ -68,6 +68,8 @@ class MixFacts:
     """The step after the last; ``None`` for the data's end."""
     repeats: bool = False
     """Whether sources repeat for ever, so that the data does not end before ``num_steps``."""
+    first_step: int = 0
+    """Step that it begins at without a state."""
     num_ranks: int = 1
     """Ranks along dp."""
 
@@ -105,7 +107,7 @@ class Loader:
         stream = None if form.device is None else form.arrays.side_stream(form.device)
         self._ahead = None if stream is None else CopyAhead(form, stream)
         check_steps_left(self._state, facts.num_steps)
-        begun = (self._state or {}).get("step")
+        begun = (self._state or {}).get("step", facts.first_step)
         self._begun = begun if isinstance(begun, int) else 0
         self._repeats = facts.repeats
         self.source_names = facts.names
@@ -299,9 +301,7 @@ class Loader:
         """Return the batches from where it was opened to ``steps``, however many were handed out since."""
         # One that counts too many has Lightning wait for a last batch that never comes.
         if self._num_steps is None or not self._repeats:
-            raise TypeError(
-                "steps= tells the length where stop of the mix is never, not after join; count batches as they come"
-            )
+            raise TypeError("steps= tells the length where stop of the mix is never, else count")
         return self._num_steps - self._begun
 
     def __bool__(self) -> bool:

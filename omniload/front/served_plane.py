@@ -28,7 +28,7 @@ from typing_extensions import override
 from omniload.actors.address import PlaneAddress
 from omniload.actors.lifeline import answers
 from omniload.actors.opening import open_ray_plane
-from omniload.actors.plane import PlaneSpec
+from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.base.config import StrictModel
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from omniload.base.extras import refuse_namesake
@@ -72,12 +72,14 @@ _ROOT = 0
 class _Note(StrictModel):
     """What ranks need to join."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     plane: PlaneAddress
     token: str
     names: tuple[str, ...]
     vocab_size: int | None
     num_steps: int | None
+    first_step: int
+    repeats: bool
     run_dir: Path | None
     """Folder of the run, which keeps losses of documents."""
 
@@ -108,6 +110,8 @@ class ServedPlane:
                 names=spec.mix.names,
                 vocab_size=vocab_size_of(spec),
                 num_steps=spec.num_steps,
+                first_step=first_step_of(spec),
+                repeats=spec.mix.mix.stop == "never",
                 # Ranks join from working directories of their own.
                 run_dir=None if spec.run_dir is None else spec.run_dir.resolve(),
             )
@@ -228,6 +232,8 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
         names=note.names,
         vocab_size=note.vocab_size,
         num_steps=note.num_steps,
+        first_step=note.first_step if step is None else step,
+        repeats=note.repeats,
         num_ranks=world_size,
     )
     form = form_of(arrays, labels, device)

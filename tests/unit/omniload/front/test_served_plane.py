@@ -40,12 +40,14 @@ def a_note(folder, *, served=True, **changes):
         "batch_timeout_s": 1.0,
     }
     note = {
-        "version": 1,
+        "version": 2,
         "plane": plane | changes.pop("plane", {}),
         "token": "secret",
         "names": ["docs"],
         "vocab_size": 256,
         "num_steps": None,
+        "first_step": 0,
+        "repeats": True,
         "run_dir": None,
     }
     folder.mkdir(exist_ok=True)
@@ -60,6 +62,25 @@ def test_a_rank_knows_the_sources_of_a_plane_before_it_is_part_of_it(tmp_path):
 
     assert (loader.source_names, loader.vocab_size) == (("docs",), 256)
     loader.close()
+
+
+@pytest.mark.parametrize(("step", "first_step", "batches"), [(None, 0, 9), (None, 2, 7), (5, 2, 4)])
+def test_the_length_of_a_rank_that_joins_is_the_batches_from_its_first_step_on(
+    tmp_path, step, first_step, batches
+):
+    note = a_note(tmp_path, num_steps=9, first_step=first_step)
+
+    loader = omniload.join(note, rank=0, world_size=4, step=step, arrays="numpy")
+
+    assert len(loader) == batches
+
+
+@pytest.mark.parametrize("changes", [{"repeats": False, "num_steps": 9}, {"repeats": True}])
+def test_a_rank_that_joins_a_plane_that_may_end_with_its_data_has_no_length(tmp_path, changes):
+    loader = omniload.join(a_note(tmp_path, **changes), rank=0, world_size=4, arrays="numpy")
+
+    with pytest.raises(TypeError, match="steps= tells the length"):
+        len(loader)
 
 
 def test_losses_that_a_rank_reports_are_kept_in_the_folder_of_the_run_that_is_served(
@@ -192,7 +213,7 @@ def test_a_plane_of_another_user_is_refused(tmp_path, monkeypatch):
         omniload.join(tmp_path, rank=0, world_size=4)
 
 
-@pytest.mark.parametrize("damage", [{"version": 2}, {"token": None}, {"plane": {"cluster": 1}}])
+@pytest.mark.parametrize("damage", [{"version": 1}, {"token": None}, {"plane": {"cluster": 1}}])
 def test_an_address_of_another_release_is_refused(tmp_path, damage):
     with pytest.raises(IntegrityError, match=r"no address of a plane that this release serves"):
         omniload.join(a_note(tmp_path, **damage), rank=0, world_size=4)
