@@ -171,7 +171,7 @@ def _profiles(spec: PlaneSpec) -> list[SourceProfile]:
     shards = open_shard_cache(spec.mix.loader.shard_cache, spec.base_dir)
 
     def measure(name: str) -> SourceProfile:
-        source = SourceSpec.of(spec.mix, name, spec.base_dir, spec.cache_dir)
+        source = SourceSpec.drawn(spec.mix, name, spec.base_dir, spec.cache_dir)
         return profile(source, shard_cache=shards)
 
     with (

@@ -141,7 +141,7 @@ def _survey(spec: PlaneSpec, sample: int | None) -> tuple[list[Survey], _Looking
         surveys = list(
             pool.map(
                 lambda name: open_survey(
-                    SourceSpec.of(mix, name, spec.base_dir, spec.cache_dir),
+                    SourceSpec.drawn(mix, name, spec.base_dir, spec.cache_dir),
                     shard_cache=shards,
                     sample=sample,
                 ),

@@ -100,7 +100,7 @@ def _opened(spec: PlaneSpec, name: str) -> RecordSource:
 
 def _block_of(spec: PlaneSpec, name: str) -> tuple[int, int]:
     """Return the records and the units of a block of a source, on average."""
-    source = SourceSpec.of(spec.mix, name, spec.base_dir, spec.cache_dir)
+    source = SourceSpec.drawn(spec.mix, name, spec.base_dir, spec.cache_dir)
     rows_U = open_format(source).format.units().rows_U
     filled_U = rows_U[rows_U > 0]
     units = max(1, min(source.config.shuffle.units_together(len(filled_U)), len(filled_U)))

@@ -6,6 +6,8 @@ import random
 import tarfile
 import threading
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -13,6 +15,7 @@ from omniload.actors.local.plane import LocalPlane
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.commands import stats
 from tests.support.drawn import a_drawn_mix, png_of, ramp
+from tests.support.plane.builders import a_mix
 from tests.support.plane.corpora import write_texts
 from tests.support.plane.edits.mix_commands import json_of, run_mix
 
@@ -64,6 +67,32 @@ def test_every_document_is_counted(mix_path, texts):
     assert (web["repeated"], code["repeated"]) == (repeated, 0)
     assert found["pairs"] == [["code", "web", len({*texts["code"]} & {*texts["web"]})]]
     assert found["measured"]["tokens_per_s"] > 0
+
+
+def test_a_column_that_no_batch_brings_is_read_by_nobody_who_measures(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # Behind the first records, of which a check looks at every column.
+    scores = [1.0] * 200 + [None] * 40
+    table = pa.table({"ids": [[1, 2, 3]] * 240, "score": scores})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=120)
+    source = {
+        "type": "parquet",
+        "path": "a.parquet",
+        "tokens": "ids",
+        "columns": {"scores": "score"},
+    }
+    bad = {}
+    for brought in ([], ["scores"]):
+        mix = a_mix(sources={"web": source | {"on_error": {"policy": "skip", "limit": 50}}})
+        content = mix.model_dump(mode="json")
+        content["batch"]["columns"] = brought
+        (tmp_path / "mix.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+
+        (looked,) = json_of("stats", tmp_path / "mix.yaml", "--all", "--measure", 0)["sources"]
+        (planned,) = json_of("plan", tmp_path / "mix.yaml", "--steps", 2)["sources"]
+        bad[bool(brought)] = looked["bad"], planned["bad_records"] > 0
+
+    assert bad == {False: (0, False), True: (40, True)}
 
 
 def test_equal_captions_of_different_images_are_different_documents(tmp_path, monkeypatch):
