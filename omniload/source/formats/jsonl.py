@@ -269,6 +269,8 @@ def _records(data: pa.Buffer, read: "_LineReader", path: str, first_line: int) -
             except BadLineError as error:
                 text, bad_L[i] = b"", True
                 reason = reason or f"{path}:{first + i}: {error}"
+            except ConfigError as error:
+                raise ConfigError(f"{path}:{first + i}: {error}") from error
             found.append(text)
         are_texts = 2 * sum(map(len, found)) >= len(part)
         # Each was written as UTF-8 here: nothing is left to look at.

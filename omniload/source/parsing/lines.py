@@ -15,8 +15,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from omniload.base.errors import IntegrityError
+from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
+from omniload.base.units import format_bytes
 from omniload.source.columns import is_utf8
 from omniload.source.parsing.beginnings import said_of_beginning, said_of_stand_in
 
@@ -25,8 +26,10 @@ __all__ = [
     "BadLineError",
     "PlainTexts",
     "key_in",
+    "lacks_memory",
     "object_in",
     "object_of",
+    "said_of_no_memory",
     "text_in",
     "text_of",
     "value_in",
@@ -45,6 +48,8 @@ _BOM = b"\xef\xbb\xbf"
 _SHOWN_KEYS, _SHOWN_WIDTH = 12, 40
 # A string that does not end reaches to the end: the search takes one pass, whatever it is given.
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[{\]}]', re.DOTALL)
+_TIMES_IN_MEMORY = 12
+"""Bytes that orjson asks for at once to read a byte of JSON."""
 _MOST_DIGITS = 20
 """Of an integer of 64 bits, its sign among them. Python itself refuses to read one of more than 4,300 digits."""
 
@@ -173,19 +178,37 @@ def object_of(line: bytes | memoryview) -> dict[str, object] | None:
 
     Raises:
         BadLineError: The line is no JSON object.
+        ConfigError: Memory is lacking to tell.
     """
     value: object
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        # Blank lines are few: they are looked for once JSON has refused one.
-        if not bytes(line).strip(_BLANK):
-            return None
-        value = _leniently(bytes(line), error)
+        try:
+            # Blank lines are few: they are looked for once JSON has refused one.
+            if not bytes(line).strip(_BLANK):
+                return None
+            value = _leniently(bytes(line), error)
+        except MemoryError:
+            # Not a bad line: which lines are bad must not depend on what else a process holds.
+            raise ConfigError(f"the line {said_of_no_memory(len(line))}, or split it") from None
     if not isinstance(value, dict):
         lines = f"; {_LINES_OF_LIST}" if isinstance(value, list) else ""
         raise BadLineError(f"is a JSON {type(value).__name__}, not an object{lines}")
     return value
+
+
+def lacks_memory(error: orjson.JSONDecodeError) -> bool:
+    """Whether orjson gave up for want of memory, which it says as if the text were at fault."""
+    return "memory" in error.msg
+
+
+def said_of_no_memory(size_bytes: int) -> str:
+    """Return what a text of JSON takes that there is no memory for, as a predicate of it, and a remedy."""
+    return (
+        f"holds {format_bytes(size_bytes)}, and {_TIMES_IN_MEMORY} times as much memory, which it takes to read, is "
+        "not to be had; give the process more"
+    )
 
 
 def text_in(value: dict[str, object], key: str, *, nested: bool = False) -> bytes:
@@ -261,6 +284,7 @@ def _leniently(line: bytes, strict: orjson.JSONDecodeError) -> object:
 
     Raises:
         BadLineError: It is no JSON in the wider sense either; says what strict JSON said.
+        MemoryError: Memory is lacking to tell.
     """
     refusal = BadLineError(f"is not JSON: {strict}")
     if what := said_of_beginning(line) or _BEGUN.get(line.strip()) or said_of_stand_in(line):
@@ -282,14 +306,18 @@ def _leniently(line: bytes, strict: orjson.JSONDecodeError) -> object:
             f"nests {depth:,} brackets deep, and a line is read to {_ALL_GO_TO:,}; write it flatter"
         )
     if depth > LARGEST_DEPTH:
+        if lacks_memory(strict):
+            raise MemoryError
         raise BadLineError(
             f"is not strict JSON ({strict}), and nests {depth} brackets deep: what strict JSON lacks, such as NaN, is "
             f"read to {LARGEST_DEPTH}; write null for NaN, or the line flatter"
         )
     try:
         value: object = _LENIENT.decode(text)
-    except json.JSONDecodeError:
-        raise refusal from strict
+    except json.JSONDecodeError as error:
+        raise (
+            BadLineError(f"is not JSON: {error}") if lacks_memory(strict) else refusal
+        ) from strict
     return value
 
 

@@ -8,6 +8,7 @@ import orjson
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
 from omniload.source.files import ShardFile, reading
+from omniload.source.parsing.lines import lacks_memory, said_of_no_memory
 
 __all__ = ["listed_once", "read_json"]
 
@@ -19,6 +20,7 @@ def read_json(file: ShardFile) -> dict[str, Any]:
     """Read a file that lists shards: one JSON object.
 
     Raises:
+        ConfigError: Memory is lacking to read it.
         IntegrityError: It is too large, or no JSON object.
         UnavailableError: The file system did not answer.
     """
@@ -32,6 +34,10 @@ def read_json(file: ShardFile) -> dict[str, Any]:
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
+        if lacks_memory(error):
+            raise ConfigError(
+                f"{file.path}: {said_of_no_memory(len(data))}, or split the list"
+            ) from error
         raise IntegrityError(f"{file.path}: is not JSON: {error}; replace it") from error
     if not isinstance(value, dict):
         raise IntegrityError(

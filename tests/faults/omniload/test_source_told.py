@@ -2,6 +2,9 @@
 
 import gzip
 import io
+import json
+import subprocess
+import sys
 import tarfile
 
 import pyarrow as pa
@@ -158,3 +161,62 @@ def test_a_table_with_types_shows_lines_of_the_columns_that_hold_what_is_read(tm
         opened(tmp_path, ParquetSource(**keys, text="text"))
     with pytest.raises(ConfigError, match=r"has id, title, ids, body: write tokens: ids$"):
         opened(tmp_path, ParquetSource(**keys, tokens="tokens"))
+
+
+WITH_LITTLE_MEMORY = """
+import json, resource, sys
+from pathlib import Path
+from omniload.base.errors import OmniloadError
+from omniload.mix.sources import JsonlSource
+from omniload.source.files import local_file
+from omniload.source.formats.jsonl import JsonlFormat
+from omniload.source.parsing.shard_lists import read_json
+
+text = "x" * (24 << 20)
+deep = "[" * 600 + "]" * 600
+lines = {
+    "sound": '{"text": "%s"}' % text,
+    "deep": '{"text": "%s", "a": %s}' % (text, deep),
+    "broken": '{"text": "%s",}' % text,
+}
+formats = {}
+for name, line in lines.items():
+    path = Path(sys.argv[1], f"{name}.jsonl")
+    path.write_text(line)
+    formats[name] = JsonlFormat(
+        [local_file(str(path))], JsonlSource(type="jsonl", path="*", on_error={"policy": "skip"})
+    )
+held = next(int(each.split()[1]) << 10 for each in open("/proc/self/status") if "VmSize" in each)
+resource.setrlimit(resource.RLIMIT_AS, (held + (200 << 20), resource.RLIM_INFINITY))
+told = {}
+for name, opened in formats.items():
+    try:
+        records = opened.read_unit(0)
+        told[name] = [records.bad_B.tolist(), len(records.column.values_V), records.reason]
+    except OmniloadError as error:
+        told[name] = [type(error).__name__, str(error)]
+try:
+    read_json(local_file(str(Path(sys.argv[1], "sound.jsonl"))))
+except OmniloadError as error:
+    told["list"] = [type(error).__name__, str(error)]
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.scripts_start_warm
+def test_what_memory_is_lacking_to_read_is_told_as_that_and_no_line_is_bad_for_it(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_LITTLE_MEMORY, tmp_path],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    told = json.loads(done.stdout)
+    takes = "24 MiB, and 12 times as much memory, which it takes to read, is not to be had; give"
+    assert told["sound"] == [[False], 24 << 20, ""]
+    assert (told["deep"][0], takes in told["deep"][1]) == ("ConfigError", True)
+    assert f"{tmp_path}/deep.jsonl:1: the line holds " in told["deep"][1]
+    assert told["broken"][0] == [True]
+    assert "is not JSON: Expecting property name" in told["broken"][2]
+    assert (told["list"][0], takes in told["list"][1]) == ("ConfigError", True)
