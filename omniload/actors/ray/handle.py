@@ -65,6 +65,8 @@ _HEAD_S = 1.0
 """Ray's head answers in milliseconds, or is out of reach: Ray then ends the process within the minute."""
 _LOOK_S = 0.1
 """A constructor that takes the place of a lost one is looked for so often."""
+_FOUND_S = 60.0
+"""Longest wait for one by a rank that joins, or becomes another."""
 
 
 class RayHandle(RankHandle):
@@ -117,7 +119,7 @@ class RayHandle(RankHandle):
                 self._become(self._join_world(asked, dp_rank), dp_rank)
                 self.first_step = asked.step
             self._planner.become(dp_rank, self._generation, self._node)
-            self._constructor_name, self._constructor = _found(self._constructor_role)
+            self._constructor_name, self._constructor = self._found(self._constructor_role)
             # Last of what can fail: once it was claimed, whoever takes this place comes after this rank.
             if self._lock is None:
                 self._lock = self._claim(self._generation, dp_rank)
@@ -183,6 +185,23 @@ class RayHandle(RankHandle):
         of = self._address  # tells those of the first world
         return of.constructor_in(world, dp_rank) if world.generation else of.constructor_of(dp_rank)
 
+    def _found(self, role: str) -> tuple[str, Any]:
+        """Return the newest member of a role by its name, and its actor; of a lost one, that which takes its place.
+
+        Raises:
+            UnavailableError: None did within a minute, or the plane has ended.
+        """
+        until_s = time.monotonic() + _FOUND_S
+        while True:
+            try:
+                name = newest_of(role) or role
+                return name, actor_named(name)
+            except UnavailableError:
+                if time.monotonic() >= until_s:
+                    raise
+            self._planner.look()
+            self._left.wait(_LOOK_S)
+
     def _post_heartbeats(self) -> None:
         """Post heartbeats under the name of this rank."""
         self._activity = Activity(self._name, log=self._logs.of(self._name), host=host_here())
@@ -211,7 +230,7 @@ class RayHandle(RankHandle):
         with self._gate.inside():
             # Whatever can be refused comes before anything changes here.
             world = self._planner.resize(asked)
-            found = _found(self._role_in(world, dp_rank))
+            found = self._found(self._role_in(world, dp_rank))
             lock = self._claim(world.generation, dp_rank)
             self._unlock()
             self._lock, self._pending = lock, None
@@ -366,9 +385,3 @@ class RayHandle(RankHandle):
                 self._end_is_told = True
                 _LOG.error("%s", error)
             raise
-
-
-def _found(role: str) -> tuple[str, Any]:
-    """Return the newest member of a role by its name, and its actor."""
-    name = newest_of(role) or role
-    return name, actor_named(name)

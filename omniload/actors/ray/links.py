@@ -15,14 +15,11 @@ from typing_extensions import override
 
 from omniload.actors.gate import Gate
 from omniload.actors.ray.answers import (
-    actor_named,
-    answer_to,
     ask_head,
     future_of,
     is_lost,
     log_failure,
     newest_actor,
-    newest_of,
     plain_error,
     value_of,
     wait_for_ref,
@@ -219,20 +216,22 @@ class PlannerLink:
     """
 
     def __init__(self, dp_rank: int, cp_rank: int, check: Callable[[], None]) -> None:
-        """Reach the planner that there is; ``check`` raises once the plane is left or gone.
+        """Reach the planner, or the next one where it is lost; ``check`` raises once the plane is left or gone.
 
         Raises:
-            UnavailableError: There is none, or it does not answer.
+            UnavailableError: There is none for a minute, or it does not answer.
         """
         self._rank, self._node, self._check_plane = (dp_rank, cp_rank, 0), "", check
-        self._actor: Any = actor_named(newest_of(PLANNER) or PLANNER)
+        self._actor: Any = None
         self._taken: int | None = None
-        self._lost = False
+        self._lost = True  # until it is found: a rank may come while one takes the place of another
         self._checked: Any = None
         self._successor: Future[Any] | None = None
         self._next_look_s = 0.0
         self._looking = threading.Lock()
-        self.first_step: int = answer_to(self._actor.first_step.remote(), PLANNER)
+        self.first_step: int = self._answer(
+            lambda planner: planner.first_step.remote(), "the first step of the data"
+        )
 
     def taken(self, step: int) -> None:
         """Tell that the trainer has the batch of ``step``."""
@@ -356,20 +355,20 @@ class PlannerLink:
         """Ask the planner, and the one after it where it is lost."""
         until_s = time.monotonic() + _ANSWER_S
         while (left_s := until_s - time.monotonic()) > 0:
+            if self._lost:
+                self.look()
+            if self._lost:
+                time.sleep(_LOOK_S)
+                continue
             answer = ask(self._actor)
             if not wait_for_ref(answer, left_s, self._check_plane):
                 break
             try:
-                found = value_of(answer)
+                return value_of(answer)
             except RayError as error:
                 if not is_lost(error):
                     raise plain_error(error, PLANNER) from None
                 self._lost = True
-                while self._lost and time.monotonic() < until_s:
-                    self.look()
-                    time.sleep(_LOOK_S)
-            else:
-                return found
         raise UnavailableError(
             f"no planner gave {what} within {_ANSWER_S:.0f} s; "
             "end the job and start again from the last checkpoint"

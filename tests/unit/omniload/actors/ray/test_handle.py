@@ -237,7 +237,35 @@ def test_a_rank_whose_new_number_another_one_has_is_what_it_was(handle, tmp_path
     others.close()
 
 
-def test_a_rank_whose_new_constructor_is_lost_is_what_it_was_and_may_ask_again(handle, actors):
+def test_a_rank_whose_new_constructor_is_lost_waits_for_the_one_that_takes_its_place(
+    handle, actors, monkeypatch
+):
+    actors.remove("constructor-0")
+    monkeypatch.setattr(module, "_LOOK_S", 0.0)
+    monkeypatch.setattr(FakeLink, "look", lambda _: actors.add("constructor-0"))
+
+    handle.resize(ResizeAsked(dp=1, step=5), 0)
+
+    assert said_by(handle, 5) == (("constructor-0", 5, 0, 1), (5, 0, 0, 1))
+
+
+def test_a_rank_that_joins_while_its_constructor_is_lost_waits_for_the_one_that_takes_its_place(
+    address, actors, monkeypatch
+):
+    actors.remove("constructor-1")
+    monkeypatch.setattr(module, "_LOOK_S", 0.0)
+    monkeypatch.setattr(FakeLink, "look", lambda _: actors.add("constructor-1"))
+
+    joined = RayHandle(address, 1, 0, lambda: None, NOW)
+
+    assert said_by(joined, 0)[0] == ("constructor-1", 0, 1, 0)
+    joined.leave(1.0)
+
+
+def test_a_rank_whose_new_constructor_does_not_come_is_what_it_was_and_may_ask_again(
+    handle, actors, monkeypatch
+):
+    monkeypatch.setattr(module, "_FOUND_S", 0.0)
     actors.remove("constructor-0")
 
     with pytest.raises(UnavailableError, match="no constructor-0"):
@@ -304,7 +332,8 @@ def test_a_rank_that_joins_in_the_place_of_one_that_lives_is_refused_and_changes
     assert asked == [NOW]  # the planner was asked for no other ranks
 
 
-def test_a_rank_that_could_not_join_may_try_again(address, actors):
+def test_a_rank_that_could_not_join_may_try_again(address, actors, monkeypatch):
+    monkeypatch.setattr(module, "_FOUND_S", 0.0)
     actors.remove("constructor-1")
     with pytest.raises(UnavailableError, match="no constructor-1"):
         RayHandle(address, 1, 0, lambda: None, NOW)

@@ -10,7 +10,7 @@ from ray.exceptions import ActorDiedError
 from omniload.actors.ray import links as links_module
 from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
 from omniload.actors.ray.links import PlannerLink, RayLoaderLinks
-from omniload.base.errors import DefectError
+from omniload.base.errors import DefectError, UnavailableError
 from omniload.machine.messages import ReadAhead
 
 
@@ -109,6 +109,11 @@ class Answer:
     def __init__(self, error):
         self.error = error
 
+    def value(self):
+        if self.error is not None:
+            raise self.error
+        return 0
+
     def future(self):
         done = Future()
         if self.error is None:
@@ -130,8 +135,9 @@ class Method:
 
 
 class FakePlanner:
-    def __init__(self, error=None):
-        self.taken, self.first_step = Method(error), Method()
+    def __init__(self, error=None, *, is_gone=False):
+        self.taken = Method(error)
+        self.first_step = Method(ActorDiedError() if is_gone else None)
 
 
 class Racing(PlannerLink):
@@ -157,17 +163,52 @@ def answered(ask):
     return answer
 
 
+@pytest.fixture
+def finding(monkeypatch):
+    """Return a function that has ranks find planners, one after the other; what is an error is raised instead."""
+    monkeypatch.setattr(links_module, "_LOOK_S", 1e-9)
+    monkeypatch.setattr(links_module.time, "sleep", lambda _: None)
+    monkeypatch.setattr(links_module, "ask_head", answered)
+    monkeypatch.setattr(links_module, "wait_for_ref", lambda *_: True)
+    monkeypatch.setattr(links_module, "value_of", Answer.value)
+
+    def find(*planners):
+        left = iter(planners)
+
+        def newest_actor(role):
+            planner = next(left)
+            return planner if planner is None else (role, planner)
+
+        monkeypatch.setattr(links_module, "newest_actor", newest_actor)
+
+    return find
+
+
+def test_a_rank_that_comes_while_a_planner_takes_the_place_of_another_waits_for_it(finding):
+    found, looks = FakePlanner(), []
+    finding(None, FakePlanner(is_gone=True), None, found)
+
+    link = PlannerLink(0, 0, lambda: looks.append(1))
+    link.taken(3)
+
+    assert (link.first_step, found.taken.steps, len(looks)) == (0, [3], 4)
+
+
+def test_a_rank_that_finds_no_planner_for_a_minute_says_so(finding, monkeypatch):
+    finding(*[None] * 99)
+    monkeypatch.setattr(links_module, "_ANSWER_S", 1e-5)
+
+    with pytest.raises(UnavailableError, match="no planner gave the first step of the data within"):
+        PlannerLink(0, 0, lambda: None)
+
+
 def test_a_rank_whose_planner_is_lost_looks_at_the_plane_while_the_head_does_not_answer(
-    monkeypatch,
+    monkeypatch, finding
 ):
-    asked = []
-    monkeypatch.setattr(links_module, "_LOOK_S", 0.0)
-    monkeypatch.setattr(links_module, "newest_of", lambda role: role)
-    monkeypatch.setattr(links_module, "actor_named", lambda _: FakePlanner(ActorDiedError()))
-    monkeypatch.setattr(links_module, "ask_head", lambda ask: asked.append(Future()) or asked[-1])
-    monkeypatch.setattr(links_module, "answer_to", lambda *_: 0)
-    looks = []
+    asked, looks = [], []
+    finding(FakePlanner(ActorDiedError()))
     link = PlannerLink(0, 0, lambda: looks.append(len(asked)))
+    monkeypatch.setattr(links_module, "ask_head", lambda ask: asked.append(Future()) or asked[-1])
     link.taken(3)
 
     for _ in range(3):
@@ -176,10 +217,10 @@ def test_a_rank_whose_planner_is_lost_looks_at_the_plane_while_the_head_does_not
     asked[0].set_result(("planner+1", found))
     link.look()
 
-    assert (looks, found.taken.steps) == ([0, 1, 1, 1], [3])
+    assert (looks, found.taken.steps) == ([0, 0, 1, 1, 1], [3])
 
 
-def test_a_head_that_answers_while_a_rank_looks_is_heard_in_that_look(monkeypatch):
+def test_a_head_that_answers_while_a_rank_looks_is_heard_in_that_look(monkeypatch, finding):
     """Heard in the next one it would tell of a planner that was lost before: a kill cost ranks a second more."""
     asked, found = [], FakePlanner(None)
 
@@ -187,12 +228,10 @@ def test_a_head_that_answers_while_a_rank_looks_is_heard_in_that_look(monkeypatc
         assert 0 < limit_s < 1
         asked[0].set_result(("planner+1", found))
 
-    monkeypatch.setattr(links_module, "newest_of", lambda role: role)
-    monkeypatch.setattr(links_module, "actor_named", lambda _: FakePlanner(ActorDiedError()))
-    monkeypatch.setattr(links_module, "ask_head", lambda ask: asked.append(Future()) or asked[-1])
-    monkeypatch.setattr(links_module, "answer_to", lambda *_: 0)
-    monkeypatch.setattr(links_module, "wait", wait)
+    finding(FakePlanner(ActorDiedError()))
     link = PlannerLink(0, 0, lambda: None)
+    monkeypatch.setattr(links_module, "ask_head", lambda ask: asked.append(Future()) or asked[-1])
+    monkeypatch.setattr(links_module, "wait", wait)
     link.taken(3)
 
     link.look()
@@ -200,16 +239,10 @@ def test_a_head_that_answers_while_a_rank_looks_is_heard_in_that_look(monkeypatc
     assert found.taken.steps == [3]
 
 
-def test_a_planner_that_takes_over_is_told_the_last_step_that_the_trainer_took(monkeypatch):
+def test_a_planner_that_takes_over_is_told_the_last_step_that_the_trainer_took(finding):
     first, second, third = (FakePlanner(ActorDiedError()) for _ in range(3))
     third.taken.error = None
-    planners = iter((first, second, third))
-    monkeypatch.setattr(links_module, "_LOOK_S", 0.0)
-    monkeypatch.setattr(links_module, "newest_of", lambda role: role)
-    monkeypatch.setattr(links_module, "actor_named", lambda name: next(planners))
-    monkeypatch.setattr(links_module, "newest_actor", lambda role: (role, next(planners)))
-    monkeypatch.setattr(links_module, "ask_head", answered)
-    monkeypatch.setattr(links_module, "answer_to", lambda *_: 0)
+    finding(first, second, third)
     link = Racing(0, 0, lambda: None)
     link.taken(3)
 
