@@ -63,7 +63,7 @@ def _turn(crew: Crew) -> Iterator[None]:
 
 def _changed(crew: Crew, request: EditRequest) -> EditTaken:
     asked = ChangeAsked(change=request.change, at=request.at)
-    before: History = answer_to(crew.holding(PLANNER).history.remote(), PLANNER)
+    before: History = _heard(crew.holding(PLANNER).history.remote(), PLANNER)
     if isinstance(request.change, SkipShard):
         asked = replace(asked, change=_looked_for(crew, request.change, before))
     if not isinstance(request.change, AddSource):
@@ -71,11 +71,29 @@ def _changed(crew: Crew, request: EditRequest) -> EditTaken:
     return _added(crew, asked, before)
 
 
+def _heard(answer: Any, role: str) -> Any:  # noqa: ANN401 -- as ``answer_to``
+    """Wait for the answer of a role before the planner has kept anything.
+
+    Raises:
+        OmniloadError: As ``answer_to``; of a role that is lost it says to ask again, and not to end the job.
+    """
+    try:
+        return answer_to(answer, role)
+    except UnavailableError as error:
+        raise _of_lost(role) if has_ended(answer) else error from None
+
+
+def _of_lost(role: str) -> UnavailableError:
+    return UnavailableError(
+        f"the mix was not changed: {role} was lost meanwhile, and the job goes on with another; ask again"
+    )
+
+
 def _looked_for(crew: Crew, change: SkipShard, before: History) -> SkipShard:
     """Have every loader look for a shard; return the change with the one that is meant."""
     serving = [role for role, sources in crew.sources_of.items() if sources]
     told = {role: crew.holding(role).look_for_shard.remote(change) for role in serving}
-    found = [answer_to(answer, role) for role, answer in told.items()]
+    found = [_heard(answer, role) for role, answer in told.items()]
     return shard_meant(change, before.latest.names, found)
 
 
@@ -97,15 +115,21 @@ def _added(crew: Crew, asked: ChangeAsked, before: History) -> EditTaken:
     except BaseException as error:
         # A planner that gives no answer may keep the edit later: the source stays open.
         if not (asks_planner and isinstance(error, UnavailableError)):
-            crew.spec = replace(crew.spec, edits=before.edits)
-            _forget(crew, number)
+            _restore(crew, before)
         raise
+
+
+def _restore(crew: Crew, history: History) -> None:
+    """Have the crew know of these edits and their sources, and of no other."""
+    crew.spec = replace(crew.spec, edits=history.edits)
+    _forget(crew, len(history.latest.names))
 
 
 def _forget(crew: Crew, number: int) -> None:
     """Have nobody open the source of a number, and those after it."""
     crew.facts.pop(number, None)
-    crew.serving = {s: member for s, member in crew.serving.items() if s < number}
+    with crew.changed:  # the keeper notes meanwhile who takes over
+        crew.serving = {s: member for s, member in crew.serving.items() if s < number}
     for role, sources in crew.sources_of.items():
         crew.sources_of[role] = tuple(s for s in sources if s < number)
 
@@ -113,7 +137,7 @@ def _forget(crew: Crew, number: int) -> None:
 def _opened(crew: Crew, role: str, number: int, mix: MixConfig) -> SourceFacts:
     """Have a source opened, and constructors know of it; return what was found."""
     member = crew.holders[role]
-    facts: SourceFacts = answer_to(crew.actors[member].open_also.remote(number, mix), role)
+    facts: SourceFacts = _heard(crew.actors[member].open_also.remote(number, mix), role)
     crew.facts[number] = facts
     _stand_by(crew, role, number, mix)
     crew.note_serving(member, (number,))
@@ -122,7 +146,7 @@ def _opened(crew: Crew, role: str, number: int, mix: MixConfig) -> SourceFacts:
     told = [crew.holding(name).know.remote(mix) for name in crew.dp_ranks_of]
     told += [crew.holding(name).replace_loader.remote(serving) for name in crew.dp_ranks_of]
     for answer in told:
-        answer_to(answer, "a data constructor")
+        _heard(answer, "a data constructor")
     return facts
 
 
@@ -132,18 +156,22 @@ def _taken(crew: Crew, asked: ChangeAsked, beside: int | None, before: History) 
     A planner may be lost after it has kept the edit; the one after it goes on with what was kept.
     """
     run_dir, mix = crew.spec.run_dir, crew.spec.mix
+    told = crew.holding(PLANNER).change.remote(asked, beside)
     try:
-        told = crew.holding(PLANNER).change.remote(asked, beside)
         taken: EditTaken = answer_to(told, PLANNER)
     except UnavailableError as error:
         # Up to this one edit: whoever asks next may have had another kept by the planner that follows.
         kept = History(mix, read_history(run_dir, mix).edits[: len(before.edits) + 1])
         if kept.edits == before.edits or kept.edits[-1].change != asked.change:
-            raise
+            if not has_ended(told):
+                raise
+            _restore(crew, before)  # it keeps nothing any more
+            raise _of_lost(PLANNER) from None
         _LOG.warning("the edit was kept all the same: %s", error)
         step = kept.edits[-1].step
         taken = EditTaken.of(before, kept, step, step)  # how far it had planned, it no longer says
-    crew.spec = replace(crew.spec, edits=read_history(run_dir, mix).edits)
+    # A source that was asked for before, of which no planner has told, is in none of them: nobody opens it again.
+    _restore(crew, History(mix, read_history(run_dir, mix).edits))
     return taken
 
 

@@ -66,6 +66,7 @@ class FakePlanner:
 @pytest.fixture
 def crew(tmp_path, monkeypatch):
     monkeypatch.setattr(changes, "answer_to", lambda answer, role: answer())
+    monkeypatch.setattr(changes, "has_ended", lambda answer: False)
     tree = ClientPlaceTree.of(dp=1)
     spec = PlaneSpec(mix=a_mix(), base_dir=tmp_path, tree=tree, run_dir=tmp_path)
     address = PlaneAddress(
@@ -184,6 +185,65 @@ def test_a_source_that_a_late_planner_may_still_keep_stays_served_until_another_
     assert serving(crew, 2) == ["loader-0"]
     assert crew.facts[2] == NEWS
     assert crew.spec.history.latest.names == ("code", "web", "news")
+
+
+SET_WEB = EditRequest(id="0" * 32, change=SetWeights(weights={"web": 3.0}))
+LOST = UnavailableError("it has died (ActorDiedError); start again from the last checkpoint")
+
+
+def lost(*_):
+    raise LOST
+
+
+def lose_planner(crew):
+    crew.actors[Member(PLANNER)].error, crew.actors[Member(PLANNER)].keeps = LOST, False
+
+
+def lose_planner_before_it_is_asked(crew):
+    crew.actors[Member(PLANNER)].history = Method(lost)
+
+
+def lose_loader(crew):
+    crew.actors[Member("loader-0")] = FakeLoader(lost)
+
+
+@pytest.mark.parametrize(
+    ("lose", "role"),
+    [
+        (lose_planner, PLANNER),
+        (lose_planner_before_it_is_asked, PLANNER),
+        (lose_loader, "loader-0"),
+    ],
+)
+def test_a_change_that_a_lost_role_has_not_kept_is_refused_by_what_to_do_and_leaves_nothing(
+    crew, monkeypatch, lose, role
+):
+    before = crew.spec, dict(crew.sources_of), dict(crew.facts)
+    monkeypatch.setattr(changes, "has_ended", lambda answer: True)
+    lose(crew)
+
+    with pytest.raises(UnavailableError) as refused:
+        changed_by(crew, Gate(), adding("books"))
+
+    assert str(refused.value).startswith(f"the mix was not changed: {role} was lost meanwhile")
+    assert "checkpoint" not in str(refused.value)
+    assert (crew.spec, crew.sources_of, crew.facts) == before
+
+
+def test_a_source_that_no_planner_has_kept_is_opened_by_no_loader_once_a_later_change_is_known(
+    crew,
+):
+    planner = crew.actors[Member(PLANNER)]
+    planner.error, planner.keeps = UnavailableError("gave no answer"), False
+    with pytest.raises(UnavailableError, match="no answer"):
+        changed_by(crew, Gate(), adding("books"))
+    planner.error, planner.keeps = None, True
+
+    changed_by(crew, Gate(), SET_WEB)
+
+    assert crew.spec.history.latest.names == ("code", "web")
+    assert crew.opened_by("loader-0") == (0,)
+    assert crew.facts == {0: CODE, 1: WEB}
 
 
 @pytest.mark.parametrize("ended", [False, True])
