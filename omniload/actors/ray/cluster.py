@@ -149,7 +149,7 @@ class AttachedCluster(Cluster):
             StateError: This process already uses Ray.
         """
         require_unconnected()
-        use_given_token()
+        asked = use_given_token()
         # A new one each time: actors are found by name, and two planes in one Ray have the same roles.
         self.namespace = namespace or new_namespace()
         self.node_address = ""
@@ -159,7 +159,7 @@ class AttachedCluster(Cluster):
             raise ConfigError(
                 f"runtime.address {address!r}: no Ray can be joined there ({type(error).__name__}: "
                 f"{str(error).strip().partition(chr(10))[0]}); start one with 'ray start --head' on this machine or "
-                "join it to the cluster, and where that asks for a token set RAY_AUTH_MODE and RAY_AUTH_TOKEN"
+                f"join it to the cluster. It was asked {asked}: set RAY_AUTH_MODE and RAY_AUTH_TOKEN as for Ray itself"
             ) from error
         try:
             self.address = str(ray.get_runtime_context().gcs_address)

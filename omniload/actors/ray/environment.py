@@ -127,19 +127,33 @@ def miss_hosts_soon() -> None:
     Config.initialize("")  # as in ``use_token``
 
 
-def use_given_token() -> None:
-    """Ask for the secret that the program or its user has set, for a Ray that somebody else started.
+def use_given_token() -> str:
+    """Ask for the secret of a Ray that somebody else started, where Ray itself would look for it.
+
+    Returns:
+        What is asked with, for messages.
 
     Raises:
         StateError: As for ``use_token``.
     """
-    if _AUTH_MODE != "token":
+    if _AUTH_MODE is not None and _AUTH_MODE.lower() != "token":
         use_token("")
-    elif _AUTH_TOKEN is not None:
+        return f"without a token, as RAY_AUTH_MODE is {_AUTH_MODE!r}"
+    if _AUTH_TOKEN:
         use_token(_AUTH_TOKEN)
-    else:  # in a file that Ray itself finds
-        os.environ.pop("RAY_AUTH_TOKEN", None)
-        AuthenticationTokenLoader.instance().reset_cache()
+        return "with the token in RAY_AUTH_TOKEN"
+    require_unconnected()
+    os.environ.pop("RAY_AUTH_TOKEN", None)
+    loader = AuthenticationTokenLoader.instance()
+    loader.reset_cache()
+    # Without a mode Ray asks for a token where there is one, as any ``ray.init()`` leaves it in its user's home.
+    if _AUTH_MODE is None and not loader.has_token(ignore_auth_mode=True):
+        _ask_with("")
+        return "without a token, as there is none in RAY_AUTH_TOKEN or ~/.ray/auth_token"
+    os.environ["RAY_AUTH_MODE"] = "token"
+    Config.initialize("")  # as in ``_ask_with``
+    loader.reset_cache()
+    return "with the token in RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
 
 
 def use_token(secret: str) -> None:
@@ -148,9 +162,12 @@ def use_token(secret: str) -> None:
     Raises:
         StateError: This process is connected to a Ray of another secret.
     """
-    if secret == token():
-        return
-    require_unconnected()
+    if secret != token():
+        require_unconnected()
+        _ask_with(secret)
+
+
+def _ask_with(secret: str) -> None:
     os.environ["RAY_AUTH_MODE"] = "token" if secret else "disabled"
     os.environ["RAY_AUTH_TOKEN"] = secret
     # Ray keeps what it read from the environment when it was imported; Ray itself reads anew like this.

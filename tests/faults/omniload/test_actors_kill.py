@@ -288,10 +288,21 @@ def test_a_rank_that_opened_a_plane_is_told_that_its_ray_lost_a_server(tmp_path,
 
 
 @pytest.mark.ray
-def test_a_rank_in_a_ray_of_others_is_told_that_the_raylet_of_its_host_was_killed(tmp_path):
+def test_a_rank_joins_a_ray_of_others_by_its_users_token_and_is_told_that_its_raylet_was_killed(
+    tmp_path, monkeypatch
+):
     write_mix(tmp_path / "mix.yaml", a_corpus(tmp_path))
+    token = (
+        tmp_path / ".ray" / "auth_token"
+    )  # as ``ray start`` and any ``ray.init()`` use it by themselves
+    token.parent.mkdir()
+    token.write_text("5e" * 32)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    given = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token.read_text()}
     with tempfile.TemporaryDirectory(prefix="ok-") as folder:
-        node = begin_bare_node("", folder=Path(folder) / "ray", env=os.environ)
+        node = begin_bare_node("", folder=Path(folder) / "ray", env=given)
         try:
             place = f"runtime_address={head_of(node)}"
             words = [_OPENS, tmp_path / "mix.yaml", place]

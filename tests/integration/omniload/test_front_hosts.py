@@ -16,6 +16,7 @@ from omniload.actors.reaper_process import MARKS
 from tests.support.plane.front_ranks import RANK, a_mix_file, environment, results_of, samples
 from tests.support.plane.two_hosts import (
     ADDRESSES,
+    NO_TOKEN,
     begin_ray,
     cut,
     mend,
@@ -162,7 +163,7 @@ def test_a_ray_that_runs_already_is_used_on_both_hosts_and_outlives_the_plane(
     content["runtime"]["loaders"] = 1
     one.write_text(yaml.safe_dump(content))
     job = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29513", "WORLD_SIZE": "2"}
-    job |= {"TMPDIR": str(scratch)}
+    job |= {"TMPDIR": str(scratch), **NO_TOKEN}
     with a_ray_of_others(hosts, scratch) as (head, nodes):
         keywords = json.dumps({"steps": 4, "runtime": "ray", "runtime_address": head})
         ranks = [

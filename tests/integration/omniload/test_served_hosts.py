@@ -16,6 +16,7 @@ from tests.house.modules import ROOT
 from tests.support.plane.front_ranks import RANK, a_mix_file, environment, results_of
 from tests.support.plane.two_hosts import (
     ADDRESSES,
+    NO_TOKEN,
     begin_bare_node,
     cut,
     end_all_on,
@@ -253,7 +254,7 @@ def served_in_a_ray_of_others(hosts, mix, scratch, **runtime):
         place = {"kind": "ray", "address": head[0], "bind": "", "ports": ""}
         content["runtime"] |= place | runtime
         given.write_text(yaml.safe_dump(content))
-        with served(hosts[0], given, scratch, 2, OWN_RAYLETS="1") as join:
+        with served(hosts[0], given, scratch, 2, OWN_RAYLETS="1", **NO_TOKEN) as join:
             yield join, nodes
     finally:
         for node in reversed(nodes):

@@ -14,6 +14,7 @@ from tests.support.namespaces import inside
 
 __all__ = [
     "ADDRESSES",
+    "NO_TOKEN",
     "begin_bare_node",
     "begin_ray",
     "cut",
@@ -29,9 +30,12 @@ __all__ = [
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 UP = "up: "
 """What a bare node says before the address of its head."""
+NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
+"""Of a Ray of others, and of ranks that join it."""
 _OF_RAY = {
-    # ``ray start`` asks for the token of a user whose home has one, as any ``ray.init()`` leaves it there.
-    "RAY_AUTH_MODE": "disabled",
+    # ``ray start`` asks for the token of a user whose home has one, as any ``ray.init()`` leaves it there; and so do
+    # ranks that join it, which are told the same.
+    **NO_TOKEN,
     # Processes that nobody has asked for yet: each loads Ray.
     "RAY_prestart_worker_first_driver": "0",
     "PYTHONUNBUFFERED": "1",
@@ -142,7 +146,7 @@ def begin_bare_node(host, *head, folder, env, python=sys.executable):
         host,
         *(python, ROOT / "tests" / "support" / "plane" / "processes" / "ray_node.py"),
         *(ADDRESSES[host.endswith("b")] if host else "127.0.0.1", folder, *head),
-        env=env | _OF_RAY | {"PYTHONPATH": str(ROOT)},
+        env=_OF_RAY | env | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

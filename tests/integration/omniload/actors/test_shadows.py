@@ -21,7 +21,14 @@ from omniload.plan.place_tree import ClientPlaceTree
 from tests.house.modules import ROOT
 from tests.support.plane.corpora import a_corpus
 from tests.support.plane.processes.shadow_rank import ANSWER
-from tests.support.plane.two_hosts import ADDRESSES, begin_bare_node, end_all_on, head_of, on
+from tests.support.plane.two_hosts import (
+    ADDRESSES,
+    NO_TOKEN,
+    begin_bare_node,
+    end_all_on,
+    head_of,
+    on,
+)
 from tests.support.trainer.run_lines import write_mix
 
 pytest.importorskip("ray")
@@ -128,7 +135,7 @@ def test_a_shadow_goes_on_without_a_store_that_is_gone_with_its_loader(tmp_path)
 
 def environment(scratch):
     mine = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
-    return mine | {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
+    return mine | NO_TOKEN | {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
 
 
 class TwoNodes:
