@@ -163,6 +163,9 @@ class FileStorage(JournalStorage):
             _write_whole(self._file, content, self._end)
             if self._durable:
                 os.fsync(self._file.fileno())
+            # What is open takes all that is written, and nobody would ever read it.
+            if not os.fstat(self._file.fileno()).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "the file was removed under the run")
         except OSError:
             # Should cutting fail too, the rest is a torn last line, and the next record is
             # written over it.

@@ -654,3 +654,17 @@ def test_a_folder_that_is_gone_is_told_as_what_could_not_be_written(tmp_path):
 
     with pytest.raises(UnavailableError, match=r"j: cannot be written: .*No such file"):
         storage.begin(b"{}\n")
+
+
+def test_a_journal_that_is_removed_under_its_run_takes_no_further_step(tmp_path):
+    found = states(3)
+    first, second = (record.to_json(NAMES) for record in records_between(found))
+    path = tmp_path / "j"
+    with opened(path, found[0]) as journal:
+        journal.append(first)
+        path.unlink()
+
+        with pytest.raises(
+            UnavailableError, match=r"j: cannot be written: .*removed under the run"
+        ):
+            journal.append(second)
