@@ -46,7 +46,7 @@ __all__ = [
 _LOST_MOST = 5
 """Readers that may be lost in a row without a read; the next one would most likely be lost too."""
 _AGAIN_S = 600.0
-"""After so long it is tried: memory may be there again, or whatever ended them be over."""
+"""After so long others are started again: there may be memory for them, or whatever ended them may be over."""
 _LOG = get_logger(__name__)
 _LOOK_S = 1.0
 """From one look at readers that no read has asked to the next."""
@@ -124,10 +124,10 @@ StartReader = Callable[[int], PartReader]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSoFar:
-    """What all reads of a source have come to."""
+    """What all reads of a source have taken so far."""
 
     busy_s: float = 0.0
-    """Processor seconds of whoever of its readers had most to do, read by read."""
+    """Processor seconds of the busiest reader of each read, summed over reads."""
     tokens: int = 0
     readers: int = 1
     """Among how many the last read was divided."""
@@ -236,7 +236,7 @@ class DividedSource(Source):
         self, start: int, stop: int, without: tuple[int, ...]
     ) -> tuple[SampleBlock, float, int]:
         """Return what was read, what the busiest reader had to do beyond this one, and how many they were."""
-        others = self._ready()
+        others = self._readers_now()
         if not others:
             return self.own.read(start, stop, without), 0.0, 1
         readers = len(others) + 1
@@ -259,7 +259,7 @@ class DividedSource(Source):
                 self._shards.add(part.traffic)
         # Those that were lost count in a row: a host that ends a process now and then is lived with.
         self._lost = 0
-        if len(others) == self._most():
+        if len(others) == self._num_wanted():
             self._at_once = False  # from now on reads notice who is lost
         beyond_s = max(0.0, max(part.busy_s for part in parts) - mine_s)
         return merged([mine, *(part.block for part in parts)]), beyond_s, readers
@@ -268,14 +268,14 @@ class DividedSource(Source):
         """End the readers; what is read after that is read by this one."""
         # First: a reader that is lost by this is not started anew. One that a read starts at this moment ends with it.
         self._closed = True
-        self._end()
+        self._end_beyond(0)
 
-    def _ready(self) -> Sequence[PartReader]:
+    def _readers_now(self) -> Sequence[PartReader]:
         """Return those among whom this read is divided; nobody is waited for."""
         wanted, others = self._wanted - 1, self._others
         if self._closed or (self.lost and self._clock.now_s() < self._again_s):
             return ()
-        self._end(wanted)
+        self._end_beyond(wanted)
         self._start_missing()
         try:
             found = [reader.facts() for reader in others]
@@ -295,35 +295,36 @@ class DividedSource(Source):
         return others[: self._dividing]
 
     def _start_missing(self) -> None:
-        first, last = len(self._others) + 1, self._most()
+        first, last = len(self._others) + 1, self._num_wanted()
         self._others += [self._start(number) for number in range(first, last + 1)]
 
     def _settle(self) -> None:
         """End readers that are too many, unless a read is under way: that one does so at its end."""
         # Looked at again once it is let go of: whoever wanted fewer meanwhile has left it to this thread.
-        while (self._spare() or self._is_missing()) and self._reads.acquire(blocking=False):
+        while (self._are_too_many() or self._are_missing()) and self._reads.acquire(blocking=False):
             try:
-                self._end(self._most())
-                if self._is_missing():
+                self._end_beyond(self._num_wanted())
+                if self._are_missing():
                     self._start_missing()
             finally:
                 self._reads.release()
 
-    def _most(self) -> int:
+    def _num_wanted(self) -> int:
+        """Return how many other readers there are to be."""
         return 0 if self._closed else max(0, self._wanted - 1)
 
-    def _spare(self) -> bool:
-        return len(self._others) > self._most()
+    def _are_too_many(self) -> bool:
+        return len(self._others) > self._num_wanted()
 
-    def _is_missing(self) -> bool:
+    def _are_missing(self) -> bool:
         """Tell whether some are to be started before a read wants them."""
-        return self._at_once and not self.lost and len(self._others) < self._most()
+        return self._at_once and not self.lost and len(self._others) < self._num_wanted()
 
     def _lose(self, error: Exception) -> None:
         """Begin anew with other readers; one that is lost may have taken others along."""
         self._lost += 1
         self._again_s = self._clock.now_s() + _AGAIN_S
-        self._end()
+        self._end_beyond(0)
         if self._closed:
             return
         what = (
@@ -335,12 +336,12 @@ class DividedSource(Source):
             "source %s: a reader was lost, %s, this process reads all: %s", self.name, what, error
         )
 
-    def _end(self, most: int = 0) -> None:
-        """End the last readers, until so many are left: those keep their numbers."""
+    def _end_beyond(self, num: int) -> None:
+        """End the last of the other readers, until so many are left: those keep their numbers."""
         while True:
             with self._ends:
-                self._dividing = min(self._dividing, most)
-                if len(self._others) <= most:
+                self._dividing = min(self._dividing, num)
+                if len(self._others) <= num:
                     return
                 reader = self._others.pop()
             # Not in the lock: Ray may take its time.
