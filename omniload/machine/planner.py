@@ -133,7 +133,7 @@ class Planner:
                 serve = (ServeWorld(world=self.world, windows=()),) if self.world.generation else ()
                 return (*serve, *self._advance(range(len(self._queues))))
             case SamplesReported():
-                return self._report(event)
+                return self._take_report(event)
             case StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank, generation=generation):
                 if generation != self.world.generation or not self._ranks.take(
                     (dp_rank, cp_rank), step
@@ -147,13 +147,13 @@ class Planner:
                 windows = self._steps.windows
                 return (Republish(number=number, released_to=to, windows=windows, end=end),)
             case ChangeAsked():
-                return self._edit(event)
+                return self._take_change(event)
             case ResizeAsked():
                 return self._resize(event)
             case _:
                 assert_never(event)
 
-    def _report(self, reported: SamplesReported) -> tuple[PlannerCommand, ...]:
+    def _take_report(self, reported: SamplesReported) -> tuple[PlannerCommand, ...]:
         source, queue = reported.source, self._queues[reported.source]
         if (table := queue.news_of(reported.table, reported.without)) is None:
             return ()
@@ -180,7 +180,7 @@ class Planner:
         """Names of all sources; a source's number is its place here."""
         return self.history.latest.names
 
-    def _edit(self, asked: ChangeAsked) -> tuple[PlannerCommand, ...]:
+    def _take_change(self, asked: ChangeAsked) -> tuple[PlannerCommand, ...]:
         """Take up a change, from the first unplanned step on or a later one; a refused one changes nothing."""
         step = self.planned if asked.at is None else asked.at
         undone_by(self.history, asked.change, step, at_rest=False)  # no later step would do
@@ -219,7 +219,7 @@ class Planner:
             return Waits(text=f"has planned every step before {step}, where the run ends")
         if self._room():
             starved = [] if self._starved is None else [self._starved]
-            lacking = sorted(self._demanded().short) or starved  # as far as that is known
+            lacking = sorted(self._demand_now().short) or starved  # as far as that is known
             short = tuple(s for s in lacking if self._queues[s].is_asked)
             names = ", ".join(self.names[s] for s in short[:3])
             return Waits(text=f"waits for samples of {len(short)} sources ({names})", sources=short)
@@ -240,46 +240,50 @@ class Planner:
         Args:
             changed: Sources of which more or less is known than when this was called last.
         """
-        demand, commands = self._demand, self._enter(changed)
+        demand, commands = self._demand, self._begin_step(changed)
         for s in (s for s in changed if s not in self._bad.over):
             require_usable(self.history, s, self._queues[s], self.positions_per_epoch_S[s])
-        self._recount(changed)
+        self._update_short(changed)
         while not self._ended and (room := self._room()):
             # Beyond the last step too: a run that is resumed there would plan for ever.
             is_last = self.num_steps is not None and self.state.step >= self.num_steps
-            needed = self._demanded()
-            if needed.short and not is_last:
+            if self._demand_now().short and not is_last:
                 break
             found = Exhausted() if is_last else self._window(room)
             if isinstance(found, Starved):
-                self._starved = source = found.source
-                self._bad.excess = self._bad.over.get(source)
-                if self._bad.excess is not None:
-                    break
-                queue, epoch = self._queues[source], self.positions_per_epoch_S[source]
-                require_below_cap(self.history, self.names[source], queue, epoch, needed.step)
-                commands += self._read(source, queue.tokens + needed.needs_S[source])
+                commands += self._read_on(found.source)
                 break
             if isinstance(found, Exhausted):
                 self._ended = True
                 commands.append(EndOfData(step=self.state.step))
                 break
             self._starved = None
-            commands += [*self._publish(found), *self._enter(())]
+            commands += [*self._publish(found), *self._begin_step(())]
             changed = range(len(self._queues))
         if (excess := self._bad.excess) is not None and self._ranks.slowest >= self.state.step:
             raise excess  # and not before: every step up to there is that of any other run
         if not self._ended and excess is None:
             # A planner that takes over may find ranks ahead of it, and then plans more steps at once.
-            changed = changed if self._demanded() is demand else range(len(self._queues))
+            changed = changed if self._demand_now() is demand else range(len(self._queues))
             commands += self._top_up(changed)
         return commands
 
-    def _enter(self, changed: Iterable[int]) -> list[PlannerCommand]:
+    def _read_on(self, source: int) -> list[PlannerCommand]:
+        """Read more of a source that a draw ran out of, unless its bad records are too many: then none is drawn."""
+        self._starved, self._bad.excess = source, self._bad.over.get(source)
+        if self._bad.excess is not None:
+            return []
+        demand, queue = self._demand_now(), self._queues[source]
+        epoch = self.positions_per_epoch_S[source]
+        require_below_cap(self.history, self.names[source], queue, epoch, demand.step)
+        return self._read(source, queue.tokens + demand.needs_S[source])
+
+    def _begin_step(self, changed: Iterable[int]) -> list[PlannerCommand]:
+        """Have the next step begin: behind what edits skip, and with the stage that is due."""
         self.state, read_again = enter_step(self._queues, self.history, self.state)
         for s in read_again:
             self._metadata.forget(s, self._queues[s].table.stop)
-        self._bad.look(changed, self.history, self.state, self.positions_per_epoch_S)
+        self._bad.update(changed, self.history, self.state, self.positions_per_epoch_S)
         begun = with_begun(self.history, self.state, self.positions_per_epoch_S)
         if begun is self.history:
             return []
@@ -294,7 +298,7 @@ class Planner:
         tables, records_S = [queue.table for queue in self._queues], self.positions_per_epoch_S
         return steps_together(self.history, self.state, tables, records_S, most=most)
 
-    def _demanded(self) -> Demand:
+    def _demand_now(self) -> Demand:
         """Return what the next plan demands; found once a plan, for there may be a report of every source in it."""
         step = self.state.step
         # A rank waits: what one step needs is enough to go on.
@@ -305,16 +309,16 @@ class Planner:
             self._demand.short.update(s for s, n in needs if self._is_short(s, n))
         return self._demand
 
-    def _recount(self, changed: Iterable[int]) -> None:
-        """See whether sources of which more is known are still short."""
-        demand = self._demanded()
+    def _update_short(self, changed: Iterable[int]) -> None:
+        """Take sources of which enough is known by now out of those that are short."""
+        demand = self._demand_now()
         for s in demand.short.intersection(changed):
             if not self._is_short(s, demand.needs_S[s]):
                 demand.short.remove(s)
 
     def _top_up(self, sources: Iterable[int]) -> list[PlannerCommand]:
         """Ask for more of every source that is known less far than the coming steps need."""
-        demand = self._demanded()
+        demand = self._demand_now()
         commands: list[PlannerCommand] = []
         for s in sources:
             if not self._is_short(s, demand.targets_S[s]):
@@ -341,7 +345,7 @@ class Planner:
         epoch, end = self.positions_per_epoch_S[source], self._end_of(source)
         start, stop = queue.ask(tokens, epoch=epoch, end=end)
         read = ReadAhead(source=source, start=start, stop=stop, life=self.life)
-        is_lacked = source == self._starved or source in self._demanded().short
+        is_lacked = source == self._starved or source in self._demand_now().short
         return [replace(read, without=queue.without_from(start), is_lacked=is_lacked)]
 
     def outstanding(self, sources: Sequence[int]) -> tuple[TakeOver | ReadAhead, ...]:
@@ -357,7 +361,7 @@ class Planner:
         records_S = self.positions_per_epoch_S
         for membership in window:
             mix, before = self.history.entered(self.state)
-            bad, after = self._bad.behind(self.history, before, membership.after, records_S)
+            bad, after = self._bad.pass_step(self.history, before, membership.after, records_S)
             if self._bad.excess is not None:
                 break
             facts = self._metadata.of(membership.pieces)

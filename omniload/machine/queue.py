@@ -54,9 +54,9 @@ class SampleQueue:
     without: tuple[int, ...] = ()
     """Shards of which nothing is drawn."""
     since: int = 0
-    """Position from which on none of them is needed."""
+    """Position from which on these shards are left out; records before it may be of any shard."""
     needed: tuple[int, ...] = ()
-    """Positions of carried pieces and of a record that is begun, when the queue began, or shards were left out."""
+    """Positions that are read whatever their shard: of carried pieces, and of a record that is begun."""
     _seen_positions: int = field(default=0, init=False)
     _seen_tokens: int = field(default=0, init=False)
     _seen_bytes: int = field(default=0, init=False)

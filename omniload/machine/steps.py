@@ -179,7 +179,7 @@ class BadRecords:
     _revision: int = -1
     """Revision of the mix that they were looked at under."""
 
-    def look(
+    def update(
         self, changed: Iterable[int], history: History, state: MixState, records_S: Sequence[int]
     ) -> None:
         """Find again which of the sources that have changed are ``over``.
@@ -198,12 +198,12 @@ class BadRecords:
                 if (excess := self._excess(history, s, (state, known_N), records_S[s])) is not None:
                     self.over[s] = excess
 
-    def behind(
+    def pass_step(
         self, history: History, before: MixState, after: MixState, records_S: Sequence[int]
     ) -> tuple[dict[int, int], MixState]:
-        """Return how many bad records each source goes past in a step, none left out, and the state after it.
+        """Go past the bad records of a step: return how many of each source, none left out, and the state after it.
 
-        Where a source has more than ``on_error`` allows, ``excess`` says so from then on.
+        Where a source has more than ``on_error`` allows, ``excess`` says so from then on, and the step is not taken.
         """
         passed, counts = dict[int, int](), dict[int, int]()
         for s in sorted(self._sources):
