@@ -67,9 +67,9 @@ class SlicesFetched:
     steps: tuple[int, ...]
     slices: ColumnRanges
     generation: int = 0
-    """Of the ranks that they were asked for."""
+    """Generation of the ranks that they were asked for."""
     rows: Sequence[Microbatch] | None = None
-    """Them laid out in rows, as ``DataConstructor.lay_out`` does it; ``None`` has that done as they are handled."""
+    """Microbatches of the ranges, from ``DataConstructor.lay_out``; ``None`` has them laid out as they are handled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class SlicesMissing:
 
     steps: tuple[int, ...]
     generation: int = 0
-    """Of the ranks that it was asked for."""
+    """Generation of the ranks that it was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +88,12 @@ class FetchSlices:
     steps: tuple[int, ...]
     requests: Sequence[SliceRequest]
     generation: int = 0
-    """Of the ranks that they are for."""
+    """Generation of the ranks that they are for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchesBuilt:
-    """The steps can be served."""
+    """Nothing of the steps is left to build: ranks that wait for one of them may look."""
 
     steps: tuple[int, ...]
 
@@ -108,13 +108,13 @@ class _Pending:
 
     plans: Sequence[StepPlan]
     dp_ranks: Sequence[int]
-    """Whom they are built for."""
+    """Ranks that the steps are built for."""
     pieces: PieceTable
     """Pieces of all steps, one step behind the other."""
     order_K: NDArray[np.int64]
-    """Them in the order they were requested in."""
+    """The pieces in the order that they were requested in."""
     images: Sequence[ImageRequests | None]
-    """Of each step, the images that are dealt apart from its rows."""
+    """Images of each step that are dealt apart from its rows; ``None`` where it has none."""
 
     @classmethod
     def of(cls, plans: Sequence[StepPlan], dp_ranks: Sequence[int]) -> "_Pending":
@@ -142,11 +142,11 @@ class DataConstructor:
     tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Tags of the sources that have any, by name."""
     values_per_patch: int = 0
-    """Of the images of its sources; 0 without any."""
+    """Values of a patch of its sources' images; 0 without images."""
     rows: RowBuilder = build_rows
     """What lays out rows; a simulation does without their tokens."""
     generation: int = field(default=0, init=False)
-    """Of the ranks that it serves."""
+    """Generation of the ranks that it serves."""
     _pending: dict[tuple[int, ...], _Pending] = field(default_factory=dict, init=False)
     _built: dict[tuple[int, int], Batch] = field(default_factory=dict, init=False)
     _released_to: int = field(default=0, init=False)
@@ -168,7 +168,7 @@ class DataConstructor:
         """Apply one event and return what must now be done, in order; nothing where slices stay missing."""
         match event:
             case BuildSteps(plans=plans, served=served):
-                return (self._begin(plans, served),)
+                return (self._begin_steps(plans, served),)
             case SlicesFetched(steps=steps, generation=generation):
                 # Asked for by ranks of before, or a second time: another answer was built from already.
                 if generation != self.generation or steps not in self._pending:
@@ -178,7 +178,7 @@ class DataConstructor:
                 self._build(self._pending.pop(steps), event.slices, event.rows)
                 return (BatchesBuilt(steps=steps),)
             case SlicesMissing():
-                return self._leave_out(event)
+                return self._ask_again(event)
             case ReleaseSteps(step=step):
                 # Never back: a planner that takes over says again what the one before it had said.
                 self._released_to = max(self._released_to, step)
@@ -234,7 +234,7 @@ class DataConstructor:
         )
         return replace(batch, microbatches=tuple(sliced))
 
-    def _serves(self, served: RanksServed) -> bool:
+    def _serve(self, served: RanksServed) -> bool:
         """Serve other ranks from now on, where they are later ones; return whether it serves these."""
         # Never back: word of an earlier world may come late.
         if served.generation > self.generation:
@@ -244,16 +244,16 @@ class DataConstructor:
             self._built.clear()
         return served.generation == self.generation
 
-    def _begin(
+    def _begin_steps(
         self, plans: Sequence[StepPlan], served: RanksServed | None
     ) -> FetchSlices | BatchesBuilt:
         asked = BatchesBuilt(steps=tuple(plan.step for plan in plans))
-        if served is not None and not self._serves(served):
+        if served is not None and not self._serve(served):
             return asked
         new = [p for p in plans if not (self.has(p.step) or self.is_released(p.step))]
         return self._fetch(new) if new and self.dp_ranks else asked
 
-    def _leave_out(self, missing: SlicesMissing) -> Commands:
+    def _ask_again(self, missing: SlicesMissing) -> Commands:
         """Ask again without steps that every rank has by now: this constructor, new in its place, was to build them."""
         steps = missing.steps
         if missing.generation != self.generation or steps not in self._pending:
@@ -275,7 +275,8 @@ class DataConstructor:
         self, pending: _Pending, slices: ColumnRanges, microbatches_M: Sequence[Microbatch]
     ) -> None:
         built = iter(microbatches_M)
-        fetched = len(pending.pieces)
+        # Ranges of all pieces come first in the answer, then those of each step's images.
+        first = len(pending.pieces)
         for plan, images in zip(pending.plans, pending.images, strict=True):
             # An edit may have added sources after the step was planned.
             by_name = dict(zip(self.names, plan.tokens_S, strict=False))
@@ -288,7 +289,7 @@ class DataConstructor:
                 if self.is_released(plan.step):
                     continue
                 if images is not None:
-                    found = np.arange(fetched, fetched + len(images.samples_U3))
+                    found = np.arange(first, first + len(images.samples_U3))
                     shares = images.shares(
                         slices.take(found), dp_rank, len(microbatches), self.values_per_patch
                     )
@@ -302,7 +303,7 @@ class DataConstructor:
                     tokens_by_source=by_name,
                     source_tags=tags,
                 )
-            fetched += 0 if images is None else len(images.samples_U3)
+            first += 0 if images is None else len(images.samples_U3)
 
     def _microbatches(self, pending: _Pending, slices: ColumnRanges) -> tuple[Microbatch, ...]:
         """Return the microbatches of all steps, of each those of rank after rank."""

@@ -323,7 +323,7 @@ class Planner:
         for s in sources:
             if not self._is_short(s, demand.targets_S[s]):
                 continue  # before more is looked at: of hundreds of sources few are
-            least, most = demand.ahead(s, self._queues[s].token_bytes)
+            least, most = demand.bounds_of(s, self._queues[s].token_bytes)
             if self._is_short(s, least):
                 commands += self._read(s, most - self._queues[s].tokens)
         return commands

@@ -33,8 +33,8 @@ __all__ = [
     "Rank",
     "RankSteps",
     "next_world",
-    "of_next",
     "steps_together",
+    "with_generation",
 ]
 
 
@@ -268,8 +268,8 @@ def _by_epoch(
     return counts
 
 
-def of_next(asked: ResizeAsked, generation: int) -> ResizeAsked:
-    """Return what a rank of ``generation`` asks for: of the next one, where it does not say which."""
+def with_generation(asked: ResizeAsked, generation: int) -> ResizeAsked:
+    """Return what a rank of ``generation`` asks for: where it does not say of which ranks, of the next generation."""
     return asked if asked.generation is not None else replace(asked, generation=generation + 1)
 
 

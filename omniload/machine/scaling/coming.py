@@ -249,7 +249,7 @@ class Demand:
             room_S=[target * room_per_token for target in targets_S],
         )
 
-    def ahead(self, source: int, token_bytes: float) -> tuple[int, int]:
+    def bounds_of(self, source: int, token_bytes: float) -> tuple[int, int]:
         """Return how many tokens of a source are to be known at least, and how many are asked for where they are not.
 
         Args:

@@ -23,10 +23,10 @@ def a_demand(num_sources=2):
 def test_several_plans_of_light_samples_are_known_ahead_of_each_source_by_its_share():
     demand = a_demand()
 
-    assert demand.ahead(0, 5.0) == (demand.targets_S[0], 2 * demand.targets_S[0])
+    assert demand.bounds_of(0, 5.0) == (demand.targets_S[0], 2 * demand.targets_S[0])
     assert demand.targets_S[0] == pytest.approx(3 * demand.targets_S[1], rel=0.02)
     # So too while nothing is known of what they weigh.
-    assert demand.ahead(1, 0.0) == (demand.targets_S[1], 2 * demand.targets_S[1])
+    assert demand.bounds_of(1, 0.0) == (demand.targets_S[1], 2 * demand.targets_S[1])
 
 
 @pytest.mark.parametrize("token_bytes", [500.0, 2_000.0, 20_000.0, 2e6])
@@ -35,19 +35,21 @@ def test_of_heavy_samples_as_many_as_memory_holds_and_what_a_plan_needs_at_least
 
     held_bytes = 0.0
     for s in (0, 1):
-        least, most = demand.ahead(s, token_bytes)
+        least, most = demand.bounds_of(s, token_bytes)
         assert demand.needs_S[s] <= least <= most <= 2 * demand.targets_S[s]
         held_bytes += (most if most > demand.needs_S[s] else 0) * token_bytes
     assert held_bytes <= MEMORY / 2
     if token_bytes == 2e6:
-        assert [demand.ahead(s, token_bytes) for s in (0, 1)] == [(n, n) for n in demand.needs_S]
+        assert [demand.bounds_of(s, token_bytes) for s in (0, 1)] == [
+            (n, n) for n in demand.needs_S
+        ]
 
 
 def test_a_source_that_is_not_drawn_yet_is_asked_for_nothing():
     demand = a_demand(num_sources=3)
 
     assert demand.needs_S[2] == demand.targets_S[2] == 0
-    assert demand.ahead(2, 1e6) == (0, 0)
+    assert demand.bounds_of(2, 1e6) == (0, 0)
 
 
 def read_ahead(planner, token_bytes, steps, most_known):
