@@ -145,19 +145,24 @@ def _other_stages(file: MixConfig, history: History, step: int) -> Iterator[Refu
         if now != then:
             yield Refused(
                 at,
-                f"from step {step} on the file has a stage {now}, and the run {then}: when stages begin, and how they "
-                "are ramped, does not change while it goes on; put it back, or give weights at their step with "
-                "omniload mix set --at STEP",
+                f"is, from step {step} on, a stage {now} in the file, and {then} in the run: when stages begin, and "
+                "how they are ramped, does not change while it goes on; put it back, or give weights at their step "
+                "with omniload mix set --at STEP",
             )
             return
         shares = shares_of(wanted[i], file.names), shares_of(held[i], file.names)
         if wanted[i].ramp_steps and _differ(*shares):
+            of_file, of_run = map(_said_shares, shares)
             yield Refused(
                 at,
-                f"the ramp {now} leads to other weights in the run, and goes on as it is; put them back, or end it "
-                "with omniload mix set",
+                f"leads to {of_file} in the file, and to {of_run} in the run, by a ramp {now}: where a ramp leads does "
+                "not change while the run goes on; write the shares of the run, or end the ramp with omniload mix set",
             )
             return
+
+
+def _said_shares(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
 
 
 def _times(stage: Stage) -> str:

@@ -133,9 +133,12 @@ def test_what_a_run_keeps_is_refused_by_its_key_all_of_it_at_once():
     ("stage", "said"),
     [
         ({"from_step": 50, "weights": {"web": 1, "code": 3}}, "when stages begin"),
-        ({"from_step": 40, "weights": {"web": 1}, "ramp_steps": 4}, "leads to other weights"),
+        (
+            {"from_step": 40, "weights": {"web": 1}, "ramp_steps": 4},
+            "leads to web 100.0% in the file, and to code 75.0%, web 25.0% in the run, by a ramp from step 40",
+        ),
         ({"from_step": 40, "weights": {"web": 1, "code": 3}, "ramp_steps": 9}, "when stages begin"),
-        (None, "the file has a stage none, and the run from step 40"),
+        (None, "on, a stage none in the file, and from step 40"),
     ],
 )
 def test_stages_begin_and_are_ramped_as_they_were(stage, said):
