@@ -51,5 +51,5 @@ def open_ray_plane(spec: PlaneSpec, gather: Gather | None = None) -> "RayPlane":
     try:
         from omniload.actors.ray.plane import RayPlane  # noqa: PLC0415 -- an extra, absent for local users
     except ModuleNotFoundError as error:
-        raise missing_extra("runtime.kind ray (local needs nothing)", error) from error
+        raise missing_extra("runtime.kind ray, which several ranks take,", error) from error
     return RayPlane(spec, gather)

@@ -72,7 +72,8 @@ def _looks(run: Path, seconds: float) -> list[PlaneStatus]:
 def _print(found: Diagnosis) -> None:
     console = output()
     waited = "" if found.waited_share is None else f"; ranks waited {found.waited_share:.1%} of it"
-    say(console, f"{found.looks} looks in {found.seconds:.0f} s{waited}", "dim")
+    looks = "one look" if found.looks == 1 else f"{found.looks} looks in {found.seconds:.0f} s"
+    say(console, looks + waited, "dim")
     for finding in found.findings:
         say(console, finding.what, "bold yellow")
         say(console, f"  seen: {finding.seen}")
