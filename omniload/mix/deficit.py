@@ -98,8 +98,7 @@ def draw(
 ) -> Drawn:
     """Draw samples until they hold ``budget`` tokens.
 
-    The order does not depend on where a sequence of draws is cut: drawing 100 and then
-    100 more tokens gives the samples of drawing 200, as long as the weights stay.
+    Where a sequence of draws is cut is no matter: 100 tokens and 100 more are the samples of 200, at equal weights.
 
     Args:
         lengths: What each source has at hand: the length of its next samples, in order, ``[S]``;
@@ -315,7 +314,8 @@ class _Ahead:
         lasts_L = self.firsts_L + self.counts_L
         next_E = np.append(keys_E[1:], 0)
         next_E[lasts_L] = -1 - np.arange(num_live)  # behind its last sample a source must have more
-        within = int(np.searchsorted(starts_E := self.starts_E[self.rising_E], self.until))
+        starts_E = self.starts_E[self.rising_E]
+        within = int(np.searchsorted(starts_E, self.until))
         drawn, starved, starved_at = _in_order(
             starts_E[:within].tolist(),
             next_E[self.rising_E[:within]].tolist(),
