@@ -363,7 +363,8 @@ class PlannerActor(_PresentActor):
 
     def fail(self, error: OmniloadError) -> None:
         """End the planning, and tell every rank why."""
-        self._shell.fail(error)
+        if self._failure is None:  # else it has not begun, and says so itself
+            self._shell.fail(error)
 
     def released_to(self) -> int:
         """Return the step before which every rank has taken all."""

@@ -1,6 +1,6 @@
 """Changes of a plane of actors, a member that takes over or another mix: who is told of them, and in which order."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -219,11 +219,18 @@ class HandingOver:
         else:
             self.sources(member, self._crew.sources_of[member.role])
 
-    def fail(self, error: OmniloadError) -> None:
-        """Wake every rank that waits: the plane cannot go on."""
+    def fail(self, error: OmniloadError, members: Iterable[Member]) -> None:
+        """Wake every rank that waits: the plane cannot go on.
+
+        Args:
+            error: Why.
+            members: All, those that are being started too: a holder may be lost by now, and nobody follows it any more.
+        """
         _LOG.error("the data plane ends: %s", error)
-        for role in (PLANNER, *self._crew.dp_ranks_of):
-            log_failure(self._crew.holding(role).fail.remote(error), role, "pass on the failure")
+        for member in members:
+            if member.role in (PLANNER, *self._crew.dp_ranks_of):
+                told = self._crew.actors[member].fail.remote(error)
+                log_failure(told, member.name, "pass on the failure")
 
     def _planning(self, member: Member) -> None:
         """Tell a planner, which has begun, of those who took over while it did, or while there was none."""

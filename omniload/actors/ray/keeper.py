@@ -65,6 +65,7 @@ class Keeper:
         self._handing_over = HandingOver(crew, self._events.put)
         self._slow_calls, self._skipped = SlowCalls(), SkippedRecords()
         self._relay = Relay(crew.board, self._events.put)
+        self._failure: OmniloadError | None = None
         self._asked_released: Any = None
         self._asked_nodes: Any = None
         self._thread = threading.Thread(target=self._run, name="omniload-keeper", daemon=True)
@@ -78,6 +79,15 @@ class Keeper:
     def is_whole(self) -> bool:
         """Tell whether every role is held and every shadow stands ready, with what it would begin with at hand."""
         return self._roster.is_whole() and self._standing.are_there(self._roster.shadows())
+
+    def check(self) -> None:
+        """Return while lost roles are replaced: whoever else is to tell of the plane's end may be lost with it.
+
+        Raises:
+            OmniloadError: Why none is any more.
+        """
+        if self._failure is not None:
+            raise self._failure
 
     def add(self, role: str) -> None:
         """Have a loader that the crew was given held by a first member, and by as many others as every loader."""
@@ -196,11 +206,15 @@ class Keeper:
                         self._crew.forget_loader(role)
                         self._crew.changed.notify_all()
                 case GiveUp(why=why):
-                    self._handing_over.fail(UnavailableError(why))
+                    self._fail(UnavailableError(why))
                 case _:
                     assert_never(command)
         for member in ended:
             self._crew.bury(member)
+
+    def _fail(self, error: OmniloadError) -> None:
+        self._failure = error
+        self._handing_over.fail(error, self._roster.members())
 
     def _start(self, member: Member) -> None:
         self._crew.start(member)
@@ -238,7 +252,7 @@ class Keeper:
                 return
             self._events.put(MemberReady(member))
             if isinstance(error, OmniloadError):
-                self._events.put(partial(self._handing_over.fail, error))
+                self._events.put(partial(self._fail, error))
 
         begun_there = self._crew.actors[member].begun.remote()
         future_of(begun_there, member.name).add_done_callback(begun)

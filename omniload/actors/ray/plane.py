@@ -44,7 +44,7 @@ from omniload.actors.ray.scaling.shell import SCALER, Scaling
 from omniload.actors.ray.standing import Standing
 from omniload.actors.status_file import write_status
 from omniload.actors.versions import with_versions
-from omniload.base.errors import OmniloadError, UnavailableError
+from omniload.base.errors import OmniloadError
 from omniload.base.log import RoleLogs
 from omniload.machine.loader_groups import LoaderShare, costs_of, partition, seconds_in_loaders
 from omniload.machine.messages import ResizeAsked
@@ -92,7 +92,6 @@ class RayPlane(DataPlane):
             )
             # From here on: what is opened below ends before its Ray does, in the order of an exit stack.
             self._opened.push(self._end_cluster)
-            self._check = partial(check_servers, self._cluster.ended_service)
             self._node = node_here()
             hosts = None if gather is None else gather(head_of(runtime, self._cluster))
             line, terms = None, terms_of(spec, listening)
@@ -160,6 +159,11 @@ class RayPlane(DataPlane):
             self._handles.append(handle)
         return handle
 
+    def _check(self) -> None:
+        """Raise what has ended the plane, as far as this process knows."""
+        check_servers(self._cluster.ended_service)
+        self._keeper.check()
+
     def pids(self) -> dict[str, int]:
         """Return the process of every role that has one (``planner``, ``loader-0``, ...); see ``pids_of``."""
         with self._gate.inside():
@@ -177,7 +181,7 @@ class RayPlane(DataPlane):
         """Return what ended the plane; ``None`` while it goes on, or while another planner is awaited."""
         try:
             self._check()
-        except UnavailableError as error:
+        except OmniloadError as error:
             return error
         with self._gate.inside():
             asked = self._crew.holding(PLANNER).check.remote()

@@ -225,6 +225,44 @@ def test_a_member_whose_process_is_stopped_is_ended_and_replaced(crew):
     assert done == [("hold", FIRST), ("end", FIRST), ("start", Member("loader-0", 1))]
 
 
+def test_a_plane_that_is_given_up_is_told_to_all_that_live_and_to_whoever_opened_it():
+    made, roles = FakeCrew(), ("loader-0", "planner", "constructor-0")
+    made.dp_ranks_of = {"constructor-0": (0,)}
+    told, started = queue.Queue(), queue.Queue()
+
+    def an_actor(member):
+        actor = made.actors[member] = made.actor()
+        actor.begun = Method()
+        actor.fail = SimpleNamespace(
+            remote=lambda error: told.put((member, str(error))) or made.planner.released_to.remote()
+        )
+        started.put(member)
+
+    def lose(role):
+        last = max((m for m in made.actors if m.role == role), key=lambda m: m.number)
+        made.actors[last].stay.answers[0].set_exception(UnavailableError("killed"))
+
+    made.start = an_actor
+    for role in roles:
+        an_actor(Member(role))
+        started.get()
+    keeper = Keeper(made, Roster(roles=dict.fromkeys(roles, 0)), Standing(made), Gate(), None)
+    keeper.begin()
+    keeper.check()
+    for role in (*roles, *["loader-0"] * 4):
+        lose(role)
+        started.get(timeout=LIMIT_S)
+    lose("loader-0")
+
+    # Holders of both are lost, and nobody takes their place any more: those that are being started are told.
+    heard = [told.get(timeout=LIMIT_S) for _ in range(2)]
+    assert {member for member, _ in heard} == {Member("planner", 1), Member("constructor-0", 1)}
+    assert all("loader-0 was lost 6 times" in why for _, why in heard)
+    with pytest.raises(UnavailableError, match="loader-0 was lost 6 times"):
+        keeper.check()
+    keeper.close()
+
+
 class ActorUnschedulableError(Exception):
     """As Ray's, of an actor that is to be on a node that is gone."""
 
