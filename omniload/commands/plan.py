@@ -21,7 +21,6 @@ from omniload.commands.display import Cell, colour_of, emit_json, output, progre
 from omniload.commands.mix_tables import shares_table, sorted_files, stages_by_epochs_json, sureness
 from omniload.commands.opening import find_sources, open_spec
 from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
-from omniload.commands.rehearsal import FirstSteps, first_steps
 from omniload.machine.loader_groups import (
     TOKENS_PER_S,
     LoaderShare,
@@ -42,6 +41,7 @@ from omniload.plan.forecast.forecast import (
 )
 from omniload.plan.forecast.sizes import SourceSizes
 from omniload.plan.forecast.stages import with_expected_steps
+from omniload.simulation.rehearsal import FirstSteps, first_steps
 from omniload.source.estimate import SourceProfile, profile
 from omniload.source.kept_profile import KeptProfile
 from omniload.source.spec import SourceSpec
@@ -109,7 +109,7 @@ def plan(  # noqa: PLR0913 -- one for each option
         _say_resources(spec.mix, profiles, as_json)
         return
     most = rehearse or int(np.clip(_REHEARSED_TOKENS // spec.mix.batch.tokens, 1, _MOST_REHEARSED))
-    rehearsed = first_steps(replace(spec, num_steps=min(steps or most, most)), dp)
+    rehearsed = first_steps(replace(spec, num_steps=min(steps or most, most)), dp, progress)
     sizes = _sizes(spec.mix, profiles, rehearsed)
     per_step = rehearsed.tokens_per_step
     steps = steps or _steps_to_the_end(spec.mix, sizes, per_step)

@@ -25,9 +25,9 @@ from omniload.commands.display import (
 )
 from omniload.commands.opening import open_spec, tokenizer_of
 from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
-from omniload.commands.rehearsal import Rehearsal
 from omniload.commands.sample_page import Document, Drawer, page_of, sample_images
 from omniload.commands.samples import text_of
+from omniload.simulation.rehearsal import Rehearsal
 from omniload.source.tokenize import Tokenizer
 
 __all__ = ["preview"]

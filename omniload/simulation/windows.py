@@ -9,7 +9,7 @@ Everything is processor time, so that other work on the machine counts for littl
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -18,11 +18,9 @@ from statistics import median
 
 import numpy as np
 
-from omniload.actors.heartbeat_board import Activity
 from omniload.actors.opening import runtime_of
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.planner_journal import Kept, keep, open_journal
-from omniload.actors.planning import make_planner
 from omniload.actors.roles.loader import LoaderShell
 from omniload.actors.roles.planner_metrics import measure as count_plans
 from omniload.machine.data_constructor import (
@@ -32,12 +30,10 @@ from omniload.machine.data_constructor import (
     SlicesFetched,
 )
 from omniload.machine.messages import (
-    EndOfData,
     PlannerCommand,
     PlannerEvent,
     PublishPlans,
     ReadAhead,
-    ReleaseSamples,
     SamplesReported,
     Started,
     StepTaken,
@@ -52,6 +48,7 @@ from omniload.simulation.hollow import HollowSource
 from omniload.simulation.job import Job, a_planner_of, constructors_of
 from omniload.simulation.profile import BuildCosts, PlannerCosts, Profile
 from omniload.simulation.reading import Shown, line_through, spent_s
+from omniload.simulation.rehearsal import Rehearsal
 from omniload.simulation.scale import with_tokens
 
 __all__ = ["measure_builds", "measure_planner", "with_planner"]
@@ -291,12 +288,13 @@ def _windows_of(sizes: Sequence[tuple[PlaneSpec, int]], runtime: str) -> list[_W
     ]
     rounds: list[list[_Window]] = []
     with ExitStack() as opened:
-        planned = [opened.enter_context(closing(_planned_and_read(spec))) for spec in specs]
-        for together in islice(zip(*planned, strict=False), windows):
+        rehearsals = [opened.enter_context(closing(Rehearsal(spec))) for spec in specs]
+        planned = zip(*(each.windows() for each in rehearsals), strict=False)
+        for together in islice(planned, windows):
             rounds.extend(
                 [
-                    _built(spec, plans, loader, runtime)
-                    for spec, (plans, loader) in zip(specs, together, strict=True)
+                    _built(spec, plans, rehearsal.loader, runtime)
+                    for spec, plans, rehearsal in zip(specs, together, rehearsals, strict=True)
                 ]
                 for _ in range(_BUILT)
             )
@@ -312,42 +310,6 @@ def _median(windows: Sequence[_Window]) -> _Window:
         requests=round(median(each.requests for each in windows)),
         tokens=round(median(each.tokens for each in windows)),
     )
-
-
-def _planned_and_read(
-    spec: PlaneSpec,
-) -> Generator[tuple[Sequence[StepPlan], LoaderShell], None, None]:
-    """Plan window after window over a loader of all sources."""
-    mix = spec.mix
-    loader = LoaderShell(
-        mix,
-        range(len(mix.names)),
-        base_dir=spec.base_dir,
-        cache_dir=spec.cache_dir,
-        activity=Activity("loader-0"),
-    )
-    try:
-        facts = loader.facts()
-        planner = make_planner(spec, [facts[s] for s in range(len(mix.names))])
-        events: deque[PlannerEvent] = deque([Started()])
-        while events:
-            for command in planner.handle(events.popleft()):
-                match command:
-                    case ReadAhead():
-                        events.append(loader.read_ahead(command))
-                    case PublishPlans(plans=plans):
-                        yield plans, loader
-                        taken = plans[-1].step
-                        ranks = range(spec.tree.size_of("dp"))
-                        events.extend(StepTaken(step=taken, dp_rank=rank) for rank in ranks)
-                    case ReleaseSamples():
-                        loader.release(command)
-                    case EndOfData():
-                        return
-                    case _:
-                        pass
-    finally:
-        loader.close()
 
 
 def _built(

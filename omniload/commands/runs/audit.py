@@ -19,7 +19,6 @@ from omniload.base.writing import write_whole
 from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, say, table
 from omniload.commands.opening import tokenizer_of
 from omniload.commands.options import cache_option, json_option, run_argument
-from omniload.commands.rehearsal import Rehearsal
 from omniload.commands.sample_page import (
     Document,
     Drawer,
@@ -38,6 +37,7 @@ from omniload.mix.run_record import RunLife, read_run_record
 from omniload.plan.place_tree import ClientPlaceTree, MeshAxis
 from omniload.plan.records import StepPlan
 from omniload.plan.world import World
+from omniload.simulation.rehearsal import Rehearsal
 from omniload.source.index import index_folder
 
 __all__ = ["audit"]

@@ -15,7 +15,6 @@ from omniload.base.state import Json
 from omniload.commands.display import Cell, emit_json, output, say, table
 from omniload.commands.opening import open_spec
 from omniload.commands.options import cache_option, json_option
-from omniload.commands.rehearsal import Rehearsal
 from omniload.mix.edits.edits_file import read_history
 from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal
@@ -23,6 +22,7 @@ from omniload.mix.progress import state_json_at
 from omniload.mix.run_record import read_run_record
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
+from omniload.simulation.rehearsal import Rehearsal
 from omniload.source.distinct.drawn_before import DrawnSoFar, drawn_so_far, write_drawn
 from omniload.source.formats.opening import open_format
 from omniload.source.index import index_folder

@@ -12,9 +12,9 @@ import yaml
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.commands.opening import open_spec
-from omniload.commands.rehearsal import Rehearsal
 from omniload.mix.config import MixConfig
 from omniload.mix.journal.reading import read_journal
+from omniload.simulation.rehearsal import Rehearsal
 from omniload.source.formats import jsonl
 from tests.support.plane.corpora import write_texts
 from tests.support.plane.edits.mix_commands import a_mix_file, a_run, json_of, run_mix

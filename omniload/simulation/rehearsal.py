@@ -1,11 +1,11 @@
 """Planning for real, in this thread, and training on nothing.
 
-The planner, the source loader and the data constructor are those of a run; only the
-shells are left out. So what is planned, shown or audited here is what a run does.
+The planner, the source loader and the data constructor are those of a run; only the shells that carry events between
+them are left out. So what is planned, shown, audited or timed here is what a run does.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
@@ -19,7 +19,6 @@ from omniload.actors.planning import make_planner
 from omniload.actors.roles.loader import LoaderShell
 from omniload.base.errors import ConfigError
 from omniload.batch.microbatch import Batch
-from omniload.commands.display import progress
 from omniload.machine.data_constructor import (
     BuildSteps,
     DataConstructor,
@@ -40,6 +39,7 @@ from omniload.mix.pieces import PieceTable
 from omniload.mix.state import MixState
 from omniload.plan.forecast.forecast import StepFigures, figures_of
 from omniload.plan.records import StepPlan
+from omniload.simulation.reading import Shown
 
 __all__ = ["FirstSteps", "Rehearsal", "first_steps"]
 
@@ -58,14 +58,15 @@ class Rehearsal:
         self._spec = spec = spec.with_edits()
         mix = spec.history.latest
         every_source = range(len(mix.names))
-        self._loader = LoaderShell(
+        self.loader = LoaderShell(
             mix,
             every_source,
             base_dir=spec.base_dir,
             cache_dir=spec.cache_dir,
             activity=Activity("loader-0"),
         )
-        facts = self._loader.facts()
+        """The one loader of all sources."""
+        facts = self.loader.facts()
         self._planner = make_planner(spec, [facts[s] for s in every_source])
 
     @property
@@ -84,23 +85,32 @@ class Rehearsal:
         Raises:
             OmniloadError: A source cannot be read.
         """
+        for window in self.windows():
+            yield from window
+
+    def windows(self) -> Iterator[Sequence[StepPlan]]:
+        """Yield the plans of steps that are planned together, as ``plans`` does one by one."""
         events: deque[PlannerEvent] = deque([Started()])
         while events:
             for command in self._planner.handle(events.popleft()):
                 match command:
                     case ReadAhead():
-                        events.append(self._loader.read_ahead(command))
+                        events.append(self.loader.read_ahead(command))
                     case PublishPlans(plans=plans):
-                        yield from plans
+                        yield plans
                         ranks, last = range(self._spec.tree.size_of("dp")), plans[-1].step
                         # Every rank takes its part at once, so the planner goes on and lets samples go.
                         events.extend(StepTaken(step=last, dp_rank=rank) for rank in ranks)
                     case ReleaseSamples():
-                        self._loader.release(command)
+                        self.loader.release(command)
                     case EndOfData():
                         return
                     case _:
                         pass  # nothing is journaled, and no built step is kept
+
+    def close(self) -> None:
+        """Close the sources."""
+        self.loader.close()
 
     def plan_of(self, step: int) -> StepPlan | None:
         """Plan on until ``step`` and return its plan; ``None`` when the data ends before it."""
@@ -112,13 +122,13 @@ class Rehearsal:
         constructor = DataConstructor.of(mix, ranks)
         for command in constructor.handle(BuildSteps(plans=[plan])):
             assert isinstance(command, FetchSlices), f"a new step is fetched, not {command!r}"
-            slices = self._loader.ranges(command.requests)
+            slices = self.loader.ranges(command.requests)
             constructor.handle(SlicesFetched(steps=(plan.step,), slices=slices))
         return tuple(constructor.batch_of(plan.step, rank) for rank in ranks)
 
     def shard_at(self, source: int, position: int) -> str:
         """Return the path of the file that holds the record of a position."""
-        return self._loader.shard_at(source, position)
+        return self.loader.shard_at(source, position)
 
     def tokens_of(self, pieces: PieceTable) -> list[NDArray[np.int32]]:
         """Return the token ids of pieces of the plan that was yielded last, in their order."""
@@ -135,7 +145,7 @@ class Rehearsal:
                 starts_N=wanted.starts_P,
                 stops_N=wanted.stops_P,
             )
-            (columns,) = self._loader.slices([request])
+            (columns,) = self.loader.slices([request])
             for i, piece in enumerate(at.tolist()):
                 tokens[piece] = columns.tokens[i]
         return tokens
@@ -162,8 +172,8 @@ class FirstSteps:
         return 1.0 - sum(s.tokens for s in self.steps) / sum(s.capacity for s in self.steps)
 
 
-def first_steps(spec: PlaneSpec, dp: int) -> FirstSteps:
-    """Plan the steps of a run before ``spec.num_steps`` for ``dp`` ranks, and show how far that is.
+def first_steps(spec: PlaneSpec, dp: int, shown: Shown) -> FirstSteps:
+    """Plan the steps of a run before ``spec.num_steps`` for ``dp`` ranks; ``shown`` tells how far that is.
 
     Raises:
         ConfigError: The mix ends before the first step.
@@ -173,7 +183,7 @@ def first_steps(spec: PlaneSpec, dp: int) -> FirstSteps:
     drawn_S = np.zeros(len(mix.names))
     steps: list[StepFigures] = []
     assert spec.num_steps is not None, "a rehearsal is bounded"
-    with progress("planning steps", spec.num_steps) as advance:
+    with shown("planning steps", spec.num_steps) as advance:
         for planned in islice(rehearsal.plans(), spec.num_steps):
             steps.append(figures_of(mix, planned, dp))
             drawn_S += planned.tokens_S
