@@ -33,7 +33,11 @@ FRAMEWORK_PAGES = {
 }
 """Pages whose blocks need a framework, or make one warn: tests/frameworks/test_pages.py runs them."""
 
-TORCHRUN_PAGES = {"how-to/trainers/context-parallel.md", "how-to/trainers/fsdp.md"}
+TORCHRUN_PAGES = {
+    "how-to/trainers/context-parallel.md",
+    "how-to/trainers/fsdp.md",
+    "how-to/trainers/torchrun.md",
+}
 """Pages whose Python is a script for several ranks: test_docs_torchrun.py starts them."""
 
 _FENCE = re.compile(r"^( *)(```+)\s*(.*?)\s*$")

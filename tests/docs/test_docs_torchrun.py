@@ -50,6 +50,15 @@ def test_the_script_of_the_fsdp_page_trains_on_two_ranks_and_goes_on_where_it_st
     assert second[3] < first[0] - 0.1
 
 
+def test_the_script_of_the_torchrun_page_goes_on_from_its_checkpoint_on_one_rank(warm_python, work):
+    first, second = losses_of("torchrun.md", warm_python)
+
+    assert [*first] == [0, 1, 2]
+    assert [*second] == [2, 3, 4, 5]
+    # Step 2 came behind the last checkpoint: it is trained again, on the samples that it had.
+    assert second[2] == pytest.approx(first[2], abs=2e-4)
+
+
 def test_the_script_of_the_context_parallel_page_has_the_losses_of_whole_rows(warm_python, work):
     whole, shared = losses_of("context-parallel.md", warm_python)
 
