@@ -75,10 +75,11 @@ bench: $(STAMP) ## Take every measurement; reports go to benchmarks/reports
 		"startup.containerd --folder .bench/containerd --report"; \
 	do $(BIN)/python -m benchmarks.$$line || exit 1; done
 
-soak: $(STAMP) ## Race readers with writers over mounts, then test every property by new random examples
+soak: $(STAMP) $(FRAMEWORKS_STAMP) ## Race readers with writers over mounts, then test every property by new random examples
 	@$(BIN)/python -m benchmarks.fusefs.versions --no-report
 	@$(BIN)/python -m tests.lanes -m soak
 	@$(BIN)/python -m tests.lanes tests/property --hypothesis-profile=thorough
+	@$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks/test_chat_template.py --hypothesis-profile=thorough
 
 mutants: $(STAMP) ## Try the mutants of tests/mutants against the tests that are to catch them
 	@$(BIN)/python -m tests.mutants

@@ -10,6 +10,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from omniload.mix.config import BpeTokenizer
@@ -18,6 +20,7 @@ from omniload.mix.sources import JsonlSource, ParquetSource
 from omniload.source.source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.chats import MARKED, conversations, write_model
+from tests.support.examples import few
 
 LLAMA = (
     "{{- bos_token }}{%- for message in messages %}{%- if message['role'] == 'assistant' %}"
@@ -165,3 +168,130 @@ def require_theirs(block, chats, model, tools=None):
         assert block.tokens[i].tolist() == ids
         assert block.others["loss_mask"][i].astype(int).tolist() == mask
     assert np.any([any(mask) for mask in theirs["assistant_masks"]])
+
+
+letters = st.sampled_from(
+    ["a", "b", " ", "\n", "é", "e\u0301", "漢", "\U0001f600", "<|im_end|>", "{{", "<b>"]
+)
+texts = st.lists(letters, max_size=6).map("".join)
+arguments = st.dictionaries(st.sampled_from(["x", "é", "n"]), texts | st.none(), min_size=1)
+calls = st.fixed_dictionaries(
+    {
+        "type": st.just("function"),
+        "function": st.fixed_dictionaries({"name": texts, "arguments": arguments}),
+    }
+)
+messages = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant", "assistant", "tool"])},
+    optional={
+        "content": texts | st.none(),
+        "reasoning_content": texts | st.none(),
+        "reasoning": texts | st.none(),
+        "thinking": texts | st.none(),
+        "tool_calls": st.lists(calls, max_size=2) | st.none(),
+        "id": st.integers(-(1 << 63), (1 << 63) - 1) | st.none(),
+        "weight": st.floats(allow_nan=False, allow_infinity=False) | st.none(),
+    },
+)
+tools = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.just("function"), "function": st.fixed_dictionaries({"name": texts})}
+    ),
+    min_size=1,
+    max_size=2,
+)
+rows = st.fixed_dictionaries(
+    {"messages": st.lists(messages, min_size=1, max_size=5), "tools": tools | st.none()}
+)
+SAID = [
+    "{{ m.content }}",
+    "{{- m['content'] | trim -}}",
+    "{{ m | tojson }}",
+    "{{ m.content or 'none' }}",
+]
+THOUGHT = [
+    "",
+    "{% if m.reasoning_content is defined %}<think>{{ m.reasoning_content }}</think>{% endif %}",
+    "{%- if m.thinking %}\n<think>\n{{ m.thinking }}\n{% endif -%}",
+]
+CALLED = [
+    "",
+    "{% for call in m.tool_calls %}<tool>{{ call | tojson }}</tool>\n{% endfor %}",
+    "{% if m.tool_calls is defined %}{{ m.tool_calls | tojson(indent=2) }}{% endif %}",
+]
+
+
+@st.composite
+def templates(draw):
+    """Return a template with a block for all that the assistant does, or one for each thing."""
+
+    def tag(word):
+        return "{%" + draw(dashes) + f" {word} " + draw(dashes) + "%}" + draw(blanks)
+
+    def block(inside):
+        # Never empty: of such the library marks a token that lies across both of its ends.
+        return tag("generation") + inside + draw(ends) + tag("endgeneration")
+
+    dashes, blanks = st.sampled_from(["", "", "-"]), st.sampled_from(["", "\n", " \n  "])
+    ends = st.sampled_from([".", "<|im_end|>", "é<eos>"])
+    done = [draw(st.sampled_from(each)) for each in (THOUGHT, SAID, CALLED)]
+    answer = block("".join(done)) if draw(st.booleans()) else "".join(map(block, done))
+    return (
+        "{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
+        + tag("if m.role == 'assistant'")
+        + answer
+        + tag("else")
+        + "<|im_start|>{{ m.role }}"
+        + draw(blanks)
+        + draw(st.sampled_from(SAID))
+        + tag("endif")
+        + tag("endfor")
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_model(folder / "model", MARKED)
+    return folder, AutoTokenizer.from_pretrained(folder / "model")
+
+
+@given(
+    drawn=st.lists(rows, min_size=1, max_size=4),
+    template=templates(),
+    kind=st.sampled_from(["jsonl", "parquet"]),
+)
+@settings(few(40, soak=1000), suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_is_said_and_however_it_is_written_tokens_and_masks_are_theirs(
+    model, drawn, template, kind
+):
+    folder, theirs = model
+    (folder / "any.jinja").write_text(template)
+    if kind == "jsonl":
+        (folder / "any.jsonl").write_text("".join(json.dumps(row) + "\n" for row in drawn))
+    else:
+        # What one message lacks and another has, a table fills with nulls.
+        table = pa.Table.from_pylist(drawn)
+        pq.write_table(table, folder / "any.parquet")
+        drawn = table.to_pylist()
+    config = (JsonlSource if kind == "jsonl" else ParquetSource)(
+        type=kind,
+        path=f"any.{kind}",
+        text="messages",
+        transforms=(ChatTransform(type="chat", template="any.jinja", tools="tools"),),
+        shuffle={"method": "none"},
+    )
+    tokenizer = BpeTokenizer(type="bpe", path="model")
+
+    source = open_source(SourceSpec("sft", config, seed=0, tokenizer=tokenizer, base_dir=folder))
+
+    block = source.read(0, len(drawn))
+    for i, row in enumerate(drawn):
+        expected = theirs.apply_chat_template(
+            row["messages"],
+            tools=row["tools"],
+            chat_template=template,
+            return_assistant_tokens_mask=True,
+        )
+        assert block.tokens[i].tolist() == expected["input_ids"]
+        assert block.others["loss_mask"][i].astype(int).tolist() == expected["assistant_masks"]

@@ -51,7 +51,9 @@ Word = Annotated[str, Field(min_length=1, max_length=256)]
 class MessageNames(StrictModel):
     """What messages call their keys and roles: ``{role: from, content: value, roles: {human: user, gpt: assistant}}``.
 
-    A template is given ``role`` and ``content`` by those names, and every other key as it stands.
+    A template is given ``role`` and ``content`` by those names, and every other key as it stands. As with
+    ``transformers``, a null is no key, and what was thought (``reasoning_content``, ``thinking`` or ``reasoning``, the
+    first that there is) is given as ``reasoning_content`` and ``thinking``.
     """
 
     role: Word = "role"
@@ -118,7 +120,8 @@ class ChatTransform(_OfMessages):
 
     type: Literal["chat"]
     template: LocalPath | None = None
-    """File of the template (Jinja); else ``chat_template.jinja`` or ``tokenizer_config.json`` beside the tokenizer."""
+    """File of the template (Jinja); else ``chat_template.jinja`` or ``tokenizer_config.json`` beside the tokenizer, of
+    several templates there the one called ``default``."""
     loss: Literal["assistant", "all"] = "assistant"
     """Tokens that are trained on: those of the assistant's turns (what the template's ``generation`` blocks hold, or,
     where it has none, what each turn adds behind the prompt for it), or all."""
@@ -128,7 +131,8 @@ class ChatTransform(_OfMessages):
     """What messages call their keys and roles, where that is not ``role`` and ``content``."""
     tools: Word | None = None
     """Key or column of the tools that a conversation may call, where they stand beside its messages: a list, or a text
-    that is JSON of one. A null is none, and so is a line of JSON without the key. Not named, they are not read."""
+    that is JSON of one. A null is none, and so are an empty list and a line of JSON without the key. Not named, they
+    are not read."""
 
     @property
     def beside(self) -> tuple[str, ...]:

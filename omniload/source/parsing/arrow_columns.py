@@ -80,8 +80,10 @@ def require_table(schema: pa.Schema, config: TableSource, path: str) -> None:
         ConfigError: With what the shard has.
     """
     _require_column(schema, config.column, path, config.holds, is_main=True)
+    # Of a shard without a tool in any row writers know nothing but that: its column is one of nulls.
+    may_be_null = not config.pair_columns
     for column in config.beside_columns:
-        _require_column(schema, column, path, config.holds)
+        _require_column(schema, column, path, config.holds, may_be_null=may_be_null)
     _require_others(schema, config.columns, path)
     _require_key(schema, config.key_column, path)
     require_where(schema, config.where, path)
@@ -90,7 +92,13 @@ def require_table(schema: pa.Schema, config: TableSource, path: str) -> None:
 
 
 def _require_column(
-    schema: pa.Schema, column: str, path: str, holds: Holds, *, is_main: bool = False
+    schema: pa.Schema,
+    column: str,
+    path: str,
+    holds: Holds,
+    *,
+    is_main: bool = False,
+    may_be_null: bool = False,
 ) -> None:
     """Refuse a shard without the column, or with another type of it; ``is_main``: the one of ``text`` or ``tokens``.
 
@@ -112,7 +120,7 @@ def _require_column(
         choice = f": {said_of_choice(key, fit)}" if is_main and fit else ""
         raise ConfigError(f"{path}: has {has} {column!r}; it has {', '.join(schema.names)}{choice}")
     found = schema.field(column).type
-    if not fits(found):
+    if not fits(found) and not (may_be_null and pa.types.is_null(found)):
         wanted = "text (string)" if holds != "tokens" else "token ids (a list of integers)"
         raise ConfigError(
             f"{path}: column {column!r} is {found}, not {wanted}; "

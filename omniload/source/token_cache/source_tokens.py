@@ -54,7 +54,7 @@ __all__ = [
     "why_not_kept",
 ]
 
-MAKING_VERSION = 1
+MAKING_VERSION = 2
 """Raised whenever the same text, tokenizer and transforms come to other tokens."""
 
 # Of ``on_error`` neither: an entry says what is bad, and whoever reads it does as its source says.

@@ -42,6 +42,9 @@ _ASSISTANT = "assistant"
 _BLOCK = re.compile(r"\{%[-+]?\s*generation\b")
 _FAULTS = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 """What a template comes to that does with a conversation what cannot be done, or that calls itself without an end."""
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""Keys of what was thought before an answer: the first that a message has is given to templates by both names that they
+read, as transformers gives it."""
 _SHOWN = 160
 _AS_TEMPLATES_SAY = MessageNames()
 
@@ -305,12 +308,16 @@ def named(number: int, message: object, names: MessageNames) -> dict[str, Any]:
             f"{', '.join(names.roles):.{_SHOWN}}; say there what the template calls it"
         )
     keys = {names.role: "role", names.content: "content"}
-    # Of two keys that would have one name, that counts which the mix names.
+    # Of two keys that would have one name, that counts which the mix names. A null is no key, as to transformers: where
+    # one message of a table has a key, it is a null of all others.
     named = {
         keys.get(key, key): value
         for key, value in given.items()
-        if key in keys or key not in ("role", "content")
+        if value is not None and (key in keys or key not in ("role", "content"))
     }
+    thought = next((named[key] for key in _THOUGHTS if key in named), None)
+    if thought is not None:
+        named = {"thinking": thought, **named, "reasoning_content": thought}
     return named if names.roles is None else named | {"role": names.roles[role]}
 
 

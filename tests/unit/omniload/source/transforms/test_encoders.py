@@ -17,12 +17,23 @@ from tokenizers import Tokenizer
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.columns import LOSS_SPANS
 from omniload.mix.config import BpeTokenizer, ByteTokenizer
-from omniload.mix.schema.transforms import ChatTransform, ClampTransform, FilterTransform
-from omniload.mix.sources import JsonlSource, OnError, ParquetSource, WebDatasetSource
+from omniload.mix.schema.transforms import (
+    ChatTransform,
+    ClampTransform,
+    FilterTransform,
+    MessageNames,
+)
+from omniload.mix.sources import (
+    ArrowSource,
+    JsonlSource,
+    OnError,
+    ParquetSource,
+    WebDatasetSource,
+)
 from omniload.source.source import open_source
 from omniload.source.spec import SourceSpec
 from omniload.source.tokenize import open_tokenizer
-from omniload.source.transforms.chat_template import ChatTemplate, read_template
+from omniload.source.transforms.chat_template import ChatTemplate, named, read_template
 from tests.support.chats import CHATML, MARKED, conversations, write_model
 
 BPE = BpeTokenizer(type="bpe", path="model")
@@ -390,6 +401,29 @@ def test_conversations_lie_in_the_members_of_archives_too(models, tmp_path):
     assert trained_on(source, library_in(folder), 4) == [said(chat, trimmed=True) for chat in chats]
 
 
+@pytest.mark.parametrize(
+    ("message", "given"),
+    [
+        ({"content": None, "tool_calls": None, "weight": 0}, {"weight": 0}),
+        ({"reasoning": "so"}, {"thinking": "so", "reasoning": "so", "reasoning_content": "so"}),
+        (
+            {"thinking": "", "reasoning": "so"},
+            {"thinking": "", "reasoning": "so", "reasoning_content": ""},
+        ),
+        (
+            {"reasoning_content": None, "thinking": "so", "tool_calls": [{"x": None}]},
+            {"thinking": "so", "tool_calls": [{"x": None}], "reasoning_content": "so"},
+        ),
+    ],
+)
+def test_a_null_of_a_message_is_no_key_and_what_was_thought_has_both_names(message, given):
+    spoken = {"role": "assistant"}
+    renamed = MessageNames(roles={"assistant": "model"})
+
+    assert named(0, message | spoken, MessageNames()) == given | spoken
+    assert named(0, message | spoken, renamed) == given | {"role": "model"}
+
+
 TOOLS = [{"name": "look <up>"}]
 
 
@@ -428,6 +462,33 @@ def test_tools_beside_the_messages_reach_the_template(models, tmp_path, written)
     assert block.others["loss_mask"].values_V.tolist() == (
         expected.others["loss_mask"].values_V.tolist()
     )
+
+
+@pytest.mark.parametrize("kind", [ArrowSource, ParquetSource])
+def test_a_table_without_a_tool_in_any_row_has_none(models, tmp_path, kind):
+    folder, chats = models / "marked", conversations(3)
+    table = pa.table({"messages": chats, "tools": pa.nulls(3), "nothing": pa.nulls(3)})
+    pq.write_table(table, tmp_path / "chats.parquet")
+    with pa.ipc.new_file(str(tmp_path / "chats.arrow"), table.schema) as writer:
+        writer.write_table(table)
+
+    def opened(text):
+        name = kind.model_fields["type"].annotation.__args__[0]
+        config = kind(
+            type=name,
+            path=str(tmp_path / f"chats.{name}"),
+            text=text,
+            transforms=(ChatTransform(type="chat", tools="tools"),),
+            shuffle={"method": "none"},
+        )
+        return open_source(SourceSpec("sft", config, seed=1, tokenizer=BPE, base_dir=folder))
+
+    expected = a_source(folder, chats).read(0, 3)
+    assert (
+        opened("messages").read(0, 3).tokens.values_V.tolist() == expected.tokens.values_V.tolist()
+    )
+    with pytest.raises(ConfigError, match="column 'nothing' is null, not text"):
+        opened("nothing")
 
 
 @pytest.mark.parametrize(
