@@ -60,7 +60,7 @@ _LOG = get_logger(__name__)
 _CLOSE_S = 8.0
 """Shorter than the time that a caller in another process waits for the close."""
 
-Question = TypeVar("Question", "_Asked", "_Resized")
+Question = TypeVar("Question", "_Change", "_Resize")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,13 @@ class _Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Change:
     event: ChangeAsked
     answer: "Future[EditTaken]"
 
 
 @dataclass(frozen=True, slots=True)
-class _Resized:
+class _Resize:
     event: ResizeAsked
     answer: "Future[World]"
 
@@ -109,8 +109,7 @@ class PlannerShell:
         self._planner, self._run_dir = planner, run_dir
         self._activity = activity
         self._quiet_from_s = time.monotonic()
-        # Asked when a heartbeat is due, not noted as it changes: with hundreds of sources it changes with each
-        # report.
+        # Asked when a heartbeat is due, not noted as it changes: of hundreds of sources each report changes it.
         activity.idle = self._waits
         self._loaders = LoaderLinks(loader_of, self._on_report)
         self._constructors = ConstructorLinks(constructors, self._on_built)
@@ -122,7 +121,7 @@ class PlannerShell:
         self._ended: OmniloadError | None = None
         """Why no change is taken up any more: what failed, or that the plane was closed."""
         self._events: queue.SimpleQueue[
-            PlannerEvent | _Failed | _Replaced | _Asked | _Resized | _Stop
+            PlannerEvent | _Failed | _Replaced | _Change | _Resize | _Stop
         ] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="omniload-planner", daemon=True)
 
@@ -140,7 +139,7 @@ class PlannerShell:
 
     def resize(self, asked: ResizeAsked) -> "Future[World]":
         """Have other ranks; the future holds those that there are from then on, or why they are refused."""
-        return self._ask(_Resized(asked, Future())).answer
+        return self._ask(_Resize(asked, Future())).answer
 
     def world(self) -> World:
         """Return the ranks of now."""
@@ -169,7 +168,7 @@ class PlannerShell:
 
     def change(self, asked: ChangeAsked) -> "Future[EditTaken]":
         """Have the mix changed; the future says what became of it, or why it is refused."""
-        return self._ask(_Asked(asked, Future())).answer
+        return self._ask(_Change(asked, Future())).answer
 
     def _ask(self, question: Question) -> Question:
         """Put a question to the planner's thread; after the planner's end it is refused at once."""
@@ -248,23 +247,23 @@ class PlannerShell:
             while True:
                 event = self._events.get_nowait()
                 if (
-                    isinstance(event, _Asked | _Resized)
+                    isinstance(event, _Change | _Resize)
                     and event.answer.set_running_or_notify_cancel()
                 ):
                     event.answer.set_exception(cause)
 
-    def _change(self, asked: _Asked) -> None:
+    def _change(self, asked: _Change) -> None:
         before, planned = self._planner.history, self._planner.planned
-        if not self._taken_up(asked, lambda: self._planner.history):
+        if not self._take_up(asked, lambda: self._planner.history):
             return
         history = self._planner.history
         taken = EditTaken.of(before, history, planned, self._planner.slowest_step)
         _LOG.warning("the mix is edited: %s", taken.said)
         asked.answer.set_result(taken)
 
-    def _resize(self, asked: _Resized) -> None:
+    def _resize(self, asked: _Resize) -> None:
         before = self._planner.world
-        if not self._taken_up(asked, lambda: self._planner.world):
+        if not self._take_up(asked, lambda: self._planner.world):
             return
         world = self._planner.world
         # The same world again: each of its ranks asks for it, and the first has made it.
@@ -272,7 +271,7 @@ class PlannerShell:
             _LOG.warning("dp is %d from step %d on (was %d)", world.dp, world.step, before.dp)
         asked.answer.set_result(world)
 
-    def _taken_up(self, asked: _Asked | _Resized, standing: Callable[[], object]) -> bool:
+    def _take_up(self, asked: _Change | _Resize, standing: Callable[[], object]) -> bool:
         """Take a question up; one that is withdrawn or refused leaves what ``standing`` gives as it is."""
         if not asked.answer.set_running_or_notify_cancel():
             return False  # withdrawn
@@ -288,19 +287,20 @@ class PlannerShell:
             raise  # it was taken up, and what followed failed
         return True
 
-    def _apply(self, event: PlannerEvent | _Failed | _Replaced | _Asked | _Resized) -> None:
+    def _apply(self, event: PlannerEvent | _Failed | _Replaced | _Change | _Resize) -> None:
         if isinstance(event, _Failed):
             raise event.error
-        if isinstance(event, _Asked):
+        if isinstance(event, _Change):
             self._change(event)
             return
-        if isinstance(event, _Resized):
+        if isinstance(event, _Resize):
             self._resize(event)
             return
         if isinstance(event, _Replaced):
             # From here on the link leads to the new holder, so that what follows from the event is told to that one.
             event.change()
-            self._loaders.taken_over, event = event.taken_over, event.event
+            self._loaders.taken_over = event.taken_over
+            event = event.event
         doing = self._activity.doing(f"plans step {self._planner.state.step}")
         # Carrying out is not in the lock: a journal on a store may hang, and states are asked for meanwhile.
         with doing, self._lock, PLAN_SECONDS.time():
