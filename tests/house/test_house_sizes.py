@@ -30,7 +30,7 @@ LONGER = {
         "every role and rank of one process, which know each other: opened, changed, closed, and the ways between them",
     ),
     "omniload/actors/ray/keeper.py": (
-        315,
+        325,
         "carries out every command of the roster, hears of ends, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (
@@ -53,7 +53,7 @@ LONGER = {
         "every actor of a plane, who holds what, in which process, and which sources",
     ),
     "omniload/actors/ray/handle.py": (
-        375,
+        390,
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (
@@ -100,8 +100,12 @@ LONGER = {
         205,
         "where members are, and for how long a node is left alone",
     ),
+    "omniload/actors/ray/environment.py": (
+        175,
+        "what Ray reads as it is imported, and which secret it is asked with",
+    ),
     "omniload/actors/ray/changes.py": (
-        280,
+        320,
         "each kind of change, and who hears of it in which order",
     ),
 }

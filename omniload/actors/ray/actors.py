@@ -208,8 +208,7 @@ class ConstructorActor(_PresentActor, ConstructorShell):
     ) -> None:
         self._holders = LoaderHolders(loaders)
         self._builder = DaemonPool(1, "omniload-build")
-        # On another host than the opener's nobody else takes earlier lives off the board. Only here: loaders
-        # of one role live beside each other.
+        # On another host nobody else takes earlier lives off the board. Only here: loaders live beside each other.
         role, _, number = name.partition("+")
         if board is not None:
             for life in range(int(number or 0)):
