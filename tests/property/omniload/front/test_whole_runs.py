@@ -76,11 +76,12 @@ def test_after_each_step_each_source_is_within_a_document_of_its_share_and_goes_
     """How-to of a mix, and of a move from datasets: "what was drawn is within one document of its share, always"."""
     corpus = data.draw(corpora(LENGTH, st.integers(1, 4)))
     weights = {name: data.draw(st.integers(1, 9)) for name in corpus}
+    level = data.draw(st.sampled_from(["sample", "token"]))
     path, orders = write_mix(
         tmp_path,
         corpus,
         data.draw,
-        mix={"level": "sample", "stages": [{"weights": weights}]},
+        mix={"level": level, "stages": [{"weights": weights}]},
         pack={"length": LENGTH, "method": "none"},
     )
     documents = {
@@ -93,11 +94,15 @@ def test_after_each_step_each_source_is_within_a_document_of_its_share_and_goes_
         for piece in batch.pieces():
             drawn[sorted(corpus)[piece.source]][tuple(piece.tokens.tolist())] += 1
 
-        total = sum(map(Counter.total, drawn.values()))
+        counted = {
+            name: found.total() if level == "sample" else sum(map(len, found.elements()))
+            for name, found in drawn.items()
+        }
+        total, most = sum(counted.values()), 1 if level == "sample" else LENGTH
         for name, found in drawn.items():
             share = Fraction(weights[name] * total, sum(weights.values()))
             # Weights are met to a part in a billion: parts of 2^30.
-            assert abs(found.total() - share) <= 1 + Fraction(total, 1 << 29)
+            assert abs(counted[name] - share) <= most + Fraction(total, 1 << 29)
             rounds, begun = divmod(found.total(), len(documents[name]))
             often = Counter(found[document] - rounds for document in documents[name])
             assert often == Counter({1: begun, 0: len(documents[name]) - begun}) - Counter()

@@ -1,17 +1,13 @@
 """JSON lines, rows of CSV and plain text that others write, against what Python reads, in every order."""
 
 import csv
-import gzip
 import io
 import json
-import struct
-from itertools import pairwise
 
 import msgspec
 import orjson
 import pyarrow as pa
 import pyarrow.csv
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +18,7 @@ from tests.support.plane.sources.every_order import (
     require_records,
     seldom,
 )
+from tests.support.plane.sources.packed import PACKED, written
 from tests.support.plane.sources.source_contract import expected_tokens
 
 # What `str.splitlines` takes for the end of a line and no format does, beside what formats write with care.
@@ -35,48 +32,6 @@ def record_of(text):
         return expected_tokens(text) if text.encode() else ()
     except UnicodeEncodeError:
         return None
-
-
-def by_gzip(content, cuts):
-    """Compress parts one by one, as `bgzip` does, with an empty one at the end."""
-    return b"".join(map(gzip.compress, [*parts_of(content, cuts), b""]))
-
-
-def by_zstd(content, cuts):
-    """Compress parts one by one, as `pzstd` does, with a frame that is to be passed over before each."""
-    aside = struct.pack("<II", 0x184D2A50, 3) + b"any"
-    packed = []
-    for i, part in enumerate(parts_of(content, cuts)):
-        # As a stream writes it, whose frame does not say how much it holds, and as one that has all of it does.
-        writer = zstandard.ZstdCompressor(write_checksum=bool(i % 2)).compressobj()
-        whole = zstandard.ZstdCompressor().compress(part)
-        packed.append(whole if i % 3 else writer.compress(part) + writer.flush())
-    return b"".join(aside + each for each in packed)
-
-
-def parts_of(content, cuts):
-    bounds = [0, *sorted(cut for cut in cuts if cut < len(content)), len(content)]
-    return [content[a:b] for a, b in pairwise(bounds)]
-
-
-def unpacked_by_zstd(packed):
-    reader = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
-    return reader.read()
-
-
-PACKED = {
-    "": (lambda content, _: content, bytes),
-    ".gz": (by_gzip, gzip.decompress),
-    ".zst": (by_zstd, unpacked_by_zstd),
-}
-"""Writer and reader of each suffix."""
-
-
-def written(draw, path, content):
-    """Write a file that may be compressed, by its name; return what others find in it."""
-    pack, unpacked = PACKED[path.suffix if path.suffix in PACKED else ""]
-    path.write_bytes(pack(content, draw(st.lists(st.integers(1, 400), max_size=3))))
-    return unpacked(path.read_bytes())
 
 
 values = st.recursive(
@@ -180,42 +135,50 @@ NAMES = st.lists(st.sampled_from(["id", "é", "a b", "a,b", 'a "b"', "a\nb", ""]
 @seldom
 def test_rows_of_csv_are_those_that_the_csv_module_reads(tmp_path, data):
     held, expected = emptied(tmp_path), []
-    suffix, delimiter = (
-        data.draw(st.sampled_from(list(PACKED))),
-        data.draw(st.sampled_from(",;|\t")),
-    )
+    suffix = data.draw(st.sampled_from(list(PACKED)))
+    form = {"delimiter": data.draw(st.sampled_from(",;|\t")), "quoted": data.draw(st.booleans())}
     for shard in range(data.draw(st.integers(1, 2))):
         names = data.draw(st.permutations([*data.draw(NAMES), "text"]))
         rows = st.lists(st.lists(texts, min_size=len(names), max_size=len(names)), max_size=6)
-        content = data.draw(st.sampled_from([by_the_csv_module, by_arrow]))(
-            data.draw, names, data.draw(rows), delimiter
-        )
-        content = data.draw(st.sampled_from([b"", b"\xef\xbb\xbf"])) + content
+        write = data.draw(st.sampled_from([by_the_csv_module, by_arrow][: 1 + form["quoted"]]))
+        content = data.draw(st.sampled_from([b"", b"\xef\xbb\xbf"]))
+        content += write(data.draw, [names, *data.draw(rows)], **form)
         found = written(data.draw, held / f"{shard}.csv{suffix}", content)
-        expected += rows_of(found.decode("utf-8-sig"), delimiter)
+        expected += rows_of(found.decode("utf-8-sig"), **form)
     if expected:
-        keys = {"delimiter": delimiter, "unit": data.draw(UNITS)}
-        require_records(held, expected, data.draw, type="csv", **keys)
+        require_records(held, expected, data.draw, type="csv", unit=data.draw(UNITS), **form)
 
 
-def by_the_csv_module(draw, names, rows, delimiter):
-    """Write rows, some of them with a field too many or too few, and blank lines between them."""
-    quoting = draw(st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL, csv.QUOTE_NONNUMERIC]))
-    end = draw(st.sampled_from(["\n", "\r\n"]))
-    if quoting == csv.QUOTE_MINIMAL:  # Python leaves a carriage return alone unquoted: refused
-        rows = [[field.replace("\r", "") for field in row] for row in rows]
-    lines = [draw(st.sampled_from(["", "", end]))]
-    for row in [names, *rows]:
-        out = io.StringIO(newline="")
-        spoilt = [row, row, row, [*row, "more"], row[1:] or row] if lines[1:] else [row]
-        writer = csv.writer(out, delimiter=delimiter, quoting=quoting, lineterminator=end)
-        writer.writerow(draw(st.sampled_from(spoilt)))
-        lines.append(out.getvalue() + draw(st.sampled_from(["", "", end])))
-    content = "".join(lines)
-    return (content if draw(st.booleans()) else content.removesuffix(end)).encode()
+def by_the_csv_module(draw, rows, delimiter, quoted):
+    """Write rows, some of them with a field too many or too few, and blank lines around them."""
+    form = csv.excel()
+    form.delimiter, form.lineterminator = delimiter, draw(st.sampled_from(["\n", "\r\n"]))
+    # Python leaves a carriage return alone unquoted: refused. Without quotes a field holds nothing that ends it.
+    form.quoting, banned = (csv.QUOTE_NONE, f"{delimiter}\r\n")
+    if quoted:
+        some = [(csv.QUOTE_ALL, ""), (csv.QUOTE_MINIMAL, "\r"), (csv.QUOTE_NONNUMERIC, "")]
+        form.quoting, banned = draw(st.sampled_from(some))
+    else:
+        form.quotechar = None
+    blank = st.sampled_from(["", "", form.lineterminator])
+    out = io.StringIO(draw(blank), newline="")
+    out.seek(0, io.SEEK_END)
+    for i, row in enumerate(rows):
+        spoilt = [row, row, row, [*row, "more"], row[1:] or row] if i else [row]
+        kept = [without(field, banned) for field in draw(st.sampled_from(spoilt))]
+        csv.writer(out, form).writerow(kept if quoted or kept != [""] else ["x"])
+        out.write(draw(blank))
+    content = out.getvalue()
+    return (content if draw(st.booleans()) else content.removesuffix(form.lineterminator)).encode()
 
 
-def by_arrow(draw, names, rows, delimiter):
+def without(field, banned):
+    return "".join(letter for letter in field if letter not in banned)
+
+
+def by_arrow(draw, rows, delimiter, quoted):
+    names, *rows = rows
+    assert quoted, "it writes strings with quotes where they need them"
     columns = [pa.array([row[i] for row in rows], pa.string()) for i in range(len(names))]
     out = io.BytesIO()
     pyarrow.csv.write_csv(
@@ -230,9 +193,10 @@ def by_arrow(draw, names, rows, delimiter):
     return out.getvalue()
 
 
-def rows_of(found, delimiter):
+def rows_of(found, delimiter, quoted):
     """Return the samples of a file; a row of another number of fields than the header is bad, a blank line is none."""
-    read = csv.reader(io.StringIO(found, newline=""), delimiter=delimiter)
+    quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    read = csv.reader(io.StringIO(found, newline=""), delimiter=delimiter, quoting=quoting)
     names, *rows = filter(None, read)
     at = names.index("text")
     return [record_of(row[at]) if len(row) == len(names) else None for row in rows]
