@@ -1,7 +1,9 @@
 """The sandbox that chat templates run in. The only ``import jinja2`` beside the report's."""
 
 import json
+import re
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -10,7 +12,13 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from typing_extensions import override
 
+from omniload.base.errors import ConfigError
+from omniload.base.extras import install_line
+
 __all__ = ["TemplateError", "environment"]
+
+_SOUND = (3, 1, 6)
+"""Release of Jinja that closed the known ways out of its sandbox. Other packages bring it too, of any age, as torch."""
 
 
 class _Generation(Extension):
@@ -36,7 +44,16 @@ def environment(begin: str, end: str) -> ImmutableSandboxedEnvironment:
     Args:
         begin: Put before what a generation block renders.
         end: Put behind it.
+
+    Raises:
+        ConfigError: Jinja is of a release whose sandbox templates get out of.
     """
+    found = version("jinja2")
+    if tuple(map(int, re.findall(r"\d+", found)[:3])) < _SOUND:
+        raise ConfigError(
+            f"a chat template is a program of a stranger, and jinja2 {found}, which is installed, has known ways out "
+            f"of its sandbox; {'.'.join(map(str, _SOUND))} has closed them: {install_line('chat')} --upgrade"
+        )
     # Blanks around blocks go as in transformers, for which templates are written.
     env = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]

@@ -33,6 +33,7 @@ from omniload.mix.sources import (
 from omniload.source.source import open_source
 from omniload.source.spec import SourceSpec
 from omniload.source.tokenize import open_tokenizer
+from omniload.source.transforms import chat_sandbox
 from omniload.source.transforms.chat_template import ChatTemplate, named, read_template
 from tests.support.chats import CHATML, MARKED, conversations, write_model
 
@@ -289,6 +290,20 @@ def test_without_jinja_the_extra_is_named(models, monkeypatch):
 
     with pytest.raises(ConfigError, match=r"pip install 'omniload-data\[chat\]'"):
         a_source(models / "plain", conversations(1))
+
+
+@pytest.mark.parametrize(
+    ("found", "is_sound"),
+    [("3.1.5", False), ("3.0", False), ("3.1.6", True), ("3.10rc1", True), ("4.0.dev0", True)],
+)
+def test_a_sandbox_that_templates_get_out_of_runs_none(models, monkeypatch, found, is_sound):
+    monkeypatch.setattr(chat_sandbox, "version", lambda _: found)
+
+    if is_sound:
+        assert len(a_source(models / "plain", conversations(1)).read(0, 1).tokens) == 1
+    else:
+        with pytest.raises(ConfigError, match=rf"jinja2 {found}, .* 3\.1\.6 .*\[chat\]' --upgrade"):
+            a_source(models / "plain", conversations(1))
 
 
 def test_another_template_is_another_digest(models):
