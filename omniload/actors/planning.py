@@ -61,7 +61,7 @@ def make_planner(
     if spec.state is not None:
         revision = len(edits_in(spec.state))
         edited = history.of_revision(revision)
-        found = history.found_by(revision, fingerprint)
+        found = history.fingerprint_at(revision, fingerprint)
         state = MixState.from_json(spec.state, edited.names, found)
         require_reached(history, state, revision)
         skipped = history.skipped_steps(revision)
@@ -124,7 +124,7 @@ def taken_over(
     # The later ones as well: ranks may stand there, and a trainer may ask for such a state before it is planned
     # again.
     begin, *known = [state for state in states_of(history, tail) if state.step >= step]
-    kept = history.kept_with(begin.mix_revision, fingerprint_in(tail.base))
+    kept = history.state_fields_at(begin.mix_revision, fingerprint_in(tail.base))
     resumed = replace(spec, state=begin.to_json(**kept))
     planner = make_planner(resumed, facts_S, known=known, life=life, world=world)
     return planner, Journal.taken_over(place, tail, step, durable=durable, room=room)

@@ -232,7 +232,7 @@ class Planner:
             StateError: The state is no longer held, or the step is not planned yet.
         """
         state = self._steps.state_before(step)
-        return state.to_json(**self.history.kept_with(state.mix_revision, self.fingerprint))
+        return state.to_json(**self.history.state_fields_at(state.mix_revision, self.fingerprint))
 
     def _advance(self, changed: Iterable[int]) -> list[PlannerCommand]:
         """Plan as many steps as may be planned, and ask for what the following ones need.
@@ -371,7 +371,7 @@ class Planner:
             plans.append(plan)
             commands.append(AppendJournal(before, plan, self.state, mix.names, bad))
             if self.state.step % _BASE_EVERY == 0:
-                beside = self.history.kept_with(self.state.mix_revision, self.fingerprint)
+                beside = self.history.state_fields_at(self.state.mix_revision, self.fingerprint)
                 commands.append(AppendBase(state=self.state, **beside))
                 if self.world.generation:  # whoever reads from there on finds it
                     commands.append(AppendWorld(world=self.world))

@@ -80,7 +80,7 @@ def weights_by_state(
             ended.
     """
     known: dict[tuple[float, ...], tuple[int, ...]] = {}
-    found = history.found_by(len(history.edits), fingerprint or {})
+    found = history.fingerprint_at(len(history.edits), fingerprint or {})
 
     def weights(state: MixState) -> tuple[int, ...]:
         mix = history.of_revision(state.mix_revision)
@@ -116,7 +116,7 @@ def fold(
     """
     begun = len(edits_in(base))
     # With what was found of the sources that edits up to the base had added.
-    held = history.found_by(begun, fingerprint)
+    held = history.fingerprint_at(begun, fingerprint)
     state = MixState.from_json(base, history.of_revision(begun).names, held)
     names = history.latest.names
     parsed = [StepRecord.from_json(record, names) for record in records]
@@ -133,7 +133,7 @@ def states_of(history: History, tail: Tail) -> list[MixState]:
     """
     # A base has the sources of its own revision; records behind it may name those of later edits.
     begun = len(edits_in(tail.base))
-    held = history.found_by(begun, fingerprint_in(tail.base))
+    held = history.fingerprint_at(begun, fingerprint_in(tail.base))
     base = MixState.from_json(tail.base, history.of_revision(begun).names, held)
     weights = weights_by_state(history, held)
     return states_in(tail, base, history.latest.names, weights, history.entering)
@@ -152,7 +152,7 @@ def state_json_at(
     """
     fingerprint = fingerprint_in(base)
     state = fold(history, base, records, fingerprint, step)
-    return state.to_json(**history.kept_with(state.mix_revision, fingerprint))
+    return state.to_json(**history.state_fields_at(state.mix_revision, fingerprint))
 
 
 def progress_of(
@@ -166,7 +166,7 @@ def progress_of(
     known, first = fingerprint_in(base), base.get("step")
     state = fold(history, base, records, known)
     mix = history.of_revision(state.mix_revision)
-    known = history.found_by(state.mix_revision, known)
+    known = history.fingerprint_at(state.mix_revision, known)
     assert isinstance(first, int), "it was folded"
     total = max(sum(state.drawn_S), 1)
     ways_S = None if mix.mix.amounts is None else _ways_S(mix, state, records_in(known, mix.names))

@@ -138,7 +138,7 @@ def _resumed(world: World, plane: FaultyPlane, digests: Sequence[int]) -> str | 
     saved = json.loads(json.dumps(plane.states[step]))
     revision = len(edits_in(saved))
     names = plane.history.of_revision(revision).names
-    found = plane.history.found_by(revision, plane.planner.fingerprint)
+    found = plane.history.fingerprint_at(revision, plane.planner.fingerprint)
     calm = replace(World(seed=world.seed, scenario=world.scenario), steps=world.steps, dp=2)
     arguments = calm.arguments() | {
         "mix": world.mix,

@@ -242,7 +242,7 @@ def _stand_of(run: Path, history: History, step: int) -> tuple[MixState, list[in
     """
     base, records = read_journal(journal_of(run))
     fingerprint = fingerprint_in(base)
-    found = history.found_by(len(history.edits), fingerprint)
+    found = history.fingerprint_at(len(history.edits), fingerprint)
     state = fold(history, base, records, fingerprint, step)
     return state, records_in(found, history.latest.names)
 
@@ -252,7 +252,7 @@ def planned_to(run: Path, history: History) -> int:
     tail = read_tail(journal_of(run), 0)
     last = tail.records[-1]["revision"] if tail.records else tail.base.get("mix_revision")
     # The journal has steps that a skip since has left out, until the run goes on and plans them anew.
-    return int(min(tail.next_step, history.reopened_by(last if isinstance(last, int) else 0)))
+    return int(min(tail.next_step, history.replanned_from(last if isinstance(last, int) else 0)))
 
 
 def _skipping(run: Path, history: History, change: SkipSteps, planned: int) -> History:

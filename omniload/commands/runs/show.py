@@ -55,7 +55,7 @@ def show(run: Path, as_json: bool) -> None:
         skipped.update(bad_in(record))
     ahead = [edit.revision for edit in never_reached(history, progress.next_step)]
     if as_json:
-        edits = history.carried_by(len(history.edits))
+        edits = history.edits_as_json(len(history.edits))
         emit_json(
             {
                 "mix": str(life.mix_path),

@@ -124,7 +124,7 @@ def require_reached(history: History, state: MixState, num_carried: int) -> None
     """
     # Of the step before: an edit that begins at the state's own step is entered with that step.
     due = history.revision_at(state.step - 1) if state.step else 0
-    reopened = history.reopened_by(state.mix_revision)
+    reopened = history.replanned_from(state.mix_revision)
     if reopened < state.step:
         raise StateError(
             f"the mix state before step {state.step} is of the run before edits skipped something from step "

@@ -130,7 +130,7 @@ class History:
         changes = [edit.change for edit in self.skips(revision)]
         return sum(c.stop - c.first for c in changes if isinstance(c, SkipSteps))
 
-    def reopened_by(self, revision: int) -> float:
+    def replanned_from(self, revision: int) -> float:
         """Return the first step that is planned again, though a run of that revision planned it."""
         gone = never_held(self.edits)  # one that was undone later is planned anew up to there
         later = (
@@ -176,23 +176,23 @@ class History:
                 greatest[name] = max(share, greatest.get(name, 0.0))
         return greatest
 
-    def found_by(self, revision: int, fingerprint: Mapping[str, str]) -> dict[str, str]:
-        """Return the fingerprint of the file's mix with what edits up to ``revision`` found of their sources."""
+    def fingerprint_at(self, revision: int, fingerprint: Mapping[str, str]) -> dict[str, str]:
+        """Return the fingerprint of the file's mix, with what edits up to ``revision`` found of their sources."""
         parts = dict(fingerprint)
         for edit in self.edits[:revision]:
             parts |= edit.found
         return parts
 
-    def carried_by(self, revision: int) -> list[Json]:
-        """Return the edits that a state of ``revision`` carries."""
+    def edits_as_json(self, revision: int) -> list[Json]:
+        """Return the edits that a state of ``revision`` carries, as plain JSON."""
         return [edit.model_dump(mode="json") for edit in self.edits[:revision]]
 
-    def kept_with(self, revision: int, fingerprint: Mapping[str, str]) -> dict[str, Any]:
-        """Return what a state of ``revision`` is written with: arguments of ``MixState.to_json``."""
+    def state_fields_at(self, revision: int, fingerprint: Mapping[str, str]) -> dict[str, Any]:
+        """Return the arguments of ``MixState.to_json`` that a state of ``revision`` is written with."""
         return {
             "names": self.of_revision(revision).names,
-            "fingerprint": self.found_by(revision, fingerprint),
-            "edits": self.carried_by(revision),
+            "fingerprint": self.fingerprint_at(revision, fingerprint),
+            "edits": self.edits_as_json(revision),
         }
 
     def edited(

@@ -924,5 +924,5 @@ class Simulation:
         if self._planner_is_there:
             return self.planner.state_at(step)
         state = self._states[step - self._states[0].step]
-        kept = self.history.kept_with(state.mix_revision, self.planner.fingerprint)
+        kept = self.history.state_fields_at(state.mix_revision, self.planner.fingerprint)
         return state.to_json(**kept)

@@ -199,7 +199,7 @@ def first_due(history, states, lengths, fingerprint):
 
 def state_of(saved, history, fingerprint):
     carried = edits_in(saved)
-    found = history.found_by(len(carried), fingerprint)
+    found = history.fingerprint_at(len(carried), fingerprint)
     state = MixState.from_json(saved, history.of_revision(len(carried)).names, found)
     require_reached(history, state, len(carried))
     return state

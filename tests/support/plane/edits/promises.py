@@ -22,7 +22,7 @@ def taken_in(simulation: Simulation, step: int, history: History) -> MixState:
     carried = edits_in(saved)
     revision = len(carried)
     edited = history.of_revision(revision)
-    found = history.found_by(revision, simulation.planner.fingerprint)
+    found = history.fingerprint_at(revision, simulation.planner.fingerprint)
     state = MixState.from_json(saved, edited.names, found)
     require_reached(history, state, revision)
     records_S = [len(epoch) for epoch in simulation.epochs]
@@ -82,4 +82,4 @@ def require_journal_folds(simulation: Simulation) -> None:
     )
     for step, saved in simulation.states.items():
         folded = state_before(step, start, read, weights, history.entering)
-        assert folded.to_json(**history.kept_with(folded.mix_revision, fingerprint)) == saved
+        assert folded.to_json(**history.state_fields_at(folded.mix_revision, fingerprint)) == saved

@@ -215,7 +215,7 @@ def test_a_state_says_what_was_drawn_before_in_a_version_that_older_releases_ref
     state = history.entered(a_state())[1]
     names = history.base.names
 
-    saved = orjson.loads(orjson.dumps(state.to_json(names, {}, history.carried_by(1))))
+    saved = orjson.loads(orjson.dumps(state.to_json(names, {}, history.edits_as_json(1))))
 
     assert (saved["version"], saved["since"]) == (4, {"books": 61, "code": 400, "web": 10})
     assert MixState.from_json(saved, names, {}).digest() == state.digest()

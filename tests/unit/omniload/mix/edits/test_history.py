@@ -84,7 +84,7 @@ def a_skip(history):
 
 def test_a_state_behind_skipped_steps_is_that_of_its_sources_in_whatever_order_json_has_them():
     history, behind = a_skip(a_history().edited(an_addition("books"), 1))
-    kept = json.dumps(history.carried_by(2), sort_keys=True)
+    kept = json.dumps(history.edits_as_json(2), sort_keys=True)
 
     edits = tuple(map(Edit.model_validate, json.loads(kept)))
     entered = History(history.base, edits).entering(replace(MixState.start(3), step=3), 2)
