@@ -153,7 +153,7 @@ def _plane_rank(address: str, rank: int, job: Job, steps: int, told: _Told) -> N
         import torch  # noqa: F401, PLC0415 -- a trainer has it
 
     from omniload.actors.address import PlaneAddress  # noqa: PLC0415
-    from omniload.actors.ray.joining import handle_in  # noqa: PLC0415
+    from omniload.actors.ray.rank.joining import handle_in  # noqa: PLC0415
     from omniload.batch.microbatch import Microbatch  # noqa: PLC0415
     from omniload.client import Client  # noqa: PLC0415
 

@@ -19,9 +19,9 @@ import psutil
 from omniload.actors.address import PlaneAddress
 from omniload.actors.opening import open_plane, runtime_of
 from omniload.actors.plane import PlaneSpec
-from omniload.actors.ray.joining import handle_in
 from omniload.actors.ray.measuring.spent import by_role, spent_by
 from omniload.actors.ray.plane import RayPlane
+from omniload.actors.ray.rank.joining import handle_in
 from omniload.base.linux.kept_waiting import IdleBesideWork
 from omniload.client import Client
 from omniload.simulation.figures import Waits

@@ -1,14 +1,15 @@
-"""Shell of the Wait machine: waits, looks at the heartbeats when that is due, logs, and gives up."""
+"""Waits with a limit. The shell of the Wait machine looks at the heartbeats when that is due, logs, and gives up."""
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from omniload.actors.heartbeat_board import Board
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
 from omniload.machine.waiting import GiveUp, Looked, Wait
 
-__all__ = ["wait_for_opening", "wait_until"]
+__all__ = ["heard_within", "wait_for_opening", "wait_until"]
 
 _LOG = get_logger(__name__)
 
@@ -54,3 +55,18 @@ def wait_for_opening(
         who="the data plane", what="its start", first=role, limit_s=limit_s, while_still=True
     )
     wait_until(ready, opening, board)
+
+
+def heard_within(limit_s: float, taken_over: "Future[None]", name: str) -> None:
+    """Wait until a loader knows what it takes over.
+
+    Raises:
+        UnavailableError: The planner, or the loader, was late; whoever tells them may tell them again.
+    """
+    try:
+        taken_over.result(limit_s)
+    except TimeoutError as error:
+        raise UnavailableError(
+            f"within {limit_s:.0f} s the planner has not come to the take-over by {name}, or {name} does not answer; "
+            "see what they wait for: omniload mix top"
+        ) from error

@@ -120,14 +120,11 @@ class Together(OpenClient):
         return client
 
     def _join(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
-        from omniload.actors.ray.environment import (  # noqa: PLC0415 -- an extra
-            miss_hosts_soon,
-            use_given_token,
-            use_token,
-        )
+        from omniload.actors.ray.environment import miss_hosts_soon  # noqa: PLC0415 -- an extra
         from omniload.actors.ray.hosts.members import MemberNode, listening_of  # noqa: PLC0415
-        from omniload.actors.ray.joining import handle_in  # noqa: PLC0415
         from omniload.actors.ray.layout import store_bytes  # noqa: PLC0415
+        from omniload.actors.ray.rank.joining import handle_in  # noqa: PLC0415
+        from omniload.actors.ray.tokens import use_given_token, use_token  # noqa: PLC0415
 
         runtime = spec.mix.runtime
         listening = listening_of(runtime.bind, runtime.ports, os.environ.get("MASTER_ADDR"))

@@ -102,7 +102,7 @@ class ServedPlane:
             self._opened.callback((counter or _claimed(Path(address))).close)
             self._plane = self._opened.enter_context(open_ray_plane(spec))
             # Ray is there, and with it the secret that this process has made up.
-            from omniload.actors.ray.environment import token  # noqa: PLC0415 -- an extra
+            from omniload.actors.ray.tokens import token  # noqa: PLC0415 -- an extra
 
             note = _Note(
                 plane=self._plane.address,
@@ -255,8 +255,8 @@ class _JoinServed(OpenClient):
             raise ConfigError(
                 "a rank that joins takes the step that comes next for all; give the state to omniload.serve"
             )
-        from omniload.actors.ray.environment import use_given_token, use_token  # noqa: PLC0415 -- an extra
-        from omniload.actors.ray.joining import handle_in, node_for_rank  # noqa: PLC0415
+        from omniload.actors.ray.rank.joining import handle_in, node_for_rank  # noqa: PLC0415 -- an extra
+        from omniload.actors.ray.tokens import use_given_token, use_token  # noqa: PLC0415
 
         # First: a process that has another plane open must keep that one's secret of Ray.
         take_turn(stack)

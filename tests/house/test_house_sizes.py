@@ -30,7 +30,7 @@ LONGER = {
         "every role and rank of one process, which know each other: opened, changed, closed, and the ways between them",
     ),
     "omniload/actors/ray/keeper.py": (
-        325,
+        315,
         "carries out every command of the roster, hears of ends, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (
@@ -47,17 +47,17 @@ LONGER = {
         170,
         "the watch of each host: begun, asked, heard, lost, and when another follows it",
     ),
-    "omniload/actors/ray/answers.py": (295, "every way in which an answer comes or does not"),
+    "omniload/actors/ray/answers.py": (250, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
         320,
         "every actor of a plane, who holds what, in which process, and which sources",
     ),
-    "omniload/actors/ray/handle.py": (
-        390,
+    "omniload/actors/ray/rank/handle.py": (
+        365,
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (
-        400,
+        390,
         "the planner's ways, which of them a source takes, and a rank's",
     ),
     "omniload/actors/ray/cluster.py": (
@@ -70,7 +70,7 @@ LONGER = {
     ),
     "omniload/actors/ray/plane.py": (230, "opens and closes every actor"),
     "omniload/actors/ray/scaling/mover.py": (
-        280,
+        265,
         "every step of a move, what undoes it, and what is dropped after it",
     ),
     "omniload/actors/ray/measuring/spent.py": (
@@ -100,12 +100,8 @@ LONGER = {
         205,
         "where members are, and for how long a node is left alone",
     ),
-    "omniload/actors/ray/environment.py": (
-        175,
-        "what Ray reads as it is imported, and which secret it is asked with",
-    ),
     "omniload/actors/ray/changes.py": (
-        320,
+        280,
         "each kind of change, and who hears of it in which order",
     ),
 }

@@ -65,6 +65,6 @@ def _place(tree: ClientPlaceTree, rank: int) -> Place:
 
 
 def _handle(plane: PlaneAddress, tree: ClientPlaceTree, rank: int) -> RankHandle:
-    from omniload.actors.ray.joining import handle_in  # noqa: PLC0415 -- an extra, absent for local users
+    from omniload.actors.ray.rank.joining import handle_in  # noqa: PLC0415 -- an extra, absent for local users
 
     return handle_in(plane, tree.coordinates_of(rank)["dp"], tree.slice_of(rank)[0])

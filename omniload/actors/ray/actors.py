@@ -4,7 +4,6 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing_extensions import override
 
 from omniload.actors.answering_edits import taken_within
 from omniload.actors.heartbeat_board import Activity, Board, FolderBoard, MemoryBoard
+from omniload.actors.patience import heard_within
 from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.actors.planner_journal import open_journal
 from omniload.actors.planning import make_planner, taken_over
@@ -54,7 +54,7 @@ from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.room import Room
 from omniload.plan.world import World
 
-__all__ = ["ConstructorActor", "LoaderActor", "PlannerActor", "PlannerOpening", "heard_within"]
+__all__ = ["ConstructorActor", "LoaderActor", "PlannerActor", "PlannerOpening"]
 
 _TAKE_OVER_S = 60.0
 """Longest wait for a loader to note what it takes over; it reads that afterwards."""
@@ -383,18 +383,3 @@ class PlannerActor(_PresentActor):
         """Stop planning and close the journal."""
         self._shell.close()
         self._end_metrics()
-
-
-def heard_within(limit_s: float, taken_over: "Future[None]", name: str) -> None:
-    """Wait until a loader knows what it takes over.
-
-    Raises:
-        UnavailableError: The planner, or the loader, was late; whoever tells them may tell them again.
-    """
-    try:
-        taken_over.result(limit_s)
-    except TimeoutError as error:
-        raise UnavailableError(
-            f"within {limit_s:.0f} s the planner has not come to the take-over by {name}, or {name} does not answer; "
-            "see what they wait for: omniload mix top"
-        ) from error

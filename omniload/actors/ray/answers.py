@@ -13,7 +13,6 @@ from omniload.base.errors import DefectError, OmniloadError, UnavailableError, p
 from omniload.base.log import get_logger, place_of_lines
 
 __all__ = [
-    "actor_named",
     "answer_to",
     "ask_head",
     "call_in_thread",
@@ -21,8 +20,6 @@ __all__ = [
     "has_ended",
     "is_lost",
     "log_failure",
-    "newest_actor",
-    "newest_of",
     "plain_error",
     "value_of",
     "wait_for_future",
@@ -36,44 +33,6 @@ _TURN_S = 0.2
 _ASKED_HEAD: "set[Future[Any]]" = set()
 """What Ray's head has been asked for and has not told."""
 _LOG = get_logger(__name__)
-
-
-def actor_named(name: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
-    """Return an actor of the plane that this process is connected to.
-
-    Raises:
-        UnavailableError: There is none of that name.
-    """
-    try:
-        return ray.get_actor(name)
-    except (
-        ValueError,
-        AssertionError,
-    ):  # the latter where Ray forgets the job of a head whose node has died
-        raise UnavailableError(
-            f"the data plane has no {name} any more; start again from the last checkpoint{place_of_lines(name)}"
-        ) from None
-
-
-def newest_of(role: str) -> str | None:
-    """Return the name of the actor that a role was started in last; ``None`` while none lives."""
-    lives: dict[int, str] = {}
-    for name in ray.util.list_named_actors():
-        of, _, number = name.partition("+")
-        if of == role:
-            # By number: a lost life may be in Ray's list beside the next one for a moment.
-            lives[int(number or 0)] = name
-    return lives[max(lives)] if lives else None
-
-
-def newest_actor(role: str) -> tuple[str, Any] | None:
-    """Return name and actor of what a role was started in last; ``None`` while none lives.
-
-    Raises:
-        UnavailableError: It has just ended.
-    """
-    name = newest_of(role)
-    return None if name is None else (name, actor_named(name))
 
 
 def ask_head(ask: Callable[[], T]) -> "Future[T]":
@@ -102,7 +61,7 @@ def wait_for_head(within_s: float) -> bool:
 
 
 def answer_to(
-    ref: Any,  # noqa: ANN401 -- as above
+    ref: Any,  # noqa: ANN401 -- Ray's references have no static type
     role: str,
     *,
     limit_s: float = 60.0,

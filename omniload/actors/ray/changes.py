@@ -1,6 +1,6 @@
 """Changes of a plane of actors, a member that takes over or another mix: who is told of them, and in which order."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +11,8 @@ from omniload.actors.gate import Gate
 from omniload.actors.ray.answers import answer_to, has_ended, is_lost, log_failure, plain_error
 from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.layout import PLANNER
-from omniload.base.errors import OmniloadError, StateError, UnavailableError
+from omniload.actors.ray.scaling.opening import open_in_shadows
+from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.machine.messages import ChangeAsked
 from omniload.machine.roster.members import Member
@@ -139,7 +140,7 @@ def _opened(crew: Crew, role: str, number: int, mix: MixConfig) -> SourceFacts:
     member = crew.holders[role]
     facts: SourceFacts = _heard(crew.actors[member].open_also.remote(number, mix), role)
     crew.facts[number] = facts
-    _stand_by(crew, role, number, mix)
+    open_in_shadows(crew, role, number, mix)
     crew.note_serving(member, (number,))
     serving = crew.as_serving(member, (number,))
     # Both are asked of all before one is waited for: they answer together.
@@ -175,29 +176,6 @@ def _taken(crew: Crew, asked: ChangeAsked, beside: int | None, before: History) 
     return taken
 
 
-def _stand_by(crew: Crew, role: str, number: int, mix: MixConfig) -> None:
-    """Have those who may take the loader's place open the source too; nobody will ask one that has ended.
-
-    Raises:
-        OmniloadError: One that lives could not open it in time, or found other data.
-    """
-    others = [m for m in list(crew.actors) if m.role == role and m != crew.holders[role]]
-    told = {m: crew.actors[m].open_also.remote(number, mix) for m in others}
-    for other, answer in told.items():
-        try:
-            found = answer_to(answer, other.name)
-        except UnavailableError as error:
-            if not has_ended(answer):
-                raise  # it may take over yet, without the source
-            _LOG.debug("%s did not open source %d: %s", other.name, number, error)
-            continue
-        if found != crew.facts[number]:
-            raise StateError(
-                f"source {mix.names[number]!r} changes while it is added: {other.name} found {found}, its holder "
-                f"{crew.facts[number]}; add it once its files stay as they are"
-            )
-
-
 class HandingOver:
     """Tells the others of a new holder. What a lost planner was told, and did not pass on, the next one is told."""
 
@@ -218,19 +196,6 @@ class HandingOver:
             self._ranks(member)
         else:
             self.sources(member, self._crew.sources_of[member.role])
-
-    def fail(self, error: OmniloadError, members: Iterable[Member]) -> None:
-        """Wake every rank that waits: the plane cannot go on.
-
-        Args:
-            error: Why.
-            members: All, those that are being started too: a holder may be lost by now, and nobody follows it any more.
-        """
-        _LOG.error("the data plane ends: %s", error)
-        for member in members:
-            if member.role in (PLANNER, *self._crew.dp_ranks_of):
-                told = self._crew.actors[member].fail.remote(error)
-                log_failure(told, member.name, "pass on the failure")
 
     def _planning(self, member: Member) -> None:
         """Tell a planner, which has begun, of those who took over while it did, or while there was none."""

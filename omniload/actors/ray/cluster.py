@@ -21,13 +21,12 @@ from typing_extensions import override
 
 from omniload.actors.ray.environment import (
     new_namespace,
-    own_token,
     ray,
     require_unconnected,
-    use_given_token,
 )
 from omniload.actors.ray.hosts.node import RayNode, start_node
 from omniload.actors.ray.hosts.node_plan import NodePlan
+from omniload.actors.ray.tokens import own_token, use_given_token
 from omniload.actors.reaper import Reaper, marked
 from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
 from omniload.base.linux.network import LOOPBACK

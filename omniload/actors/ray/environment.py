@@ -12,8 +12,8 @@ import sys
 
 from omniload.base.errors import StateError
 
-# What the program or its user had set, before anything here is set.
-_AUTH_MODE, _AUTH_TOKEN = (os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"))
+GIVEN_MODE, GIVEN_TOKEN = (os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"))
+"""What the program or its user had set, before anything here is set."""
 
 if "ray" not in sys.modules:  # else the program's own settings hold until ``use_token``
     os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -52,17 +52,17 @@ def _start_no_ray() -> None:
 
 
 __all__ = [
+    "GIVEN_MODE",
+    "GIVEN_TOKEN",
+    "AuthenticationTokenLoader",
+    "Config",
     "RayActorError",
     "RayError",
     "RayTaskError",
     "miss_hosts_soon",
     "new_namespace",
-    "own_token",
     "ray",
     "require_unconnected",
-    "token",
-    "use_given_token",
-    "use_token",
 ]
 
 
@@ -100,76 +100,10 @@ def require_unconnected() -> None:
     )
 
 
-def token() -> str:
-    """Return the secret that processes of this job need to join its Ray; empty where Ray asks for none."""
-    asked = os.environ.get("RAY_AUTH_MODE") == "token"
-    return os.environ.get("RAY_AUTH_TOKEN", "") if asked else ""
-
-
-def own_token() -> None:
-    """Have the Ray that this process starts ask for a secret, also where Ray was imported before.
-
-    A mode that the program has set itself stays.
-
-    Raises:
-        StateError: As for ``use_token``.
-    """
-    if "RAY_AUTH_MODE" not in os.environ:
-        use_token(secrets.token_hex(32))
-
-
 def miss_hosts_soon() -> None:
     """Have connections to another host that is out of reach end soon; call it before this process joins a Ray.
 
     Ray itself leaves them to the kernel for two minutes, and whoever leaves Ray waits for them.
     """
     os.environ.setdefault("RAY_grpc_client_keepalive_timeout_ms", str(_MISSED_AFTER_MS))
-    Config.initialize("")  # as in ``use_token``
-
-
-def use_given_token() -> str:
-    """Ask for the secret of a Ray that somebody else started, where Ray itself would look for it.
-
-    Returns:
-        What is asked with, for messages.
-
-    Raises:
-        StateError: As for ``use_token``.
-    """
-    if _AUTH_MODE is not None and _AUTH_MODE.lower() != "token":
-        use_token("")
-        return f"without a token, as RAY_AUTH_MODE is {_AUTH_MODE!r}"
-    if _AUTH_TOKEN:
-        use_token(_AUTH_TOKEN)
-        return "with the token in RAY_AUTH_TOKEN"
-    require_unconnected()
-    os.environ.pop("RAY_AUTH_TOKEN", None)
-    loader = AuthenticationTokenLoader.instance()
-    loader.reset_cache()
-    # Without a mode Ray asks for a token where there is one, as any ``ray.init()`` leaves it in its user's home.
-    if _AUTH_MODE is None and not loader.has_token(ignore_auth_mode=True):
-        _ask_with("")
-        return "without a token, as there is none in RAY_AUTH_TOKEN or ~/.ray/auth_token"
-    os.environ["RAY_AUTH_MODE"] = "token"
-    Config.initialize("")  # as in ``_ask_with``
-    loader.reset_cache()
-    return "with the token in RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
-
-
-def use_token(secret: str) -> None:
-    """Take another process's secret, also where Ray was imported before; an empty one asks for none.
-
-    Raises:
-        StateError: This process is connected to a Ray of another secret.
-    """
-    if secret != token():
-        require_unconnected()
-        _ask_with(secret)
-
-
-def _ask_with(secret: str) -> None:
-    os.environ["RAY_AUTH_MODE"] = "token" if secret else "disabled"
-    os.environ["RAY_AUTH_TOKEN"] = secret
-    # Ray keeps what it read from the environment when it was imported; Ray itself reads anew like this.
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    Config.initialize("")  # Ray keeps what it read from the environment when it was imported

@@ -3,21 +3,22 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, assert_never
 
 from omniload.actors.gate import Gate
-from omniload.actors.ray.answers import future_of
+from omniload.actors.ray.answers import future_of, log_failure
 from omniload.actors.ray.changes import HandingOver
 from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.hosts.relay import Relay
 from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.processes import Process
+from omniload.actors.ray.scaling.opening import opened
 from omniload.actors.ray.standing import Standing
-from omniload.base.errors import OmniloadError, UnavailableError, project_error
+from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import RoleLog, get_logger
 from omniload.machine.roster.members import (
     Abandoned,
@@ -39,9 +40,8 @@ from omniload.machine.roster.members import (
 from omniload.machine.roster.roster import Roster
 from omniload.machine.status import SkippedRecords
 from omniload.machine.waiting import SlowCalls
-from omniload.mix.fingerprint import SourceFacts
 
-__all__ = ["Keeper", "opened"]
+__all__ = ["Keeper"]
 
 _LOG = get_logger(__name__)
 _LOOK_S = 0.25
@@ -213,8 +213,14 @@ class Keeper:
             self._crew.bury(member)
 
     def _fail(self, error: OmniloadError) -> None:
+        """Wake every rank that waits: the plane cannot go on."""
+        _LOG.error("the data plane ends: %s", error)
         self._failure = error
-        self._handing_over.fail(error, self._roster.members())
+        # Those that are being started too: a holder may be lost by now, and nobody follows it any more.
+        for member in self._roster.members():
+            if member.role in (PLANNER, *self._crew.dp_ranks_of):
+                told = self._crew.actors[member].fail.remote(error)
+                log_failure(told, member.name, "pass on the failure")
 
     def _start(self, member: Member) -> None:
         self._crew.start(member)
@@ -303,20 +309,3 @@ def _why(error: BaseException | None) -> str:
     if name == "ActorUnschedulableError":
         return f"the host that it is to be on is gone, or cut off ({name})"
     return f"its process has ended ({name})"
-
-
-def opened(
-    member: Member, done: "Future[Any]", facts: Mapping[int, SourceFacts]
-) -> MemberReady | MemberEnded:
-    """Say whether a loader has found what is known; of a source that is being added, nothing may be yet."""
-    try:
-        known = {s: facts[s] for s in done.result() if s in facts}
-        now = {s: done.result()[s] for s in known}
-    except Exception as error:  # noqa: BLE001 -- a future swallows it, and the role would start for ever
-        return MemberEnded(member, str(project_error(error, member.name)))
-    if now == known:
-        return MemberReady(member)
-    return MemberEnded(
-        member,
-        f"its sources are not what they were when the data plane was opened: {now} now, {known} then",
-    )

@@ -8,23 +8,21 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from typing_extensions import override
 
 from omniload.actors.gate import Gate
 from omniload.actors.ray.answers import (
-    ask_head,
     future_of,
     is_lost,
     log_failure,
-    newest_actor,
     plain_error,
     value_of,
     wait_for_ref,
 )
 from omniload.actors.ray.environment import RayError
+from omniload.actors.ray.finding import Search
 from omniload.actors.ray.holders import Loaders, Serving
 from omniload.actors.ray.layout import PLANNER
 from omniload.actors.roles.links import ConstructorLink, LoaderLink
@@ -226,7 +224,7 @@ class PlannerLink:
         self._taken: int | None = None
         self._lost = True  # until it is found: a rank may come while one takes the place of another
         self._checked: Any = None
-        self._successor: Future[Any] | None = None
+        self._search = Search(PLANNER)
         self._next_look_s = 0.0
         self._looking = threading.Lock()
         self.first_step: int = self._answer(
@@ -376,19 +374,10 @@ class PlannerLink:
 
     def _follow(self) -> None:
         """Lead to the planner that was started last, once Ray's head has told which; tell it what the rank has."""
-        if self._successor is None:
-            self._successor = ask_head(partial(newest_actor, PLANNER))
         # It answers in milliseconds, or is out of reach: whoever waits has to look whether the opener is there still.
         # An answer that is taken up by the next look would tell of a planner that was lost before it.
-        wait((self._successor,), _LOOK_S)
-        if not self._successor.done():
-            return
-        successor, self._successor = self._successor, None
-        try:
-            found = successor.result()
-        except (UnavailableError, RayError):
-            return  # it has just ended
-        if found is None:
+        wait((self._search.ask(),), _LOOK_S)
+        if (found := self._search.found()) is None:
             return
         _, self._actor = found
         self._lost, self._checked = False, None

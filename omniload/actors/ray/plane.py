@@ -22,7 +22,6 @@ from omniload.actors.ray.changes import changed_by
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.crew import Crew, pids_of
 from omniload.actors.ray.environment import RayError, ray
-from omniload.actors.ray.handle import RayHandle
 from omniload.actors.ray.head_watch import check_servers
 from omniload.actors.ray.hosts.boards import boards_of
 from omniload.actors.ray.hosts.held import Held
@@ -39,6 +38,7 @@ from omniload.actors.ray.hosts.watch import begin_watch
 from omniload.actors.ray.hosts.watches import Watches
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.layout import PLANNER, cores_here, dp_ranks_of_constructors, store_bytes
+from omniload.actors.ray.rank.handle import RayHandle
 from omniload.actors.ray.scaling.mover import Mover
 from omniload.actors.ray.scaling.shell import SCALER, Scaling
 from omniload.actors.ray.standing import Standing

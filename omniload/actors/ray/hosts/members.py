@@ -10,7 +10,7 @@ from omniload.actors.ray.cluster import (
     PrivateCluster,
     node_here,
 )
-from omniload.actors.ray.environment import ray, token, use_token
+from omniload.actors.ray.environment import ray
 from omniload.actors.ray.layout import (
     constructors_by_host,
     cores_here,
@@ -18,6 +18,7 @@ from omniload.actors.ray.layout import (
     store_bytes,
 )
 from omniload.actors.ray.processes import Process
+from omniload.actors.ray.tokens import token, use_token
 from omniload.base.linux.network import LOOPBACK, free_ports, host_id, listening_address
 from omniload.base.log import logs_folder
 from omniload.base.units import parse_ports

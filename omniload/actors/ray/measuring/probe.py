@@ -28,7 +28,6 @@ import psutil
 
 from omniload.actors.address import PlaneAddress
 from omniload.actors.plane import PlaneSpec, RankHandle
-from omniload.actors.ray.joining import handle_in
 from omniload.actors.ray.measuring.calls import Call, measured_calls
 from omniload.actors.ray.measuring.spent import (
     Paced,
@@ -45,6 +44,7 @@ from omniload.actors.ray.measuring.spent import (
     took,
 )
 from omniload.actors.ray.plane import RayPlane
+from omniload.actors.ray.rank.joining import handle_in
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.linux.kept_waiting import IdleBesideWork
 

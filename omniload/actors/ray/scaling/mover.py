@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from omniload.actors.gate import Gate
-from omniload.actors.ray.answers import answer_to, has_ended
+from omniload.actors.ray.answers import answer_to
 from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.layout import PLANNER
+from omniload.actors.ray.scaling.opening import OPENING_S, open_in_all
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.machine.messages import HandedOver
@@ -28,8 +29,6 @@ from omniload.machine.roster.members import Member
 
 __all__ = ["MoveUnderWayError", "Mover"]
 
-_OPENING_S = 600.0
-"""Longest wait for a loader to start and open sources; the plane goes on meanwhile."""
 _TURN_S = 0.2
 _ASKS_S = 2.0
 """Longest wait for a constructor to say whom it asks; it is asked again."""
@@ -80,7 +79,7 @@ class Mover:
         with self._gate.inside(), self._crew.changing:
             self._crew.coming = dict.fromkeys(sources, role)
             try:
-                self._open(sources, role)
+                open_in_all(self._crew, sources, role, self._gate.check)
                 self._hand_over(sources, role)
             except BaseException:
                 if not set(sources) & set(self._crew.sources_of[role]):
@@ -124,27 +123,6 @@ class Mover:
         if role not in crew.sources_of:
             raise UnavailableError(f"{role} could not be started; the lines of the keeper say why")
 
-    def _open(self, sources: Sequence[int], role: str) -> None:
-        """Have every member of a role open sources; those that are started from now on do so by themselves."""
-        mix, known = self._crew.spec.history.latest, self._crew.facts
-        told = {
-            member: actor.open_more.remote(tuple(sources), mix)
-            for member, actor in self._crew.actors.items()
-            if member.role == role
-        }
-        for member, answer in told.items():
-            try:
-                found = answer_to(answer, member.name, limit_s=_OPENING_S, check=self._gate.check)
-            except UnavailableError:
-                if member == self._crew.holders[role] or not has_ended(answer):
-                    raise  # one that is slow may take over yet, without the sources
-                continue  # a member that has ended: the one that replaces it opens all
-            if found != {s: known[s] for s in sources}:
-                raise StateError(
-                    f"{member.name} found other data than the plane was opened with: {found} now, "
-                    f"{ {s: known[s] for s in sources} } then; keep the files of a run as they are"
-                )
-
     def _hand_over(self, sources: Sequence[int], role: str) -> None:
         crew, before = self._crew, self._roles_of(sources)
         command = HandedOver(sources=tuple(sources))
@@ -171,7 +149,7 @@ class Mover:
         except BaseException:
             if taken.cancel():
                 raise
-        taken.result(_OPENING_S)
+        taken.result(OPENING_S)
 
     def _roles_of(self, sources: Sequence[int]) -> list[str]:
         wanted = set(sources)
@@ -179,23 +157,23 @@ class Mover:
 
     def _wait_until_heard(self, sources: Sequence[int]) -> None:
         """Wait until everyone has heard of the last move of sources."""
-        until_s = time.monotonic() + _OPENING_S
+        until_s = time.monotonic() + OPENING_S
         while waiting := self._leaving.unaware(sources):
             if time.monotonic() > until_s:
                 raise UnavailableError(
-                    f"{', '.join(waiting)} did not hear of it within {_OPENING_S:.0f} s"
+                    f"{', '.join(waiting)} did not hear of it within {OPENING_S:.0f} s"
                 )
             with self._crew.changed:
                 self._crew.changed.wait(_TURN_S)
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
         """Wait until something holds that the keeper brings about."""
-        for _ in range(int(_OPENING_S / _TURN_S)):
+        for _ in range(int(OPENING_S / _TURN_S)):
             self._gate.check()
             with self._crew.changed:
                 if self._crew.changed.wait_for(done, _TURN_S):
                     return
-        raise UnavailableError(f"{what} took more than {_OPENING_S:.0f} s")
+        raise UnavailableError(f"{what} took more than {OPENING_S:.0f} s")
 
 
 @dataclass(frozen=True, slots=True)

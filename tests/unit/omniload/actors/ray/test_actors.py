@@ -1,7 +1,7 @@
 """What the classes of Ray's actors add to the shells: where they carry calls out."""
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +14,9 @@ from omniload.actors.ray.actors import (
     ConstructorActor,
     LoaderActor,
     PlannerActor,
-    heard_within,
 )
 from omniload.actors.ray.holders import LoaderHolders, Loaders
-from omniload.base.errors import StateError, UnavailableError
+from omniload.base.errors import StateError
 from omniload.base.ragged import Ragged
 from omniload.batch.rows import build_rows
 from omniload.machine.data_constructor import DataConstructor
@@ -96,8 +95,3 @@ def test_ranks_that_wait_for_a_planner_that_takes_over_see_that_it_waits_for_roo
         actor.open(SimpleNamespace(spec=None, facts=[], folder=tmp_path, life=1))
 
     assert told == [waits]
-
-
-def test_a_planner_that_is_late_to_hear_of_a_loader_is_told_as_late():
-    with pytest.raises(UnavailableError, match=r"come to the take-over by loader-0\+1"):
-        heard_within(0.0, Future(), "loader-0+1")

@@ -12,22 +12,11 @@ pytest.importorskip("ray")
 from ray.exceptions import ActorDiedError, GetTimeoutError, OutOfMemoryError, RayError, RayTaskError
 
 from omniload.actors.ray import answers
-from omniload.actors.ray.answers import actor_named, has_ended, plain_error
+from omniload.actors.ray.answers import has_ended, plain_error
 
 
 def raised_in_actor(cause):
     return RayTaskError("take", "Traceback: planner.py:135", cause, "ray::Planner", 1, "127.0.0.2")
-
-
-@pytest.mark.parametrize("error", [ValueError("no such name"), AssertionError("no class of it")])
-def test_an_actor_that_ray_cannot_find_or_cannot_load_is_unavailable(monkeypatch, error):
-    def lost(_):
-        raise error
-
-    monkeypatch.setattr(answers.ray, "get_actor", lost)
-
-    with pytest.raises(UnavailableError, match="has no planner any more"):
-        actor_named("planner")
 
 
 def test_an_error_of_the_project_comes_back_as_it_is():

@@ -14,11 +14,11 @@ from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray import changes
 from omniload.actors.ray.changes import HandingOver, changed_by
 from omniload.actors.ray.crew import Crew
-from omniload.actors.ray.keeper import opened
 from omniload.actors.ray.layout import PLANNER
+from omniload.actors.ray.scaling import opening
 from omniload.base.errors import ConfigError, DefectError, UnavailableError
 from omniload.machine.loader_groups import LoaderShare
-from omniload.machine.roster.members import Member, MemberEnded, MemberReady
+from omniload.machine.roster.members import Member
 from omniload.mix.edits.answers import EditRequest, EditTaken
 from omniload.mix.edits.edit import AddSource, SetWeights
 from omniload.mix.edits.edits_file import read_history, write_history
@@ -65,8 +65,9 @@ class FakePlanner:
 
 @pytest.fixture
 def crew(tmp_path, monkeypatch):
-    monkeypatch.setattr(changes, "answer_to", lambda answer, role: answer())
-    monkeypatch.setattr(changes, "has_ended", lambda answer: False)
+    for module in (changes, opening):
+        monkeypatch.setattr(module, "answer_to", lambda answer, role: answer())
+        monkeypatch.setattr(module, "has_ended", lambda answer: False)
     tree = ClientPlaceTree.of(dp=1)
     spec = PlaneSpec(mix=a_mix(), base_dir=tmp_path, tree=tree, run_dir=tmp_path)
     address = PlaneAddress(
@@ -123,28 +124,6 @@ def test_a_planner_that_is_lost_while_a_source_is_opened_is_followed_by_one_that
 
     assert [list(opening.facts) for opening in meanwhile] == [[CODE, WEB]]
     assert list(opening_of(crew).facts) == [CODE, WEB, BOOKS]
-
-
-@pytest.mark.parametrize(
-    ("found", "heard"),
-    [
-        ({0: CODE, 2: BOOKS}, MemberReady),
-        ({0: WEB, 2: BOOKS}, MemberEnded),
-        (None, MemberEnded),
-        (UnavailableError("lost"), MemberEnded),
-    ],
-)
-def test_a_loader_that_is_started_while_a_source_is_opened_is_heard_of(found, heard):
-    opening, member = Future(), Member("loader-0", 1)
-    if isinstance(found, Exception):
-        opening.set_exception(found)
-    else:
-        opening.set_result(found)
-
-    event = opened(member, opening, {0: CODE, 1: WEB})
-
-    assert isinstance(event, heard)
-    assert event.member == member
 
 
 @pytest.mark.parametrize("change", [adding("books").change, SetWeights(weights={"web": 3.0})])
@@ -251,7 +230,7 @@ def test_a_shadow_is_passed_over_only_once_it_has_ended(crew, monkeypatch, ended
     def silent(number, mix):
         raise UnavailableError("loader-0+1 gave no answer")
 
-    monkeypatch.setattr(changes, "has_ended", lambda answer: ended)
+    monkeypatch.setattr(opening, "has_ended", lambda answer: ended)
     crew.actors[Member("loader-0", 1)] = FakeLoader(silent)
 
     if ended:

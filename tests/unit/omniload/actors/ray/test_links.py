@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("ray")
 from ray.exceptions import ActorDiedError
 
+from omniload.actors.ray import finding as finding_module
 from omniload.actors.ray import links as links_module
 from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
 from omniload.actors.ray.links import PlannerLink, RayLoaderLinks
@@ -168,7 +169,7 @@ def finding(monkeypatch):
     """Return a function that has ranks find planners, one after the other; what is an error is raised instead."""
     monkeypatch.setattr(links_module, "_LOOK_S", 1e-9)
     monkeypatch.setattr(links_module.time, "sleep", lambda _: None)
-    monkeypatch.setattr(links_module, "ask_head", answered)
+    monkeypatch.setattr(finding_module, "ask_head", answered)
     monkeypatch.setattr(links_module, "wait_for_ref", lambda *_: True)
     monkeypatch.setattr(links_module, "value_of", Answer.value)
 
@@ -179,7 +180,7 @@ def finding(monkeypatch):
             planner = next(left)
             return planner if planner is None else (role, planner)
 
-        monkeypatch.setattr(links_module, "newest_actor", newest_actor)
+        monkeypatch.setattr(finding_module, "newest_actor", newest_actor)
 
     return find
 
@@ -208,7 +209,7 @@ def test_a_rank_whose_planner_is_lost_looks_at_the_plane_while_the_head_does_not
     asked, looks = [], []
     finding(FakePlanner(ActorDiedError()))
     link = PlannerLink(0, 0, lambda: looks.append(len(asked)))
-    monkeypatch.setattr(links_module, "ask_head", lambda ask: asked.append(Future()) or asked[-1])
+    monkeypatch.setattr(finding_module, "ask_head", lambda ask: asked.append(Future()) or asked[-1])
     link.taken(3)
 
     for _ in range(3):
@@ -230,7 +231,7 @@ def test_a_head_that_answers_while_a_rank_looks_is_heard_in_that_look(monkeypatc
 
     finding(FakePlanner(ActorDiedError()))
     link = PlannerLink(0, 0, lambda: None)
-    monkeypatch.setattr(links_module, "ask_head", lambda ask: asked.append(Future()) or asked[-1])
+    monkeypatch.setattr(finding_module, "ask_head", lambda ask: asked.append(Future()) or asked[-1])
     monkeypatch.setattr(links_module, "wait", wait)
     link.taken(3)
 

@@ -12,7 +12,7 @@ pytest.importorskip("ray")
 
 from omniload.actors.gate import Gate
 from omniload.actors.ray.keeper import Keeper
-from omniload.actors.ray.scaling import mover
+from omniload.actors.ray.scaling import mover, opening
 from omniload.actors.ray.scaling.mover import Mover, MoveUnderWayError
 from omniload.actors.ray.standing import Standing
 from omniload.base.errors import StateError, UnavailableError
@@ -91,8 +91,9 @@ class FakeKeeper:
 
 @pytest.fixture
 def plane(monkeypatch):
-    monkeypatch.setattr(mover, "answer_to", lambda answer, name, **_: answer())
-    monkeypatch.setattr(mover, "_OPENING_S", 0.3)
+    for module in (mover, opening):
+        monkeypatch.setattr(module, "answer_to", lambda answer, name, **_: answer())
+    monkeypatch.setattr(mover, "OPENING_S", 0.3)
     monkeypatch.setattr(mover, "_TURN_S", 0.05)
     crew = FakeCrew()
     keeper = FakeKeeper(crew)
@@ -108,7 +109,7 @@ def test_a_shadow_is_passed_over_only_once_it_has_ended(plane, monkeypatch, ende
 
     shadow = SimpleNamespace(open_more=Method(silent), drop=Method(lambda _: None))
     crew.actors[Member("loader-1", 1)] = shadow
-    monkeypatch.setattr(mover, "has_ended", lambda _: ended)
+    monkeypatch.setattr(opening, "has_ended", lambda _: ended)
 
     if ended:
         moves.move([0], "loader-1")

@@ -12,8 +12,8 @@ from omniload.actors.lifeline import LifelineEnd
 from omniload.actors.plane import RankHandle
 from omniload.actors.ray.cluster import connect
 from omniload.actors.ray.environment import miss_hosts_soon, ray
-from omniload.actors.ray.handle import RayHandle
 from omniload.actors.ray.hosts.members import MemberNode, listening_of
+from omniload.actors.ray.rank.handle import RayHandle
 from omniload.base.errors import UnavailableError
 from omniload.base.linux.file_lock import locked
 from omniload.base.linux.network import host_id

@@ -22,12 +22,8 @@ from omniload.actors.lifeline import LifelineEnd
 from omniload.actors.patience import wait_until
 from omniload.actors.plane import RankHandle
 from omniload.actors.ray.answers import (
-    actor_named,
-    ask_head,
     call_in_thread,
     is_lost,
-    newest_actor,
-    newest_of,
     plain_error,
     value_of,
     wait_for_future,
@@ -35,7 +31,7 @@ from omniload.actors.ray.answers import (
     wait_for_ref,
 )
 from omniload.actors.ray.cluster import node_here
-from omniload.actors.ray.environment import RayError
+from omniload.actors.ray.finding import Search, await_newest
 from omniload.actors.ray.head_watch import HeadWatch, Raylet, raylet_here
 from omniload.actors.ray.hosts.boards import boards_of, claim_rank, was_claimed
 from omniload.actors.ray.hosts.placing import host_here
@@ -65,8 +61,6 @@ _HEAD_S = 1.0
 """Ray's head answers in milliseconds, or is out of reach: Ray then ends the process within the minute."""
 _LOOK_S = 0.1
 """A constructor that takes the place of a lost one is looked for so often."""
-_FOUND_S = 60.0
-"""Longest wait for one by a rank that joins, or becomes another."""
 
 
 class RayHandle(RankHandle):
@@ -95,7 +89,6 @@ class RayHandle(RankHandle):
         self._gate, self._left = Gate(), threading.Event()
         self._held, self._calls = deque[Batch](), DaemonPool(1, "omniload-asks")
         self._pending: tuple[int, Future[Any]] | None = None
-        self._successor: Future[Any] | None = None
         self._folder = address.on_host(host_id())[1]
         self._is_guest = address.terms is not None and address.host != host_id()
         self._lock: FileLock | None = None
@@ -180,27 +173,15 @@ class RayHandle(RankHandle):
         self._name = rank_name(dp_rank, self._cp_rank, self._address.cp_size)
         self._dp_rank, self._generation = dp_rank, world.generation
         self._constructor_role = self._role_in(world, dp_rank)
+        self._search = Search(self._constructor_role)
 
     def _role_in(self, world: World, dp_rank: int) -> str:
         of = self._address  # tells those of the first world
         return of.constructor_in(world, dp_rank) if world.generation else of.constructor_of(dp_rank)
 
     def _found(self, role: str) -> tuple[str, Any]:
-        """Return the newest member of a role by its name, and its actor; of a lost one, that which takes its place.
-
-        Raises:
-            UnavailableError: None did within a minute, or the plane has ended.
-        """
-        until_s = time.monotonic() + _FOUND_S
-        while True:
-            try:
-                name = newest_of(role) or role
-                return name, actor_named(name)
-            except UnavailableError:
-                if time.monotonic() >= until_s:
-                    raise
-            self._planner.look()
-            self._left.wait(_LOOK_S)
+        """Return name and actor of the constructor that has a role; raises as ``await_newest``."""
+        return await_newest(role, self._planner.look, partial(self._left.wait, _LOOK_S))
 
     def _post_heartbeats(self) -> None:
         """Post heartbeats under the name of this rank."""
@@ -238,7 +219,6 @@ class RayHandle(RankHandle):
             self._held.clear()
             self._planner.become(dp_rank, world.generation, self._node)
             self._become(world, dp_rank)
-            self._successor = None
             self._constructor_name, self._constructor = found
         self.first_step = asked.step
         self._end_heartbeats()
@@ -285,17 +265,10 @@ class RayHandle(RankHandle):
     def _follow(self, timeout_s: float) -> bool:
         """Look for the constructor that took the place of a lost one; return whether it was found."""
         self._planner.look()
-        if self._successor is None:
-            self._successor = ask_head(partial(newest_actor, self._constructor_role))
+        self._search.ask()
         self._left.wait(min(timeout_s, _LOOK_S))
         # Not waited for: where the head is out of reach, Ray ends the process before it answers.
-        if not self._successor.done():
-            return False
-        successor, self._successor = self._successor, None
-        try:
-            found = successor.result()
-        except (UnavailableError, RayError):
-            return False  # it has just ended
+        found = self._search.found()
         # The name of the lost one stays in Ray's list until its end has come through.
         if found is None or found[0] == self._constructor_name:
             return False

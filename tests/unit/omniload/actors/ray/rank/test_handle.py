@@ -12,10 +12,11 @@ import pytest
 pytest.importorskip("ray")
 
 from omniload.actors.address import HostPlace, NodeTerms, PlaneAddress
-from omniload.actors.ray import handle as module
-from omniload.actors.ray.handle import RayHandle
+from omniload.actors.ray import finding
 from omniload.actors.ray.head_watch import HeadWatch
 from omniload.actors.ray.hosts.boards import claim_rank
+from omniload.actors.ray.rank import handle as module
+from omniload.actors.ray.rank.handle import RayHandle
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.linux.network import host_id
@@ -106,8 +107,8 @@ def address(tmp_path, monkeypatch, actors):
     monkeypatch.setattr(module, "PlannerLink", FakeLink)
     monkeypatch.setattr(module, "wait_for_ref", wait_for_ref)
     monkeypatch.setattr(module, "value_of", lambda answer: answer)
-    monkeypatch.setattr(module, "newest_of", lambda role: role)
-    monkeypatch.setattr(module, "actor_named", actor_named)
+    monkeypatch.setattr(finding, "newest_of", lambda role: role)
+    monkeypatch.setattr(finding, "actor_named", actor_named)
     return PlaneAddress(
         cluster="127.0.0.2:1",
         namespace="n",
@@ -265,7 +266,7 @@ def test_a_rank_that_joins_while_its_constructor_is_lost_waits_for_the_one_that_
 def test_a_rank_whose_new_constructor_does_not_come_is_what_it_was_and_may_ask_again(
     handle, actors, monkeypatch
 ):
-    monkeypatch.setattr(module, "_FOUND_S", 0.0)
+    monkeypatch.setattr(finding, "_FOUND_S", 0.0)
     actors.remove("constructor-0")
 
     with pytest.raises(UnavailableError, match="no constructor-0"):
@@ -333,7 +334,7 @@ def test_a_rank_that_joins_in_the_place_of_one_that_lives_is_refused_and_changes
 
 
 def test_a_rank_that_could_not_join_may_try_again(address, actors, monkeypatch):
-    monkeypatch.setattr(module, "_FOUND_S", 0.0)
+    monkeypatch.setattr(finding, "_FOUND_S", 0.0)
     actors.remove("constructor-1")
     with pytest.raises(UnavailableError, match="no constructor-1"):
         RayHandle(address, 1, 0, lambda: None, NOW)

@@ -1,0 +1,85 @@
+"""Members of a loader open sources, as they are started or beside those they have: each finds what was found first."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from omniload.actors.ray.answers import answer_to, has_ended
+from omniload.actors.ray.crew import Crew
+from omniload.base.errors import StateError, UnavailableError, project_error
+from omniload.base.log import get_logger
+from omniload.machine.roster.members import Member, MemberEnded, MemberReady
+from omniload.mix.config import MixConfig
+from omniload.mix.fingerprint import SourceFacts
+
+__all__ = ["OPENING_S", "open_in_all", "open_in_shadows", "opened"]
+
+OPENING_S = 600.0
+"""Longest wait for a loader to start and open sources; the plane goes on meanwhile."""
+_LOG = get_logger(__name__)
+
+
+def opened(
+    member: Member, done: "Future[Any]", facts: Mapping[int, SourceFacts]
+) -> MemberReady | MemberEnded:
+    """Say whether a loader has found what is known; of a source that is being added, nothing may be yet."""
+    try:
+        known = {s: facts[s] for s in done.result() if s in facts}
+        now = {s: done.result()[s] for s in known}
+    except Exception as error:  # noqa: BLE001 -- a future swallows it, and the role would start for ever
+        return MemberEnded(member, str(project_error(error, member.name)))
+    if now == known:
+        return MemberReady(member)
+    return MemberEnded(
+        member,
+        f"its sources are not what they were when the data plane was opened: {now} now, {known} then",
+    )
+
+
+def open_in_shadows(crew: Crew, role: str, number: int, mix: MixConfig) -> None:
+    """Have those who may take the loader's place open the source too; nobody will ask one that has ended.
+
+    Raises:
+        OmniloadError: One that lives could not open it in time, or found other data.
+    """
+    others = [m for m in list(crew.actors) if m.role == role and m != crew.holders[role]]
+    told = {m: crew.actors[m].open_also.remote(number, mix) for m in others}
+    for other, answer in told.items():
+        try:
+            found = answer_to(answer, other.name)
+        except UnavailableError as error:
+            if not has_ended(answer):
+                raise  # it may take over yet, without the source
+            _LOG.debug("%s did not open source %d: %s", other.name, number, error)
+            continue
+        if found != crew.facts[number]:
+            raise StateError(
+                f"source {mix.names[number]!r} changes while it is added: {other.name} found {found}, its holder "
+                f"{crew.facts[number]}; add it once its files stay as they are"
+            )
+
+
+def open_in_all(crew: Crew, sources: Sequence[int], role: str, check: Callable[[], None]) -> None:
+    """Have every member of a role open sources; those that are started from now on do so by themselves.
+
+    Raises:
+        OmniloadError: One that lives could not open them in time or found other data, or what ``check`` raised.
+    """
+    mix, known = crew.spec.history.latest, crew.facts
+    told = {
+        member: actor.open_more.remote(tuple(sources), mix)
+        for member, actor in crew.actors.items()
+        if member.role == role
+    }
+    for member, answer in told.items():
+        try:
+            found = answer_to(answer, member.name, limit_s=OPENING_S, check=check)
+        except UnavailableError:
+            if member == crew.holders[role] or not has_ended(answer):
+                raise  # one that is slow may take over yet, without the sources
+            continue  # a member that has ended: the one that replaces it opens all
+        if found != {s: known[s] for s in sources}:
+            raise StateError(
+                f"{member.name} found other data than the plane was opened with: {found} now, "
+                f"{ {s: known[s] for s in sources} } then; keep the files of a run as they are"
+            )

@@ -1,0 +1,36 @@
+"""Whether a loader that is started has found in its sources what was found there first."""
+
+from concurrent.futures import Future
+
+import pytest
+
+pytest.importorskip("ray")
+
+from omniload.actors.ray.scaling.opening import opened
+from omniload.base.errors import UnavailableError
+from omniload.machine.roster.members import Member, MemberEnded, MemberReady
+from tests.support.plane.builders import some_facts
+
+CODE, WEB, BOOKS = some_facts([100, 101, 55])
+
+
+@pytest.mark.parametrize(
+    ("found", "heard"),
+    [
+        ({0: CODE, 2: BOOKS}, MemberReady),
+        ({0: WEB, 2: BOOKS}, MemberEnded),
+        (None, MemberEnded),
+        (UnavailableError("lost"), MemberEnded),
+    ],
+)
+def test_a_loader_that_is_started_while_a_source_is_opened_is_heard_of(found, heard):
+    found_there, member = Future(), Member("loader-0", 1)
+    if isinstance(found, Exception):
+        found_there.set_exception(found)
+    else:
+        found_there.set_result(found)
+
+    event = opened(member, found_there, {0: CODE, 1: WEB})
+
+    assert isinstance(event, heard)
+    assert event.member == member

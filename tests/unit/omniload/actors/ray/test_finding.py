@@ -1,0 +1,66 @@
+"""Who holds a role by now: what of Ray's head is heard, and what a rank that waits for it does meanwhile."""
+
+from concurrent.futures import Future
+
+import pytest
+
+pytest.importorskip("ray")
+
+from omniload.actors.ray import finding
+from omniload.actors.ray.finding import Search, actor_named, await_newest, newest_of
+from omniload.base.errors import UnavailableError
+
+
+@pytest.mark.parametrize("error", [ValueError("no such name"), AssertionError("no class of it")])
+def test_an_actor_that_ray_cannot_find_or_cannot_load_is_unavailable(monkeypatch, error):
+    def lost(_):
+        raise error
+
+    monkeypatch.setattr(finding.ray, "get_actor", lost)
+
+    with pytest.raises(UnavailableError, match="has no planner any more"):
+        actor_named("planner")
+
+
+def test_the_newest_of_a_role_is_told_by_its_number_and_not_by_its_letters(monkeypatch):
+    names = ["planner+9", "constructor-1", "planner", "planner+10", "constructor-10"]
+    monkeypatch.setattr(finding.ray.util, "list_named_actors", lambda: names)
+
+    assert [newest_of(role) for role in ("planner", "constructor-1", "loader-0")] == [
+        "planner+10",
+        "constructor-1",
+        None,
+    ]
+
+
+def test_a_head_is_asked_once_until_it_answers_and_anew_after_that(monkeypatch):
+    asked = []
+    monkeypatch.setattr(finding, "ask_head", lambda _: asked.append(Future()) or asked[-1])
+    search = Search("planner")
+
+    assert search.found() is None
+    assert search.ask() is search.ask()
+    assert search.found() is None
+    asked[0].set_exception(UnavailableError("it has just ended"))
+    assert search.found() is None
+    search.ask().set_result(("planner+1", "its actor"))
+
+    assert search.found() == ("planner+1", "its actor")
+    assert len(asked) == 2
+
+
+def test_whoever_waits_for_a_member_looks_at_the_plane_before_each_pause(monkeypatch):
+    done = []
+
+    def actor_named(name):
+        if len(done) < 4:
+            raise UnavailableError(f"no {name}")
+        return "its actor"
+
+    monkeypatch.setattr(finding, "newest_of", lambda _: None)
+    monkeypatch.setattr(finding, "actor_named", actor_named)
+
+    found = await_newest("planner", lambda: done.append("look"), lambda: done.append("pause"))
+
+    assert found == ("planner", "its actor")
+    assert done == ["look", "pause"] * 2
