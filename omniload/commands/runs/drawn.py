@@ -44,18 +44,23 @@ class _Told:
     drawn: int
     """Records that lie behind it in that epoch."""
     again: int
-    """Records that were drawn in part, or wait for a row in part or whole: they count as not drawn."""
+    """Records that were begun, and come again whole."""
     file: str | None
     """What ``drawn_before`` is to name; ``None`` where the next epoch is a whole one."""
 
     @classmethod
-    def of(cls, name: str, found: DrawnSoFar, again: int, path: Path) -> Self:
+    def of(cls, name: str, found: DrawnSoFar, path: Path) -> Self:
         """Return what is said of one; ``path`` is where its file would be."""
         count, records = found.drawn.total(), found.drawn.count
         # Behind an epoch that is all drawn comes a whole one, as before one that is not begun.
         file = str(path) if 0 < count < records else None
         return cls(
-            source=name, epoch=found.epoch, records=records, drawn=count, again=again, file=file
+            source=name,
+            epoch=found.epoch,
+            records=records,
+            drawn=count,
+            again=found.again,
+            file=file,
         )
 
 
@@ -106,9 +111,9 @@ def drawn(
     sources = [SourceSpec.drawn(mix, name, spec.base_dir, spec.cache_dir) for name in mix.names]
     told, to_write = [], {}
     for number, source in enumerate(sources):
-        found, again = _found(source, left, number)
+        found = _found(source, left, number)
         path = folder / f"{source.name}.arrow"
-        told.append(_Told.of(source.name, found, again, path))
+        told.append(_Told.of(source.name, found, path))
         if told[-1].file is not None:
             to_write[path] = found
     try:
@@ -164,17 +169,14 @@ def _state_in(path: Path) -> Mapping[str, Json]:
     return state
 
 
-def _found(source: SourceSpec, left: MixState, number: int) -> tuple[DrawnSoFar, int]:
-    """Return what was drawn of a source, and how many records of it were begun."""
+def _found(source: SourceSpec, left: MixState, number: int) -> DrawnSoFar:
+    """Return what was drawn of a source."""
     # A source that an edit has just added may not have been drawn from.
-    is_known = number < len(left.cursors_S)
-    position, sub, token = left.cursors_S[number] if is_known else (0, 0, 0)
-    waiting = set(left.carried.positions_P[left.carried.sources_P == number].tolist())
+    cursor = left.cursors_S[number] if number < len(left.cursors_S) else (0, 0, 0)
+    waiting = left.carried.positions_P[left.carried.sources_P == number].tolist()
     opened = open_format(source)
-    found = drawn_so_far(
-        source, opened.format.units(), opened.files, before=position, waiting=waiting
-    )
-    return found, len(waiting | {position} if sub or token else waiting)
+    units = opened.format.units()
+    return drawn_so_far(source, units, opened.files, cursor=cursor, waiting=waiting)
 
 
 def _print(told: list[_Told], step: int) -> None:

@@ -115,6 +115,11 @@ class SourceBase(StrictModel):
         return None if self.concat_transform is None else self.concat_transform.tokens
 
     @property
+    def cuts_records(self) -> bool:
+        """Whether a record may give several samples: sequences that begin in it, or parts cut between its images."""
+        return self.concat_transform is not None or bool(self.image_members)
+
+    @property
     def sequence_key(self) -> tuple[str | int, ...]:
         """Key below the source that says how long its samples are; none where lengths are their own."""
         joined = self.concat_transform

@@ -24,6 +24,7 @@ from omniload.base.reading import open_file
 from omniload.base.units import format_bytes
 from omniload.base.writing import write_whole
 from omniload.mix.order import Order
+from omniload.mix.state import Cursor
 from omniload.source.distinct.first_seen import Bits
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import UnitTable
@@ -78,6 +79,8 @@ class DrawnSoFar:
 
     epoch: int
     """The epoch, from 0."""
+    again: int
+    """Records of it that were begun, of which something is in no row yet: they count as not drawn."""
     drawn: Bits
     """Of each record of the source, in the order of its files, whether it was."""
     names: tuple[str, ...]
@@ -99,25 +102,31 @@ def drawn_so_far(
     units: UnitTable,
     files: Sequence[ShardFile],
     *,
-    before: int,
+    cursor: Cursor,
     waiting: Iterable[int] = (),
 ) -> DrawnSoFar:
     """Return the records that a run had drawn of a source, in the epoch that it is in.
 
-    Takes the time to lay out the order of that epoch, and one bit of memory for each record of the source.
+    Takes the time to lay out the order of that epoch, and one bit of memory for each record of the source. Of documents
+    that are joined, those of a unit are drawn together: one that is drawn in part counts as not drawn.
 
     Args:
         spec: The source.
         units: Of its format.
         files: Its shards.
-        before: The next raw position, which runs on over epochs; its record is not drawn, or not to its end.
+        cursor: Behind the sample that was drawn last; its position runs on over epochs.
         waiting: Positions of which something was drawn and is in no row yet: their records count as not drawn.
 
     Raises:
         ConfigError, UnavailableError: What it had left out itself cannot be read; see ``drawn_before``.
     """
-    shuffle = spec.config.shuffle
-    order = Order(units.rows_U, units.shards_U, seed=spec.seed, source=spec.name, shuffle=shuffle)
+    order = Order(
+        units.rows_U,
+        units.shards_U,
+        seed=spec.seed,
+        source=spec.name,
+        shuffle=spec.config.shuffle,
+    )
     begins_U = np.cumsum(units.rows_U) - units.rows_U
 
     def numbers_of(start: int, stop: int) -> NDArray[np.int64]:
@@ -125,12 +134,21 @@ def drawn_so_far(
         numbers_N: NDArray[np.int64] = begins_U[found.units_N] + found.rows_N
         return numbers_N
 
+    before, sub, token = cursor
+    if sub and not token and not spec.config.cuts_records:
+        before, sub = before + 1, 0  # behind the one sample of its record
     epoch = before // order.positions_per_epoch
     bits = Bits.none(order.positions_per_epoch)
     for start in range(epoch * order.positions_per_epoch, before, _ROWS_AT_ONCE):
         bits.set(numbers_of(start, min(before, start + _ROWS_AT_ONCE)))
-    for position in set(waiting):
+    passed = bits.total()
+    held = set(waiting)
+    for position in held:
         bits.clear(numbers_of(position, position + 1))
+    if spec.config.concat_transform is not None:
+        for unit in _units_begun(order, before, held):
+            bits.clear(begins_U[unit] + np.arange(units.rows_U[unit]))
+    again = passed - bits.total() + bool(sub or token)
     # Of a later epoch it left nothing out.
     if epoch == 0 and (own := drawn_before(spec, units, files)) is not None:
         bits = Bits(bits.packed | own.drawn.packed, bits.count)
@@ -139,7 +157,16 @@ def drawn_so_far(
     names = tuple(
         name if last[_unzipped(name := path.rpartition("/")[2])] == 1 else path for path in paths
     )
-    return DrawnSoFar(epoch=epoch, drawn=bits, names=names, rows_F=units.records_F(len(files)))
+    rows_F = units.records_F(len(files))
+    return DrawnSoFar(epoch=epoch, again=again, drawn=bits, names=names, rows_F=rows_F)
+
+
+def _units_begun(order: Order, before: int, waiting: Iterable[int]) -> set[int]:
+    """Return the units of which something may be missing: of the block under way, and those of what waits."""
+    found = {int(order.locate(each, each + 1).units_N[0]) for each in waiting}
+    (span,) = order.spans(before, before + 1)
+    # Rows of all units of a block are in one order.
+    return found | set(order.block_of(span.epoch, span.block).units_U.tolist())
 
 
 def write_drawn(path: Path, shards: Iterable[tuple[str, NDArray[np.int64]]]) -> None:

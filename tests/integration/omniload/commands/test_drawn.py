@@ -121,6 +121,39 @@ def test_a_second_change_of_rows_leaves_out_what_both_runs_had_drawn(folder):
     assert len(rest) == 400 - sums[1]
 
 
+def test_of_joined_documents_no_token_is_lost(folder):
+    marks = [f"<{i:03}>" for i in range(300)]
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": mark}) + "\n" for mark in marks))
+
+    def mix_of(tokens, drawn=None, **changes):
+        path = write_mix(length=tokens, batch=4 * tokens, weights=(1, 1), **changes)
+        mix = json.loads(Path(path).read_text())
+        joined = {"transforms": [{"type": "concat", "tokens": tokens}], "unit": 500}
+        mix["sources"] = {
+            "a": mix["sources"]["a"] | joined | ({"drawn_before": drawn} if drawn else {})
+        }
+        mix["mix"]["stages"][0]["weights"] = {"a": 1}
+        return mix
+
+    def told_in(batches):
+        tokens = b"".join(bytes(batch.tokens[batch.tokens < 256].tolist()) for batch in batches)
+        return {mark for mark in marks if mark.encode() in tokens}
+
+    Path("joined.yaml").write_text(json.dumps(mix_of(60)))
+    with omniload.open("joined.yaml", run_dir="run", arrays="numpy") as loader:
+        before = [loader.next_batch() for _ in range(4)]
+
+    told = json_of("drawn", "run", "--step", 4, "-o", "drawn")
+    after = mix_of(120, files_of(told).get("a"), stop="each_once")
+    with omniload.open(after, arrays="numpy") as loader:
+        rest = told_in(loader)
+
+    (of_a,) = told["sources"]
+    assert (of_a["drawn"] > 0, of_a["again"] > 0) == (True, True)
+    assert len(rest) == 300 - of_a["drawn"]
+    assert told_in(before) | rest == set(marks)
+
+
 def test_before_the_first_step_every_epoch_is_whole(folder):
     with omniload.open(write_mix(), run_dir="run", arrays="numpy") as loader:
         loader.next_batch()

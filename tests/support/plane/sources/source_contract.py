@@ -263,7 +263,7 @@ class SourceContract:
         spec = SourceSpec("web", kind.config(folder), base_dir=folder, seed=11)
         found = open_format(spec)
 
-        so_far = drawn_so_far(spec, found.format.units(), found.files, before=before)
+        so_far = drawn_so_far(spec, found.format.units(), found.files, cursor=(before - 1, 1, 0))
         write_drawn(path, so_far.by_shard())
         rest = opened(name="again", seed=5, drawn_before=str(path))
 

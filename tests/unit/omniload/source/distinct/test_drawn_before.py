@@ -15,6 +15,7 @@ import omniload
 from omniload.base.config import checked
 from omniload.base.errors import ConfigError, StateError
 from omniload.mix.config import MixConfig
+from omniload.mix.order import Order
 from omniload.source.distinct.drawn_before import drawn_before, drawn_so_far, write_drawn
 from omniload.source.formats.opening import open_format
 from omniload.source.parts.share import Part
@@ -309,13 +310,18 @@ class TestRefused:
             drawn(a_mix())
 
 
-def so_far(before, path=None, **words):
+def so_far(before, path=None, own=None, waiting=(), at=(0, 0), **source):
     """Return what a run had drawn of the parquet files, and the source that it drew from."""
-    mix = checked(a_mix(path=path, drawn_before=words.pop("own", None)), MixConfig, name="mix")
+    mix = checked(a_mix(path=path, drawn_before=own, **source), MixConfig, name="mix")
     spec = SourceSpec.of(mix, "web", Path.cwd())
     opened = open_format(spec)
     units = opened.format.units()
-    return drawn_so_far(spec, units, opened.files, before=before, **words), opened, spec
+    cursor = (before, *at)
+    return (
+        drawn_so_far(spec, units, opened.files, cursor=cursor, waiting=waiting),
+        opened,
+        spec,
+    )
 
 
 class TestWhatARunHadDrawn:
@@ -341,6 +347,37 @@ class TestWhatARunHadDrawn:
         assert (found.drawn.packed & own.drawn.packed == own.drawn.packed).all()
         assert 30 < found.drawn.total() <= 35
         assert (later.epoch, later.drawn.total()) == (1, 30)
+
+    @pytest.mark.parametrize(
+        ("at", "total", "again"), [((0, 0), 20, 0), ((1, 0), 21, 0), ((0, 16), 20, 1)]
+    )
+    def test_the_record_at_the_cursor_is_drawn_once_its_one_sample_is(self, at, total, again):
+        found, _, _ = so_far(before=20, at=at)
+
+        assert (found.drawn.total(), found.again) == (total, again)
+
+    def test_behind_the_last_record_a_whole_epoch_is_next(self):
+        found, _, _ = so_far(before=99, at=(1, 0))
+
+        assert (found.epoch, found.drawn.total()) == (1, 0)
+
+    def test_of_documents_that_are_joined_only_whole_units_are_drawn(self):
+        joined = {"transforms": [{"type": "concat", "tokens": 8}], "shuffle": {"block_units": 2}}
+
+        found, opened, spec = so_far(before=50, at=(2, 0), waiting=[3], **joined)
+
+        units = opened.format.units()
+        shuffle = spec.config.shuffle
+        order = Order(units.rows_U, units.shards_U, seed=1, source="web", shuffle=shuffle)
+        units_N = order.locate(0, 50).units_N
+        (span,) = order.spans(50, 51)
+        missing = {int(units_N[3]), *order.block_of(0, span.block).units_U.tolist()}
+        bounds = np.append(0, units.rows_U.cumsum())
+        drawn = [found.drawn.between(*bounds[u : u + 2]) for u in range(len(units.rows_U))]
+        assert {bool(each.any()) == bool(each.all()) for each in drawn} == {True}
+        assert found.drawn.total() > 0
+        assert not any(drawn[unit].any() for unit in missing)
+        assert found.again == 51 - found.drawn.total()
 
     def test_an_epoch_that_is_over_has_nothing_behind_it(self):
         found, _, _ = so_far(before=200)
