@@ -178,7 +178,7 @@ class JsonlSource(SourceBase):
 
 
 class TextSource(SourceBase):
-    """Plain text in UTF-8; one file is one record, whose line ends and byte-order mark stay as they are."""
+    """Plain text in UTF-8; one file is one record. Its line ends stay, and a byte-order mark before it is left out."""
 
     type: Literal["text"]
     files_per_unit: int = Field(default=64, ge=1, le=65_536)
