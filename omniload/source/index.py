@@ -124,7 +124,7 @@ def index_of(
     *,
     kind: str,
     cache: IndexCache | None,
-    unpacks: bool = False,
+    unpacks: bool | None = False,
 ) -> UnitTable:
     """Return the units of all files, building only what is not kept.
 
@@ -133,7 +133,7 @@ def index_of(
         build: Finds the units of one file; called from several threads where there are several.
         kind: Says how files are cut; units cut otherwise are not taken from the cache.
         cache: Where the index is kept; ``None`` builds it every time.
-        unpacks: Whether the type reads compressed shards.
+        unpacks: Whether the type reads compressed shards; ``None`` where its shards may begin in any way.
 
     Raises:
         ConfigError: A unit claims more records than any may hold.
@@ -170,7 +170,7 @@ def index_of(
 
 
 def _units_of(
-    file: ShardFile, build: Callable[[ShardFile], FileUnits], *, unpacks: bool
+    file: ShardFile, build: Callable[[ShardFile], FileUnits], *, unpacks: bool | None
 ) -> FileUnits:
     """Find the units of a file; one that shows what it is instead is told as that, not as damaged.
 

@@ -11,6 +11,7 @@ What a unit starts and stops at is for the reader to say: bytes of the file, or 
 source keeps it, so ``units`` looks at a shard once. Where a reader fails, the shard is at fault: it is told with it.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -30,6 +31,7 @@ from omniload.source.formats.format import MAX_UNIT_RECORDS, IndexedFormat, Reco
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import records_of
+from omniload.source.parsing.token_lists import is_list
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "GROUP", "RegisteredFormat"]
@@ -38,6 +40,13 @@ GROUP = "omniload.readers"
 """Group of entry points."""
 _LIMIT = 1 << 63
 _TYPES = {"text": pa.large_string(), "tokens": pa.large_list(pa.int32())}
+_TEXTS = frozenset(
+    {
+        *(pa.string(), pa.large_string(), pa.string_view()),
+        *(pa.binary(), pa.large_binary(), pa.null()),
+    }
+)
+"""What becomes text: bytes that are UTF-8 too, and nulls alone."""
 _NO_SHARD = frozenset({".tmp", ".temp", ".partial", ".part", ".crc", ".lock", ".swp", ".bak"})
 """Suffixes of files that are no shards; any other may be."""
 
@@ -74,7 +83,7 @@ class RegisteredFormat(IndexedFormat):
         # Of another version it may cut otherwise, or decode to other records.
         self._kind = f"registered {self._identity} {config.holds} {options}"
         self._reader = self._made()
-        self._units = index_of(files, self._index, kind=self._kind, cache=cache)
+        self._units = index_of(files, self._index, kind=self._kind, cache=cache, unpacks=None)
 
     @override
     def read_unit(self, unit: int) -> Records:
@@ -92,10 +101,14 @@ class RegisteredFormat(IndexedFormat):
                 raise self._refused(
                     file, where, f"gives {len(column)} records, and has said that there are {rows}"
                 )
+            wanted = _TYPES[self._config.holds]
+            # Arrow would write numbers out as text, and take truths for ids.
+            if not _FITS[self._config.holds](column.type):
+                raise self._refused(file, where, f"gives {column.type}, not {wanted}")
             try:
-                column = column.cast(_TYPES[self._config.holds])
+                column = column.cast(wanted)
             except pa.ArrowException as error:
-                said = f"gives {column.type}, not {_TYPES[self._config.holds]}: {error!s:.120}"
+                said = f"gives {column.type}, not {wanted}: {error!s:.120}"
                 raise self._refused(file, where, said) from error
             place = f"{file.path}: {where}"
             return records_of(pa.chunked_array([column]), place, self._config.holds)
@@ -135,20 +148,17 @@ class RegisteredFormat(IndexedFormat):
 
     def _checked(self, file: ShardFile, found: Sequence[object]) -> NDArray[np.int64]:
         """Return starts, stops and records of the units of a shard, ``[U, 3]``."""
-        for number, unit in enumerate(found):
-            match unit:
-                case (int(start), int(stop), int(rows)) if (
-                    0 <= start <= stop < _LIMIT and 0 <= rows <= MAX_UNIT_RECORDS
-                ):
-                    continue
-                case _:
-                    raise self._refused(
-                        file,
-                        f"unit {number}",
-                        f"says {unit!r:.80}; a unit is (start, stop, records), whole numbers from 0 on, with at most "
-                        f"{MAX_UNIT_RECORDS:,} records",
-                    )
-        return np.array(found, np.int64).reshape(-1, 3)
+        units = []
+        for number, said in enumerate(found):
+            if (unit := _unit_of(said)) is None:
+                raise self._refused(
+                    file,
+                    f"unit {number}",
+                    f"says {said!r:.80}; a unit is (start, stop, records), whole numbers from 0 on, with at most "
+                    f"{MAX_UNIT_RECORDS:,} records",
+                )
+            units.append(unit)
+        return np.array(units, np.int64).reshape(-1, 3)
 
     def _asked(self, file: ShardFile, where: str, ask: Callable[[], Any]) -> Any:  # noqa: ANN401
         try:
@@ -165,6 +175,32 @@ class RegisteredFormat(IndexedFormat):
         return IntegrityError(
             f"{file.path}: {where}: reader {self._identity} {why}; replace the file, or mend the reader"
         )
+
+
+def _unit_of(said: Any) -> tuple[int, int, int] | None:  # noqa: ANN401
+    """Return the three whole numbers that a reader says of a unit, numpy's too; ``None`` where they are not that."""
+    try:
+        start, stop, rows = map(operator.index, said)
+    except (TypeError, ValueError):
+        return None
+    fits = 0 <= start <= stop < _LIMIT and 0 <= rows <= MAX_UNIT_RECORDS
+    return (start, stop, rows) if fits else None
+
+
+def _are_texts(found: pa.DataType) -> bool:
+    if pa.types.is_dictionary(found):
+        return _are_texts(found.value_type)
+    return found in _TEXTS
+
+
+def _are_ids(found: pa.DataType) -> bool:
+    # Of a unit of empty lists alone Arrow knows no more than that.
+    return is_list(found) and (
+        pa.types.is_integer(found.value_type) or pa.types.is_null(found.value_type)
+    )
+
+
+_FITS = {"text": _are_texts, "tokens": _are_ids}
 
 
 def _type_of(value: object) -> str:

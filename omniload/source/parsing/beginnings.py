@@ -78,14 +78,16 @@ def said_of_unpacked(data: bytes, codec: str) -> str:
     )
 
 
-def said_of_shard(head: bytes, codec: str | None, *, unpacks: bool) -> str:
+def said_of_shard(head: bytes, codec: str | None, *, unpacks: bool | None) -> str:
     """Return what the first bytes of a shard that cannot be read show it to be; empty where it may be damaged.
 
     Args:
         head: Its first bytes.
         codec: How it is compressed by its name; ``None`` where it is plain.
-        unpacks: Whether its type reads compressed shards.
+        unpacks: Whether its type reads compressed shards; ``None`` where its shards may begin in any way.
     """
+    if unpacks is None:
+        return said_of_stand_in(head)
     is_called_packed = unpacks and codec is not None
     if not head or (is_called_packed and head.startswith(_MARKS[codec or ""])):
         return ""

@@ -1,5 +1,6 @@
 """A reader of somebody else's is held to what it says of its shards."""
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -66,8 +67,42 @@ def test_a_null_is_a_bad_record(folder):
 
 
 @pytest.mark.parametrize(
+    "unit",
+    [
+        "map(np.int64, (begin, at, count))",
+        "np.array([begin, at, count])",
+        "[begin, at, count]",
+    ],
+)
+def test_a_unit_may_be_told_in_numbers_of_numpy(folder, unit):
+    with_code(folder, "yield begin, at, count", f"import numpy as np; yield {unit}")
+
+    assert len(drawn(a_mix(options={"frames": 7}))) == 60
+
+
+@pytest.mark.parametrize("given", ["pa.binary()", "pa.string_view()"])
+def test_texts_may_be_of_other_types_of_arrow(folder, given):
+    with_code(folder, "return pa.array(texts, pa.string())", f"return pa.array(texts, {given})")
+
+    assert len(drawn(a_mix())) == 60
+
+
+def test_a_shard_may_begin_as_those_of_other_formats_do(folder):
+    """A reader unpacks by itself what it reads: a shard that it refuses is told by what it says."""
+    (folder / "a.frames").write_bytes(gzip.compress(b"frames"))
+
+    with pytest.raises(IntegrityError, match=r"reader frames of lab 1\.0 fails: .*; replace the"):
+        drawn(a_mix())
+
+
+@pytest.mark.parametrize(
     ("before", "after", "said"),
     [
+        (
+            "return pa.array(texts, pa.string())",
+            "return pa.array([1.5] * len(texts))",
+            "gives double, not large_string",
+        ),
         ("return pa.array(texts, pa.string())", "return texts", "gives a list, no array of Arrow"),
         (
             "return pa.array(texts, pa.string())",
@@ -115,6 +150,14 @@ def test_what_does_not_fit_is_told_with_shard_reader_and_version(folder, before,
 def test_what_the_mix_says_wrong_is_refused(source, said):
     with pytest.raises(ConfigError, match=said):
         drawn(a_mix(**source))
+
+
+@pytest.mark.parametrize("ids", ["[[0.0]] * len(texts)", "[[True]] * len(texts)"])
+def test_ids_are_whole_numbers(folder, ids):
+    with_code(folder, "return pa.array(texts, pa.string())", f"return pa.array({ids})")
+
+    with pytest.raises(IntegrityError, match=r"gives list<item: (double|bool)>, not large_list"):
+        drawn(a_mix(holds="tokens"))
 
 
 def test_a_class_without_what_is_asked_of_it_is_refused(folder):
