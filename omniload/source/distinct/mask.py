@@ -31,7 +31,7 @@ from omniload.base.units import format_bytes
 from omniload.base.writing import write_whole
 from omniload.mix.config import OnError
 from omniload.mix.schema.splits import TRAIN, content_keys, in_split
-from omniload.mix.sources import SourceConfig
+from omniload.mix.sources import RegisteredSource, SourceConfig, TextSource
 from omniload.source.distinct.drawn_before import DrawnBefore
 from omniload.source.distinct.first_seen import KEY_BYTES, Bits, FirstSeen
 from omniload.source.files import ShardFile
@@ -107,8 +107,8 @@ def distinct_records(
     """
     if spec.config.dedupe is None:
         return None
-    rows_U = record_format.units().rows_U
-    of = _digest(spec.config, files)
+    units = record_format.units()
+    rows_U, of = units.rows_U, _digest(spec.config, files, units.contents_F)
     folder = spec.cache_dir
     path = None if folder is None else folder / f"{spec.name}.{of}.distinct.arrow"
     first = None if path is None else _kept(path, of, int(rows_U.sum()))
@@ -149,12 +149,17 @@ def _writing_keys(name: str, records: int, folder: Path | None) -> str:
     return f"sources.{name}: dedupe writes the keys of {records:,} records, {size}, to {where}"
 
 
-def _digest(config: SourceConfig, files: Sequence[ShardFile]) -> str:
+def _digest(config: SourceConfig, files: Sequence[ShardFile], contents_F: Sequence[str]) -> str:
     """Return a digest of what decides which records equal each other: the shards, and how they are read."""
     declared = config.model_dump(mode="json", exclude=_NOT_DECISIVE)
     # By ``repr`` below: a name that is not UTF-8 is no text to orjson.
     shards = [list(key_of_file(file)) for file in files]
-    said = orjson.dumps([declared, repr(shards)], option=orjson.OPT_SORT_KEYS)
+    decisive = [declared, repr(shards)]
+    # Of the same bytes another version of a reader makes other records, as releases before did of a marked text: what
+    # is said of a content says so.
+    if isinstance(config, RegisteredSource | TextSource):
+        decisive.append(list(contents_F))
+    said = orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)
     return hashlib.blake2b(said, digest_size=6).hexdigest()
 
 

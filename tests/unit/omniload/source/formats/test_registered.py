@@ -181,6 +181,17 @@ def test_a_resume_under_another_version_of_the_reader_is_refused(folder):
         drawn(a_mix(), state=state)
 
 
+def test_equal_records_are_those_of_this_version_of_the_reader(folder):
+    # From a file: what was found is kept beside its index.
+    Path("mix.yaml").write_text(json.dumps(a_mix(dedupe="content")))
+    assert len(drawn("mix.yaml")) == 60
+
+    alike = 'texts[1:] = ["d1"] * 59; return pa.array(texts,'
+    with_code(folder, "return pa.array(texts,", alike, version="1.1")
+
+    assert drawn("mix.yaml") == ["0", "1"]
+
+
 def test_a_check_calls_the_reader_each_time_it_is_asked(folder):
     Path("mix.yaml").write_text(json.dumps(a_mix()))
     assert json_of("check", "mix.yaml")

@@ -86,6 +86,33 @@ def test_a_file_with_a_mark_has_another_digest_than_releases_that_read_it_and_ot
     assert contents[1] == by_bytes[1]
 
 
+def test_which_texts_are_equal_is_found_anew_where_a_mark_was_a_letter(tmp_path, monkeypatch):
+    (tmp_path / "0.txt").write_bytes(b"a")
+    (tmp_path / "1.txt").write_bytes("\ufeffa".encode())
+
+    def drawn():
+        config = TextSource(type="text", path="*.txt", dedupe="content")
+        tokenizer = ByteTokenizer(type="bytes")
+        spec = SourceSpec(
+            "web",
+            config,
+            seed=1,
+            tokenizer=tokenizer,
+            base_dir=tmp_path,
+            cache_dir=tmp_path / "kept",
+        )
+        return len(open_source(spec).read(0, 2).table.positions_N)
+
+    with monkeypatch.context() as release_before:
+        release_before.setattr(text, "_MARK", "\0")
+        assert drawn() == 2
+    for index in set((tmp_path / "kept").iterdir()) - set((tmp_path / "kept").glob("*.distinct.*")):
+        index.unlink()  # of another kind there
+
+    assert list((tmp_path / "kept").iterdir())
+    assert drawn() == 1
+
+
 def test_a_file_that_is_not_utf_8_is_a_bad_record(opened):
     reader = opened(b"a", b"\xff", b"c", files_per_unit=3)
 
