@@ -152,13 +152,18 @@ def drawn_so_far(
     # Of a later epoch it left nothing out.
     if epoch == 0 and (own := drawn_before(spec, units, files)) is not None:
         bits = Bits(bits.packed | own.drawn.packed, bits.count)
-    paths = [file.path for file in files]
-    last = Counter(_unzipped(path).rpartition("/")[2] for path in paths)
-    names = tuple(
-        name if last[_unzipped(name := path.rpartition("/")[2])] == 1 else path for path in paths
-    )
-    rows_F = units.records_F(len(files))
+    rows_F, names = units.records_F(len(files)), _names_apart([file.path for file in files])
     return DrawnSoFar(epoch=epoch, again=again, drawn=bits, names=names, rows_F=rows_F)
+
+
+def _names_apart(paths: Sequence[str]) -> tuple[str, ...]:
+    """Return a name of each file that no other has: its own, or where another is called so its path."""
+    own = [path.rpartition("/")[2] for path in paths]
+    called = Counter(map(_unzipped, own))
+    return tuple(
+        name if called[_unzipped(name)] == 1 else path
+        for name, path in zip(own, paths, strict=True)
+    )
 
 
 def _units_begun(order: Order, before: int, waiting: Iterable[int]) -> set[int]:
