@@ -41,6 +41,8 @@ _LARGEST_NAME = 1_024
 _READ_BYTES = 1 << 30
 """Bytes of one call; memory for all of them is taken before it is known how many there are."""
 _FILLED_BYTES = 9
+_ASKS_FOR_MEMORY = "Frame requires too much memory"
+"""As zstd says that a frame goes back further than its decoders hold."""
 _SAYS_NO_RANGES = "support range requests"
 """As fsspec says that a server sent a whole file."""
 _REFUSALS = frozenset(
@@ -221,6 +223,11 @@ def _raise_fault(error: Exception, file: ShardFile, where: str) -> None:
     if _ends_in_zeros(file):
         remedy = (
             f"it ends in zeros, as gzip alone bears: write it anew, gzip -dc {file.path} | gzip"
+        )
+    if _ASKS_FOR_MEMORY in str(error):
+        remedy = (
+            "it was written with a window of more than 128 MiB (zstd --long=28 to 31), which each reader would hold: "
+            f"write it anew, zstd -dc --long=31 {file.path} | zstd"
         )
     raise IntegrityError(f"{where}: cannot be decoded: {error}; {remedy}") from error
 

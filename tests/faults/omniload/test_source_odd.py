@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+import zstandard
 from pyarrow import feather
 from pydantic import TypeAdapter
 
@@ -134,6 +135,25 @@ def test_a_sparse_member_is_refused_in_the_form_of_pax_too(tmp_path):
 
     with pytest.raises(IntegrityError, match=r"a sparse member \('GNU\.sparse\.major'\)"):
         block_of(tmp_path, TARS)
+
+
+def test_zstd_of_a_large_window_is_told_as_that_with_what_writes_it_anew(tmp_path):
+    def write(window_log):
+        form = zstandard.ZstdCompressionParameters.from_level(1, window_log=window_log)
+        # As a stream: of what it knows the size of, zstd asks for no larger window than that.
+        stream = zstandard.ZstdCompressor(compression_params=form).compressobj()
+        packed = stream.compress(b'{"text": "one"}\n') + stream.flush()
+        (tmp_path / "a.jsonl.zst").write_bytes(packed)
+
+    write(window_log=27)
+    found = samples(block_of(tmp_path, LINES))
+    write(window_log=28)
+
+    with pytest.raises(
+        IntegrityError, match=r"a window of more than 128 MiB .* zstd -dc --long=31 "
+    ):
+        block_of(tmp_path, LINES)
+    assert found == [expected_tokens("one")]
 
 
 def test_gzip_in_several_members_is_read_and_zeros_behind_them_are_told_with_what_to_do(tmp_path):
