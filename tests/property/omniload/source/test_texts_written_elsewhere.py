@@ -206,13 +206,16 @@ def rows_of(found, delimiter, quoted):
 @seldom
 def test_a_file_of_text_is_what_python_reads_without_changing_its_line_ends(tmp_path, data):
     held, expected = emptied(tmp_path), []
-    contents = st.lists(texts.map(str.encode) | st.binary(max_size=12), min_size=1, max_size=9)
+    # No letters that an archive begins with: such a file is a bad record.
+    any_bytes = st.lists(
+        st.sampled_from(b"a\r\n\0\x80\xc3\xa9\xe2\xff\xef\xbb\xbf"), max_size=9
+    ).map(bytes)
+    contents = st.lists(texts.map(str.encode) | any_bytes, min_size=1, max_size=9)
     for i, content in enumerate(data.draw(contents)):
-        path = held / f"{i}.txt"
-        path.write_bytes(content)
+        (held / f"{i}.txt").write_bytes(content)
         try:
-            with path.open(encoding="utf-8", newline="") as opened:
-                text = opened.read()
+            # Whole: of a mark that is cut off a stream of Python makes nothing, where all else cut off is a fault.
+            text = content.decode("utf-8-sig")
         except UnicodeDecodeError:
             text = None
         expected.append(None if text is None or "\0" in text else record_of(text))
