@@ -45,6 +45,7 @@ from omniload.source.token_cache.entry import ENTRY_VERSION, EncodedUnit
 from omniload.source.transforms.encoders import Samples
 
 __all__ = [
+    "CHAT_MAKING_VERSION",
     "MAKING_VERSION",
     "Filling",
     "SourceTokens",
@@ -54,8 +55,10 @@ __all__ = [
     "why_not_kept",
 ]
 
-MAKING_VERSION = 2
+MAKING_VERSION = 1
 """Raised whenever the same text, tokenizer and transforms come to other tokens."""
+CHAT_MAKING_VERSION = 2
+"""The same of conversations and pairs: where a template is given other messages, entries of texts stay as they are."""
 
 # Of ``on_error`` neither: an entry says what is bad, and whoever reads it does as its source says.
 _NOT_OF_TOKENS = {
@@ -149,7 +152,11 @@ def folder_of_source(
         seal: Name of the seal of its entries.
     """
     encoding = encoding_of(config.transforms)
-    made = encoding if isinstance(encoding, ChatTransform | PreferenceTransform) else None
+    made = (
+        encoding.model_dump(mode="json", exclude={"template"}) | {"version": CHAT_MAKING_VERSION}
+        if isinstance(encoding, ChatTransform | PreferenceTransform)
+        else None
+    )
     said = {
         "versions": [ENTRY_VERSION, MAKING_VERSION],
         # By what a source says, less what decides nothing: a key that is new enters of itself.
@@ -159,7 +166,7 @@ def folder_of_source(
         "splits": list((config.splits or {}).items()),
         "split": config.split if config.splits else None,
         "dedupe": config.dedupe,
-        "encoding": None if made is None else made.model_dump(mode="json", exclude={"template"}),
+        "encoding": made,
         "end": getattr(tokenizer, "end_of_document", None),
         # The library too: another release of it may cut text otherwise.
         "tokenizer": [tokenizer_digest, library_of(tokenizer)],

@@ -2,10 +2,12 @@
 
 import pytest
 
+from omniload.mix.schema.transforms import ChatTransform
 from omniload.mix.sources import JsonlSource, TextSource
 from omniload.source.formats.opening import open_format
 from omniload.source.spec import SourceSpec
-from omniload.source.token_cache.source_tokens import names_of_units
+from omniload.source.token_cache import source_tokens
+from omniload.source.token_cache.source_tokens import folder_of_source, names_of_units
 
 TEXTS = TextSource(type="text", path="*.txt", files_per_unit=3)
 LINES = JsonlSource(type="jsonl", path="*.jsonl", unit=1)
@@ -40,3 +42,21 @@ def test_units_of_one_file_have_names_of_their_own_that_the_other_files_do_not_d
 
     assert len({*before, *after}) == 4  # both files were the same, and shared their entries
     assert before[2:] == after[2:]
+
+
+@pytest.mark.parametrize(
+    ("transforms", "changes"), [((), False), ((ChatTransform(type="chat"),), True)]
+)
+def test_entries_of_texts_stay_where_templates_are_given_other_messages(
+    monkeypatch, transforms, changes
+):
+    config = JsonlSource(type="jsonl", path="*.jsonl", transforms=transforms)
+
+    def folder():
+        of_run = {"tokenizer": None, "tokenizer_digest": "", "pipeline_digest": "", "seal": "s"}
+        return folder_of_source(config, **of_run)
+
+    before = folder()
+    monkeypatch.setattr(source_tokens, "CHAT_MAKING_VERSION", 3)
+
+    assert (folder() != before) == changes
