@@ -157,13 +157,19 @@ def drawn_so_far(
 
 
 def _names_apart(paths: Sequence[str]) -> tuple[str, ...]:
-    """Return a name of each file that no other has: its own, or where another is called so its path."""
-    own = [path.rpartition("/")[2] for path in paths]
-    called = Counter(map(_unzipped, own))
-    return tuple(
-        name if called[_unzipped(name)] == 1 else path
-        for name, path in zip(own, paths, strict=True)
-    )
+    """Return the names of files, each with as many of its folders as tell it from the others, or whole."""
+    parts = [_unzipped(path).split("/") for path in paths]
+    names, left, depth = list(paths), list(range(len(paths))), 1
+    while left:
+        ends = {number: tuple(parts[number][-depth:]) for number in left}
+        times = Counter(ends.values())
+        for number in left:
+            if times[ends[number]] == 1:
+                names[number] = "/".join(paths[number].split("/")[-depth:])
+        # A path that is the end of another's stays whole, and so do two that compression alone tells apart.
+        left = [n for n in left if times[ends[n]] > 1 and depth < len(parts[n])]
+        depth += 1
+    return tuple(names)
 
 
 def _units_begun(order: Order, before: int, waiting: Iterable[int]) -> set[int]:
@@ -280,6 +286,7 @@ class _Shards:
         self._rows_F, self._where = rows_F, where
         self._begins_F = np.cumsum(rows_F) - rows_F
         self._by_last: dict[str, list[tuple[str, int]]] = {}
+        self._whole = {path: number for number, path in enumerate(paths)}
         for number, path in enumerate(paths):
             bare = _unzipped(path)
             # By their own names: a list says as many of the folders before them as tell files apart.
@@ -313,6 +320,9 @@ class _Shards:
         return numbers_N
 
     def _number(self, name: str) -> int:
+        # A file may be beside itself compressed.
+        if name in self._whole:
+            return self._whole[name]
         bare = _unzipped(name[:_MOST_NAME])
         named = self._by_last.get(bare.rpartition("/")[2], ())
         # Whole first: of ``a.jsonl`` and ``b/a.jsonl`` the name of one is the end of both.

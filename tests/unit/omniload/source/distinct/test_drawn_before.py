@@ -1,7 +1,5 @@
 """``drawn_before``: what another loader had drawn is left out of the first epoch, and of no other."""
 
-import gzip
-import json
 import shutil
 from pathlib import Path
 
@@ -15,56 +13,17 @@ import omniload
 from omniload.base.config import checked
 from omniload.base.errors import ConfigError, StateError
 from omniload.mix.config import MixConfig
-from omniload.mix.order import Order
-from omniload.source.distinct.drawn_before import drawn_before, drawn_so_far, write_drawn
-from omniload.source.formats.opening import open_format
+from omniload.source.distinct.drawn_before import write_drawn
 from omniload.source.parts.share import Part
 from omniload.source.source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.plane.edits.mix_commands import run_mix
-
-TEXTS = [f"d{i}" for i in range(100)]
-DRAWN = {"a": np.array([0, 7, 8, 49]), "b": np.array([3])}
-"""By shard of fifty."""
-LEFT = sorted(set(range(100)) - {0, 7, 8, 49, 53})
+from tests.support.plane.sources.drawn_texts import LEFT, TEXTS, a_mix, drawn, in_folder, write
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name, texts in (("a", TEXTS[:50]), ("b", TEXTS[50:])):
-        rows = [{"text": text} for text in texts]
-        pq.write_table(pa.Table.from_pylist(rows), f"{name}.parquet", row_group_size=9)
-        lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        (tmp_path / f"{name}.jsonl").write_bytes(lines)
-        (tmp_path / f"{name}.json.gz").write_bytes(gzip.compress(lines))
-    return tmp_path
-
-
-def a_mix(kind="parquet", path=None, **source):
-    declared = {"type": kind, "path": path or f"*.{kind}", "text": "text", **source}
-    return {
-        "version": 2,
-        "seed": 1,
-        "tokenizer": {"type": "bytes"},
-        "sources": {"web": {"drawn_before": "drawn.arrow", **declared}},
-        "mix": {"stages": [{"weights": {"web": 1}}], "stop": "each_once"},
-        "pack": {"length": 16},
-        "batch": {"tokens": 64, "micro_tokens": 32},
-    }
-
-
-def write(kind="parquet", **shards):
-    found = {f"{name}.{kind}": records for name, records in (DRAWN | shards).items()}
-    write_drawn(Path("drawn.arrow"), found.items())
-
-
-def drawn(mix, **words):
-    """Return the numbers of the texts that a run draws, sorted."""
-    with omniload.open(mix, arrays="numpy", **words) as loader:
-        texts = [bytes(batch.tokens[batch.tokens < 256].tolist()) for batch in loader]
-    return sorted(map(int, b"".join(texts).replace(b"\0", b"").decode().split("d")[1:]))
+    return in_folder(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -308,96 +267,6 @@ class TestRefused:
 
         with pytest.raises(ConfigError, match=r"sources\.web\.drawn_before"):
             drawn(a_mix())
-
-
-def so_far(before, path=None, own=None, waiting=(), at=(0, 0), **source):
-    """Return what a run had drawn of the parquet files, and the source that it drew from."""
-    mix = checked(a_mix(path=path, drawn_before=own, **source), MixConfig, name="mix")
-    spec = SourceSpec.of(mix, "web", Path.cwd())
-    opened = open_format(spec)
-    units = opened.format.units()
-    cursor = (before, *at)
-    return (
-        drawn_so_far(spec, units, opened.files, cursor=cursor, waiting=waiting),
-        opened,
-        spec,
-    )
-
-
-class TestWhatARunHadDrawn:
-    def test_a_record_of_which_something_waits_counts_as_not_drawn(self):
-        whole, opened, spec = so_far(before=20)
-        source = open_source(spec)
-
-        found, _, _ = so_far(before=20, waiting=[3, 19])
-
-        numbers = [np.flatnonzero(each.drawn.between(0, 100)) for each in (whole, found)]
-        left = sorted({*numbers[0].tolist()} - {*numbers[1].tolist()})
-        texts = [bytes(source.read(p, p + 1).tokens.values_V[:-1].tolist()) for p in (3, 19)]
-        assert left == sorted(int(text.decode()[1:]) for text in texts)
-        assert opened.format.units().rows_U.sum() == whole.drawn.count == 100
-
-    def test_what_it_left_out_of_its_own_first_epoch_stays_out(self):
-        write()
-
-        found, opened, spec = so_far(before=30, own="drawn.arrow")
-        later, _, _ = so_far(before=130, own="drawn.arrow")
-
-        own = drawn_before(spec, opened.format.units(), opened.files)
-        assert (found.drawn.packed & own.drawn.packed == own.drawn.packed).all()
-        assert 30 < found.drawn.total() <= 35
-        assert (later.epoch, later.drawn.total()) == (1, 30)
-
-    @pytest.mark.parametrize(
-        ("at", "total", "again"), [((0, 0), 20, 0), ((1, 0), 21, 0), ((0, 16), 20, 1)]
-    )
-    def test_the_record_at_the_cursor_is_drawn_once_its_one_sample_is(self, at, total, again):
-        found, _, _ = so_far(before=20, at=at)
-
-        assert (found.drawn.total(), found.again) == (total, again)
-
-    def test_behind_the_last_record_a_whole_epoch_is_next(self):
-        found, _, _ = so_far(before=99, at=(1, 0))
-
-        assert (found.epoch, found.drawn.total()) == (1, 0)
-
-    def test_of_documents_that_are_joined_only_whole_units_are_drawn(self):
-        joined = {"transforms": [{"type": "concat", "tokens": 8}], "shuffle": {"block_units": 2}}
-
-        found, opened, spec = so_far(before=50, at=(2, 0), waiting=[3], **joined)
-
-        units = opened.format.units()
-        shuffle = spec.config.shuffle
-        order = Order(units.rows_U, units.shards_U, seed=1, source="web", shuffle=shuffle)
-        units_N = order.locate(0, 50).units_N
-        (span,) = order.spans(50, 51)
-        missing = {int(units_N[3]), *order.block_of(0, span.block).units_U.tolist()}
-        bounds = np.append(0, units.rows_U.cumsum())
-        drawn = [found.drawn.between(*bounds[u : u + 2]) for u in range(len(units.rows_U))]
-        assert {bool(each.any()) == bool(each.all()) for each in drawn} == {True}
-        assert found.drawn.total() > 0
-        assert not any(drawn[unit].any() for unit in missing)
-        assert found.again == 51 - found.drawn.total()
-
-    def test_an_epoch_that_is_over_has_nothing_behind_it(self):
-        found, _, _ = so_far(before=200)
-
-        assert (found.epoch, found.drawn.total(), list(found.by_shard())) == (2, 0, [])
-
-    def test_files_of_one_name_are_told_apart_by_their_folders(self, folder):
-        (folder / "x").mkdir()
-        shutil.copy(folder / "a.parquet", folder / "x")
-        paths = ["a.parquet", "b.parquet", "x/*.parquet"]
-
-        found, _, _ = so_far(before=120, path=paths)
-        write_drawn(Path("drawn.arrow"), found.by_shard())
-
-        assert [name.removeprefix(f"{folder}/") for name in found.names] == [
-            "a.parquet",
-            "b.parquet",
-            "x/a.parquet",
-        ]
-        assert len(drawn(a_mix(path=paths))) == 30
 
 
 def test_a_shard_that_is_named_whole_is_not_taken_for_one_whose_name_ends_so(folder):
