@@ -193,7 +193,10 @@ def _profiles(spec: PlaneSpec) -> list[SourceProfile]:
 def _sizes(mix: MixConfig, profiles: Sequence[SourceProfile], rehearsed: FirstSteps) -> SourceSizes:
     tokens_S = np.asarray([source.tokens_per_record for source in profiles])
     return SourceSizes.of(
-        mix, [float(source.records) for source in profiles], tokens_S * rehearsed.kept_S
+        mix,
+        [float(source.records) for source in profiles],
+        tokens_S * rehearsed.kept_S,
+        [source.behind for source in profiles],
     )
 
 

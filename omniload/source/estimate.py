@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged
 from omniload.mix.schema.records import ShuffleConfig
+from omniload.source.distinct.drawn_before import drawn_before
 from omniload.source.distinct.mask import DistinctRecords, distinct_records
 from omniload.source.formats.format import Format
 from omniload.source.formats.opening import open_format
@@ -55,6 +56,8 @@ class SourceProfile:
     """Records that the estimates rest on."""
     tokens_per_record: float
     """Mean tokens of a record, estimated; one that gives no sample, is of another split or is left out counts as 0."""
+    behind: float = 0.0
+    """Part of the records that ``drawn_before`` leaves out of the first epoch."""
     bad_records: int
     """Records of the sample that could not be decoded."""
     longest_tokens: int
@@ -110,6 +113,7 @@ def profile(
     records = opened.require_records(spec)
     rows_U = opened.format.units().rows_U
     filled = np.flatnonzero(rows_U)
+    before = drawn_before(spec, opened.format.units(), opened.files)
     pipeline = open_pipeline(spec.uncut)
     distinct = distinct_records(spec, opened.format, opened.files)
     chosen = _chosen(filled, extents_U := _extents_U(opened.format), units)
@@ -125,6 +129,7 @@ def profile(
         size_bytes=sum(file.size_bytes for file in files),
         sampled_records=len(lengths),
         tokens_per_record=tokens / records * config.share_drawn,
+        behind=0.0 if before is None else before.records / records,
         units=len(filled),
         between=spread.between,
         along=spread.along,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from omniload.base.units import format_bytes
 from omniload.mix.config import LARGEST_STEP, MixConfig, PackConfig
-from omniload.mix.schedule import amount_tokens_S, boundaries, part_done, stage_at, weights_at
+from omniload.mix.schedule import boundaries, part_done, stage_at, weights_at
 from omniload.plan.balance_methods import balance
 from omniload.plan.forecast.sizes import SourceSizes, repetitions_of
 from omniload.plan.records import StepPlan
@@ -110,7 +110,7 @@ def tokens_by_step(
         Tokens; exact for weights by tokens, and for weights by samples within the
         quadrature of a ramp longer than a thousand steps.
     """
-    if (wanted_S := amount_tokens_S(mix, sizes.samples_S, sizes.tokens_per_sample_S)) is not None:
+    if (wanted_S := sizes.wanted_S(mix)) is not None:
         return wanted_S * min(1.0, step * tokens_per_step / float(wanted_S.sum()))
     total = np.zeros(len(mix.names))
     edges = sorted({0, step, *(edge for edge in boundaries(mix) if edge < step)})
@@ -154,9 +154,10 @@ def forecast(
     def by_step(step: int) -> NDArray[np.float64]:
         return tokens_by_step(mix, sizes, step, tokens_per_step=per_step)
 
-    wanted_S = amount_tokens_S(mix, sizes.samples_S, sizes.tokens_per_sample_S)
+    wanted_S = sizes.wanted_S(mix)
     if wanted_S is None:
-        drawn_by, end = _drawn_by(mix, _epoch_tokens(sizes), num_steps, per_step, by_step)
+        first_S = sizes.tokens_of(np.ones(len(mix.names)))
+        drawn_by, end = _drawn_by(mix, first_S, num_steps, per_step, by_step)
     else:
         drawn_by, end = by_step, min(num_steps, math.ceil(float(wanted_S.sum()) / per_step))
     starts = [stage.from_step for stage in mix.mix.stages if stage.from_step < end] or [0]
@@ -169,7 +170,7 @@ def forecast(
             stop=stop,
             tokens_S=tokens_S,
             samples_S=tokens_S / sizes.tokens_per_sample_S,
-            epochs_S=tokens_S / _epoch_tokens(sizes),
+            epochs_S=tokens_S / sizes.epoch_tokens_S,
         )
 
     return Forecast(
@@ -187,8 +188,8 @@ def steps_per_epoch(
 
     An epoch of a source is every record of it once.
     """
-    epoch_S = _epoch_tokens(sizes)
-    if (wanted_S := amount_tokens_S(mix, sizes.samples_S, sizes.tokens_per_sample_S)) is not None:
+    epoch_S = sizes.tokens_of(np.ones(len(mix.names)))
+    if (wanted_S := sizes.wanted_S(mix)) is not None:
         parts = (epoch_S / wanted_S * (1 - _ROUNDING)).tolist()
         num_steps = float(wanted_S.sum()) / tokens_per_step
         return [math.ceil(part * num_steps) if part <= 1 else None for part in parts]
@@ -275,7 +276,7 @@ def warnings_of_a_step(mix: MixConfig, sizes: SourceSizes) -> list[str]:
     most_S = np.zeros(len(mix.names))
     for step in boundaries(mix):
         drawn = [tokens_by_step(mix, sizes, k, tokens_per_step=per_step) for k in (step, step + 1)]
-        most_S = np.maximum(most_S, (drawn[1] - drawn[0]) / _epoch_tokens(sizes))
+        most_S = np.maximum(most_S, (drawn[1] - drawn[0]) / sizes.epoch_tokens_S)
     warnings = [
         f"a single step goes through {name} {'over ' * (epochs > 1e6)}{min(epochs, 1e6):,.1f} times: it holds "
         f"{sizes.samples_S[s]:,.0f} records of about {sizes.tokens_per_sample_S[s]:,.0f} tokens; add data, lower its "
@@ -307,10 +308,6 @@ def _weights(mix: MixConfig, step: int) -> NDArray[np.float64]:
     return np.asarray(weights_at(mix.mix.stages, mix.names, step))
 
 
-def _epoch_tokens(sizes: SourceSizes) -> NDArray[np.float64]:
-    return sizes.samples_S * sizes.tokens_per_sample_S
-
-
 def _drawn_by(
     mix: MixConfig,
     epoch_S: NDArray[np.float64],
@@ -322,7 +319,7 @@ def _drawn_by(
 
     Args:
         mix: The declared mix.
-        epoch_S: Tokens of an epoch of each source.
+        epoch_S: Tokens of the first epoch of each source.
         num_steps: Steps asked for.
         per_step: Tokens of a step.
         by_step: Tokens drawn before a step where no source ends.

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.mix.config import MixConfig
+from omniload.mix.schedule import amount_tokens_S
 
 __all__ = ["SourceSizes", "repetitions_of"]
 
@@ -27,6 +28,8 @@ class SourceSizes:
     """Samples in an epoch; above 0."""
     tokens_per_sample_S: NDArray[np.float64]
     """Mean tokens of a sample that are trained on; above 0."""
+    behind_S: NDArray[np.float64] | float = 0.0
+    """Part of the first epoch that another loader, or a run before, had drawn of it; from 0 to below 1."""
 
     @classmethod
     def of(
@@ -34,6 +37,7 @@ class SourceSizes:
         mix: MixConfig,
         records_S: Sequence[float] | NDArray[np.float64],
         tokens_per_record_S: Sequence[float] | NDArray[np.float64],
+        behind_S: Sequence[float] | float = 0.0,
     ) -> Self:
         """Return the sizes of sources whose records are counted, and their tokens measured.
 
@@ -47,7 +51,31 @@ class SourceSizes:
         epoch_S = records_S * tokens_S
         tokens_per_sample_S = np.where(lengths_S > 0, np.minimum(lengths_S, epoch_S), tokens_S)
         samples_S = np.where(lengths_S > 0, epoch_S / tokens_per_sample_S, records_S)
-        return cls(samples_S=samples_S, tokens_per_sample_S=tokens_per_sample_S)
+        return cls(
+            samples_S=samples_S,
+            tokens_per_sample_S=tokens_per_sample_S,
+            behind_S=np.asarray(behind_S, np.float64),
+        )
+
+    @property
+    def epoch_tokens_S(self) -> NDArray[np.float64]:
+        """Tokens of a whole epoch."""
+        return self.samples_S * self.tokens_per_sample_S
+
+    def tokens_of(self, epochs_S: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the tokens of so many epochs, the first of which is a short one where something lies behind."""
+        left_out_S = np.minimum(epochs_S, 1.0) * self.behind_S
+        tokens_S: NDArray[np.float64] = (epochs_S - left_out_S) * self.epoch_tokens_S
+        return tokens_S
+
+    def wanted_S(self, mix: MixConfig) -> NDArray[np.float64] | None:
+        """Return the tokens that the amount of each source comes to; ``None`` where the mix has weights."""
+        amounts = mix.mix.amounts
+        tokens_S = amount_tokens_S(mix, self.samples_S, self.tokens_per_sample_S)
+        if tokens_S is None or amounts is None:
+            return None
+        by_epochs_S = [amounts[name].kind == "epochs" for name in mix.names]
+        return np.where(by_epochs_S, self.tokens_of(tokens_S / self.epoch_tokens_S), tokens_S)
 
 
 def repetitions_of(names: Iterable[str], epochs_S: Iterable[float]) -> list[str]:

@@ -23,7 +23,6 @@ def with_expected_steps(
     """
     if not mix.mix.waits:
         return mix
-    epoch_S = sizes.samples_S * sizes.tokens_per_sample_S
     stages: list[Stage] = []
     for i, stage in enumerate(mix.mix.stages):
         if not stage.waits:
@@ -33,7 +32,7 @@ def with_expected_steps(
         weights = mix.mix.model_copy(update={"stages": tuple(stages)})
         so_far = mix.model_copy(update={"mix": weights})
         wanted_S = [(stage.from_epochs or {}).get(name, 0.0) for name in mix.names]
-        needed_S = np.asarray(wanted_S) * epoch_S
+        needed_S = sizes.tokens_of(np.asarray(wanted_S))
 
         def is_over(
             step: int, so_far: MixConfig = so_far, needed_S: NDArray[np.float64] = needed_S

@@ -69,6 +69,7 @@ def test_a_run_of_longer_rows_has_the_rest_of_the_epoch_and_nothing_twice(folder
     with omniload.open(again, arrays="numpy") as loader:
         after = list(loader)
 
+    assert json_of("plan", again)["steps"] == len(after)
     had, rest = whole_documents(before), whole_documents(after)
     begun = sum(each["again"] for each in told["sources"])
     assert [each["epoch"] for each in told["sources"]] == [0, 0]

@@ -235,3 +235,26 @@ def test_weights_of_sequences_share_tokens_out_evenly_however_long_documents_are
 
     assert expected.total.tokens_S.tolist() == pytest.approx([320, 960])
     assert expected.total.samples_S.tolist() == pytest.approx([10, 30])
+
+
+@pytest.mark.parametrize(
+    ("stop", "steps"), [("each_once", 10), ("first_exhausted", 7), ("all_exhausted", 13)]
+)
+def test_a_first_epoch_that_another_run_had_begun_is_a_short_one(stop, steps):
+    mix = a_mix(mix={"stages": [{"from_step": 0, "weights": {"web": 1, "code": 1}}], "stop": stop})
+    lengths_S = np.full(2, 8.0)
+    sizes = SourceSizes(
+        samples_S=np.full(2, 100.0), tokens_per_sample_S=lengths_S, behind_S=np.array([0.5, 0.0])
+    )
+
+    expected = forecast(mix, sizes, 50)  # of 128 tokens, where 400 and 800 are left
+
+    assert expected.total.stop == steps
+
+
+def test_amounts_of_epochs_count_what_lies_behind_as_given():
+    mix = a_mix(version=2, mix={"amounts": {"code": {"epochs": 2}, "web": {"tokens": 300}}})
+    sizes = SourceSizes.of(mix, [100, 100], [8, 8], [0.75, 0.75])
+
+    assert sizes.wanted_S(mix).tolist() == [1000, 300]
+    assert sizes.tokens_of(np.array([0.5, 1.0])).tolist() == [100, 200]
