@@ -29,6 +29,7 @@ _COPIED = (
     "the loader of a mix was copied, or handed to another process, such as a worker of torch's DataLoader; each copy "
     "would hand out the same batches: iterate it directly, it prefetches by itself"
 )
+_NO_DATASET = "It is no dataset for a DataLoader of torch: it makes batches already, so iterate over it as it is"
 
 
 class OpenClient(Protocol):
@@ -301,8 +302,17 @@ class Loader:
         """Return the batches from where it was opened to ``steps``, however many were handed out since."""
         # One that counts too many has Lightning wait for a last batch that never comes.
         if self._num_steps is None or not self._repeats:
-            raise TypeError("steps= tells the length where stop of the mix is never, else count")
+            raise TypeError(
+                "this loader has no length: steps= gives it one, where stop of the mix is never; count batches as they "
+                f"come. {_NO_DATASET}"
+            )
         return self._num_steps - self._begun
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuse what torch's ``DataLoader`` asks of a dataset."""
+        raise TypeError(
+            f"a loader has no batch number {index!r:.20}: it hands them out in turn. {_NO_DATASET}"
+        )
 
     def __bool__(self) -> bool:
         # Or ``if loader:`` would ask for its length.

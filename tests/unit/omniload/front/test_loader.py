@@ -326,10 +326,16 @@ def test_a_state_that_is_loaded_later_leaves_the_length_as_within_an_epoch():
     assert len(loader) == 3
 
 
+def test_what_asks_for_batches_by_number_is_told_that_a_loader_is_no_dataset():
+    # torch's DataLoader does, of all that is no IterableDataset and has a length.
+    with pytest.raises(TypeError, match=r"no batch number 0.*iterate over it as it is"):
+        held_to(4, None)[0]
+
+
 @pytest.mark.parametrize(("steps", "repeats"), [(None, True), (4, False)])
 def test_a_mix_that_may_end_with_its_data_has_no_length_and_is_there_all_the_same(steps, repeats):
     loader = held_to(steps, None, repeats=repeats)
 
-    with pytest.raises(TypeError, match="steps= tells the length where stop of the mix is never"):
+    with pytest.raises(TypeError, match=r"steps= gives it one.*iterate over it as it is"):
         len(loader)
     assert loader
