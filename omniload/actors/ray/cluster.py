@@ -278,7 +278,7 @@ class PrivateCluster(Cluster):
         if self._to_join is not None or self._listening.ports is not None:
             raise ConfigError(
                 f"Ray {ray.__version__} cannot be started by omniload on several hosts or on ports of a range; install "
-                "Ray 2.60, which is tested, or start a Ray yourself and name it by runtime.address"
+                "Ray 2.54 to 2.60, which is tested, or start a Ray yourself and name it by runtime.address"
             )
         context = _init_ray(
             address="local",
