@@ -41,7 +41,7 @@ _MOST_INDEX_BYTES = 256 << 20
 _LARGEST_BLOCK = 1 << 40
 _SPEED = "a matter of speed"
 _OF_DATASETS = {
-    "shuffle_algo": "sources are shuffled by blocks; their shuffle sets how far",
+    "shuffle_algo": "sources are shuffled by units of all shards; their shuffle sets how far",
     "shuffle_block_size": "shuffle.block_units sets it",
     "num_canonical_nodes": "the order depends on no number of nodes",
     "predownload": _SPEED,
@@ -174,7 +174,11 @@ def _read_order(dataset: Fields, asked: Asked, found: Imported) -> None:
     """Shuffle the sources, or leave them as stored: llm-foundry, as Mosaic Streaming below it, does by default."""
     where, given = dataset.at("shuffle"), dataset.peek("shuffle")
     if dataset.take("shuffle", bool, False):
-        asked.report.note(where, "true is read as the order of ours: blocks of units, shuffled")
+        # As far as Mosaic's, which mixes shards: by default ours stays near the order of the files.
+        for source in found.sources.values():
+            source["shuffle"] = {"method": "units"}
+        said = "true is read as units of all shards in a random order, records mixed; shuffle.block_units: how far"
+        asked.report.note(where, said)
         return
     for source in found.sources.values():
         source["shuffle"] = {"method": "none"}

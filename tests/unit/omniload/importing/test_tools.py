@@ -473,7 +473,7 @@ class TestLlmFoundry:
             ({}, {"none"}, "is missing and read as false, as llm-foundry does: records come as"),
             ({"shuffle": None}, {"none"}, "is missing and read as false"),
             ({"shuffle": False}, {"none"}, "false is read as records in the order that they are"),
-            ({"shuffle": True}, {"block"}, "true is read as the order of ours: blocks of units"),
+            ({"shuffle": True}, {"units"}, "true is read as units of all shards in a random order"),
         ],
     )
     def test_sources_are_shuffled_where_the_file_says_so_and_the_report_says_what_was_read(
