@@ -2,12 +2,14 @@
 
 import os
 import secrets
+from typing import Any
 
 from omniload.actors.ray.environment import (
     GIVEN_MODE,
     GIVEN_TOKEN,
     AuthenticationTokenLoader,
     Config,
+    RayError,
     require_unconnected,
 )
 
@@ -23,12 +25,12 @@ def token() -> str:
 def own_token() -> None:
     """Have the Ray that this process starts ask for a secret, also where Ray was imported before.
 
-    A mode that the program has set itself stays.
+    A mode that the program has set itself stays; one that is left of a Ray of somebody else does not.
 
     Raises:
         StateError: As for ``use_token``.
     """
-    if "RAY_AUTH_MODE" not in os.environ:
+    if not token() and (GIVEN_MODE or "token").lower() == "token":
         use_token(secrets.token_hex(32))
 
 
@@ -52,13 +54,21 @@ def use_given_token() -> str:
     loader = AuthenticationTokenLoader.instance()
     loader.reset_cache()
     # Without a mode Ray asks for a token where there is one, as any ``ray.init()`` leaves it in its user's home.
-    if GIVEN_MODE is None and not loader.has_token(ignore_auth_mode=True):
+    if GIVEN_MODE is None and not _is_there(loader):
         _ask_with("")
         return "without a token, as there is none in RAY_AUTH_TOKEN or ~/.ray/auth_token"
     os.environ["RAY_AUTH_MODE"] = "token"
     Config.initialize("")  # as in ``_ask_with``
     loader.reset_cache()
     return "with the token in RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
+
+
+def _is_there(loader: Any) -> bool:  # noqa: ANN401 -- Ray's loader has no static type
+    try:
+        there: bool = loader.has_token(ignore_auth_mode=True)
+    except RayError:
+        return True  # a file that cannot be read: Ray says so as it is joined, to whoever tells of that
+    return there
 
 
 def use_token(secret: str) -> None:
