@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,8 @@ from omniload.base.log import place_of_lines
 
 __all__ = ["Search", "actor_named", "await_newest", "newest_actor", "newest_of"]
 
+_LOOK_S = 0.1
+"""Ray's head answers in milliseconds, or is out of reach: whoever waits for it looks at the plane so often."""
 _FOUND_S = 60.0
 """Longest wait for the member that takes the place of a lost one."""
 
@@ -55,29 +57,6 @@ def newest_actor(role: str) -> tuple[str, Any] | None:
     return None if name is None else (name, actor_named(name))
 
 
-def await_newest(role: str, look: Callable[[], None], pause: Callable[[], Any]) -> tuple[str, Any]:
-    """Return name and actor of a role; of a lost one, of that which takes its place.
-
-    Args:
-        role: The role.
-        look: Raises once nobody will take its place.
-        pause: Waits a little before Ray's head is asked again.
-
-    Raises:
-        UnavailableError: None did within a minute, or what ``look`` raises.
-    """
-    until_s = time.monotonic() + _FOUND_S
-    while True:
-        try:
-            name = newest_of(role) or role
-            return name, actor_named(name)
-        except UnavailableError:
-            if time.monotonic() >= until_s:
-                raise
-        look()
-        pause()
-
-
 class Search:
     """Looks for the member that takes the place of a lost one, and waits for no head that is out of reach."""
 
@@ -100,3 +79,28 @@ class Search:
             return asked.result()
         except (UnavailableError, RayError):
             return None  # it has just ended
+
+
+def await_newest(role: str, look: Callable[[], None], pause: Callable[[], Any]) -> tuple[str, Any]:
+    """Return name and actor of a role; of a lost one, of that which takes its place.
+
+    Args:
+        role: The role.
+        look: Raises once nobody will take its place, or the head that would tell of it is lost.
+        pause: Waits a little before Ray's head is asked again.
+
+    Raises:
+        UnavailableError: None did within a minute, or what ``look`` raises.
+    """
+    search, until_s = Search(role), time.monotonic() + _FOUND_S
+    while True:
+        wait((search.ask(),), _LOOK_S)
+        if (found := search.found()) is not None:
+            return found
+        look()
+        if time.monotonic() >= until_s:
+            raise UnavailableError(
+                f"the data plane has no {role} any more, and none took its place within {_FOUND_S:.0f} s; start again "
+                f"from the last checkpoint{place_of_lines(role)}"
+            )
+        pause()

@@ -52,15 +52,41 @@ def test_a_head_is_asked_once_until_it_answers_and_anew_after_that(monkeypatch):
 def test_whoever_waits_for_a_member_looks_at_the_plane_before_each_pause(monkeypatch):
     done = []
 
-    def actor_named(name):
+    def ask_head(_):
+        answer = Future()
         if len(done) < 4:
-            raise UnavailableError(f"no {name}")
-        return "its actor"
+            answer.set_exception(UnavailableError("it has just ended"))
+        else:
+            answer.set_result(("planner+1", "its actor"))
+        return answer
 
-    monkeypatch.setattr(finding, "newest_of", lambda _: None)
-    monkeypatch.setattr(finding, "actor_named", actor_named)
+    monkeypatch.setattr(finding, "ask_head", ask_head)
 
     found = await_newest("planner", lambda: done.append("look"), lambda: done.append("pause"))
 
-    assert found == ("planner", "its actor")
+    assert found == ("planner+1", "its actor")
     assert done == ["look", "pause"] * 2
+
+
+def test_whoever_waits_for_a_member_sees_that_the_plane_ends_while_the_head_does_not_answer(
+    monkeypatch,
+):
+    def look():
+        raise UnavailableError("the head takes no connection")
+
+    monkeypatch.setattr(finding, "_LOOK_S", 0.0)
+    monkeypatch.setattr(finding, "ask_head", lambda _: Future())
+
+    with pytest.raises(UnavailableError, match="takes no connection"):
+        await_newest("planner", look, lambda: None)
+
+
+def test_whoever_waits_for_a_member_for_a_minute_is_told_so(monkeypatch):
+    monkeypatch.setattr(finding, "_LOOK_S", 0.0)
+    monkeypatch.setattr(finding, "_FOUND_S", 0.0)
+    monkeypatch.setattr(finding, "ask_head", lambda _: Future())
+
+    with pytest.raises(
+        UnavailableError, match="no constructor-0 any more, and none took its place"
+    ):
+        await_newest("constructor-0", lambda: None, lambda: None)

@@ -108,6 +108,7 @@ def address(tmp_path, monkeypatch, actors):
     monkeypatch.setattr(module, "wait_for_ref", wait_for_ref)
     monkeypatch.setattr(module, "value_of", lambda answer: answer)
     monkeypatch.setattr(finding, "newest_of", lambda role: role)
+    monkeypatch.setattr(finding, "_LOOK_S", 10.0)  # it answers at once, on a machine with time for it
     monkeypatch.setattr(finding, "actor_named", actor_named)
     return PlaneAddress(
         cluster="127.0.0.2:1",
