@@ -11,7 +11,7 @@ from omniload.actors.gate import Gate
 from omniload.actors.ray.answers import answer_to, has_ended, is_lost, log_failure, plain_error
 from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.layout import PLANNER
-from omniload.actors.ray.scaling.opening import open_in_shadows
+from omniload.actors.ray.scaling.opening import Check, open_in_shadows
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.machine.messages import ChangeAsked
@@ -41,7 +41,7 @@ def changed_by(crew: Crew, gate: Gate, request: EditRequest) -> EditTaken:
             source loaders are changing for longer than an edit waits, and nothing has changed.
     """
     with gate.inside(), _turn(crew):
-        return _changed(crew, request)
+        return _changed(crew, request, gate.check)
 
 
 @contextmanager
@@ -62,24 +62,24 @@ def _turn(crew: Crew) -> Iterator[None]:
         crew.changing.release()
 
 
-def _changed(crew: Crew, request: EditRequest) -> EditTaken:
+def _changed(crew: Crew, request: EditRequest, check: Check) -> EditTaken:
     asked = ChangeAsked(change=request.change, at=request.at)
-    before: History = _heard(crew.holding(PLANNER).history.remote(), PLANNER)
+    before: History = _heard(crew.holding(PLANNER).history.remote(), PLANNER, check)
     if isinstance(request.change, SkipShard):
-        asked = replace(asked, change=_looked_for(crew, request.change, before))
+        asked = replace(asked, change=_looked_for(crew, request.change, before, check))
     if not isinstance(request.change, AddSource):
-        return _taken(crew, asked, None, before)
-    return _added(crew, asked, before)
+        return _taken(crew, asked, None, before, check)
+    return _added(crew, asked, before, check)
 
 
-def _heard(answer: Any, role: str) -> Any:  # noqa: ANN401 -- as ``answer_to``
+def _heard(answer: Any, role: str, check: Check) -> Any:  # noqa: ANN401 -- as ``answer_to``
     """Wait for the answer of a role before the planner has kept anything.
 
     Raises:
         OmniloadError: As ``answer_to``; of a role that is lost it says to ask again, and not to end the job.
     """
     try:
-        return answer_to(answer, role)
+        return answer_to(answer, role, check=check)
     except UnavailableError as error:
         raise _of_lost(role) if has_ended(answer) else error from None
 
@@ -90,15 +90,15 @@ def _of_lost(role: str) -> UnavailableError:
     )
 
 
-def _looked_for(crew: Crew, change: SkipShard, before: History) -> SkipShard:
+def _looked_for(crew: Crew, change: SkipShard, before: History, check: Check) -> SkipShard:
     """Have every loader look for a shard; return the change with the one that is meant."""
     serving = [role for role, sources in crew.sources_of.items() if sources]
     told = {role: crew.holding(role).look_for_shard.remote(change) for role in serving}
-    found = [_heard(answer, role) for role, answer in told.items()]
+    found = [_heard(answer, role, check) for role, answer in told.items()]
     return shard_meant(change, before.latest.names, found)
 
 
-def _added(crew: Crew, asked: ChangeAsked, before: History) -> EditTaken:
+def _added(crew: Crew, asked: ChangeAsked, before: History, check: Check) -> EditTaken:
     """Have the loader with the fewest sources open one more; then tell constructors, then the planner."""
     number, asks_planner = len(before.latest.names), False
     history = before.tried(asked.change, asked.at)
@@ -110,9 +110,9 @@ def _added(crew: Crew, asked: ChangeAsked, before: History) -> EditTaken:
     crew.spec = replace(crew.spec, edits=history.edits)
     crew.sources_of[role] = (*crew.sources_of[role], number)
     try:
-        facts = _opened(crew, role, number, history.latest)
+        facts = _opened(crew, role, number, history.latest, check)
         asks_planner = True
-        return _taken(crew, replace(asked, facts=facts), beside, before)
+        return _taken(crew, replace(asked, facts=facts), beside, before, check)
     except BaseException as error:
         # A planner that gives no answer may keep the edit later: the source stays open.
         if not (asks_planner and isinstance(error, UnavailableError)):
@@ -135,23 +135,25 @@ def _forget(crew: Crew, number: int) -> None:
         crew.sources_of[role] = tuple(s for s in sources if s < number)
 
 
-def _opened(crew: Crew, role: str, number: int, mix: MixConfig) -> SourceFacts:
+def _opened(crew: Crew, role: str, number: int, mix: MixConfig, check: Check) -> SourceFacts:
     """Have a source opened, and constructors know of it; return what was found."""
     member = crew.holders[role]
-    facts: SourceFacts = _heard(crew.actors[member].open_also.remote(number, mix), role)
+    facts: SourceFacts = _heard(crew.actors[member].open_also.remote(number, mix), role, check)
     crew.facts[number] = facts
-    open_in_shadows(crew, role, number, mix)
+    open_in_shadows(crew, role, number, mix, check)
     crew.note_serving(member, (number,))
     serving = crew.as_serving(member, (number,))
     # Both are asked of all before one is waited for: they answer together.
     told = [crew.holding(name).know.remote(mix) for name in crew.dp_ranks_of]
     told += [crew.holding(name).replace_loader.remote(serving) for name in crew.dp_ranks_of]
     for answer in told:
-        _heard(answer, "a data constructor")
+        _heard(answer, "a data constructor", check)
     return facts
 
 
-def _taken(crew: Crew, asked: ChangeAsked, beside: int | None, before: History) -> EditTaken:
+def _taken(
+    crew: Crew, asked: ChangeAsked, beside: int | None, before: History, check: Check
+) -> EditTaken:
     """Have the planner take a change up, and members that are started from now on know it.
 
     A planner may be lost after it has kept the edit; the one after it goes on with what was kept.
@@ -159,7 +161,7 @@ def _taken(crew: Crew, asked: ChangeAsked, beside: int | None, before: History) 
     run_dir, mix = crew.spec.run_dir, crew.spec.mix
     told = crew.holding(PLANNER).change.remote(asked, beside)
     try:
-        taken: EditTaken = answer_to(told, PLANNER)
+        taken: EditTaken = answer_to(told, PLANNER, check=check)
     except UnavailableError as error:
         # Up to this one edit: whoever asks next may have had another kept by the planner that follows.
         kept = History(mix, read_history(run_dir, mix).edits[: len(before.edits) + 1])

@@ -12,8 +12,10 @@ from omniload.machine.roster.members import Member, MemberEnded, MemberReady
 from omniload.mix.config import MixConfig
 from omniload.mix.fingerprint import SourceFacts
 
-__all__ = ["OPENING_S", "open_in_all", "open_in_shadows", "opened"]
+__all__ = ["OPENING_S", "Check", "open_in_all", "open_in_shadows", "opened"]
 
+Check = Callable[[], None]
+"""Raises once the plane is closed, which would wait for whoever waits here."""
 OPENING_S = 600.0
 """Longest wait for a loader to start and open sources; the plane goes on meanwhile."""
 _LOG = get_logger(__name__)
@@ -36,17 +38,17 @@ def opened(
     )
 
 
-def open_in_shadows(crew: Crew, role: str, number: int, mix: MixConfig) -> None:
+def open_in_shadows(crew: Crew, role: str, number: int, mix: MixConfig, check: Check) -> None:
     """Have those who may take the loader's place open the source too; nobody will ask one that has ended.
 
     Raises:
-        OmniloadError: One that lives could not open it in time, or found other data.
+        OmniloadError: One that lives could not open it in time or found other data, or what ``check`` raised.
     """
     others = [m for m in list(crew.actors) if m.role == role and m != crew.holders[role]]
     told = {m: crew.actors[m].open_also.remote(number, mix) for m in others}
     for other, answer in told.items():
         try:
-            found = answer_to(answer, other.name)
+            found = answer_to(answer, other.name, check=check)
         except UnavailableError as error:
             if not has_ended(answer):
                 raise  # it may take over yet, without the source
@@ -59,7 +61,7 @@ def open_in_shadows(crew: Crew, role: str, number: int, mix: MixConfig) -> None:
             )
 
 
-def open_in_all(crew: Crew, sources: Sequence[int], role: str, check: Callable[[], None]) -> None:
+def open_in_all(crew: Crew, sources: Sequence[int], role: str, check: Check) -> None:
     """Have every member of a role open sources; those that are started from now on do so by themselves.
 
     Raises:

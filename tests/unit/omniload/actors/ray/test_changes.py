@@ -65,8 +65,12 @@ class FakePlanner:
 
 @pytest.fixture
 def crew(tmp_path, monkeypatch):
+    def answer_to(answer, _role, *, check):
+        check()
+        return answer()
+
     for module in (changes, opening):
-        monkeypatch.setattr(module, "answer_to", lambda answer, role: answer())
+        monkeypatch.setattr(module, "answer_to", answer_to)
         monkeypatch.setattr(module, "has_ended", lambda answer: False)
     tree = ClientPlaceTree.of(dp=1)
     spec = PlaneSpec(mix=a_mix(), base_dir=tmp_path, tree=tree, run_dir=tmp_path)
@@ -164,6 +168,25 @@ def test_a_source_that_a_late_planner_may_still_keep_stays_served_until_another_
     assert serving(crew, 2) == ["loader-0"]
     assert crew.facts[2] == NEWS
     assert crew.spec.history.latest.names == ("code", "web", "news")
+
+
+def test_a_plane_that_is_closed_waits_for_no_role_that_has_not_answered_a_change(crew):
+    gate = Gate()
+
+    def open_also(number, mix):
+        gate.close(0.0)
+        return FOUND[mix.names[number]]
+
+    crew.actors[Member("loader-0")] = FakeLoader(open_also)
+    shadow = crew.actors[Member("loader-0", 1)] = FakeLoader()
+    shadow.open_also = Method(lambda *_: pytest.fail("it is asked, and not waited for"))
+
+    with pytest.raises(UnavailableError, match="was closed"):
+        changed_by(crew, gate, adding("books"))
+
+    assert gate.close(0.0)
+    assert crew.actors[Member(PLANNER)].read().edits == ()
+    assert serving(crew, 2) == []
 
 
 SET_WEB = EditRequest(id="0" * 32, change=SetWeights(weights={"web": 3.0}))
