@@ -87,6 +87,13 @@ class FakeLink:
         pass
 
 
+class Head(HeadWatch):
+    """A head that takes connections, where no test may make one: its watch looks within seconds, at random."""
+
+    def __init__(self, address, ranks):
+        super().__init__(address, ranks, answers=lambda *_: True)
+
+
 @pytest.fixture
 def actors():
     """Return the names of constructors that there are."""
@@ -105,10 +112,13 @@ def address(tmp_path, monkeypatch, actors):
         return answer is not LATE
 
     monkeypatch.setattr(module, "PlannerLink", FakeLink)
+    monkeypatch.setattr(module, "HeadWatch", Head)
     monkeypatch.setattr(module, "wait_for_ref", wait_for_ref)
     monkeypatch.setattr(module, "value_of", lambda answer: answer)
     monkeypatch.setattr(finding, "newest_of", lambda role: role)
-    monkeypatch.setattr(finding, "_LOOK_S", 10.0)  # it answers at once, on a machine with time for it
+    monkeypatch.setattr(
+        finding, "_LOOK_S", 10.0
+    )  # it answers at once, on a machine with time for it
     monkeypatch.setattr(finding, "actor_named", actor_named)
     return PlaneAddress(
         cluster="127.0.0.2:1",
@@ -284,7 +294,7 @@ def test_a_rank_whose_new_constructor_does_not_come_is_what_it_was_and_may_ask_a
 def test_a_head_that_is_lost_is_in_the_log_once_whoever_looks_and_ends_who_waits(
     address, monkeypatch, caplog
 ):
-    class Lost(HeadWatch):
+    class Lost(Head):
         def check(self):
             raise UnavailableError("the head takes no connection")
 
