@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from omniload.base.state import JsonObject
+from omniload.base.state import Json
 from omniload.mix.config import MixConfig
 from omniload.mix.sources import SourceBase
 
@@ -136,8 +136,16 @@ def _digest(value: Mapping[str, object]) -> str:
     ).hexdigest()
 
 
-def differences(saved: JsonObject, now: Mapping[str, str]) -> list[str]:
-    """Return what differs between two fingerprints, in words; of many sources alike the first, and how many more."""
+def differences(
+    saved: Mapping[str, Json], now: Mapping[str, str], *, before: str = "saved"
+) -> list[str]:
+    """Return what differs between two fingerprints, in words; of many sources alike the first, and how many more.
+
+    Args:
+        saved: The earlier one.
+        now: The later one.
+        before: What messages call the earlier one.
+    """
     changed = sorted(k for k in saved.keys() | now.keys() if saved.get(k) != now.get(k))
     # Files of other names or sizes hold other bytes: that is no second thing that differs.
     found = {
@@ -152,7 +160,7 @@ def differences(saved: JsonObject, now: Mapping[str, str]) -> list[str]:
         alike[what] += bool(of)
         if alike[what] <= _NAMED:
             digests = (
-                f"{part}: {saved.get(part) or 'absent'} saved, {now.get(part) or 'absent'} now"
+                f"{part}: {saved.get(part) or 'absent'} {before}, {now.get(part) or 'absent'} now"
             )
             said.append(", ".join(filter(None, (digests, f"{of} {what}".strip()))))
     more = {what: count - _NAMED for what, count in alike.items() if count > _NAMED}

@@ -267,7 +267,7 @@ class Keeper:
         opening = future_of(self._crew.open_loader(member), member.name)
 
         def heard(done: "Future[Any]") -> None:
-            event = opened(member, done, dict(self._crew.facts))
+            event = opened(member, done, dict(self._crew.facts), self._crew.spec.history.latest)
             if isinstance(event, MemberReady):
                 self._events.put(partial(self._crew.placing.stands_ready, member))
             self._events.put(event)

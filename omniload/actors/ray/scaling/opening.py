@@ -10,7 +10,7 @@ from omniload.base.errors import StateError, UnavailableError, project_error
 from omniload.base.log import get_logger
 from omniload.machine.roster.members import Member, MemberEnded, MemberReady
 from omniload.mix.config import MixConfig
-from omniload.mix.fingerprint import SourceFacts
+from omniload.mix.fingerprint import SourceFacts, differences, source_parts
 
 __all__ = ["OPENING_S", "Check", "open_in_all", "open_in_shadows", "opened"]
 
@@ -22,7 +22,7 @@ _LOG = get_logger(__name__)
 
 
 def opened(
-    member: Member, done: "Future[Any]", facts: Mapping[int, SourceFacts]
+    member: Member, done: "Future[Any]", facts: Mapping[int, SourceFacts], mix: MixConfig
 ) -> MemberReady | MemberEnded:
     """Say whether a loader has found what is known; of a source that is being added, nothing may be yet."""
     try:
@@ -32,10 +32,21 @@ def opened(
         return MemberEnded(member, str(project_error(error, member.name)))
     if now == known:
         return MemberReady(member)
-    return MemberEnded(
-        member,
-        f"its sources are not what they were when the data plane was opened: {now} now, {known} then",
-    )
+    why = "its sources are not what they were when the data plane was opened"
+    return MemberEnded(member, f"{why}: {_changes(known, now, mix)}")
+
+
+def _changes(
+    then: Mapping[int, SourceFacts], now: Mapping[int, SourceFacts], mix: MixConfig
+) -> str:
+    """Say of which sources other data was found, and what of it."""
+
+    def parts(found: Mapping[int, SourceFacts]) -> dict[str, str]:
+        named = {mix.names[source]: facts for source, facts in found.items()}
+        each = [source_parts(name, mix.sources[name], facts) for name, facts in named.items()]
+        return {part: digest for of_one in each for part, digest in of_one.items()}
+
+    return "; ".join(differences(parts(then), parts(now), before="then"))
 
 
 def open_in_shadows(crew: Crew, role: str, number: int, mix: MixConfig, check: Check) -> None:
@@ -55,9 +66,10 @@ def open_in_shadows(crew: Crew, role: str, number: int, mix: MixConfig, check: C
             _LOG.debug("%s did not open source %d: %s", other.name, number, error)
             continue
         if found != crew.facts[number]:
+            said = _changes({number: crew.facts[number]}, {number: found}, mix)
             raise StateError(
-                f"source {mix.names[number]!r} changes while it is added: {other.name} found {found}, its holder "
-                f"{crew.facts[number]}; add it once its files stay as they are"
+                f"source {mix.names[number]!r} changes while it is added, as {other.name} found: {said}; add it once "
+                "its files stay as they are"
             )
 
 
@@ -82,6 +94,6 @@ def open_in_all(crew: Crew, sources: Sequence[int], role: str, check: Check) -> 
             continue  # a member that has ended: the one that replaces it opens all
         if found != {s: known[s] for s in sources}:
             raise StateError(
-                f"{member.name} found other data than the plane was opened with: {found} now, "
-                f"{ {s: known[s] for s in sources} } then; keep the files of a run as they are"
+                f"{member.name} found other data than the plane was opened with: "
+                f"{_changes({s: known[s] for s in sources}, found, mix)}; keep the files of a run as they are"
             )

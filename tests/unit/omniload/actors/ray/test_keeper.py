@@ -20,6 +20,7 @@ from omniload.machine.progress import Progress
 from omniload.machine.roster.members import Member
 from omniload.machine.roster.roster import Roster
 from omniload.machine.status import SKIPPED
+from tests.support.plane.builders import a_mix
 
 FIRST = Member("loader-0")
 LIMIT_S = 10.0
@@ -44,6 +45,7 @@ class FakeCrew:
         self.done, self.buried = queue.Queue(), queue.Queue()
         self.ended = {}
         self.sources_of, self.dp_ranks_of, self.facts = {"loader-0": (0,)}, {}, {}
+        self.spec = SimpleNamespace(history=SimpleNamespace(latest=a_mix()))
         self.actors = {FIRST: self.actor()}
         self.planner = SimpleNamespace(released_to=Method(), outstanding=Method())
         self.board = SimpleNamespace(read=dict)

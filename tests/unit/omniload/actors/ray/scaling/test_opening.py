@@ -9,7 +9,7 @@ pytest.importorskip("ray")
 from omniload.actors.ray.scaling.opening import opened
 from omniload.base.errors import UnavailableError
 from omniload.machine.roster.members import Member, MemberEnded, MemberReady
-from tests.support.plane.builders import some_facts
+from tests.support.plane.builders import a_mix, some_facts
 
 CODE, WEB, BOOKS = some_facts([100, 101, 55])
 
@@ -30,7 +30,20 @@ def test_a_loader_that_is_started_while_a_source_is_opened_is_heard_of(found, he
     else:
         found_there.set_result(found)
 
-    event = opened(member, found_there, {0: CODE, 1: WEB})
+    event = opened(member, found_there, {0: CODE, 1: WEB}, a_mix())
 
     assert isinstance(event, heard)
     assert event.member == member
+
+
+def test_a_loader_that_finds_other_data_says_of_which_source_and_what():
+    found = Future()
+    found.set_result({0: CODE, 1: BOOKS})
+
+    event = opened(Member("loader-0", 1), found, {0: CODE, 1: WEB}, a_mix())
+
+    assert (
+        "sources.web.records: 101 then, 55 now, of source 'web' how many records it has"
+        in event.why
+    )
+    assert "code" not in event.why
