@@ -79,7 +79,7 @@ def test_the_length_of_a_rank_that_joins_is_the_batches_from_its_first_step_on(
 def test_a_rank_that_joins_a_plane_that_may_end_with_its_data_has_no_length(tmp_path, changes):
     loader = omniload.join(a_note(tmp_path, **changes), rank=0, world_size=4, arrays="numpy")
 
-    with pytest.raises(TypeError, match="steps= tells the length"):
+    with pytest.raises(TypeError, match="steps= gives it one"):
         len(loader)
 
 
