@@ -115,7 +115,8 @@ def drawn_so_far(
         units: Of its format.
         files: Its shards.
         cursor: Behind the sample that was drawn last; its position runs on over epochs.
-        waiting: Positions of which something was drawn and is in no row yet: their records count as not drawn.
+        waiting: Positions of which something was drawn and is in no row yet: their records count as not drawn. Of those
+            of an epoch before, that is one time for both: a first epoch has each record once.
 
     Raises:
         ConfigError, UnavailableError: What it had left out itself cannot be read; see ``drawn_before``.

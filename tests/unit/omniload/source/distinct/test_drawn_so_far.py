@@ -69,6 +69,25 @@ def test_the_record_at_the_cursor_is_drawn_once_its_one_sample_is(at, total, aga
     assert (found.drawn.total(), found.again) == (total, again)
 
 
+def test_a_record_that_waits_from_the_epoch_before_comes_once_for_both():
+    _, _, spec = so_far(before=1)
+    source = open_source(spec)
+
+    def text_at(position):
+        return bytes(source.read(position, position + 1).tokens.values_V[:-1].tolist()).decode()
+
+    # One that was drawn in this epoch since.
+    again = text_at(110)
+    waits = next(position for position in range(100) if text_at(position) == again)
+    found, _, _ = so_far(before=120, waiting=[waits])
+    write_drawn(Path("drawn.arrow"), found.by_shard())
+
+    rest = drawn(a_mix())
+
+    assert (found.epoch, len(rest)) == (1, 81)
+    assert rest.count(int(again[1:])) == 1
+
+
 def test_behind_the_last_record_a_whole_epoch_is_next():
     found, _, _ = so_far(before=99, at=(1, 0))
 
