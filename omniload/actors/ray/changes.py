@@ -100,7 +100,7 @@ def _looked_for(crew: Crew, change: SkipShard, before: History, check: Check) ->
 
 def _added(crew: Crew, asked: ChangeAsked, before: History, check: Check) -> EditTaken:
     """Have the loader with the fewest sources open one more; then tell constructors, then the planner."""
-    number, asks_planner = len(before.latest.names), False
+    number = len(before.latest.names)
     history = before.tried(asked.change, asked.at)
     _forget(crew, number)  # of a change that came to nothing
     serving = {name: sources for name, sources in crew.sources_of.items() if sources}
@@ -111,13 +111,10 @@ def _added(crew: Crew, asked: ChangeAsked, before: History, check: Check) -> Edi
     crew.sources_of[role] = (*crew.sources_of[role], number)
     try:
         facts = _opened(crew, role, number, history.latest, check)
-        asks_planner = True
-        return _taken(crew, replace(asked, facts=facts), beside, before, check)
-    except BaseException as error:
-        # A planner that gives no answer may keep the edit later: the source stays open.
-        if not (asks_planner and isinstance(error, UnavailableError)):
-            _restore(crew, before)
+    except BaseException:
+        _restore(crew, before)
         raise
+    return _taken(crew, replace(asked, facts=facts), beside, before, check)
 
 
 def _restore(crew: Crew, history: History) -> None:
@@ -167,12 +164,15 @@ def _taken(
         kept = History(mix, read_history(run_dir, mix).edits[: len(before.edits) + 1])
         if kept.edits == before.edits or kept.edits[-1].change != asked.change:
             if not has_ended(told):
-                raise
+                raise  # it may keep the edit later: a source stays open
             _restore(crew, before)  # it keeps nothing any more
             raise _of_lost(PLANNER) from None
         _LOG.warning("the edit was kept all the same: %s", error)
         step = kept.edits[-1].step
         taken = EditTaken.of(before, kept, step, step)  # how far it had planned, it no longer says
+    except OmniloadError:  # refused: what was asked for before it is settled as well
+        _restore(crew, History(mix, read_history(run_dir, mix).edits))
+        raise
     # A source that was asked for before, of which no planner has told, is in none of them: nobody opens it again.
     _restore(crew, History(mix, read_history(run_dir, mix).edits))
     return taken

@@ -16,7 +16,7 @@ from omniload.actors.ray.changes import HandingOver, changed_by
 from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.scaling import opening
-from omniload.base.errors import ConfigError, DefectError, UnavailableError
+from omniload.base.errors import ConfigError, DefectError, IntegrityError, UnavailableError
 from omniload.machine.loader_groups import LoaderShare
 from omniload.machine.roster.members import Member
 from omniload.mix.edits.answers import EditRequest, EditTaken
@@ -168,6 +168,23 @@ def test_a_source_that_a_late_planner_may_still_keep_stays_served_until_another_
     assert serving(crew, 2) == ["loader-0"]
     assert crew.facts[2] == NEWS
     assert crew.spec.history.latest.names == ("code", "web", "news")
+
+
+def test_a_source_that_the_planner_has_taken_stays_served_though_the_edits_cannot_be_read(
+    crew, monkeypatch
+):
+    def torn(*_):
+        raise IntegrityError("edits.jsonl cannot be read")
+
+    monkeypatch.setattr(changes, "read_history", torn)
+
+    with pytest.raises(IntegrityError, match="cannot be read"):
+        changed_by(crew, Gate(), adding("books"))
+
+    assert crew.actors[Member(PLANNER)].read().latest.names == ("code", "web", "books")
+    assert serving(crew, 2) == ["loader-0"]
+    assert crew.spec.history.latest.names == ("code", "web", "books")
+    assert crew.facts[2] == BOOKS
 
 
 def test_a_plane_that_is_closed_waits_for_no_role_that_has_not_answered_a_change(crew):
