@@ -6,7 +6,7 @@ from omniload.base.state import JsonObject
 from omniload.importing.fields import Fields
 from omniload.importing.imported import Asked, Imported
 
-__all__ = ["numpy_source", "of_token_files", "source_of_path"]
+__all__ = ["mixed_over_shards", "numpy_source", "of_token_files", "source_of_path"]
 
 # By the last suffix, of x.jsonl.zst .zst: what is packed that way is most often JSON lines.
 _TYPES = {
@@ -55,7 +55,20 @@ def numpy_source(paths: list[str], asked: Asked, *, dtype: str | None = None) ->
         )
     if asked.end_of_document is not None and asked.documents != "joined":
         source["end_of_document"] = asked.end_of_document
-    return source
+    return mixed_over_shards(source, asked)
+
+
+def mixed_over_shards(source: JsonObject, asked: Asked) -> JsonObject:
+    """Return a source of token ids in an order that is random over all its shards, as tools draw it that index them.
+
+    By default ours stays near the order of the files.
+    """
+    asked.report.note(
+        "",
+        "units of all shards are drawn in a random order and mixed, where the tool shuffles all that it has; "
+        "shuffle.block_units of a source: how far",
+    )
+    return {**source, "shuffle": {"method": "units"}}
 
 
 def source_of_path(path: str, fields: Fields, asked: Asked, *, key: str = "sources") -> JsonObject:

@@ -12,6 +12,7 @@ length, cut from documents of one prefix that are joined, and weights count them
 from pathlib import Path
 
 from omniload.importing.fields import Fields
+from omniload.importing.files import mixed_over_shards
 from omniload.importing.imported import Asked, Imported, new_name
 from omniload.importing.tools import Tool, has_key
 
@@ -30,7 +31,7 @@ def _read(document: object, asked: Asked) -> Imported:
     by_name: dict[str, float] = {}
     for weight, prefix in zip(weights, prefixes, strict=True):
         name = new_name(Path(prefix).name, found.sources)
-        found.sources[name] = {"type": "megatron", "path": prefix}
+        found.sources[name] = mixed_over_shards({"type": "megatron", "path": prefix}, asked)
         by_name[name] = weight
     found.stages.append((0, by_name))
     if found.documents == "joined":

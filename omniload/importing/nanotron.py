@@ -123,7 +123,7 @@ def _read_stage(stage: Fields, asked: Asked, found: Imported) -> None:
         {
             "skip_in_stream": "a resume goes to its place at once",
             "pad_samples_to_global_batch_size": "steps are whole; the end is a matter of mix.stop",
-            "shuffle_files": "sources are shuffled by blocks of several files",
+            "shuffle_files": "units of all files are in a random order",
             "vocab_size": "the tokens say it",
             "tokenizer_name": "the files hold token ids",
             "tokenizer_name_or_path": "the files hold token ids",

@@ -63,6 +63,7 @@ class TestMegatron:
         assert "--split" in notes
         assert [source.keeps_documents_apart for source in mix.sources.values()] == [False, False]
         assert "for a run with --reset-attention-mask and --reset-position-ids give --doc" in notes
+        assert mix.sources["web_text_document"].shuffle.method == "units"
 
     def test_documents_stay_apart_where_that_is_asked_for(self, folder):
         mix, notes = imported(folder, "megatron", "1 a 1 b", documents="apart")
@@ -145,7 +146,9 @@ class TestOlmoCore:
             None,
         )
         assert (mix.mix.level, mix.pack.method) == ("token", "concat_and_split")
-        assert notes == ""
+        assert {source.shuffle.method for source in mix.sources.values()} == {"units"}
+        assert notes.startswith("units of all shards are drawn in a random order")
+        assert notes.count("\n") == 0
 
     def test_a_part_of_a_source_is_refused(self, folder):
         content = {"sources": [OLMO["sources"][0] | {"max_source_fraction": 0.5}]}
