@@ -148,7 +148,8 @@ class RegisteredFormat(IndexedFormat):
 
     def _checked(self, file: ShardFile, found: Sequence[object]) -> NDArray[np.int64]:
         """Return starts, stops and records of the units of a shard, ``[U, 3]``."""
-        units = []
+        units: list[tuple[int, int, int]] = []
+        places: set[tuple[int, int]] = set()
         for number, said in enumerate(found):
             if (unit := _unit_of(said)) is None:
                 raise self._refused(
@@ -157,6 +158,15 @@ class RegisteredFormat(IndexedFormat):
                     f"says {said!r:.80}; a unit is (start, stop, records), whole numbers from 0 on, with at most "
                     f"{MAX_UNIT_RECORDS:,} records",
                 )
+            start, stop, rows = unit
+            # Its records would come twice in every epoch.
+            if rows and (start, stop) in places:
+                raise self._refused(
+                    file,
+                    f"unit {number}",
+                    f"says {unit}, and has said so of another; say each unit once",
+                )
+            places.add((start, stop))
             units.append(unit)
         return np.array(units, np.int64).reshape(-1, 3)
 
@@ -165,6 +175,12 @@ class RegisteredFormat(IndexedFormat):
             return ask()
         except (OmniloadError, OSError):
             raise  # of the store, which is tried again
+        except MemoryError as error:
+            # Says nothing of the shard.
+            raise ConfigError(
+                f"{file.path}: {where}: reader {self._identity} has no memory left; give the process more, or have the "
+                "reader cut smaller units"
+            ) from error
         # Whatever a stranger's code comes to with the bytes of a shard.
         except Exception as error:
             raise self._refused(

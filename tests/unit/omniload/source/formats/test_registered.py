@@ -122,6 +122,11 @@ def test_a_shard_may_begin_as_those_of_other_formats_do(folder):
         ("yield begin, at, count", "yield at, begin - 1, count", "a unit is"),
         ("yield begin, at, count", "yield begin, at", "a unit is"),
         (
+            "yield begin, at, count",
+            "yield begin, at, count; yield begin, at, count",
+            r"unit 1: .* says \(0, \d+, 60\), and has said so of another; say each unit once",
+        ),
+        (
             "file.seek(start)",
             "1 / 0",
             "reader frames of lab 1.0 fails: ZeroDivisionError.*mend the reader",
@@ -158,6 +163,15 @@ def test_ids_are_whole_numbers(folder, ids):
 
     with pytest.raises(IntegrityError, match=r"gives list<item: (double|bool)>, not large_list"):
         drawn(a_mix(holds="tokens"))
+
+
+def test_memory_that_is_lacking_is_no_fault_of_the_shard(folder):
+    with_code(folder, "file.seek(start)", "raise MemoryError")
+
+    with pytest.raises(
+        ConfigError, match=r"frames of lab 1\.0 has no memory left; give the process"
+    ):
+        drawn(a_mix())
 
 
 def test_a_class_without_what_is_asked_of_it_is_refused(folder):
