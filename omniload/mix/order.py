@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.random  # here: a process forked while a reader's thread loads it could never load it
 from numpy.typing import NDArray
 
 from omniload.mix.config import ShuffleConfig

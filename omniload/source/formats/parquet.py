@@ -226,7 +226,8 @@ class ParquetFormat(Format):
         parts, nulls = [], []
         for chunk in chunks:
             held, null_B = text_bytes(chunk.dictionary), nulls_of(chunk)
-            places_B = chunk.indices.fill_null(0).to_numpy().astype(np.int64)
+            # Not to_numpy(), which loads pandas where it is installed, in a thread of a reader.
+            places_B = np.from_dlpack(chunk.indices.fill_null(0)).astype(np.int64)
             # Arrow does not look. Whoever decodes the row group as a whole tells what is wrong with it.
             if not (is_utf8(held.values_V, held.offsets) and _are_within(places_B, len(held))):
                 return None

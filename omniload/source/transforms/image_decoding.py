@@ -11,7 +11,7 @@ from io import BytesIO
 import numpy as np
 import PIL
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, WebPImagePlugin  # noqa: F401 -- WebP is none of those of preinit
 
 from omniload.mix.schema.transforms import ImagesTransform
 from omniload.source.transforms.image_patches import BadImageError, pixel_size
@@ -22,6 +22,8 @@ __all__ = ["LIBRARY", "decoded"]
 LIBRARY = f"Pillow {PIL.__version__}"
 """The library that decodes and resizes: another one may give other pixels."""
 
+# Its formats are loaded here: a process that is forked while a reader's thread loads them could never load them.
+Image.preinit()
 # A closed list: Pillow takes dozens, among them EPS, which it hands to a program (Ghostscript).
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _FAULTS = (
