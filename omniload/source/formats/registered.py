@@ -166,7 +166,8 @@ class RegisteredFormat(IndexedFormat):
                     f"unit {number}",
                     f"says {unit}, and has said so of another; say each unit once",
                 )
-            places.add((start, stop))
+            if rows:
+                places.add((start, stop))
             units.append(unit)
         return np.array(units, np.int64).reshape(-1, 3)
 

@@ -87,6 +87,12 @@ def test_texts_may_be_of_other_types_of_arrow(folder, given):
     assert len(drawn(a_mix())) == 60
 
 
+def test_a_unit_without_records_may_stand_at_the_place_of_another(folder):
+    with_code(folder, "yield begin, at, count", "yield begin, at, 0; yield begin, at, count")
+
+    assert len(drawn(a_mix())) == 60
+
+
 def test_a_shard_may_begin_as_those_of_other_formats_do(folder):
     """A reader unpacks by itself what it reads: a shard that it refuses is told by what it says."""
     (folder / "a.frames").write_bytes(gzip.compress(b"frames"))
