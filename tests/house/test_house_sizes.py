@@ -47,7 +47,7 @@ LONGER = {
         170,
         "the watch of each host: begun, asked, heard, lost, and when another follows it",
     ),
-    "omniload/actors/ray/answers.py": (250, "every way in which an answer comes or does not"),
+    "omniload/actors/ray/answers.py": (260, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
         320,
         "every actor of a plane, who holds what, in which process, and which sources",

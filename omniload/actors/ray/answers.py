@@ -25,6 +25,7 @@ __all__ = [
     "wait_for_future",
     "wait_for_head",
     "wait_for_ref",
+    "why_ended",
 ]
 
 T = TypeVar("T")
@@ -195,6 +196,15 @@ def has_ended(ref: Any) -> bool:  # noqa: ANN401 -- as above
     except RayError as error:
         return is_lost(error)
     return False
+
+
+def why_ended(error: BaseException | None) -> str:
+    """Say what has become of the actor of a call that returns only as its process ends."""
+    name = type(error).__name__
+    # By its name: Ray has had it for some releases only.
+    if name == "ActorUnschedulableError":
+        return f"the host that it is to be on is gone, or cut off ({name})"
+    return f"its process has ended ({name})"
 
 
 def log_failure(ref: Any, role: str, task: str) -> None:  # noqa: ANN401 -- as above

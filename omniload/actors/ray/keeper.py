@@ -5,12 +5,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, assert_never
 
 from omniload.actors.gate import Gate
-from omniload.actors.ray.answers import future_of, log_failure
+from omniload.actors.ray.answers import future_of, log_failure, why_ended
 from omniload.actors.ray.changes import HandingOver
 from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.hosts.relay import Relay
@@ -118,6 +118,7 @@ class Keeper:
             self._keep()
 
     def _keep(self) -> None:
+        event: RosterEvent | Callable[[], None] | None = None
         try:
             with self._gate.inside():
                 self._carry(self._roster.begin())
@@ -136,8 +137,18 @@ class Keeper:
                         self._carry(self._roster.handle(event))
         except UnavailableError:
             return  # the plane is closed
-        except Exception:  # noqa: BLE001 -- the outermost loop: the plane runs on, without replacement
+        except Exception:  # noqa: BLE001 -- the outermost loop: the plane runs on until a role is lost
             _LOG.exception("nobody replaces lost roles of this data plane any more")
+            self._await_loss(event)
+
+    def _await_loss(self, event: object) -> None:
+        """Have ranks told of the first holder that is lost, maybe by this event: they would wait for who follows it."""
+        while not (isinstance(event, MemberEnded) and event.member in self._crew.holders.values()):
+            if (event := self._events.get()) is None:
+                return
+        why = f"{event.member.name} was lost ({event.why}), and no role is replaced after a fault of the keeper"
+        with suppress(UnavailableError), self._gate.inside():
+            self._fail(UnavailableError(f"{why}; start again from the last checkpoint"))
 
     def _look(self) -> MembersSeen:
         if self._asked_released is None:
@@ -289,7 +300,7 @@ class Keeper:
         actor = self._crew.actors[member]
 
         def ended(done: "Future[Any]") -> None:
-            self._events.put(MemberEnded(member, _why(done.exception())))
+            self._events.put(MemberEnded(member, why_ended(done.exception())))
 
         def held(done: "Future[Any]") -> None:
             if done.exception() is None:
@@ -301,11 +312,3 @@ class Keeper:
         # One call for the whole life of a member: Ray fails it as the process ends, sooner than any look would tell.
         actor.stay.remote().future().add_done_callback(ended)
         future_of(actor.process.remote(), member.name).add_done_callback(held)
-
-
-def _why(error: BaseException | None) -> str:
-    name = type(error).__name__
-    # By its name: Ray has had it for some releases only.
-    if name == "ActorUnschedulableError":
-        return f"the host that it is to be on is gone, or cut off ({name})"
-    return f"its process has ended ({name})"

@@ -274,3 +274,40 @@ def test_a_role_whose_host_is_gone_is_told_as_that(crew, caplog):
     crew.done.get(timeout=LIMIT_S)
 
     assert "the host that it is to be on is gone, or cut off" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("is_by_the_loss", [False, True])
+def test_ranks_hear_of_the_first_role_that_is_lost_after_a_fault_of_the_keeper(is_by_the_loss):
+    made, told, looked = FakeCrew(), queue.Queue(), threading.Event()
+    made.dp_ranks_of = {"constructor-0": (0,)}
+    made.actors = {Member(role): made.actor() for role in ("loader-0", "planner", "constructor-0")}
+    made.holders = {member.role: member for member in made.actors}
+    for actor in made.actors.values():
+        actor.fail = SimpleNamespace(
+            remote=lambda error: told.put(str(error)) or made.planner.released_to.remote()
+        )
+
+    def fault(*_, **__):
+        looked.set()
+        raise ValueError("a fault")
+
+    if is_by_the_loss:
+        made.end = fault
+        looked.set()
+    else:
+        made.board.read = fault
+    roster = Roster(roles=dict.fromkeys(made.holders, 0))
+    keeper = Keeper(made, roster, Standing(made), Gate(), None)
+    keeper.begin()
+    assert looked.wait(LIMIT_S)
+    keeper.check()
+
+    made.actors[FIRST].stay.answers[0].set_exception(UnavailableError("killed"))
+
+    for _ in ("planner", "constructor-0"):
+        why = told.get(timeout=LIMIT_S)
+        assert why.startswith("loader-0 was lost (its process has ended")
+        assert "after a fault of the keeper" in why
+    keeper.close()
+    with pytest.raises(UnavailableError, match="after a fault of the keeper"):
+        keeper.check()
