@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+import pyarrow.compute  # noqa: F401 -- here, and not by a reader's thread as it first compares: see omniload.mix.order
 from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute  # here, and not by a reader's thread as it first compares: see omniload.mix.order
 from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged
