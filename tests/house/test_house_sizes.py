@@ -53,11 +53,11 @@ LONGER = {
         "every actor of a plane, who holds what, in which process, and which sources",
     ),
     "omniload/actors/ray/rank/handle.py": (
-        365,
+        370,
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (
-        390,
+        400,
         "the planner's ways, which of them a source takes, and a rank's",
     ),
     "omniload/actors/ray/cluster.py": (

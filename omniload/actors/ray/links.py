@@ -185,8 +185,7 @@ class RayConstructorLink(ConstructorLink):
             if error is None:
                 built.set_result(done.result())
             elif is_lost(error):
-                # Nobody fails of it: the roster replaces the constructor, and the planner tells the next one all of
-                # it again.
+                # Nobody fails of it: the roster replaces it, and the planner tells the next one all of that again.
                 built.cancel()
             else:
                 built.set_exception(plain_error(error, "a data constructor"))
@@ -208,10 +207,7 @@ class RayConstructorLink(ConstructorLink):
 
 
 class PlannerLink:
-    """Tells the planner what one rank has taken, and tells the next one again: the lost one wrote it nowhere.
-
-    Safe to call from several threads.
-    """
+    """Tells the planner, from any thread, what a rank has taken, and the next one again: the lost one noted none."""
 
     def __init__(self, dp_rank: int, cp_rank: int, check: Callable[[], None]) -> None:
         """Reach the planner, or the next one where it is lost; ``check`` raises once the plane is left or gone.
@@ -221,7 +217,8 @@ class PlannerLink:
         """
         self._rank, self._node, self._check_plane = (dp_rank, cp_rank, 0), "", check
         self._actor: Any = None
-        self._taken: int | None = None
+        self._taken: tuple[int, tuple[int, int, int]] | None = None  # the last one, and as whom
+        self._to_tell = threading.Event()
         self._lost = True  # until it is found: a rank may come while one takes the place of another
         self._checked: Any = None
         self._search = Search(PLANNER)
@@ -232,12 +229,19 @@ class PlannerLink:
         )
 
     def taken(self, step: int) -> None:
-        """Tell that the trainer has the batch of ``step``."""
-        # Noted before it is told: a planner that is lost in between is told by ``_follow``.
-        self._taken = step
-        self._tell(step)
+        """Have the thread that watches tell that the trainer has the batch of ``step``."""
+        # A call to Ray takes a rank that has trained half a millisecond. ``_follow`` tells a planner that comes anew.
+        self._taken = step, self._rank
+        self._to_tell.set()
 
-    def _tell(self, step: int) -> None:
+    def tell(self) -> None:
+        """Tell at once what the thread that watches is still to tell."""
+        if self._to_tell.is_set():
+            self._to_tell.clear()
+            if (taken := self._taken) is not None:
+                self._tell(*taken)
+
+    def _tell(self, step: int, rank: tuple[int, int, int]) -> None:
         actor = self._actor
 
         def heard(done: "Future[Any]") -> None:
@@ -245,7 +249,7 @@ class PlannerLink:
                 _LOG.info("the planner did not hear that step %d was taken: %s", step, error)
                 self._lost |= actor is self._actor
 
-        future_of(actor.taken.remote(step, *self._rank), PLANNER).add_done_callback(heard)
+        future_of(actor.taken.remote(step, *rank), PLANNER).add_done_callback(heard)
 
     def look(self) -> None:
         """See whether the planner lives, and follow to the next one; called often by whoever waits.
@@ -270,21 +274,30 @@ class PlannerLink:
 
         Args:
             gate: Is closed before Ray is left.
-            left: Set once the rank is given back.
+            left: Set once the rank is given back, before ``end_watch``.
             ranks: Ranks of the plane.
             beat: Returns the heartbeat of a rank that the host of the plane does not see by itself.
         """
         every_s = max(_WATCH_S, ranks / _MOST_WATCHES)
 
         def look() -> None:
-            while not left.wait(every_s):
+            next_s = time.monotonic() + every_s
+            while not left.is_set():
+                self._to_tell.wait(max(0.0, next_s - time.monotonic()))
                 # Whoever waits is told what ails the planner, or the plane.
                 with suppress(OmniloadError, RayError), gate.inside():
-                    self.look()
-                    if beat is not None:
-                        self._actor.beat.remote(time.monotonic(), beat().to_json())
+                    self.tell()
+                    if (now_s := time.monotonic()) >= next_s:
+                        next_s = now_s + every_s
+                        self.look()
+                        if beat is not None:
+                            self._actor.beat.remote(now_s, beat().to_json())
 
         threading.Thread(target=look, name="omniload-planner-watch", daemon=True).start()
+
+    def end_watch(self) -> None:
+        """Wake the thread that watches: the rank is given back."""
+        self._to_tell.set()
 
     def _look(self, now_s: float) -> None:
         if self._lost:
@@ -311,9 +324,8 @@ class PlannerLink:
         Raises:
             OmniloadError: The planner does not have it, or none answered within a minute.
         """
-        state: JsonObject = self._answer(
-            lambda planner: planner.state_at.remote(step), f"the state before step {step}"
-        )
+        what = f"the state before step {step}"
+        state: JsonObject = self._answer(lambda planner: planner.state_at.remote(step), what)
         return state
 
     def resize(self, asked: ResizeAsked) -> World:
@@ -383,4 +395,4 @@ class PlannerLink:
         self._lost, self._checked = False, None
         self._tell_node()
         if (taken := self._taken) is not None:
-            self._tell(taken)  # not noted again: the trainer may have taken a later step by now
+            self._tell(*taken)

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,7 @@ from omniload.actors.ray.answers import (
     wait_for_ref,
 )
 from omniload.actors.ray.cluster import node_here
+from omniload.actors.ray.environment import RayError
 from omniload.actors.ray.finding import Search, await_newest
 from omniload.actors.ray.head_watch import HeadWatch, Raylet, raylet_here
 from omniload.actors.ray.hosts.boards import boards_of, claim_rank, was_claimed
@@ -38,7 +40,7 @@ from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.links import PlannerLink
 from omniload.actors.ray.processes import Opener
 from omniload.base.concurrency.threads import DaemonPool
-from omniload.base.errors import UnavailableError
+from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.linux.file_lock import FileLock
 from omniload.base.linux.network import host_id
 from omniload.base.log import RoleLogs, get_logger
@@ -140,8 +142,11 @@ class RayHandle(RankHandle):
 
     def _end_calls(self, limit_s: float) -> bool:
         """Let no call to Ray begin, and wait for those under way; return whether they ended within the limit."""
+        with suppress(OmniloadError, RayError), self._gate.inside():
+            self._planner.tell()
         # First: a rank that waits for another constructor wakes by this, and leaves the gate.
         self._left.set()
+        self._planner.end_watch()
         return self._gate.close(limit_s)
 
     def _claim(self, generation: int, dp_rank: int) -> FileLock:
@@ -209,6 +214,7 @@ class RayHandle(RankHandle):
         # A rank that is another one now leaves no heartbeat under its old name, which would seem to be stopped.
         before = self._name
         with self._gate.inside():
+            self._planner.tell()
             # Whatever can be refused comes before anything changes here.
             world = self._planner.resize(asked)
             found = self._found(self._role_in(world, dp_rank))

@@ -1,12 +1,16 @@
 """The planner's ways to source loaders, and a rank's to the planner: whom they follow, and what comes too late."""
 
+import queue
+import threading
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("ray")
 from ray.exceptions import ActorDiedError
 
+from omniload.actors.gate import Gate
 from omniload.actors.ray import finding as finding_module
 from omniload.actors.ray import links as links_module
 from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
@@ -141,23 +145,6 @@ class FakePlanner:
         self.first_step = Method(ActorDiedError() if is_gone else None)
 
 
-class Racing(PlannerLink):
-    """A link whose trainer takes the next step each time that the last one is looked up."""
-
-    racing = False
-
-    @property
-    def _taken(self):
-        step = self._last
-        if self.racing:
-            self.taken(step + 1)
-        return step
-
-    @_taken.setter
-    def _taken(self, step):
-        self._last = step
-
-
 def answered(ask):
     answer = Future()
     answer.set_result(ask())
@@ -191,6 +178,7 @@ def test_a_rank_that_comes_while_a_planner_takes_the_place_of_another_waits_for_
 
     link = PlannerLink(0, 0, lambda: looks.append(1))
     link.taken(3)
+    link.tell()
 
     assert (link.first_step, found.taken.steps, len(looks)) == (0, [3], 4)
 
@@ -211,6 +199,7 @@ def test_a_rank_whose_planner_is_lost_looks_at_the_plane_while_the_head_does_not
     link = PlannerLink(0, 0, lambda: looks.append(len(asked)))
     monkeypatch.setattr(finding_module, "ask_head", lambda ask: asked.append(Future()) or asked[-1])
     link.taken(3)
+    link.tell()
 
     for _ in range(3):
         link.look()
@@ -234,6 +223,7 @@ def test_a_head_that_answers_while_a_rank_looks_is_heard_in_that_look(monkeypatc
     monkeypatch.setattr(finding_module, "ask_head", lambda ask: asked.append(Future()) or asked[-1])
     monkeypatch.setattr(links_module, "wait", wait)
     link.taken(3)
+    link.tell()
 
     link.look()
 
@@ -244,13 +234,38 @@ def test_a_planner_that_takes_over_is_told_the_last_step_that_the_trainer_took(f
     first, second, third = (FakePlanner(ActorDiedError()) for _ in range(3))
     third.taken.error = None
     finding(first, second, third)
-    link = Racing(0, 0, lambda: None)
+    link = PlannerLink(0, 0, lambda: None)
     link.taken(3)
+    link.tell()
 
-    link.racing = True
-    link.look()
-    link.racing = False
-    link.look()
+    for step in (4, 5):  # while no planner is there
+        link.taken(step)
+        link.look()
 
-    assert first.taken.steps == [3]
-    assert third.taken.steps == [max(second.taken.steps)]
+    assert [each.taken.steps for each in (first, second, third)] == [[3], [4], [5]]
+
+
+def test_the_thread_that_watches_tells_at_once_what_the_trainer_took_and_as_whom(finding):
+    told, left = queue.SimpleQueue(), threading.Event()
+    planner = FakePlanner()
+    planner.taken = SimpleNamespace(
+        remote=lambda *step_as: told.put((step_as, threading.current_thread())) or Answer(None)
+    )
+    finding(planner)
+    link = PlannerLink(1, 0, lambda: None)
+    link.watch(Gate(), left, ranks=1_000_000)  # its next look is in half an hour
+
+    link.taken(3)
+    link.become(0, 1, "")  # another rank from now on: it took nothing yet
+    link.taken(8)
+
+    found = [told.get(timeout=10.0)]
+    while found[-1][0] != (8, 0, 0, 1):
+        found.append(told.get(timeout=10.0))
+    assert {step_as for step_as, _ in found} <= {(3, 1, 0, 0), (8, 0, 0, 1)}
+    (watch,) = {thread for _, thread in found}
+    assert watch is not threading.current_thread()
+    left.set()
+    link.end_watch()
+    watch.join(10.0)
+    assert not watch.is_alive()

@@ -57,6 +57,7 @@ class FakeLink:
     told = ()
     claimed = ()
     forgotten = ""
+    order = ()
 
     def __init__(self, dp_rank, cp_rank, check):
         FakeLink.checks = staticmethod(check)
@@ -65,7 +66,14 @@ class FakeLink:
     def taken(self, step):
         FakeLink.told = step, *self.rank
 
+    def tell(self):
+        FakeLink.order += ("tell",)
+
+    def end_watch(self):
+        FakeLink.order += ("end_watch",)
+
     def resize(self, asked, *_):
+        FakeLink.order += ("resize",)
         self.world = self.world.followed_by(
             dp=asked.dp, step=asked.step, generation=asked.generation
         )
@@ -170,6 +178,17 @@ def test_a_rank_that_trained_finds_its_batches_taken_in_and_calls_nobody_from_it
     assert taken == list(range(6))
     assert len(FakeConstructor.threads) == 4
     assert threading.current_thread() not in FakeConstructor.threads
+
+
+def test_what_a_rank_took_is_told_before_it_is_another_one_and_before_it_is_given_back(
+    handle, monkeypatch
+):
+    monkeypatch.setattr(FakeLink, "order", ())
+
+    handle.resize(ResizeAsked(dp=1, step=5), 0)
+    assert handle.leave(1.0)
+
+    assert FakeLink.order == ("tell", "resize", "tell", "end_watch")
 
 
 def test_a_rank_whose_raylet_goes_while_it_trains_has_what_came_and_is_then_told_so(
