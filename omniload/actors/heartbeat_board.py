@@ -18,11 +18,12 @@ from typing import Protocol
 
 from typing_extensions import override
 
+from omniload.actors.rank_locks import rank_has_ended
 from omniload.base.concurrency.calls_under_way import calls_under_way, usual_call_s
 from omniload.base.errors import OmniloadError
 from omniload.base.log import RoleLog
 from omniload.base.writing import write_whole
-from omniload.machine.progress import USUAL_CALL, Progress, Task, dp_rank_of, is_rank
+from omniload.machine.progress import USUAL_CALL, Progress, Task, dp_rank_of, is_rank, is_silent
 
 __all__ = ["Activity", "Board", "Figures", "FolderBoard", "MemoryBoard"]
 
@@ -214,8 +215,14 @@ class FolderBoard(Board):
                 progress = Progress.from_json(json.loads(path.read_bytes()))
             except (OSError, ValueError, KeyError, TypeError):
                 continue
-            found[progress.name] = progress
+            found[progress.name] = self._seen(progress)
         return found
+
+    def _seen(self, progress: Progress) -> Progress:
+        """Return a heartbeat; where it is old and of a rank of this host, with whether that one has ended."""
+        if not (is_rank(progress.name) and is_silent(progress, time.monotonic())):
+            return progress
+        return replace(progress, has_ended=rank_has_ended(self.folder, progress.name))
 
     def note(self, progress: Progress) -> None:
         """Write the heartbeat of a role, by the clock of this host."""

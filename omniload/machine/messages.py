@@ -9,6 +9,7 @@
     data constructor --SliceRequest--> source loader --SampleColumns--> data constructor
     client --StepTaken--> planner --ReleaseSamples--> source loader
                                   --ReleaseSteps--> data constructor
+    board of the heartbeats --RanksLost--> a planner that took over
     roster --ConstructorReplaced--> planner --Republish--> the new data constructor
     roster --LoaderReplaced--> planner --TakeOver, ReadAhead--> the new source loader
     scaler --HandedOver--> source loader, before others of the plane hear of the next one
@@ -44,6 +45,7 @@ __all__ = [
     "PlannerCommand",
     "PlannerEvent",
     "PublishPlans",
+    "RanksLost",
     "ReadAhead",
     "ReleaseSamples",
     "ReleaseSteps",
@@ -88,6 +90,19 @@ class StepTaken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RanksLost:
+    """Ranks of which a planner that took over has heard nothing have ended, or give no heartbeat.
+
+    What they had taken, they told the planner before it, or nobody.
+    """
+
+    ranks: tuple[tuple[int, int], ...]
+    """By their places along dp and cp."""
+    generation: int
+    """Of their world."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderReplaced:
     """Another loader serves these sources from now on. It holds nothing yet, or what it has mirrored."""
 
@@ -129,6 +144,7 @@ PlannerEvent = (
     Started
     | SamplesReported
     | StepTaken
+    | RanksLost
     | LoaderReplaced
     | ConstructorReplaced
     | ChangeAsked

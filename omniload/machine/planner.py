@@ -22,6 +22,7 @@ from omniload.machine.messages import (
     PlannerCommand,
     PlannerEvent,
     PublishPlans,
+    RanksLost,
     ReadAhead,
     ReleaseSamples,
     ReleaseSteps,
@@ -94,7 +95,8 @@ class Planner:
     """The mix and its edits."""
     _queues: list[SampleQueue] = field(init=False)
     _steps: PlannedSteps = field(init=False)
-    _ranks: RankSteps = field(init=False)
+    ranks: RankSteps = field(init=False)
+    """How far each rank is."""
     released_to: int = field(init=False)
     """The step before which everything was let go: every rank has taken it."""
     _metadata: SampleMetadata = field(default_factory=SampleMetadata, init=False)
@@ -116,7 +118,8 @@ class Planner:
         self._bad = BadRecords(queues=self._queues)
         self._resumed = self.state
         self._steps = PlannedSteps.of((self.state, *self.known))
-        self._ranks = RankSteps.at(self.world.ranks(), max(self.state.step, self.world.step))
+        step = max(self.state.step, self.world.step)
+        self.ranks = RankSteps.at(self.world.ranks(), step, taken_over=self.life > 0)
         self.released_to = self.state.step
 
     def handle(self, event: PlannerEvent) -> tuple[PlannerCommand, ...]:  # noqa: PLR0911 -- one for each event
@@ -134,12 +137,10 @@ class Planner:
                 return (*serve, *self._advance(range(len(self._queues))))
             case SamplesReported():
                 return self._take_report(event)
-            case StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank, generation=generation):
-                if generation != self.world.generation or not self._ranks.take(
-                    (dp_rank, cp_rank), step
-                ):
-                    return ()
-                return (*self._release(), *self._advance(()))
+            case StepTaken(generation=generation) | RanksLost(generation=generation):
+                is_of_now = generation == self.world.generation
+                further = is_of_now and self.ranks.hear(event, self.planned)
+                return (*self._release(), *self._advance(())) if further else ()
             case LoaderReplaced(sources=sources):
                 return self.outstanding(sources)
             case ConstructorReplaced(number=number):
@@ -168,7 +169,7 @@ class Planner:
     @property
     def slowest_step(self) -> int:
         """The step that the slowest rank wants next."""
-        return self._ranks.slowest
+        return self.ranks.slowest
 
     @property
     def planned(self) -> int:
@@ -202,14 +203,14 @@ class Planner:
         if world is self.world:
             return ()
         self.world, self._demand = world, None  # whom the next plan is for has changed
-        self._ranks = RankSteps.at(world.ranks(), world.step)
+        self.ranks = RankSteps.at(world.ranks(), world.step)
         self._steps.place_again(self.history.latest, world)
         serve = ServeWorld(world=world, windows=self._steps.windows)
         return (AppendWorld(world=world), serve, *self._release(), *self._advance(()))
 
     def _room(self) -> int:
         """Return how many steps may be planned now; 0 until there is room for as many as go together."""
-        room = self._ranks.slowest + self.mix.steps_ahead - self.state.step
+        room = self.ranks.slowest + self.mix.steps_ahead - self.state.step
         return room if room >= self.mix.steps_at_once and self._bad.excess is None else 0
 
     def waits(self) -> Waits:
@@ -223,7 +224,7 @@ class Planner:
             short = tuple(s for s in lacking if self._queues[s].is_asked)
             names = ", ".join(self.names[s] for s in short[:3])
             return Waits(text=f"waits for samples of {len(short)} sources ({names})", sources=short)
-        return self._ranks.waits(step, self.world.tree.size_of("cp"), self.mix.steps_at_once)
+        return self.ranks.waits(step, self.world.tree.size_of("cp"), self.mix.steps_at_once)
 
     def state_at(self, step: int) -> JsonObject:
         """Return the state before ``step`` as plain JSON: resuming from it, ``step`` comes next.
@@ -260,7 +261,7 @@ class Planner:
             self._starved = None
             commands += [*self._publish(found), *self._begin_step(())]
             changed = range(len(self._queues))
-        if (excess := self._bad.excess) is not None and self._ranks.slowest >= self.state.step:
+        if (excess := self._bad.excess) is not None and self.ranks.slowest >= self.state.step:
             raise excess  # and not before: every step up to there is that of any other run
         if not self._ended and excess is None:
             # A planner that takes over may find ranks ahead of it, and then plans more steps at once.
@@ -302,7 +303,7 @@ class Planner:
         """Return what the next plan demands; found once a plan, for there may be a report of every source in it."""
         step = self.state.step
         # A rank waits: what one step needs is enough to go on.
-        steps = 1 if step == self._ranks.slowest else self.mix.steps_at_once
+        steps = 1 if step == self.ranks.slowest else self.mix.steps_at_once
         if self._demand is None or (self._demand.step, self._demand.steps) != (step, steps):
             self._demand = Demand.of(self.history, self.state, steps, len(self._queues))
             needs = enumerate(self._demand.needs_S)
@@ -383,7 +384,7 @@ class Planner:
     @property
     def _kept_from(self) -> int:
         """The first step that a rank may ask for: the slowest rank's, or the one it has and may have to take again."""
-        return self._ranks.slowest - self.mix.runtime.elastic
+        return self.ranks.slowest - self.mix.runtime.elastic
 
     def _release(self) -> list[PlannerCommand]:
         """Let go of what no rank can ask for again, as many steps at a time as are planned together."""

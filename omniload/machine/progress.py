@@ -68,6 +68,8 @@ class Progress:
     """What people call the host that it is on."""
     is_cut_off: bool = False
     """Whether its host was asked for heartbeats just now, and did not answer."""
+    has_ended: bool = False
+    """Of a rank without heartbeats: whether its process is seen to be gone, or to have closed its loader."""
 
     def moved(self, by_s: float) -> "Progress":
         """Return it by another host's clock, which is ahead by so many seconds."""
@@ -210,6 +212,11 @@ def _said_of(name: str, role: Progress | None, now_s: float) -> str:
     if is_silent(role, now_s) and role.is_cut_off:
         seen = f"{beat}, on {role.host}" if role.pid else "no heartbeat of it was ever seen"
         return f"{name} ({seen}) is out of reach: its host, or the way to it, does not answer"
+    if is_silent(role, now_s) and role.has_ended:
+        return (
+            f"{name} ({beat}) has ended, or has closed its loader, and is waited for: resize the ranks that are left, "
+            "or where ranks stay as they are start the job again from its last checkpoint"
+        )
     if is_silent(role, now_s):
         return f"{name} ({beat}) is stopped, or its machine is too busy to run it"
     doing = [f"{t.doing} for {now_s - t.since_s:.0f} s" for t in (*role.tasks[:1], *role.calls[:1])]

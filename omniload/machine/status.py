@@ -94,7 +94,7 @@ def _status(role: Progress, before: Progress | None, now_s: float) -> RoleStatus
     return RoleStatus(
         name=role.name,
         pid=role.pid,
-        state="stopped" if is_silent(role, now_s) else doing,
+        state=_silent(role) if is_silent(role, now_s) else doing,
         age_s=age_s,
         task_s=max(0.0, now_s - task[0].since_s) if task else 0.0,
         waits_for=waits_for,
@@ -103,6 +103,10 @@ def _status(role: Progress, before: Progress | None, now_s: float) -> RoleStatus
         log=role.log,
         host=role.host,
     )
+
+
+def _silent(role: Progress) -> str:
+    return "ended" if role.has_ended else "stopped"
 
 
 def _rates(role: Progress, before: Progress | None) -> dict[str, float]:

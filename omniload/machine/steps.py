@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError
-from omniload.machine.messages import ResizeAsked
+from omniload.machine.messages import RanksLost, ResizeAsked, StepTaken
 from omniload.machine.progress import Waits, rank_name
 from omniload.machine.queue import SampleQueue
 from omniload.machine.strategy import place_again
@@ -111,21 +111,60 @@ class RankSteps:
     """How many ranks want each step next: the slowest is found without looking at all of them."""
     slowest: int
     """The step that the slowest rank wants next."""
+    unheard: set[Rank] = field(default_factory=set)
+    """Ranks that may be further, as only a planner before this one would know: they have told this one nothing."""
+    _lost: set[Rank] = field(default_factory=set)
+    """Those of them that are not waited for."""
 
     @classmethod
-    def at(cls, ranks: Iterable[Rank], step: int) -> Self:
-        """Return ranks that all want ``step``."""
+    def at(cls, ranks: Iterable[Rank], step: int, *, taken_over: bool = False) -> Self:
+        """Return ranks that all want ``step``, or where another planner led them, that or a later one."""
         wanted = dict.fromkeys(ranks, step)
-        return cls(_wanted=wanted, _ranks_at=Counter(wanted.values()), slowest=step)
+        unheard = set(wanted) if taken_over else set()
+        return cls(
+            _wanted=wanted, _ranks_at=Counter(wanted.values()), slowest=step, unheard=unheard
+        )
+
+    def hear(self, event: StepTaken | RanksLost, planned: int) -> bool:
+        """Note what is told of ranks; return whether the slowest rank has come further."""
+        if isinstance(event, StepTaken):
+            return self.take((event.dp_rank, event.cp_rank), event.step)
+        return self.lose(event.ranks, planned)
 
     def take(self, rank: Rank, step: int) -> bool:
         """Note that a rank has a step; return whether the slowest rank has come further."""
-        before, slowest = self._wanted[rank], self.slowest
+        self.unheard.discard(rank)
+        if rank in self._lost:
+            # It lives. What was let go meanwhile stays so.
+            self._lost.remove(rank)
+            return self._want(rank, max(step + 1, self.slowest))
         # Ranks repeat what they took to a planner that takes over.
-        if step < before:
+        return step >= self._wanted[rank] and self._want(rank, step + 1)
+
+    def lose(self, ranks: Iterable[Rank], planned: int) -> bool:
+        """Wait no more for ranks that are unheard and lost; return whether the slowest rank has come further.
+
+        A lost rank may have taken any step before ``planned``, and the others stand where it stood. It is taken to
+        have them all: held at the first of them, it would keep from the others the very step in which it ended. Behind
+        them it holds the others up as any rank that is lost.
+
+        Where no rank is left nothing says how far they were, and all that they may have to take again stays.
+        """
+        lost = self.unheard & set(ranks)
+        if len(lost) + len(self._lost) == len(self._wanted):
             return False
-        self._wanted[rank] = step + 1
-        self._ranks_at[step + 1] += 1
+        self.unheard -= lost
+        self._lost |= lost
+        slowest = self.slowest
+        for rank in lost:
+            self._want(rank, planned)
+        return self.slowest > slowest
+
+    def _want(self, rank: Rank, step: int) -> bool:
+        """Note what a rank wants next; return whether the slowest rank has come further."""
+        before, slowest = self._wanted[rank], self.slowest
+        self._wanted[rank] = step
+        self._ranks_at[step] += 1
         self._ranks_at[before] -= 1
         # Ends: some rank wants a step, and none wants one before the slowest's.
         while not self._ranks_at[self.slowest]:

@@ -18,7 +18,7 @@ INDEXES = ("README.md", "index.md")
 LONGER = {
     "omniload/actors/plane.py": (260, "the contract of both runtimes, not a shell"),
     "omniload/actors/heartbeat_board.py": (
-        240,
+        247,
         "what a role says, in memory, in a file and in its log",
     ),
     "omniload/actors/address.py": (
@@ -39,9 +39,9 @@ LONGER = {
     ),
     "omniload/actors/ray/head_watch.py": (165, "the head of a Ray, and the raylet of a host"),
     "omniload/actors/ray/hosts/members.py": (180, "hosts of a job, and of a rank that joins alone"),
-    "omniload/actors/ray/hosts/boards.py": (
-        195,
-        "heartbeats of all hosts, and which ranks are taken there",
+    "omniload/actors/ray/hosts/rank_claims.py": (
+        170,
+        "who has a rank, and which of them a planner that took over need not wait for",
     ),
     "omniload/actors/ray/hosts/watches.py": (
         170,
@@ -95,7 +95,7 @@ LONGER = {
         265,
         "opens a source, has as many read it as are asked for, and cuts its reads",
     ),
-    "omniload/actors/roles/planner.py": (367, "one thread that speaks to every other role"),
+    "omniload/actors/roles/planner.py": (378, "one thread that speaks to every other role"),
     "omniload/actors/ray/hosts/placing.py": (
         205,
         "where members are, and for how long a node is left alone",

@@ -20,8 +20,8 @@ from omniload.actors.planning import make_planner, taken_over
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
 from omniload.actors.ray.hosts.beside_ranks import RanksOn
-from omniload.actors.ray.hosts.boards import claim_for_guest
 from omniload.actors.ray.hosts.placing import host_here
+from omniload.actors.ray.hosts.rank_claims import LostRanks, claim_for_guest, watch_unheard
 from omniload.actors.ray.layout import ranks_with_threads, require_threads
 from omniload.actors.ray.links import RayConstructorLink, RayLoaderLinks
 from omniload.actors.ray.processes import Process
@@ -242,6 +242,7 @@ class PlannerActor(_PresentActor):
         """How far the clock here is ahead of that of each guest, at most: by what came quickest."""
         self._ranks_on = RanksOn()
         self._failure: OmniloadError | None = None
+        self._closing = threading.Event()
         if opening is not None:
             # Ranks find the planner by its name, and Ray lets none of their calls in before this ends.
             try:
@@ -283,6 +284,11 @@ class PlannerActor(_PresentActor):
             spec.run_dir or opening.folder,
         )
         self._shell.start()
+        if life:
+            # Where ranks stay as they are, one that is stopped may yet go on; no other comes in its place.
+            silent_s = spec.mix.runtime.silent_after if spec.mix.runtime.elastic else None
+            lost = LostRanks(self._board, silent_s)
+            watch_unheard(self._shell.unheard, self._shell.lose, lost, self._closing)
         self._activity.figures.note(restarts=spec.restarts, lives=life + 1)
 
     def begun(self) -> None:
@@ -381,5 +387,6 @@ class PlannerActor(_PresentActor):
 
     def close(self) -> None:
         """Stop planning and close the journal."""
+        self._closing.set()
         self._shell.close()
         self._end_metrics()

@@ -34,6 +34,7 @@ from omniload.machine.messages import (
     PlannerCommand,
     PlannerEvent,
     PublishPlans,
+    RanksLost,
     ReadAhead,
     ReleaseSamples,
     Republish,
@@ -45,6 +46,7 @@ from omniload.machine.messages import (
 )
 from omniload.machine.planner import Planner
 from omniload.machine.progress import Task
+from omniload.machine.steps import Rank
 from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.edit import said_of
 from omniload.mix.edits.edits_file import write_history
@@ -136,6 +138,15 @@ class PlannerShell:
         self._events.put(
             StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank, generation=generation)
         )
+
+    def unheard(self) -> tuple[World, list[Rank]]:
+        """Return the ranks of now, and those of which a planner that took over has heard nothing."""
+        with self._lock:
+            return self._planner.world, sorted(self._planner.ranks.unheard)
+
+    def lose(self, ranks: Sequence[Rank], generation: int) -> None:
+        """Tell that ranks of which nothing was heard are lost."""
+        self._events.put(RanksLost(ranks=tuple(ranks), generation=generation))
 
     def resize(self, asked: ResizeAsked) -> "Future[World]":
         """Have other ranks; the future holds those that there are from then on, or why they are refused."""

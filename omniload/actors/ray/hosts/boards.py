@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -18,14 +17,12 @@ from omniload.actors.heartbeat_board import Board, FolderBoard
 from omniload.actors.ray.answers import ask_head
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.finding import actor_named, newest_of
-from omniload.base.errors import StateError, UnavailableError
-from omniload.base.linux.file_lock import FileLock
+from omniload.base.errors import UnavailableError
 from omniload.base.linux.network import host_id
 from omniload.base.log import get_logger
-from omniload.base.writing import write_whole
 from omniload.machine.progress import Progress
 
-__all__ = ["HostsBoard", "boards_of", "claim_for_guest", "claim_rank", "was_claimed"]
+__all__ = ["HostsBoard", "boards_of"]
 
 _ANSWER_S = 1.0
 _LOG = get_logger(__name__)
@@ -135,61 +132,3 @@ def boards_of(address: PlaneAddress, folder: Path) -> tuple[FolderBoard, Board]:
     roles_away = address.roles_away_from(host_id())
     waited_for = address.waited_for_away_from(host_id())
     return here, HostsBoard(here, roles_away, waited_for) if roles_away else here
-
-
-def claim_rank(board: Path, name: str, guest: str = "") -> FileLock:
-    """Take a rank of a plane on this host.
-
-    Args:
-        board: Folder of the host's heartbeats.
-        name: Of the rank.
-        guest: The process of another host that it is for, if any.
-
-    Raises:
-        StateError: It has a handle already, or one on another host has had it; names the process.
-        UnavailableError: The folder of the host's heartbeats cannot be used.
-    """
-    try:
-        lock = FileLock(_lock_of(board, name))
-    except BlockingIOError as error:
-        raise StateError(
-            f"{name} of this data plane has a handle already, in {error.strerror}; close it first, "
-            "or give each process a rank of its own"
-        ) from None
-    except OSError as error:
-        raise UnavailableError(
-            f"the data plane's folder {board} cannot be used: {error.strerror}; the plane has ended, "
-            "or runs on another machine"
-        ) from error
-    with suppress(FileNotFoundError):
-        if (holder := _guest_of(board, name).read_text(encoding="utf-8")) != guest:
-            lock.close()
-            raise StateError(
-                f"{name} of this data plane was taken by {holder}; number every rank once, and where that one has "
-                "ended count a change: join with step= and the next generation="
-            )
-    return lock
-
-
-def claim_for_guest(board: Path, name: str, guest: str) -> None:
-    """Take a rank for a process of another host, for good: whether that lives is not seen here.
-
-    Raises:
-        OmniloadError: As ``claim_rank``.
-    """
-    # Held meanwhile: of two who want it at once, one is refused.
-    with closing(claim_rank(board, name, guest)):
-        write_whole(_guest_of(board, name), guest.encode())
-
-
-def was_claimed(board: Path, name: str) -> bool:
-    """Tell whether a rank of a plane was taken on this host, by one that lives or is lost."""
-    return _lock_of(board, name).exists()
-
-
-def _guest_of(board: Path, name: str) -> Path:
-    return _lock_of(board, name).with_suffix(".guest")
-
-
-def _lock_of(board: Path, name: str) -> Path:
-    return board / f"{name.replace(' ', '-')}.lock"

@@ -22,6 +22,7 @@ from omniload.actors.heartbeat_board import Activity
 from omniload.actors.lifeline import LifelineEnd
 from omniload.actors.patience import wait_until
 from omniload.actors.plane import RankHandle
+from omniload.actors.rank_locks import name_in
 from omniload.actors.ray.answers import (
     call_in_thread,
     is_lost,
@@ -35,8 +36,9 @@ from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.environment import RayError
 from omniload.actors.ray.finding import Search, await_newest
 from omniload.actors.ray.head_watch import HeadWatch, Raylet, raylet_here
-from omniload.actors.ray.hosts.boards import boards_of, claim_rank, was_claimed
+from omniload.actors.ray.hosts.boards import boards_of
 from omniload.actors.ray.hosts.placing import host_here
+from omniload.actors.ray.hosts.rank_claims import claim_rank, was_claimed
 from omniload.actors.ray.links import PlannerLink
 from omniload.actors.ray.processes import Opener
 from omniload.base.concurrency.threads import DaemonPool
@@ -160,8 +162,7 @@ class RayHandle(RankHandle):
 
     def _rank_in(self, generation: int, dp_rank: int) -> str:
         """Return the name that a rank of a generation is claimed by."""
-        name = rank_name(dp_rank, self._cp_rank, self._address.cp_size)
-        return f"{name} of {generation}" if generation else name
+        return name_in(generation, rank_name(dp_rank, self._cp_rank, self._address.cp_size))
 
     def _join_world(self, asked: ResizeAsked, dp_rank: int) -> World:
         """Ask for the world that this rank counts itself to; in the place of a lost rank, for the next one."""

@@ -180,3 +180,42 @@ def test_ray_serves_four_ranks_then_three_then_four_though_its_planner_is_killed
         (40, 2),
     ]
     print(f"waited {waits_s} s for the first batches of other ranks")  # noqa: T201 -- a figure for whoever asks
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("elastic", [True, False])
+def test_a_rank_that_ends_beside_the_planner_keeps_from_others_no_step_that_it_was_in(
+    tmp_path, elastic
+):
+    pytest.importorskip("ray")
+    from omniload.actors.opening import open_ray_plane  # noqa: PLC0415 -- an extra
+
+    mix = a_corpus(tmp_path, rows=8, micro_rows=1)
+    runtime = mix.runtime.model_copy(update={"batch_timeout": 90.0})
+    mix = mix.model_copy(update={"runtime": runtime})
+    step = 6 + mix.steps_ahead
+    whole = unbroken(tmp_path, mix, step + 6)
+
+    with open_ray_plane(a_spec(tmp_path, mix, dp=3, elastic=elastic)) as plane:
+        clients = [Client(plane.handle(rank)) for rank in range(3)]
+        steps = [next_step_of(clients) for _ in range(6)]
+        # All that is planned; it ends before the next planner can hear of it.
+        dead, planner = clients.pop(), plane.pids()["planner"]
+        parts = [dead.next_batch() for _ in range(6, step)]
+        os.kill(planner, signal.SIGKILL)
+        dead.close()
+        steps += [digest_of([part, *(client.next_batch() for client in clients)]) for part in parts]
+
+        waits_s = []
+        for client in clients:
+            client.next_batch()
+            waits_s.append(client.last_wait_s)
+        if elastic:
+            clients = resized(clients, 2, step=step)
+            steps += [next_step_of(clients) for _ in range(6)]
+
+    assert steps == whole[: len(steps)]
+    assert len(steps) == step + 6 * elastic
+    print(f"waited {waits_s} s for the step in which a rank ended")  # noqa: T201 -- a figure for whoever asks

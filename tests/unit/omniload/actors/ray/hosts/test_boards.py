@@ -7,8 +7,7 @@ import pytest
 
 pytest.importorskip("ray")
 from omniload.actors.ray.hosts import boards
-from omniload.actors.ray.hosts.boards import HostsBoard, claim_for_guest, claim_rank, was_claimed
-from omniload.base.errors import StateError
+from omniload.actors.ray.hosts.boards import HostsBoard
 from omniload.machine.progress import Progress, Task, reason_of
 
 
@@ -136,26 +135,3 @@ def test_a_head_that_is_out_of_reach_is_asked_once_and_keeps_nobody_who_reads(aw
     assert (len(asked), away.asked) == (1, [])
     asked[0].set_result(away.get_actor("loader-0"))
     assert list(board.read()) == ["planner", "rank dp=1"]
-
-
-def test_a_rank_that_a_process_of_another_host_has_is_refused_to_all_others_and_not_to_it(tmp_path):
-    claim_for_guest(tmp_path, "rank dp=1", "process 7 on B (aa)")
-    claim_for_guest(tmp_path, "rank dp=1", "process 7 on B (aa)")
-
-    for other in (
-        lambda: claim_for_guest(tmp_path, "rank dp=1", "process 7 on B (bb)"),
-        lambda: claim_rank(tmp_path, "rank dp=1"),
-    ):
-        with pytest.raises(StateError, match=r"taken by process 7 on B \(aa\); .* next generation"):
-            other()
-    claim_rank(tmp_path, "rank dp=1 of 1").close()
-    assert was_claimed(tmp_path, "rank dp=1")
-
-
-def test_a_rank_that_a_process_of_this_host_has_is_refused_to_those_of_others(tmp_path):
-    held = claim_rank(tmp_path, "rank dp=1")
-    with pytest.raises(StateError, match="has a handle already"):
-        claim_for_guest(tmp_path, "rank dp=1", "process 7 on B (aa)")
-    held.close()
-
-    claim_for_guest(tmp_path, "rank dp=1", "process 7 on B (aa)")

@@ -14,7 +14,7 @@ pytest.importorskip("ray")
 from omniload.actors.address import HostPlace, NodeTerms, PlaneAddress
 from omniload.actors.ray import finding
 from omniload.actors.ray.head_watch import HeadWatch
-from omniload.actors.ray.hosts.boards import claim_rank
+from omniload.actors.ray.hosts.rank_claims import claim_rank
 from omniload.actors.ray.rank import handle as module
 from omniload.actors.ray.rank.handle import RayHandle
 from omniload.base.concurrency.threads import DaemonPool

@@ -1,0 +1,152 @@
+"""Who has a rank; and ranks of which a planner that took over hears nothing: by locks and heartbeats."""
+
+import threading
+
+import pytest
+
+pytest.importorskip("ray")
+from omniload.actors.heartbeat_board import Activity, FolderBoard
+from omniload.actors.rank_locks import rank_has_ended
+from omniload.actors.ray.hosts.rank_claims import (
+    LostRanks,
+    claim_for_guest,
+    claim_rank,
+    was_claimed,
+    watch_unheard,
+)
+from omniload.base.errors import StateError
+from omniload.machine.progress import Progress, reason_of
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.plan.world import World
+
+WORLD = World(tree=ClientPlaceTree.of(dp=2), generation=3, step=7)
+RANKS = [(0, 0), (1, 0)]
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+def board(tmp_path):
+    return FolderBoard(tmp_path)
+
+
+def looked(lost, *at_s, world=WORLD, ranks=RANKS):
+    return [lost.look(world, ranks, now_s) for now_s in at_s]
+
+
+def test_a_rank_whose_process_is_gone_is_lost_at_once_and_one_that_lives_never(board):
+    held, gone = (claim_rank(board.folder, f"rank dp={n} of 3") for n in range(2))
+    lost = LostRanks(board, silent_s=None)
+    board.note(Activity("rank dp=0").progress())
+
+    assert looked(lost, 0.0) == [{}]
+    gone.close()
+    assert looked(lost, *map(float, range(60)))[-1] == {(1, 0): "rank dp=1 has ended"}
+    held.close()
+
+
+def test_a_rank_that_nobody_has_taken_yet_may_come(board):
+    claim_rank(board.folder, "rank dp=0 of 2").close()  # of the world before
+
+    assert looked(LostRanks(board, silent_s=1.0), 0.0, 1.0, 2.0) == [{}] * 3
+
+
+def test_one_without_heartbeats_is_lost_where_another_may_come_in_its_place(board):
+    claim_for_guest(board.folder, "rank dp=0 of 3", "process 7 on B (aa)")
+    held = claim_rank(board.folder, "rank dp=1 of 3")
+    beating = Activity("rank dp=1")
+    board.note(Activity("rank dp=0").progress())
+    lost, found = LostRanks(board, silent_s=3.0), []
+
+    for now_s in range(5):
+        board.note(beating.progress())
+        found += looked(lost, float(now_s))
+
+    told = [{(0, 0): f"rank dp=0 has given no heartbeat for {n} s"} for n in (3, 4)]
+    assert found == [{}, {}, {}, *told]
+    held.close()
+
+
+def test_time_in_which_this_process_did_not_run_says_nothing_of_others(board):
+    claim_for_guest(board.folder, "rank dp=0 of 3", "process 7 on B (aa)")
+
+    assert looked(LostRanks(board, silent_s=3.0), 0.0, 100.0, 101.0) == [{}] * 3
+
+
+class Shell:
+    """A planner that hears of one rank as another one is lost."""
+
+    def __init__(self):
+        self.unheard_now, self.lost, self.told = [*RANKS], [], threading.Event()
+
+    def unheard(self):
+        return WORLD, [*self.unheard_now]
+
+    def lose(self, ranks, generation):
+        self.lost.append((ranks, generation))
+        self.unheard_now.remove((0, 0))
+        self.told.set()
+
+
+def test_each_lost_rank_is_told_of_once_with_what_to_do_until_none_is_left(board, caplog):
+    claim_rank(board.folder, "rank dp=1 of 3").close()
+    shell, left = Shell(), threading.Event()
+
+    watch_unheard(shell.unheard, shell.lose, LostRanks(board, silent_s=None), left)
+
+    assert shell.told.wait(LIMIT_S)
+    left.set()
+    assert shell.lost == [([(1, 0)], 3)]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("rank dp=1 has ended, and has told the planner that took over nothing")
+    assert "resize the ranks that are left" in line
+    assert "start the job again from its last checkpoint" in line
+
+
+def test_who_waits_for_a_rank_that_is_gone_is_told_so_and_not_that_it_is_stopped(board):
+    held = claim_rank(board.folder, "rank dp=1 of 3")
+    board.note(Progress(name="rank dp=1", pid=7, beat_s=-1e6, tasks=()))
+
+    def said():
+        return reason_of("rank dp=1", board.read(), -1e6 + 30)
+
+    assert "process 7, last heartbeat 30 s ago) is stopped, or its machine is too busy" in said()
+    held.close()
+    assert "last heartbeat 30 s ago) has ended, or has closed its loader" in said()
+    assert "resize the ranks that are left" in said()
+
+
+def test_a_rank_is_gone_only_where_it_was_taken_here_and_is_held_in_no_generation(tmp_path):
+    assert not rank_has_ended(tmp_path, "rank dp=1")
+
+    claim_rank(tmp_path, "rank dp=1").close()
+    now = claim_rank(tmp_path, "rank dp=1 of 2")
+    claim_rank(tmp_path, "rank dp=10").close()
+    assert not rank_has_ended(tmp_path, "rank dp=1")
+
+    now.close()
+    assert rank_has_ended(tmp_path, "rank dp=1")
+    claim_for_guest(tmp_path, "rank dp=1 of 4", "process 7 on B (aa)")
+    assert not rank_has_ended(tmp_path, "rank dp=1")
+
+
+def test_a_rank_that_a_process_of_another_host_has_is_refused_to_all_others_and_not_to_it(tmp_path):
+    claim_for_guest(tmp_path, "rank dp=1", "process 7 on B (aa)")
+    claim_for_guest(tmp_path, "rank dp=1", "process 7 on B (aa)")
+
+    for other in (
+        lambda: claim_for_guest(tmp_path, "rank dp=1", "process 7 on B (bb)"),
+        lambda: claim_rank(tmp_path, "rank dp=1"),
+    ):
+        with pytest.raises(StateError, match=r"taken by process 7 on B \(aa\); .* next generation"):
+            other()
+    claim_rank(tmp_path, "rank dp=1 of 1").close()
+    assert was_claimed(tmp_path, "rank dp=1")
+
+
+def test_a_rank_that_a_process_of_this_host_has_is_refused_to_those_of_others(tmp_path):
+    held = claim_rank(tmp_path, "rank dp=1")
+    with pytest.raises(StateError, match="has a handle already"):
+        claim_for_guest(tmp_path, "rank dp=1", "process 7 on B (aa)")
+    held.close()
+
+    claim_for_guest(tmp_path, "rank dp=1", "process 7 on B (aa)")
