@@ -11,6 +11,7 @@ from typing import Any
 from omniload.base.state import JsonObject
 
 __all__ = [
+    "AFTER_A_RANK",
     "SILENT_S",
     "USUAL_CALL",
     "Progress",
@@ -25,6 +26,8 @@ __all__ = [
     "way_of",
 ]
 
+AFTER_A_RANK = "resize the ranks that are left, or where ranks stay as they are start again from the last checkpoint"
+"""What to do once a rank has ended."""
 _RANK = "rank dp="
 SILENT_S = 5.0
 """A role whose last heartbeat is older is stopped, or its machine too busy to run it; they come once a second."""
@@ -213,10 +216,7 @@ def _said_of(name: str, role: Progress | None, now_s: float) -> str:
         seen = f"{beat}, on {role.host}" if role.pid else "no heartbeat of it was ever seen"
         return f"{name} ({seen}) is out of reach: its host, or the way to it, does not answer"
     if is_silent(role, now_s) and role.has_ended:
-        return (
-            f"{name} ({beat}) has ended, or has closed its loader, and is waited for: resize the ranks that are left, "
-            "or where ranks stay as they are start the job again from its last checkpoint"
-        )
+        return f"{name} ({beat}) has ended, or has closed its loader, and is waited for: {AFTER_A_RANK}"
     if is_silent(role, now_s):
         return f"{name} ({beat}) is stopped, or its machine is too busy to run it"
     doing = [f"{t.doing} for {now_s - t.since_s:.0f} s" for t in (*role.tasks[:1], *role.calls[:1])]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from omniload.actors.status_file import PlaneStatus, RoleLine
 from omniload.commands.runs.roles_view import why_ended
-from omniload.machine.progress import is_rank
+from omniload.machine.progress import AFTER_A_RANK, is_rank
 from omniload.machine.scaling.measured import Reading
 from omniload.machine.status import REPEATED
 
@@ -124,6 +124,9 @@ def _roles_in_trouble(last: PlaneStatus, logs: Mapping[str, str]) -> Iterator[Fi
         if role.state == "stopped":
             what = f"{role.name} gives no sign of life: it is stopped, or its machine is too busy to run it."
             do = f"look at process {role.pid} on {role.host or 'its host'}: {_STOPPED.format(role.pid)}"
+        elif role.state == "ended":
+            what = f"{role.name} has ended, or has closed its loader."
+            do = AFTER_A_RANK
         yield Finding(
             role=role.name,
             what=what,

@@ -16,7 +16,7 @@ from omniload.base.errors import StateError, UnavailableError
 from omniload.base.linux.file_lock import FileLock, is_locked
 from omniload.base.log import get_logger
 from omniload.base.writing import write_whole
-from omniload.machine.progress import Progress, Watched, rank_name
+from omniload.machine.progress import AFTER_A_RANK, Progress, Watched, rank_name
 from omniload.machine.steps import Rank
 from omniload.plan.world import World
 
@@ -165,6 +165,5 @@ def watch_unheard(
 def _said_of(lost: Iterable[str]) -> str:
     return (
         f"{', '.join(lost)}, and has told the planner that took over nothing: the other ranks go on to the last step "
-        "that was planned, and as far as is planned ahead; resize the ranks that are left, or where ranks stay as they "
-        "are start the job again from its last checkpoint"
+        f"that was planned, and as far as is planned ahead; {AFTER_A_RANK}"
     )

@@ -1,5 +1,7 @@
 """What a look at a plane shows of each role: its task, its age, and how fast its figures grow."""
 
+from dataclasses import replace
+
 import pytest
 
 from omniload.machine.progress import Progress, Task
@@ -24,6 +26,12 @@ def test_a_role_that_is_not_heard_of_is_stopped_and_one_without_a_task_idle():
     found = status_of({"b": a_role("b", beat_s=90.0), "a": a_role("a")}, {}, 100.0)
 
     assert [(status.name, status.state) for status in found] == [("a", "idle"), ("b", "stopped")]
+
+
+def test_a_rank_whose_process_is_gone_has_ended_and_is_not_stopped():
+    gone = replace(a_role("rank dp=1", beat_s=90.0), has_ended=True)
+
+    assert status_of({"rank dp=1": gone}, {}, 100.0)[0].state == "ended"
 
 
 def test_what_only_grows_has_a_rate_between_two_heartbeats():

@@ -182,6 +182,15 @@ def test_a_process_that_is_stopped_is_told_with_the_command_that_has_it_go_on():
     assert "ps -o stat= -p 7 says T, kill -CONT 7 has it go on" in finding.do
 
 
+def test_a_rank_that_is_gone_is_told_with_what_the_others_can_do():
+    look = a_look(0, a_role("rank dp=1", "ended", task_s=40, in_trouble=True))
+
+    (finding,) = diagnosed(look).findings
+
+    assert finding.what == "rank dp=1 has ended, or has closed its loader."
+    assert finding.do.startswith("resize the ranks that are left, or ")
+
+
 @pytest.mark.parametrize(
     ("roles", "said"),
     [

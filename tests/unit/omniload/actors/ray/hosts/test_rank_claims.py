@@ -99,7 +99,7 @@ def test_each_lost_rank_is_told_of_once_with_what_to_do_until_none_is_left(board
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("rank dp=1 has ended, and has told the planner that took over nothing")
     assert "resize the ranks that are left" in line
-    assert "start the job again from its last checkpoint" in line
+    assert "start again from the last checkpoint" in line
 
 
 def test_who_waits_for_a_rank_that_is_gone_is_told_so_and_not_that_it_is_stopped(board):
