@@ -262,6 +262,8 @@ class PlannerLink:
         self._check_plane()
         with self._looking:
             self._look(time.monotonic())
+            if not self._lost:
+                self.tell()  # whoever waits relies on no other thread
 
     def watch(
         self,
@@ -394,5 +396,5 @@ class PlannerLink:
         _, self._actor = found
         self._lost, self._checked = False, None
         self._tell_node()
-        if (taken := self._taken) is not None:
-            self._tell(*taken)
+        self._to_tell.set()
+        self.tell()

@@ -245,6 +245,19 @@ def test_a_planner_that_takes_over_is_told_the_last_step_that_the_trainer_took(f
     assert [each.taken.steps for each in (first, second, third)] == [[3], [4], [5]]
 
 
+def test_whoever_waits_tells_what_was_taken_though_no_thread_watches(finding):
+    planner = FakePlanner()
+    planner.check = Method()
+    finding(planner)
+    link = PlannerLink(0, 0, lambda: None)
+    link.taken(3)
+
+    link.look()
+    link.look()
+
+    assert planner.taken.steps == [3]
+
+
 def test_the_thread_that_watches_tells_at_once_what_the_trainer_took_and_as_whom(finding):
     told, left = queue.SimpleQueue(), threading.Event()
     planner = FakePlanner()
