@@ -214,10 +214,11 @@ class BlockMemory:
         with self._changed:
             is_new, self._full_until_s = not self._full_until_s, time.monotonic() + _AWAY_S
         if is_new:
+            # As text: whoever keeps what is logged would keep the error's frames too, and a block with them.
             _LOG.warning(
                 "%s. Until then blocks over it are decoded again for each read, which is slow; the folder is tried "
                 "again every %g s",
-                *(error, _AWAY_S),
+                *(str(error), _AWAY_S),
             )
 
     def found_room(self) -> None:

@@ -5,6 +5,7 @@ import gc
 import io
 import itertools
 import os
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -260,6 +261,19 @@ def test_blocks_are_let_go_of_behind_reads_only_while_a_full_disk_leaves_several
     memory.set_others(0)
     assert not memory.is_over()
     assert rows_of(first, 0) == [list(range(20 * 256))]
+
+
+def test_a_record_of_the_log_that_is_kept_keeps_no_block(small_disk, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(SmallFile, "free_kib", 0)
+    memory = BlockMemory(1, tmp_path)
+
+    def read():
+        block = a_block(memory, of_kib(10))  # a frame of what the record tells of
+        return weakref.ref(block)
+
+    assert read()() is None
+    (told,) = caplog.records
+    assert "are free there" in told.getMessage()
 
 
 def test_a_second_decoding_waits_while_the_first_needs_the_room(tmp_path):
