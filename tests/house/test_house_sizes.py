@@ -34,8 +34,12 @@ LONGER = {
         "carries out every command of the roster, hears of ends, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (
-        400,
-        "three roles, how each begins, and what all of them answer",
+        200,
+        "loaders and constructors, how each begins, and what every actor answers",
+    ),
+    "omniload/actors/ray/planner_actor.py": (
+        225,
+        "how a planner begins or takes over, and what ranks, edits and the keeper ask of it",
     ),
     "omniload/actors/ray/head_watch.py": (165, "the head of a Ray, and the raylet of a host"),
     "omniload/actors/ray/hosts/members.py": (180, "hosts of a job, and of a rank that joins alone"),
@@ -57,8 +61,12 @@ LONGER = {
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (
-        400,
-        "the planner's ways, which of them a source takes, and a rank's",
+        335,
+        "the planner's ways to loaders and constructors, which of them a source takes, and a constructor's to loaders",
+    ),
+    "omniload/actors/ray/rank/planner_link.py": (
+        235,
+        "what a rank tells and asks, the thread that watches, and how the next planner is found",
     ),
     "omniload/actors/ray/cluster.py": (
         335,

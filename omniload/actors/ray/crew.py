@@ -13,15 +13,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from omniload.actors.address import PlaneAddress
 from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.plane import PlaneSpec
-from omniload.actors.ray.actors import ConstructorActor, LoaderActor, PlannerActor, PlannerOpening
+from omniload.actors.ray.actors import ConstructorActor, LoaderActor
 from omniload.actors.ray.answers import value_of, wait_for_ref
 from omniload.actors.ray.environment import RayError, ray
-from omniload.actors.ray.holders import Loaders, Serving
 from omniload.actors.ray.hosts.beside_ranks import Moves
 from omniload.actors.ray.hosts.held import Held
 from omniload.actors.ray.hosts.placing import Placing, nodes_with_room
 from omniload.actors.ray.hosts.relay import BEATS
 from omniload.actors.ray.layout import PLANNER, ranks_with_threads
+from omniload.actors.ray.links import Loaders, Serving
+from omniload.actors.ray.planner_actor import PlannerActor, PlannerOpening
 from omniload.actors.ray.processes import Process
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.loader_groups import LoaderShare

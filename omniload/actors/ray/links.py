@@ -1,58 +1,77 @@
-"""Ways between the roles as Ray actors: the planner's to loaders and constructors, and a rank's to the planner.
+"""Ways between the roles as Ray actors: the planner's to loaders and constructors, and a constructor's to loaders.
 
-Each leads to the member that holds the role, and is led to the one that takes its place.
+Each leads to the member that holds the role, and is led to the one that takes its place. Of a source the hand-over with
+the highest number counts: whoever is told of an earlier one later does not go back.
 """
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import override
 
-from omniload.actors.gate import Gate
-from omniload.actors.ray.answers import (
-    future_of,
-    is_lost,
-    log_failure,
-    plain_error,
-    value_of,
-    wait_for_ref,
-)
-from omniload.actors.ray.environment import RayError
-from omniload.actors.ray.finding import Search
-from omniload.actors.ray.holders import Loaders, Serving
-from omniload.actors.ray.layout import PLANNER
+from omniload.actors.ray.answers import future_of, is_lost, log_failure, plain_error
+from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.roles.links import ConstructorLink, LoaderLink
 from omniload.base.errors import OmniloadError, UnavailableError
-from omniload.base.log import get_logger
-from omniload.base.state import JsonObject
 from omniload.machine.messages import (
     ReadAhead,
     ReleaseSamples,
     ReleaseSteps,
-    ResizeAsked,
     SamplesReported,
+    SliceRequest,
     TakeOver,
 )
-from omniload.machine.progress import Progress
+from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.plan.records import StepPlan
-from omniload.plan.world import RanksServed, World
+from omniload.plan.world import RanksServed
 
-__all__ = ["PlannerLink", "RayConstructorLink", "RayLoaderLink", "RayLoaderLinks"]
+__all__ = [
+    "LoaderHolders",
+    "Loaders",
+    "RayConstructorLink",
+    "RayLoaderLink",
+    "RayLoaderLinks",
+    "Serving",
+]
 
+_TURN_S = 0.02
+"""Another holder is looked for so often while the one that was asked gives no answer: a lost one is replaced before
+Ray says that it is lost."""
 _ASK_AGAIN_S = 1.0
-"""A lost call is asked again so much later: its actor may have been cut off for a moment only."""
-_CHECK_S = 0.5
-"""A rank that waits looks so often whether the planner lives."""
-_WATCH_S = 1.0
-_MOST_WATCHES = 500
-"""A second, by all ranks together."""
-_LOOK_S = 0.1
-_ANSWER_S = 60.0
-_LOG = get_logger(__name__)
+"""A lost call is asked again after so long, unless another holder has come: its actor may have been cut off for a
+moment only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaders:
+    """The source loaders of a plane."""
+
+    of: Mapping[int, Any]
+    """Actor of each source."""
+    names: Mapping[Any, str]
+    """Name of each actor as a member of its role."""
+    roles: Mapping[int, str]
+    """Role that serves each source."""
+    turn: int
+    """Number of the last hand-over that this knows of."""
+    limit_s: float
+    """Longest wait for the slices of one of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """A loader that serves sources from now on."""
+
+    sources: tuple[int, ...]
+    actor: Any
+    name: str
+    role: str
+    turn: int
+    """Number of the hand-over: what is said of a source later is not followed by what was said earlier."""
 
 
 class RayLoaderLink(LoaderLink):
@@ -206,195 +225,107 @@ class RayConstructorLink(ConstructorLink):
         log_failure(self._actor.fail.remote(error), "a data constructor", "pass on the failure")
 
 
-class PlannerLink:
-    """Tells the planner, from any thread, what a rank has taken, and the next one again: the lost one noted none."""
+class LoaderHolders:
+    """The source loaders as one constructor knows them. Safe to call from several threads."""
 
-    def __init__(self, dp_rank: int, cp_rank: int, check: Callable[[], None]) -> None:
-        """Reach the planner, or the next one where it is lost; ``check`` raises once the plane is left or gone.
+    def __init__(self, loaders: Loaders) -> None:
+        self._changed = threading.Condition()
+        self._actors = dict(loaders.of)
+        self._names = dict(loaders.names)
+        self._turns = dict.fromkeys(loaders.of, loaders.turn)
+        self._limit_s = loaders.limit_s
 
-        Raises:
-            UnavailableError: There is none for a minute, or it does not answer.
-        """
-        self._rank, self._node, self._check_plane = (dp_rank, cp_rank, 0), "", check
-        self._actor: Any = None
-        self._taken: tuple[int, tuple[int, int, int]] | None = None  # the last one, and as whom
-        self._to_tell = threading.Event()
-        self._lost = True  # until it is found: a rank may come while one takes the place of another
-        self._checked: Any = None
-        self._search = Search(PLANNER)
-        self._next_look_s = 0.0
-        self._looking = threading.Lock()
-        self.first_step: int = self._answer(
-            lambda planner: planner.first_step.remote(), "the first step of the data"
-        )
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the loaders that serve at present."""
+        with self._changed:
+            return tuple(sorted({self._names[actor] for actor in self._actors.values()}))
 
-    def taken(self, step: int) -> None:
-        """Have the thread that watches tell that the trainer has the batch of ``step``."""
-        # A call to Ray takes a rank that has trained half a millisecond. ``_follow`` tells a planner that comes anew.
-        self._taken = step, self._rank
-        self._to_tell.set()
+    def turns(self, sources: Sequence[int]) -> tuple[int, ...]:
+        """Return the number of the last hand-over known of each source: whoever served it before is not asked."""
+        with self._changed:
+            return tuple(self._turns.get(source, -1) for source in sources)
 
-    def tell(self) -> None:
-        """Tell at once what the thread that watches is still to tell."""
-        if self._to_tell.is_set():
-            self._to_tell.clear()
-            if (taken := self._taken) is not None:
-                self._tell(*taken)
+    def replace(self, serving: Serving) -> None:
+        """Ask another loader for its sources, also for what was asked of the one before it."""
+        with self._changed:
+            # Names stay: an error of a loader that was asked before it was replaced still names it.
+            self._names[serving.actor] = serving.name
+            for source in serving.sources:
+                if serving.turn > self._turns.get(source, -1):  # calls may overtake each other
+                    self._actors[source], self._turns[source] = serving.actor, serving.turn
+            self._changed.notify_all()
 
-    def _tell(self, step: int, rank: tuple[int, int, int]) -> None:
-        actor = self._actor
+    def fetch(self, requests: Sequence[SliceRequest]) -> ColumnRanges:
+        """Get the slices of steps: one call per loader, however many samples or sources.
 
-        def heard(done: "Future[Any]") -> None:
-            if not done.cancelled() and (error := done.exception()) is not None:
-                _LOG.info("the planner did not hear that step %d was taken: %s", step, error)
-                self._lost |= actor is self._actor
-
-        future_of(actor.taken.remote(step, *rank), PLANNER).add_done_callback(heard)
-
-    def look(self) -> None:
-        """See whether the planner lives, and follow to the next one; called often by whoever waits.
-
-        A planner that is stopped gives no answer, so none is waited for.
+        A loader that is lost, or replaced while it does not answer, is followed: the next one is asked
+        for the same, and what the first may still say is not heard.
 
         Raises:
-            OmniloadError: The plane is closed, or the planner has failed: it would never let the step be built.
+            UnavailableError: No answer came within the limit.
+            OmniloadError: What a loader raised.
         """
-        self._check_plane()
-        with self._looking:
-            self._look(time.monotonic())
-            if not self._lost:
-                self.tell()  # whoever waits relies on no other thread
+        until_s = time.monotonic() + self._limit_s
+        slices: dict[int, SampleColumns] = {}
+        missing = list(range(len(requests)))
+        while missing:
+            for asked in self._ask(requests, missing):
+                slices |= zip(asked.places, self._answer_to(asked, until_s) or (), strict=False)
+            # What was answered stays: of a window that many loaders share, one that is lost costs its part.
+            missing = [place for place in missing if place not in slices]
+        return ColumnRanges.of([slices[place] for place in range(len(requests))])
 
-    def watch(
-        self,
-        gate: Gate,
-        left: threading.Event,
-        ranks: int,
-        beat: Callable[[], Progress] | None = None,
-    ) -> None:
-        """Look now and then, in a thread of its own: others may wait for a rank that trains and asks for nothing.
+    def _ask(self, requests: Sequence[SliceRequest], places: Sequence[int]) -> "list[_Asked]":
+        """Ask each loader for its part."""
+        of: dict[Any, list[int]] = {}
+        with self._changed:
+            for place in places:
+                of.setdefault(self._actors[requests[place].source], []).append(place)
+        return [
+            _Asked(
+                actor=actor,
+                sources={requests[place].source for place in at},
+                places=at,
+                answer=actor.slices.remote([requests[place] for place in at]),
+            )
+            for actor, at in of.items()
+        ]
 
-        Args:
-            gate: Is closed before Ray is left.
-            left: Set once the rank is given back, before ``end_watch``.
-            ranks: Ranks of the plane.
-            beat: Returns the heartbeat of a rank that the host of the plane does not see by itself.
-        """
-        every_s = max(_WATCH_S, ranks / _MOST_WATCHES)
+    def _answer_to(self, asked: "_Asked", until_s: float) -> list[SampleColumns] | None:
+        """Return an answer; ``None`` when another loader is to be asked instead."""
+        while not ray.wait([asked.answer], timeout=_TURN_S)[0]:
+            if self._is_replaced(asked):
+                return None
+            if time.monotonic() > until_s:
+                raise UnavailableError(
+                    f"{self._names[asked.actor]} gave no answer within {self._limit_s:.0f} s, and no other loader took "
+                    "its place; end the job and start again from the last checkpoint"
+                )
+        try:
+            answer: list[SampleColumns] = ray.get(asked.answer)
+        except RayError as error:
+            if self._is_replaced(asked):
+                return None  # whatever ails it: another loader serves what it was asked for
+            name = self._names[asked.actor]
+            if not is_lost(error) or time.monotonic() > until_s:
+                raise plain_error(error, name) from None
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_replaced(asked), _ASK_AGAIN_S)
+            return None
+        return answer
 
-        def look() -> None:
-            next_s = time.monotonic() + every_s
-            while not left.is_set():
-                self._to_tell.wait(max(0.0, next_s - time.monotonic()))
-                # Whoever waits is told what ails the planner, or the plane.
-                with suppress(OmniloadError, RayError), gate.inside():
-                    self.tell()
-                    if (now_s := time.monotonic()) >= next_s:
-                        next_s = now_s + every_s
-                        self.look()
-                        if beat is not None:
-                            self._actor.beat.remote(now_s, beat().to_json())
+    def _is_replaced(self, asked: "_Asked") -> bool:
+        # One source that is served elsewhere is enough: for that one no answer may ever come.
+        return any(self._actors[source] != asked.actor for source in asked.sources)
 
-        threading.Thread(target=look, name="omniload-planner-watch", daemon=True).start()
 
-    def end_watch(self) -> None:
-        """Wake the thread that watches: the rank is given back."""
-        self._to_tell.set()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A call under way."""
 
-    def _look(self, now_s: float) -> None:
-        if self._lost:
-            if now_s >= self._next_look_s:
-                self._next_look_s = now_s + _LOOK_S
-                self._follow()
-        elif self._checked is None:
-            if now_s >= self._next_look_s:
-                # Twice a second and not always: hundreds of ranks ask one process.
-                self._next_look_s = now_s + _CHECK_S
-                self._checked = self._actor.check.remote()
-        elif wait_for_ref(self._checked, 0.0, lambda: None):
-            asked, self._checked = self._checked, None
-            try:
-                value_of(asked)
-            except RayError as error:
-                if not is_lost(error):
-                    raise plain_error(error, PLANNER) from None
-                self._lost = True
-
-    def state_at(self, step: int) -> JsonObject:
-        """Return the state before ``step``.
-
-        Raises:
-            OmniloadError: The planner does not have it, or none answered within a minute.
-        """
-        what = f"the state before step {step}"
-        state: JsonObject = self._answer(lambda planner: planner.state_at.remote(step), what)
-        return state
-
-    def resize(self, asked: ResizeAsked) -> World:
-        """Have other ranks, of which this is one only from ``become`` on.
-
-        A planner that is lost meanwhile has noted them, or the one after it is asked again.
-
-        Raises:
-            OmniloadError: They are refused, or no planner answered within a minute.
-        """
-        what = f"dp {asked.dp} from step {asked.step} on"
-        world: World = self._answer(lambda planner: planner.resize.remote(asked), what)
-        return world
-
-    def claim(self, name: str, guest: str) -> None:
-        """Take a rank for ``guest``, this process, on the host of the plane; again does nothing.
-
-        Raises:
-            OmniloadError: Another process has it, or no planner answered within a minute.
-        """
-        self._answer(lambda planner: planner.claim.remote(name, guest), f"the place of {name}")
-
-    def forget(self, name: str) -> None:
-        """Have a heartbeat off the board that this rank has told under another name."""
-        self._actor.forget.remote(name)
-
-    def become(self, dp_rank: int, generation: int, node: str) -> None:
-        """Speak as a rank of a world that there is, which has taken nothing yet; ``node`` may have its constructor."""
-        self._rank, self._taken, self._node = (dp_rank, self._rank[1], generation), None, node
-        self._tell_node()
-
-    def _tell_node(self) -> None:
-        if self._node:
-            self._actor.stands_on.remote(self._rank[0], self._rank[2], self._node)
-
-    def _answer(self, ask: Callable[[Any], Any], what: str) -> Any:  # noqa: ANN401 -- as the planner's method
-        """Ask the planner, and the one after it where it is lost."""
-        until_s = time.monotonic() + _ANSWER_S
-        while (left_s := until_s - time.monotonic()) > 0:
-            if self._lost:
-                self.look()
-            if self._lost:
-                time.sleep(_LOOK_S)
-                continue
-            answer = ask(self._actor)
-            if not wait_for_ref(answer, left_s, self._check_plane):
-                break
-            try:
-                return value_of(answer)
-            except RayError as error:
-                if not is_lost(error):
-                    raise plain_error(error, PLANNER) from None
-                self._lost = True
-        raise UnavailableError(
-            f"no planner gave {what} within {_ANSWER_S:.0f} s; "
-            "end the job and start again from the last checkpoint"
-        )
-
-    def _follow(self) -> None:
-        """Lead to the planner that was started last, once Ray's head has told which; tell it what the rank has."""
-        # It answers in milliseconds, or is out of reach: whoever waits has to look whether the opener is there still.
-        # An answer that is taken up by the next look would tell of a planner that was lost before it.
-        wait((self._search.ask(),), _LOOK_S)
-        if (found := self._search.found()) is None:
-            return
-        _, self._actor = found
-        self._lost, self._checked = False, None
-        self._tell_node()
-        self._to_tell.set()
-        self.tell()
+    actor: Any
+    sources: set[int]
+    """What it was asked for."""
+    places: list[int]
+    """Places of the requests among all."""
+    answer: Any

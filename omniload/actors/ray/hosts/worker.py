@@ -47,7 +47,7 @@ BEFORE_RAY = (
     *("pydantic.v1.fields", "pyarrow.json", "requests", "tqdm", "yaml"),
 )
 """What is loaded before there is a raylet: Ray heeds whose worker it is as it is loaded itself."""
-_RAY = ("ray", "omniload.actors.ray.actors")
+_RAY = ("ray", "omniload.actors.ray.actors", "omniload.actors.ray.planner_actor")
 """Ray first: with it there, ours takes its settings as they came with the environment."""
 _IN_EVERY_WORKER = ("ray._common.usage.usage_lib", "ray._private.arrow_serialization")
 _ANSWERED_S = 90.0

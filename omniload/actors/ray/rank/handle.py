@@ -39,8 +39,8 @@ from omniload.actors.ray.head_watch import HeadWatch, Raylet, raylet_here
 from omniload.actors.ray.hosts.boards import boards_of
 from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.hosts.rank_claims import claim_rank, was_claimed
-from omniload.actors.ray.links import PlannerLink
 from omniload.actors.ray.processes import Opener
+from omniload.actors.ray.rank.planner_link import PlannerLink
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.linux.file_lock import FileLock

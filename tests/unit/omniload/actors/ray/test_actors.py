@@ -10,12 +10,10 @@ pytest.importorskip("ray")
 
 from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.ray import actors as actors_module
-from omniload.actors.ray.actors import (
-    ConstructorActor,
-    LoaderActor,
-    PlannerActor,
-)
-from omniload.actors.ray.holders import LoaderHolders, Loaders
+from omniload.actors.ray import planner_actor as planner_module
+from omniload.actors.ray.actors import ConstructorActor, LoaderActor
+from omniload.actors.ray.links import LoaderHolders, Loaders
+from omniload.actors.ray.planner_actor import PlannerActor
 from omniload.base.errors import StateError
 from omniload.base.ragged import Ragged
 from omniload.batch.rows import build_rows
@@ -90,7 +88,7 @@ def test_ranks_that_wait_for_a_planner_that_takes_over_see_that_it_waits_for_roo
         told.extend(task["doing"] for role in actor.heartbeats()[1] for task in role["tasks"])
         raise StateError("it stays full")
 
-    monkeypatch.setattr(actors_module, "taken_over", taken_over)
+    monkeypatch.setattr(planner_module, "taken_over", taken_over)
     with pytest.raises(StateError, match="it stays full"):
         actor.open(SimpleNamespace(spec=None, facts=[], folder=tmp_path, life=1))
 

@@ -1,0 +1,224 @@
+"""The planner as a Ray actor: opened or taking over, asked by ranks, and told by the keeper of who serves by now."""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omniload.actors.answering_edits import taken_within
+from omniload.actors.heartbeat_board import FolderBoard
+from omniload.actors.patience import heard_within
+from omniload.actors.plane import PlaneSpec, first_step_of
+from omniload.actors.planner_journal import open_journal
+from omniload.actors.planning import make_planner, taken_over
+from omniload.actors.ray.actors import PresentActor
+from omniload.actors.ray.hosts.beside_ranks import RanksOn
+from omniload.actors.ray.hosts.rank_claims import LostRanks, claim_for_guest, watch_unheard
+from omniload.actors.ray.layout import ranks_with_threads, require_threads
+from omniload.actors.ray.links import (
+    Loaders,
+    RayConstructorLink,
+    RayLoaderLinks,
+    Serving,
+)
+from omniload.actors.roles.planner import PlannerShell
+from omniload.actors.roles.planner_metrics import serve_metrics
+from omniload.base.errors import OmniloadError
+from omniload.base.state import JsonObject
+from omniload.machine.messages import ChangeAsked, ResizeAsked, TakeOver
+from omniload.machine.progress import Progress
+from omniload.mix.edits.answers import EditTaken
+from omniload.mix.edits.history import History
+from omniload.mix.fingerprint import SourceFacts
+from omniload.mix.journal.journal import Journal
+from omniload.mix.journal.room import Room
+from omniload.plan.world import World
+
+__all__ = ["PlannerActor", "PlannerOpening"]
+
+_TAKE_OVER_S = 60.0
+"""Longest wait for a loader to note what it takes over; it reads that afterwards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerOpening:
+    """What a planner begins with."""
+
+    spec: PlaneSpec
+    """The run, as it was opened."""
+    facts: Sequence[SourceFacts]
+    """What was found in each source."""
+    loaders: Loaders
+    constructors: Sequence[tuple[Any, Sequence[int], int]]
+    """Each with its data-parallel ranks, and its lives before this one."""
+    folder: Path
+    """Where the journal is."""
+    life: int
+    """Planners before this one; it takes over from the last of them."""
+
+
+class PlannerActor(PresentActor):
+    """The planner, as ranks ask it first, then whoever changes the mix, and last the keeper of the roster.
+
+    The first planner is opened by a method, for the reason that loaders are; those after it take over as they start.
+    """
+
+    def __init__(
+        self, name: str, board: FolderBoard, logs: Path | None, opening: PlannerOpening | None
+    ) -> None:
+        """Be there, and be seen to be; take over where ``opening`` says of what."""
+        self._activity, self._board = self._appear(name, board, logs), board
+        self._ahead_s: dict[tuple[str, str, int], float] = {}
+        """How far the clock here is ahead of that of each guest, at most: by what came quickest."""
+        self._ranks_on = RanksOn()
+        self._failure: OmniloadError | None = None
+        self._closing = threading.Event()
+        if opening is not None:
+            # Ranks find the planner by its name, and Ray lets none of their calls in before this ends.
+            try:
+                self.open(opening)
+            except OmniloadError as error:
+                self._failure = error
+
+    def open(self, opening: PlannerOpening) -> None:
+        """Begin to plan; once and before any other call."""
+        spec, life = opening.spec, opening.life
+        journal: Journal | None
+        if life:
+            room = Room()
+            with self._activity.doing("takes the journal over") as room.says:
+                planner, journal = taken_over(
+                    spec, opening.facts, opening.folder, life=life, room=room
+                )
+        else:
+            planner = make_planner(spec, opening.facts)
+            durable = spec.run_dir is not None
+            journal = open_journal(opening.folder, planner, durable=durable)
+        # Behind the journal: a planner that is refused leaves the port to the one that is not.
+        self._end_metrics = serve_metrics(spec.mix, self._told_board)
+        self._first_step = first_step_of(spec)
+        self._links = RayLoaderLinks(opening.loaders)
+        self._constructors = [RayConstructorLink(*told) for told in opening.constructors]
+        self._ranks_served = min(
+            # The least of all: ranks that join are dealt evenly, whatever a constructor was opened for.
+            ranks_with_threads(spec, len(ranks))
+            for _, ranks, _ in opening.constructors
+        )
+        self._shell = PlannerShell(
+            planner,
+            self._links.of,
+            self._constructors,
+            journal,
+            self._activity,
+            # Without a folder of the run, beside the journal: for planners of this plane alone.
+            spec.run_dir or opening.folder,
+        )
+        self._shell.start()
+        if life:
+            # Where ranks stay as they are, one that is stopped may yet go on; no other comes in its place.
+            silent_s = spec.mix.runtime.silent_after if spec.mix.runtime.elastic else None
+            lost = LostRanks(self._board, silent_s)
+            watch_unheard(self._shell.unheard, self._shell.lose, lost, self._closing)
+        self._activity.figures.note(restarts=spec.restarts, lives=life + 1)
+
+    def first_step(self) -> int:
+        """Return the step that planning started from."""
+        return self._first_step
+
+    def taken(self, step: int, dp_rank: int, cp_rank: int, generation: int) -> None:
+        """Tell that a rank's trainer has the batch of ``step``."""
+        self._shell.taken(step, dp_rank, cp_rank, generation)
+
+    def state_at(self, step: int) -> JsonObject:
+        """Return the state before ``step``."""
+        return self._shell.state_at(step)
+
+    def check(self) -> None:
+        """Raise what ended the planning, if anything did; see ``PlannerShell.check``."""
+        # A rank that asks a planner which could not take over is told why, and not that it knows nothing of steps.
+        self.begun()
+        self._shell.check()
+
+    def resize(self, asked: ResizeAsked) -> World:
+        """Have other ranks; return those that there are from then on."""
+        require_threads(asked.dp, len(self._constructors), self._ranks_served)
+        world = taken_within(self._shell.resize(asked), what="other ranks")
+        self._board.forget_ranks(world.dp)
+        return world
+
+    def stands_on(self, dp_rank: int, generation: int, node: str) -> None:
+        """Note which node of Ray a rank is on that may have its data constructor."""
+        self._ranks_on.note(dp_rank, generation, node)
+
+    def claim(self, name: str, guest: str) -> None:
+        """Take a rank for a process of another host; see ``claim_for_guest``."""
+        claim_for_guest(self._board.folder, name, guest)
+
+    def beat(self, now_s: float, told: JsonObject) -> None:
+        """Put the heartbeat of a rank of another host on the board of this one, by the clock here."""
+        progress = Progress.from_json(told)
+        guest = progress.name, progress.host, progress.pid
+        ahead_s = time.monotonic() - now_s
+        self._ahead_s[guest] = ahead_s = min(ahead_s, self._ahead_s.get(guest, ahead_s))
+        self._board.note(progress.moved(ahead_s))
+
+    def forget(self, name: str) -> None:
+        """Take a rank of another host off the board, which is another one now."""
+        self._board.forget(name)
+
+    def history(self) -> History:
+        """Return the mix and its edits."""
+        return self._shell.history()
+
+    def change(self, asked: ChangeAsked, beside: int | None) -> EditTaken:
+        """Change the mix; a source that is added is served by the loader of source ``beside``."""
+        # Before the planner takes it up: its first command for the new source needs a way to its loader.
+        if beside is not None:
+            self._links.add(len(self._shell.history().latest.names), beside)
+        return taken_within(self._shell.change(asked))
+
+    def begun(self) -> None:
+        """Raise why it could not take over."""
+        if self._failure is not None:
+            raise self._failure
+
+    def released_to(self) -> int:
+        """Return the step before which every rank has taken all."""
+        return self._shell.released_to()
+
+    def outstanding(self, sources: Sequence[int]) -> TakeOver:
+        """Return what a loader would be told that takes sources over now."""
+        return self._shell.outstanding(sources)
+
+    def replace_loader(self, serving: Serving) -> None:
+        """Have another loader take over sources; return when it may be asked for their samples."""
+        taken_over = self._shell.replace_loader(
+            serving.sources, lambda: self._links.follow(serving)
+        )
+        heard_within(_TAKE_OVER_S, taken_over, serving.name)
+
+    def replace_constructor(self, number: int, actor: Any, life: int) -> None:  # noqa: ANN401 -- Ray's handle has no static type
+        """Have another life of a constructor build what is under way."""
+        link = self._constructors[number]
+        self._shell.replace_constructor(number, lambda: link.lead_to(actor, life))
+
+    def nodes_of_ranks(self) -> tuple[int, list[str | None]]:
+        """Return the generation of the ranks, and the node of those of each data constructor; see ``RanksOn.of``."""
+        world, count = self._shell.world(), len(self._constructors)
+        served = [world.served_by(number, count).dp_ranks for number in range(count)]
+        first = [link.dp_ranks for link in self._constructors]
+        ranks_of = served if world.generation else first
+        return world.generation, self._ranks_on.of(ranks_of, world.generation)
+
+    def fail(self, error: OmniloadError) -> None:
+        """End the planning, and tell every rank why."""
+        if self._failure is None:  # else it has not begun, and says so itself
+            self._shell.fail(error)
+
+    def close(self) -> None:
+        """Stop planning and close the journal."""
+        self._closing.set()
+        self._shell.close()
+        self._end_metrics()

@@ -1,0 +1,231 @@
+"""A rank's way to the planner: what it has taken is told there, and whoever takes the planner's place is followed."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from typing import Any
+
+from omniload.actors.gate import Gate
+from omniload.actors.ray.answers import future_of, is_lost, plain_error, value_of, wait_for_ref
+from omniload.actors.ray.environment import RayError
+from omniload.actors.ray.finding import Search
+from omniload.actors.ray.layout import PLANNER
+from omniload.base.errors import OmniloadError, UnavailableError
+from omniload.base.log import get_logger
+from omniload.base.state import JsonObject
+from omniload.machine.messages import ResizeAsked
+from omniload.machine.progress import Progress
+from omniload.plan.world import World
+
+__all__ = ["PlannerLink"]
+
+_CHECK_S = 0.5
+"""A rank that waits looks so often whether the planner lives."""
+_WATCH_S = 1.0
+"""A rank that trains looks so often, or less often where there are hundreds of them."""
+_MOST_WATCHES = 500
+"""A second, by all ranks together."""
+_LOOK_S = 0.1
+"""A planner that takes the place of a lost one is looked for so often."""
+_ANSWER_S = 60.0
+"""Longest wait for an answer of the planner, or of the one after it."""
+_LOG = get_logger(__name__)
+
+
+class PlannerLink:
+    """The planner as one rank knows it: told which step the rank has, from any thread, and followed where it is lost.
+
+    A planner that takes over has heard of no rank how far it is, so it is told the last step again.
+    """
+
+    def __init__(self, dp_rank: int, cp_rank: int, check: Callable[[], None]) -> None:
+        """Reach the planner, or the next one where it is lost; ``check`` raises once the plane is left or gone.
+
+        Raises:
+            UnavailableError: There is none for a minute, or it does not answer.
+        """
+        self._rank, self._node, self._check_plane = (dp_rank, cp_rank, 0), "", check
+        self._actor: Any = None
+        self._taken: tuple[int, tuple[int, int, int]] | None = None  # the last one, and as whom
+        self._to_tell = threading.Event()
+        self._lost = True  # until it is found: a rank may come while one takes the place of another
+        self._checked: Any = None
+        self._search = Search(PLANNER)
+        self._next_look_s = 0.0
+        self._looking = threading.Lock()
+        self.first_step: int = self._answer(
+            lambda planner: planner.first_step.remote(), "the first step of the data"
+        )
+
+    def taken(self, step: int) -> None:
+        """Have the thread that watches tell that the trainer has the batch of ``step``."""
+        # A call to Ray takes a rank that has trained half a millisecond. ``_follow`` tells a planner that comes anew.
+        self._taken = step, self._rank
+        self._to_tell.set()
+
+    def tell(self) -> None:
+        """Tell at once what the thread that watches is still to tell."""
+        if self._to_tell.is_set():
+            self._to_tell.clear()
+            if (taken := self._taken) is not None:
+                self._tell(*taken)
+
+    def look(self) -> None:
+        """See whether the planner lives, and follow to the next one; called often by whoever waits.
+
+        A planner that is stopped gives no answer, so none is waited for.
+
+        Raises:
+            OmniloadError: The plane is closed, or the planner has failed: it would never let the step be built.
+        """
+        self._check_plane()
+        with self._looking:
+            self._look(time.monotonic())
+            if not self._lost:
+                self.tell()  # whoever waits relies on no other thread
+
+    def watch(
+        self,
+        gate: Gate,
+        left: threading.Event,
+        ranks: int,
+        beat: Callable[[], Progress] | None = None,
+    ) -> None:
+        """Look now and then, in a thread of its own: others may wait for a rank that trains and asks for nothing.
+
+        Args:
+            gate: Is closed before Ray is left.
+            left: Set once the rank is given back, before ``end_watch``.
+            ranks: Ranks of the plane.
+            beat: Returns the heartbeat of a rank that the host of the plane does not see by itself.
+        """
+        every_s = max(_WATCH_S, ranks / _MOST_WATCHES)
+
+        def look() -> None:
+            next_s = time.monotonic() + every_s
+            while not left.is_set():
+                self._to_tell.wait(max(0.0, next_s - time.monotonic()))
+                # Whoever waits is told what ails the planner, or the plane.
+                with suppress(OmniloadError, RayError), gate.inside():
+                    self.tell()
+                    if (now_s := time.monotonic()) >= next_s:
+                        next_s = now_s + every_s
+                        self.look()
+                        if beat is not None:
+                            self._actor.beat.remote(now_s, beat().to_json())
+
+        threading.Thread(target=look, name="omniload-planner-watch", daemon=True).start()
+
+    def end_watch(self) -> None:
+        """Wake the thread that watches: the rank is given back."""
+        self._to_tell.set()
+
+    def state_at(self, step: int) -> JsonObject:
+        """Return the state before ``step``.
+
+        Raises:
+            OmniloadError: The planner does not have it, or none answered within a minute.
+        """
+        what = f"the state before step {step}"
+        state: JsonObject = self._answer(lambda planner: planner.state_at.remote(step), what)
+        return state
+
+    def resize(self, asked: ResizeAsked) -> World:
+        """Have other ranks, of which this is one only from ``become`` on.
+
+        A planner that is lost meanwhile has noted them, or the one after it is asked again.
+
+        Raises:
+            OmniloadError: They are refused, or no planner answered within a minute.
+        """
+        what = f"dp {asked.dp} from step {asked.step} on"
+        world: World = self._answer(lambda planner: planner.resize.remote(asked), what)
+        return world
+
+    def claim(self, name: str, guest: str) -> None:
+        """Take a rank for ``guest``, this process, on the host of the plane; again does nothing.
+
+        Raises:
+            OmniloadError: Another process has it, or no planner answered within a minute.
+        """
+        self._answer(lambda planner: planner.claim.remote(name, guest), f"the place of {name}")
+
+    def forget(self, name: str) -> None:
+        """Have a heartbeat off the board that this rank has told under another name."""
+        self._actor.forget.remote(name)
+
+    def become(self, dp_rank: int, generation: int, node: str) -> None:
+        """Speak as a rank of a world that there is, which has taken nothing yet; ``node`` may have its constructor."""
+        self._rank, self._taken, self._node = (dp_rank, self._rank[1], generation), None, node
+        self._tell_node()
+
+    def _tell(self, step: int, rank: tuple[int, int, int]) -> None:
+        actor = self._actor
+
+        def heard(done: "Future[Any]") -> None:
+            if not done.cancelled() and (error := done.exception()) is not None:
+                _LOG.info("the planner did not hear that step %d was taken: %s", step, error)
+                self._lost |= actor is self._actor
+
+        future_of(actor.taken.remote(step, *rank), PLANNER).add_done_callback(heard)
+
+    def _tell_node(self) -> None:
+        if self._node:
+            self._actor.stands_on.remote(self._rank[0], self._rank[2], self._node)
+
+    def _look(self, now_s: float) -> None:
+        if self._lost:
+            if now_s >= self._next_look_s:
+                self._next_look_s = now_s + _LOOK_S
+                self._follow()
+        elif self._checked is None:
+            if now_s >= self._next_look_s:
+                # Twice a second and not always: hundreds of ranks ask one process.
+                self._next_look_s = now_s + _CHECK_S
+                self._checked = self._actor.check.remote()
+        elif wait_for_ref(self._checked, 0.0, lambda: None):
+            asked, self._checked = self._checked, None
+            try:
+                value_of(asked)
+            except RayError as error:
+                if not is_lost(error):
+                    raise plain_error(error, PLANNER) from None
+                self._lost = True
+
+    def _follow(self) -> None:
+        """Lead to the planner that was started last, once Ray's head has told which; tell it what the rank has."""
+        # It answers in milliseconds, or is out of reach: whoever waits has to look whether the opener is there still.
+        # An answer that is taken up by the next look would tell of a planner that was lost before it.
+        wait((self._search.ask(),), _LOOK_S)
+        if (found := self._search.found()) is None:
+            return
+        _, self._actor = found
+        self._lost, self._checked = False, None
+        self._tell_node()
+        self._to_tell.set()
+        self.tell()
+
+    def _answer(self, ask: Callable[[Any], Any], what: str) -> Any:  # noqa: ANN401 -- as the planner's method
+        """Ask the planner, and the one after it where it is lost."""
+        until_s = time.monotonic() + _ANSWER_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            if self._lost:
+                self.look()
+            if self._lost:
+                time.sleep(_LOOK_S)
+                continue
+            answer = ask(self._actor)
+            if not wait_for_ref(answer, left_s, self._check_plane):
+                break
+            try:
+                return value_of(answer)
+            except RayError as error:
+                if not is_lost(error):
+                    raise plain_error(error, PLANNER) from None
+                self._lost = True
+        raise UnavailableError(
+            f"no planner gave {what} within {_ANSWER_S:.0f} s; "
+            "end the job and start again from the last checkpoint"
+        )

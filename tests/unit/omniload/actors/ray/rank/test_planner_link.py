@@ -1,0 +1,193 @@
+"""A rank's way to the planner: what it tells, which planner it follows, and when it gives up."""
+
+import queue
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("ray")
+from ray.exceptions import ActorDiedError
+
+from omniload.actors.gate import Gate
+from omniload.actors.ray import finding as finding_module
+from omniload.actors.ray.rank import planner_link as link_module
+from omniload.actors.ray.rank.planner_link import PlannerLink
+from omniload.base.errors import UnavailableError
+
+
+class Answer:
+    """An answer that is there, or that will never be."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def value(self):
+        if self.error is not None:
+            raise self.error
+        return 0
+
+    def future(self):
+        done = Future()
+        if self.error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(self.error)
+        return done
+
+
+class Method:
+    """A method of a planner that notes what it is called with."""
+
+    def __init__(self, error=None):
+        self.steps, self.error = [], error
+
+    def remote(self, *arguments):
+        self.steps += arguments[:1]
+        return Answer(self.error)
+
+
+class FakePlanner:
+    def __init__(self, error=None, *, is_gone=False):
+        self.taken = Method(error)
+        self.first_step = Method(ActorDiedError() if is_gone else None)
+
+
+def answered(ask):
+    answer = Future()
+    answer.set_result(ask())
+    return answer
+
+
+@pytest.fixture
+def finding(monkeypatch):
+    """Return a function that has ranks find planners, one after the other; what is an error is raised instead."""
+    monkeypatch.setattr(link_module, "_LOOK_S", 1e-9)
+    monkeypatch.setattr(link_module.time, "sleep", lambda _: None)
+    monkeypatch.setattr(finding_module, "ask_head", answered)
+    monkeypatch.setattr(link_module, "wait_for_ref", lambda *_: True)
+    monkeypatch.setattr(link_module, "value_of", Answer.value)
+
+    def find(*planners):
+        left = iter(planners)
+
+        def newest_actor(role):
+            planner = next(left)
+            return planner if planner is None else (role, planner)
+
+        monkeypatch.setattr(finding_module, "newest_actor", newest_actor)
+
+    return find
+
+
+def test_a_rank_that_comes_while_a_planner_takes_the_place_of_another_waits_for_it(finding):
+    found, looks = FakePlanner(), []
+    finding(None, FakePlanner(is_gone=True), None, found)
+
+    link = PlannerLink(0, 0, lambda: looks.append(1))
+    link.taken(3)
+    link.tell()
+
+    assert (link.first_step, found.taken.steps, len(looks)) == (0, [3], 4)
+
+
+def test_a_rank_that_finds_no_planner_for_a_minute_says_so(finding, monkeypatch):
+    finding(*[None] * 99)
+    monkeypatch.setattr(link_module, "_ANSWER_S", 1e-5)
+
+    with pytest.raises(UnavailableError, match="no planner gave the first step of the data within"):
+        PlannerLink(0, 0, lambda: None)
+
+
+def test_a_rank_whose_planner_is_lost_looks_at_the_plane_while_the_head_does_not_answer(
+    monkeypatch, finding
+):
+    asked, looks = [], []
+    finding(FakePlanner(ActorDiedError()))
+    link = PlannerLink(0, 0, lambda: looks.append(len(asked)))
+    monkeypatch.setattr(finding_module, "ask_head", lambda ask: asked.append(Future()) or asked[-1])
+    link.taken(3)
+    link.tell()
+
+    for _ in range(3):
+        link.look()
+    found = FakePlanner(None)
+    asked[0].set_result(("planner+1", found))
+    link.look()
+
+    assert (looks, found.taken.steps) == ([0, 0, 1, 1, 1], [3])
+
+
+def test_a_head_that_answers_while_a_rank_looks_is_heard_in_that_look(monkeypatch, finding):
+    """Heard in the next one it would tell of a planner that was lost before: a kill cost ranks a second more."""
+    asked, found = [], FakePlanner(None)
+
+    def wait(answers, limit_s):
+        assert 0 < limit_s < 1
+        asked[0].set_result(("planner+1", found))
+
+    finding(FakePlanner(ActorDiedError()))
+    link = PlannerLink(0, 0, lambda: None)
+    monkeypatch.setattr(finding_module, "ask_head", lambda ask: asked.append(Future()) or asked[-1])
+    monkeypatch.setattr(link_module, "wait", wait)
+    link.taken(3)
+    link.tell()
+
+    link.look()
+
+    assert found.taken.steps == [3]
+
+
+def test_a_planner_that_takes_over_is_told_the_last_step_that_the_trainer_took(finding):
+    first, second, third = (FakePlanner(ActorDiedError()) for _ in range(3))
+    third.taken.error = None
+    finding(first, second, third)
+    link = PlannerLink(0, 0, lambda: None)
+    link.taken(3)
+    link.tell()
+
+    for step in (4, 5):  # while no planner is there
+        link.taken(step)
+        link.look()
+
+    assert [each.taken.steps for each in (first, second, third)] == [[3], [4], [5]]
+
+
+def test_whoever_waits_tells_what_was_taken_though_no_thread_watches(finding):
+    planner = FakePlanner()
+    planner.check = Method()
+    finding(planner)
+    link = PlannerLink(0, 0, lambda: None)
+    link.taken(3)
+
+    link.look()
+    link.look()
+
+    assert planner.taken.steps == [3]
+
+
+def test_the_thread_that_watches_tells_at_once_what_the_trainer_took_and_as_whom(finding):
+    told, left = queue.SimpleQueue(), threading.Event()
+    planner = FakePlanner()
+    planner.taken = SimpleNamespace(
+        remote=lambda *step_as: told.put((step_as, threading.current_thread())) or Answer(None)
+    )
+    finding(planner)
+    link = PlannerLink(1, 0, lambda: None)
+    link.watch(Gate(), left, ranks=1_000_000)  # its next look is in half an hour
+
+    link.taken(3)
+    link.become(0, 1, "")  # another rank from now on: it took nothing yet
+    link.taken(8)
+
+    found = [told.get(timeout=10.0)]
+    while found[-1][0] != (8, 0, 0, 1):
+        found.append(told.get(timeout=10.0))
+    assert {step_as for step_as, _ in found} <= {(3, 1, 0, 0), (8, 0, 0, 1)}
+    (watch,) = {thread for _, thread in found}
+    assert watch is not threading.current_thread()
+    left.set()
+    link.end_watch()
+    watch.join(10.0)
+    assert not watch.is_alive()
