@@ -13,11 +13,7 @@ from omniload.actors.heartbeat_board import Activity, Board, FolderBoard, Memory
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.hosts.placing import host_here
-from omniload.actors.ray.links import (
-    LoaderHolders,
-    Loaders,
-    Serving,
-)
+from omniload.actors.ray.links import LoaderHolders, Loaders, Serving
 from omniload.actors.ray.processes import Process
 from omniload.actors.ray.scaling.readers import RayReader
 from omniload.actors.roles.constructor import ConstructorShell
@@ -27,11 +23,7 @@ from omniload.base.errors import UnavailableError
 from omniload.base.linux.huge_pages import spare_host
 from omniload.base.log import RoleLogs, speak_for
 from omniload.base.state import JsonObject
-from omniload.machine.data_constructor import (
-    Commands,
-    DataConstructor,
-    FetchSlices,
-)
+from omniload.machine.data_constructor import Commands, DataConstructor, FetchSlices
 from omniload.machine.messages import TakeOver
 from omniload.machine.roster.members import Member
 from omniload.mix.columns import ColumnRanges

@@ -17,12 +17,7 @@ from omniload.actors.ray.actors import PresentActor
 from omniload.actors.ray.hosts.beside_ranks import RanksOn
 from omniload.actors.ray.hosts.rank_claims import LostRanks, claim_for_guest, watch_unheard
 from omniload.actors.ray.layout import ranks_with_threads, require_threads
-from omniload.actors.ray.links import (
-    Loaders,
-    RayConstructorLink,
-    RayLoaderLinks,
-    Serving,
-)
+from omniload.actors.ray.links import Loaders, RayConstructorLink, RayLoaderLinks, Serving
 from omniload.actors.roles.planner import PlannerShell
 from omniload.actors.roles.planner_metrics import serve_metrics
 from omniload.base.errors import OmniloadError

@@ -7,11 +7,11 @@ from pathlib import Path
 from omniload.actors.status_file import read_status
 from omniload.base.errors import StateError
 
-__all__ = ["Pulse", "said_of_end"]
+__all__ = ["UP_S", "Pulse", "said_of_end"]
 
 _GONE_S = 60.0
 """A status that is older is of a plane that has ended: a restart of its job takes less, or one looks again."""
-_UP_S = 5.0
+UP_S = 5.0
 """One that is younger is of a plane that is up."""
 
 
@@ -39,10 +39,10 @@ class Pulse:
         self._run = run
         self._written_at = self._status()
         age_s = math.inf if self._written_at is None else time.time() - self._written_at
-        self.was_up = 0 <= age_s <= _UP_S
+        self.was_up = 0 <= age_s <= UP_S
         """Whether it was seen to be up."""
         # From the future: not known to be up, and with the time left to be seen to change.
-        silent_s = 2 * _UP_S if age_s < 0 else min(age_s, _GONE_S)
+        silent_s = 2 * UP_S if age_s < 0 else min(age_s, _GONE_S)
         self._changed_s = time.monotonic() - silent_s
 
     @property
@@ -53,7 +53,7 @@ class Pulse:
     @property
     def is_quiet(self) -> bool:
         """Whether none is up at this moment, and one may be started yet."""
-        return _UP_S < self.silent_s() < _GONE_S
+        return UP_S < self.silent_s() < _GONE_S
 
     @property
     def patience_s(self) -> float:

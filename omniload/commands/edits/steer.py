@@ -11,7 +11,8 @@ from omniload.base.errors import StateError, UnavailableError
 from omniload.base.settings.registry import registered
 from omniload.base.state import JsonObject
 from omniload.commands.display import emit_json, output, say
-from omniload.commands.edits.asking import change_mix, planned_to
+from omniload.commands.edits.asking import change_mix
+from omniload.commands.edits.at_rest import planned_to
 from omniload.commands.edits.pulse import Pulse, said_of_end
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.edits.edit import MOST_EDITS, SetWeights

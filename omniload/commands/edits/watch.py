@@ -13,7 +13,8 @@ from omniload.base.config import line_of, parse_yaml
 from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
 from omniload.commands.display import emit_json, output, say
 from omniload.commands.edits.arguments import placed
-from omniload.commands.edits.asking import change_mix, planned_to
+from omniload.commands.edits.asking import change_mix
+from omniload.commands.edits.at_rest import planned_to
 from omniload.commands.edits.pulse import Pulse
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.config import MixConfig, SourceConfig, load_mix

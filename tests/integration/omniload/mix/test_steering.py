@@ -130,7 +130,7 @@ def test_a_run_that_has_ended_is_told_as_one(mix_path, tmp_path, monkeypatch, ag
     """By its status, which a clock that went ahead may have written."""
     monkeypatch.setattr(steer, "_LOOK_S", 0.01)
     monkeypatch.setattr(pulse, "_GONE_S", 3.0)
-    monkeypatch.setattr(pulse, "_UP_S", 1.0)
+    monkeypatch.setattr(pulse, "UP_S", 1.0)
     run = tmp_path / "run"
     with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
         taken(loader, 2, {})

@@ -91,7 +91,7 @@ def test_the_question_is_for_the_user_of_the_plane_alone(run, monkeypatch):
     for user in (1000, 0):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
         with pytest.raises(UnavailableError, match="did not answer"):
-            asking._asked(run, CHANGE, None, -1.0, "process 7")
+            asking._ask_plane(run, CHANGE, None, -1.0, "process 7")
 
     assert modes == [0o600, 0o644]
 
