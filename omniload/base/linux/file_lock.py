@@ -64,8 +64,15 @@ def is_locked(path: Path) -> bool:
     return False
 
 
+_held: "set[FileLock]" = set()
+"""Those of this process."""
+
+
 class FileLock:
-    """Holds a file. The file stays; what counts is the lock on it."""
+    """Holds a file. The file stays; what counts is the lock on it.
+
+    Of this process alone: one that is forked has no part in it, and does not keep it where this one is killed.
+    """
 
     def __init__(self, path: Path) -> None:
         """Take the file, which is made where it is missing.
@@ -75,15 +82,16 @@ class FileLock:
             OSError: The file cannot be made or locked.
         """
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        _held.add(self)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             # Written behind the lock: whoever has only just taken it may not have said so yet.
             holder = os.pread(self._descriptor, _LONGEST_HOLDER, 0).decode(errors="replace").strip()
-            os.close(self._descriptor)
+            self._leave()
             raise BlockingIOError(error.errno, holder or "a process unknown") from None
         except OSError:
-            os.close(self._descriptor)
+            self._leave()
             raise
         # Only now: before the lock was taken these words were another's.
         os.ftruncate(self._descriptor, 0)
@@ -95,5 +103,20 @@ class FileLock:
         """Let go of the file; once more does nothing."""
         if self._descriptor < 0:
             return
-        _release(self._descriptor)
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Have the file open no more; a process that has it open yet goes on holding it."""
+        _held.discard(self)
+        os.close(self._descriptor)
         self._descriptor = -1
+
+
+def _leave_to_parent() -> None:
+    for lock in list(_held):
+        lock._leave()
+
+
+# A worker of somebody's DataLoader outlives a rank that was killed: others would take that for alive.
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -1,10 +1,11 @@
 """Who may hold a file or a folder beside whom, and what is left of it."""
 
 import os
+import signal
 
 import pytest
 
-from omniload.base.linux.file_lock import FileLock, locked
+from omniload.base.linux.file_lock import FileLock, is_locked, locked
 
 
 @pytest.mark.parametrize(("shared", "is_free"), [(True, True), (False, False)])
@@ -59,3 +60,36 @@ def test_a_file_is_held_by_one_who_is_named_until_he_lets_go(tmp_path):
     held.close()
 
     FileLock(tmp_path / "lock").close()
+
+
+def test_a_file_is_free_once_its_holder_is_killed_though_one_that_it_forked_lives(tmp_path):
+    until_closed, lives = os.pipe()
+    is_there, says = os.pipe()
+    if (holder := os.fork()) == 0:
+        FileLock(tmp_path / "lock")
+        if os.fork() == 0:
+            os.close(lives)
+            os.write(says, b".")
+            os.read(until_closed, 1)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.read(is_there, 1)
+    os.waitpid(holder, 0)
+
+    try:
+        assert not is_locked(tmp_path / "lock")
+    finally:
+        for end in (until_closed, lives, is_there, says):
+            os.close(end)
+
+
+def test_one_that_was_forked_neither_holds_a_file_nor_lets_go_of_it(tmp_path):
+    held = FileLock(tmp_path / "lock")
+    if (forked := os.fork()) == 0:
+        held.close()
+        os._exit(0)
+    os.waitpid(forked, 0)
+
+    assert is_locked(tmp_path / "lock")
+    held.close()
+    assert not is_locked(tmp_path / "lock")
