@@ -78,7 +78,7 @@ LONGER = {
     ),
     "omniload/actors/ray/plane.py": (230, "opens and closes every actor"),
     "omniload/actors/ray/scaling/mover.py": (
-        265,
+        285,
         "every step of a move, what undoes it, and what is dropped after it",
     ),
     "omniload/actors/ray/measuring/spent.py": (
@@ -109,7 +109,7 @@ LONGER = {
         "where members are, and for how long a node is left alone",
     ),
     "omniload/actors/ray/changes.py": (
-        280,
+        265,
         "each kind of change, and who hears of it in which order",
     ),
 }

@@ -1,8 +1,7 @@
 """Changes of a plane of actors, a member that takes over or another mix: who is told of them, and in which order."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,9 +25,6 @@ from omniload.mix.fingerprint import SourceFacts
 
 __all__ = ["HandingOver", "changed_by"]
 
-_NAMES_SHOWN = 3
-_TURN_S = 20.0
-"""Shorter than whoever asks waits for an answer: what is refused is not taken up later."""
 _LOG = get_logger(__name__)
 
 
@@ -38,28 +34,13 @@ def changed_by(crew: Crew, gate: Gate, request: EditRequest) -> EditTaken:
     Raises:
         OmniloadError: It is refused, or a role was lost meanwhile; nothing has changed.
         UnavailableError: The planner is lost, and has kept nothing, or gave no answer: it may keep the edit yet. Or
-            source loaders are changing for longer than an edit waits, and nothing has changed.
+            another change takes longer than an edit waits, and nothing has changed.
     """
-    with gate.inside(), _turn(crew):
+    turn = crew.changing.taken(
+        "another edit of the mix is carried out", "the mix was not changed", check=gate.check
+    )
+    with gate.inside(), turn:
         return _changed(crew, request, gate.check)
-
-
-@contextmanager
-def _turn(crew: Crew) -> Iterator[None]:
-    """Be the only one who changes the crew."""
-    if not crew.changing.acquire(timeout=_TURN_S):
-        names, coming = crew.spec.history.latest.names, dict(crew.coming)
-        moved = ", ".join(
-            f"{names[s]!r} to {role}" for s, role in list(coming.items())[:_NAMES_SHOWN]
-        )
-        what = f"{len(coming)} sources move ({moved})" if coming else "source loaders change"
-        raise UnavailableError(
-            f"the mix was not changed: {what}, which has not ended within {_TURN_S:.0f} s; ask again once it has"
-        )
-    try:
-        yield
-    finally:
-        crew.changing.release()
 
 
 def _changed(crew: Crew, request: EditRequest, check: Check) -> EditTaken:

@@ -11,6 +11,7 @@ from typing import Any
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from omniload.actors.address import PlaneAddress
+from omniload.actors.gate import Turn
 from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.actors import ConstructorActor, LoaderActor
@@ -110,7 +111,7 @@ class Crew:
             self.add_loader(share.threads, share.sources)
         self.coming: dict[int, str] = {}
         """Sources on their way to another loader, which opens them first."""
-        self.changing = threading.Lock()
+        self.changing = Turn()
         """Held by whoever changes which sources there are, or who serves them."""
         self.changed = threading.Condition()
         """Notified once another member holds a role, or serves sources."""

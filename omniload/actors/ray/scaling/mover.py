@@ -11,8 +11,9 @@ long after that is not undone: it goes on, and the old one drops the sources onc
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ from omniload.machine.roster.members import Member
 
 __all__ = ["MoveUnderWayError", "Mover"]
 
+_NAMES_SHOWN = 3
 _TURN_S = 0.2
 _ASKS_S = 2.0
 """Longest wait for a constructor to say whom it asks; it is asked again."""
@@ -53,7 +55,7 @@ class Mover:
             MoveUnderWayError: They are its sources from now on, though somebody has not heard of it.
             OmniloadError: It could not be started or could not open them; nothing has changed.
         """
-        with self._gate.inside(), self._crew.changing:
+        with self._turn(f"{self._named(sources)} move to a loader that is added"):
             role = self._crew.add_loader(threads)
             # Before anybody is started: who is started meanwhile opens them as well.
             self._crew.coming = dict.fromkeys(sources, role)
@@ -76,7 +78,7 @@ class Mover:
             MoveUnderWayError: They are its sources from now on, though somebody has not heard of it.
             OmniloadError: It could not open them as they were found first; nothing has changed.
         """
-        with self._gate.inside(), self._crew.changing:
+        with self._turn(f"{self._named(sources)} move to {role}"):
             self._crew.coming = dict.fromkeys(sources, role)
             try:
                 open_in_all(self._crew, sources, role, self._gate.check)
@@ -95,9 +97,10 @@ class Mover:
 
         Raises:
             StateError: It has some, or somebody may still ask it for one.
+            UnavailableError: Another change of the plane takes longer than one waits.
         """
         self.clean_up()
-        with self._gate.inside(), self._crew.changing:
+        with self._turn(f"{role} ends"):
             if left := self._crew.sources_of[role]:
                 raise StateError(f"{role} serves {len(left)} sources; move them first")
             # It is asked yet by whoever has not heard of a move: a call to one that has ended would be asked again
@@ -110,9 +113,30 @@ class Mover:
 
     def clean_up(self) -> None:
         """Have loaders drop what was moved from them, as soon as nobody asks them for it any more; wait for nobody."""
-        if self._leaving.is_due():
-            with self._gate.inside(), self._crew.changing:
+        if not self._leaving.is_due():
+            return
+        try:
+            with self._turn("loaders drop sources that were moved", limit_s=0.0):
                 self._leaving.drop()
+        except UnavailableError as error:
+            self._gate.check()
+            _LOG.debug("%s", error)  # the next look tries again
+
+    @contextmanager
+    def _turn(self, does: str, **limit: float) -> Iterator[None]:
+        """Be inside the plane, and the only one who changes it; raises as ``Turn.taken``."""
+        refused = "source loaders stay as they are"
+        turn = self._crew.changing.taken(does, refused, check=self._gate.check, **limit)
+        with self._gate.inside(), turn:
+            yield
+
+    def _named(self, sources: Sequence[int]) -> str:
+        """Return some sources for messages."""
+        names = dict(enumerate(self._crew.spec.history.latest.names))
+        # One that was being added may be gone again.
+        shown = ", ".join(repr(names.get(s, s)) for s in sources[:_NAMES_SHOWN])
+        more = ", ..." * (len(sources) > _NAMES_SHOWN)
+        return f"{len(sources)} sources ({shown}{more})"
 
     def _wait_for_first(self, role: str) -> None:
         """Wait for a role that was added to be held."""
@@ -186,7 +210,7 @@ class _Left:
 
 
 class _Leaving:
-    """What loaders of a crew are to drop. For whoever holds ``crew.changing``."""
+    """What loaders of a crew are to drop. For whoever has the turn of ``crew.changing``."""
 
     def __init__(self, crew: Crew, gate: Gate) -> None:
         self._crew, self._gate = crew, gate

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import Future
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -282,21 +283,17 @@ def test_a_shadow_is_passed_over_only_once_it_has_ended(crew, monkeypatch, ended
     assert serving(crew, 2) == (["loader-0"] if ended else [])
 
 
-@pytest.mark.parametrize(
-    ("coming", "named"),
-    [({1: "loader-0"}, r"1 sources move \('web' to loader-0\)"), ({}, "source loaders change")],
-)
 @pytest.mark.timeout(60)
 def test_an_edit_that_a_move_holds_up_is_refused_with_its_name_and_not_taken_up_later(
-    crew, monkeypatch, coming, named
+    crew, monkeypatch
 ):
-    monkeypatch.setattr(changes, "_TURN_S", 0.01)
-    crew.coming = coming
-    with crew.changing, pytest.raises(UnavailableError, match=f"not changed: {named}"):
-        changed_by(crew, Gate(), adding("books"))
+    at_once = partial(crew.changing.taken, limit_s=0.0)
+    with crew.changing.taken("1 sources ('web') move to loader-1", "no"):
+        monkeypatch.setattr(crew.changing, "taken", at_once)
+        with pytest.raises(UnavailableError, match=r"not changed: 1 sources \('web'\) move to"):
+            changed_by(crew, Gate(), adding("books"))
 
     assert serving(crew, 2) == []
-    crew.coming = {}
     changed_by(crew, Gate(), adding("books"))
     assert serving(crew, 2) == ["loader-0"]
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from omniload.actors.gate import Gate
+from omniload.actors.gate import Gate, Turn
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.scaling import mover, opening
 from omniload.actors.ray.scaling.mover import Mover, MoveUnderWayError
@@ -34,12 +34,13 @@ class FakeCrew:
     """Two loaders and a constructor, which asks whom it was told of."""
 
     def __init__(self):
-        self.spec = SimpleNamespace(history=SimpleNamespace(latest=None))
+        mix = SimpleNamespace(names=("web", "code"))
+        self.spec = SimpleNamespace(history=SimpleNamespace(latest=mix))
         self.sources_of = {"loader-0": (0, 1), "loader-1": ()}
         self.holders = {role: Member(role) for role in self.sources_of}
         self.dp_ranks_of = {"constructor-0": (0,)}
         self.facts, self.coming = {0: "found", 1: "found"}, {}
-        self.changing, self.changed = threading.Lock(), threading.Condition()
+        self.changing, self.changed = Turn(), threading.Condition()
         self.moved_at, self.noted_at, self.known = {}, {}, {0: 0, 1: 0}
         self.turns = count(1)
         self.dropped = []
@@ -150,6 +151,34 @@ def test_a_move_of_which_a_constructor_has_not_heard_goes_on_and_is_cleaned_up_l
     moves.retire("loader-0")
     assert crew.dropped == [("loader-0", 0, 1)]
     assert keeper.retired == ["loader-0"]
+
+
+def test_a_move_and_an_end_that_an_edit_holds_up_are_refused_and_change_nothing(plane, monkeypatch):
+    crew, keeper, moves = plane
+    at_once = partial(crew.changing.taken, limit_s=0.0)
+
+    with crew.changing.taken("another edit of the mix is carried out", "no"):
+        monkeypatch.setattr(crew.changing, "taken", at_once)
+        for change in (lambda: moves.move([0], "loader-1"), lambda: moves.retire("loader-1")):
+            with pytest.raises(UnavailableError, match="stay as they are: another edit of the mix"):
+                change()
+
+    assert crew.sources_of == {"loader-0": (0, 1), "loader-1": ()}
+    assert (crew.dropped, keeper.retired) == ([], [])
+
+
+def test_what_is_to_be_dropped_waits_for_no_edit_and_is_dropped_at_the_next_look(plane):
+    crew, keeper, moves = plane
+    keeper.tells_nobody = True
+    with pytest.raises(MoveUnderWayError):
+        moves.move([0], "loader-1")
+    keeper.tell()
+
+    with crew.changing.taken("another edit of the mix is carried out", "no"):
+        moves.clean_up()
+        assert crew.dropped == []
+    moves.clean_up()
+    assert crew.dropped == [("loader-0", 0)]
 
 
 def test_a_source_that_comes_back_is_kept_by_both_while_what_was_said_before_may_still_be_heard(
