@@ -53,7 +53,7 @@ LONGER = {
     ),
     "omniload/actors/ray/answers.py": (260, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
-        320,
+        335,
         "every actor of a plane, who holds what, in which process, and which sources",
     ),
     "omniload/actors/ray/rank/handle.py": (

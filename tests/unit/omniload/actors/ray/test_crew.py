@@ -7,12 +7,16 @@ import pytest
 
 pytest.importorskip("ray")
 
+from omniload.actors.address import PlaneAddress
 from omniload.actors.gate import Gate
+from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray import crew as module
-from omniload.actors.ray.crew import pids_of
+from omniload.actors.ray.crew import Crew, pids_of
 from omniload.actors.ray.environment import RayActorError
 from omniload.base.errors import UnavailableError
 from omniload.machine.roster.members import Member
+from omniload.plan.place_tree import ClientPlaceTree
+from tests.support.plane.builders import a_mix
 
 LOST, STOPPED = RayActorError(), None
 FIRST, SECOND, PLANNER = Member("loader-0"), Member("loader-0", 1), Member("planner")
@@ -78,3 +82,26 @@ def test_nobody_is_waited_for_once_the_plane_is_closed(crew):
 
     with pytest.raises(UnavailableError, match="was closed"):
         pids_of(crew, gate.check)
+
+
+def test_members_that_were_replaced_are_forgotten_but_one_whose_place_nobody_has_taken(
+    tmp_path, monkeypatch
+):
+    killed = []
+    ends = SimpleNamespace(kill=lambda actor, **_: killed.append(actor))
+    monkeypatch.setattr(module, "ray", ends)
+    spec = PlaneSpec(mix=a_mix(), base_dir=tmp_path, tree=ClientPlaceTree.of(dp=1))
+    address = PlaneAddress(
+        cluster="127.0.0.2:1", namespace="n", dp_ranks_of={}, board=tmp_path, batch_timeout_s=60.0
+    )
+    crew = Crew(spec, [], address, "node", SimpleNamespace())
+    crew.holders, crew.serving = {"planner": PLANNER}, {0: FIRST}
+
+    for member in (FIRST, PLANNER, *(Member("loader-1", life) for life in range(1_000))):
+        crew.actors[member] = member.name
+        crew.bury(member)
+
+    assert len(killed) == 1_002
+    assert len(crew.actors) < 100
+    assert crew.holding("planner") == "planner"
+    assert {FIRST, Member("loader-1", 999)} <= crew.actors.keys()
