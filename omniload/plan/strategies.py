@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
-from omniload.base.settings.registry import registered
+from omniload.base.settings.registry import FAILURES, registered
 from omniload.mix.config import BalanceConfig, MixConfig
 from omniload.mix.pieces import PieceTable
 from omniload.plan.balance_methods import BalanceMethod
@@ -269,7 +269,7 @@ def costs_of_rows(mix: MixConfig, plan: StepPlan) -> NDArray[np.float64]:
     columns = {"lengths": pieces.lengths_P} | columns_of(pieces, tags_S, wanted, costed.images)
     try:
         costs_P = require_costs(cost, columns, wanted, "backbone")
-    except Exception as error:
+    except FAILURES as error:
         raise ConfigError(
             f"balance.cost {mix.balance.cost!r} failed on {len(pieces)} pieces: {type(error).__name__}: {error}; mend "
             "it, or use 'quadratic'"
@@ -314,7 +314,7 @@ def placed_by(strategy: Strategy, name: str, rows: DGraph, request: PlacementReq
     remedy = f"mend it, or choose one of {sorted(BUILT_IN)} and the cost 'quadratic'"
     try:
         placement = strategy(rows, request)
-    except Exception as error:
+    except FAILURES as error:
         raise ConfigError(f"{who} failed: {type(error).__name__}: {error}; {remedy}") from error
     if (fault := next(_faults(placement, rows, request), None)) is not None:
         raise ConfigError(f"{who} was refused: {fault}; {remedy}")

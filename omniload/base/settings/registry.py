@@ -12,7 +12,10 @@ from typing import Any, cast
 
 from omniload.base.errors import ConfigError
 
-__all__ = ["Registered", "registered"]
+__all__ = ["FAILURES", "Registered", "registered"]
+
+FAILURES = (Exception, SystemExit)
+"""What a stranger's code may come to; ``sys.exit`` in a thread would end that alone, without a word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +56,8 @@ def registered(group: str, name: str, built_in: Iterable[str] = ()) -> Registere
     (point,) = found
     try:
         function = point.load()
-    # Whatever a stranger's module comes to as it is imported, and no fault of ours.
-    except Exception as error:
+    # As it is imported, and no fault of ours.
+    except FAILURES as error:
         raise ConfigError(
             f"{name!r} of the entry points {group!r} ({point.value}) cannot be imported: "
             f"{type(error).__name__}: {error}"

@@ -18,7 +18,7 @@ from numbers import Real
 from typing import assert_never
 
 from omniload.base.errors import ConfigError
-from omniload.base.settings.registry import registered
+from omniload.base.settings.registry import FAILURES, registered
 from omniload.mix.edits.edit import AddSource
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import declared_at
@@ -198,7 +198,7 @@ def _asked(config: RegisteredPolicy, seen: PolicyInput) -> dict[str, float]:
     try:
         # A copy: what the function keeps, and changes later, is its own.
         found = dict(function(seen, **config.options))
-    except Exception as error:
+    except FAILURES as error:
         raise ConfigError(
             f"{who} fails at step {seen.step}: {type(error).__name__}: {error!s:.300}"
         ) from error

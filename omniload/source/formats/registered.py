@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError
-from omniload.base.settings.registry import Registered, registered
+from omniload.base.settings.registry import FAILURES, Registered, registered
 from omniload.mix.sources import RegisteredSource
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.content import digest_of_ranges, even_ranges
@@ -116,8 +116,7 @@ class RegisteredFormat(IndexedFormat):
     def _made(self) -> _Reader:
         try:
             reader: _Reader = self._make(**_plain(self._config.options))
-        # Whatever a stranger's class comes to with the options of a mix file.
-        except Exception as error:
+        except FAILURES as error:
             raise ConfigError(
                 f"reader {self._identity} does not take the options {sorted(self._config.options)}: "
                 f"{type(error).__name__}: {error!s:.300}"
@@ -182,8 +181,7 @@ class RegisteredFormat(IndexedFormat):
                 f"{file.path}: {where}: reader {self._identity} has no memory left; give the process more, or have the "
                 "reader cut smaller units"
             ) from error
-        # Whatever a stranger's code comes to with the bytes of a shard.
-        except Exception as error:
+        except FAILURES as error:
             raise self._refused(
                 file, where, f"fails: {type(error).__name__}: {error!s:.300}"
             ) from error

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
-from omniload.base.settings.registry import Registered, registered
+from omniload.base.settings.registry import FAILURES, Registered, registered
 from omniload.mix.schema.transforms import MapTransform
 from omniload.source.transforms.encoders import Samples
 
@@ -109,7 +109,7 @@ class MapFunction:
         """Call the function, and see that what it gives has a record of the right type for each that it was given."""
         try:
             made = self._registered.function(records, **_plain(self._config.options))
-        except Exception as error:
+        except FAILURES as error:
             raise self._refused(
                 f"fails on {len(records)} records: {type(error).__name__}: {error!s:.300}"
             ) from error

@@ -254,6 +254,8 @@ def test_a_strategy_that_fails_or_returns_something_else_is_named():
     with pytest.raises(ConfigError, match=r"failed: KeyError: 'patches'") as failed:
         placed_by(lambda rows, request: rows.columns["patches"], "vlm", some_rows(), a_request())
     assert isinstance(failed.value.__cause__, KeyError)
+    with pytest.raises(ConfigError, match=r"strategy 'exits' .* failed: SystemExit: no patches"):
+        placed_by(lambda rows, request: sys.exit("no patches"), "exits", some_rows(), a_request())
 
 
 @pytest.mark.parametrize(

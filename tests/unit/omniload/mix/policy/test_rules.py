@@ -350,6 +350,10 @@ def some(seen):
 def less(seen):
     return dict.fromkeys(seen.shares, -1)
 
+def leaves(seen):
+    raise SystemExit("nobody")
+
+
 def broken(seen):
     return seen.losses["nobody"]
 
@@ -372,7 +376,17 @@ def installed(tmp_path, monkeypatch):
     meta = tmp_path / "lab-2.0.dist-info"
     meta.mkdir()
     (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 2.0\n")
-    names = ("favour", "some", "less", "broken", "nothing", "numbered", "huge", "of_numpy")
+    names = (
+        "favour",
+        "some",
+        "less",
+        "broken",
+        "leaves",
+        "nothing",
+        "numbered",
+        "huge",
+        "of_numpy",
+    )
     lines = "".join(f"{name} = lab_of_policies:{name}\n" for name in names)
     (meta / "entry_points.txt").write_text(f"[omniload.policies]\n{lines}")
     (tmp_path / "lab_of_policies.py").write_text(FUNCTIONS)
@@ -410,6 +424,7 @@ def test_shares_are_numbers_of_any_kind_and_size(function, shares):
         ("numbered", r"gives shares of \['1', 'web'\]; the mix has books, code"),
         ("less", "gives books the share -1; give a number of at least 0"),
         ("broken", "fails at step 0: KeyError: 'nobody'"),
+        ("leaves", "fails at step 0: SystemExit: nobody"),
         ("nothing", "gives every source of books, code, news, web the share 0"),
         ("gone", "no installed distributions register 'gone'"),
     ],

@@ -137,6 +137,8 @@ def test_a_shard_may_begin_as_those_of_other_formats_do(folder):
             "1 / 0",
             "reader frames of lab 1.0 fails: ZeroDivisionError.*mend the reader",
         ),
+        ("file.seek(start)", "raise SystemExit", "reader frames of lab 1.0 fails: SystemExit"),
+        ("size, at, begin", "raise SystemExit; size, at, begin", "its units: .* SystemExit"),
     ],
 )
 def test_what_does_not_fit_is_told_with_shard_reader_and_version(folder, before, after, said):
@@ -161,6 +163,20 @@ def test_what_does_not_fit_is_told_with_shard_reader_and_version(folder, before,
 def test_what_the_mix_says_wrong_is_refused(source, said):
     with pytest.raises(ConfigError, match=said):
         drawn(a_mix(**source))
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ("import struct", "cannot be imported: SystemExit"),
+        ("self._frames, self._as_ids", "options"),
+    ],
+)
+def test_a_reader_that_ends_the_process_before_it_reads_is_refused(folder, before, said):
+    with_code(folder, before, f"raise SystemExit; {before}")
+
+    with pytest.raises(ConfigError, match=said):
+        drawn(a_mix())
 
 
 @pytest.mark.parametrize("ids", ["[[0.0]] * len(texts)", "[[True]] * len(texts)"])

@@ -58,6 +58,9 @@ def listed(texts):
 def broken(texts):
     raise KeyError("no such word")
 
+def leaves(texts):
+    raise SystemExit("no such word")
+
 def negative(tokens):
     return pc.negate(tokens.flatten()) and pa.array([[-5]] * len(tokens))
 """
@@ -238,6 +241,7 @@ def test_a_conversation_is_mapped_as_the_json_that_it_is(folder):
         (a_map("numbers", options={"a": 1}), "fails on 64 records: TypeError"),
         (a_map("listed"), "gives a list, not an array of Arrow"),
         (a_map("broken"), r"map 'broken' \(lab 1.2.0\): fails on 64 records: KeyError: 'no such"),
+        (a_map("leaves"), "fails on 64 records: SystemExit: no such word"),
         (a_map("long_ones", options={"least": 11}), "leaves 10 of 64 records out, and drops is"),
         (a_map("negative", of="tokens"), "gives the token id -5; ids are 0 or more"),
         (a_map("shift", of="text"), "fails on 64 records"),
