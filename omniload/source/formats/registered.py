@@ -11,9 +11,11 @@ What a unit starts and stops at is for the reader to say: bytes of the file, or 
 source keeps it, so ``units`` looks at a shard once. Where a reader fails, the shard is at fault: it is told with it.
 """
 
+import inspect
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import numpy as np
 import orjson
@@ -83,7 +85,9 @@ class RegisteredFormat(IndexedFormat):
         # Of another version it may cut otherwise, or decode to other records.
         self._kind = f"registered {self._identity} {config.holds} {options}"
         self._reader = self._made()
-        self._units = index_of(files, self._index, kind=self._kind, cache=cache, unpacks=None)
+        # One that is worked on keeps its version: what it cuts otherwise by now, no index says.
+        kind = f"{self._kind} {_code_of(self._make)}"
+        self._units = index_of(files, self._index, kind=kind, cache=cache, unpacks=None)
 
     @override
     def read_unit(self, unit: int) -> Records:
@@ -216,6 +220,14 @@ def _are_ids(found: pa.DataType) -> bool:
 
 
 _FITS = {"text": _are_texts, "tokens": _are_ids}
+
+
+def _code_of(made: object) -> str:
+    """Return a digest of the file that a class is written in; empty where nobody can say which that is."""
+    try:
+        return xxhash.xxh3_64_hexdigest(Path(inspect.getfile(cast("type", made))).read_bytes())
+    except (TypeError, OSError):
+        return ""
 
 
 def _type_of(value: object) -> str:

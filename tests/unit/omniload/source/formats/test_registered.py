@@ -179,6 +179,16 @@ def test_a_reader_that_ends_the_process_before_it_reads_is_refused(folder, befor
         drawn(a_mix())
 
 
+def test_a_reader_that_is_edited_cuts_shards_anew_though_its_version_stays(folder):
+    # From a file: its index is kept.
+    Path("mix.yaml").write_text(json.dumps(a_mix(options={"frames": 30})))
+    assert len(drawn("mix.yaml")) == 60
+
+    with_code(folder, "yield begin, at, count", "if begin: yield begin, at, count")
+
+    assert drawn("mix.yaml") == [str(i) for i in range(30, 60)]
+
+
 @pytest.mark.parametrize("ids", ["[[0.0]] * len(texts)", "[[True]] * len(texts)"])
 def test_ids_are_whole_numbers(folder, ids):
     with_code(folder, "return pa.array(texts, pa.string())", f"return pa.array({ids})")
