@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
@@ -18,6 +18,7 @@ from omniload.front.delivery import BatchForm
 from omniload.front.launch import DeviceMesh, Launch, Place, launch_of, place_of
 from omniload.front.loader import Loader, MixFacts, OpenClient, RunNotes
 from omniload.front.rows import Arrays, Labels, NumpyArrays
+from omniload.front.settings import Settings
 from omniload.front.spec import Runtime, kept_in, spec_of
 from omniload.mix.config import MixConfig
 from omniload.mix.schema.source_base import tags_of
@@ -48,7 +49,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     arrays: Literal["auto", "torch", "numpy"] = "auto",
     labels: Labels = "shifted",
     device: object = None,
-    **settings: object,
+    **settings: Unpack[Settings],
 ) -> Loader:
     """Open a mix for this rank.
 

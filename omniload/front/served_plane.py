@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, Unpack
 
 from pydantic import ValidationError
 from typing_extensions import override
@@ -51,6 +51,7 @@ from omniload.front.loader import Loader, MixFacts, OpenClient, RunNotes
 from omniload.front.opening import form_of, vocab_size_of
 from omniload.front.rendezvous import Counter, told_at
 from omniload.front.rows import Labels
+from omniload.front.settings import Settings
 from omniload.front.spec import kept_in, spec_of
 from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import MixConfig
@@ -163,7 +164,7 @@ def serve(
     state: Mapping[str, Json] | None = None,
     run_dir: str | Path | None = None,
     steps: int | None = None,
-    **settings: object,
+    **settings: Unpack[Settings],
 ) -> ServedPlane:
     """Bring up the data plane of a job whose ranks join and leave, in a process that is none of them.
 
