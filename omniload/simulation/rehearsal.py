@@ -126,9 +126,9 @@ class Rehearsal:
             constructor.handle(SlicesFetched(steps=(plan.step,), slices=slices))
         return tuple(constructor.batch_of(plan.step, rank) for rank in ranks)
 
-    def shard_at(self, source: int, position: int) -> str:
+    def file_at(self, source: int, position: int) -> str:
         """Return the path of the file that holds the record of a position."""
-        return self.loader.shard_at(source, position)
+        return self.loader.file_at(source, position)
 
     def tokens_of(self, pieces: PieceTable) -> list[NDArray[np.int32]]:
         """Return the token ids of pieces of the plan that was yielded last, in their order."""

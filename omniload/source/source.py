@@ -4,7 +4,7 @@ Shape suffixes:
     N  samples        R  records of a block, or of a read
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -84,6 +84,10 @@ class Source(Protocol):
 
     def shard_at(self, position: int) -> int:
         """Return the number of the shard that holds the record of a position."""
+        ...
+
+    def file_at(self, position: int) -> str:
+        """Return the path of the file that holds the record of a position; of files that it joins the shard of them."""
         ...
 
     def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
@@ -177,6 +181,14 @@ class RecordSource(Source):
     def shard_at(self, position: int) -> int:
         units_N = self._order.locate(position, position + 1).units_N
         return int(self._order.shards_of(units_N)[0])
+
+    @override
+    def file_at(self, position: int) -> str:
+        found = self._order.locate(position, position + 1)
+        # A sequence joins files of its unit, and its position is that of none of them.
+        joined = self._pipeline.concat is not None
+        file = "" if joined else self._format.file_of(int(found.units_N[0]), int(found.rows_N[0]))
+        return file or self.shards[int(self._order.shards_of(found.units_N)[0])]
 
     @override
     def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
@@ -289,27 +301,27 @@ class RecordSource(Source):
         begins_U = np.cumsum([0, *self._format.units().rows_U[list(share.units)].tolist()])
         in_order = np.argsort(positions_N)
         at_N = np.searchsorted(begins_U, rows_N[in_order], side="right") - 1
-        firsts_U = [self._order.number_in_shard(unit, 0) for unit in share.units]
-        shards_U = self._order.shards_of(np.asarray(share.units, np.int64)).tolist()
-        paths_U = [f"{self.shards[shard]}: " if self.shards else "" for shard in shards_U]
-        numbers_N = (rows_N[in_order] - begins_U[at_N] + np.asarray(firsts_U)[at_N]).tolist()
+        named_U = [self._named(unit) for unit in share.units]
+        rows_of_units_N = (rows_N[in_order] - begins_U[at_N]).tolist()
         return BadOfSpan(
             positions_N=positions_N[in_order],
-            places=tuple(
-                f"{paths_U[u]}{self._format.name_of_record(number)}"
-                for u, number in zip(at_N.tolist(), numbers_N, strict=True)
-            ),
+            places=tuple(named_U[u](row) for u, row in zip(at_N, rows_of_units_N, strict=True)),
             reason=self._reason,
         )
+
+    def _named(self, unit: int) -> Callable[[int], str]:
+        """Return what says how people call a record of a unit, by its row: the file that it is, or its place in one."""
+        shard = int(self._order.shards_of(np.asarray([unit], np.int64))[0])
+        path = f"{self.shards[shard]}: " if self.shards else ""
+        first = self._order.number_in_shard(unit, 0)  # once, as it goes through all units
+        name, file_of = self._format.name_of_record, partial(self._format.file_of, unit)
+        return lambda row: file_of(row) or f"{path}{name(first + row)}"
 
     def _judge_samples(self, block: Block, rows_N: NDArray[np.int64], samples: Samples) -> None:
         """Raise or tell of records that could not be made samples, as ``on_error`` says."""
         assert samples.bad_N is not None
-        units, records_N = block.places_of(rows_N[samples.bad_N])
-        records = records_N.tolist()
-        path = f"{self.shards[int(self._order.shards_of(units[:1])[0])]}: " if self.shards else ""
-        number = self._order.number_in_shard(int(units[0]), records[0])
-        first = f"{path}{self._format.name_of_record(number)}: {samples.reason}"
+        units, records = block.places_of(rows_N[samples.bad_N])
+        first = f"{self._named(int(units[0]))(int(records[0]))}: {samples.reason}"
         if self._rules.on_error.policy == "raise":
             raise self._unmendable(first)
         self._leave_out(first)

@@ -205,7 +205,7 @@ def _found(rehearsal: Rehearsal, part: StepPlan, spec: PlaneSpec, grep: str | No
                     text=_around(text, grep),
                     # A URL of a source may hold a key of its store.
                     shard=without_secrets(
-                        rehearsal.shard_at(int(pieces.sources_P[p]), int(pieces.positions_P[p]))
+                        rehearsal.file_at(int(pieces.sources_P[p]), int(pieces.positions_P[p]))
                     ),
                     loss=None,
                     tokens=tokens,

@@ -176,6 +176,10 @@ class Format(Protocol):
         """Return what people call a record of a shard that has ``number`` before it."""
         return f"record {number}, counted from 0"
 
+    def file_of(self, unit: int, row: int) -> str:  # noqa: ARG002 -- of those whose shards are groups of files
+        """Return the path of the file that is a record of a unit; empty where a shard is one file of many records."""
+        return ""
+
     def first_records(self) -> Records:
         """Decode a few records from the start of the source, from at most about ``FIRST_BYTES`` or one unit.
 

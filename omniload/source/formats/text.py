@@ -88,6 +88,10 @@ class TextFormat(IndexedFormat):
         return Records.of_texts(texts, reason)
 
     @override
+    def file_of(self, unit: int, row: int) -> str:
+        return self._files[int(self._units.starts_U[unit]) + row].path
+
+    @override
     def first_records(self) -> Records:
         file = next((file for file in self._files if file.size_bytes), None)
         if file is None:

@@ -213,6 +213,10 @@ class DividedSource(Source):
         return self.own.shard_at(position)
 
     @override
+    def file_at(self, position: int) -> str:
+        return self.own.file_at(position)
+
+    @override
     def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
         # All of it here: the first reads are this reader's alone, until the others have the source open.
         return self.own.stand_at(start, stop, without)

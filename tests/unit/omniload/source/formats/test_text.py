@@ -1,5 +1,7 @@
 """Plain text files."""
 
+from pathlib import Path
+
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError
@@ -57,6 +59,33 @@ def test_a_shard_of_several_files_is_called_by_its_own_files_and_as_none_of_them
         f"{tmp_path}/2.txt and 1 more",
         f"{tmp_path}/4.txt",
     )
+
+
+def test_a_record_is_called_by_its_file_and_joined_ones_by_the_group_that_they_lie_in(tmp_path):
+    for i in range(5):
+        (tmp_path / f"{i}.txt").write_bytes(f"text {i}".encode() if i != 3 else b"\xe9")
+
+    def opened(**config):
+        config |= {"type": "text", "path": "*.txt", "files_per_unit": 2}
+        config |= {"on_error": {"policy": "skip", "limit": 2}}
+        return open_source(
+            SourceSpec(
+                "notes",
+                TextSource.model_validate(config),
+                seed=0,
+                tokenizer=ByteTokenizer(type="bytes"),
+                base_dir=tmp_path,
+            )
+        )
+
+    source, joining = opened(), opened(transforms=[{"type": "concat", "tokens": 4}])
+    samples = source.read(0, 5)
+
+    drawn = [bytes(samples.tokens[i][:-1].tolist()).decode() for i in range(4)]
+    files = [source.file_at(position) for position in samples.table.positions_N.tolist()]
+    assert drawn == [f"text {Path(file).stem}" for file in files]
+    assert samples.table.places == (f"{tmp_path}/3.txt",)
+    assert {joining.file_at(p) for p in range(5)} == {*joining.shards}
 
 
 def test_line_ends_are_kept_as_they_are(opened):
