@@ -1,9 +1,11 @@
 """``omniload mix stats``: what the documents of a mix are like, before anything is trained on them."""
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import click
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
+from omniload.actors.roles import planner_metrics
 from omniload.base.cli import FiniteRange
 from omniload.base.errors import ConfigError
 from omniload.client import Client
@@ -225,12 +228,25 @@ def _gathered(
     )
 
 
+@contextmanager
+def _bad_records_untold() -> Iterator[None]:
+    """Have a planner say nothing of bad records that it goes past, epoch after epoch: the survey has counted them."""
+    log = logging.getLogger(planner_metrics.__name__)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
 def _measure(spec: PlaneSpec, seconds: float) -> Rate | None:
     """Take batches of one rank for a while; what was built before the first was asked for does not count."""
     at_s: list[float] = []
     tokens: list[int] = []
     with (
         progress("measuring", seconds) as advance,
+        _bad_records_untold(),
         # Without an end of its own: the clock below says how long it runs.
         LocalPlane(replace(spec, num_steps=None)) as plane,
         Client(plane.handle(0)) as client,

@@ -186,6 +186,17 @@ def test_what_cannot_be_decoded_is_counted_and_a_file_that_is_gone_is_named_with
     assert f"{mix_path}:" in str(gone.exception)
 
 
+def test_a_bad_record_is_told_once_however_often_the_run_that_is_measured_goes_past_it(
+    mix_path, tmp_path, texts, caplog
+):
+    write_texts(tmp_path / "code.jsonl", [*texts["code"], None])
+
+    json_of("stats", mix_path, "--measure", 0.2)
+
+    told = [line for line in caplog.messages if line.startswith(("source code", "sources.code"))]
+    assert len({*told}) == 1
+
+
 def test_a_shard_that_is_cut_short_is_named(mix_path, tmp_path, texts):
     """Damage in the middle of a compressed shard is told with the shard, not shown as fewer documents."""
     packed = gzip.compress((tmp_path / "code.jsonl").read_bytes())
