@@ -37,9 +37,9 @@ def importers():
 def alone_in(package):
     """Return the modules with one importer, but for those that users import too, by the name of the package."""
     alone = {name for name, by in importers().items() if len(by) == 1}
-    stub = Path(package, "__init__.pyi")
-    if (ROOT / stub).is_file():
-        alone -= set(imported_by(stub, importers().keys()))
+    for door in ("__init__.py", "__init__.pyi"):
+        path = Path(ROOT, package, door)
+        alone -= set(imported_by(path, importers().keys())) if path.is_file() else set()
     return {name.removeprefix(f"{package}.") for name in alone if name.startswith(f"{package}.")}
 
 

@@ -26,7 +26,7 @@ LONGER = {
         "where a plane is, which ranks it serves there, who may come",
     ),
     "omniload/actors/local/plane.py": (
-        385,
+        390,
         "every role and rank of one process, which know each other: opened, changed, closed, and the ways between them",
     ),
     "omniload/actors/ray/keeper.py": (
@@ -57,7 +57,7 @@ LONGER = {
         "every actor of a plane, who holds what, in which process, and which sources",
     ),
     "omniload/actors/ray/rank/handle.py": (
-        370,
+        350,
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (

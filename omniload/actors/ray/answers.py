@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, TypeVar
 
 from omniload.actors.gate import CLOSED
@@ -16,6 +17,7 @@ __all__ = [
     "answer_to",
     "ask_head",
     "call_in_thread",
+    "error_of",
     "future_of",
     "has_ended",
     "is_lost",
@@ -160,24 +162,26 @@ def future_of(ref: Any, role: str) -> "Future[Any]":  # noqa: ANN401 -- as above
     return answer
 
 
-def call_in_thread(call: Callable[[], Any], pool: DaemonPool) -> "Future[Any]":
-    """Have a thread call an actor and wait for it; return a future of what it answers, or of what either raised.
+def call_in_thread(call: Callable[[], T], pool: DaemonPool) -> "Future[T]":
+    """Have a thread call an actor and wait for it; ``error_of`` tells of its answer what either raised.
 
     Whoever wants the answer later finds it at hand.
     """
-    answer: Future[Any] = Future()
+    return pool.submit(partial(_called, call))
 
-    def heard(done: "Future[Any]") -> None:
-        error = UnavailableError(CLOSED) if done.cancelled() else done.exception()
-        if error is None:
-            answer.set_result(done.result())
-        elif isinstance(error, OSError) and not isinstance(error, RayError):
-            answer.set_exception(_of_ended_ray(error))
-        else:
-            answer.set_exception(error)
 
-    pool.submit(call).add_done_callback(heard)
-    return answer
+def _called(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except RayError:  # an actor's own OSError is one as well
+        raise
+    except OSError as error:
+        raise _of_ended_ray(error) from None
+
+
+def error_of(answer: "Future[Any]") -> BaseException | None:
+    """Return what an answer that is there has for an error; a call that a closed plane has not begun has one too."""
+    return UnavailableError(CLOSED) if answer.cancelled() else answer.exception()
 
 
 def is_lost(error: BaseException) -> bool:

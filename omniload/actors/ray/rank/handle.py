@@ -7,9 +7,7 @@ import secrets
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -24,13 +22,11 @@ from omniload.actors.patience import wait_until
 from omniload.actors.plane import RankHandle
 from omniload.actors.rank_locks import name_in
 from omniload.actors.ray.answers import (
-    call_in_thread,
+    error_of,
     is_lost,
     plain_error,
-    value_of,
     wait_for_future,
     wait_for_head,
-    wait_for_ref,
 )
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.environment import RayError
@@ -40,8 +36,8 @@ from omniload.actors.ray.hosts.boards import boards_of
 from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.hosts.rank_claims import claim_rank, was_claimed
 from omniload.actors.ray.processes import Opener
+from omniload.actors.ray.rank.ahead import BatchesAhead
 from omniload.actors.ray.rank.planner_link import PlannerLink
-from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.linux.file_lock import FileLock
 from omniload.base.linux.network import host_id
@@ -91,8 +87,8 @@ class RayHandle(RankHandle):
         dp_rank, self._cp_rank = check_rank(address.sizes_with(asked), dp_rank, cp_rank)
         self._address, self._on_close, self._check_plane = address, on_close, check
         self._gate, self._left = Gate(), threading.Event()
-        self._held, self._calls = deque[Batch](), DaemonPool(1, "omniload-asks")
-        self._pending: tuple[int, Future[Any]] | None = None
+        most, limit_s = address.steps_at_once, address.batch_timeout_s
+        self._ahead = BatchesAhead(self._gate, self._check_alive, most=most, limit_s=limit_s)
         self._folder = address.on_host(host_id())[1]
         self._is_guest = address.terms is not None and address.host != host_id()
         self._lock: FileLock | None = None
@@ -116,7 +112,7 @@ class RayHandle(RankHandle):
                 self._become(self._join_world(asked, dp_rank), dp_rank)
                 self.first_step = asked.step
             self._planner.become(dp_rank, self._generation, self._node)
-            self._constructor_name, self._constructor = self._found(self._constructor_role)
+            self._lead_to(*self._found(self._constructor_role))
             # Last of what can fail: once it was claimed, whoever takes this place comes after this rank.
             if self._lock is None:
                 self._lock = self._claim(self._generation, dp_rank)
@@ -189,6 +185,10 @@ class RayHandle(RankHandle):
         """Return name and actor of the constructor that has a role; raises as ``await_newest``."""
         return await_newest(role, self._planner.look, partial(self._left.wait, _LOOK_S))
 
+    def _lead_to(self, name: str, constructor: Any) -> None:  # noqa: ANN401 -- Ray's handle has no static type
+        self._constructor_name = name
+        self._ahead.lead_to(constructor, (self._dp_rank, self._cp_rank, self._generation))
+
     def _post_heartbeats(self) -> None:
         """Post heartbeats under the name of this rank."""
         self._activity = Activity(self._name, log=self._logs.of(self._name), host=host_here())
@@ -221,12 +221,10 @@ class RayHandle(RankHandle):
             found = self._found(self._role_in(world, dp_rank))
             lock = self._claim(world.generation, dp_rank)
             self._unlock()
-            self._lock, self._pending = lock, None
-            # What was prefetched is of ranks that are gone: the same steps are built anew for those that are there.
-            self._held.clear()
+            self._lock = lock
             self._planner.become(dp_rank, world.generation, self._node)
             self._become(world, dp_rank)
-            self._constructor_name, self._constructor = found
+            self._lead_to(*found)
         self.first_step = asked.step
         self._end_heartbeats()
         if before != self._name:
@@ -237,34 +235,41 @@ class RayHandle(RankHandle):
 
     @override
     def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
+        began_s = time.monotonic()
+        self._gate.check()
+        if self._ahead.is_empty:
+            self._open_window(step, timeout_s)
+        self._activity.figures.count("wait_seconds_total", time.monotonic() - began_s)
+        self._activity.figures.count("taken_steps_total")
+        self._activity.rest(f"has step {step} and has not asked for the next")
+        return self._ahead.next()
+
+    def _open_window(self, step: int, timeout_s: float | None) -> None:
+        """Have the batches from ``step`` on at hand, none at the end of the data."""
+        self._ahead.ask(step)
+        # Nearly always: a rank that trains finds them there, waits for nobody, and calls nobody.
+        if self._ahead.take_in():
+            return
+        doing = f"waits for step {step}"
+        with self._gate.inside(), self._activity.doing(doing, (self._constructor_name,)):
+            self._wait_for_window(step, timeout_s)
+
+    def _wait_for_window(self, step: int, timeout_s: float | None) -> None:
+        """Wait for batches; where the constructor is lost, for the one that takes its place, and ask that one."""
         wait = Wait(
             who=self._name,
             what=f"the batch of step {step}",
             first=self._constructor_name,
             limit_s=timeout_s or self._address.batch_timeout_s,
         )
-        began_s = time.monotonic()
-        with self._gate.inside():
-            if not self._held:
-                with self._activity.doing(f"waits for step {step}", (self._constructor_name,)):
-                    self._held.extend(self._batches_from(step, wait))
-                if self._held:
-                    # Before the trainer has used what it gets: the next batches come while it computes.
-                    self._ask(step + len(self._held))
-        self._activity.figures.count("wait_seconds_total", time.monotonic() - began_s)
-        self._activity.figures.count("taken_steps_total")
-        self._activity.rest(f"has step {step} and has not asked for the next")
-        return self._held.popleft() if self._held else None
-
-    def _batches_from(self, step: int, wait: Wait) -> tuple[Batch, ...]:
-        """Wait for batches; where the constructor is lost, for the one that takes its place, and ask that one."""
         while True:
-            asked = self._ask(step)
+            asked = self._ahead.ask(step)
             wait_until(lambda s: wait_for_future(asked, s, self._planner.look), wait, self._board)  # noqa: B023 -- waited for here
-            self._pending = None
-            if (error := asked.exception()) is None:
-                batches: tuple[Batch, ...] = asked.result()
-                return batches
+            if self._ahead.take_in():
+                return
+            self._ahead.forget_asked()
+            error = error_of(asked)
+            assert error is not None, "batches that came were taken in"
             if not is_lost(error):
                 raise plain_error(error, self._constructor_name) from None
             wait_until(self._follow, wait, self._board)
@@ -279,46 +284,20 @@ class RayHandle(RankHandle):
         # The name of the lost one stays in Ray's list until its end has come through.
         if found is None or found[0] == self._constructor_name:
             return False
-        self._constructor_name, self._constructor = found
+        self._lead_to(*found)
         return True
-
-    def _ask(self, step: int) -> "Future[Any]":
-        """Ask for the batches from ``step`` on, unless that is under way; return the answer to be.
-
-        It is taken in as it comes, while the trainer computes: no part of the wait for the next step.
-        """
-        if self._pending is None or self._pending[0] != step:
-            place = self._dp_rank, self._cp_rank, self._generation
-            call = partial(self._take_several, self._constructor, step, place)
-            # In a thread: a call to Ray takes a rank that has trained half a millisecond.
-            self._pending = step, call_in_thread(call, self._calls)
-        return self._pending[1]
-
-    def _take_several(self, constructor: Any, step: int, place: tuple[int, int, int]) -> Any:  # noqa: ANN401 -- Ray's references have no static type
-        def check() -> None:
-            self._check_alive()
-            # What is asked as another rank waits behind this call.
-            if place[-1] != self._generation:
-                raise UnavailableError("nobody waits for batches of the ranks of before")
-
-        with self._gate.inside():
-            asked = constructor.take_several.remote(step, self._address.steps_at_once, *place)
-            # Not by Ray's own future: where this host's raylet has gone, that ends the process without a word.
-            while not wait_for_ref(asked, self._address.batch_timeout_s, check):
-                pass  # whoever waits for it says so
-            return value_of(asked)
 
     @override
     def is_ready(self, step: int) -> bool:
         with self._gate.inside():
-            asked = self._pending  # of the next step, where none is held
-            return bool(self._held) or bool(
-                asked and wait_for_future(asked[1], 0, self._check_alive)
+            coming = self._ahead.coming  # of the next step, where none is at hand
+            return not self._ahead.is_empty or bool(
+                coming and wait_for_future(coming, 0, self._check_alive)
             )
 
     @override
     def taken(self, step: int) -> None:
-        if self._held:
+        if not self._ahead.is_empty:
             return  # said with the last of those that came together
         with self._gate.inside():
             self._planner.taken(step)
@@ -337,7 +316,7 @@ class RayHandle(RankHandle):
         atexit.unregister(self._end_with_process)
         # Before anything is given back: a call that is inside may use all of it.
         left = self._end_calls(limit_s) and wait_for_head(min(limit_s, _HEAD_S))
-        self._calls.close(min(limit_s, _HEAD_S))
+        self._ahead.close(min(limit_s, _HEAD_S))
         self._end_heartbeats()
         self._logs.close()
         self._release()

@@ -15,6 +15,7 @@ from omniload.actors.address import HostPlace, NodeTerms, PlaneAddress
 from omniload.actors.ray import finding
 from omniload.actors.ray.head_watch import HeadWatch
 from omniload.actors.ray.hosts.rank_claims import claim_rank
+from omniload.actors.ray.rank import ahead
 from omniload.actors.ray.rank import handle as module
 from omniload.actors.ray.rank.handle import RayHandle
 from omniload.base.concurrency.threads import DaemonPool
@@ -121,8 +122,8 @@ def address(tmp_path, monkeypatch, actors):
 
     monkeypatch.setattr(module, "PlannerLink", FakeLink)
     monkeypatch.setattr(module, "HeadWatch", Head)
-    monkeypatch.setattr(module, "wait_for_ref", wait_for_ref)
-    monkeypatch.setattr(module, "value_of", lambda answer: answer)
+    monkeypatch.setattr(ahead, "wait_for_ref", wait_for_ref)
+    monkeypatch.setattr(ahead, "value_of", lambda answer: answer)
     monkeypatch.setattr(finding, "newest_of", lambda role: role)
     monkeypatch.setattr(
         finding, "_LOOK_S", 10.0

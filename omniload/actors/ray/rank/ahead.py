@@ -1,0 +1,114 @@
+"""Batches that a rank asks its constructor for while it trains on those at hand."""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from omniload.actors.gate import Gate
+from omniload.actors.ray.answers import call_in_thread, error_of, value_of, wait_for_ref
+from omniload.base.concurrency.threads import DaemonPool
+from omniload.base.errors import UnavailableError
+from omniload.batch.microbatch import Batch
+
+__all__ = ["BatchesAhead"]
+
+Rank = tuple[int, int, int]
+"""Dp rank, cp rank, and the generation of ranks that it is one of."""
+
+
+class BatchesAhead:
+    """The window at hand, and the one behind it: a thread asks for that one, and takes it in as it comes.
+
+    A call to Ray takes a rank that has trained half a millisecond, and to give a window back to it a tenth of that.
+    Neither is part of the wait for a step.
+    """
+
+    def __init__(self, gate: Gate, check: Callable[[], None], *, most: int, limit_s: float) -> None:
+        """Ask for up to ``most`` batches at once, inside ``gate``; ``check`` raises where nobody will answer."""
+        self._gate, self._check, self._most, self._limit_s = gate, check, most, limit_s
+        self._constructor: Any = None
+        self._rank: Rank = (0, 0, 0)
+        self._held = deque[Batch]()
+        self._last: Batch | None = None
+        """Of the window at hand, where it is one of several batches."""
+        self._asked: tuple[int, Future[tuple[Batch, ...]]] | None = None
+        self._calls = DaemonPool(1, "omniload-asks")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no batch is at hand."""
+        return not self._held
+
+    @property
+    def coming(self) -> "Future[tuple[Batch, ...]] | None":
+        """The batches behind those at hand, where they are asked for."""
+        return None if self._asked is None else self._asked[1]
+
+    def lead_to(self, constructor: Any, rank: Rank) -> None:  # noqa: ANN401 -- Ray's handle has no static type
+        """Ask another constructor, or as another rank; batches of before are built anew for those that are there."""
+        self._constructor, self._rank = constructor, rank
+        self._held.clear()
+        self.forget_asked()
+
+    def next(self) -> Batch | None:
+        """Give the first batch at hand; ``None`` where there is none."""
+        return self._held.popleft() if self._held else None
+
+    def ask(self, step: int) -> "Future[tuple[Batch, ...]]":
+        """Ask for the batches from ``step`` on, unless that is under way; return the answer to be."""
+        if self._asked is None or self._asked[0] != step:
+            self._asked = step, self._ask(step, None)
+        return self._asked[1]
+
+    def take_in(self) -> bool:
+        """Have the batches that were asked for at hand, none at the end of the data, and ask for those behind them.
+
+        Returns:
+            Whether they had come; an error is left to whoever waits for them.
+        """
+        if self._asked is None:
+            return False
+        step, asked = self._asked
+        if not asked.done() or error_of(asked) is not None:
+            return False
+        self.forget_asked()
+        self._held.extend(asked.result())
+        before, self._last = self._last, None
+        if self._held:
+            # Of large steps, which come one at a time, one more would be much memory.
+            self._last = self._held[-1] if len(self._held) > 1 else None
+            # Before the trainer has used what it gets: the next batches come while it computes.
+            step += len(self._held)
+            self._asked = step, self._ask(step, before)
+        return True
+
+    def forget_asked(self) -> None:
+        """Ask anew the next time."""
+        self._asked = None
+
+    def close(self, limit_s: float) -> bool:
+        """Ask no more; return whether a call under way ended within the limit."""
+        return self._calls.close(limit_s)
+
+    def _ask(self, step: int, before: Batch | None) -> "Future[tuple[Batch, ...]]":
+        call = partial(self._answer, self._constructor, self._rank, step, before)
+        return call_in_thread(call, self._calls)
+
+    def _answer(self, constructor: Any, rank: Rank, step: int, before: Batch | None) -> Any:  # noqa: ANN401 -- as above
+        """Have an answer, and then leave ``before``: Ray has its window back from this thread, not the trainer's."""
+
+        def check() -> None:
+            self._check()
+            # What is asked as another rank waits behind this call.
+            if rank != self._rank:
+                raise UnavailableError("nobody waits for batches of the ranks of before")
+
+        with self._gate.inside():
+            asked = constructor.take_several.remote(step, self._most, *rank)
+            # Not by Ray's own future: where this host's raylet has gone, that ends the process without a word.
+            while not wait_for_ref(asked, self._limit_s, check):
+                pass  # whoever waits for it says so
+            del before
+            return value_of(asked)

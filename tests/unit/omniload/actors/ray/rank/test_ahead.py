@@ -1,0 +1,125 @@
+"""Windows of batches come, and are left, in a thread beside the trainer's."""
+
+import threading
+import weakref
+from concurrent.futures import wait
+
+import pytest
+
+pytest.importorskip("ray")
+
+from omniload.actors.gate import Gate
+from omniload.actors.ray.rank import ahead as module
+from omniload.actors.ray.rank.ahead import BatchesAhead
+from omniload.base.errors import UnavailableError
+
+RANK = (0, 0, 0)
+
+
+class Batch:
+    """A batch that notes the thread in which it is let go of last."""
+
+    def __init__(self, step, left):
+        self.step = step
+        weakref.finalize(self, lambda: left.append((step, threading.current_thread())))
+
+
+class Constructor:
+    """Has windows of ``size`` batches up to a step, once it may answer."""
+
+    def __init__(self, size, end=10**6):
+        self.size, self.end, self.left = size, end, []
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.take_several = self
+
+    def remote(self, step, most, *_):
+        assert self.may_answer.wait(10.0)
+        count = max(0, min(self.size, most, self.end - step))
+        return tuple(Batch(step + n, self.left) for n in range(count))
+
+
+@pytest.fixture
+def open_to(monkeypatch):
+    """Return what a rank has ahead of it, given its constructor."""
+    monkeypatch.setattr(module, "wait_for_ref", lambda _answer, _limit_s, check: check() or True)
+    monkeypatch.setattr(module, "value_of", lambda answer: answer)
+    opened = []
+
+    def open_ahead(constructor):
+        opened.append(BatchesAhead(Gate(), lambda: None, most=4, limit_s=60.0))
+        opened[-1].lead_to(constructor, RANK)
+        return opened[-1]
+
+    yield open_ahead
+    assert all(each.close(10.0) for each in opened)
+
+
+def steps_of(ahead, count):
+    """Take so many batches as a rank that trains, each let go of for the next."""
+    steps, batch = [], None
+    while len(steps) < count:
+        if ahead.is_empty:
+            wait([ahead.ask(len(steps))], 10.0)
+            assert ahead.take_in()
+        batch = ahead.next()
+        if batch is None:
+            break
+        steps.append(batch.step)
+    return steps
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_batches_come_in_the_order_of_steps_and_end_with_the_data(open_to, size):
+    assert steps_of(open_to(Constructor(size, end=10)), 99) == list(range(10))
+
+
+def test_the_last_batch_of_a_window_is_left_by_the_thread_that_asks(open_to):
+    constructor = Constructor(4)
+    ahead = open_to(constructor)
+
+    assert steps_of(ahead, 9) == list(range(9))
+    wait([ahead.coming], 10.0)
+
+    threads = dict(constructor.left)
+    assert [threads[step] is threading.current_thread() for step in (0, 1, 2)] == [True] * 3
+    assert threads[3] is not threading.current_thread()
+
+
+def test_of_large_steps_none_is_kept_for_the_thread_that_asks(open_to):
+    constructor = Constructor(1)
+
+    assert steps_of(open_to(constructor), 5) == list(range(5))
+
+    assert [step for step, thread in constructor.left] == [0, 1, 2, 3, 4]
+    assert {thread for _, thread in constructor.left} == {threading.current_thread()}
+
+
+def test_what_has_not_come_and_what_failed_is_not_taken_in(open_to):
+    constructor = Constructor(4)
+    constructor.may_answer.clear()
+    ahead = open_to(constructor)
+    assert not ahead.take_in(), "nothing is asked for"
+    asked = ahead.ask(0)
+
+    assert not ahead.take_in()
+    ahead.lead_to(constructor, (0, 0, 1))
+    constructor.may_answer.set()
+    with pytest.raises(UnavailableError, match="the ranks of before"):
+        asked.result(10.0)
+
+    assert ahead.coming is None
+    assert steps_of(ahead, 4) == [0, 1, 2, 3]
+
+
+def test_batches_at_hand_are_left_where_the_rank_is_another_one(open_to):
+    ahead = open_to(Constructor(4))
+    assert steps_of(ahead, 2) == [0, 1]
+
+    ahead.lead_to(Constructor(2), (1, 0, 1))
+
+    assert ahead.is_empty
+    assert ahead.next() is None
+    wait([ahead.ask(2)], 10.0)
+    assert ahead.take_in()
+    assert [ahead.next().step, ahead.next().step, ahead.next()] == [2, 3, None]
