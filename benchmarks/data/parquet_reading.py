@@ -4,6 +4,7 @@ python -m benchmarks.data.parquet_reading --help
 """
 
 # First: it says how Arrow keeps what was freed, as it does in a loader, and Arrow asks once, as it is loaded.
+from omniload.base.linux.freed_memory import keep_freed
 from omniload.base.linux.huge_pages import spare_host
 
 # isort: split
@@ -155,17 +156,17 @@ def _shown(ratios: Sequence[float]) -> str:
 NOTES = """\
 Files in the page cache, one core, {repeats} turns of all ways after a first one, each way once unmeasured right before
 it is measured; a ratio is of the processor time of one process within a turn, its median with the least and most, above
-1 where omniload reads more. The process has Arrow keep what was freed for a second and no huge pages on a machine that
-gives memory back to its host, as source loaders have. Ours gives documents of about a megabyte at a time (65,536 of
-them at most), as the planner asks for tokens, with their positions, their UTF-8 looked at, in the order of the file or
-shuffled within blocks of four row groups, less what the tokenizer takes; shuffled ones where they lie, as views, so
-that what it costs to fetch each from there is the tokenizer's. pyarrow's iter_batches gives 65,536 rows at a time as it
-comes, mapped with memory_map=True, or 1,024; nothing is looked at or shuffled. Of parts each is what functions take
-within a read, less those they call; decoding is Arrow's, or of lines zstd and the parser, and what is laid end to end
-of Parquet is looked at meanwhile. The same duties by pyarrow
-alone are a row group decoded as a whole, validated, copied out of the room that its decoder leaves, and shown in parts;
-shuffled, four row groups as one array, taken in an order of numpy: copied, for pyarrow takes no views. Load of the
-machine by other work as this began: {load}."""
+1 where omniload reads more. The process has Arrow keep what was freed for a second, the C library up to 32 MiB of it,
+and no huge pages on a machine that gives memory back to its host, as source loaders have. Ours gives documents of about
+a megabyte at a time (65,536 of them at most), as the planner asks for tokens, with their positions, their UTF-8 looked
+at, in the order of the file or shuffled within blocks of four row groups, less what the tokenizer takes; shuffled ones
+where they lie, as views, so that what it costs to fetch each from there is the tokenizer's. pyarrow's iter_batches
+gives 65,536 rows at a time as it comes, mapped with memory_map=True, or 1,024; nothing is looked at or shuffled. Of
+parts each is what functions take within a read, less those they call; decoding is Arrow's, or of lines zstd and the
+parser, and what is laid end to end of Parquet is looked at meanwhile. The same duties by pyarrow alone are a row group
+decoded as a whole, validated, copied out of the room that its decoder leaves, and shown in parts; shuffled, four row
+groups as one array, taken in an order of numpy: copied, for pyarrow takes no views. Load of the machine by other work
+as this began: {load}."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -183,6 +184,7 @@ def main(repeats: int, mib: int, large: bool, report: bool) -> None:
       python -m benchmarks.data.parquet_reading --repeats 3 --no-large --no-report
     """  # noqa: D301 -- click's own marker
     spare_host()
+    keep_freed()
     load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     texts = documents_of(_SOURCE_MIB << 20)
     found: dict[bool, dict[Case, dict[str, list[float]]]] = {False: {}, True: {}}

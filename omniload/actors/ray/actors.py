@@ -20,6 +20,7 @@ from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.loader import LoaderShell
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import UnavailableError
+from omniload.base.linux.freed_memory import keep_freed
 from omniload.base.linux.huge_pages import spare_host
 from omniload.base.log import RoleLogs, speak_for
 from omniload.base.state import JsonObject
@@ -95,6 +96,7 @@ class LoaderActor(PresentActor, LoaderShell):
     def __init__(self, name: str, board: FolderBoard | None, logs: Path | None) -> None:
         """Be there, so that processes start together, and be seen to be."""
         spare_host()
+        keep_freed()
         self._activity = self._appear(name, board, logs, reads=True)
         self._start_reader = partial(RayReader, loader=name, logs=logs)
         self._is_open = threading.Event()

@@ -19,8 +19,11 @@ __all__ = [
     "MS_REC",
     "MS_REMOUNT",
     "MS_SLAVE",
+    "M_MMAP_THRESHOLD",
+    "M_TRIM_THRESHOLD",
     "forgo_huge_pages",
     "kind_of_filesystem",
+    "mallopt",
     "mount",
     "openat2",
     "syncfs",
@@ -30,6 +33,7 @@ __all__ = [
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT = 0x1, 0x2, 0x4, 0x20
 MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE = 0x1000, 0x4000, 0x40000, 0x80000
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 _MNT_DETACH = 2
 _PR_SET_THP_DISABLE = 41
 _OPENAT2 = 437
@@ -65,6 +69,19 @@ def forgo_huge_pages() -> None:
     """Have this process, and those that it starts, be given no huge pages from now on."""
     numbers = [ctypes.c_ulong(each) for each in (1, 0, 0, 0)]
     _checked(_libc().prctl(ctypes.c_int(_PR_SET_THP_DISABLE), *numbers))
+
+
+def mallopt(option: int, value: int) -> None:
+    """Say how the C library holds the memory of this process.
+
+    Raises:
+        OSError: ``ENOSYS`` where it is not told, as musl's is; ``EINVAL`` where it refuses the value.
+    """
+    call = getattr(_libc(), "mallopt", None)
+    # Of this call 0 is the failure.
+    if call is None or not call(ctypes.c_int(option), ctypes.c_int(value)):
+        number = errno.ENOSYS if call is None else errno.EINVAL
+        raise OSError(number, os.strerror(number))
 
 
 def syncfs(file: int) -> None:

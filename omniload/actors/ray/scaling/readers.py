@@ -17,6 +17,7 @@ from omniload.actors.ray.answers import is_lost, plain_error
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.processes import HeldProcess, Process
 from omniload.actors.roles.sources import SourceOpening
+from omniload.base.linux.freed_memory import keep_freed
 from omniload.base.linux.huge_pages import spare_host
 from omniload.base.log import RoleLogs, speak_for
 from omniload.mix.fingerprint import SourceFacts
@@ -35,6 +36,7 @@ class ReaderActor:
 
     def __init__(self, name: str, logs: Path | None) -> None:
         spare_host()
+        keep_freed()
         speak_for(RoleLogs(logs).of(name))
 
     def process(self) -> Process:

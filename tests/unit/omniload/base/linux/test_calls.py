@@ -40,3 +40,10 @@ def test_nothing_above_a_directory_and_no_link_is_opened_from_it(tmp_path):
 def test_what_is_no_file_cannot_be_made_durable():
     with pytest.raises(OSError, match="Bad file descriptor"):
         calls.syncfs(-1)
+
+
+def test_a_c_library_that_is_told_nothing_of_freed_memory_is_a_refused_call(monkeypatch):
+    monkeypatch.setattr(calls, "_libc", object)
+
+    with pytest.raises(OSError, match="not implemented"):
+        calls.mallopt(calls.M_TRIM_THRESHOLD, 1 << 20)
