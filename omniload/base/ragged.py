@@ -7,18 +7,36 @@ Shape suffixes:
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["Ragged", "Ranges", "gather_across", "gather_ranges"]
+__all__ = ["Ragged", "Ranges", "Rows", "gather_across", "gather_ranges", "numbers_of", "run_of"]
 
 _FEW = 32
 """Ranges up to which one slice each is faster than what Arrow needs beforehand."""
 _WINDOW_BYTES = 1 << 30
 _INLINE_BYTES = 12
+Rows: TypeAlias = NDArray[np.int64] | range
+"""Numbers of sequences that are asked for, ``[N]``; a range where they lie as they are asked for, as in most reads in
+the order of a file: none of them is looked at."""
+
+
+def numbers_of(rows: Rows) -> NDArray[np.int64]:
+    """Return the numbers of sequences as an array, ``[N]``."""
+    return np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
+
+
+def run_of(rows: Rows) -> range | None:
+    """Return sequences as a range where they lie as they are asked for; ``None`` where they do not, or are none."""
+    if isinstance(rows, range):
+        return rows or None
+    count = len(rows)
+    if count and rows[-1] - rows[0] == count - 1 and (rows[1:] > rows[:-1]).all():
+        return range(int(rows[0]), int(rows[0]) + count)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ import numpy as np
 import numpy.random  # here: a process forked while a reader's thread loads it could never load it
 from numpy.typing import NDArray
 
+from omniload.base.ragged import Rows, numbers_of
 from omniload.mix.config import ShuffleConfig
 
 __all__ = ["ORDER_VERSION", "BlockOrder", "Located", "Order", "Span", "sorted_places"]
@@ -67,8 +68,8 @@ class BlockOrder:
     units_U: NDArray[np.int64]
     """Its units by rising number: an epoch whose block is of the same units finds it decoded, in whatever order they
     came."""
-    rows_B: NDArray[np.int64]
-    """Numbers into its units laid end to end, ``[B]``."""
+    rows: Rows
+    """Numbers into its units laid end to end, ``[B]``; a range where they stay in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +130,6 @@ class Order:
         self._ordered_U: NDArray[np.int64] = self._units_U
         self._block_offsets: NDArray[np.int64] = np.zeros(1, np.int64)
         self._kept: tuple[int, int, BlockOrder] | None = None
-        self._rising: NDArray[np.int64] = np.arange(0)
-        """Rows of the largest block so far that stay in order: new ones would be new pages of memory each time."""
 
     @property
     def fingerprint(self) -> str:
@@ -171,7 +170,7 @@ class Order:
     def whole(self, span: Span) -> Span:
         """Return the span of all positions of the block that a span lies in."""
         start = span.start - span.offset
-        count = len(self.block_of(span.epoch, span.block).rows_B)
+        count = len(self.block_of(span.epoch, span.block).rows)
         return replace(span, offset=0, start=start, stop=start + count)
 
     def number_in_shard(self, unit: int, row: int) -> int:
@@ -200,17 +199,14 @@ class Order:
         at = block * self._block_units
         units_U = np.sort(self._ordered_U[at : at + self._block_units])
         first, end = self._block_offsets[block : block + 2].tolist()
+        rows: Rows = range(end - first)
         if self._method in {"block", "units", "full"}:
-            rows_B = self._permutation(end - first, epoch, "rows", block)
-        else:
-            if len(self._rising) < end - first:
-                self._rising = np.arange(end - first)
-            rows_B = self._rising[: end - first]
-        return BlockOrder(units_U=units_U, rows_B=rows_B)
+            rows = self._permutation(end - first, epoch, "rows", block)
+        return BlockOrder(units_U=units_U, rows=rows)
 
     def let_go(self) -> None:
         """Let go of the order of the rows that were asked for last."""
-        self._kept, self._rising = None, np.arange(0)
+        self._kept = None
 
     def locate(self, start: int, stop: int) -> Located:
         """Find the unit and row of every position from ``start`` to ``stop``.
@@ -231,7 +227,7 @@ class Order:
     def _locate(self, span: Span) -> NDArray[np.int64]:
         """Return epochs, blocks, units and rows of one span, ``[4, N]``."""
         held, count = self.block_of(span.epoch, span.block), span.stop - span.start
-        units, rows = held.units_U, held.rows_B[span.offset : span.offset + count]
+        units, rows = held.units_U, numbers_of(held.rows[span.offset : span.offset + count])
         ends = np.cumsum(self._rows_of_unit[units])
         # From the right: the first row of a unit is the one at which the unit before ends.
         which = np.searchsorted(ends, rows, side="right")

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.compute  # noqa: F401 -- here, and not by a reader's thread as it first compares: see omniload.mix.order
 from numpy.typing import NDArray
 
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, Rows, numbers_of
 from omniload.mix.schema.splits import content_keys
 from omniload.source.block_memory import BlockMemory, HeldBlock
 from omniload.source.columns import drained
@@ -127,12 +127,11 @@ class Block:
         at_N = np.searchsorted(self.begins_U, rows_N, side="right") - 1
         return np.asarray(self.units, np.int64)[at_N], rows_N - self.begins_U[at_N]
 
-    def encoded(
-        self, rows_N: NDArray[np.int64], pipeline: Pipeline, *, lent: bool = False
-    ) -> Samples:
+    def encoded(self, rows: Rows, pipeline: Pipeline, *, lent: bool = False) -> Samples:
         """Return the samples of records before any transform of tokens; ``lent`` to whoever copies their tokens."""
         if self.kept is None:
-            return self._made(rows_N, pipeline, lent=lent)
+            return self._made(rows, pipeline, lent=lent)
+        rows_N = numbers_of(rows)
         is_sample_N = self.kept.is_sample_R[rows_N]
         if is_sample_N.all():
             return self.kept.of_rows(rows_N)
@@ -146,19 +145,17 @@ class Block:
         # The inverse of the order in which the parts have them: back to that which was asked for.
         return _merged(parts, np.argsort(order))
 
-    def _made(
-        self, rows_N: NDArray[np.int64], pipeline: Pipeline, *, lent: bool = False
-    ) -> Samples:
+    def _made(self, rows: Rows, pipeline: Pipeline, *, lent: bool = False) -> Samples:
         assert self.records is not None, "some unit was decoded"
-        places_N = rows_N if self.kept is None else self.kept.places_R[rows_N]
+        places = rows if self.kept is None else self.kept.places_R[numbers_of(rows)]
         if not pipeline.takes_text:
-            others = self.records.take(places_N, lent=_TOKENS if lent else None)
+            others = self.records.take(places, lent=_TOKENS if lent else None)
             return Samples(tokens=others.pop(_TOKENS), others=others)
         # Text is gone once it is tokens; all else goes on, and must not keep the block.
-        texts = self.records.texts(_TOKENS, places_N)
-        samples = pipeline.encoded(texts, self.records.take(places_N, without=_TOKENS))
+        texts = self.records.texts(_TOKENS, places)
+        samples = pipeline.encoded(texts, self.records.take(places, without=_TOKENS))
         if self.filling is not None:
-            self.filling.add(rows_N, samples)
+            self.filling.add(numbers_of(rows), samples)
         return samples
 
 

@@ -16,13 +16,11 @@ from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, Rows
 from omniload.source.columns import held_together
 from omniload.source.parts.held_column import HeldColumn, SpilledColumn, SpillFullError
 
@@ -59,24 +57,24 @@ class HeldBlock:
         return any(column.values_bytes for column in self._columns.values())
 
     def take(
-        self, rows_N: NDArray[np.int64], *, lent: str | None = None, without: str | None = None
+        self, rows: Rows, *, lent: str | None = None, without: str | None = None
     ) -> dict[str, Ragged]:
         """Return records of each column, copied end to end in the order asked for.
 
         Args:
-            rows_N: The records.
+            rows: The records.
             lent: A column that is let go of before the block is, and need not be copied where records lie end to end.
             without: A column that is not asked for.
         """
         return {
-            name: column.take(rows_N, lent=name == lent)
+            name: column.take(rows, lent=name == lent)
             for name, column in self._columns.items()
             if name != without
         }
 
-    def texts(self, name: str, rows_N: NDArray[np.int64]) -> pa.Array:
+    def texts(self, name: str, rows: Rows) -> pa.Array:
         """Return records of a column of texts, to be let go of before the block is: they are shown where they lie."""
-        return self._columns[name].texts(rows_N)
+        return self._columns[name].texts(rows)
 
     def move_to(self, folder: Path) -> None:
         """Write what is in memory to files, and read it from there from now on."""

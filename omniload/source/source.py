@@ -17,6 +17,7 @@ from typing_extensions import override
 from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.base.errors import IntegrityError
 from omniload.base.log import ONCE, get_logger
+from omniload.base.ragged import numbers_of
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.order import Order, Span
 from omniload.mix.schema.splits import TRAIN
@@ -123,6 +124,7 @@ class Source(Protocol):
 _MOST_AHEAD = 2
 """Blocks that a source stands at: more would be passed over between two tellings of where the plane is."""
 _EVERY_RECORD, _UNKNOWN = RecordRules(), ShardDigests()
+_NONE = np.empty(0, np.int64)
 
 
 class RecordSource(Source):
@@ -236,24 +238,26 @@ class RecordSource(Source):
         return made.of_span(span, share, partial(self._bad_of, share))
 
     def _made(self, span: Span, share: Share) -> SampleBlock:
-        block, rows = self._decoded(share.units), share.rows_N
+        block, rows = self._decoded(share.units), share.rows
         left_N = self._rules.leaves(span.epoch, rows, block.places_of)
         positions = share.positions_N(span.start)
-        bad_rows, bad = rows[:0], positions[:0]
+        bad_rows = bad = _NONE
         # Nearly every block: a read of short records takes as long as what is looked at for each of them.
         is_whole = block.is_whole and left_N is np.True_
-        if not is_whole and not (usable_N := block.usable_R[rows] & left_N).all():
-            is_bad_N = block.bad_R[rows]
-            bad_rows, bad = rows[is_bad_N], positions[is_bad_N]
-            rows, positions = rows[usable_N], positions[usable_N]
+        if not is_whole:
+            rows = rows_N = numbers_of(rows)
+            if not (usable_N := block.usable_R[rows_N] & left_N).all():
+                is_bad_N = block.bad_R[rows_N]
+                bad_rows, bad = rows_N[is_bad_N], positions[is_bad_N]
+                rows, positions = rows_N[usable_N], positions[usable_N]
         encoded = block.encoded(rows, self._pipeline)
         if block.filling is not None and block.filling.is_whole:
             self._blocks.keep_tokens(block)
         # Kept before this: transforms of tokens go by the position, and an entry serves every epoch.
         samples = self._pipeline.of(encoded, positions)
         if samples.bad_N is not None:
-            self._judge_samples(block, rows, samples)
-            bad_rows = np.concatenate((bad_rows, rows[samples.bad_N]))
+            self._judge_samples(block, numbers_of(rows), samples)
+            bad_rows = np.concatenate((bad_rows, numbers_of(rows)[samples.bad_N]))
             bad = np.concatenate((bad, positions[samples.bad_N]))
         subs = np.zeros(len(positions), np.int32)
         if (cut := self._pipeline.cut(samples)) is not None:
@@ -275,7 +279,7 @@ class RecordSource(Source):
             made = sequences_of(
                 block,
                 (whole, self._share_of(whole, part, without)),
-                self._rules.leaves(span.epoch, np.arange(len(block.usable_R)), block.places_of),
+                self._rules.leaves(span.epoch, range(len(block.usable_R)), block.places_of),
                 self._pipeline,
                 memory=self._memory,
                 judge=partial(self._judge_samples, block),
@@ -287,7 +291,7 @@ class RecordSource(Source):
 
     def _share_of(self, span: Span, part: Part, without: tuple[int, ...]) -> Share:
         held = self._order.block_of(span.epoch, span.block)
-        asked = held.rows_B[span.offset : span.offset + span.stop - span.start]
+        asked = held.rows[span.offset : span.offset + span.stop - span.start]
         left_out_U = np.isin(self._order.shards_of(held.units_U), without) if without else None
         counts_U = self._format.units().rows_U[held.units_U]
         return Share.of(part, span.block, held.units_U, counts_U, asked, left_out_U)

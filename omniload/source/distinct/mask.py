@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import StateError, system_refusals
 from omniload.base.log import get_logger
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, Rows, numbers_of
 from omniload.base.reading import open_file
 from omniload.base.units import format_bytes
 from omniload.base.writing import write_whole
@@ -219,14 +219,14 @@ class RecordRules:
     def leaves(
         self,
         epoch: int,
-        rows_N: NDArray[np.int64],
+        rows: Rows,
         places_of: Callable[[NDArray[np.int64]], tuple[NDArray[np.int64], NDArray[np.int64]]],
     ) -> NDArray[np.bool_] | np.bool_:
         """Tell which records of an epoch another loader had not drawn; ``places_of`` says units and numbers there."""
         # It left off within the first one; those behind it are whole.
         if epoch or self.drawn_before is None:
             return np.True_
-        return self.drawn_before.leaves(*places_of(rows_N))
+        return self.drawn_before.leaves(*places_of(numbers_of(rows)))
 
     def drawn_of(self, unit: int, records: Records) -> NDArray[np.bool_] | None:
         """Tell which records of a unit the split has, and conditions and earlier records leave in; ``None`` for all."""

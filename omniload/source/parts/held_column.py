@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from omniload.base.errors import UnavailableError
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, Rows
 from omniload.base.writing import FULL, free_in
 from omniload.source.columns import Pieces, lengths_bytes, take, text_array
 
@@ -77,23 +77,23 @@ class HeldColumn:
             return held.values
         return [values for values in held.buffers()[2:] if values is not None]
 
-    def take(self, rows_N: NDArray[np.int64], *, lent: bool = False) -> Ragged:
+    def take(self, rows: Rows, *, lent: bool = False) -> Ragged:
         """Return records end to end in the order asked for; copied, unless what lies in memory is ``lent``."""
         # In this order: a move in another thread sets the array first, and then the map.
         mapped, held = self.mapped, self.held
         if isinstance(held, Pieces):
-            return held.take(rows_N, lent=lent)
-        found = take(held, rows_N, self.dtype, lent=lent and mapped is None)
+            return held.take(rows, lent=lent)
+        found = take(held, rows, self.dtype, lent=lent and mapped is None)
         if mapped is not None:
             # What was looked at would count as memory of this process until the block ends.
             mapped.madvise(mmap.MADV_DONTNEED)
         return found
 
-    def texts(self, rows_N: NDArray[np.int64]) -> pa.Array:
+    def texts(self, rows: Rows) -> pa.Array:
         """Return records as texts in the order asked for, which may be shown where they lie."""
         if isinstance(held := self.held, Pieces):
-            return held.texts(rows_N)
-        return text_array(self.take(rows_N, lent=True))
+            return held.texts(rows)
+        return text_array(self.take(rows, lent=True))
 
     def move_to(self, folder: Path) -> None:
         """Write its values to a file, and read them from there from now on."""
@@ -141,7 +141,7 @@ class SpilledColumn:
         found: Ragged | None = None
         if self._lengths:
             held = self.finish()
-            found = held.take(np.arange(len(held.lengths_R)))
+            found = held.take(range(len(held.lengths_R)))
         self.close()
         return found
 

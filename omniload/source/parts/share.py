@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from omniload.base.ragged import Rows, numbers_of
+
 __all__ = ["WHOLE", "Part", "Share"]
 
 
@@ -38,15 +40,15 @@ class Share:
 
     units: tuple[int, ...]
     """Its units, by rising number."""
-    rows_N: NDArray[np.int64]
-    """Rows of its positions: numbers into its units laid end to end."""
+    rows: Rows
+    """Rows of its positions, ``[N]``: numbers into its units laid end to end."""
     places_N: NDArray[np.int64] | None = None
     """Its positions, by their place among those asked for; ``None`` where all are."""
 
     def positions_N(self, start: int) -> NDArray[np.int64]:
         """Return its positions, where those asked for begin at ``start``."""
         if self.places_N is None:
-            return np.arange(start, start + len(self.rows_N))
+            return np.arange(start, start + len(self.rows))
         return start + self.places_N
 
     @classmethod
@@ -56,7 +58,7 @@ class Share:
         block: int,
         units_U: NDArray[np.int64],
         counts_U: NDArray[np.int64],
-        rows_N: NDArray[np.int64],
+        rows: Rows,
         left_out_U: NDArray[np.bool_] | None = None,
     ) -> "Share":
         """Return the share of a part.
@@ -66,17 +68,17 @@ class Share:
             block: Number of the block in its epoch: blocks of few units begin with another reader each.
             units_U: Units of the block.
             counts_U: Rows of each.
-            rows_N: Rows asked for: numbers into all units laid end to end.
+            rows: Rows asked for, ``[N]``: numbers into all units laid end to end.
             left_out_U: Units that are nobody's.
         """
         # Nearly every source: nothing is worked out.
         if part.of == 1 and left_out_U is None:
-            return cls(units=tuple(units_U.tolist()), rows_N=rows_N)
+            return cls(units=tuple(units_U.tolist()), rows=rows)
         # By the place in the block: numbers of units are up to the shuffle, and might all be one reader's.
         mine_U = (np.arange(len(units_U)) + block) % part.of == part.number
         if left_out_U is not None:
             mine_U &= ~left_out_U
-        stops_U = np.cumsum(counts_U)
+        rows_N, stops_U = numbers_of(rows), np.cumsum(counts_U)
         # Units of others take no room: rows move up by what lies in those before them.
         own_stops_U = np.cumsum(counts_U * mine_U)
         which_N = np.searchsorted(stops_U, rows_N, side="right")
@@ -85,5 +87,5 @@ class Share:
         return cls(
             units=tuple(units_U[mine_U].tolist()),
             places_N=places,
-            rows_N=rows_N[places] - stops_U[which] + own_stops_U[which],
+            rows=rows_N[places] - stops_U[which] + own_stops_U[which],
         )

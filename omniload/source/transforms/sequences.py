@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import IntegrityError
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, numbers_of
 from omniload.mix.columns import DOCUMENT_STARTS, LOSS_MASK, starts_in
 from omniload.mix.order import Span
 from omniload.mix.pieces import SUB_LIMIT
@@ -58,19 +58,19 @@ class Sequences:
         bad_of: Callable[[NDArray[np.int64], NDArray[np.int64]], BadOfSpan],
     ) -> SampleBlock:
         """Return what the records of a span give that are a share; ``bad_of`` tells of bad rows and their positions."""
-        positions_N = share.positions_N(span.start)
-        firsts_N = self.firsts_R[share.rows_N]
-        counts_N = self.firsts_R[share.rows_N + 1] - firsts_N
+        rows_N, positions_N = numbers_of(share.rows), share.positions_N(span.start)
+        firsts_N = self.firsts_R[rows_N]
+        counts_N = self.firsts_R[rows_N + 1] - firsts_N
         at_Q = np.repeat(np.arange(len(counts_N)), counts_N)
         subs_Q = np.arange(len(at_Q)) - (np.cumsum(counts_N) - counts_N)[at_Q]
         others = self.held.take(firsts_N[at_Q] + subs_Q)
-        is_bad_N = self.skipped_R[share.rows_N]
+        is_bad_N = self.skipped_R[rows_N]
         return SampleBlock.of(
             span,
             Samples(tokens=others.pop(_TOKENS), others=others),
             positions_N[at_Q],
             subs_Q.astype(np.int32),
-            bad_of(share.rows_N[is_bad_N], positions_N[is_bad_N]),
+            bad_of(rows_N[is_bad_N], positions_N[is_bad_N]),
         )
 
 
@@ -133,7 +133,7 @@ def sequences_of(
     together = _TOGETHER if pipeline.takes_text else max(1, len(block.usable_R))
     config, (span, share) = pipeline.concat, whole
     positions_R = np.empty(len(block.usable_R), np.int64)
-    positions_R[share.rows_N] = share.positions_N(span.start)
+    positions_R[numbers_of(share.rows)] = share.positions_N(span.start)
     counts_R = np.zeros(len(block.usable_R), np.int64)
     skipped_R = block.bad_R.copy()
     with memory.writing() as writer:

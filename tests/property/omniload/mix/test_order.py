@@ -108,7 +108,7 @@ def test_different_seeds_epochs_and_names_give_different_orders(seed, other, epo
 def test_first_rows_of_a_block_are_uniform_over_epochs():
     order = order_of({"rows": np.array([10]), "shards": np.array([0]), "shuffle": ShuffleConfig()})
 
-    firsts = np.array([order.block_of(epoch, 0).rows_B[0] for epoch in range(4000)])
+    firsts = np.array([order.block_of(epoch, 0).rows[0] for epoch in range(4000)])
 
     # 400 expected of each; six standard deviations of a binomial are 114.
     assert np.abs(np.bincount(firsts, minlength=10) - 400).max() < 114

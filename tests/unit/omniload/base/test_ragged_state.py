@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from omniload.base.errors import StateError
-from omniload.base.ragged import Ragged, gather_ranges
+from omniload.base.ragged import Ragged, gather_ranges, numbers_of, run_of
 from omniload.base.state import Stateful, require_version
 from omniload.client import Client
 from omniload.mix.samples import SampleTable
@@ -19,6 +19,24 @@ def test_sequences_lie_end_to_end():
     assert column.offsets.tolist() == [0, 2, 2, 3]
     assert [column[i].tolist() for i in range(len(column))] == [[1, 2], [], [3]]
     assert column.lengths_N.tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "run"),
+    [
+        (range(2, 5), range(2, 5)),
+        (np.array([2, 3, 4]), range(2, 5)),
+        (np.array([7]), range(7, 8)),
+        (np.array([2, 4, 3, 5]), None),
+        (np.array([2, 3, 5]), None),
+        (np.array([4, 3, 2]), None),
+        (range(3, 3), None),
+        (np.array([], np.int64), None),
+    ],
+)
+def test_sequences_that_lie_as_they_are_asked_for_are_a_range(rows, run):
+    assert run_of(rows) == run
+    assert numbers_of(rows).tolist() == list(rows)
 
 
 def test_no_sequences_make_an_empty_column():

@@ -23,7 +23,7 @@ def test_a_reader_has_the_part_of_each_block_that_it_has_in_a_run(units, readers
     for reader in range(readers):
         for block in blocks_B.tolist():
             share = Share.of(Part(reader, readers), block, np.arange(units), counts_U, rows_N)
-            assert parts_RB[reader, block] == pytest.approx(len(share.rows_N) / len(rows_N))
+            assert parts_RB[reader, block] == pytest.approx(len(share.rows) / len(rows_N))
 
 
 def a_heavy_job(kind="ray", *, cores=8.0, readers=None, rows=16, length=32, **changes):

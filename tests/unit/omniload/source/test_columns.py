@@ -160,8 +160,11 @@ def test_pieces_are_taken_as_one_column_would_be(groups, data):
         for _ in range(3)
     ]
     pieces = Pieces([texts_column(*group) for group in groups])
+    first, stop = sorted(data.draw(st.integers(0, len(every))) for _ in range(2))
 
-    for rows in [np.arange(len(every)), *(np.array(each, np.int64) for each in asked)]:
+    # Views are made with the first that is no run, and those behind it are taken from views.
+    runs = [range(first, stop), np.arange(len(every))]
+    for rows in [*runs, *(np.array(each, np.int64) for each in asked), *runs]:
         wanted = [every[i] for i in rows]
         assert pieces.texts(rows).to_pylist() == wanted
         assert text_array(pieces.take(rows)).to_pylist() == wanted
