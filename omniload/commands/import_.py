@@ -144,7 +144,7 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
         beside=beside,
         heading=f"From {file.name} of {tool}.",
         sizes={"row_tokens": length, "step_tokens": batch, "micro_tokens": micro, "seed": seed},
-        tokenizer=_tokenizer(tokenizer, beside),
+        tokenizer=_tokenizer(tokenizer or found.tokenizer, beside),
     )
     if output is not None:
         _write(found, written, output)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from omniload.base.state import JsonObject
 from omniload.importing.fields import Fields
-from omniload.importing.files import source_of_path
+from omniload.importing.files import mixed_over_shards, source_of_path
 from omniload.importing.imported import Asked, Imported, new_name
 from omniload.importing.tools import Tool, has_key
 
@@ -77,6 +77,7 @@ def _read(document: object, asked: Asked) -> Imported:
         asked.report.note(
             "gradient_accumulation_steps", "batch.tokens is of one rank: multiply it by your ranks"
         )
+    found.tokenizer = _tokenizer(top, asked)
     found.seed = max(top.take("seed", int, 42), 0)
     weights: dict[str, float] = {}
     for dataset in top.items("datasets"):
@@ -102,7 +103,27 @@ def _read(document: object, asked: Asked) -> Imported:
             "is off: each sample has a row of its own; pack.method best_fit fills rows",
         )
     _read_rest(top)
+    if not top.take("shuffle_merged_datasets", bool, True):
+        asked.report.note(
+            "shuffle_merged_datasets",
+            "is off: the trainer below axolotl draws at random all the same, and so do sources here",
+        )
+    top.note_unread()
     return found
+
+
+def _tokenizer(top: Fields, asked: Asked) -> Path | None:
+    """Return the folder whose tokenizer axolotl takes; one of the hub, or with no ``tokenizer.json``, is noted."""
+    model = top.take("base_model", str, "")
+    model = top.take("base_model_config", str, "") or model
+    named = top.take("tokenizer_config", str, "") or model
+    if not named or (Path(named) / "tokenizer.json").is_file():
+        return Path(named) if named else None
+    asked.report.note(
+        "base_model",
+        f"the tokenizer is that of {named!r}, whose tokenizer.json is not here: --tokenizer FOLDER stands for it",
+    )
+    return None
 
 
 def _end(top: Fields, found: Imported, asked: Asked) -> None:
@@ -167,7 +188,6 @@ def _read_rest(top: Fields) -> None:
             "chat_template_jinja": "read with chat_template",
         }
     )
-    top.note_unread()
 
 
 def _dataset(
@@ -205,6 +225,7 @@ def _dataset(
     )
     dataset.end()
     # 1, not 0: of files on a store no size is known here, and a weight of 0 would leave them out.
+    source = mixed_over_shards(source, asked)
     return name, source, max(_size(wanted), 1.0)
 
 

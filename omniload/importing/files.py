@@ -59,7 +59,7 @@ def numpy_source(paths: list[str], asked: Asked, *, dtype: str | None = None) ->
 
 
 def mixed_over_shards(source: JsonObject, asked: Asked) -> JsonObject:
-    """Return a source of token ids in an order that is random over all its shards, as tools draw it that index them.
+    """Return a source in an order that is random over all its shards, as tools draw it that index or load them whole.
 
     By default ours stays near the order of the files.
     """

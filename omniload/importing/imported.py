@@ -76,6 +76,8 @@ class Imported:
     """Shares of the documents that are held out."""
     drawn: Mapping[str, Mapping[str, NDArray[np.int64]]] = field(default_factory=dict)
     """Records that the first epoch of a source leaves out, by shard: the tool had drawn them."""
+    tokenizer: Path | None = None
+    """Folder of the model whose tokenizer the tool takes, where it is here."""
     seed: int | None = None
     row_tokens: int | None = None
     """Tokens of a row."""

@@ -99,6 +99,27 @@ def test_a_tokenizer_behind_links_in_a_circle_is_left_to_check(file, tmp_path):
     assert yaml.safe_load(output.read_text())["tokenizer"]["path"] == str(tmp_path / "loop")
 
 
+def test_the_tokenizer_that_the_file_names_stands_in_the_mix_file_unless_another_is_given(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for model in ("model", "other"):
+        (tmp_path / model).mkdir()
+        (tmp_path / model / "tokenizer.json").write_text("{}")
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    training = {"base_model": "model", "sequence_len": 64, "datasets": [{"path": "a.jsonl"}]}
+    (tmp_path / "axolotl.yaml").write_text(json.dumps(training))
+    (tmp_path / "mixes").mkdir()
+
+    def path_in(output, *more):
+        run_mix("import", "axolotl.yaml", "--from", "axolotl", "-o", output, *more)
+        return yaml.safe_load((tmp_path / output).read_text())["tokenizer"]["path"]
+
+    assert path_in("mix.yaml") == "model"
+    assert path_in("mixes/mix.yaml") == str(tmp_path / "model")
+    assert path_in("second.yaml", "--tokenizer", "other") == "other"
+
+
 def test_a_file_of_any_name_becomes_a_mix_file_that_names_it(file, tmp_path):
     odd = file.rename(tmp_path / "a\udcff\nseed: 7.yaml")
     options = ("--tokenizer", "model", "--length", "32", "--batch", "1Ki", "-o", "mix.yaml")

@@ -1,6 +1,7 @@
 """Files of other tools, as their documentation writes them, become mixes; what has no equivalent is refused by name."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -760,6 +761,39 @@ class TestAxolotl:
         assert [t.type for t in mix.sources["chats"].transforms] == ["chat"]
         assert (mix.pack.length, mix.batch.tokens, mix.batch.micro_tokens) == (64, 512, 128)
         assert "multiply it by your ranks" in notes
+
+    def test_datasets_are_drawn_in_an_order_that_is_random_over_all_of_each(self, folder):
+        mix, notes = imported(folder, "axolotl", AXOLOTL | {"shuffle_merged_datasets": False})
+
+        assert {source.shuffle.method for source in mix.sources.values()} == {"units"}
+        assert "shuffle_merged_datasets: is off: the trainer below" in notes
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            {"base_model": "here"},
+            {"tokenizer_config": "here"},
+            {"base_model_config": "here"},
+            {"tokenizer_config": "here", "base_model_config": "gone"},
+        ],
+    )
+    def test_the_tokenizer_is_that_of_a_model_that_is_here(self, folder, said):
+        (folder / "here").mkdir()
+        (folder / "here" / "tokenizer.json").write_text("{}")
+        report = Report()
+
+        found = read_as("axolotl", AXOLOTL | said, Asked(file=folder / "a.yaml", report=report))
+
+        assert found.tokenizer == Path("here")
+        assert "base_model" not in "".join(report.notes)
+
+    def test_a_tokenizer_of_the_hub_is_asked_for(self, folder):
+        report = Report()
+
+        found = read_as("axolotl", AXOLOTL, Asked(file=folder / "a.yaml", report=report))
+
+        assert found.tokenizer is None
+        assert "tokenizer is that of 'some/model', whose" in "".join(report.notes)
 
     def test_samples_are_packed_where_the_file_says_so_and_else_have_rows_of_their_own(
         self, folder
