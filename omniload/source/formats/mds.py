@@ -359,15 +359,15 @@ def _fault_of_owner(
 
 
 def _shards(files: Sequence[ShardFile]) -> tuple[ShardFile, ...]:
-    """Put the shards that an index lists in its place; compressed ones where both are there."""
-    found: list[ShardFile] = []
+    """Put the shards that an index lists in its place, each by its plain file; compressed ones where both are there."""
+    found: list[tuple[str, ShardFile]] = []
     for file in files:
-        if file.path.rpartition("/")[2] != _INDEX:
+        folder, _, name = file.path.rpartition("/")
+        if name != _INDEX:
             raise ConfigError(f"{file.path}: is no {_INDEX}; name the folder that holds one")
-        found += [
-            replace(_present(file, each), beside=(file,))
-            for each in shards_in(file, read_json(file))
-        ]
+        for each in shards_in(file, read_json(file)):
+            shard = replace(_present(file, each), beside=(file,))
+            found.append((f"{folder}/{each.name}", shard))
     return listed_once(found)
 
 

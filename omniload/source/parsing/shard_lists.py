@@ -46,21 +46,25 @@ def read_json(file: ShardFile) -> dict[str, Any]:
     return value
 
 
-def listed_once(shards: Iterable[ShardFile]) -> tuple[ShardFile, ...]:
+def listed_once(shards: Iterable[tuple[str, ShardFile]]) -> tuple[ShardFile, ...]:
     """Return the shards that lists name, each with its list first among the files beside it.
+
+    Args:
+        shards: Of each its path, whether the file there is read or one that holds the same otherwise, and what is read.
 
     Raises:
         ConfigError: One is named twice: its samples would be drawn twice in every epoch, and its name would say of
             neither which is meant.
     """
     found: dict[str, ShardFile] = {}
-    for shard in shards:
-        first = found.setdefault(shard.path, shard)
+    every = list(shards)
+    for path, shard in every:
+        first = found.setdefault(path, shard)
         if first is not shard:
             by, also_by = first.beside[0].path, shard.beside[0].path
             raise ConfigError(
-                f"{also_by}: lists {shard.path.rpartition('/')[2]} "
+                f"{also_by}: lists {path.rpartition('/')[2]} "
                 f"{'twice' if by == also_by else f'too, as {by} does'}, and a shard is read once in an epoch: take it "
                 "out of one place, and to draw it more often make it a source of its own with more weight"
             )
-    return tuple(found.values())
+    return tuple(shard for _, shard in every)

@@ -260,6 +260,19 @@ def test_a_shard_that_is_listed_twice_is_refused_with_who_lists_it(tmp_path, by_
         block_of(tmp_path, MdsSource(type="mds", path=paths, text="text"))
 
 
+def test_a_shard_that_is_listed_with_its_compressed_file_and_without_is_refused(tmp_path):
+    kind, part = KINDS["mds-tokens"](), tmp_path / "part-0.mds"
+    kind.write(part, ["a", "b"])
+    part.write_bytes(kind.shard([kind.sample(i, text) for i, text in enumerate("ab")]))
+    index = tmp_path / "index.json"
+    (zipped,) = json.loads(index.read_text())["shards"]
+    plain = zipped | {"compression": None, "zip_data": None}
+    index.write_text(json.dumps({"version": 2, "shards": [zipped, plain]}))
+
+    with pytest.raises(ConfigError, match=r"lists part-0\.mds twice, and a shard is read once"):
+        block_of(tmp_path, MdsSource(type="mds", path=".", tokens="tokens"))
+
+
 def test_the_remedy_for_a_byte_order_mark_mends_every_line(tmp_path):
     shard = tmp_path / "a.jsonl"
     # As `cat` leaves files of some editors.
