@@ -5,7 +5,7 @@
     OmniloadError
     +-- ConfigError        fix the input                      exit 2
     +-- UnavailableError   try again, perhaps elsewhere       exit 3
-    +-- StateError         the saved state does not fit       exit 4
+    +-- StateError         mend what it names, then resume    exit 4
     +-- IntegrityError     stop; never retried nor skipped    exit 5
     +-- DefectError        report it: the fault is ours       exit 1
 
@@ -56,7 +56,7 @@ class UnavailableError(OmniloadError):
 
 
 class StateError(OmniloadError):
-    """A saved or running state does not fit what is asked of it."""
+    """A saved or running state, or the disk under it, does not fit what is asked of it; another try meets it again."""
 
     exit_code = 4
 
