@@ -12,6 +12,7 @@ from pathlib import Path
 from omniload.actors.heartbeat_board import Activity
 from omniload.base.clock import Clock
 from omniload.base.concurrency.time_limit import LimitedCalls
+from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
 from omniload.machine.loader_groups import most_of_one
 from omniload.machine.readers import Looked, ReadBegun, ReadEnded, ReaderScaler
@@ -84,10 +85,19 @@ class SourceOpening:
         """Open it, with the caches of this process; ``calls`` list the files of many sources.
 
         Raises:
-            OmniloadError: As for ``open_source``.
+            OmniloadError: As for ``open_source``; names the source.
         """
         spec = SourceSpec.drawn(self.mix, self.name, self.base_dir, self.cache_dir)
-        return open_source(spec, token_cache=caches.tokens, shard_cache=caches.shards, calls=calls)
+        try:
+            return open_source(
+                spec, token_cache=caches.tokens, shard_cache=caches.shards, calls=calls
+            )
+        except OmniloadError as error:
+            key = f"sources.{self.name}"
+            if key in str(error):
+                raise
+            # A file may be that of several sources, of which one asks for what is not there.
+            raise type(error)(f"{key}: {error}") from error
 
     def open_part(self) -> OpenPart:
         """Open it for a further reader, which has its share of a loader's memory for decoded blocks."""

@@ -9,11 +9,12 @@ import pytest
 
 from omniload.actors.roles.sources import Caches, PartReads, SourceOpening
 from omniload.base.clock import FakeClock
+from omniload.base.errors import OmniloadError
 from omniload.base.ragged import Ragged
 from omniload.mix.config import load_mix
 from omniload.source.parts.divided import DividedSource, ThreadReader
 from omniload.source.parts.sample_block import SampleBlock
-from tests.support.plane.builders import a_table
+from tests.support.plane.builders import a_mix, a_table
 
 
 class Reading:
@@ -143,3 +144,23 @@ loader: {{shard_cache: {{path: near, limit: 64MB}}}}
     shared = read_bytes(2)
 
     assert shared >= alone > texts.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"text": "txt"}, r"^sources\.web: .*a\.csv.*has no column 'txt'"),
+        ({"path": "b.csv"}, r"^sources\.web\.path: "),
+    ],
+)
+def test_a_source_that_cannot_be_opened_is_named_once_with_what_is_wrong(tmp_path, source, said):
+    (tmp_path / "a.csv").write_text("text\na\n")
+    web = {"type": "csv", "path": "a.csv", "text": "text"} | source
+    stages = [{"from_step": 0, "weights": {"web": 1}}]
+    mix = a_mix(sources={"web": web}, mix={"stages": stages}, tokenizer={"type": "bytes"})
+    opening = SourceOpening(mix=mix, number=0, base_dir=tmp_path, cache_dir=None)
+
+    with pytest.raises(OmniloadError, match=said) as raised:
+        opening.open(Caches.of(mix, tmp_path))
+
+    assert str(raised.value).count("sources.web") == 1
