@@ -14,7 +14,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.links import LoaderHolders, Loaders, Serving
-from omniload.actors.ray.processes import Process
+from omniload.actors.ray.processes import Process, end_by_sigterm
 from omniload.actors.ray.scaling.readers import RayReader
 from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.loader import LoaderShell
@@ -52,6 +52,7 @@ class PresentActor:
 
         Without a board on this host its heartbeats are told to whoever asks.
         """
+        end_by_sigterm()
         # Nobody wakes it: it lives as long as the process, and whoever replaces this one hears of its end.
         self._lives = threading.Thread(
             target=threading.Event().wait, name="omniload-lives", daemon=True

@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,22 @@ from typing import Self
 
 from omniload.base.errors import UnavailableError
 
-__all__ = ["HeldProcess", "Opener", "Process"]
+__all__ = ["HeldProcess", "Opener", "Process", "end_by_sigterm"]
 
 
 _PIDFD_THREAD = os.O_EXCL
 """As Linux defines it."""
+
+
+def end_by_sigterm() -> None:
+    """Have SIGTERM end this process at once, as an actor begins.
+
+    Ray's own answer waits until no call is inside. One that stays is in every role, and ranks wait in a data
+    constructor: it would serve nobody from then on, give heartbeats, and be replaced by nobody.
+    """
+    # Ray begins actors in the main thread; nothing but a test calls it in another.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @dataclass(frozen=True, slots=True)

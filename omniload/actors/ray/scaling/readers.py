@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from omniload.actors.ray.answers import is_lost, plain_error
 from omniload.actors.ray.environment import RayError, ray
-from omniload.actors.ray.processes import HeldProcess, Process
+from omniload.actors.ray.processes import HeldProcess, Process, end_by_sigterm
 from omniload.actors.roles.sources import SourceOpening
 from omniload.base.linux.freed_memory import keep_freed
 from omniload.base.linux.huge_pages import spare_host
@@ -35,6 +35,7 @@ class ReaderActor:
     """Reads parts of a source. One call at a time."""
 
     def __init__(self, name: str, logs: Path | None) -> None:
+        end_by_sigterm()
         spare_host()
         keep_freed()
         speak_for(RoleLogs(logs).of(name))

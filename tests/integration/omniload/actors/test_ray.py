@@ -135,7 +135,7 @@ def test_two_ranks_get_the_steps_of_a_local_run_though_roles_are_killed_and_stop
         for role, number in (
             ("loader-0", signal.SIGKILL),
             ("loader-1", signal.SIGSTOP),
-            ("constructor-0", signal.SIGKILL),
+            ("constructor-0", signal.SIGTERM),  # as a person, or who preempts a job, ends a process
             ("planner", signal.SIGKILL),
             ("constructor-1", signal.SIGSTOP),
             ("planner", signal.SIGSTOP),
@@ -143,7 +143,7 @@ def test_two_ranks_get_the_steps_of_a_local_run_though_roles_are_killed_and_stop
             lost = plane.pids()[role]
             os.kill(lost, number)
             # More than was prefetched: the last of them are of the one that took over.
-            steps += [[client.next_batch() for client in clients] for _ in range(STEPS)]
+            steps += [[client.next_batch(120) for client in clients] for _ in range(STEPS)]
             assert plane.pids()[role] != lost
             assert is_gone(lost)  # one that was stopped is ended before another speaks
         assert clients[0].state_dict()["step"] == 7 * STEPS
