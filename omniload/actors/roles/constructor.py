@@ -46,7 +46,7 @@ class ConstructorShell:
         """Build with what ``fetch`` gets from the source loaders that ``loaders`` names."""
         self._machine, self._fetch = machine, fetch
         self._activity, self._loaders = activity, loaders
-        activity.rest("has built every step that was planned", ("planner",))
+        self._rest()
         self._changed = threading.Condition()
         self._error: OmniloadError | None = None
         self._end: int | None = None
@@ -78,7 +78,11 @@ class ConstructorShell:
                 commands = self._built(command, slices)
             self._activity.figures.count("built_steps_total", len(command.steps))
             self._note_queued()
+            self._rest()
         return len(plans)
+
+    def _rest(self) -> None:
+        self._activity.rest("has built every step that was planned", ("planner",))
 
     def _hear_why(self, asked: FetchSlices, loaders: tuple[str, ...]) -> Commands:
         """Wait to hear why a loader has let go of samples, or never had them; return what is to be done now, if any.

@@ -48,6 +48,17 @@ def test_a_step_that_was_built_is_taken():
     )
 
 
+def test_a_constructor_rests_since_it_built_last_and_not_since_it_began():
+    shell = a_shell()
+    (begun,) = shell._activity.progress().tasks
+
+    shell.build([a_plan([[A]], step=3)])
+
+    (rests,) = shell._activity.progress().tasks
+    assert rests.doing == begun.doing
+    assert rests.since_s > begun.since_s
+
+
 def test_a_rank_takes_what_is_built_while_the_next_steps_are_laid_out():
     taken, rank = [], ThreadPoolExecutor(1)
 
