@@ -90,6 +90,18 @@ def test_every_figure_of_a_page_stands_in_the_report_that_it_names(page, least):
     assert wrong == []
 
 
+def test_the_figures_that_the_readme_opens_with_stand_among_its_measured_ones():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    opening, _, rest = text.partition("\n## ")
+    claims = re.sub(r"`[^`]*`", "", "".join(re.findall(r"^\|.*\n", opening, re.MULTILINE)))
+    measured = rest.partition("## Measured")[2]
+
+    found = _NUMBER.findall(claims)
+
+    assert len(found) >= 8
+    assert [number for number in found if not is_found(number, measured)] == []
+
+
 @pytest.mark.parametrize(
     ("row", "wrong"),
     [
