@@ -1,6 +1,7 @@
 """The loader that ``omniload.open`` returns: batches of one rank, and the state to resume from."""
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -129,7 +130,7 @@ class Loader:
         self._stack = ExitStack()
         self._closed = self._first_is_checked = False
         self._loops_ended = 0
-        self._pid = os.getpid()
+        self._pid, self._one_asks = os.getpid(), threading.Lock()
 
     @property
     def next_step(self) -> int:
@@ -156,6 +157,12 @@ class Loader:
             OmniloadError: The data plane has failed; the cause as it was raised there.
             StateError: The loader is closed.
         """
+        self._refuse_copy()
+        # A loop may ask from threads: each of its batches goes to one of them.
+        with self._one_asks:
+            return self._next_batch(timeout)
+
+    def _next_batch(self, timeout: float | None) -> TrainingBatch | None:
         batch = self._open_once().next_batch(timeout)
         if batch is None:
             # Not of a rank that joins a plane at its end: it begins at a later step.
@@ -279,9 +286,7 @@ class Loader:
 
     def _open_once(self) -> Client:
         """Return this rank's client; the first call opens or joins the plane."""
-        # A fork is a copy that no pickle has made: ``__getstate__`` never ran in it.
-        if self._pid != os.getpid():
-            raise ConfigError(_COPIED)
+        self._refuse_copy()
         if self._closed:
             raise StateError("the loader is closed; open the mix again")
         if self._client is None:
@@ -290,6 +295,11 @@ class Loader:
                 self._client = self._open_client(stack, self._state)
                 self._stack = stack.pop_all()
         return self._client
+
+    def _refuse_copy(self) -> None:
+        # A fork is a copy that no pickle has made: ``__getstate__`` never ran in it.
+        if self._pid != os.getpid():
+            raise ConfigError(_COPIED)
 
     def _end_plane(self) -> None:
         if self._ahead is not None:

@@ -1,5 +1,6 @@
 """The loader: opens when it is needed, resumes before and after iteration, closes once."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +68,32 @@ def test_a_loop_over_epochs_is_told_once_that_a_mix_has_none(caplog):
     assert not caplog.text
     assert [len(list(loader)) for _ in range(3)] == [0, 0, 0]
     assert caplog.text.count("A mix has no epochs to loop over") == 1
+
+
+def test_threads_that_ask_one_loader_wait_for_each_other_and_share_its_steps():
+    class Waiting(FakeClient):
+        def next_batch(self, timeout=None):
+            step, self.asked = self.next_step, [*getattr(self, "asked", []), threading.get_ident()]
+            if step == 0:
+                other.start()
+                assert not other_had_its_own.wait(0.05)  # the first asks alone
+            self.next_step = step
+            return super().next_batch(timeout)
+
+    def ask():
+        steps.append(loader.next_batch().step)
+        other_had_its_own.set()
+
+    steps, other_had_its_own = [], threading.Event()
+    client = Waiting(None)
+    loader = Loader(lambda *_: client, BatchForm(arrays=NumpyArrays()))
+    other = threading.Thread(target=ask)
+
+    first = loader.next_batch().step
+    other.join(10)
+
+    assert (first, steps) == (0, [1])
+    assert len({*client.asked}) == 2
 
 
 def test_a_rank_outside_the_ranks_is_refused_in_the_words_of_the_call(tmp_path, make):
