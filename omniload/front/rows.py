@@ -7,7 +7,7 @@ Shape suffixes:
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -284,8 +284,8 @@ class PackedRows:
         """Rows ``R``."""
         return int(rows_of(self._part, "tokens").shape[0])
 
-    def to(self, device: object) -> "PackedRows":
-        """Return the same rows on a device."""
+    def to(self, device: object, *, non_blocking: bool = False) -> "PackedRows":  # noqa: ARG002 -- as torch's is called
+        """Return the same rows on a device; copies to CUDA never block, whatever ``non_blocking`` says."""
         # Refused now: fields are made later, where the loop would not look for the device.
         self._arrays.check(device)
         return PackedRows(self._part, self._arrays, self._labels, device)
@@ -303,6 +303,13 @@ class PackedRows:
                 getattr(self, name)
         finally:
             self._put = None
+
+    def __getitem__(self, key: object) -> NoReturn:
+        """Refuse what a loop asks of a mapping, or of a tuple."""
+        raise TypeError(
+            f"a batch has fields and no items, found [{key!r:.40}]: read batch.tokens, batch.labels and so on. What "
+            "takes a mapping needs one made of them, as collate_fn=model_inputs does for Hugging Face's Trainer"
+        )
 
     @override
     def __repr__(self) -> str:
@@ -376,7 +383,7 @@ class TrainingBatch(PackedRows):
         return tuple(self._batch.source_tags.get(name, {}) for name in self.tokens_by_source)
 
     @override
-    def to(self, device: object) -> "TrainingBatch":
+    def to(self, device: object, *, non_blocking: bool = False) -> "TrainingBatch":
         self._arrays.check(device)
         return TrainingBatch(self._batch, self._arrays, self._labels, device)
 

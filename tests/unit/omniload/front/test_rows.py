@@ -54,6 +54,24 @@ def a_batch(*parts, arrays=None, labels="shifted"):
     return TrainingBatch(batch, arrays or NumpyArrays(), labels)
 
 
+@pytest.mark.parametrize("ask", [lambda b: b["tokens"], lambda b: "labels" in b, tuple])
+def test_a_batch_that_is_asked_for_items_says_what_it_has(ask):
+    with pytest.raises(TypeError, match=r"no items, found \[.*\]: read batch.tokens"):
+        ask(a_batch(FIRST, SECOND))
+
+
+def test_a_batch_is_moved_in_the_words_that_a_loop_over_tensors_has():
+    batch = a_batch(FIRST, SECOND, arrays=TorchArrays())
+
+    moved = batch.to("cpu", non_blocking=True)
+
+    assert torch.equal(moved.tokens, batch.tokens)
+    assert [rows.to("cpu", non_blocking=True).tokens.shape for rows in moved.microbatches] == [
+        (2, LENGTH),
+        (1, LENGTH),
+    ]
+
+
 def test_fields_have_the_types_that_torch_asks_for():
     rows = rows_of(FIRST, TorchArrays())
 
