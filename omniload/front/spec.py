@@ -39,8 +39,24 @@ _IN_ITS_PLACE = {
     "prefetch_factor": "prefetch_steps says how many steps are built ahead",
     "sampler": "each rank gets samples of its own, as weights of the mix say",
     "shuffle": "each source of the mix has a shuffle",
+    **dict.fromkeys(
+        ("seq_len", "seq_length", "sequence_length", "max_seq_len", "max_length", "block_size"),
+        "length= is that of a row, pack.length of the mix",
+    ),
+    **dict.fromkeys(
+        ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps"),
+        "batch_tokens= is a step of all ranks, batch_micro_tokens= the most of a microbatch; a loop over "
+        "batch.microbatches accumulates",
+    ),
+    **dict.fromkeys(
+        ("resume", "resume_from", "resume_from_checkpoint", "state_dict"),
+        "state= takes what state_dict() returned",
+    ),
+    **dict.fromkeys(
+        ("weights", "probabilities", "proportions"), "weights stand in stages of the mix"
+    ),
 }
-"""What stands in the place of keywords that a loop over torch's loader has."""
+"""What stands in the place of keywords that other loaders and trainers have."""
 _OF_OPEN = (
     "mesh",
     "rank",
@@ -171,7 +187,10 @@ def _unknown(
     near = difflib.get_close_matches(name, [*places, *_OF_OPEN], n=1)
     meant = f"did you mean {near[0]!r}? " if near else ""
     alone = sorted(n for n, p in places.items() if len(p) == 1 and p[0][1] == n)
-    return f"no setting is called {name!r}; {meant}settings are {', '.join(alone)}"
+    return (
+        f"no setting is called {name!r}; {meant}keywords are {', '.join(sorted(_OF_OPEN))}, and settings of the mix: "
+        f"{', '.join(alone)}"
+    )
 
 
 def text_as_run(

@@ -80,15 +80,16 @@ def open_batches(mix: Mix, positional: tuple[Any, ...], keywords: dict[str, Any]
     """Open a mix with the keywords of ``omniload.open``, and ``collate_fn``, which each batch passes through.
 
     Raises:
-        ConfigError: A keyword belongs to torch's loader of single samples.
+        ConfigError: A keyword asks for what torch's loader of single samples does.
     """
     if positional:
         raise ConfigError(
             f"a mix takes keywords alone, found {positional!r:.100} after it; "
             "batch_size and the like are in the mix file"
         )
-    for name, value in keywords.items():
-        if name in _TORCHS:
+    for name in [name for name in _TORCHS if name in keywords]:
+        # A trainer hands on what its flags say: no workers, no pinning and no sampler ask for nothing. An order does.
+        if (value := keywords.pop(name)) or name == "shuffle":
             raise ConfigError(
                 f"{name}={value!r:.60} does not go with a mix: {_TORCHS[name]}; leave it out"
             )

@@ -2,13 +2,14 @@
 
 import inspect
 import json
+import re
 
 import pytest
 
 from omniload.base.config import checked, parse_yaml
 from omniload.base.errors import ConfigError
 from omniload.front.opening import open_mix
-from omniload.front.spec import _OF_OPEN, text_as_run, with_settings
+from omniload.front.spec import _IN_ITS_PLACE, _OF_OPEN, _places, text_as_run, with_settings
 from omniload.mix.config import MixConfig, load_mix
 from tests.support.plane.builders import a_mix
 
@@ -74,6 +75,21 @@ def test_a_keyword_of_torchs_loader_is_told_with_what_stands_in_its_place():
     # Near to 'memory', which is a setting and no answer.
     with pytest.raises(ConfigError, match=r"called 'pin_memory'; device='cuda' copies[^;]*$"):
         with_settings(a_mix(), {"pin_memory": True})
+
+
+def test_what_stands_in_the_place_of_a_keyword_exists_and_the_keyword_does_not():
+    places = _places(a_mix())
+    meant = {name for said in _IN_ITS_PLACE.values() for name in re.findall(r"(\w+)=", said)}
+
+    assert meant <= {*places, *_OF_OPEN}
+    assert not _IN_ITS_PLACE.keys() & {*places, *_OF_OPEN}
+
+
+def test_a_keyword_that_nobody_knows_is_told_with_those_of_open_and_the_settings():
+    with pytest.raises(
+        ConfigError, match=r"'colour'; .*keywords are .* steps, .* mix: .* shadows,"
+    ):
+        with_settings(a_mix(), {"colour": 1})
 
 
 def test_sources_are_no_setting():

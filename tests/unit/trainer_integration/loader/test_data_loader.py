@@ -539,13 +539,29 @@ def test_the_loader_of_a_mix_goes_to_no_other_process(monkeypatch):
 
 @pytest.mark.parametrize(
     "keywords",
-    [{"batch_size": 4}, {"shuffle": True}, {"num_workers": 2}, {"generator": None}],
+    [
+        {"batch_size": 4},
+        {"shuffle": True},
+        {"shuffle": False},  # the mix has an order all the same
+        {"num_workers": 2},
+        {"pin_memory": True},
+    ],
     ids=str,
 )
 def test_a_mix_refuses_what_belongs_to_single_samples(keywords):
     (name,) = keywords
     with pytest.raises(ConfigError, match=f"{name}=.* does not go with a mix: "):
         DataLoader("mix.yaml", **keywords)
+
+
+def test_a_mix_takes_the_keywords_of_a_loader_that_ask_for_nothing():
+    nothing = {"num_workers": 0, "pin_memory": False, "sampler": None, "batch_size": None}
+    nothing |= {"prefetch_factor": None, "persistent_workers": False, "drop_last": False}
+
+    with pytest.raises(
+        ConfigError, match=r"no-mix\.yaml: no such file"
+    ):  # the next thing that is wrong
+        DataLoader("no-mix.yaml", **nothing)
 
 
 class Steps:
