@@ -18,6 +18,7 @@ from omniload.commands.display import Cell, colour_of, emit_json, output, say, t
 from omniload.commands.mix_tables import (
     MOST_ROWS,
     bounded,
+    said_of_step,
     shares_at,
     shares_table,
     sorted_files,
@@ -148,13 +149,11 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
     console = output()
     console.print(_sources_table(found))
     console.print(shares_table(mix))
-    ranks = f"{dp} data-parallel rank{'s' if dp > 1 else ''}"
-    rows = f"{mix.rows_per_step} rows of {mix.pack.length:,} tokens"
     if tokens is not None:
         say(console, _said_of_tokens(tokens))
     if shards is not None:
         say(console, shards.said())
-    say(console, f"{file}: valid; a step is {rows} over {ranks}")
+    say(console, f"{file}: valid; a step is {said_of_step(mix, dp)}")
     for warning in warnings:
         say(console, f"warning: {warning}", "yellow")
 

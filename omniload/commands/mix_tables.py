@@ -17,6 +17,7 @@ from omniload.mix.edits.stages import by_epochs
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.mix.schema.stages import said_epochs
 from omniload.plan.forecast.sizes import repetitions_of
+from omniload.plan.placement import num_microbatches_of
 from omniload.source.estimate import SourceProfile
 from omniload.source.survey.documents import LengthHistogram
 from omniload.source.survey.duplicates import Duplicates
@@ -29,6 +30,7 @@ __all__ = [
     "Stats",
     "bounded",
     "print_stats",
+    "said_of_step",
     "shares_at",
     "shares_table",
     "sorted_files",
@@ -68,6 +70,17 @@ def shares_table(mix: MixConfig) -> Table:
     columns = [("source", False), *((f"step {step:,}", False) for step in steps)]
     columns += [(f"once {said_epochs(stage.from_epochs or {})}", False) for stage in waiting]
     return table(f"shares by {mix.mix.level}", columns, bounded(rows, len(mix.names)))
+
+
+def said_of_step(mix: MixConfig, dp: int) -> str:
+    """Return what a step is made of, and whether all microbatches have one shape, which compilers ask for."""
+    most, rows = mix.rows_per_microbatch, mix.rows_per_step
+    count = num_microbatches_of(rows, dp, most)
+    # Where all are full, costs decide which rows meet, and not how many.
+    up_to = "" if rows == count * dp * most else "up to "
+    each = f"{count} microbatch{'es' if count > 1 else ''} of {up_to}{most} row{'s' if most > 1 else ''}"
+    ranks = f"{dp} data-parallel ranks, each" if dp > 1 else "1 data-parallel rank,"
+    return f"{rows} rows of {mix.pack.length:,} tokens over {ranks} with {each}"
 
 
 def stages_by_epochs_json(history: History) -> list[JsonObject]:

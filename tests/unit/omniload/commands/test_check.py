@@ -135,7 +135,8 @@ def test_a_mix_that_gives_samples_is_valid_without_a_doubt(tmp_path):
     code, lines = checked(tmp_path, source="where: {lang: en}")
 
     assert code == 0
-    assert lines[-1] == "mix.yaml: valid; a step is 4 rows of 16 tokens over 1 data-parallel rank"
+    said = "a step is 4 rows of 16 tokens over 1 data-parallel rank, with 1 microbatch of 4 rows"
+    assert lines[-1] == f"mix.yaml: valid; {said}"
 
 
 def test_json_of_a_mix_in_a_folder_whose_name_is_not_utf8_is_json_and_names_it(tmp_path):

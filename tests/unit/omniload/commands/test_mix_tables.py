@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from omniload.commands.display import output
-from omniload.commands.mix_tables import SourceStats, Stats, print_stats, shares_table
+from omniload.commands.mix_tables import (
+    SourceStats,
+    Stats,
+    print_stats,
+    said_of_step,
+    shares_table,
+)
 from omniload.source.survey.documents import LengthHistogram
 from omniload.source.survey.duplicates import Duplicates
 from tests.support.plane.builders import a_mix
@@ -22,6 +28,22 @@ def test_a_long_table_says_how_much_it_leaves_out(sources, rows, last, capsys):
 
     assert shares.row_count == rows
     assert last in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("rows", "micro_rows", "dp", "said"),
+    [
+        (8, 2, 1, "1 data-parallel rank, with 4 microbatches of 2 rows"),
+        (8, 2, 2, "2 data-parallel ranks, each with 2 microbatches of 2 rows"),
+        (8, 3, 2, "2 data-parallel ranks, each with 2 microbatches of up to 3 rows"),
+        (8, 1, 8, "8 data-parallel ranks, each with 1 microbatch of 1 row"),
+        (8, 4, 3, "3 data-parallel ranks, each with 1 microbatch of up to 4 rows"),
+    ],
+)
+def test_a_step_is_told_with_the_shape_of_its_microbatches(rows, micro_rows, dp, said):
+    mix = a_mix(rows=rows, micro_rows=micro_rows)
+
+    assert said_of_step(mix, dp) == f"8 rows of 32 tokens over {said}"
 
 
 def stats_of(num_sources, **changes):
