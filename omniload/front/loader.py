@@ -1,7 +1,9 @@
 """The loader that ``omniload.open`` returns: batches of one rank, and the state to resume from."""
 
+import _thread
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -74,9 +76,19 @@ class MixFacts:
     """Step that it begins at without a state."""
     num_ranks: int = 1
     """Ranks along dp."""
+    is_alone: bool = False
+    """Whether no other process has a part in the plane, so that it ends where the loader is dropped."""
 
 
 _UNKNOWN = MixFacts()
+
+
+def _end_dropped(pid: int, stack: ExitStack) -> None:
+    """End what a loader that nobody holds any more had opened, without waiting for it."""
+    # In a process that was forked the plane is another's. Beside it, for the last reference may go in a thread of the
+    # plane, which cannot wait for itself; and by no ``Thread``, whose locks the garbage collector may have interrupted.
+    if pid == os.getpid():
+        _thread.start_new_thread(stack.close, ())
 
 
 class RunNotes:
@@ -111,7 +123,7 @@ class Loader:
         check_steps_left(self._state, facts.num_steps)
         begun = (self._state or {}).get("step", facts.first_step)
         self._begun = begun if isinstance(begun, int) else 0
-        self._repeats = facts.repeats
+        self._repeats, self._is_alone = facts.repeats, facts.is_alone
         self.source_names = facts.names
         """Names of the sources; ``source_ids`` are places here."""
         tags = facts.tags
@@ -128,6 +140,7 @@ class Loader:
         # Nothing is opened here: each of several ranks would wait in its constructor for the others.
         self._client: Client | None = None
         self._stack = ExitStack()
+        self._dropped: weakref.finalize[..., Loader] | None = None
         self._closed = self._first_is_checked = False
         self._loops_ended = 0
         self._pid, self._one_asks = os.getpid(), threading.Lock()
@@ -294,6 +307,10 @@ class Loader:
             with ExitStack() as stack:
                 self._client = self._open_client(stack, self._state)
                 self._stack = stack.pop_all()
+            if self._is_alone:
+                self._dropped = weakref.finalize(self, _end_dropped, self._pid, self._stack)
+                # A process that ends takes its threads along, and needs no more.
+                self._dropped.atexit = False
         return self._client
 
     def _refuse_copy(self) -> None:
@@ -304,6 +321,8 @@ class Loader:
     def _end_plane(self) -> None:
         if self._ahead is not None:
             self._ahead.drop()
+        if self._dropped is not None:
+            self._dropped.detach()
         # Let go of first: whatever closing raises, the next batch opens a plane anew.
         stack, self._stack, self._client = self._stack, ExitStack(), None
         stack.close()

@@ -138,6 +138,7 @@ def _loader_of(
         num_steps=spec.num_steps,
         repeats=spec.mix.mix.stop == "never",
         num_ranks=spec.tree.size_of("dp"),
+        is_alone=isinstance(open_client, Alone),
     )
     return Loader(open_client, form, facts, state=state, notes=notes)
 

@@ -1,5 +1,6 @@
 """The loader: opens when it is needed, resumes before and after iteration, closes once."""
 
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,61 @@ def test_threads_that_ask_one_loader_wait_for_each_other_and_share_its_steps():
 
     assert (first, steps) == (0, [1])
     assert len({*client.asked}) == 2
+
+
+class Planes:
+    """Opens planes that note, each by its number, that they have ended."""
+
+    def __init__(self):
+        self.ended, self.count, self.one_has_ended = [], 0, threading.Event()
+
+    def __call__(self, stack, state):
+        stack.callback(self._end, self.count)
+        self.count += 1
+        return FakeClient(state)
+
+    def _end(self, number):
+        self.ended.append((number, threading.get_ident()))
+        self.one_has_ended.set()
+
+
+def test_a_loader_that_nobody_holds_any_more_ends_its_plane_beside_who_let_go_of_it():
+    planes = Planes()
+    loader = Loader(planes, BatchForm(arrays=NumpyArrays()), MixFacts(is_alone=True))
+    loader.next_batch()
+    loader.load_state_dict({"step": 1})  # ends the first plane, and the next batch opens a second
+    batches = iter(loader)
+    assert next(batches).step == 1
+    planes.one_has_ended.clear()
+
+    del loader
+    assert next(batches).step == 2  # its iterator holds it
+    del batches
+
+    assert planes.one_has_ended.wait(10)
+    (first, here), (second, beside) = planes.ended
+    assert (first, second) == (0, 1)
+    assert here == threading.get_ident() != beside
+
+
+def test_a_loader_that_is_closed_or_shared_or_forked_ends_no_plane_where_it_is_dropped(monkeypatch):
+    started = []
+    monkeypatch.setattr("_thread.start_new_thread", lambda *call: started.append(call))
+    form = BatchForm(arrays=NumpyArrays())
+
+    closed = Loader(Planes(), form, MixFacts(is_alone=True))
+    closed.start()
+    closed.close()
+    shared = Loader(Planes(), form)
+    shared.start()
+    forked = Loader(Planes(), form, MixFacts(is_alone=True))
+    forked.start()
+    here = os.getpid()
+    del closed, shared
+    monkeypatch.setattr(os, "getpid", lambda: here + 1)
+    del forked
+
+    assert started == []
 
 
 def test_a_rank_outside_the_ranks_is_refused_in_the_words_of_the_call(tmp_path, make):
