@@ -15,6 +15,7 @@ from omniload.base.linux.network import listening_address
 from omniload.base.settings.paths import path_from
 from omniload.base.units import format_bytes
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
+from omniload.commands.faults import key_of_message, with_line
 from omniload.commands.mix_tables import (
     MOST_ROWS,
     bounded,
@@ -24,7 +25,7 @@ from omniload.commands.mix_tables import (
     sorted_files,
     stages_by_epochs_json,
 )
-from omniload.commands.opening import find_sources, key_of_message, open_spec, placed
+from omniload.commands.opening import find_sources, open_spec
 from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.history import History
@@ -113,17 +114,17 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
     spec = open_spec(file, dp=dp, cache_dir=cache_dir)
     mix = spec.mix
     # Ahead of the sources, which may take minutes: a store that does not exist is told at once.
-    doubts = _look_for_places(mix, spec.base_dir, lambda said, *at: placed(said, at, file))
+    doubts = _look_for_places(mix, spec.base_dir, lambda said, *at: with_line(said, at, file))
     found = find_sources(spec, file)
     doubts += [
-        placed(source.doubt, key_of_message(source.doubt, source.name), file)
+        with_line(source.doubt, key_of_message(source.doubt, source.name), file)
         for source in found
         if source.doubt
     ]
-    doubts += [placed(said, ("splits",), file) for said in _held_out_of_nothing(mix, found)]
-    doubts += [placed(said, ("tokenizer",), file) for said in _joined_without_an_end(mix)]
+    doubts += [with_line(said, ("splits",), file) for said in _held_out_of_nothing(mix, found)]
+    doubts += [with_line(said, ("tokenizer",), file) for said in _joined_without_an_end(mix)]
     doubts += [
-        placed(said, key_of_message(said, name), file) for name, said in _bears_none(mix, found)
+        with_line(said, key_of_message(said, name), file) for name, said in _bears_none(mix, found)
     ]
     warnings = [*doubts, *warnings_of_a_step(mix, _sizes(mix, found))]
     warnings += sorted_files(mix, {source.name: source.differences for source in found})

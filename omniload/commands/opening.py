@@ -1,7 +1,7 @@
 """Opening what a mix file names, as far as a question needs it: files and their indexes."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,10 @@ from numpy.typing import NDArray
 from omniload.actors.plane import PlaneSpec, require_rows
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.concurrency.time_limit import LimitedCalls
-from omniload.base.config import line_of
-from omniload.base.errors import (
-    ConfigError,
-    IntegrityError,
-    OmniloadError,
-    StateError,
-    UnavailableError,
-)
+from omniload.base.errors import ConfigError, OmniloadError
 from omniload.base.units import format_bytes
 from omniload.commands.display import progress
+from omniload.commands.faults import of_source, outcome_of, raise_together, with_line
 from omniload.mix.config import MixConfig, SourceConfig, TokenizerConfig, load_mix
 from omniload.mix.schema.splits import TRAIN
 from omniload.plan.place_tree import ClientPlaceTree
@@ -44,14 +38,7 @@ from omniload.source.survey.spread import Spread, unevenness
 from omniload.source.tokenize import Tokenizer, doubt_of_ids, open_tokenizer
 from omniload.source.transforms.opening import open_pipeline
 
-__all__ = [
-    "find_sources",
-    "key_of_message",
-    "open_spec",
-    "placed",
-    "raise_together",
-    "tokenizer_of",
-]
+__all__ = ["find_sources", "open_spec", "tokenizer_of"]
 
 _OPENERS = 8
 _FIRST_RECORDS = 64
@@ -59,7 +46,6 @@ _FIRST_RECORDS = 64
 _IMAGES_BYTES = 64 << 20
 """Bytes of a unit with images up to which a check decodes its first ones."""
 _IMAGE_AMONG_MESSAGES = re.compile(rb'"type":\s*"image(_url)?"|<image>')
-_GRAVITY = (IntegrityError, ConfigError, StateError, UnavailableError, OmniloadError)
 
 
 def open_spec(
@@ -111,7 +97,7 @@ def find_sources(spec: PlaneSpec, file: Path | None = None) -> list[FoundSource]
         OmniloadError: Everything that is wrong, in one error; see ``raise_together``.
     """
     mix = spec.mix
-    tokenizer = _outcome(lambda: tokenizer_of(mix.tokenizer, spec.base_dir))
+    tokenizer = outcome_of(lambda: tokenizer_of(mix.tokenizer, spec.base_dir))
     with (
         progress("opening sources", len(mix.names)) as advance,
         LimitedCalls("omniload-listing") as calls,
@@ -120,10 +106,10 @@ def find_sources(spec: PlaneSpec, file: Path | None = None) -> list[FoundSource]
         # A tokenizer that cannot be opened is told once, by itself: pipelines would say it for every source.
         finder = _Finder(spec, calls, can_encode=not isinstance(tokenizer, OmniloadError))
         outcomes = pool.map(
-            lambda name: _outcome(lambda: finder.find(name)), mix.names, advance=advance
+            lambda name: outcome_of(lambda: finder.find(name)), mix.names, advance=advance
         )
     # By one thread: each that asked for a line of the file while no other had composed its tree would do so.
-    found = [_named(each, name, file) for each, name in zip(outcomes, mix.names, strict=True)]
+    found = [of_source(each, name, file) for each, name in zip(outcomes, mix.names, strict=True)]
     # Before anything is raised: once one source is mended, the sound ones are not looked at again.
     finder.keep([source for source in found if isinstance(source, FoundSource)])
     if isinstance(tokenizer, OmniloadError):
@@ -131,15 +117,15 @@ def find_sources(spec: PlaneSpec, file: Path | None = None) -> list[FoundSource]
         said = str(tokenizer)
         # Compared as it was raised: what a source says of it begins with the source.
         found = [each for each in found if str(getattr(each, "__cause__", "")) != said]
-        tokenizer = type(tokenizer)(placed(said, ("tokenizer",), file))
-    results = [
-        _outcome(lambda: require_rows(spec), file),
-        _outcome(lambda: require_strategy(mix.balance), file),
+        tokenizer = type(tokenizer)(with_line(said, ("tokenizer",), file))
+    outcomes_of_all = (
+        outcome_of(lambda: require_rows(spec), file),
+        outcome_of(lambda: require_strategy(mix.balance), file),
         tokenizer,
         *found,
-    ]
-    raise_together([result for result in results if isinstance(result, OmniloadError)])
-    return [result for result in results if isinstance(result, FoundSource)]
+    )
+    raise_together([each for each in outcomes_of_all if isinstance(each, OmniloadError)])
+    return [each for each in found if isinstance(each, FoundSource)]
 
 
 class _Finder:
@@ -173,54 +159,6 @@ class _Finder:
         # Without a tokenizer nothing is known of the tokens of text.
         if self._can_encode and now != self._kept:
             keep_findings(self._spec.cache_dir, now)
-
-
-def _outcome(check: Callable[[], object], file: Path | None = None) -> object:
-    """Return what ``check`` returns, or the error it raises: behind the line in ``file`` of the key it begins with."""
-    try:
-        return check()
-    except OmniloadError as error:
-        key = re.match(r"\w+\.\w+", str(error)) if file else None
-        return type(error)(placed(str(error), key[0].split("."), file)) if key else error
-
-
-def placed(said: str, at: Sequence[str], file: Path | None) -> str:
-    """Put the file and the line of a key ahead of what is said of it."""
-    line = None if file is None else line_of(file, *at)
-    return said if line is None else f"{file}:{line}: {said}"
-
-
-def _named(result: object, source: str, file: Path | None) -> object:
-    """Say of an error whose source it is, where its message names a file only, and the line of the key to change."""
-    if not isinstance(result, OmniloadError):
-        return result
-    key, said = f"sources.{source}", str(result)
-    if key not in said:
-        said = f"{key}: {said}"
-    named = type(result)(placed(said, key_of_message(said, source), file))
-    # Its cause stays at hand: a fault of the tokenizer, which many sources raise, is known by it and told once.
-    named.__cause__ = result
-    return named
-
-
-def key_of_message(said: str, source: str) -> tuple[str, ...]:
-    """Return the key of the mix file that is to be changed, which a message on a source begins with."""
-    key = f"sources.{source}"
-    below = said.removeprefix(f"{key}.").partition(":")[0] if said.startswith(f"{key}.") else ""
-    return ("sources", source, below) if below.isidentifier() else ("sources", source)
-
-
-def raise_together(errors: Sequence[OmniloadError]) -> None:
-    """Raise what was found wrong as one error, each message on a line of its own.
-
-    Its class is that of the error that is least likely to go away by itself.
-    """
-    if not errors:
-        return
-    if len(errors) == 1:
-        raise errors[0]
-    gravest = min(errors, key=lambda error: _GRAVITY.index(type(error)))
-    raise type(gravest)("\n".join(str(error) for error in errors)) from gravest
 
 
 def _looked_at(mix: MixConfig, source: SourceSpec, files: tuple[ShardFile, ...]) -> FoundSource:

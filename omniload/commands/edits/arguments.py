@@ -15,7 +15,7 @@ from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.transforms import ChatTransform, PreferenceTransform, TransformConfig
 from omniload.mix.sources import SourceBase
 
-__all__ = ["amount_of", "faults_of", "placed", "what_is_set"]
+__all__ = ["amount_of", "faults_of", "what_is_set", "with_absolute_paths"]
 
 _AMOUNT = re.compile(r"([0-9][0-9_.]*[A-Za-z]{0,2}?)\s*(epoch|sample|token)s?")
 Source = TypeVar("Source", bound=SourceBase)
@@ -92,7 +92,7 @@ def amount_of(value: str) -> Amount | None:
         raise ConfigError(f"{value!r:.60} is no amount: {said}; say 2epochs or 5Gtokens") from error
 
 
-def placed(source: Source, folder: Path) -> Source:
+def with_absolute_paths(source: Source, folder: Path) -> Source:
     """Return a source whose relative paths start at ``folder`` with absolute ones; URLs stay as they are."""
     paths = tuple(path if "://" in path else str(folder / path) for path in source.paths)
     transforms = tuple(_placed(transform, folder) for transform in source.transforms)

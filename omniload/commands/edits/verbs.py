@@ -15,7 +15,7 @@ from omniload.base.config import StrictModel, load_yaml
 from omniload.base.errors import ConfigError
 from omniload.base.units import decimal_of
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
-from omniload.commands.edits.arguments import amount_of, faults_of, placed, what_is_set
+from omniload.commands.edits.arguments import amount_of, faults_of, what_is_set, with_absolute_paths
 from omniload.commands.edits.asking import change_mix
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.edits.answers import EditTaken
@@ -145,7 +145,7 @@ def add(  # noqa: PLR0913 -- one for each option
         raise ConfigError(
             f"{fragment}: sources has {', '.join(sources)}, not {name!r}; declare it there, or correct the name"
         )
-    source = placed(sources[name], fragment.resolve().parent)
+    source = with_absolute_paths(sources[name], fragment.resolve().parent)
     how_much = amount_of(amount) if amount is not None else None
     if (weight is None) == (how_much is None):
         both = "" if weight is None else "--weight and --amount are both given; "

@@ -12,7 +12,7 @@ import click
 from omniload.base.config import line_of, parse_yaml
 from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
 from omniload.commands.display import emit_json, output, say
-from omniload.commands.edits.arguments import placed
+from omniload.commands.edits.arguments import with_absolute_paths
 from omniload.commands.edits.asking import change_mix
 from omniload.commands.edits.at_rest import planned_to
 from omniload.commands.edits.pulse import Pulse
@@ -132,7 +132,7 @@ class Watching:
 
 
 def _placing(folder: Path) -> Callable[[SourceConfig], SourceConfig]:
-    return lambda source: placed(source, folder.resolve())
+    return lambda source: with_absolute_paths(source, folder.resolve())
 
 
 @click.command("watch")

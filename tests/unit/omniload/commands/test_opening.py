@@ -9,15 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from omniload.base.errors import (
-    ConfigError,
-    IntegrityError,
-    OmniloadError,
-    StateError,
-    UnavailableError,
-)
-from omniload.commands import opening
-from omniload.commands.opening import find_sources, open_spec, raise_together
+from omniload.base.errors import ConfigError, OmniloadError
+from omniload.commands import faults
+from omniload.commands.opening import find_sources, open_spec
 from omniload.mix.config import BpeTokenizer, ByteTokenizer
 from omniload.mix.schema.transforms import MiddleTransform
 from omniload.source.kept_findings import key_of_source, key_of_tokenizer
@@ -30,48 +24,13 @@ def a_file(folder, mix):
     return path
 
 
-def test_no_error_is_no_error():
-    raise_together([])
-
-
-def test_one_error_stays_itself():
-    error = UnavailableError("no answer")
-
-    with pytest.raises(UnavailableError) as raised:
-        raise_together([error])
-
-    assert raised.value is error
-
-
-def test_several_errors_are_one_with_a_line_for_each():
-    with pytest.raises(ConfigError) as raised:
-        raise_together([ConfigError("first"), ConfigError("second")])
-
-    assert str(raised.value) == "first\nsecond"
-
-
-@pytest.mark.parametrize(
-    ("kinds", "gravest"),
-    [
-        ([UnavailableError, ConfigError], ConfigError),
-        ([ConfigError, IntegrityError], IntegrityError),
-        ([StateError, UnavailableError], StateError),
-    ],
-)
-def test_together_they_are_what_is_least_likely_to_go_away(kinds, gravest):
-    with pytest.raises(OmniloadError) as raised:
-        raise_together([kind("wrong") for kind in kinds])
-
-    assert type(raised.value) is gravest
-
-
 def test_lines_of_faults_are_looked_for_by_one_thread(tmp_path, monkeypatch):
     file = a_file(tmp_path, a_mixed_corpus(tmp_path))
     spec = open_spec(file, dp=2, cache_dir=tmp_path / "cache")
     for path in tmp_path.glob("**/*.parquet"):
         path.unlink()
     asked = []
-    monkeypatch.setattr(opening, "line_of", lambda *_: asked.append(threading.get_ident()) or 7)
+    monkeypatch.setattr(faults, "line_of", lambda *_: asked.append(threading.get_ident()) or 7)
 
     with pytest.raises(OmniloadError, match=r"mix.yaml:7: "):
         find_sources(spec, file)

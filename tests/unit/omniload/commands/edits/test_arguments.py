@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from omniload.base.errors import ConfigError
-from omniload.commands.edits.arguments import placed, what_is_set
+from omniload.commands.edits.arguments import what_is_set, with_absolute_paths
 from omniload.mix.config import JsonlSource
 from omniload.mix.edits.edit import SetAmounts, SetWeights
 from omniload.mix.schema.amounts import Amount
@@ -53,7 +53,7 @@ def test_what_is_neither_is_refused_with_what_to_say(texts, said):
 def test_relative_paths_start_at_the_file_and_others_stay():
     source = JsonlSource(type="jsonl", path=("a/*.jsonl", "/b.jsonl", "s3://bucket/c.jsonl"))
 
-    assert placed(source, FOLDER).paths == (
+    assert with_absolute_paths(source, FOLDER).paths == (
         "/data/more/a/*.jsonl",
         "/b.jsonl",
         "s3://bucket/c.jsonl",
@@ -65,11 +65,14 @@ def test_the_template_of_a_chat_starts_at_the_file():
         type="jsonl", path="a.jsonl", transforms=({"type": "chat", "template": "t.jinja"},)
     )
 
-    assert placed(source, FOLDER).transforms[0].template == "/data/more/t.jinja"
+    assert with_absolute_paths(source, FOLDER).transforms[0].template == "/data/more/t.jinja"
 
 
 def test_the_records_that_others_had_drawn_start_at_the_file():
     source = JsonlSource(type="jsonl", path="a.jsonl", drawn_before="web.arrow")
 
-    assert placed(source, FOLDER).drawn_before == "/data/more/web.arrow"
-    assert placed(source.model_copy(update={"drawn_before": None}), FOLDER).drawn_before is None
+    assert with_absolute_paths(source, FOLDER).drawn_before == "/data/more/web.arrow"
+    assert (
+        with_absolute_paths(source.model_copy(update={"drawn_before": None}), FOLDER).drawn_before
+        is None
+    )
