@@ -16,7 +16,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,6 +138,10 @@ class ResizeAsked:
     """First step that they train on; the ranks of before have trained on all steps before it."""
     generation: int | None = None
     """Of these ranks; ``None`` for those of now where the numbers are theirs, else for the next."""
+
+    def after(self, generation: int) -> "ResizeAsked":
+        """Return what a rank of a generation asks for: where it does not say of which ranks, of those after its own."""
+        return self if self.generation is not None else replace(self, generation=generation + 1)
 
 
 PlannerEvent = (

@@ -46,7 +46,7 @@ from omniload.machine.queue import (
     taken_over,
 )
 from omniload.machine.scaling.coming import Demand, Foresight
-from omniload.machine.steps import BadRecords, PlannedSteps, RankSteps, next_world, steps_together
+from omniload.machine.steps import BadRecords, PlannedSteps, RankSteps
 from omniload.machine.strategy import place
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import Edit
@@ -59,7 +59,8 @@ from omniload.mix.state import MixState
 from omniload.plan.membership import Exhausted, Membership, Starved
 from omniload.plan.records import StepPlan
 from omniload.plan.strategies import require_strategy
-from omniload.plan.world import World
+from omniload.plan.window import steps_together
+from omniload.plan.world import World, require_follows
 
 __all__ = ["Planner"]
 
@@ -167,11 +168,6 @@ class Planner:
         return tuple(self._advance((source,)))
 
     @property
-    def slowest_step(self) -> int:
-        """The step that the slowest rank wants next."""
-        return self.ranks.slowest
-
-    @property
     def planned(self) -> int:
         """First step that is not planned, also by a planner before this one."""
         return self._steps.next_step
@@ -198,10 +194,11 @@ class Planner:
         return (KeepEdits(history=self.history), *self._advance(range(len(self._queues))))
 
     def _resize(self, asked: ResizeAsked) -> tuple[PlannerCommand, ...]:
-        """Place planned steps on other ranks, where ``next_world`` has them; what is in the steps stays."""
-        world = next_world(self.world, asked, self.mix, range(self._kept_from, self.planned + 1))
+        """Place planned steps on other ranks; what is in the steps stays. Of one world every rank asks for it."""
+        world = self.world.followed_by(dp=asked.dp, step=asked.step, generation=asked.generation)
         if world is self.world:
             return ()
+        require_follows(self.world, world, self.mix, range(self._kept_from, self.planned + 1))
         self.world, self._demand = world, None  # whom the next plan is for has changed
         self.ranks = RankSteps.at(world.ranks(), world.step)
         self._steps.place_again(self.history.latest, world)

@@ -12,29 +12,22 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.base.errors import ConfigError, IntegrityError, StateError
-from omniload.machine.messages import RanksLost, ResizeAsked, StepTaken
+from omniload.base.errors import IntegrityError, StateError
+from omniload.machine.messages import RanksLost, StepTaken
 from omniload.machine.progress import Waits, rank_name
 from omniload.machine.queue import SampleQueue
 from omniload.machine.strategy import place_again
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.history import History
-from omniload.mix.edits.stages import with_begun
-from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
-from omniload.plan.membership import Exhausted, Membership, Starved
 from omniload.plan.records import StepPlan
-from omniload.plan.window import window_of
-from omniload.plan.world import World, require_rows
+from omniload.plan.world import World
 
 __all__ = [
     "BadRecords",
     "PlannedSteps",
     "Rank",
     "RankSteps",
-    "next_world",
-    "steps_together",
-    "with_generation",
 ]
 
 
@@ -305,69 +298,3 @@ def _by_epoch(
     if known := before.bad_of(source):
         counts[before.cursors_S[source][0] // records] += known
     return counts
-
-
-def with_generation(asked: ResizeAsked, generation: int) -> ResizeAsked:
-    """Return what a rank of ``generation`` asks for: where it does not say of which ranks, of the next generation."""
-    return asked if asked.generation is not None else replace(asked, generation=generation + 1)
-
-
-def next_world(held: World, asked: ResizeAsked, mix: MixConfig, within: range) -> World:
-    """Return the world that a rank asks for; ``held`` itself where that is what it asks for.
-
-    Args:
-        held: The current world.
-        asked: What a rank counts itself to.
-        mix: The mix.
-        within: First steps that are possible: those that can still be given to other ranks.
-
-    Raises:
-        ConfigError: The plane was opened for ranks that stay, or there are more of them than rows in a step.
-        StateError: The ranks are neither those of the current world nor of the next, or cannot begin at their step.
-    """
-    world = held.followed_by(dp=asked.dp, step=asked.step, generation=asked.generation)
-    if world is held:
-        return held
-    if not mix.runtime.elastic:
-        raise ConfigError(
-            f"a rank counts dp {world.dp} from step {world.step} on, and the ranks of this plane stay as they are; "
-            "open it with elastic=True, or runtime.elastic: true in the mix"
-        )
-    require_rows(mix, world.tree)
-    # Not before the current ranks: a world that has begun is not taken back.
-    least, most = max(held.step, within.start), within.stop - 1
-    if not least <= world.step <= most:
-        raise StateError(
-            f"dp {world.dp} cannot begin at step {world.step}: steps {least} to {most} can be given to other ranks; "
-            "resize on all ranks at one step boundary, with the first step that is not committed"
-        )
-    return world
-
-
-def steps_together(
-    history: History,
-    state: MixState,
-    ahead: Sequence[SampleTable],
-    records_S: Sequence[int],
-    *,
-    most: int,
-) -> list[Membership] | Starved | Exhausted:
-    """Draw steps that are planned together, up to the next edit at most: one draw has one set of weights.
-
-    Args:
-        history: The mix and its edits.
-        state: State before the first of them.
-        ahead: For each source, also those that later edits add, the known samples from its cursor on.
-        records_S: Raw records of each.
-        most: Steps wanted.
-    """
-    mix, state = history.entered(state)
-    sources, most = len(mix.names), int(min(most, history.steps_alike(state.step)))
-    found = window_of(mix, state, ahead[:sources], records_S[:sources], most=most)
-    if not mix.mix.waits or not isinstance(found, list):
-        return found
-    # Nor past the step at which a stage is due that waited for epochs.
-    due = (
-        i for i, m in enumerate(found, 1) if with_begun(history, m.after, records_S) is not history
-    )
-    return found[: next(due, None)]

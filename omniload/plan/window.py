@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from omniload.mix.config import MixConfig
 from omniload.mix.deficit import draw, integer_weights
+from omniload.mix.edits.history import History
+from omniload.mix.edits.stages import with_begun
 from omniload.mix.pieces import PieceTable
 from omniload.mix.samples import SampleTable
 from omniload.mix.schedule import steps_alike, weights_at
@@ -35,7 +37,39 @@ from omniload.plan.membership import (
 from omniload.plan.packing import packed
 from omniload.plan.units import Units, pieces_of, places_of, units_of_sources
 
-__all__ = ["window_of"]
+__all__ = ["steps_together", "window_of"]
+
+
+def steps_together(
+    history: History,
+    state: MixState,
+    ahead: Sequence[SampleTable],
+    records_S: Sequence[int],
+    *,
+    most: int,
+) -> list[Membership] | Starved | Exhausted:
+    """Draw steps that are planned together, up to the next edit at most: one draw has one set of weights.
+
+    Args:
+        history: The mix and its edits.
+        state: State before the first of them.
+        ahead: For each source, also those that later edits add, the known samples from its cursor on.
+        records_S: Raw records of each.
+        most: Steps wanted.
+
+    Returns:
+        As ``window_of``.
+    """
+    mix, state = history.entered(state)
+    sources, most = len(mix.names), int(min(most, history.steps_alike(state.step)))
+    found = window_of(mix, state, ahead[:sources], records_S[:sources], most=most)
+    if not mix.mix.waits or not isinstance(found, list):
+        return found
+    # Nor past the step at which a stage is due that waited for epochs.
+    due = (
+        i for i, m in enumerate(found, 1) if with_begun(history, m.after, records_S) is not history
+    )
+    return found[: next(due, None)]
 
 
 def window_of(

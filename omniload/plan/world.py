@@ -18,7 +18,7 @@ from omniload.mix.config import MixConfig
 from omniload.mix.state import COUNT_LIMIT
 from omniload.plan.place_tree import ClientPlaceTree
 
-__all__ = ["RanksServed", "World", "require_rows"]
+__all__ = ["RanksServed", "World", "require_follows", "require_rows"]
 
 _RANKS_LIMIT = 1 << 31
 
@@ -154,4 +154,32 @@ def require_rows(mix: MixConfig, tree: ClientPlaceTree) -> None:
     if cp > 1 and mix.pack.length % (2 * cp):
         raise ConfigError(
             f"pack.length {mix.pack.length} is not a multiple of 2 * cp = {2 * cp}; change it"
+        )
+
+
+def require_follows(held: World, world: World, mix: MixConfig, within: range) -> None:
+    """Refuse a world that cannot follow the one that is held.
+
+    Args:
+        held: The current world.
+        world: What a rank counts itself to, as ``held.followed_by`` gives it.
+        mix: The mix.
+        within: First steps that are possible: those that can still be given to other ranks.
+
+    Raises:
+        ConfigError: The plane was opened for ranks that stay, or there are more of them than rows in a step.
+        StateError: The ranks cannot begin at their step.
+    """
+    if not mix.runtime.elastic:
+        raise ConfigError(
+            f"a rank counts dp {world.dp} from step {world.step} on, and the ranks of this plane stay as they are; "
+            "open it with elastic=True, or runtime.elastic: true in the mix"
+        )
+    require_rows(mix, world.tree)
+    # Not before the current ranks: a world that has begun is not taken back.
+    least, most = max(held.step, within.start), within.stop - 1
+    if not least <= world.step <= most:
+        raise StateError(
+            f"dp {world.dp} cannot begin at step {world.step}: steps {least} to {most} can be given to other ranks; "
+            "resize on all ranks at one step boundary, with the first step that is not committed"
         )

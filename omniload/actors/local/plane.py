@@ -48,7 +48,6 @@ from omniload.machine.messages import (
     TakeOver,
 )
 from omniload.machine.progress import rank_name
-from omniload.machine.steps import with_generation
 from omniload.machine.waiting import Wait
 from omniload.mix.edits.answers import EditRequest, EditTaken
 from omniload.mix.edits.edit import AddSource, SkipShard
@@ -241,7 +240,7 @@ class LocalHandle(RankHandle):
             and plane.was_held(world, dp_rank, cp_rank)
         ):
             # In the place of one that is gone: of the ranks that come next.
-            world = plane.resized(with_generation(asked, world.generation))
+            world = plane.resized(asked.after(world.generation))
         first_step = plane.first_step if asked is None else asked.step
         self._be(world, dp_rank, plane.claim_rank(world, dp_rank, cp_rank), first_step)
 
@@ -300,7 +299,7 @@ class LocalHandle(RankHandle):
 
     @override
     def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
-        asked = with_generation(asked, self._world.generation)
+        asked = asked.after(self._world.generation)
         check_rank({"dp": asked.dp, "cp": self._world.tree.size_of("cp")}, dp_rank, self._cp_rank)
         world = self._plane.resized(asked)
         # Whatever can be refused comes before anything changes here.

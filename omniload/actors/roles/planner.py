@@ -268,7 +268,7 @@ class PlannerShell:
         if not self._take_up(asked, lambda: self._planner.history):
             return
         history = self._planner.history
-        taken = EditTaken.of(before, history, planned, self._planner.slowest_step)
+        taken = EditTaken.of(before, history, planned, self._planner.ranks.slowest)
         _LOG.warning("the mix is edited: %s", taken.said)
         asked.answer.set_result(taken)
 

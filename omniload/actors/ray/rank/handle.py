@@ -46,7 +46,6 @@ from omniload.base.state import JsonObject
 from omniload.batch.microbatch import Batch
 from omniload.machine.messages import ResizeAsked
 from omniload.machine.progress import Progress, rank_name
-from omniload.machine.steps import with_generation
 from omniload.machine.waiting import Wait
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.world import World
@@ -167,7 +166,7 @@ class RayHandle(RankHandle):
             self._folder, self._rank_in(world.generation, dp_rank)
         ):
             self._claim(world.generation, dp_rank).close()  # refused where that one lives
-            world = self._planner.resize(with_generation(asked, world.generation))
+            world = self._planner.resize(asked.after(world.generation))
         return world
 
     def _become(self, world: World, dp_rank: int) -> None:
@@ -210,7 +209,7 @@ class RayHandle(RankHandle):
 
     @override
     def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
-        asked = with_generation(asked, self._generation)
+        asked = asked.after(self._generation)
         check_rank(self._address.sizes_with(asked), dp_rank, self._cp_rank)
         # A rank that is another one now leaves no heartbeat under its old name, which would seem to be stopped.
         before = self._name

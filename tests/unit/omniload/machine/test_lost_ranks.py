@@ -68,7 +68,7 @@ def test_others_have_the_step_in_which_a_rank_ended_that_told_only_the_planner_b
     assert steps_in(told(planner, *taken(3, 0, 1))) == []  # it holds them up: they want step 4
 
     assert steps_in(told(planner, lost(2))) == [3, 4, 5, 6]
-    assert planner.slowest_step == 4
+    assert planner.ranks.slowest == 4
     assert planner.ranks.unheard == set()
     assert planner.waits().ranks == ("rank dp=0", "rank dp=1", "rank dp=2")
 
@@ -77,7 +77,7 @@ def test_a_lost_rank_holds_the_others_up_behind_what_was_planned(planner):
     told(planner, lost(2), *taken(3, 0, 1))
 
     assert steps_in(told(planner, *taken(6, 0, 1))) == []
-    assert planner.slowest_step == 4
+    assert planner.ranks.slowest == 4
     assert planner.waits().ranks == ("rank dp=2",)
 
 
@@ -94,19 +94,19 @@ def test_a_rank_that_was_believed_lost_and_tells_what_it_has_is_waited_for_again
     told(planner, *taken(1, 0, 1), lost(2))
     told(planner, *taken(1, 2), *taken(3, 0, 1))
 
-    assert planner.slowest_step == 2
+    assert planner.ranks.slowest == 2
     assert planner.waits().ranks == ("rank dp=2",)
 
 
 def test_of_what_was_let_go_meanwhile_nothing_comes_back(planner):
     told(planner, lost(2), *taken(3, 0, 1), *taken(0, 2))
 
-    assert planner.slowest_step == 4
+    assert planner.ranks.slowest == 4
 
 
 def test_where_no_rank_is_left_everything_stays(planner):
     assert told(planner, lost(0), lost(1, 2)) == []
-    assert planner.slowest_step == 0
+    assert planner.ranks.slowest == 0
     assert planner.ranks.unheard == {(1, 0), (2, 0)}
 
 
@@ -115,7 +115,7 @@ def test_a_rank_that_was_heard_is_as_far_as_it_said(planner):
 
     assert planner.ranks.unheard == set()
     assert told(planner, lost(2)) == []
-    assert planner.slowest_step == 2
+    assert planner.ranks.slowest == 2
 
 
 def test_ranks_of_a_world_that_begins_now_have_nothing_to_tell():
@@ -130,7 +130,7 @@ def test_ranks_of_a_world_that_begins_now_have_nothing_to_tell():
 
     assert planner.ranks.unheard == set()
     assert told(planner, lost(1), lost(1, generation=1)) == []
-    assert planner.slowest_step == 1
+    assert planner.ranks.slowest == 1
 
 
 def test_a_first_planner_knows_where_its_ranks_began():

@@ -194,7 +194,7 @@ def test_a_repeated_or_old_take_changes_nothing():
 
     assert planner.handle(StepTaken(step=1, dp_rank=0)) == ()
     assert planner.handle(StepTaken(step=0, dp_rank=0)) == ()
-    assert planner.slowest_step == 2
+    assert planner.ranks.slowest == 2
 
 
 def test_what_was_taken_by_all_is_released_and_samples_still_carried_are_kept():
@@ -537,7 +537,7 @@ def test_the_slowest_rank_is_known_whatever_order_ranks_go_in():
     slowest = []
     for rank, step in [(0, 0), (0, 1), (2, 0), (1, 1), (2, 1), (1, 0)]:
         planner.handle(StepTaken(step=step, dp_rank=rank))
-        slowest.append(planner.slowest_step)
+        slowest.append(planner.ranks.slowest)
 
     assert slowest == [0, 0, 0, 1, 2, 2]
 

@@ -118,7 +118,7 @@ def test_a_step_that_every_rank_has_is_held_until_all_have_the_next_one():
     assert of_kind(take(planner, 1), ReleaseSteps) == [ReleaseSteps(step=1)]
 
     planner.handle(ResizeAsked(dp=3, step=1))
-    assert planner.slowest_step == 1
+    assert planner.ranks.slowest == 1
     assert json.loads(json.dumps(planner.state_at(1)))["step"] == 1
 
 
