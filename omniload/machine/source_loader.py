@@ -29,7 +29,7 @@ from omniload.mix.columns import ColumnRanges, SampleColumns, joined_ranges
 from omniload.mix.pieces import POSITION_LIMIT, SUB_LIMIT
 from omniload.mix.samples import joined_tables
 
-__all__ = ["Read", "SamplesRead", "SourceLoader", "Stands"]
+__all__ = ["DecodedAhead", "Read", "SamplesRead", "SourceLoader"]
 
 _CHUNK = 1024
 """Records that a loader that takes over reads again at once."""
@@ -318,7 +318,7 @@ class _Asked:
 
 
 @dataclass(slots=True)
-class Stands:
+class DecodedAhead:
     """Where of each source a shadow has decoded what it would read, and how far it is to decode as it is told more."""
 
     _told: dict[int, int] = field(default_factory=dict, init=False)
@@ -346,7 +346,7 @@ class Stands:
             return None
         return reach
 
-    def decoded(self, source: int, positions: range) -> None:
+    def note(self, source: int, positions: range) -> None:
         """Note which positions are read from what is decoded."""
         self._floors[source], self._stops[source] = positions, positions.stop
 

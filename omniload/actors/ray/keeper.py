@@ -17,7 +17,7 @@ from omniload.actors.ray.hosts.relay import Relay
 from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.processes import Process
 from omniload.actors.ray.scaling.opening import opened
-from omniload.actors.ray.standing import Standing
+from omniload.actors.ray.shadows import Shadows
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import RoleLog, get_logger
 from omniload.machine.roster.members import (
@@ -54,10 +54,10 @@ class Keeper:
     """Keeps every role of a plane held, in a thread of the process that opened it."""
 
     def __init__(
-        self, crew: Crew, roster: Roster, standing: Standing, gate: Gate, log: RoleLog | None
+        self, crew: Crew, roster: Roster, shadows: Shadows, gate: Gate, log: RoleLog | None
     ) -> None:
         """Take the members that the plane was opened with; nothing is watched before ``begin``."""
-        self._crew, self._roster, self._standing = crew, roster, standing
+        self._crew, self._roster, self._shadows = crew, roster, shadows
         self._gate, self._log = gate, log
         self._events: queue.SimpleQueue[RosterEvent | Callable[[], None] | None] = (
             queue.SimpleQueue()
@@ -78,7 +78,7 @@ class Keeper:
 
     def is_whole(self) -> bool:
         """Tell whether every role is held and every shadow stands ready, with what it would begin with at hand."""
-        return self._roster.is_whole() and self._standing.are_there(self._roster.shadows())
+        return self._roster.is_whole() and self._shadows.have_decoded(self._roster.shadows())
 
     def check(self) -> None:
         """Return while lost roles are replaced: whoever else is to tell of the plane's end may be lost with it.
@@ -169,7 +169,7 @@ class Keeper:
         for member in self._crew.placing.crowded():
             self._carry(self._roster.handle(PlaceFound(member)))
         beats = self._crew.board.read()
-        self._standing.lead(self._roster.shadows(), time.monotonic(), self._events.put)
+        self._shadows.lead(self._roster.shadows(), time.monotonic(), self._events.put)
         for line in (*self._slow_calls.see(beats), *self._skipped.see(beats)):
             _LOG.warning("%s", line)
         now_s = time.monotonic()

@@ -41,7 +41,7 @@ from omniload.actors.ray.layout import PLANNER, cores_here, dp_ranks_of_construc
 from omniload.actors.ray.rank.handle import RayHandle
 from omniload.actors.ray.scaling.mover import Mover
 from omniload.actors.ray.scaling.shell import SCALER, Scaling
-from omniload.actors.ray.standing import Standing
+from omniload.actors.ray.shadows import Shadows
 from omniload.actors.status_file import write_status
 from omniload.actors.versions import with_versions
 from omniload.base.errors import OmniloadError
@@ -131,7 +131,7 @@ class RayPlane(DataPlane):
         logs = RoleLogs(self.address.logs)
         self._opened.callback(logs.close)
         log = logs.of("keeper")
-        self._keeper = Keeper(crew, crew.roster(), Standing(crew), self._gate, log)
+        self._keeper = Keeper(crew, crew.roster(), Shadows(crew), self._gate, log)
         # Behind the first opening: what fails there is a fault of the run, which another process would not mend.
         self._keeper.begin()
         if spec.mix.runtime.scaling.mode == "auto":

@@ -31,7 +31,7 @@ from omniload.machine.messages import (
     SliceRequest,
     TakeOver,
 )
-from omniload.machine.source_loader import Read, SamplesRead, SourceLoader, Stands
+from omniload.machine.source_loader import DecodedAhead, Read, SamplesRead, SourceLoader
 from omniload.machine.status import REPEATED
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.config import MixConfig
@@ -91,7 +91,7 @@ class LoaderShell:
         # A source decodes into its own state: one read of it at a time.
         self._reading = {s: threading.Lock() for s in sources}
         self._parts = {s: self._part_reads() for s in sources}
-        self._stands = Stands()
+        self._decoded_ahead = DecodedAhead()
         self._serves = False
         """Whether it has taken over, and is a shadow no more."""
 
@@ -134,7 +134,7 @@ class LoaderShell:
             for source in sources:
                 self._sources.pop(source, None)
                 self._machine.forget(source)
-                self._stands.forget(source)
+                self._decoded_ahead.forget(source)
         self._readers.drop(sources)
         self._count_held()
 
@@ -239,7 +239,7 @@ class LoaderShell:
             # Looked at for each source: from now on ranks wait for what is read in its place.
             if self._serves or self._closed:
                 return
-            if source is None or (reach := self._stands.reach(number, floor, end)) is None:
+            if source is None or (reach := self._decoded_ahead.reach(number, floor, end)) is None:
                 continue
             since, without = command.without.get(number, (0, ()))
             doing = f"decodes what record {floor} of source {source.name} lies in"
@@ -247,10 +247,10 @@ class LoaderShell:
                 with self._activity.doing(doing), self._reading[number]:
                     stop = source.stand_at(floor, reach, without if floor >= since else ())
                     source.give_way()
-                self._stands.decoded(number, range(floor, stop))
+                self._decoded_ahead.note(number, range(floor, stop))
             except OmniloadError as error:
                 _LOG.info("source %s is not at hand at %d: %s", source.name, floor, error)
-                self._stands.pass_over(number, floor)
+                self._decoded_ahead.pass_over(number, floor)
 
     def take_over(self, command: TakeOver) -> None:
         """Serve what another loader served: from now on its samples may be asked for, and they are read again."""

@@ -13,7 +13,7 @@ from omniload.actors.gate import Gate
 from omniload.actors.ray.hosts.beside_ranks import Moves
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.processes import Process
-from omniload.actors.ray.standing import Standing
+from omniload.actors.ray.shadows import Shadows
 from omniload.base.errors import UnavailableError
 from omniload.machine.messages import TakeOver
 from omniload.machine.progress import Progress
@@ -88,7 +88,7 @@ class FakeCrew:
 @pytest.fixture
 def crew():
     made = FakeCrew()
-    keeper = Keeper(made, Roster(roles={"loader-0": 0}), Standing(made), Gate(), None)
+    keeper = Keeper(made, Roster(roles={"loader-0": 0}), Shadows(made), Gate(), None)
     keeper.begin()
     yield made
     keeper.close()
@@ -111,7 +111,7 @@ def test_a_constructor_that_follows_a_lost_one_is_at_home_also_where_a_move_came
     made.holders, made.actors = {first.role: first}, {first: made.actor()}
     start, placed = made.start, queue.Queue()
     made.start = lambda member: (start(member), placed.put(made.moves.place(member)))
-    keeper = Keeper(made, Roster(roles={first.role: 0}), Standing(made), Gate(), None)
+    keeper = Keeper(made, Roster(roles={first.role: 0}), Shadows(made), Gate(), None)
     keeper.begin()
 
     made.actors[first].stay.answers[0].set_exception(UnavailableError("killed"))
@@ -130,7 +130,7 @@ def test_records_that_the_planner_skips_in_its_process_are_told_of_in_that_of_th
     made, looked = FakeCrew(), queue.Queue()
     beat = Progress(name="planner", pid=7, beat_s=1.0, tasks=(), figures={f"{SKIPPED}web": 3.0})
     made.board = SimpleNamespace(read=lambda: looked.put(None) or {"planner": beat})
-    keeper = Keeper(made, Roster(roles={"loader-0": 0}), Standing(made), Gate(), None)
+    keeper = Keeper(made, Roster(roles={"loader-0": 0}), Shadows(made), Gate(), None)
     keeper.begin()
     for _ in range(2):
         looked.get(timeout=LIMIT_S)
@@ -146,7 +146,7 @@ def test_whoever_shares_a_node_gets_another_one_started_elsewhere_and_ends_once_
     opened.set_result({})
     made.open_loader = lambda _member: SimpleNamespace(future=lambda: opened)
     made.placing.crowded = lambda: [Member("loader-0", 1)]
-    keeper = Keeper(made, Roster(roles={"loader-0": 1}), Standing(made), Gate(), None)
+    keeper = Keeper(made, Roster(roles={"loader-0": 1}), Shadows(made), Gate(), None)
     keeper.begin()
     done = [made.done.get(timeout=LIMIT_S) for _ in range(3)]
     keeper.close()
@@ -162,7 +162,7 @@ def test_a_plane_is_whole_once_its_shadow_has_at_hand_what_it_would_begin_with()
     made, opened = FakeCrew(), Future()
     opened.set_result({})
     made.open_loader = lambda _member: SimpleNamespace(future=lambda: opened)
-    keeper = Keeper(made, Roster(roles={"loader-0": 1}), Standing(made), Gate(), None)
+    keeper = Keeper(made, Roster(roles={"loader-0": 1}), Shadows(made), Gate(), None)
     keeper.begin()
     made.planner.outstanding.asked.get(timeout=LIMIT_S).set_result(TakeOver(ranges={0: (3, 9)}))
     decoded = made.actors[Member("loader-0", 1)].stand_at.asked.get(timeout=LIMIT_S)
@@ -209,7 +209,7 @@ def test_ray_is_told_of_an_end_behind_all_that_the_end_calls_for():
         made.actors.update({member: made.actor()}),
         order.put(("start", member)),
     )
-    keeper = Keeper(made, Roster(roles={"loader-0": 0}), Standing(made), Gate(), None)
+    keeper = Keeper(made, Roster(roles={"loader-0": 0}), Shadows(made), Gate(), None)
     keeper.begin()
     made.actors[FIRST].stay.answers[0].set_exception(UnavailableError("killed"))
     found = [order.get(timeout=LIMIT_S)[0] for _ in range(3)]
@@ -248,7 +248,7 @@ def test_a_plane_that_is_given_up_is_told_to_all_that_live_and_to_whoever_opened
     for role in roles:
         an_actor(Member(role))
         started.get()
-    keeper = Keeper(made, Roster(roles=dict.fromkeys(roles, 0)), Standing(made), Gate(), None)
+    keeper = Keeper(made, Roster(roles=dict.fromkeys(roles, 0)), Shadows(made), Gate(), None)
     keeper.begin()
     keeper.check()
     for role in (*roles, *["loader-0"] * 4):
@@ -297,7 +297,7 @@ def test_ranks_hear_of_the_first_role_that_is_lost_after_a_fault_of_the_keeper(i
     else:
         made.board.read = fault
     roster = Roster(roles=dict.fromkeys(made.holders, 0))
-    keeper = Keeper(made, roster, Standing(made), Gate(), None)
+    keeper = Keeper(made, roster, Shadows(made), Gate(), None)
     keeper.begin()
     assert looked.wait(LIMIT_S)
     keeper.check()

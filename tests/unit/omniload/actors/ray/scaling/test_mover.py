@@ -14,7 +14,7 @@ from omniload.actors.gate import Gate, Turn
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.scaling import mover, opening
 from omniload.actors.ray.scaling.mover import Mover, MoveUnderWayError
-from omniload.actors.ray.standing import Standing
+from omniload.actors.ray.shadows import Shadows
 from omniload.base.errors import StateError, UnavailableError
 from omniload.machine.roster.members import Member
 from omniload.machine.roster.roster import Roster
@@ -213,7 +213,7 @@ def test_a_source_that_came_back_while_it_was_awaited_is_not_dropped(plane):
 def test_a_keeper_moves_nothing_that_was_given_up_before_it_came_to_it():
     moved = []
     crew = SimpleNamespace(move=lambda *move: moved.append(move), board=None)
-    keeper = Keeper(crew, Roster(roles={}), Standing(crew), Gate(), None)
+    keeper = Keeper(crew, Roster(roles={}), Shadows(crew), Gate(), None)
     given_up, wanted = keeper.move([0], "loader-1"), keeper.move([1], "loader-1")
 
     assert given_up.cancel()

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from omniload.actors.ray.standing import Standing
+from omniload.actors.ray.shadows import Shadows
 from omniload.base.errors import StateError, UnavailableError
 from omniload.machine.messages import TakeOver
 from omniload.machine.roster.members import Member
@@ -41,14 +41,14 @@ def crew():
 
 
 @pytest.fixture
-def standing(crew):
-    made = Standing(crew)
+def leader(crew):
+    made = Shadows(crew)
     made.lead = partial(made.lead, later=lambda call: call())
     return made
 
 
-def test_each_shadow_is_told_of_its_own_sources(crew, standing):
-    standing.lead([ONE, OTHER], 0.0)
+def test_each_shadow_is_told_of_its_own_sources(crew, leader):
+    leader.lead([ONE, OTHER], 0.0)
     assert crew.planner.outstanding.asked == [[0, 1, 2]]
 
     crew.planner.outstanding.answers[0].set_result(OUTSTANDING)
@@ -58,9 +58,9 @@ def test_each_shadow_is_told_of_its_own_sources(crew, standing):
     assert second.asked == [TakeOver(ranges={2: (5, 9)})]
 
 
-def test_they_are_told_once_a_second_and_at_once_where_one_is_new(crew, standing):
+def test_they_are_told_once_a_second_and_at_once_where_one_is_new(crew, leader):
     def lead(shadows, now_s):
-        standing.lead(shadows, now_s)
+        leader.lead(shadows, now_s)
         for answer in crew.planner.outstanding.answers:
             if not answer.done():
                 answer.set_result(OUTSTANDING)
@@ -72,60 +72,60 @@ def test_they_are_told_once_a_second_and_at_once_where_one_is_new(crew, standing
     assert [lead([OTHER], 2.0), lead([], 9.0)] == [3, 3]
 
 
-def test_a_shadow_that_decodes_is_told_nothing_more_until_it_has(crew, standing):
+def test_a_shadow_that_decodes_is_told_nothing_more_until_it_has(crew, leader):
     stand_at = crew.actors[ONE].stand_at
     for now_s in (0.0, 1.0, 2.0):
-        standing.lead([ONE], now_s)
+        leader.lead([ONE], now_s)
         crew.planner.outstanding.answers[-1].set_result(OUTSTANDING)
     assert len(stand_at.asked) == 1
 
     stand_at.answers[0].set_result(None)
-    standing.lead([ONE], 3.0)
+    leader.lead([ONE], 3.0)
     crew.planner.outstanding.answers[-1].set_result(OUTSTANDING)
 
     assert len(stand_at.asked) == 2
 
 
-def test_a_planner_that_has_not_answered_is_not_asked_again_and_one_that_is_lost_is(crew, standing):
-    standing.lead([ONE], 0.0)
-    standing.lead([ONE], 5.0)
+def test_a_planner_that_has_not_answered_is_not_asked_again_and_one_that_is_lost_is(crew, leader):
+    leader.lead([ONE], 0.0)
+    leader.lead([ONE], 5.0)
     assert len(crew.planner.outstanding.asked) == 1
 
     crew.planner.outstanding.answers[0].set_exception(UnavailableError("it has ended"))
-    standing.lead([ONE], 6.0)
+    leader.lead([ONE], 6.0)
 
     assert len(crew.planner.outstanding.asked) == 2
 
 
-def test_shadows_are_there_once_each_has_decoded_and_a_new_one_is_not(crew, standing):
-    assert standing.are_there([])
-    standing.lead([ONE], 0.0)
+def test_shadows_are_there_once_each_has_decoded_and_a_new_one_is_not(crew, leader):
+    assert leader.have_decoded([])
+    leader.lead([ONE], 0.0)
     crew.planner.outstanding.answers[0].set_result(OUTSTANDING)
-    assert not standing.are_there([ONE])
+    assert not leader.have_decoded([ONE])
 
     crew.actors[ONE].stand_at.answers[0].set_result(None)
 
-    assert standing.are_there([ONE])
-    assert not standing.are_there([ONE, OTHER])
+    assert leader.have_decoded([ONE])
+    assert not leader.have_decoded([ONE, OTHER])
 
 
 def test_a_shadow_that_took_over_or_ended_meanwhile_is_told_nothing_and_counts_no_more(
-    crew, standing
+    crew, leader
 ):
-    standing.lead([ONE], 0.0)
-    standing.lead([], 0.25)
+    leader.lead([ONE], 0.0)
+    leader.lead([], 0.25)
     crew.planner.outstanding.answers[0].set_result(OUTSTANDING)
     assert crew.actors[ONE].stand_at.asked == []
 
-    standing.lead([OTHER], 1.25)
+    leader.lead([OTHER], 1.25)
     crew.planner.outstanding.answers[1].set_result(OUTSTANDING)
     crew.actors[OTHER].stand_at.answers[0].set_exception(UnavailableError("it has ended"))
 
-    assert not standing.are_there([OTHER])
+    assert not leader.have_decoded([OTHER])
 
 
-def test_a_shadow_whose_role_is_retired_before_the_planner_answers_is_told_nothing(crew, standing):
-    standing.lead([ONE, OTHER], 0.0)
+def test_a_shadow_whose_role_is_retired_before_the_planner_answers_is_told_nothing(crew, leader):
+    leader.lead([ONE, OTHER], 0.0)
     other = crew.actors.pop(OTHER)
     crew.sources_of.pop("loader-1")
 
@@ -135,15 +135,15 @@ def test_a_shadow_whose_role_is_retired_before_the_planner_answers_is_told_nothi
     assert other.stand_at.asked == []
 
 
-def test_a_fault_is_said_once_and_not_brought_about_at_every_turn(crew, standing, caplog):
+def test_a_fault_is_said_once_and_not_brought_about_at_every_turn(crew, leader, caplog):
     stand_at = crew.actors[ONE].stand_at
     for now_s in (0.0, 1.0, 2.0):
-        standing.lead([ONE], now_s)
+        leader.lead([ONE], now_s)
         crew.planner.outstanding.answers[-1].set_result(OUTSTANDING)
         if not stand_at.answers[-1].done():
             stand_at.answers[-1].set_exception(StateError("a fault"))
     for now_s in (3.0, 4.0):
-        standing.lead([ONE], now_s)
+        leader.lead([ONE], now_s)
         crew.planner.outstanding.answers[-1].set_exception(StateError("no such step"))
 
     assert len(stand_at.asked) == 1

@@ -1,4 +1,4 @@
-"""Has shadows stand where the plane is: each has decoded what it would read from if it took over now.
+"""Keeps shadows where the plane is: each has decoded what it would read from if it took over now.
 
 ::
 
@@ -19,24 +19,28 @@ from omniload.base.log import get_logger
 from omniload.machine.messages import TakeOver
 from omniload.machine.roster.members import Member
 
-__all__ = ["Standing"]
+__all__ = ["Shadows"]
 
 Later = Callable[[Callable[[], None]], None]
 _EVERY_S = 1.0
 _LOG = get_logger(__name__)
 
 
-class Standing:
-    """Leads shadows. For one thread, to which answers are brought."""
+class Shadows:
+    """The members that stand by, and which of them have decoded where they would begin. For one thread.
+
+    Answers are brought to that thread by ``later``.
+    """
 
     def __init__(self, crew: Crew) -> None:
         """Lead those of ``crew``."""
         self._crew = crew
-        self._shadows: frozenset[Member] = frozenset()
-        self._told: set[Member] = set()
-        """Those that decode, so that none is told twice at once."""
-        self._there: frozenset[Member] = frozenset()
-        self._asks, self._asked_s = False, -_EVERY_S
+        self._standing_by: frozenset[Member] = frozenset()
+        self._decoding: set[Member] = set()
+        """Those that were told to and have not answered, so that none is told twice at once."""
+        self._decoded: frozenset[Member] = frozenset()
+        """Those that have, some moment since they stand by."""
+        self._asks_planner, self._asked_s = False, -_EVERY_S
         self._said = ""
 
     def lead(self, shadows: Sequence[Member], now_s: float, later: Later) -> None:
@@ -47,28 +51,28 @@ class Standing:
             now_s: By a clock that never goes back.
             later: Has a call made in the one thread.
         """
-        new = self._shadows.symmetric_difference(shadows).intersection(shadows)
-        self._shadows = frozenset(shadows)
-        self._told &= self._shadows
-        self._there &= self._shadows
-        if self._asks or not shadows or (not new and now_s - self._asked_s < _EVERY_S):
+        new = set(shadows) - self._standing_by
+        self._standing_by = frozenset(shadows)
+        self._decoding &= self._standing_by
+        self._decoded &= self._standing_by
+        if self._asks_planner or not shadows or (not new and now_s - self._asked_s < _EVERY_S):
             return
-        self._asks, self._asked_s = True, now_s
+        self._asks_planner, self._asked_s = True, now_s
         sources = [s for m in shadows for s in self._crew.sources_of.get(m.role, ())]
         asked = future_of(self._crew.holding(PLANNER).outstanding.remote(sources), PLANNER)
         asked.add_done_callback(lambda done: later(partial(self._tell, done, later)))
 
-    def are_there(self, shadows: Sequence[Member]) -> bool:
+    def have_decoded(self, shadows: Sequence[Member]) -> bool:
         """Tell whether shadows have decoded what they would begin with, some moment since they stand by."""
-        return self._there.issuperset(shadows)
+        return self._decoded.issuperset(shadows)
 
     def _tell(self, done: "Future[TakeOver]", later: Later) -> None:
-        self._asks = False
+        self._asks_planner = False
         if (error := done.exception()) is not None:
             self._say(f"shadows stay where they are: {error}", error)
             return
         outstanding = done.result()
-        for member in self._shadows - self._told:
+        for member in self._standing_by - self._decoding:
             # Its role may have been retired since shadows were looked at last.
             if (actor := self._crew.actors.get(member)) is None:
                 continue
@@ -77,7 +81,7 @@ class Standing:
                 ranges={s: outstanding.ranges[s] for s in sources if s in outstanding.ranges},
                 without={s: outstanding.without[s] for s in sources if s in outstanding.without},
             )
-            self._told.add(member)
+            self._decoding.add(member)
             told = future_of(actor.stand_at.remote(command), member.name)
             told.add_done_callback(partial(self._hear_later, member, later))
 
@@ -88,12 +92,12 @@ class Standing:
         if (error := done.exception()) is not None:
             # Whatever else than its end it is, it would come again at every turn: that one decodes as it takes over.
             if isinstance(error, UnavailableError):
-                self._told.discard(member)
+                self._decoding.discard(member)
             self._say(f"{member.name} has not decoded ahead: {error}", error)
             return
-        self._told.discard(member)
-        if member in self._shadows:
-            self._there |= {member}
+        self._decoding.discard(member)
+        if member in self._standing_by:
+            self._decoded |= {member}
 
     def _say(self, text: str, error: BaseException) -> None:
         """Say what is amiss once; that somebody was lost is told by whoever replaces it."""
