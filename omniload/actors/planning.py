@@ -22,7 +22,7 @@ from omniload.mix.state import MixState
 from omniload.plan.world import World
 from omniload.source.byte_pairs.files import content_of, library_of
 
-__all__ = ["make_planner", "taken_over", "tokenizer_digest"]
+__all__ = ["make_planner", "make_successor", "tokenizer_digest"]
 
 
 def make_planner(
@@ -79,7 +79,7 @@ def make_planner(
     )
 
 
-def taken_over(
+def make_successor(
     spec: PlaneSpec,
     facts_S: Sequence[SourceFacts],
     folder: Path,

@@ -37,13 +37,13 @@ from omniload.machine.messages import (
 from omniload.machine.progress import Waits
 from omniload.machine.queue import (
     SampleQueue,
+    commands_of_take_over,
     draw_window,
     end_of,
     enter_step,
     queues_of,
     require_below_cap,
     require_usable,
-    taken_over,
 )
 from omniload.machine.scaling.coming import Demand, Foresight
 from omniload.machine.steps import BadRecords, PlannedSteps, RankSteps
@@ -351,7 +351,7 @@ class Planner:
         # A source whose edit is not taken up yet may be among them.
         sources = [s for s in sources if s < len(self._queues)]
         floors_S = self._steps.state_before(self.released_to).widened(len(self._queues)).floors()
-        return taken_over(self._queues, sources, floors_S, self.life)
+        return commands_of_take_over(self._queues, sources, floors_S, self.life)
 
     def _publish(self, window: Sequence[Membership]) -> list[PlannerCommand]:
         """Place the steps of a window; all of them are journaled before any is published."""

@@ -17,6 +17,7 @@ from omniload.plan.membership import Membership
 
 __all__ = [
     "SampleQueue",
+    "commands_of_take_over",
     "draw_window",
     "end_of",
     "enter_step",
@@ -24,7 +25,6 @@ __all__ = [
     "require_below_cap",
     "require_usable",
     "skip_ahead",
-    "taken_over",
 ]
 
 _FIRST_READ = 16
@@ -280,7 +280,7 @@ def enter_step(
     return state, read_again
 
 
-def taken_over(
+def commands_of_take_over(
     queues: Sequence[SampleQueue], sources: Sequence[int], floors_S: Sequence[int], life: int
 ) -> tuple[TakeOver | ReadAhead, ...]:
     """Return what another loader is told that serves sources: to hold what the lost one held, and to read on."""

@@ -220,7 +220,7 @@ class FaultyPlane(Simulation):
             self._die()
 
     def _recover_planner(self) -> None:
-        """Begin another planner with what the disk holds, as ``omniload.actors.planning.taken_over`` does."""
+        """Begin another planner with what the disk holds, as ``omniload.actors.planning.make_successor`` does."""
         if self.disk.torn > self.seen["a planner dies in mid-write"]:
             self._saw("a planner dies in mid-write", "planner")
         writer = Writer(self.disk)

@@ -12,7 +12,7 @@ from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.patience import heard_within
 from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.actors.planner_journal import open_journal
-from omniload.actors.planning import make_planner, taken_over
+from omniload.actors.planning import make_planner, make_successor
 from omniload.actors.ray.actors import PresentActor
 from omniload.actors.ray.hosts.beside_ranks import RanksOn
 from omniload.actors.ray.hosts.rank_claims import LostRanks, claim_for_guest, watch_unheard
@@ -84,7 +84,7 @@ class PlannerActor(PresentActor):
         if life:
             room = Room()
             with self._activity.doing("takes the journal over") as room.says:
-                planner, journal = taken_over(
+                planner, journal = make_successor(
                     spec, opening.facts, opening.folder, life=life, room=room
                 )
         else:

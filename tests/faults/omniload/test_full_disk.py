@@ -9,7 +9,7 @@ import pytest
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
-from omniload.actors.planning import taken_over
+from omniload.actors.planning import make_successor
 from omniload.actors.roles import planner, sources
 from omniload.base.errors import StateError
 from omniload.batch.digest import batch_digest
@@ -184,7 +184,7 @@ def taken_over_on(disk, tmp_path, full):
     fill(disk)
     room, said = full.room(), []
     room.says = said.append
-    planner, journal = taken_over(spec, [facts[0]], spec.run_dir, life=1, room=room)
+    planner, journal = make_successor(spec, [facts[0]], spec.run_dir, life=1, room=room)
     journal.close()
     return planner, said
 

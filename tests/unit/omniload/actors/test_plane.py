@@ -10,7 +10,7 @@ from omniload.actors.plane import (
     require_rows,
 )
 from omniload.actors.planner_journal import open_journal
-from omniload.actors.planning import make_planner, taken_over, tokenizer_digest
+from omniload.actors.planning import make_planner, make_successor, tokenizer_digest
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.machine.messages import (
     AppendJournal,
@@ -163,7 +163,7 @@ def test_a_planner_takes_over_where_every_rank_must_be_and_knows_the_states_behi
     before = (tmp_path / JOURNAL_NAME).read_bytes()
     reached = first.state.step
 
-    second, journal = taken_over(spec, FACTS, tmp_path, life=1)
+    second, journal = make_successor(spec, FACTS, tmp_path, life=1)
     with journal:
         began_at = second.state.step
         known = [second.state_at(step) for step in range(began_at, reached + 1)]
@@ -187,7 +187,7 @@ def test_a_planner_that_takes_over_plans_for_the_ranks_that_were_noted_last(tmp_
             if isinstance(command, AppendWorld):
                 journal.append_world(command.world.to_json())
 
-    second, journal = taken_over(spec, FACTS, tmp_path, life=1)
+    second, journal = make_successor(spec, FACTS, tmp_path, life=1)
     journal.close()
 
     assert (second.world.dp, second.world.step, second.world.generation) == (2, 1, 1)
@@ -202,7 +202,7 @@ def test_a_planner_never_takes_over_before_the_step_that_the_plane_started_from(
     resumed = make_planner(spec, FACTS)
     open_journal(tmp_path, resumed).close()
 
-    planner, journal = taken_over(spec, FACTS, tmp_path, life=1)
+    planner, journal = make_successor(spec, FACTS, tmp_path, life=1)
     journal.close()
 
     assert planner.state.step == 2
@@ -214,12 +214,12 @@ def test_a_planner_that_finds_other_samples_than_were_recorded_publishes_nothing
     with open_journal(tmp_path, first) as journal:
         planned(first, journal)
 
-    second, journal = taken_over(spec, FACTS, tmp_path, life=1)
+    second, journal = make_successor(spec, FACTS, tmp_path, life=1)
     with journal, pytest.raises(IntegrityError, match="step 0 planned again has digest"):
         planned(second, journal, lengths=(9, 11) * 30)
 
     with pytest.raises(StateError, match=r"records: 100 saved, 101 now"):
-        taken_over(spec, some_facts([101, 100]), tmp_path, life=1)
+        make_successor(spec, some_facts([101, 100]), tmp_path, life=1)
 
 
 def adding(name, records):
@@ -233,7 +233,7 @@ def test_a_planner_forgets_what_was_found_in_a_source_that_was_never_added(tmp_p
     open_journal(tmp_path, make_planner(spec, FACTS)).close()
     refused, (change, facts) = some_facts([7])[0], adding("books", 55)
 
-    planner, journal = taken_over(spec, [*FACTS, refused], tmp_path, life=1)
+    planner, journal = make_successor(spec, [*FACTS, refused], tmp_path, life=1)
     journal.close()
     planner.handle(ChangeAsked(change=change, facts=facts))
 
@@ -250,9 +250,9 @@ def test_a_planner_that_was_lost_after_it_kept_an_added_source_is_followed_by_on
     history = History(spec.mix).edited(change, 0, found_in(change, facts))
     write_history(tmp_path, history)
 
-    planner, journal = taken_over(spec, [*FACTS, facts], tmp_path, life=1)
+    planner, journal = make_successor(spec, [*FACTS, facts], tmp_path, life=1)
     journal.close()
 
     assert list(planner.positions_per_epoch_S) == [100, 100, 55]
     with pytest.raises(StateError, match="lost while source 'books' was added"):
-        taken_over(spec, FACTS, tmp_path, life=2)
+        make_successor(spec, FACTS, tmp_path, life=2)

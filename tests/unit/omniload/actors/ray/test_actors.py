@@ -83,12 +83,12 @@ def test_ranks_that_wait_for_a_planner_that_takes_over_see_that_it_waits_for_roo
     waits, told = "waits for room for the journal: 0 bytes (0 B) are free there", []
     actor = PlannerActor("planner+1", None, None, None)
 
-    def taken_over(*_, room, **__):
+    def make_successor(*_, room, **__):
         room.says(waits)
         told.extend(task["doing"] for role in actor.heartbeats()[1] for task in role["tasks"])
         raise StateError("it stays full")
 
-    monkeypatch.setattr(planner_module, "taken_over", taken_over)
+    monkeypatch.setattr(planner_module, "make_successor", make_successor)
     with pytest.raises(StateError, match="it stays full"):
         actor.open(SimpleNamespace(spec=None, facts=[], folder=tmp_path, life=1))
 
