@@ -263,7 +263,31 @@ class PlannerShell:
                 ):
                     event.answer.set_exception(cause)
 
-    def _change(self, asked: _Change) -> None:
+    def _apply(self, event: PlannerEvent | _Failed | _Replaced | _Change | _Resize) -> None:
+        match event:
+            case _Failed(error=error):
+                raise error
+            case _Change():
+                self._answer_change(event)
+            case _Resize():
+                self._answer_resize(event)
+            case _Replaced():
+                # From here on the link leads to the new holder: that one is told what follows from the event.
+                event.change()
+                self._loaders.taken_over = event.taken_over
+                self._plan_on(event.event)
+            case _:
+                self._plan_on(event)
+
+    def _plan_on(self, event: PlannerEvent) -> None:
+        doing = self._activity.doing(f"plans step {self._planner.state.step}")
+        # Carrying out is not in the lock: a journal on a store may hang, and states are asked for meanwhile.
+        with doing, self._lock, PLAN_SECONDS.time():
+            commands = self._planner.handle(event)
+        self._activity.figures.note(planned_step=self._planner.state.step)
+        self._carry_out(commands)
+
+    def _answer_change(self, asked: _Change) -> None:
         before, planned = self._planner.history, self._planner.planned
         if not self._take_up(asked, lambda: self._planner.history):
             return
@@ -272,7 +296,7 @@ class PlannerShell:
         _LOG.warning("the mix is edited: %s", taken.said)
         asked.answer.set_result(taken)
 
-    def _resize(self, asked: _Resize) -> None:
+    def _answer_resize(self, asked: _Resize) -> None:
         before = self._planner.world
         if not self._take_up(asked, lambda: self._planner.world):
             return
@@ -282,42 +306,24 @@ class PlannerShell:
             _LOG.warning("dp is %d from step %d on (was %d)", world.dp, world.step, before.dp)
         asked.answer.set_result(world)
 
-    def _take_up(self, asked: _Change | _Resize, standing: Callable[[], object]) -> bool:
-        """Take a question up; one that is withdrawn or refused leaves what ``standing`` gives as it is."""
+    def _take_up(self, asked: _Change | _Resize, held: Callable[[], object]) -> bool:
+        """Put a question to the planner, and carry out what follows; return whether it was taken up.
+
+        One that is withdrawn or refused is not, and leaves what ``held`` returns as it is.
+        """
         if not asked.answer.set_running_or_notify_cancel():
             return False  # withdrawn
-        before = standing()
+        before = held()
         try:
             with self._lock:
                 commands = self._planner.handle(asked.event)
             self._carry_out(commands)
         except Exception as error:
             asked.answer.set_exception(project_error(error, "the planner"))
-            if isinstance(error, OmniloadError) and standing() is before:
+            if isinstance(error, OmniloadError) and held() is before:
                 return False
             raise  # it was taken up, and what followed failed
         return True
-
-    def _apply(self, event: PlannerEvent | _Failed | _Replaced | _Change | _Resize) -> None:
-        if isinstance(event, _Failed):
-            raise event.error
-        if isinstance(event, _Change):
-            self._change(event)
-            return
-        if isinstance(event, _Resize):
-            self._resize(event)
-            return
-        if isinstance(event, _Replaced):
-            # From here on the link leads to the new holder, so that what follows from the event is told to that one.
-            event.change()
-            self._loaders.taken_over = event.taken_over
-            event = event.event
-        doing = self._activity.doing(f"plans step {self._planner.state.step}")
-        # Carrying out is not in the lock: a journal on a store may hang, and states are asked for meanwhile.
-        with doing, self._lock, PLAN_SECONDS.time():
-            commands = self._planner.handle(event)
-        self._activity.figures.note(planned_step=self._planner.state.step)
-        self._carry_out(commands)
 
     def _carry_out(self, commands: Sequence[PlannerCommand]) -> None:
         # In order, but records that stand together at once: a window of steps costs one sync.
@@ -333,23 +339,31 @@ class PlannerShell:
     def _tell(self, commands: Iterable[PlannerCommand]) -> None:
         for command in commands:
             assert not isinstance(command, Kept), "the journal keeps it"
-            if isinstance(command, ReadAhead | ReleaseSamples | TakeOver):
-                self._loaders.tell(command)
-            elif isinstance(command, KeepEdits):
-                if self._run_dir is not None:
+            match command:
+                case ReadAhead() | ReleaseSamples() | TakeOver():
+                    self._loaders.tell(command)
+                case KeepEdits(history=history) if self._run_dir is not None:
                     # Before the commands behind it: no step is journaled under an edit that nobody would find again.
                     with self._activity.doing("writes edits of the run") as self._room.says:
-                        write_history(self._run_dir, command.history, self._room)
-            elif isinstance(command, Republish):
-                self._constructors.tell_again(command)
-            else:
-                self._constructors.tell(command)
-                if isinstance(command, PublishPlans):
-                    measure(command.plans, self._planner.names)
-                elif isinstance(command, EndOfData):
-                    for edit in never_reached(self._planner.history, command.step):
-                        said = said_of(edit.change)
-                        _LOG.warning("the run ends before edit %d holds: %s", edit.revision, said)
+                        write_history(self._run_dir, history, self._room)
+                case KeepEdits():
+                    pass  # a plane without a folder, after which nobody goes on
+                case Republish():
+                    self._constructors.tell_again(command)
+                case PublishPlans(plans=plans):
+                    self._constructors.tell(command)
+                    measure(plans, self._planner.names)
+                case EndOfData(step=step):
+                    self._constructors.tell(command)
+                    self._warn_of_edits_from(step)
+                case _:
+                    self._constructors.tell(command)
+
+    def _warn_of_edits_from(self, end: int) -> None:
+        for edit in never_reached(self._planner.history, end):
+            _LOG.warning(
+                "the run ends before edit %d holds: %s", edit.revision, said_of(edit.change)
+            )
 
     def _on_report(self, future: "Future[SamplesReported]") -> None:
         if future.cancelled():  # the data plane is closing
