@@ -57,7 +57,7 @@ _PLACES = {
     "RoundLimitError": ("omniload.front.sampling.sampler", "RoundLimitError"),
     "ServedPlane": ("omniload.front.served_plane", "ServedPlane"),
     "TrainingBatch": ("omniload.front.rows", "TrainingBatch"),
-    "join": ("omniload.front.served_plane", "join"),
+    "join": ("omniload.front.served_rank", "join"),
     "open": ("omniload.front.opening", "open_mix"),
     "placed_by": ("omniload.plan.strategies", "placed_by"),
     "serve": ("omniload.front.served_plane", "serve"),

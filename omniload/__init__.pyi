@@ -11,7 +11,8 @@ from omniload.front.opening import open_mix as open  # noqa: A004 -- read as omn
 from omniload.front.rows import PackedRows, TrainingBatch
 from omniload.front.sampling.sampler import DynamicSampler, RoundLimitError
 from omniload.front.sampling.values import Group, GroupBatch, Prompt, Rollouts
-from omniload.front.served_plane import ServedPlane, join, serve
+from omniload.front.served_plane import ServedPlane, serve
+from omniload.front.served_rank import join
 from omniload.mix.policy.rules import PolicyInput
 from omniload.plan.cost import QuadraticCost
 from omniload.plan.dgraph import DGraph

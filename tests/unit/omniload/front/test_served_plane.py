@@ -14,7 +14,7 @@ from omniload.base.errors import ConfigError, IntegrityError, StateError, Unavai
 from omniload.base.linux.file_lock import FileLock, locked
 from omniload.base.linux.network import host_id
 from omniload.client import Client
-from omniload.front import served_plane
+from omniload.front import plane_note, served_rank
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_corpus
 from tests.support.plane.edits.mix_commands import a_mix_file
@@ -94,7 +94,7 @@ def test_losses_that_a_rank_reports_are_kept_in_the_folder_of_the_run_that_is_se
         def joined(_self, stack, _state):
             return stack.enter_context(Client(plane.handle(0)))
 
-        monkeypatch.setattr(served_plane._JoinServed, "__call__", joined)
+        monkeypatch.setattr(served_rank._JoinServed, "__call__", joined)
         with omniload.join(note, rank=2, world_size=4, arrays="numpy") as loader:
             rows = loader.next_batch()
             loader.observe(rows, rows.labels * 0.5)
@@ -117,9 +117,9 @@ def test_the_address_of_a_plane_whose_server_was_killed_is_none(tmp_path):
 
 def test_ranks_that_look_at_an_address_at_once_do_not_take_one_another_for_its_server(tmp_path):
     with locked(a_note(tmp_path, served=False) / "plane.json", shared=True):
-        assert served_plane._note_at(tmp_path / "plane.json") is None
+        assert plane_note._note_at(tmp_path / "plane.json") is None
     with locked(tmp_path / "plane.json"):
-        assert served_plane._note_at(tmp_path / "plane.json").names == ("docs",)
+        assert plane_note._note_at(tmp_path / "plane.json").names == ("docs",)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_whether_a_plane_of_another_host_is_served_a_connection_tells_and_no_loc
 ):
     there = {"host": "elsewhere", "lifeline": "10.0.0.1:20199", "terms": TERMS}
     asked = []
-    monkeypatch.setattr(served_plane, "answers", lambda *words: asked.append(words) or is_served)
+    monkeypatch.setattr(plane_note, "answers", lambda *words: asked.append(words) or is_served)
 
-    note = served_plane._note_at(a_note(tmp_path, served=not is_served, plane=there) / "plane.json")
+    note = plane_note._note_at(a_note(tmp_path, served=not is_served, plane=there) / "plane.json")
 
     assert (note is not None) == is_served
     assert [address for address, _ in asked] == ["10.0.0.1:20199"]
@@ -163,7 +163,7 @@ def test_whether_a_plane_of_another_host_is_served_a_connection_tells_and_no_loc
 def test_a_plane_is_found_at_a_port_as_in_a_folder(tmp_path, monkeypatch):
     asked = []
     note = (a_note(tmp_path) / "plane.json").read_bytes()
-    monkeypatch.setattr(served_plane, "told_at", lambda *at: asked.append(at[:2]) or note)
+    monkeypatch.setattr(plane_note, "told_at", lambda *at: asked.append(at[:2]) or note)
 
     loader = omniload.join("head-0.job:29600", rank=0, world_size=4, arrays="numpy")
 
@@ -175,7 +175,7 @@ def test_a_host_whose_name_nobody_knows_is_told(monkeypatch):
     def refused(*_):
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(served_plane, "told_at", lambda *_: b"")
+    monkeypatch.setattr(plane_note, "told_at", lambda *_: b"")
     monkeypatch.setattr(socket, "getaddrinfo", refused)
 
     with pytest.raises(UnavailableError, match=r"no host head-9 is known here \(Name or service"):

@@ -1,0 +1,122 @@
+"""A rank of a plane that is served: ``omniload.join``."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from typing_extensions import override
+
+from omniload.actors.address import PlaneAddress
+from omniload.base.errors import ConfigError
+from omniload.base.linux.network import host_id
+from omniload.base.state import Json
+from omniload.client import Client
+from omniload.front.arguments import check_choices, check_timeout, require_rank, require_whole
+from omniload.front.bringing_up import take_turn
+from omniload.front.loader import Loader, MixFacts, OpenClient, RunNotes
+from omniload.front.opening import form_of
+from omniload.front.plane_note import PlaneNote, note_of
+from omniload.front.rows import Labels
+from omniload.machine.messages import ResizeAsked
+
+__all__ = ["join"]
+
+
+def join(  # noqa: PLR0913 -- keywords of a call that users make
+    address: str | Path,
+    *,
+    rank: int,
+    world_size: int,
+    step: int | None = None,
+    generation: int | None = None,
+    arrays: Literal["auto", "torch", "numpy"] = "auto",
+    labels: Labels = "shifted",
+    device: object = None,
+    timeout: float = 120.0,
+) -> Loader:
+    """Join a plane that ``serve`` has brought up, or will in time; the first batch does so.
+
+    Args:
+        address: Its folder, or ``HOST:PORT``; as ``serve`` was given it.
+        rank: Number of this rank among ``world_size``, from 0: each takes samples of its own.
+        world_size: Ranks from ``step`` on; those that are there already call ``Loader.resize`` with the same number.
+        step: First step of these ranks, which none of those before has committed; ``None`` for the ranks that the
+            plane was served for, from its first step on.
+        generation: Number of these ranks, rising with each change; ``None`` for those of now, and in the place of a
+            rank that is gone for those that come next, where both are on the plane's host: on another it is given.
+        arrays: As for ``open``.
+        labels: As for ``open``.
+        device: As for ``open``.
+        timeout: Seconds to wait for the plane to be served.
+
+    Raises:
+        ConfigError: An argument is refused, or the plane is another user's, or listens on another host alone.
+        UnavailableError: No plane is served there in time.
+    """
+    check_choices(labels=labels, arrays=arrays)
+    check_timeout(timeout)
+    require_rank(rank, world_size)
+    # Now rather than with the first batch: it holds the names and sizes of the mix.
+    note = note_of(address, timeout)
+    asked = _asked_of(note.plane, world_size, step, generation)
+    facts = MixFacts(
+        names=note.names,
+        vocab_size=note.vocab_size,
+        num_steps=note.num_steps,
+        first_step=note.first_step if step is None else step,
+        repeats=note.repeats,
+        num_ranks=world_size,
+    )
+    form = form_of(arrays, labels, device)
+    notes = None if note.run_dir is None else RunNotes(note.run_dir, rank)
+    return Loader(_JoinServed(note, rank, asked), form, facts, notes=notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _JoinServed(OpenClient):
+    """Joins a plane that goes on without this rank."""
+
+    note: PlaneNote
+    rank: int
+    asked: ResizeAsked | None
+
+    @override
+    def __call__(self, stack: ExitStack, state: Mapping[str, Json] | None) -> Client:
+        if state is not None:
+            raise ConfigError(
+                "a rank that joins takes the step that comes next for all; give the state to omniload.serve"
+            )
+        from omniload.actors.ray.rank.joining import handle_in, node_for_rank  # noqa: PLC0415 -- an extra
+        from omniload.actors.ray.tokens import use_given_token, use_token  # noqa: PLC0415
+
+        # First: a process that has another plane open must keep that one's secret of Ray.
+        take_turn(stack)
+        plane, here = self.note.plane, host_id()
+        if plane.host != here:
+            node = stack.enter_context(closing(node_for_rank(plane, self.note.token)))
+            plane = plane.with_node_on(here, node.place)
+        elif self.note.token:
+            use_token(self.note.token)
+        else:
+            use_given_token()
+        is_connected = plane.host != here
+        handle = handle_in(plane, self.rank, is_connected=is_connected, asked=self.asked)
+        return stack.enter_context(Client(handle))
+
+
+def _asked_of(
+    plane: PlaneAddress, world_size: int, step: int | None, generation: int | None
+) -> ResizeAsked | None:
+    if step is None:
+        if generation is not None or world_size != plane.sizes["dp"]:
+            raise ConfigError(
+                f"world_size is {world_size} and generation {generation}, of a plane that was served for "
+                f"{plane.sizes['dp']} ranks; give step too, the first one that these ranks train on"
+            )
+        return None
+    require_whole("step", step)
+    if generation is not None:
+        require_whole("generation", generation, least=1)
+    return ResizeAsked(dp=world_size, step=step, generation=generation)
