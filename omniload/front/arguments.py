@@ -1,8 +1,9 @@
 """What callers give to ``open``, ``serve``, ``join`` and a loader, checked before anything is opened."""
 
+import math
 import threading
 from collections.abc import Mapping
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import get_args
 
@@ -17,6 +18,7 @@ __all__ = [
     "check_choices",
     "check_steps_left",
     "check_timeout",
+    "require_finite",
     "require_rank",
     "require_whole",
     "state_from",
@@ -35,6 +37,22 @@ def require_whole(name: str, value: object, *, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise ConfigError(f"{name} is {value!r}; give a whole number of at least {least}")
     return int(value)
+
+
+def require_finite(name: str, value: object, *, least: float = -math.inf) -> float:
+    """Return an argument that is a finite number.
+
+    Raises:
+        ConfigError: It is none, or it is less than ``least``.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigError(f"{name} is {value!r}; give a number")
+    if not math.isfinite(value) or value < least:
+        raise ConfigError(
+            f"{name} is {value!r}; give a finite number"
+            + f" of at least {least:g}" * (least > -math.inf)
+        )
+    return float(value)
 
 
 def require_rank(rank: object, world_size: object) -> None:

@@ -7,16 +7,14 @@
                         └──────────────── again ◀────────────────────┘──▶ groups.jsonl, then each rank's groups
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, assert_never
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import Json, JsonObject
-from omniload.front.arguments import check_timeout, require_whole
+from omniload.front.arguments import check_timeout, require_finite, require_whole
 from omniload.front.sampling.exchange import (
     END,
     Decisions,
@@ -147,8 +145,8 @@ class DynamicSampler:
             groups=require_whole("groups", groups, least=1),
             max_rounds=require_whole("max_rounds", max_rounds, least=1),
             surplus=surplus,
-            right_above=_finite("right_above", right_above),
-            tolerance=_finite("tolerance", tolerance, least=0.0),
+            right_above=require_finite("right_above", right_above),
+            tolerance=require_finite("tolerance", tolerance, least=0.0),
             num_ranks=self._ranks.size,
         )
         self._filler = Filler(filling=self._filling)
@@ -386,14 +384,3 @@ class DynamicSampler:
             "prompts that are answered rightly now and then, draw more of them in a step (batch.tokens of the mix), "
             "ask for fewer groups, or raise max_rounds"
         )
-
-
-def _finite(name: str, value: object, *, least: float = -math.inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ConfigError(f"{name} is {value!r}; give a number")
-    if not math.isfinite(value) or value < least:
-        raise ConfigError(
-            f"{name} is {value!r}; give a finite number"
-            + f" of at least {least:g}" * (least > -math.inf)
-        )
-    return float(value)
