@@ -20,7 +20,8 @@ from omniload.source.stores.asking import changed, no_ranges, ranges_of, stamp_o
 if TYPE_CHECKING:
     import fsspec
 
-    from omniload.source.stores.shard_cache import KeptShard, ShardCache
+    from omniload.source.stores.kept_shard import KeptShard
+    from omniload.source.stores.shard_cache import ShardCache
 
 __all__ = [
     "ShardFile",

@@ -4,7 +4,6 @@ Nothing depends on it but time. What is not there, damaged, of another version, 
 as without a cache; samples and digests are the same.
 """
 
-import io
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 import xxhash
-from typing_extensions import override
 
 from fusefs.cache.disk_format import CopyVersion, decode_map
 from omniload.base.clock import Clock, SystemClock
@@ -24,23 +22,9 @@ from omniload.base.settings.paths import path_from
 from omniload.base.units import format_bytes
 from omniload.base.writing import FULL, free_in
 from omniload.mix.runtime import ShardCacheConfig
-from omniload.source.stores.asking import (
-    changed,
-    identity_of,
-    is_settled,
-    ranges_of,
-    stamp_of,
-)
-from omniload.source.stores.blocks import (
-    BLOCK_BYTES,
-    CLAIMED,
-    blocks_of,
-    extent_of,
-    gaps_of,
-    joined,
-    runs_of,
-    span_of,
-)
+from omniload.source.stores.asking import identity_of, is_settled, stamp_of
+from omniload.source.stores.blocks import BLOCK_BYTES, CLAIMED, span_of
+from omniload.source.stores.kept_shard import KeptShard
 from omniload.source.stores.shared_directory import SharedDirectory
 
 if TYPE_CHECKING:
@@ -48,12 +32,10 @@ if TYPE_CHECKING:
 
     from omniload.source.files import ShardFile
 
-__all__ = ["KeptShard", "ShardCache", "Traffic", "open_shard_cache", "shard_cache_of"]
+__all__ = ["ShardCache", "Traffic", "open_shard_cache", "shard_cache_of"]
 
 _AWAY_S = 60.0
 """How long a directory that failed, or is full, is not written to."""
-_AHEAD_BYTES = 8 << 20
-"""What is read ahead of whoever reads a file from its beginning on."""
 _LOG = get_logger(__name__)
 _Answer = TypeVar("_Answer")
 
@@ -112,7 +94,7 @@ class ShardCache:
 
     def shard(
         self, store: "fsspec.AbstractFileSystem", path: str, size_bytes: int, stamp: str, tag: str
-    ) -> "KeptShard | None":
+    ) -> KeptShard | None:
         """Return a shard as it is read through this cache; ``None`` where its store does not tell versions apart.
 
         Args:
@@ -147,6 +129,10 @@ class ShardCache:
         with self._lock:
             self.traffic.disk_bytes += traffic.disk_bytes
             self.traffic.store_bytes += traffic.store_bytes
+
+    def count_fetched(self, size_bytes: int) -> None:
+        """Count bytes that came from a store."""
+        self.add(Traffic(store_bytes=size_bytes))
 
     def figures(self) -> dict[str, float]:
         """Return the traffic, by the names of figures of a role."""
@@ -256,123 +242,6 @@ class ShardCache:
             self._told.add(kind)
         if first:
             _LOG.warning("the shard cache at %s: %s", self.directory.root, message)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptShard:
-    """A shard of a store, whose blocks are kept once they were read."""
-
-    cache: ShardCache
-    version: CopyVersion
-    store: "fsspec.AbstractFileSystem"
-    path: str
-    stamp: str
-
-    def open(self) -> io.BufferedIOBase:
-        """Open it for reading, from the copy and the store as each has it."""
-        return _KeptFile(self)
-
-    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of each range; fewer where the file ends before it.
-
-        Raises:
-            ConfigError: It lies on a server that gives whole files alone.
-            IntegrityError: The store says that it was written anew.
-            Exception: What the store's client raises.
-        """
-        size = self.version.size_bytes
-        ranges = [(min(start, size), min(stop, size)) for start, stop in ranges]
-        wanted = sorted({block for each in ranges for block in blocks_of(each)})
-        held = self.cache.blocks(self.version, wanted)
-        missing = [block for block in wanted if block not in held]
-        fetched = self._fetched(missing) if missing and self.cache.is_open() else {}
-        held |= fetched
-        # What is not to be kept is read as it is asked for, and no byte around it.
-        gaps = [gap for each in ranges for gap in gaps_of(each, held)]
-        data = dict(zip(gaps, self._from_store(gaps), strict=True)) if gaps else {}
-        # Behind the bytes, kept or not: of a file that was written anew meanwhile they may be the new ones.
-        if (fetched or data) and self._is_unchanged():
-            self.cache.keep(self.version, fetched)
-        return [joined(each, held, data) for each in ranges]
-
-    def _fetched(self, missing: Sequence[int]) -> dict[int, memoryview]:
-        """Read blocks from the store, those side by side in one request; return those that are whole."""
-        extents = [extent_of(self.version, run) for run in runs_of(missing)]
-        blocks: dict[int, memoryview] = {}
-        for (start, _), data in zip(extents, self._from_store(extents), strict=True):
-            view = memoryview(data)
-            for at in range(0, len(view), BLOCK_BYTES):
-                block = (start + at) // BLOCK_BYTES
-                part = view[at : at + BLOCK_BYTES]
-                # Of a file that was cut short the last one is not whole: read again as a gap, it shows that.
-                if len(part) == span_of(self.version, block)[1]:
-                    blocks[block] = part
-        return blocks
-
-    def _is_unchanged(self) -> bool:
-        """Tell whether the store says that it is; where that gives no answer nothing is kept.
-
-        Raises:
-            IntegrityError: It is another. No other look says so while a client answers from a listing that it keeps.
-        """
-        try:
-            now = self.cache.version_now(self.store, self.path)
-        except Exception as error:  # noqa: BLE001 -- whatever its client raises: the next look says what it is
-            said = f"{self.path} is not kept: its store does not say what it is now: {error}"
-            self.cache.tell("unasked", said)
-            return False
-        then = (self.version.size_bytes, self.stamp)
-        # Clients quote a tag in one answer and not in another.
-        if (now[0], now[1].strip('"')) != (then[0], then[1].strip('"')):
-            raise changed(self.path, then, now)
-        return True
-
-    def _from_store(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        found = ranges_of(self.store, self.path, self.version.size_bytes, ranges)
-        self.cache.add(Traffic(store_bytes=sum(map(len, found))))
-        return found
-
-
-class _KeptFile(io.BufferedIOBase):
-    """A shard as a file. Reading on from where the last read ended reads ahead. For one thread at a time."""
-
-    def __init__(self, shard: KeptShard) -> None:
-        self._shard, self._at = shard, 0
-        self._start, self._window = 0, b""
-
-    @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def seekable(self) -> bool:
-        return True
-
-    @override
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at}.get(whence, self._shard.version.size_bytes)
-        self._at = max(0, base + offset)
-        return self._at
-
-    @override
-    def tell(self) -> int:
-        return self._at
-
-    @override
-    def read(self, size: int | None = -1, /) -> bytes:
-        left = max(0, self._shard.version.size_bytes - self._at)
-        size = left if size is None or size < 0 else min(size, left)
-        held = self._start <= self._at and self._at + size <= self._start + len(self._window)
-        if size and not held:
-            follows = self._start <= self._at <= self._start + len(self._window)
-            ahead = max(size, _AHEAD_BYTES) if follows else size
-            stop = min(self._at + ahead, self._shard.version.size_bytes)
-            (self._window,) = self._shard.read_ranges([(self._at, stop)])
-            self._start = self._at
-        begin = self._at - self._start
-        data = self._window[begin : begin + size] if size else b""
-        self._at += len(data)
-        return data
 
 
 def open_shard_cache(
