@@ -91,7 +91,7 @@ LONGER = {
     ),
     "omniload/actors/ray/scaling/shell.py": (195, "one look at every loader, and every change"),
     "omniload/actors/roles/constructor.py": (
-        230,
+        235,
         "builds, asks again, and serves ranks that change",
     ),
     "omniload/actors/roles/links.py": (175, "the ways to both roles, and who serves which ranks"),

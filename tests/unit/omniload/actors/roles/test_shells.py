@@ -33,10 +33,11 @@ A = [0, 1, 0, 0, 5, 5]
 LIMIT_S = 5.0
 
 
-def a_shell(fetch=None, **changes):
+def a_shell(fetch=None, activity=None, **changes):
     machine = DataConstructor(dp_ranks=[0], names=["web", "code"], row_length=8, **changes)
     own = ColumnRanges.of([SampleColumns(tokens=Ragged.of([tokens_of(0, 1, 0, 5)]))])
-    return ConstructorShell(machine, fetch or (lambda requests: own), Activity("constructor-0"))
+    activity = activity or Activity("constructor-0")
+    return ConstructorShell(machine, fetch or (lambda requests: own), activity)
 
 
 def test_a_step_that_was_built_is_taken():
@@ -49,12 +50,13 @@ def test_a_step_that_was_built_is_taken():
 
 
 def test_a_constructor_rests_since_it_built_last_and_not_since_it_began():
-    shell = a_shell()
-    (begun,) = shell._activity.progress().tasks
+    activity = Activity("constructor-0")
+    shell = a_shell(activity=activity)
+    (begun,) = activity.progress().tasks
 
     shell.build([a_plan([[A]], step=3)])
 
-    (rests,) = shell._activity.progress().tasks
+    (rests,) = activity.progress().tasks
     assert rests.doing == begun.doing
     assert rests.since_s > begun.since_s
 
