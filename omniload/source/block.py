@@ -51,7 +51,7 @@ class UnitReader:
         self, unit: int, records: Records, given_B: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
         """Return which records of a unit give samples: decoded, not empty, and drawn."""
-        usable_B = given_B & ~records.bad_B
+        usable_B = given_B > records.bad_B
         drawn_B = self.drawn(unit, records)
         return usable_B if drawn_B is None else usable_B & drawn_B
 

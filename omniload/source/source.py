@@ -124,7 +124,7 @@ class Source(Protocol):
 _MOST_AHEAD = 2
 """Blocks that a source stands at: more would be passed over between two tellings of where the plane is."""
 _EVERY_RECORD, _UNKNOWN = RecordRules(), ShardDigests()
-_NONE = np.empty(0, np.int64)
+_NONE, _NO_BAD = np.empty(0, np.int64), BadOfSpan()
 
 
 class RecordSource(Source):
@@ -293,15 +293,15 @@ class RecordSource(Source):
         held = self._order.block_of(span.epoch, span.block)
         asked = held.rows[span.offset : span.offset + span.stop - span.start]
         left_out_U = np.isin(self._order.shards_of(held.units_U), without) if without else None
-        counts_U = self._format.units().rows_U[held.units_U]
-        return Share.of(part, span.block, held.units_U, counts_U, asked, left_out_U)
+        row_counts = self._format.units().rows_U
+        return Share.of(part, span.block, held.units_U, row_counts, asked, left_out_U)
 
     def _bad_of(
         self, share: Share, rows_N: NDArray[np.int64], positions_N: NDArray[np.int64]
     ) -> BadOfSpan:
         """Tell of bad records by their rows among the units of a share."""
         if not len(rows_N):
-            return BadOfSpan()
+            return _NO_BAD
         begins_U = np.cumsum([0, *self._format.units().rows_U[list(share.units)].tolist()])
         in_order = np.argsort(positions_N)
         at_N = np.searchsorted(begins_U, rows_N[in_order], side="right") - 1

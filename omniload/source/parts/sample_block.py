@@ -54,9 +54,9 @@ class SampleBlock:
     ) -> "SampleBlock":
         """Return a block of the positions of a span, less samples that are empty."""
         tokens, others = samples.tokens, dict(samples.others)
-        lengths_N = tokens.lengths_N
+        lengths_N = tokens.lengths_N.astype(np.int32)
         # An empty sample is none: it would be planned, and fill no row.
-        if not lengths_N.all():
+        if not lengths_N.min(initial=1):
             given = np.flatnonzero(lengths_N)
             tokens, positions_N, subs_N = tokens.take(given), positions_N[given], subs_N[given]
             lengths_N = lengths_N[given]
@@ -67,7 +67,7 @@ class SampleBlock:
                 stop=span.stop,
                 positions_N=positions_N,
                 subs_N=subs_N,
-                lengths_N=lengths_N.astype(np.int32),
+                lengths_N=lengths_N,
                 metadata=metadata_of(others),
                 bad_N=bad.positions_N,
                 reason=bad.reason,

@@ -57,7 +57,7 @@ class Share:
         part: Part,
         block: int,
         units_U: NDArray[np.int64],
-        counts_U: NDArray[np.int64],
+        row_counts: NDArray[np.int64],
         rows: Rows,
         left_out_U: NDArray[np.bool_] | None = None,
     ) -> "Share":
@@ -67,7 +67,7 @@ class Share:
             part: Whose.
             block: Number of the block in its epoch: blocks of few units begin with another reader each.
             units_U: Units of the block.
-            counts_U: Rows of each.
+            row_counts: Rows of each unit of the source.
             rows: Rows asked for, ``[N]``: numbers into all units laid end to end.
             left_out_U: Units that are nobody's.
         """
@@ -78,7 +78,8 @@ class Share:
         mine_U = (np.arange(len(units_U)) + block) % part.of == part.number
         if left_out_U is not None:
             mine_U &= ~left_out_U
-        rows_N, stops_U = numbers_of(rows), np.cumsum(counts_U)
+        counts_U, rows_N = row_counts[units_U], numbers_of(rows)
+        stops_U = np.cumsum(counts_U)
         # Units of others take no room: rows move up by what lies in those before them.
         own_stops_U = np.cumsum(counts_U * mine_U)
         which_N = np.searchsorted(stops_U, rows_N, side="right")
