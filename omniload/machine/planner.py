@@ -242,8 +242,8 @@ class Planner:
         for s in (s for s in changed if s not in self._bad.over):
             require_usable(self.history, s, self._queues[s], self.positions_per_epoch_S[s])
         self._update_short(changed)
-        while not self._ended and (room := self._room()):
-            # Beyond the last step too: a run that is resumed there would plan for ever.
+        while not self._ended and ((room := self._room()) or self.state.step == self.num_steps):
+            # Without room too: what is read ahead and fails then is no matter. And beyond it, or one plans for ever.
             is_last = self.num_steps is not None and self.state.step >= self.num_steps
             if self._demand_now().short and not is_last:
                 break

@@ -144,13 +144,13 @@ class ConstructorShell:
                     f"are of generation {self._machine.generation} by now: call resize, or close the loader of a rank "
                     "that left"
                 )
-            # Before the failure is told: a step that is built is served, whatever has failed behind it.
+            # Before the failure is told: a step that is built is served, and so is the end, whatever has failed behind.
             if self._machine.has(step):
                 return self._machine.batch_of(step, dp_rank, cp_rank)
-            if self._error is not None:
-                raise self._error
             if self._end is not None and step >= self._end:
                 return None
+            if self._error is not None:
+                raise self._error
             return self._machine.batch_of(step, dp_rank, cp_rank)
 
     def take_several(

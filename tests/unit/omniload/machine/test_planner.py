@@ -250,6 +250,13 @@ def test_the_number_of_steps_ends_the_data():
     assert steps_of(planner.handle(StepTaken(step=0, dp_rank=0))) == []
 
 
+def test_the_end_is_told_once_every_step_is_planned_though_none_is_taken():
+    _, commands = a_running_planner(mix=a_small_mix(prefetch=2), num_steps=2)
+
+    assert steps_of(commands) == [0, 1]
+    assert of_kind(commands, EndOfData) == [EndOfData(step=2)]
+
+
 def test_no_steps_end_the_data_at_once():
     assert EndOfData(step=0) in a_planner(a_small_mix(), num_steps=0).handle(Started())
 
