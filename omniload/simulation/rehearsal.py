@@ -126,9 +126,9 @@ class Rehearsal:
             constructor.handle(SlicesFetched(steps=(plan.step,), slices=slices))
         return tuple(constructor.batch_of(plan.step, rank) for rank in ranks)
 
-    def file_at(self, source: int, position: int) -> str:
-        """Return the path of the file that holds the record of a position."""
-        return self.loader.file_at(source, position)
+    def place_at(self, source: int, position: int) -> tuple[str, str]:
+        """Return the path of the file that holds the record of a position, and what people call the record there."""
+        return self.loader.place_at(source, position)
 
     def tokens_of(self, pieces: PieceTable) -> list[NDArray[np.int32]]:
         """Return the token ids of pieces of the plan that was yielded last, in their order."""

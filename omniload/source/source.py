@@ -87,8 +87,8 @@ class Source(Protocol):
         """Return the number of the shard that holds the record of a position."""
         ...
 
-    def file_at(self, position: int) -> str:
-        """Return the path of the file that holds the record of a position; of files that it joins the shard of them."""
+    def place_at(self, position: int) -> tuple[str, str]:
+        """Return the file of the record of a position, and what people call it there; of joined ones their shard."""
         ...
 
     def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
@@ -125,6 +125,10 @@ _MOST_AHEAD = 2
 """Blocks that a source stands at: more would be passed over between two tellings of where the plane is."""
 _EVERY_RECORD, _UNKNOWN = RecordRules(), ShardDigests()
 _NONE, _NO_BAD = np.empty(0, np.int64), BadOfSpan()
+
+
+def _said(place: tuple[str, str]) -> str:
+    return ": ".join(filter(None, place))
 
 
 class RecordSource(Source):
@@ -185,12 +189,12 @@ class RecordSource(Source):
         return int(self._order.shards_of(units_N)[0])
 
     @override
-    def file_at(self, position: int) -> str:
+    def place_at(self, position: int) -> tuple[str, str]:
+        # A sequence joins records of its unit, and its position is that of none of them.
+        if self._pipeline.concat is not None:
+            return self.shards[self.shard_at(position)], ""
         found = self._order.locate(position, position + 1)
-        # A sequence joins files of its unit, and its position is that of none of them.
-        joined = self._pipeline.concat is not None
-        file = "" if joined else self._format.file_of(int(found.units_N[0]), int(found.rows_N[0]))
-        return file or self.shards[int(self._order.shards_of(found.units_N)[0])]
+        return self._places(int(found.units_N[0]))(int(found.rows_N[0]))
 
     @override
     def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
@@ -305,53 +309,49 @@ class RecordSource(Source):
         begins_U = np.cumsum([0, *self._format.units().rows_U[list(share.units)].tolist()])
         in_order = np.argsort(positions_N)
         at_N = np.searchsorted(begins_U, rows_N[in_order], side="right") - 1
-        named_U = [self._named(unit) for unit in share.units]
-        rows_of_units_N = (rows_N[in_order] - begins_U[at_N]).tolist()
+        places_U = [self._places(unit) for unit in share.units]
+        records_N = (rows_N[in_order] - begins_U[at_N]).tolist()
         return BadOfSpan(
             positions_N=positions_N[in_order],
-            places=tuple(named_U[u](row) for u, row in zip(at_N, rows_of_units_N, strict=True)),
+            places=tuple(_said(places_U[u](row)) for u, row in zip(at_N, records_N, strict=True)),
             reason=self._reason,
         )
 
-    def _named(self, unit: int) -> Callable[[int], str]:
-        """Return what says how people call a record of a unit, by its row: the file that it is, or its place in one."""
+    def _places(self, unit: int) -> Callable[[int], tuple[str, str]]:
+        """Return what says where a record of a unit stands, by its row."""
         shard = int(self._order.shards_of(np.asarray([unit], np.int64))[0])
-        path = f"{self.shards[shard]}: " if self.shards else ""
+        path = self.shards[shard] if self.shards else ""
         first = self._order.number_in_shard(unit, 0)  # once, as it goes through all units
-        name, file_of = self._format.name_of_record, partial(self._format.file_of, unit)
-        return lambda row: file_of(row) or f"{path}{name(first + row)}"
+        return partial(self._format.place_of, path, unit, first)
 
     def _judge_samples(self, block: Block, rows_N: NDArray[np.int64], samples: Samples) -> None:
         """Raise or tell of records that could not be made samples, as ``on_error`` says."""
         assert samples.bad_N is not None
         units, records = block.places_of(rows_N[samples.bad_N])
-        first = f"{self._named(int(units[0]))(int(records[0]))}: {samples.reason}"
-        if self._rules.on_error.policy == "raise":
-            raise self._unmendable(first)
-        self._leave_out(first)
+        place = self._places(int(units[0]))(int(records[0]))
+        self._tell(f"{_said(place)}: {samples.reason}")
 
     def _decoded(self, units: tuple[int, ...], beside: Sequence[tuple[int, ...]] = ()) -> Block:
         return self._blocks.of(units, self._reader, self._memory, beside)
 
     def _judge(self, records: Records) -> None:
-        """Raise or tell of the bad records of a unit, as ``on_error`` says. How many may be, its planner knows."""
-        if not records.reason:
-            return
+        if records.reason:
+            self._tell(records.reason)
+
+    def _tell(self, reason: str) -> None:
+        """Raise or tell of bad records, as ``on_error`` says. How many may be, its planner knows."""
         if self._rules.on_error.policy == "raise":
-            raise self._unmendable(records.reason)
-        self._leave_out(records.reason)
+            raise self._unmendable(reason)
+        # Of the first, by which others like it are found: counts alone do not say what is wrong.
+        if not self._reason:
+            said = "sources.%s: %s; it is left out, as on_error says"
+            _LOG.warning(said, self.name, reason, extra=ONCE)
+        self._reason = reason
 
     def _unmendable(self, reason: str) -> IntegrityError:
         return IntegrityError(
             f"{reason}; mend it, or set on_error: {{policy: skip}} in sources.{self.name} to leave such records out"
         )
-
-    def _leave_out(self, reason: str) -> None:
-        """Tell of the first, by which others like it are found: counts alone do not say what is wrong."""
-        if not self._reason:
-            said = "sources.%s: %s; it is left out, as on_error says"
-            _LOG.warning(said, self.name, reason, extra=ONCE)
-        self._reason = reason
 
 
 def open_source(

@@ -142,9 +142,9 @@ class LoaderShell:
         """Return the shards of its sources that a name may mean."""
         return shards_like(change, {source.name: source.shards for source in self._open_sources()})
 
-    def file_at(self, source: int, position: int) -> str:
-        """Return the path of the file that holds the record of a position."""
-        return self._sources[source].file_at(position)
+    def place_at(self, source: int, position: int) -> tuple[str, str]:
+        """Return the path of the file that holds the record of a position, and what people call the record there."""
+        return self._sources[source].place_at(position)
 
     def _open_sources(self) -> list[Source]:
         with self._lock:

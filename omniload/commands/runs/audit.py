@@ -60,6 +60,8 @@ class _Found:
     text: str
     shard: str
     """The file that holds it."""
+    place: str
+    """What people call the record in that file; empty where it is the file, or several are joined."""
     loss: float | None
     """Mean loss of a label, as the trainer reported it; ``None`` where it did not."""
     tokens: NDArray[np.int32] = field(repr=False)
@@ -193,10 +195,12 @@ def _found(rehearsal: Rehearsal, part: StepPlan, spec: PlaneSpec, grep: str | No
         text = text_of(tokens, tokenizer, 0 if grep else _TEXT_WIDTH)
         if grep is None or grep in text:
             pieces = part.pieces
+            source, position = int(pieces.sources_P[p]), int(pieces.positions_P[p])
+            shard, place = rehearsal.place_at(source, position)
             found.append(
                 _Found(
-                    source=spec.mix.names[int(pieces.sources_P[p])],
-                    position=int(pieces.positions_P[p]),
+                    source=spec.mix.names[source],
+                    position=position,
                     sub=int(pieces.subs_P[p]),
                     first_token=int(pieces.starts_P[p]),
                     stop_token=int(pieces.stops_P[p]),
@@ -204,9 +208,8 @@ def _found(rehearsal: Rehearsal, part: StepPlan, spec: PlaneSpec, grep: str | No
                     microbatch=int(part.microbatches_R[rows_P[p]]),
                     text=_around(text, grep),
                     # A URL of a source may hold a key of its store.
-                    shard=without_secrets(
-                        rehearsal.file_at(int(pieces.sources_P[p]), int(pieces.positions_P[p]))
-                    ),
+                    shard=without_secrets(shard),
+                    place=place,
                     loss=None,
                     tokens=tokens,
                 )
@@ -232,7 +235,7 @@ def _page(
         key = (mix.names.index(piece.source), piece.position, piece.sub)
         documents.append(
             Document(
-                heading=f"{piece.source} {_record(piece)} of {piece.shard}, tokens {_tokens(piece)}; "
+                heading=f"{piece.source} {_position(piece)}, {_said_of_file(piece)}, tokens {_tokens(piece)}; "
                 f"rank {piece.dp_rank}, microbatch {piece.microbatch}{loss}",
                 parts=drawer.parts(key, piece.tokens),
             )
@@ -240,8 +243,12 @@ def _page(
     return page_of(title, documents, "--rank and --grep choose others")
 
 
-def _record(piece: _Found) -> str:
+def _position(piece: _Found) -> str:
     return f"{piece.position:,}" + (f".{piece.sub}" if piece.sub else "")
+
+
+def _said_of_file(piece: _Found) -> str:
+    return f"{piece.place} of {piece.shard}" if piece.place else piece.shard
 
 
 def _tokens(piece: _Found) -> str:
@@ -280,16 +287,23 @@ def _print(found: Sequence[_Found], mix: MixConfig, said: str) -> None:
             str(piece.dp_rank),
             str(piece.microbatch),
             Text(piece.source, colour_of(mix.names.index(piece.source))),
-            _record(piece),
+            _position(piece),
             excerpt(piece.shard.rpartition("/")[2], _NAME_WIDTH),
+            piece.place.removesuffix(", counted from 0"),
             _tokens(piece),
             "" if piece.loss is None else f"{piece.loss:.3f}",
             excerpt(piece.text, _TEXT_WIDTH),
         ]
         for piece in found
     ]
-    columns = [("rank", True), ("microbatch", True), ("source", False), ("record", True)]
-    columns += [("file", False), ("tokens", True), ("loss", True), ("text", False)]
+    columns = [("rank", True), ("microbatch", True), ("source", False), ("position", True)]
+    columns += [
+        ("file", False),
+        ("in the file", False),
+        ("tokens", True),
+        ("loss", True),
+        ("text", False),
+    ]
     console = output()
     if rows:
         console.print(table("", columns, rows))

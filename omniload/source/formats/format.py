@@ -176,9 +176,16 @@ class Format(Protocol):
         """Return what people call a record of a shard that has ``number`` before it."""
         return f"record {number}, counted from 0"
 
-    def file_of(self, unit: int, row: int) -> str:  # noqa: ARG002 -- of those whose shards are groups of files
-        """Return the path of the file that is a record of a unit; empty where a shard is one file of many records."""
-        return ""
+    def place_of(self, shard: str, unit: int, before: int, row: int) -> tuple[str, str]:  # noqa: ARG002 -- of groups
+        """Return the path of the file that holds a record, and what people call the record there: nothing of all of it.
+
+        Args:
+            shard: Path of its shard.
+            unit: Number of its unit.
+            before: Records of the shard before the unit.
+            row: Its row in the unit.
+        """
+        return shard, self.name_of_record(before + row)
 
     def first_records(self) -> Records:
         """Decode a few records from the start of the source, from at most about ``FIRST_BYTES`` or one unit.

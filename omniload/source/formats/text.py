@@ -88,8 +88,8 @@ class TextFormat(IndexedFormat):
         return Records.of_texts(texts, reason)
 
     @override
-    def file_of(self, unit: int, row: int) -> str:
-        return self._files[int(self._units.starts_U[unit]) + row].path
+    def place_of(self, shard: str, unit: int, before: int, row: int) -> tuple[str, str]:
+        return self._files[int(self._units.starts_U[unit]) + row].path, ""
 
     @override
     def first_records(self) -> Records:

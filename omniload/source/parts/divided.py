@@ -213,8 +213,8 @@ class DividedSource(Source):
         return self.own.shard_at(position)
 
     @override
-    def file_at(self, position: int) -> str:
-        return self.own.file_at(position)
+    def place_at(self, position: int) -> tuple[str, str]:
+        return self.own.place_at(position)
 
     @override
     def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:

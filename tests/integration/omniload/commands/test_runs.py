@@ -1,6 +1,9 @@
 """The verbs of ``omniload mix`` on a run: how far it is, what was in a step, and the proof of it."""
 
+import json
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,6 +109,21 @@ def test_audit_names_the_samples_that_each_rank_trained_on(mix_path, tmp_path, s
         shown = json_of("audit", tmp_path / "run", "--step", step, "--rank", rank)["samples"]
         assert audited(shown) == keys_of(batches[step][rank])
         assert {sample["dp_rank"] for sample in shown} == {rank}
+
+
+def test_audit_says_at_which_line_of_its_file_a_document_stands(mix_path, tmp_path):
+    a_run(tmp_path / "run", mix_path)
+
+    shown = json_of("audit", tmp_path / "run", "--step", 3)["samples"]
+
+    texts = [sample for sample in shown if sample["source"] == "text" and not sample["first_token"]]
+    for sample in texts:
+        line = int(sample["place"].removeprefix("line "))
+        record = json.loads(Path(sample["shard"]).read_text().splitlines()[line - 1])
+        assert record["text"].startswith(sample["text"].removesuffix("…"))
+    assert len({sample["place"] for sample in texts}) > 1
+    of_ids = {sample["place"] for sample in shown if sample["source"] == "ids"}
+    assert all(re.fullmatch(r"record \d+, counted from 0", place) for place in of_ids)
 
 
 def test_audit_of_all_ranks_holds_what_the_ranks_hold(mix_path, tmp_path):

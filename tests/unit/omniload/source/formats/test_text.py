@@ -82,10 +82,10 @@ def test_a_record_is_called_by_its_file_and_joined_ones_by_the_group_that_they_l
     samples = source.read(0, 5)
 
     drawn = [bytes(samples.tokens[i][:-1].tolist()).decode() for i in range(4)]
-    files = [source.file_at(position) for position in samples.table.positions_N.tolist()]
+    files = [source.place_at(position)[0] for position in samples.table.positions_N.tolist()]
     assert drawn == [f"text {Path(file).stem}" for file in files]
     assert samples.table.places == (f"{tmp_path}/3.txt",)
-    assert {joining.file_at(p) for p in range(5)} == {*joining.shards}
+    assert {joining.place_at(p) for p in range(5)} == {(shard, "") for shard in joining.shards}
 
 
 def test_line_ends_are_kept_as_they_are(opened):
