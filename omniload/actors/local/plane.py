@@ -147,7 +147,7 @@ class LocalPlane(DataPlane):
         self.planner.start()
         self._opened.callback(write_status(spec.run_dir, self.board))
         # Last of all: a change that is asked for finds everything that takes it up.
-        self._opened.callback(answer_edits(spec.run_dir, partial(_changed_by, self)))
+        self._opened.callback(answer_edits(spec.run_dir, partial(_change_mix, self)))
 
     def activity_of(self, role: str, *, reads: bool = False) -> Activity:
         """Return the activity of a role of this process, which is on the board and has a log."""
@@ -312,7 +312,7 @@ class LocalHandle(RankHandle):
         self._plane.release_rank(self._key)
 
 
-def _changed_by(plane: "LocalPlane", request: EditRequest) -> EditTaken:
+def _change_mix(plane: "LocalPlane", request: EditRequest) -> EditTaken:
     """Have the planner take a change up; a source that is added is opened first, a shard looked for.
 
     Raises:

@@ -23,12 +23,12 @@ from omniload.mix.edits.history import History
 from omniload.mix.edits.shards import shard_meant
 from omniload.mix.fingerprint import SourceFacts
 
-__all__ = ["HandingOver", "changed_by"]
+__all__ = ["HandingOver", "change_mix"]
 
 _LOG = get_logger(__name__)
 
 
-def changed_by(crew: Crew, gate: Gate, request: EditRequest) -> EditTaken:
+def change_mix(crew: Crew, gate: Gate, request: EditRequest) -> EditTaken:
     """Have the planner take a change up.
 
     Raises:
@@ -40,20 +40,20 @@ def changed_by(crew: Crew, gate: Gate, request: EditRequest) -> EditTaken:
         "another edit of the mix is carried out", "the mix was not changed", check=gate.check
     )
     with gate.inside(), turn:
-        return _changed(crew, request, gate.check)
+        return _change(crew, request, gate.check)
 
 
-def _changed(crew: Crew, request: EditRequest, check: Check) -> EditTaken:
+def _change(crew: Crew, request: EditRequest, check: Check) -> EditTaken:
     asked = ChangeAsked(change=request.change, at=request.at)
-    before: History = _heard(crew.holding(PLANNER).history.remote(), PLANNER, check)
+    before: History = _answer_of(crew.holding(PLANNER).history.remote(), PLANNER, check)
     if isinstance(request.change, SkipShard):
-        asked = replace(asked, change=_looked_for(crew, request.change, before, check))
+        asked = replace(asked, change=_shard_meant_by(crew, request.change, before, check))
     if not isinstance(request.change, AddSource):
-        return _taken(crew, asked, None, before, check)
-    return _added(crew, asked, before, check)
+        return _have_taken_up(crew, asked, None, before, check)
+    return _add_source(crew, asked, before, check)
 
 
-def _heard(answer: Any, role: str, check: Check) -> Any:  # noqa: ANN401 -- as ``answer_to``
+def _answer_of(answer: Any, role: str, check: Check) -> Any:  # noqa: ANN401 -- as ``answer_to``
     """Wait for the answer of a role before the planner has kept anything.
 
     Raises:
@@ -62,24 +62,24 @@ def _heard(answer: Any, role: str, check: Check) -> Any:  # noqa: ANN401 -- as `
     try:
         return answer_to(answer, role, check=check)
     except UnavailableError as error:
-        raise _of_lost(role) if has_ended(answer) else error from None
+        raise _lost_meanwhile(role) if has_ended(answer) else error from None
 
 
-def _of_lost(role: str) -> UnavailableError:
+def _lost_meanwhile(role: str) -> UnavailableError:
     return UnavailableError(
         f"the mix was not changed: {role} was lost meanwhile, and the job goes on with another; ask again"
     )
 
 
-def _looked_for(crew: Crew, change: SkipShard, before: History, check: Check) -> SkipShard:
+def _shard_meant_by(crew: Crew, change: SkipShard, before: History, check: Check) -> SkipShard:
     """Have every loader look for a shard; return the change with the one that is meant."""
     serving = [role for role, sources in crew.sources_of.items() if sources]
     told = {role: crew.holding(role).look_for_shard.remote(change) for role in serving}
-    found = [_heard(answer, role, check) for role, answer in told.items()]
+    found = [_answer_of(answer, role, check) for role, answer in told.items()]
     return shard_meant(change, before.latest.names, found)
 
 
-def _added(crew: Crew, asked: ChangeAsked, before: History, check: Check) -> EditTaken:
+def _add_source(crew: Crew, asked: ChangeAsked, before: History, check: Check) -> EditTaken:
     """Have the loader with the fewest sources open one more; then tell constructors, then the planner."""
     number = len(before.latest.names)
     history = before.tried(asked.change, asked.at)
@@ -91,11 +91,11 @@ def _added(crew: Crew, asked: ChangeAsked, before: History, check: Check) -> Edi
     crew.spec = replace(crew.spec, edits=history.edits)
     crew.sources_of[role] = (*crew.sources_of[role], number)
     try:
-        facts = _opened(crew, role, number, history.latest, check)
+        facts = _open_source(crew, role, number, history.latest, check)
     except BaseException:
         _restore(crew, before)
         raise
-    return _taken(crew, replace(asked, facts=facts), beside, before, check)
+    return _have_taken_up(crew, replace(asked, facts=facts), beside, before, check)
 
 
 def _restore(crew: Crew, history: History) -> None:
@@ -113,10 +113,10 @@ def _forget(crew: Crew, number: int) -> None:
         crew.sources_of[role] = tuple(s for s in sources if s < number)
 
 
-def _opened(crew: Crew, role: str, number: int, mix: MixConfig, check: Check) -> SourceFacts:
+def _open_source(crew: Crew, role: str, number: int, mix: MixConfig, check: Check) -> SourceFacts:
     """Have a source opened, and constructors know of it; return what was found."""
     member = crew.holders[role]
-    facts: SourceFacts = _heard(crew.actors[member].open_also.remote(number, mix), role, check)
+    facts: SourceFacts = _answer_of(crew.actors[member].open_also.remote(number, mix), role, check)
     crew.facts[number] = facts
     open_in_shadows(crew, role, number, mix, check)
     crew.note_serving(member, (number,))
@@ -125,11 +125,11 @@ def _opened(crew: Crew, role: str, number: int, mix: MixConfig, check: Check) ->
     told = [crew.holding(name).know.remote(mix) for name in crew.dp_ranks_of]
     told += [crew.holding(name).replace_loader.remote(serving) for name in crew.dp_ranks_of]
     for answer in told:
-        _heard(answer, "a data constructor", check)
+        _answer_of(answer, "a data constructor", check)
     return facts
 
 
-def _taken(
+def _have_taken_up(
     crew: Crew, asked: ChangeAsked, beside: int | None, before: History, check: Check
 ) -> EditTaken:
     """Have the planner take a change up, and members that are started from now on know it.
@@ -147,7 +147,7 @@ def _taken(
             if not has_ended(told):
                 raise  # it may keep the edit later: a source stays open
             _restore(crew, before)  # it keeps nothing any more
-            raise _of_lost(PLANNER) from None
+            raise _lost_meanwhile(PLANNER) from None
         _LOG.warning("the edit was kept all the same: %s", error)
         step = kept.edits[-1].step
         taken = EditTaken.of(before, kept, step, step)  # how far it had planned, it no longer says
@@ -174,13 +174,13 @@ class HandingOver:
             self._crew.holders[member.role] = member
             self._crew.changed.notify_all()
         if member.role == PLANNER:
-            self._planning(member)
+            self._to_planner(member)
         elif member.role in self._crew.dp_ranks_of:
-            self._ranks(member)
+            self._to_constructor(member)
         else:
             self.sources(member, self._crew.sources_of[member.role])
 
-    def _planning(self, member: Member) -> None:
+    def _to_planner(self, member: Member) -> None:
         """Tell a planner, which has begun, of those who took over while it did, or while there was none."""
         _LOG.warning("%s plans from now on", member.name)
         for role in self._crew.dp_ranks_of:
@@ -192,7 +192,7 @@ class HandingOver:
             if loader is not None:
                 self.sources(loader, [s for s in sources if self._crew.serving.get(s) != loader])
 
-    def _ranks(self, member: Member) -> None:
+    def _to_constructor(self, member: Member) -> None:
         """Tell a constructor which loaders serve by now; then have the planner tell it what to build."""
         _LOG.warning("%s builds from now on", member.name)
         of: dict[Member, list[int]] = {}

@@ -18,7 +18,7 @@ from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.patience import wait_for_opening
 from omniload.actors.plane import DataPlane, PlaneSpec, RankHandle, require_rows
 from omniload.actors.ray.answers import answer_to, is_lost, plain_error, wait_for_ref
-from omniload.actors.ray.changes import changed_by
+from omniload.actors.ray.changes import change_mix
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.crew import Crew, pids_of
 from omniload.actors.ray.environment import RayError, ray
@@ -140,7 +140,7 @@ class RayPlane(DataPlane):
         self._opened.callback(
             write_status(spec.run_dir, boards_of(self.address, self.address.board)[1], host_here())
         )
-        self._opened.callback(answer_edits(spec.run_dir, partial(changed_by, crew, self._gate)))
+        self._opened.callback(answer_edits(spec.run_dir, partial(change_mix, crew, self._gate)))
 
     def _patiently(self, answer: Any, role: str) -> Any:  # noqa: ANN401 -- as the actor's method
         """Wait for an answer for as long as something goes on."""

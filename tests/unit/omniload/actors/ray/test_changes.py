@@ -13,7 +13,7 @@ from omniload.actors.address import PlaneAddress
 from omniload.actors.gate import Gate
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray import changes
-from omniload.actors.ray.changes import HandingOver, changed_by
+from omniload.actors.ray.changes import HandingOver, change_mix
 from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.scaling import opening
@@ -125,7 +125,7 @@ def test_a_planner_that_is_lost_while_a_source_is_opened_is_followed_by_one_that
         return FOUND[mix.names[number]]
 
     crew.actors[Member("loader-0")] = FakeLoader(open_also)
-    changed_by(crew, Gate(), adding("books"))
+    change_mix(crew, Gate(), adding("books"))
 
     assert [list(opening.facts) for opening in meanwhile] == [[CODE, WEB]]
     assert list(opening_of(crew).facts) == [CODE, WEB, BOOKS]
@@ -135,7 +135,7 @@ def test_a_planner_that_is_lost_while_a_source_is_opened_is_followed_by_one_that
 def test_a_change_that_the_planner_kept_before_it_was_lost_is_taken(crew, change):
     crew.actors[Member(PLANNER)].error = UnavailableError("the planner has died")
 
-    taken = changed_by(crew, Gate(), EditRequest(id="0" * 32, change=change))
+    taken = change_mix(crew, Gate(), EditRequest(id="0" * 32, change=change))
 
     assert taken.edit.change == change
     assert crew.spec.edits == (taken.edit,)
@@ -147,7 +147,7 @@ def test_a_source_that_is_refused_leaves_the_crew_as_it_was(crew):
     planner.error, planner.keeps = ConfigError("the data has ended"), False
 
     with pytest.raises(ConfigError, match="has ended"):
-        changed_by(crew, Gate(), adding("books"))
+        change_mix(crew, Gate(), adding("books"))
 
     assert (crew.spec, crew.sources_of) == before
     assert crew.facts == {0: CODE, 1: WEB}
@@ -159,12 +159,12 @@ def test_a_source_that_a_late_planner_may_still_keep_stays_served_until_another_
     planner = crew.actors[Member(PLANNER)]
     planner.error, planner.keeps = UnavailableError("gave no answer"), False
     with pytest.raises(UnavailableError, match="no answer"):
-        changed_by(crew, Gate(), adding("books"))
+        change_mix(crew, Gate(), adding("books"))
     assert serving(crew, 2) == ["loader-0"]
     assert crew.facts[2] == BOOKS
 
     planner.error, planner.keeps = None, True
-    changed_by(crew, Gate(), adding("news"))
+    change_mix(crew, Gate(), adding("news"))
 
     assert serving(crew, 2) == ["loader-0"]
     assert crew.facts[2] == NEWS
@@ -180,7 +180,7 @@ def test_a_source_that_the_planner_has_taken_stays_served_though_the_edits_canno
     monkeypatch.setattr(changes, "read_history", torn)
 
     with pytest.raises(IntegrityError, match="cannot be read"):
-        changed_by(crew, Gate(), adding("books"))
+        change_mix(crew, Gate(), adding("books"))
 
     assert crew.actors[Member(PLANNER)].read().latest.names == ("code", "web", "books")
     assert serving(crew, 2) == ["loader-0"]
@@ -200,7 +200,7 @@ def test_a_plane_that_is_closed_waits_for_no_role_that_has_not_answered_a_change
     shadow.open_also = Method(lambda *_: pytest.fail("it is asked, and not waited for"))
 
     with pytest.raises(UnavailableError, match="was closed"):
-        changed_by(crew, gate, adding("books"))
+        change_mix(crew, gate, adding("books"))
 
     assert gate.close(0.0)
     assert crew.actors[Member(PLANNER)].read().edits == ()
@@ -243,7 +243,7 @@ def test_a_change_that_a_lost_role_has_not_kept_is_refused_by_what_to_do_and_lea
     lose(crew)
 
     with pytest.raises(UnavailableError) as refused:
-        changed_by(crew, Gate(), adding("books"))
+        change_mix(crew, Gate(), adding("books"))
 
     assert str(refused.value).startswith(f"the mix was not changed: {role} was lost meanwhile")
     assert "checkpoint" not in str(refused.value)
@@ -256,10 +256,10 @@ def test_a_source_that_no_planner_has_kept_is_opened_by_no_loader_once_a_later_c
     planner = crew.actors[Member(PLANNER)]
     planner.error, planner.keeps = UnavailableError("gave no answer"), False
     with pytest.raises(UnavailableError, match="no answer"):
-        changed_by(crew, Gate(), adding("books"))
+        change_mix(crew, Gate(), adding("books"))
     planner.error, planner.keeps = None, True
 
-    changed_by(crew, Gate(), SET_WEB)
+    change_mix(crew, Gate(), SET_WEB)
 
     assert crew.spec.history.latest.names == ("code", "web")
     assert crew.opened_by("loader-0") == (0,)
@@ -275,10 +275,10 @@ def test_a_shadow_is_passed_over_only_once_it_has_ended(crew, monkeypatch, ended
     crew.actors[Member("loader-0", 1)] = FakeLoader(silent)
 
     if ended:
-        changed_by(crew, Gate(), adding("books"))
+        change_mix(crew, Gate(), adding("books"))
     else:
         with pytest.raises(UnavailableError, match=r"loader-0\+1 gave no answer"):
-            changed_by(crew, Gate(), adding("books"))
+            change_mix(crew, Gate(), adding("books"))
 
     assert serving(crew, 2) == (["loader-0"] if ended else [])
 
@@ -291,10 +291,10 @@ def test_an_edit_that_a_move_holds_up_is_refused_with_its_name_and_not_taken_up_
     with crew.changing.taken("1 sources ('web') move to loader-1", "no"):
         monkeypatch.setattr(crew.changing, "taken", at_once)
         with pytest.raises(UnavailableError, match=r"not changed: 1 sources \('web'\) move to"):
-            changed_by(crew, Gate(), adding("books"))
+            change_mix(crew, Gate(), adding("books"))
 
     assert serving(crew, 2) == []
-    changed_by(crew, Gate(), adding("books"))
+    change_mix(crew, Gate(), adding("books"))
     assert serving(crew, 2) == ["loader-0"]
 
 
