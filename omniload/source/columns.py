@@ -44,7 +44,7 @@ _PIECE_BYTES = 1 << 31
 """What a view reaches less than."""
 _WITHIN_CHARACTER, _CHARACTER_BYTES = -64, 4
 """Bytes of a character of several, but its first, are below this as signed ones; and how many it has at most."""
-_WINDOW_BYTES = 1 << 17
+_WINDOW_BYTES = 3 << 16
 """Bytes that are copied and looked at together: what a core has in its nearest caches."""
 _LEAST_ROOM = 1 << 16
 _SLACK = 4
