@@ -13,7 +13,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["Ragged", "Ranges", "Rows", "gather_across", "gather_ranges", "numbers_of", "run_of"]
+__all__ = [
+    "Ragged",
+    "Ranges",
+    "Rows",
+    "gather_across",
+    "gather_ranges",
+    "numbers_of",
+    "run_of",
+    "taken_across",
+]
 
 _FEW = 32
 """Ranges up to which one slice each is faster than what Arrow needs beforehand."""
@@ -130,6 +139,18 @@ class Ranges:
         """Return the sequences copied end to end."""
         values, offsets = gather_across(self.columns, self.which_N, self.starts_N, self.stops_N)
         return Ragged(values_V=values, offsets=offsets)
+
+
+def taken_across(columns: Sequence[Ragged], indices: Sequence[NDArray[np.integer[Any]]]) -> Ragged:
+    """Return the sequences at ``indices[i]`` of ``columns[i]``, of one after the other, copied end to end."""
+    pairs = list(zip(columns, indices, strict=True))
+    values, offsets = gather_across(
+        [column.values_V for column in columns],
+        np.arange(len(columns)).repeat(list(map(len, indices))),
+        np.concatenate([column.offsets[at] for column, at in pairs]),
+        np.concatenate([column.offsets[at + 1] for column, at in pairs]),
+    )
+    return Ragged(values_V=values, offsets=offsets)
 
 
 def gather_ranges(

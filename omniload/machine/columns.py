@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import IntegrityError
-from omniload.base.ragged import Ragged, Ranges
+from omniload.base.ragged import Ragged, Ranges, taken_across
 from omniload.batch.encoding import NO_ROUTE, EncoderShare, Route, counts_by_rank
 from omniload.batch.rows import stops_with_next
 from omniload.batch.slices import cp_places
@@ -116,15 +116,25 @@ class LossSpans(_ReportedSpans):
 
     def labels_left_out(self, pieces: PieceTable) -> int:
         """Return how many labels of a step's pieces are not trained on: of the tokens behind each piece's first."""
-        left_out, starts_P, stops_P = 0, pieces.starts_P + 1, stops_with_next(pieces)
+        masked, places, rows, spans = [], [], [], []
         for at, keys_P, reported in self._pieces_of(pieces):
-            # First all labels of the source's pieces; what its spans cover is taken off below.
-            left_out += int((stops_P[at] - starts_P[at]).sum())
+            masked.append(at)
             for each in reported:
-                here, rows = each.rows_of(keys_P)
+                here, found = each.rows_of(keys_P)
                 if len(here):
-                    spans_P = each.spans_N.take(rows)
-                    left_out -= overlap_of(spans_P, starts_P[at[here]], stops_P[at[here]])
+                    places.append(at[here])
+                    rows.append(found)
+                    spans.append(each.spans_N)
+        if not masked:
+            return 0
+        # Of all sources at once: a small step has a few pieces each of many.
+        starts_P, stops_P = pieces.starts_P + 1, stops_with_next(pieces)
+        at = np.concatenate(masked)
+        # First all labels of these pieces; what their spans cover is taken off below.
+        left_out = int((stops_P[at] - starts_P[at]).sum())
+        if spans:
+            at = np.concatenate(places)
+            left_out -= overlap_of(taken_across(spans, rows), starts_P[at], stops_P[at])
         return left_out
 
 

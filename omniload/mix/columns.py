@@ -137,13 +137,7 @@ class ColumnRanges:
             tokens=Ranges.of([part.tokens for part in parts]),
             others={
                 name: joined_ranges(
-                    name,
-                    [
-                        Ranges.of([part.others[name]], COLUMNS[name].dtype.type)
-                        if name in part.others
-                        else part.tokens.lengths_N
-                        for part in parts
-                    ],
+                    name, [part.others.get(name, part.tokens.lengths_N) for part in parts]
                 )
                 # Sorted: a set has another order in every process, and what is built must not.
                 for name in sorted(names)
@@ -158,31 +152,38 @@ class ColumnRanges:
         )
 
 
-def joined_ranges(name: str, parts: Sequence[Ranges | NDArray[np.int64]]) -> Ranges:
+def joined_ranges(name: str, parts: Sequence[Ranges | Ragged | NDArray[np.int64]]) -> Ranges:
     """Return the ranges of one column from several places as one, in order.
 
     Args:
         name: The column.
-        parts: Ranges; or, of samples without the column, the lengths of their tokens: every token
-            of theirs is trained on, and a whole column of theirs is empty.
+        parts: Ranges, or sequences end to end; or, of samples without the column, the lengths of their tokens:
+            every token of theirs is trained on, and a whole column of theirs is empty.
     """
     kind = COLUMNS[name]
-    lacking = [part for part in parts if not isinstance(part, Ranges)]
-    longest = max((int(lengths.max(initial=0)) for lengths in lacking), default=0)
+    lacking = [part for part in parts if isinstance(part, np.ndarray)]
+    is_filled = kind.aligned and lacking
     # One array of the longest serves all that lack the column: their ranges begin where it does.
-    columns: list[NDArray[Any]] = [np.ones(longest if kind.aligned else 0, kind.dtype)]
+    longest = int(np.concatenate(lacking).max(initial=0)) if is_filled else 0
+    columns: list[NDArray[Any]] = [np.ones(longest, kind.dtype)]
     which, starts, stops = [], [], []
     for part in parts:
-        if isinstance(part, Ranges):
-            which.append(part.which_N + len(columns))
-            starts.append(part.starts_N)
-            stops.append(part.stops_N)
-            columns += part.columns
-        else:
-            nothing = np.zeros(len(part), np.int64)
-            which.append(nothing)
-            starts.append(nothing)
-            stops.append(part.astype(np.int64) if kind.aligned else nothing)
+        match part:
+            case Ranges():
+                which.append(part.which_N + len(columns))
+                starts.append(part.starts_N)
+                stops.append(part.stops_N)
+                columns += part.columns
+            case Ragged():
+                which.append(np.full(len(part), len(columns)))
+                starts.append(part.offsets[:-1])
+                stops.append(part.offsets[1:])
+                columns.append(part.values_V)
+            case _:
+                nothing = np.zeros(len(part), np.int64)
+                which.append(nothing)
+                starts.append(nothing)
+                stops.append(part.astype(np.int64) if kind.aligned else nothing)
     return Ranges(
         columns=columns,
         which_N=np.concatenate(which),

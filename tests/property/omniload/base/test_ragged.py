@@ -52,6 +52,17 @@ def test_taking_sequences_is_indexing_a_list_of_lists(sequences, data):
     assert [taken[i].tolist() for i in range(len(taken))] == [sequences[i] for i in indices]
 
 
+@given(st.lists(st.lists(st.lists(st.integers(0, 1000), max_size=4), min_size=1), min_size=1))
+def test_taking_across_columns_is_taking_from_each_in_turn(lists):
+    columns = [ragged.Ragged.of([np.array(s, np.int32) for s in column]) for column in lists]
+    backwards = [np.arange(len(column))[::-2] for column in columns]
+
+    taken = ragged.taken_across(columns, backwards)
+
+    due = [sequence for column in lists for sequence in column[::-2]]
+    assert [taken[i].tolist() for i in range(len(taken))] == due
+
+
 @given(st.integers(0, 10**15))
 def test_a_size_is_written_shortly_and_within_half_a_percent(size_bytes):
     text = format_bytes(size_bytes)
