@@ -7,7 +7,7 @@ Shape suffixes:
     N  samples, or ranges of them        K  pieces        V  values of all samples together
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Self, get_args
@@ -40,6 +40,7 @@ __all__ = [
     "joined_ranges",
     "metadata_of",
     "overlap_of",
+    "said_of_inside",
     "spans_of",
     "starts_in",
 ]
@@ -279,3 +280,11 @@ def metadata_of(others: Mapping[str, Ragged]) -> dict[str, Ragged]:
             values_V=spans_I3.astype(np.int32).reshape(-1), offsets=grids.offsets // 2 * 3
         )
     return found
+
+
+def said_of_inside(name: str, names: Collection[str]) -> str:
+    """Return what is said of the name of a column that is meant to reach inside another; empty of any other name."""
+    outer, dot, _ = name.partition(".")
+    if not dot or outer not in names:
+        return ""
+    return f"; a name does not reach inside {outer!r}: write what is there as a column or key of its own"

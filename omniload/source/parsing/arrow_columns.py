@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
-from omniload.mix.columns import COLUMNS, TEXT, TableColumn
+from omniload.mix.columns import COLUMNS, TEXT, TableColumn, said_of_inside
 from omniload.mix.schema.conditions import Condition
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import ArrowSource, LanceSource, ParquetSource
@@ -118,6 +118,7 @@ def _require_column(
             [f.name for f in schema if fits(f.type)],
         )
         choice = f": {said_of_choice(key, fit)}" if is_main and fit else ""
+        choice += said_of_inside(column, schema.names)
         raise ConfigError(f"{path}: has {has} {column!r}; it has {', '.join(schema.names)}{choice}")
     found = schema.field(column).type
     if not fits(found) and not (may_be_null and pa.types.is_null(found)):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.base.units import format_bytes
+from omniload.mix.columns import said_of_inside
 from omniload.source.columns import is_utf8
 from omniload.source.parsing.beginnings import said_of_beginning, said_of_stand_in
 
@@ -266,7 +267,9 @@ def value_in(value: Mapping[str, object], key: str) -> object:
         BadLineError: There is no such key; says which there are.
     """
     if key not in value:
-        raise BadLineError(f"has no key {key!r}; it has {_shown(value)}")
+        raise BadLineError(
+            f"has no key {key!r}; it has {_shown(value)}{said_of_inside(key, value)}"
+        )
     return value[key]
 
 

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
+from omniload.mix.columns import said_of_inside
 from omniload.source.columns import drained
 from omniload.source.formats.format import Records
 
@@ -249,5 +250,6 @@ def type_asked_for(
     """
     if schema.names.count(column) == 1:
         return schema.field(column).type
-    missing = f"{path}: has no single column {column!r} for {by}; it has {', '.join(schema.names)}"
+    inside = said_of_inside(column, schema.names)
+    missing = f"{path}: has no single column {column!r} for {by}; it has {', '.join(schema.names)}{inside}"
     raise ConfigError(f"{missing}; {remedy}" if remedy else missing)

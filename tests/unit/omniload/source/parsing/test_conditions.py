@@ -178,6 +178,14 @@ def test_a_source_without_columns_has_no_conditions():
             "column 'quality' is double, not a text, as where.quality asks for",
         ),
         ("jsonl", {"land": "en"}, "has no key 'land'; it has lang, quality, text"),
+        *(
+            (
+                kind,
+                {"lang.code": "en"},
+                "; a name does not reach inside 'lang': write what is there",
+            )
+            for kind in ("parquet", "arrow", "jsonl")
+        ),
         (
             "jsonl",
             {"lang": {"at_least": 1}},
