@@ -25,7 +25,7 @@ from omniload.source.block import Block, DecodedBlocks, UnitReader
 from omniload.source.block_memory import BlockMemory
 from omniload.source.distinct.drawn_before import drawn_before
 from omniload.source.distinct.mask import RecordRules, distinct_records
-from omniload.source.formats.format import Format, Records
+from omniload.source.formats.format import Format, Records, said_of_place
 from omniload.source.formats.opening import ShardDigests, open_format
 from omniload.source.parts.sample_block import BadOfSpan, SampleBlock, joined
 from omniload.source.parts.share import WHOLE, Part, Share
@@ -125,10 +125,6 @@ _MOST_AHEAD = 2
 """Blocks that a source stands at: more would be passed over between two tellings of where the plane is."""
 _EVERY_RECORD, _UNKNOWN = RecordRules(), ShardDigests()
 _NONE, _NO_BAD = np.empty(0, np.int64), BadOfSpan()
-
-
-def _said(place: tuple[str, str]) -> str:
-    return ": ".join(filter(None, place))
 
 
 class RecordSource(Source):
@@ -311,9 +307,10 @@ class RecordSource(Source):
         at_N = np.searchsorted(begins_U, rows_N[in_order], side="right") - 1
         places_U = [self._places(unit) for unit in share.units]
         records_N = (rows_N[in_order] - begins_U[at_N]).tolist()
+        found = (places_U[u](row) for u, row in zip(at_N, records_N, strict=True))
         return BadOfSpan(
             positions_N=positions_N[in_order],
-            places=tuple(_said(places_U[u](row)) for u, row in zip(at_N, records_N, strict=True)),
+            places=tuple(map(said_of_place, found)),
             reason=self._reason,
         )
 
@@ -329,7 +326,7 @@ class RecordSource(Source):
         assert samples.bad_N is not None
         units, records = block.places_of(rows_N[samples.bad_N])
         place = self._places(int(units[0]))(int(records[0]))
-        self._tell(f"{_said(place)}: {samples.reason}")
+        self._tell(f"{said_of_place(place)}: {samples.reason}")
 
     def _decoded(self, units: tuple[int, ...], beside: Sequence[tuple[int, ...]] = ()) -> Block:
         return self._blocks.of(units, self._reader, self._memory, beside)

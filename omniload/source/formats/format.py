@@ -29,6 +29,7 @@ __all__ = [
     "Records",
     "UnitTable",
     "doubt_of_tools",
+    "said_of_place",
 ]
 
 FIRST_BYTES = 1 << 20
@@ -222,6 +223,11 @@ class IndexedFormat(Format):
         if not len(filled):
             return Records.of_texts([])
         return self.read_unit(int(filled[0])).first(FIRST_RECORDS)
+
+
+def said_of_place(place: tuple[str, str]) -> str:
+    """Return a place as ``Format.place_of`` gives it, for a message."""
+    return ": ".join(filter(None, place))
 
 
 def doubt_of_tools(transforms: Sequence[TransformConfig], filled: Collection[str]) -> str:
