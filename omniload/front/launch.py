@@ -1,5 +1,6 @@
 """Which rank this process is, and of how many: from arguments, a device mesh or the launcher's variables."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -9,7 +10,7 @@ import numpy as np
 
 from omniload.base.errors import ConfigError
 
-__all__ = ["DeviceMesh", "Launch", "Place", "launch_of", "place_of"]
+__all__ = ["DeviceMesh", "Launch", "Place", "group_of_torch", "launch_of", "place_of"]
 
 _DP_NAMES = {"dp", "ddp", "fsdp", "dp_replicate", "dp_shard", "replicate", "shard"}
 """Names of mesh axes whose ranks take other samples, as torchtitan, FSDP2 and DDP call them."""
@@ -70,13 +71,33 @@ class Place:
         return not self.peers or rank == self.peers[0]
 
 
+def group_of_torch() -> tuple[int, int] | None:
+    """Return the number of this process and the size of torch's process group; ``None`` where there is none."""
+    # Looked up, not imported: who has made a group has imported it, and a loop without torch needs none.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
 def launch_of(
-    environment: Mapping[str, str], *, rank: int | None = None, world_size: int | None = None
+    environment: Mapping[str, str],
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    group: tuple[int, int] | None = None,
 ) -> Launch:
     """Return what this process is in its job.
 
-    Arguments win; then torchrun's variables, then those of a Slurm step; a process with
-    neither is a job of its own.
+    Arguments win; then torchrun's variables, then those of a Slurm step. Where they say nothing of
+    other processes, torch's process group does, as of ``mp.spawn`` and of ``mpirun``; a process with
+    none of these is a job of its own.
+
+    Args:
+        environment: Variables of the process.
+        rank: Its number, as the caller says.
+        world_size: Processes of the job, as the caller says.
+        group: As ``group_of_torch`` gives it.
 
     Raises:
         ConfigError: One number without the other, a variable that is no number, or a rank outside the job.
@@ -88,6 +109,15 @@ def launch_of(
             )
         # Who counts ranks by hand says nothing of restarts: each start has an address of its own.
         return _checked(rank, world_size, "", "the arguments rank and world_size")
+    launch = _launch_in(environment)
+    if launch.world_size > 1 or group is None or group[1] == 1:
+        return launch
+    return Launch(
+        rank=group[0], world_size=group[1], attempt=launch.attempt, found_in="torch's process group"
+    )
+
+
+def _launch_in(environment: Mapping[str, str]) -> Launch:
     if "RANK" in environment and "WORLD_SIZE" in environment:
         attempt = environment.get("TORCHELASTIC_RUN_ID", "")
         if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":

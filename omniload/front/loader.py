@@ -20,6 +20,7 @@ from omniload.batch.microbatch import Batch, rows_of
 from omniload.client import Client
 from omniload.front.arguments import check_steps_left, require_rank, require_whole, state_from
 from omniload.front.delivery import BatchForm, CopyAhead
+from omniload.front.launch import group_of_torch
 from omniload.front.rows import PackedRows, TrainingBatch
 from omniload.mix.journal.losses import LossLog
 from omniload.mix.journal.rewards import RewardLog
@@ -58,6 +59,17 @@ def _warn_of_unknown_ids(first: Batch, vocab_size: int | None) -> None:
         )
 
 
+def _refuse_many_ranks() -> None:
+    """Refuse to hand out batches of one rank to each of several: a process group came after the loader."""
+    group = group_of_torch()
+    if group is not None and group[1] > 1:
+        raise ConfigError(
+            f"the mix was opened before torch's process group of {group[1]} ranks, and each would train on the same "
+            "samples: open it behind init_process_group (Lightning: in train_dataloader), or start by torchrun; for a "
+            "loader of each rank alone give rank=0 and world_size=1"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixFacts:
     """What a loader says of its mix and its ranks before the plane is open."""
@@ -78,6 +90,8 @@ class MixFacts:
     """Ranks along dp."""
     is_alone: bool = False
     """Whether no other process has a part in the plane, so that it ends where the loader is dropped."""
+    nobody_said: bool = False
+    """Whether it is taken for alone as neither arguments nor a launcher, nor a process group, spoke of other ranks."""
 
 
 _UNKNOWN = MixFacts()
@@ -123,7 +137,11 @@ class Loader:
         check_steps_left(self._state, facts.num_steps)
         begun = (self._state or {}).get("step", facts.first_step)
         self._begun = begun if isinstance(begun, int) else 0
-        self._repeats, self._is_alone = facts.repeats, facts.is_alone
+        self._repeats, self._is_alone, self._nobody_said = (
+            facts.repeats,
+            facts.is_alone,
+            facts.nobody_said,
+        )
         self.source_names = facts.names
         """Names of the sources; ``source_ids`` are places here."""
         tags = facts.tags
@@ -187,6 +205,8 @@ class Loader:
                 )
             return None
         if not self._first_is_checked:
+            if self._nobody_said:
+                _refuse_many_ranks()
             self._first_is_checked = True
             _warn_of_unknown_ids(batch, self.vocab_size)
         if len(batch.tokens_by_source) > len(self.source_tags):  # an edit of the mix added some

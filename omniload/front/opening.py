@@ -15,7 +15,7 @@ from omniload.base.state import Json
 from omniload.front.arguments import check_choices, check_timeout, steps_of
 from omniload.front.bringing_up import Alone, Together, torch_part
 from omniload.front.delivery import BatchForm
-from omniload.front.launch import DeviceMesh, Launch, Place, launch_of, place_of
+from omniload.front.launch import DeviceMesh, Launch, Place, group_of_torch, launch_of, place_of
 from omniload.front.loader import Loader, MixFacts, OpenClient, RunNotes
 from omniload.front.rows import Arrays, Labels, NumpyArrays
 from omniload.front.settings import Settings
@@ -59,7 +59,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     Args:
         mix: The mix file, its contents as a mapping, or the model of it.
         mesh: torch's ``DeviceMesh``: ranks differ in their samples along dp, in their slices along cp; others share.
-        rank: This process's number; from torchrun's or Slurm's variables by default.
+        rank: This process's number; from torchrun's or Slurm's variables, or torch's process group, by default.
         world_size: Processes of the job; likewise.
         state: What ``state_dict`` returned, to continue from.
         split: A split that the mix holds out, read once, as for evaluation.
@@ -81,14 +81,14 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     _refuse_misuse(split, run_dir)
     check_choices(runtime=runtime, labels=labels, arrays=arrays)
     check_timeout(timeout)
-    launch = launch_of(os.environ, rank=rank, world_size=world_size)
+    launch = launch_of(os.environ, rank=rank, world_size=world_size, group=group_of_torch())
     place = place_of(launch, mesh)
     spec = spec_of(mix, split, settings, runtime, place, launch.restarts)
     spec = replace(kept_in(run_dir, mix, spec), num_steps=steps_of(steps))
     form = form_at(form_of(arrays, labels, device), place, launch.rank, spec.mix)
     notes = _notes_in(spec.run_dir, launch, place)
     if launch.world_size == 1:
-        loader = _loader_of(Alone(spec), form, spec, state, notes)
+        loader = _loader_of(Alone(spec), form, spec, state, notes, nobody_said=rank is None)
         loader.start()  # a fault is raised here: there is no other rank to wait for
         return loader
     meet = None if address is None else Path(address)
@@ -130,6 +130,8 @@ def _loader_of(
     spec: PlaneSpec,
     state: Mapping[str, Json] | None,
     notes: RunNotes | None,
+    *,
+    nobody_said: bool = False,
 ) -> Loader:
     facts = MixFacts(
         names=spec.mix.names,
@@ -139,6 +141,7 @@ def _loader_of(
         repeats=spec.mix.mix.stop == "never",
         num_ranks=spec.tree.size_of("dp"),
         is_alone=isinstance(open_client, Alone),
+        nobody_said=nobody_said,
     )
     return Loader(open_client, form, facts, state=state, notes=notes)
 

@@ -104,6 +104,17 @@ def test_peers_that_all_train_on_the_same_rows_are_served_by_threads_of_the_firs
     assert [result["ray"] for result in found] == [False, False]
 
 
+def test_ranks_that_a_process_group_alone_knows_share_the_samples_of_one(warm_python, mix, alone):
+    """As of ``mp.spawn``: no variable says that there are others."""
+    place = f"tcp://127.0.0.1:{free_port()}"
+    variables = [{"NUMBER": str(number), "PLACE": place} for number in range(2)]
+
+    found = ranks(warm_python, mix, variables, [{"steps": 4, "plan": "group by hand"}] * 2)
+
+    assert samples(found) == alone
+    assert all(result["seen"] for result in found)
+
+
 # `make test` has ranks without an agent (below), and states that are loaded in mid-run by one process.
 @pytest.mark.soak
 def test_two_processes_that_no_agent_started_are_taken_back_to_a_state_loaded_in_mid_run(

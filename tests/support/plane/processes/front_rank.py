@@ -15,6 +15,10 @@ if "group" in PLAN:
     import torch.distributed as dist
 if "group first" in PLAN:
     dist.init_process_group("gloo")
+if "group by hand" in PLAN:
+    dist.init_process_group(
+        "gloo", init_method=os.environ["PLACE"], rank=int(os.environ["NUMBER"]), world_size=2
+    )
 if f"rank {os.environ.get('RANK')} stays away" in PLAN:
     sys.exit(0)
 

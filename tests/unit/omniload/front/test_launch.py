@@ -70,6 +70,17 @@ def test_torchrun_inside_a_slurm_step_counts():
     assert launch_of(SLURM | TORCHRUN).world_size == 8
 
 
+def test_a_process_group_speaks_where_launchers_say_nothing_of_other_ranks():
+    spawned = launch_of({}, group=(1, 2))
+
+    assert (spawned.rank, spawned.world_size) == (1, 2)
+    assert spawned.found_in == "torch's process group"
+    assert launch_of({"RANK": "0", "WORLD_SIZE": "1"}, group=(1, 2)).world_size == 2
+    assert launch_of(TORCHRUN, group=(1, 2)).world_size == 8
+    assert launch_of({}, rank=0, world_size=1, group=(1, 2)).world_size == 1
+    assert launch_of({}, group=(0, 1)).found_in == "no launcher's variables"
+
+
 def test_arguments_win_over_variables():
     launch = launch_of(TORCHRUN, rank=0, world_size=2)
 

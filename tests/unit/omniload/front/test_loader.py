@@ -97,6 +97,22 @@ def test_threads_that_ask_one_loader_wait_for_each_other_and_share_its_steps():
     assert len({*client.asked}) == 2
 
 
+@pytest.mark.parametrize(("nobody_said", "size"), [(True, 2), (True, 1), (False, 2)])
+def test_a_loader_from_before_the_process_group_hands_no_batch_to_each_of_several_ranks(
+    monkeypatch, nobody_said, size
+):
+    monkeypatch.setattr("omniload.front.loader.group_of_torch", lambda: (0, size))
+    form = BatchForm(arrays=NumpyArrays())
+    loader = Loader(lambda *_: FakeClient(None), form, MixFacts(nobody_said=nobody_said))
+
+    if nobody_said and size > 1:
+        for _ in range(2):  # whoever asks again is refused again
+            with pytest.raises(ConfigError, match="opened before torch's process group of 2 ranks"):
+                loader.next_batch()
+    else:
+        assert loader.next_batch().step == 0
+
+
 class Planes:
     """Opens planes that note, each by its number, that they have ended."""
 
