@@ -50,7 +50,7 @@ from omniload.machine.steps import BadRecords, PlannedSteps, RankSteps
 from omniload.machine.strategy import place
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import Edit
-from omniload.mix.edits.found import require_open, taken_up
+from omniload.mix.edits.found import require_open, take_up
 from omniload.mix.edits.history import History
 from omniload.mix.edits.next_edit import undone_by
 from omniload.mix.edits.stages import with_begun
@@ -183,7 +183,7 @@ class Planner:
         undone_by(self.history, asked.change, step, at_rest=False)  # no later step would do
         require_open(step, planned=self.planned, end=self.num_steps, ended=self._ended)
         reached = self._steps.state_before(self.planned), self.positions_per_epoch_S
-        self.history, self.positions_per_epoch_S = taken_up(
+        self.history, self.positions_per_epoch_S = take_up(
             self.history, asked.change, step, asked.facts, reached
         )
         if asked.facts is not None:

@@ -17,7 +17,7 @@ from omniload.base.reading import open_file
 from omniload.base.writing import write_whole
 from omniload.source.index import tell_not_kept
 
-__all__ = ["KeptProfile", "keep", "kept"]
+__all__ = ["KeptProfile", "keep", "kept_profiles"]
 
 _LARGEST_BYTES = 4_096
 
@@ -41,7 +41,7 @@ def keep(folder: Path, source: str, profile: KeptProfile) -> None:
         tell_not_kept(folder, error)
 
 
-def kept(folder: Path | None, sources: Iterable[str]) -> dict[str, KeptProfile]:
+def kept_profiles(folder: Path | None, sources: Iterable[str]) -> dict[str, KeptProfile]:
     """Return what is kept of the sources; those of which nothing is, or nothing that can be read, are left out."""
     found: dict[str, KeptProfile] = {}
     for source in sources if folder is not None and folder.is_dir() else ():

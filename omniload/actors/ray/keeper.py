@@ -16,7 +16,7 @@ from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.hosts.relay import Relay
 from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.processes import Process
-from omniload.actors.ray.scaling.opening import opened
+from omniload.actors.ray.scaling.opening import event_of_opening
 from omniload.actors.ray.shadows import Shadows
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import RoleLog, get_logger
@@ -278,7 +278,8 @@ class Keeper:
         opening = future_of(self._crew.open_loader(member), member.name)
 
         def heard(done: "Future[Any]") -> None:
-            event = opened(member, done, dict(self._crew.facts), self._crew.spec.history.latest)
+            facts, mix = dict(self._crew.facts), self._crew.spec.history.latest
+            event = event_of_opening(member, done, facts, mix)
             if isinstance(event, MemberReady):
                 self._events.put(partial(self._crew.placing.stands_ready, member))
             self._events.put(event)

@@ -49,7 +49,7 @@ from omniload.base.log import RoleLogs
 from omniload.machine.loader_groups import LoaderShare, costs_of, partition, seconds_in_loaders
 from omniload.machine.messages import ResizeAsked
 from omniload.machine.roster.members import Member
-from omniload.source.kept_profile import kept
+from omniload.source.kept_profile import kept_profiles
 
 __all__ = ["RayPlane"]
 
@@ -82,7 +82,7 @@ class RayPlane(DataPlane):
             self._opened.callback(claim(spec).close)
             spec = with_versions(spec.with_edits())
             mix = spec.history.latest
-            costs = costs_of(mix, kept(spec.cache_dir, mix.names))
+            costs = costs_of(mix, kept_profiles(spec.cache_dir, mix.names))
             shares = partition(costs, num_loaders=runtime.loaders, max_loaders=runtime.scaling.most)
             self._cluster = cluster_of(
                 runtime,
@@ -135,7 +135,7 @@ class RayPlane(DataPlane):
         # Behind the first opening: what fails there is a fault of the run, which another process would not mend.
         self._keeper.begin()
         if spec.mix.runtime.scaling.mode == "auto":
-            cost_S = seconds_in_loaders(spec.mix, kept(spec.cache_dir, spec.mix.names))
+            cost_S = seconds_in_loaders(spec.mix, kept_profiles(spec.cache_dir, spec.mix.names))
             self._scaling = Scaling(crew, self.mover(), self._gate, cost_S, logs.of(SCALER))
         self._opened.callback(
             write_status(spec.run_dir, boards_of(self.address, self.address.board)[1], host_here())

@@ -38,7 +38,7 @@ from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import SkipShard
 from omniload.mix.edits.shards import ShardsFound, shards_like
 from omniload.mix.fingerprint import SourceFacts
-from omniload.source.kept_profile import kept
+from omniload.source.kept_profile import kept_profiles
 from omniload.source.parts.sample_block import SampleBlock
 from omniload.source.source import Source
 
@@ -79,13 +79,15 @@ class LoaderShell:
         self._caches = Caches.of(mix, base_dir)
         self._memory = self._caches.memory
         self._readers = SourceReaders(start_reader, activity, self._clock)
-        self._readers_at_first = readers_of(mix, kept(cache_dir, (names[s] for s in sources)))
+        self._readers_at_first = readers_of(
+            mix, kept_profiles(cache_dir, (names[s] for s in sources))
+        )
 
         # Footers and indexes are waited for, not computed: hundreds of sources open together.
         calls = LimitedCalls("omniload-listing")
         with calls, DaemonPool(_OPENING_THREADS, "omniload-opening") as pool:
             # In their order, whatever comes back first: what fails first by number is what a user is told.
-            opened = pool.map(lambda s: self._opened(s, mix, calls), sources)
+            opened = pool.map(lambda s: self._open_source(s, mix, calls), sources)
             self._sources: dict[int, Source] = dict(zip(sources, opened, strict=True))
         self._reading_again = DaemonPool(_AGAIN_THREADS, "omniload-reading-again")
         # A source decodes into its own state: one read of it at a time.
@@ -95,7 +97,9 @@ class LoaderShell:
         self._serves = False
         """Whether it has taken over, and is a shadow no more."""
 
-    def _opened(self, number: int, mix: MixConfig, calls: LimitedCalls | None = None) -> Source:
+    def _open_source(
+        self, number: int, mix: MixConfig, calls: LimitedCalls | None = None
+    ) -> Source:
         opening = SourceOpening(
             mix=mix, number=number, base_dir=self._base_dir, cache_dir=self._cache_dir
         )
@@ -107,9 +111,11 @@ class LoaderShell:
 
     def open_also(self, number: int, mix: MixConfig) -> SourceFacts:
         """Open one source more, that an edit adds; return what was found. One that was refused then is forgotten."""
-        self._readers_at_first |= readers_of(mix, kept(self._cache_dir, (mix.names[number],)))
+        self._readers_at_first |= readers_of(
+            mix, kept_profiles(self._cache_dir, (mix.names[number],))
+        )
         # Before the lock: constructors are answered from the other sources meanwhile.
-        source = self._opened(number, mix)
+        source = self._open_source(number, mix)
         with self._lock:
             self._reading[number], self._parts[number] = threading.Lock(), self._part_reads()
             self._sources[number] = source

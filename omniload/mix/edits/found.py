@@ -18,7 +18,7 @@ __all__ = [
     "require_named",
     "require_open",
     "require_reached",
-    "taken_up",
+    "take_up",
 ]
 
 
@@ -35,7 +35,7 @@ def found_in(change: Change, facts: SourceFacts | None) -> dict[str, str]:
     return source_parts(change.name, change.source, facts)
 
 
-def taken_up(
+def take_up(
     history: History,
     change: Change,
     step: int,

@@ -82,7 +82,7 @@ class ShardCache:
             self.directory.prepare()
             return True
 
-        self._prepared = bool(self._asked(prepared))
+        self._prepared = bool(self._ask_directory(prepared))
 
     def through(self, files: Iterable["ShardFile"]) -> tuple["ShardFile", ...]:
         """Return files as they are read through this cache, and say that they are in use."""
@@ -114,7 +114,7 @@ class ShardCache:
     def blocks(self, version: CopyVersion, wanted: Sequence[int]) -> dict[int, memoryview]:
         """Return those of some blocks, in their order, that are kept and sound."""
         self._catch_up()
-        found = self._asked(lambda: self._sound(version, wanted), reads=True) or {}
+        found = self._ask_directory(lambda: self._sound(version, wanted), reads=True) or {}
         self.add(Traffic(disk_bytes=sum(map(len, found.values()))))
         return found
 
@@ -148,7 +148,7 @@ class ShardCache:
 
     def keep(self, version: CopyVersion, blocks: Mapping[int, memoryview]) -> None:
         """Keep blocks, given in their order, as far as they fit."""
-        if blocks and self._asked(lambda: self._put(version, blocks)) == 0:
+        if blocks and self._ask_directory(lambda: self._put(version, blocks)) == 0:
             self._full_until_s = self._clock.now_s() + _AWAY_S
             limit = format_bytes(self.directory.limit_bytes)
             self.tell(
@@ -211,7 +211,7 @@ class ShardCache:
             files.release()
         return len(fitting)
 
-    def _asked(self, call: Callable[[], _Answer], *, reads: bool = False) -> _Answer | None:
+    def _ask_directory(self, call: Callable[[], _Answer], *, reads: bool = False) -> _Answer | None:
         """Ask the directory; what fails is told once, and is no fault of the run."""
         try:
             return call()
@@ -233,7 +233,7 @@ class ShardCache:
         if not self._prepared:
             self.prepare()
         if self._prepared and self.directory.has_unsaid:
-            self._asked(self.directory.say_use)
+            self._ask_directory(self.directory.say_use)
 
     def tell(self, kind: str, message: str) -> None:
         """Log a message, the first of its kind: thousands of blocks may fail alike."""

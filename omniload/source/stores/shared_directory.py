@@ -244,7 +244,7 @@ class SharedDirectory(CopyFolder):
         """
         end_s = self._clock.now_s() + _PATIENCE_S
         while True:
-            with self._taken(_ACCOUNT) as account:
+            with self._held(_ACCOUNT) as account:
                 if account is not None:
                     yield account
                     return
@@ -255,7 +255,7 @@ class SharedDirectory(CopyFolder):
             self._clock.sleep(_PAUSE_S)
 
     @contextmanager
-    def _taken(self, name: str) -> Iterator[int | None]:
+    def _held(self, name: str) -> Iterator[int | None]:
         """Hold a file, open, for as long as nobody else does; ``None`` where somebody has it."""
         with ExitStack() as lock:
             found: int | None = None
@@ -283,7 +283,7 @@ class SharedDirectory(CopyFolder):
 
     def _put_in_order(self) -> None:
         """Find in which order copies leave, without the lock: of a hundred thousand it takes seconds."""
-        with self._taken(_ORDER) as order:
+        with self._held(_ORDER) as order:
             if order is None:
                 return  # to another process
             with self._locked() as account:
@@ -338,7 +338,7 @@ class SharedDirectory(CopyFolder):
         Their end has to be; their start only by copies that leave at once.
         """
         in_use = {*accounts.in_use(self.root / _USERS), name}
-        with self._taken(_ORDER) as order:
+        with self._held(_ORDER) as order:
             known, removed = iter(()) if order is None else self._leaving.take(), 0
             # In parts: whoever waits for the lock is not to wait for a twentieth of all copies to be removed.
             while used > (targets.start if removed < _AT_ONCE else targets.stop):

@@ -111,7 +111,7 @@ class RayHandle(RankHandle):
                 self._become(self._join_world(asked, dp_rank), dp_rank)
                 self.first_step = asked.step
             self._planner.become(dp_rank, self._generation, self._node)
-            self._lead_to(*self._found(self._constructor_role))
+            self._lead_to(*self._find_constructor(self._constructor_role))
             # Last of what can fail: once it was claimed, whoever takes this place comes after this rank.
             if self._lock is None:
                 self._lock = self._claim(self._generation, dp_rank)
@@ -180,7 +180,7 @@ class RayHandle(RankHandle):
         of = self._address  # tells those of the first world
         return of.constructor_in(world, dp_rank) if world.generation else of.constructor_of(dp_rank)
 
-    def _found(self, role: str) -> tuple[str, Any]:
+    def _find_constructor(self, role: str) -> tuple[str, Any]:
         """Return name and actor of the constructor that has a role; raises as ``await_newest``."""
         return await_newest(role, self._planner.look, partial(self._left.wait, _LOOK_S))
 
@@ -217,7 +217,7 @@ class RayHandle(RankHandle):
             self._planner.tell()
             # Whatever can be refused comes before anything changes here.
             world = self._planner.resize(asked)
-            found = self._found(self._role_in(world, dp_rank))
+            found = self._find_constructor(self._role_in(world, dp_rank))
             lock = self._claim(world.generation, dp_rank)
             self._unlock()
             self._lock = lock

@@ -12,7 +12,7 @@ from omniload.machine.roster.members import Member, MemberEnded, MemberReady
 from omniload.mix.config import MixConfig
 from omniload.mix.fingerprint import SourceFacts, differences, source_parts
 
-__all__ = ["OPENING_S", "Check", "open_in_all", "open_in_shadows", "opened"]
+__all__ = ["OPENING_S", "Check", "event_of_opening", "open_in_all", "open_in_shadows"]
 
 Check = Callable[[], None]
 """Raises once the plane is closed, which would wait for whoever waits here."""
@@ -21,7 +21,7 @@ OPENING_S = 600.0
 _LOG = get_logger(__name__)
 
 
-def opened(
+def event_of_opening(
     member: Member, done: "Future[Any]", facts: Mapping[int, SourceFacts], mix: MixConfig
 ) -> MemberReady | MemberEnded:
     """Say whether a loader has found what is known; of a source that is being added, nothing may be yet."""

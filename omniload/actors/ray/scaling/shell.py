@@ -82,7 +82,7 @@ class Scaling:
                     # here.
                     self._mover.clean_up()
                     for command in self._scaler.handle(self._look()):
-                        self._carry(command)
+                        self._change(command)
             except Exception:  # noqa: BLE001 -- the outermost loop: the plane runs on as it is
                 # A plane that is being closed ends the gate under a look: that is no fault to be told.
                 if not self._ended.is_set():
@@ -92,7 +92,7 @@ class Scaling:
         crew = self._crew
         with self._gate.inside():
             for role in crew.sources_of:
-                self._ask(role)
+                self._measure(role)
         beats, now_s = crew.board.read(), time.monotonic()
         busy_S, tokens_S = self._meter.since_last(now_s)
         step, ahead = self._steps(beats, now_s)
@@ -121,19 +121,19 @@ class Scaling:
         """
         known = max(self._crew.spec.history, self._heard, key=lambda each: len(each.edits))
         if any(stage.waits for stage in known.latest.mix.stages):
-            heard = self._asked(PLANNER, lambda planner: planner.history.remote())
+            heard = self._ask(PLANNER, lambda planner: planner.history.remote())
             self._heard = known if heard is None else heard
             known = max(known, self._heard, key=lambda each: len(each.edits))
         return known
 
-    def _ask(self, role: str) -> None:
+    def _measure(self, role: str) -> None:
         """Take in what a loader has done."""
         member = self._crew.holders.get(role)
-        work = self._asked(role, lambda loader: loader.work.remote())
+        work = self._ask(role, lambda loader: loader.work.remote())
         if member is not None and work is not None:
             self._meter.see(member.name, work)
 
-    def _asked(self, role: str, ask: Callable[[Any], Any]) -> Any:  # noqa: ANN401 -- Ray's answers have no static type
+    def _ask(self, role: str, ask: Callable[[Any], Any]) -> Any:  # noqa: ANN401 -- Ray's answers have no static type
         """Return what the holder of a role says; ``None`` where it is lost or busy: it is asked again later."""
         member = self._crew.holders.get(role)
         actor = None if member is None else self._crew.actors.get(member)
@@ -161,10 +161,10 @@ class Scaling:
         ahead = math.ceil(self._pace.steps_in(_AHEAD_S)) + self._pace.stride
         return self._planned, ahead
 
-    def _carry(self, command: ScalerCommand) -> None:
+    def _change(self, command: ScalerCommand) -> None:
         """Carry a change out; one that cannot be has changed nothing, and may be due again."""
         try:
-            said = self._changed(command)
+            said = self._carry_out(command)
         except MoveUnderWayError as error:
             # It has happened, whoever has not heard of it yet: it counts, and is not tried again.
             said = str(error)
@@ -177,7 +177,7 @@ class Scaling:
         self.activity.rest(f"{said}; follows the load since")
         _LOG.warning("%s: %s", said, command.why)
 
-    def _changed(self, command: ScalerCommand) -> str:
+    def _carry_out(self, command: ScalerCommand) -> str:
         named = f"{len(command.sources)} sources of {command.role}"
         with self.activity.doing(f"moves {named}"):
             match command:

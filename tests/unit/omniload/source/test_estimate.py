@@ -10,7 +10,7 @@ import pytest
 from omniload.base.errors import ConfigError
 from omniload.mix.config import ByteTokenizer, JsonlSource, ParquetSource, TextSource
 from omniload.source.estimate import profile
-from omniload.source.kept_profile import kept
+from omniload.source.kept_profile import kept_profiles
 from omniload.source.spec import SourceSpec
 
 BYTES = ByteTokenizer(type="bytes")
@@ -56,7 +56,7 @@ def test_what_a_source_costs_is_kept_for_later_starts(tmp_path):
     cache = tmp_path / "cache"
     found = profile(SourceSpec("web", config, tokenizer=BYTES, base_dir=tmp_path, cache_dir=cache))
 
-    costs = kept(cache, ["web"])["web"]
+    costs = kept_profiles(cache, ["web"])["web"]
     assert 0 < costs.preprocess_s_per_token == found.preprocess_s_per_token
     assert costs.block_bytes == found.block_bytes
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from omniload.actors.ray.scaling.opening import opened
+from omniload.actors.ray.scaling.opening import event_of_opening
 from omniload.base.errors import UnavailableError
 from omniload.machine.roster.members import Member, MemberEnded, MemberReady
 from tests.support.plane.builders import a_mix, some_facts
@@ -30,7 +30,7 @@ def test_a_loader_that_is_started_while_a_source_is_opened_is_heard_of(found, he
     else:
         found_there.set_result(found)
 
-    event = opened(member, found_there, {0: CODE, 1: WEB}, a_mix())
+    event = event_of_opening(member, found_there, {0: CODE, 1: WEB}, a_mix())
 
     assert isinstance(event, heard)
     assert event.member == member
@@ -40,7 +40,7 @@ def test_a_loader_that_finds_other_data_says_of_which_source_and_what():
     found = Future()
     found.set_result({0: CODE, 1: BOOKS})
 
-    event = opened(Member("loader-0", 1), found, {0: CODE, 1: WEB}, a_mix())
+    event = event_of_opening(Member("loader-0", 1), found, {0: CODE, 1: WEB}, a_mix())
 
     assert (
         "sources.web.records: 101 then, 55 now, of source 'web' how many records it has"
