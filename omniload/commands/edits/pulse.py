@@ -1,13 +1,19 @@
-"""Whether the data plane of a run is up, as seen from outside: by what it writes into the run's folder."""
+"""Whether the data plane of a run is up, as seen from outside, and commands that go on for as long as it is.
+
+It is seen by what the plane writes into the run's folder.
+"""
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+import click
 
 from omniload.actors.status_file import read_status
 from omniload.base.errors import StateError
 
-__all__ = ["UP_S", "Pulse", "said_of_end"]
+__all__ = ["UP_S", "Pulse", "said_of_end", "while_up"]
 
 _GONE_S = 60.0
 """A status that is older is of a plane that has ended: a restart of its job takes less, or one looks again."""
@@ -55,11 +61,6 @@ class Pulse:
         """Whether none is up at this moment, and one may be started yet."""
         return UP_S < self.silent_s() < _GONE_S
 
-    @property
-    def patience_s(self) -> float:
-        """Seconds of silence after which a plane has ended."""
-        return _GONE_S
-
     def silent_s(self) -> float:
         """Return for how long the status has not changed."""
         written_at = self._status()
@@ -73,3 +74,40 @@ class Pulse:
             return read_status(self._run).written_at
         except StateError:
             return None
+
+
+def while_up(
+    run: Path, look: Callable[[], None], *, every_s: float, goes_on: str, instead: str, after: str
+) -> None:
+    """Call ``look`` again and again until the plane of a run has ended, or Ctrl-C.
+
+    Args:
+        run: Folder of the run.
+        look: Does what is due; what it raises ends the command.
+        every_s: Seconds between two calls.
+        goes_on: What goes on if a plane is started soon: ``watching``.
+        instead: What to do for a run without a plane, as words behind "start the run and".
+        after: What holds once the plane has ended.
+
+    Raises:
+        StateError: No plane was up.
+    """
+    pulse = Pulse(run)
+    if pulse.is_quiet:
+        click.echo(
+            f"no data plane of {run} is up at this moment; {goes_on} goes on if one is started soon",
+            err=True,
+        )
+    try:
+        while not pulse.is_gone:
+            look()
+            time.sleep(every_s)
+    except KeyboardInterrupt:
+        return
+    if not pulse.was_up:
+        raise StateError(
+            f"{run}: no data plane is up, and none was for {_GONE_S:g} s; start the run and {instead}"
+        )
+    click.echo(
+        f"the data plane of {run} has ended: it was silent for {_GONE_S:g} s; {after}", err=True
+    )

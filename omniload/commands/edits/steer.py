@@ -1,6 +1,5 @@
 """``omniload mix steer``: a policy moves the weights of a run while it goes on, by edits like anybody's."""
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from omniload.base.state import JsonObject
 from omniload.commands.display import emit_json, output, say
 from omniload.commands.edits.asking import change_mix
 from omniload.commands.edits.at_rest import planned_to
-from omniload.commands.edits.pulse import Pulse, said_of_end
+from omniload.commands.edits.pulse import said_of_end, while_up
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.edits.edit import MOST_EDITS, SetWeights
 from omniload.mix.edits.edits_file import read_history
@@ -154,7 +153,24 @@ def steer(run: Path, file: Path, once: bool, as_json: bool) -> None:
             raise StateError(_nothing_reported(run, config.policy.type, steering))
         _tell(said, as_json=as_json)
         return
-    _decide_until_it_ends(run, steering, as_json=as_json)
+
+    def look() -> None:
+        try:
+            said = steering.look()
+        except UnavailableError as error:  # a plane that is busy, or being started again
+            click.echo(f"not decided now: {error}", err=True)
+            return
+        if said is not None:
+            _tell(said, as_json=as_json)
+
+    while_up(
+        run,
+        look,
+        every_s=_LOOK_S,
+        goes_on="steering",
+        instead="steer it then, or decide once for a run that is to go on later, with --once",
+        after="its weights stay as they are",
+    )
 
 
 def _nothing_reported(run: Path, what: str, steering: Steering) -> str:
@@ -165,38 +181,6 @@ def _nothing_reported(run: Path, what: str, steering: Steering) -> str:
         f"{run}: {ended}, before step {steering.decided_at}, and {said}: there is nothing to decide by; resume it, "
         "with loader.observe in the loop, and steer it then"
     )
-
-
-def _decide_until_it_ends(run: Path, steering: Steering, *, as_json: bool) -> None:
-    """Take each decision that is due for as long as the plane of a run is up.
-
-    Raises:
-        StateError: None was.
-    """
-    pulse = Pulse(run)
-    if pulse.is_quiet:
-        click.echo(
-            f"no data plane of {run} is up at this moment; steering goes on if one is started soon",
-            err=True,
-        )
-    try:
-        while not pulse.is_gone:
-            try:
-                said = steering.look()
-            except UnavailableError as error:  # a plane that is busy, or being started again
-                click.echo(f"not decided now: {error}", err=True)
-            else:
-                if said is not None:
-                    _tell(said, as_json=as_json)
-            time.sleep(_LOOK_S)
-    except KeyboardInterrupt:
-        return
-    if not pulse.was_up:
-        raise StateError(
-            f"{run}: no data plane is up, and none was for {pulse.patience_s:g} s; start the run and steer it then, or "
-            "decide once for a run that is to go on later, with --once"
-        )
-    click.echo(f"the data plane of {run} has ended; its weights stay as they are", err=True)
 
 
 def _tell(said: JsonObject, *, as_json: bool) -> None:

@@ -10,12 +10,12 @@ from typing import TypeAlias
 import click
 
 from omniload.base.config import line_of, parse_yaml
-from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
+from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
 from omniload.commands.display import emit_json, output, say
 from omniload.commands.edits.arguments import with_absolute_paths
 from omniload.commands.edits.asking import change_mix
 from omniload.commands.edits.at_rest import planned_to
-from omniload.commands.edits.pulse import Pulse
+from omniload.commands.edits.pulse import while_up
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.config import MixConfig, SourceConfig, load_mix
 from omniload.mix.edits.answers import EditTaken
@@ -158,7 +158,14 @@ def watch(run: Path, file: Path, once: bool, as_json: bool) -> None:
     if once:
         _apply(watching, None, as_json=as_json)
         return
-    _watch_until_it_ends(watching, as_json=as_json)
+    while_up(
+        run,
+        _Follower(watching, as_json=as_json).look,
+        every_s=_LOOK_S,
+        goes_on="watching",
+        instead="watch then, or have the file applied to a run that is to go on later, with --once",
+        after=f"{file} is watched no more, and what holds stays",
+    )
 
 
 def _require_a_copy(file: Path, mix_path: Path) -> None:
@@ -174,58 +181,39 @@ def _require_a_copy(file: Path, mix_path: Path) -> None:
         )
 
 
-def _watch_until_it_ends(watching: Watching, *, as_json: bool) -> None:
-    """Apply each save for as long as the plane of the run is up.
+class _Follower:
+    """Applies each save of a watched file once; a save that a busy plane did not take is applied later."""
 
-    Raises:
-        StateError: None was.
-    """
-    pulse, saves, said = Pulse(watching.run), Saves(), ""
-    if pulse.is_quiet:
-        click.echo(
-            f"no data plane of {watching.run} is up at this moment; watching goes on if one is started soon",
-            err=True,
-        )
-    ask_from_s = 0.0
-    try:
-        while not pulse.is_gone:
-            mark, now_s = mark_of(watching.file), time.monotonic()
-            # In this order: a save is told once, and would be lost while the plane is not to be asked.
-            if now_s >= ask_from_s and saves.look(mark, now_s):
-                try:
-                    _apply(watching, mark, as_json=as_json)
-                    said = ""
-                except UnavailableError as error:  # a plane that is busy, or being started again
-                    saves.forget()
-                    ask_from_s = now_s + _AGAIN_S
-                    said = _told(f"not applied yet: {error}", said)
-                except OmniloadError as error:
-                    said = _told(_fault_of(error), said)
-            time.sleep(_LOOK_S)
-    except KeyboardInterrupt:
-        return
-    if not pulse.was_up:
-        raise StateError(
-            f"{watching.run}: no data plane is up, and none was for {pulse.patience_s:g} s; start the run and watch "
-            "then, or have the file applied to a run that is to go on later, with --once"
-        )
-    click.echo(
-        f"the data plane of {watching.run} has ended: it was silent for {pulse.patience_s:g} s; {watching.file} is "
-        "watched no more, and what holds stays",
-        err=True,
-    )
+    def __init__(self, watching: Watching, *, as_json: bool) -> None:
+        self._watching, self._as_json = watching, as_json
+        self._saves, self._said, self._ask_from_s = Saves(), "", 0.0
+
+    def look(self) -> None:
+        """Apply a save, if there is one; a fault of the file is told, and ends nothing."""
+        mark, now_s = mark_of(self._watching.file), time.monotonic()
+        # In this order: a save is told once, and would be lost while the plane is not to be asked.
+        if now_s < self._ask_from_s or not self._saves.look(mark, now_s):
+            return
+        try:
+            _apply(self._watching, mark, as_json=self._as_json)
+            self._said = ""
+        except UnavailableError as error:  # a plane that is busy, or being started again
+            self._saves.forget()
+            self._ask_from_s = now_s + _AGAIN_S
+            self._say(f"not applied yet: {error}")
+        except OmniloadError as error:
+            self._say(_fault_of(error))
+
+    def _say(self, text: str) -> None:
+        """Say a text once, however often it is the case."""
+        if text != self._said:
+            click.echo(text, err=True)
+        self._said = text
 
 
 def _fault_of(error: OmniloadError) -> str:
     notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
     return f"not applied, the run goes on with what it has:\n{error}{notes}"
-
-
-def _told(text: str, before: str) -> str:
-    """Say a text once, however often it is the case; return it."""
-    if text != before:
-        click.echo(text, err=True)
-    return text
 
 
 def _apply(watching: Watching, mark: Mark | None, *, as_json: bool) -> None:

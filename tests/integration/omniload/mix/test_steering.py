@@ -121,7 +121,7 @@ def test_steering_goes_on_until_the_run_has_ended(mix_path, tmp_path, monkeypatc
     (result,) = found
     assert result.exit_code == 0
     assert "edit 1 of 4096, from step" in result.output
-    assert "has ended; its weights stay" in result.output
+    assert "it was silent for 3 s; its weights stay" in result.output
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
