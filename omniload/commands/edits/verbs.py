@@ -240,11 +240,11 @@ def skip(  # noqa: PLR0913 -- one for each option
     say(
         output(),
         f"edit {taken.edit.revision}: step {change.first:,} draws what step {change.stop:,} would have drawn; "
-        f"{_said_of_going_back(change.first)}",
+        f"{_how_to_go_back(change.first)}",
     )
 
 
-def _said_of_going_back(step: int) -> str:
+def _how_to_go_back(step: int) -> str:
     """Return how a run at rest comes to draw a step anew: of step 0 there is no state."""
     if not step:
         return (
@@ -275,7 +275,7 @@ def _skip_shard(
     if step < taken.planned:
         say(
             console,
-            f"steps from {step:,} on are planned anew; {_said_of_going_back(step)}",
+            f"steps from {step:,} on are planned anew; {_how_to_go_back(step)}",
         )
     _say_ahead(console, taken)
     if taken.unsure:
