@@ -18,7 +18,7 @@ from omniload.actors.ray.actors import ConstructorActor, LoaderActor
 from omniload.actors.ray.answers import value_of, wait_for_ref
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.hosts.beside_ranks import Moves
-from omniload.actors.ray.hosts.held import Held
+from omniload.actors.ray.hosts.member_processes import MemberProcesses
 from omniload.actors.ray.hosts.placing import Placing, nodes_with_room
 from omniload.actors.ray.hosts.relay import BEATS
 from omniload.actors.ray.layout import PLANNER, ranks_with_threads
@@ -86,7 +86,7 @@ class Crew:
         shares: Sequence[LoaderShare],
         address: PlaneAddress,
         node: str,
-        processes: Held,
+        processes: MemberProcesses,
     ) -> None:
         """Begin with nobody.
 
@@ -264,7 +264,7 @@ class Crew:
         return self.actors[self.holders[role]]
 
     def take_hold(self, member: Member, process: Process, ended: Callable[[], None]) -> None:
-        """Hold the process of a member; see ``Held.take``."""
+        """Hold the process of a member; see ``MemberProcesses.take``."""
         is_elsewhere = member.role in self._address.host_of
         board = self._address.board_of(member.role) if is_elsewhere else None
         self.processes.take(member, process, board, ended)

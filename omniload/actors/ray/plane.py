@@ -24,7 +24,7 @@ from omniload.actors.ray.crew import Crew, pids_of
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.head_watch import check_servers
 from omniload.actors.ray.hosts.boards import boards_of
-from omniload.actors.ray.hosts.held import Held
+from omniload.actors.ray.hosts.member_processes import MemberProcesses
 from omniload.actors.ray.hosts.members import (
     address_of,
     cluster_of,
@@ -110,7 +110,7 @@ class RayPlane(DataPlane):
     def _start(self, spec: PlaneSpec, shares: Sequence[LoaderShare]) -> None:
         # All processes start together; what they need of each other is handed over afterwards.
         self._board = FolderBoard(self.address.board)
-        processes = Held(Watches(begin_watch))
+        processes = MemberProcesses(Watches(begin_watch))
         self._crew = crew = Crew(spec, shares, self.address, self._node, processes)
         crew.holders = {role: Member(role) for role in crew.roles()}
         crew.serving = {

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from omniload.actors.ray.hosts.held import EndWatch
+from omniload.actors.ray.hosts.member_processes import EndWatch
 from omniload.actors.ray.processes import HeldProcess, Opener, Process
 from omniload.base.errors import UnavailableError
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 pytest.importorskip("ray")
-from omniload.actors.ray.hosts.held import Held
+from omniload.actors.ray.hosts.member_processes import MemberProcesses
 from omniload.actors.ray.processes import Process
 from omniload.machine.progress import Progress
 from omniload.machine.roster.members import Member
@@ -41,7 +41,7 @@ def watches():
 
 @pytest.fixture
 def held(watches):
-    made = Held(watches)
+    made = MemberProcesses(watches)
     yield made
     made.close()
 

@@ -12,10 +12,10 @@ from omniload.actors.ray.processes import HeldProcess, Process
 from omniload.machine.progress import Progress
 from omniload.machine.roster.members import Member
 
-__all__ = ["EndWatch", "Held"]
+__all__ = ["EndWatch", "MemberProcesses"]
 
 
-class Held:
+class MemberProcesses:
     """Processes of members, on whichever host. For one thread; what is told of an end is told in another."""
 
     def __init__(self, watches: Watches) -> None:
