@@ -10,7 +10,7 @@ A *world* is one generation of them::
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Self
+from typing import NamedTuple, Self
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import Json, JsonObject, whole_number
@@ -18,9 +18,20 @@ from omniload.mix.config import MixConfig
 from omniload.mix.state import COUNT_LIMIT
 from omniload.plan.place_tree import ClientPlaceTree
 
-__all__ = ["RanksServed", "World", "require_follows", "require_rows"]
+__all__ = ["RanksServed", "World", "WorldRank", "require_follows", "require_rows"]
 
 _RANKS_LIMIT = 1 << 31
+
+
+class WorldRank(NamedTuple):
+    """A rank as one of a world: what it asks for and tells is of that world alone."""
+
+    dp: int
+    """Place along dp."""
+    cp: int
+    """Place along cp."""
+    generation: int
+    """Of the world."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

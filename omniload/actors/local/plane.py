@@ -53,7 +53,7 @@ from omniload.mix.edits.answers import EditRequest, EditTaken
 from omniload.mix.edits.edit import AddSource, SkipShard
 from omniload.mix.edits.shards import shard_meant
 from omniload.plan.records import StepPlan
-from omniload.plan.world import RanksServed, World
+from omniload.plan.world import RanksServed, World, WorldRank
 from omniload.source.parts.divided import ThreadReader
 
 __all__ = ["LocalHandle", "LocalPlane"]
@@ -65,8 +65,6 @@ _CLOSE_S = 10.0
 _LOADER, _CONSTRUCTOR = "loader-0", "constructor-0"
 """Names of the only loader and the only data constructor."""
 Found = TypeVar("Found")
-RankKey = tuple[int, int, int]
-"""A rank by its generation, and its place along dp and cp."""
 
 
 class LocalPlane(DataPlane):
@@ -84,8 +82,8 @@ class LocalPlane(DataPlane):
         self.spec = spec
         self.board = MemoryBoard()
         self._lock, self._closing = threading.Lock(), threading.Lock()
-        self._ranks: set[RankKey] = set()
-        self._met: set[RankKey] = set()
+        self._ranks: set[WorldRank] = set()
+        self._met: set[WorldRank] = set()
         """Ranks that have been held; one that joins in such a place is of the next generation."""
         self._closed = False
         self._readers = DaemonPool(_READER_THREADS, "omniload-reader")
@@ -182,17 +180,17 @@ class LocalPlane(DataPlane):
 
     def was_held(self, world: World, dp_rank: int, cp_rank: int) -> bool:
         """Tell whether a rank of a world had a handle once, and has none now."""
-        key = (world.generation, dp_rank, cp_rank)
+        key = WorldRank(dp_rank, cp_rank, world.generation)
         with self._lock:
             return key in self._met - self._ranks
 
-    def claim_rank(self, world: World, dp_rank: int, cp_rank: int) -> RankKey:
+    def claim_rank(self, world: World, dp_rank: int, cp_rank: int) -> WorldRank:
         """Take a rank of a world.
 
         Raises:
             StateError: It has a handle.
         """
-        key = (world.generation, dp_rank, cp_rank)
+        key = WorldRank(dp_rank, cp_rank, world.generation)
         with self._lock:
             if key in self._ranks:
                 name = rank_name(dp_rank, cp_rank, world.tree.size_of("cp"))
@@ -201,7 +199,7 @@ class LocalPlane(DataPlane):
             self._met.add(key)
         return key
 
-    def release_rank(self, key: RankKey) -> None:
+    def release_rank(self, key: WorldRank) -> None:
         """Let a rank have another handle."""
         with self._lock:
             self._ranks.discard(key)
@@ -244,7 +242,7 @@ class LocalHandle(RankHandle):
         first_step = plane.first_step if asked is None else asked.step
         self._be(world, dp_rank, plane.claim_rank(world, dp_rank, cp_rank), first_step)
 
-    def _be(self, world: World, dp_rank: int, key: RankKey, first_step: int) -> None:
+    def _be(self, world: World, dp_rank: int, key: WorldRank, first_step: int) -> None:
         """Be a rank that was claimed."""
         self._world, self._key, self.first_step = world, key, first_step
         self._dp_rank = dp_rank

@@ -11,11 +11,9 @@ from omniload.actors.ray.answers import call_in_thread, error_of, value_of, wait
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import UnavailableError
 from omniload.batch.microbatch import Batch
+from omniload.plan.world import WorldRank
 
 __all__ = ["BatchesAhead"]
-
-Rank = tuple[int, int, int]
-"""Dp rank, cp rank, and the generation of ranks that it is one of."""
 
 
 class BatchesAhead:
@@ -29,7 +27,7 @@ class BatchesAhead:
         """Ask for up to ``most`` batches at once, inside ``gate``; ``check`` raises where nobody will answer."""
         self._gate, self._check, self._most, self._limit_s = gate, check, most, limit_s
         self._constructor: Any = None
-        self._rank: Rank = (0, 0, 0)
+        self._rank = WorldRank(0, 0, 0)
         self._held = deque[Batch]()
         self._last: Batch | None = None
         """Of the window at hand, where it is one of several batches."""
@@ -46,7 +44,7 @@ class BatchesAhead:
         """The batches behind those at hand, where they are asked for."""
         return None if self._asked is None else self._asked[1]
 
-    def lead_to(self, constructor: Any, rank: Rank) -> None:  # noqa: ANN401 -- Ray's handle has no static type
+    def lead_to(self, constructor: Any, rank: WorldRank) -> None:  # noqa: ANN401 -- Ray's handle has no static type
         """Ask another constructor, or as another rank; batches of before are built anew for those that are there."""
         self._constructor, self._rank = constructor, rank
         self._held.clear()
@@ -96,7 +94,7 @@ class BatchesAhead:
         call = partial(self._answer, self._constructor, self._rank, step, before)
         return call_in_thread(call, self._calls)
 
-    def _answer(self, constructor: Any, rank: Rank, step: int, before: Batch | None) -> Any:  # noqa: ANN401 -- as above
+    def _answer(self, constructor: Any, rank: WorldRank, step: int, before: Batch | None) -> Any:  # noqa: ANN401 -- as above
         """Have an answer, and then leave ``before``: Ray has its window back from this thread, not the trainer's."""
 
         def check() -> None:

@@ -48,7 +48,7 @@ from omniload.machine.messages import ResizeAsked
 from omniload.machine.progress import Progress, rank_name
 from omniload.machine.waiting import Wait
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.plan.world import World
+from omniload.plan.world import World, WorldRank
 
 __all__ = ["RayHandle"]
 
@@ -186,7 +186,8 @@ class RayHandle(RankHandle):
 
     def _lead_to(self, name: str, constructor: Any) -> None:  # noqa: ANN401 -- Ray's handle has no static type
         self._constructor_name = name
-        self._ahead.lead_to(constructor, (self._dp_rank, self._cp_rank, self._generation))
+        rank = WorldRank(self._dp_rank, self._cp_rank, self._generation)
+        self._ahead.lead_to(constructor, rank)
 
     def _post_heartbeats(self) -> None:
         """Post heartbeats under the name of this rank."""

@@ -17,7 +17,7 @@ from omniload.base.log import get_logger
 from omniload.base.state import JsonObject
 from omniload.machine.messages import ResizeAsked
 from omniload.machine.progress import Progress
-from omniload.plan.world import World
+from omniload.plan.world import World, WorldRank
 
 __all__ = ["PlannerLink"]
 
@@ -46,9 +46,9 @@ class PlannerLink:
         Raises:
             UnavailableError: There is none for a minute, or it does not answer.
         """
-        self._rank, self._node, self._check_plane = (dp_rank, cp_rank, 0), "", check
+        self._rank, self._node, self._check_plane = WorldRank(dp_rank, cp_rank, 0), "", check
         self._actor: Any = None
-        self._taken: tuple[int, tuple[int, int, int]] | None = None  # the last one, and as whom
+        self._taken: tuple[int, WorldRank] | None = None  # the last one, and as whom
         self._to_tell = threading.Event()
         self._lost = True  # until it is found: a rank may come while one takes the place of another
         self._checked: Any = None
@@ -158,10 +158,11 @@ class PlannerLink:
 
     def become(self, dp_rank: int, generation: int, node: str) -> None:
         """Speak as a rank of a world that there is, which has taken nothing yet; ``node`` may have its constructor."""
-        self._rank, self._taken, self._node = (dp_rank, self._rank[1], generation), None, node
+        self._rank = self._rank._replace(dp=dp_rank, generation=generation)
+        self._taken, self._node = None, node
         self._tell_node()
 
-    def _tell(self, step: int, rank: tuple[int, int, int]) -> None:
+    def _tell(self, step: int, rank: WorldRank) -> None:
         actor = self._actor
 
         def heard(done: "Future[Any]") -> None:
@@ -173,7 +174,7 @@ class PlannerLink:
 
     def _tell_node(self) -> None:
         if self._node:
-            self._actor.stands_on.remote(self._rank[0], self._rank[2], self._node)
+            self._actor.stands_on.remote(self._rank.dp, self._rank.generation, self._node)
 
     def _look(self, now_s: float) -> None:
         if self._lost:
