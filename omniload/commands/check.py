@@ -38,7 +38,8 @@ from omniload.source.formats.opening import open_format, shards_of
 from omniload.source.kept_findings import FoundSource
 from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import shard_cache_of
-from omniload.source.token_cache.cache import TokenCache, open_token_cache
+from omniload.source.token_cache.cache import TokenCache
+from omniload.source.token_cache.opening import open_token_cache
 from omniload.source.token_cache.source_tokens import SourceTokens, why_not_kept
 from omniload.source.transforms.opening import open_pipeline
 

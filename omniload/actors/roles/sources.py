@@ -24,7 +24,8 @@ from omniload.source.parts.sample_block import SampleBlock, joined
 from omniload.source.source import RecordSource, Source, open_source
 from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import ShardCache, open_shard_cache
-from omniload.source.token_cache.cache import TokenCache, open_token_cache
+from omniload.source.token_cache.cache import TokenCache
+from omniload.source.token_cache.opening import open_token_cache
 
 __all__ = ["Caches", "PartReads", "SourceOpening", "SourceReaders", "StartReaderOf"]
 

@@ -20,8 +20,10 @@ from omniload.mix.schema.tokenizers import ByteTokenizer
 from omniload.mix.sources import JsonlSource
 from omniload.source.source import open_source
 from omniload.source.spec import SourceSpec
-from omniload.source.token_cache.cache import LocalPlace, TokenCache, open_token_cache
+from omniload.source.token_cache.cache import TokenCache
 from omniload.source.token_cache.entry import EncodedUnit, Seal, packed, unpacked
+from omniload.source.token_cache.opening import open_token_cache
+from omniload.source.token_cache.places import LocalPlace
 
 BYTES = ByteTokenizer(type="bytes")
 CONFIG = JsonlSource(type="jsonl", path="*.jsonl", unit=4096)
@@ -125,7 +127,7 @@ def test_a_full_cache_is_read_on_and_filled_again_once_there_is_room(folder, cap
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr("omniload.source.token_cache.cache.write_whole", full)
+        patched.setattr("omniload.source.token_cache.places.write_whole", full)
         assert [cache.put(f"folder/{n}", unit) for n in range(3)] == [False] * 3
     assert cache.get("folder/kept", 1) is not None
     assert not cache.put("folder/3", unit), "it is asked once a minute"

@@ -6,7 +6,7 @@ import pytest
 
 from fusefs.stores.protocol import RESERVED
 from fusefs.stores.url import open_store
-from omniload.source.token_cache.cache import StorePlace
+from omniload.source.token_cache.places import StorePlace
 from tests.faults.omniload.test_source_token_cache_faults import a_source, read_whole
 from tests.support.hdfs.cluster import why_not
 

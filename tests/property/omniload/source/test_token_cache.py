@@ -18,7 +18,7 @@ from omniload.mix.schema.tokenizers import BpeTokenizer, ByteTokenizer
 from omniload.mix.sources import SourceConfig
 from omniload.source.source import open_source
 from omniload.source.spec import SourceSpec
-from omniload.source.token_cache.cache import open_token_cache
+from omniload.source.token_cache.opening import open_token_cache
 from omniload.source.transforms.pipeline import Pipeline
 from tests.support.chats import CHATML, conversations, write_model
 from tests.support.examples import few

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from omniload.base.errors import IntegrityError
 from omniload.mix.runtime import TokenCacheConfig
-from omniload.source.token_cache.cache import LocalPlace, StorePlace
+from omniload.source.token_cache.places import LocalPlace, StorePlace
 
 MIB = 1 << 20
 FOLDER, OLD, NEW = (f"{letter * 32}.plain" for letter in "abc")
