@@ -123,90 +123,36 @@ class RayHandle(RankHandle):
         self._post_heartbeats()
         self._start_watches(ranks)
 
-    def _start_watches(self, ranks: int) -> None:
-        """Look at planner and head beside the trainer, until the rank is given back or the process ends."""
-        beat = self._beat if self._is_guest else None
-        self._planner.watch(self._gate, self._left, ranks, beat)
-        self._head.watch(self._left)
-        # Before Ray's own end of a process that closes nothing: it would be shut down under a call of a thread.
-        self._pid = os.getpid()
-        atexit.register(self._end_with_process)
+    @override
+    def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
+        began_s = time.monotonic()
+        self._gate.check()
+        if self._ahead.is_empty:
+            self._open_window(step, timeout_s)
+        self._activity.figures.count("wait_seconds_total", time.monotonic() - began_s)
+        self._activity.figures.count("taken_steps_total")
+        self._activity.rest(f"has step {step} and has not asked for the next")
+        return self._ahead.next()
 
-    def _end_with_process(self) -> None:
-        # A forked child has none of the threads whose calls would be waited for.
-        if os.getpid() == self._pid:
-            self._end_calls(_CLOSE_S)
+    @override
+    def is_ready(self, step: int) -> bool:
+        with self._gate.inside():
+            coming = self._ahead.coming  # of the next step, where none is at hand
+            return not self._ahead.is_empty or bool(
+                coming and wait_for_future(coming, 0, self._check_alive)
+            )
 
-    def _end_calls(self, limit_s: float) -> bool:
-        """Let no call to Ray begin, and wait for those under way; return whether they ended within the limit."""
-        with suppress(OmniloadError, RayError), self._gate.inside():
-            self._planner.tell()
-        # First: a rank that waits for another constructor wakes by this, and leaves the gate.
-        self._left.set()
-        self._planner.end_watch()
-        return self._gate.close(limit_s)
+    @override
+    def taken(self, step: int) -> None:
+        if not self._ahead.is_empty:
+            return  # said with the last of those that came together
+        with self._gate.inside():
+            self._planner.taken(step)
 
-    def _claim(self, generation: int, dp_rank: int) -> FileLock:
-        """Take the number of a rank; raises as ``claim_rank``."""
-        name = self._rank_in(generation, dp_rank)
-        # Where ranks of other hosts come and go, the host of the plane alone knows which are taken.
-        if self._is_guest:
-            this = f"process {os.getpid()} on {socket.gethostname()} ({_MARK})"
-            self._planner.claim(name, this)
-        return claim_rank(self._folder, name)
-
-    def _rank_in(self, generation: int, dp_rank: int) -> str:
-        """Return the name that a rank of a generation is claimed by."""
-        return name_in(generation, rank_name(dp_rank, self._cp_rank, self._address.cp_size))
-
-    def _join_world(self, asked: ResizeAsked, dp_rank: int) -> World:
-        """Ask for the world that this rank counts itself to; in the place of a lost rank, for the next one."""
-        world = self._planner.resize(asked)
-        if asked.generation is None and was_claimed(
-            self._folder, self._rank_in(world.generation, dp_rank)
-        ):
-            self._claim(world.generation, dp_rank).close()  # refused where that one lives
-            world = self._planner.resize(asked.after(world.generation))
-        return world
-
-    def _become(self, world: World, dp_rank: int) -> None:
-        """Take the number of a rank of a world that there is, and the role that serves it."""
-        self._name = rank_name(dp_rank, self._cp_rank, self._address.cp_size)
-        self._dp_rank, self._generation = dp_rank, world.generation
-        self._constructor_role = self._role_in(world, dp_rank)
-        self._search = Search(self._constructor_role)
-
-    def _role_in(self, world: World, dp_rank: int) -> str:
-        of = self._address  # tells those of the first world
-        return of.constructor_in(world, dp_rank) if world.generation else of.constructor_of(dp_rank)
-
-    def _find_constructor(self, role: str) -> tuple[str, Any]:
-        """Return name and actor of the constructor that has a role; raises as ``await_newest``."""
-        return await_newest(role, self._planner.look, partial(self._left.wait, _LOOK_S))
-
-    def _lead_to(self, name: str, constructor: Any) -> None:  # noqa: ANN401 -- Ray's handle has no static type
-        self._constructor_name = name
-        rank = WorldRank(self._dp_rank, self._cp_rank, self._generation)
-        self._ahead.lead_to(constructor, rank)
-
-    def _post_heartbeats(self) -> None:
-        """Post heartbeats under the name of this rank."""
-        self._activity = Activity(self._name, log=self._logs.of(self._name), host=host_here())
-        self._activity.rest("has asked for no batch")
-        self._end_heartbeats = self._own_board.post(self._activity)
-
-    def _beat(self) -> Progress:
-        return self._activity.progress()  # another one after ``resize``
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-
-    def _release(self) -> None:
-        self._unlock()
-        self._line.close()
-        self._opener.close()
-        self._raylet.close()
+    @override
+    def state_at(self, step: int) -> JsonObject:
+        with self._gate.inside():
+            return self._planner.state_at(step)
 
     @override
     def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
@@ -233,16 +179,27 @@ class RayHandle(RankHandle):
                 self._planner.forget(before)
         self._post_heartbeats()
 
+    def leave(self, limit_s: float) -> bool:
+        """Give the rank back, and have whoever waits for a batch leave Ray.
+
+        Returns:
+            Whether that happened within the limit.
+        """
+        atexit.unregister(self._end_with_process)
+        # Before anything is given back: a call that is inside may use all of it.
+        left = self._end_calls(limit_s) and wait_for_head(min(limit_s, _HEAD_S))
+        self._ahead.close(min(limit_s, _HEAD_S))
+        self._end_heartbeats()
+        self._logs.close()
+        self._release()
+        return left
+
     @override
-    def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
-        began_s = time.monotonic()
-        self._gate.check()
-        if self._ahead.is_empty:
-            self._open_window(step, timeout_s)
-        self._activity.figures.count("wait_seconds_total", time.monotonic() - began_s)
-        self._activity.figures.count("taken_steps_total")
-        self._activity.rest(f"has step {step} and has not asked for the next")
-        return self._ahead.next()
+    def close(self) -> None:
+        if self.leave(_CLOSE_S):
+            self._on_close()
+        else:
+            _LOG.warning("%s is closed while a call to Ray does not end", self._name)
 
     def _open_window(self, step: int, timeout_s: float | None) -> None:
         """Have the batches from ``step`` on at hand, none at the end of the data."""
@@ -287,47 +244,66 @@ class RayHandle(RankHandle):
         self._lead_to(*found)
         return True
 
-    @override
-    def is_ready(self, step: int) -> bool:
-        with self._gate.inside():
-            coming = self._ahead.coming  # of the next step, where none is at hand
-            return not self._ahead.is_empty or bool(
-                coming and wait_for_future(coming, 0, self._check_alive)
-            )
+    def _claim(self, generation: int, dp_rank: int) -> FileLock:
+        """Take the number of a rank; raises as ``claim_rank``."""
+        name = self._rank_in(generation, dp_rank)
+        # Where ranks of other hosts come and go, the host of the plane alone knows which are taken.
+        if self._is_guest:
+            this = f"process {os.getpid()} on {socket.gethostname()} ({_MARK})"
+            self._planner.claim(name, this)
+        return claim_rank(self._folder, name)
 
-    @override
-    def taken(self, step: int) -> None:
-        if not self._ahead.is_empty:
-            return  # said with the last of those that came together
-        with self._gate.inside():
-            self._planner.taken(step)
+    def _rank_in(self, generation: int, dp_rank: int) -> str:
+        """Return the name that a rank of a generation is claimed by."""
+        return name_in(generation, rank_name(dp_rank, self._cp_rank, self._address.cp_size))
 
-    @override
-    def state_at(self, step: int) -> JsonObject:
-        with self._gate.inside():
-            return self._planner.state_at(step)
+    def _join_world(self, asked: ResizeAsked, dp_rank: int) -> World:
+        """Ask for the world that this rank counts itself to; in the place of a lost rank, for the next one."""
+        world = self._planner.resize(asked)
+        if asked.generation is None and was_claimed(
+            self._folder, self._rank_in(world.generation, dp_rank)
+        ):
+            self._claim(world.generation, dp_rank).close()  # refused where that one lives
+            world = self._planner.resize(asked.after(world.generation))
+        return world
 
-    def leave(self, limit_s: float) -> bool:
-        """Give the rank back, and have whoever waits for a batch leave Ray.
+    def _become(self, world: World, dp_rank: int) -> None:
+        """Take the number of a rank of a world that there is, and the role that serves it."""
+        self._name = rank_name(dp_rank, self._cp_rank, self._address.cp_size)
+        self._dp_rank, self._generation = dp_rank, world.generation
+        self._constructor_role = self._role_in(world, dp_rank)
+        self._search = Search(self._constructor_role)
 
-        Returns:
-            Whether that happened within the limit.
-        """
-        atexit.unregister(self._end_with_process)
-        # Before anything is given back: a call that is inside may use all of it.
-        left = self._end_calls(limit_s) and wait_for_head(min(limit_s, _HEAD_S))
-        self._ahead.close(min(limit_s, _HEAD_S))
-        self._end_heartbeats()
-        self._logs.close()
-        self._release()
-        return left
+    def _role_in(self, world: World, dp_rank: int) -> str:
+        of = self._address  # tells those of the first world
+        return of.constructor_in(world, dp_rank) if world.generation else of.constructor_of(dp_rank)
 
-    @override
-    def close(self) -> None:
-        if self.leave(_CLOSE_S):
-            self._on_close()
-        else:
-            _LOG.warning("%s is closed while a call to Ray does not end", self._name)
+    def _find_constructor(self, role: str) -> tuple[str, Any]:
+        """Return name and actor of the constructor that has a role; raises as ``await_newest``."""
+        return await_newest(role, self._planner.look, partial(self._left.wait, _LOOK_S))
+
+    def _lead_to(self, name: str, constructor: Any) -> None:  # noqa: ANN401 -- Ray's handle has no static type
+        self._constructor_name = name
+        rank = WorldRank(self._dp_rank, self._cp_rank, self._generation)
+        self._ahead.lead_to(constructor, rank)
+
+    def _start_watches(self, ranks: int) -> None:
+        """Look at planner and head beside the trainer, until the rank is given back or the process ends."""
+        beat = self._beat if self._is_guest else None
+        self._planner.watch(self._gate, self._left, ranks, beat)
+        self._head.watch(self._left)
+        # Before Ray's own end of a process that closes nothing: it would be shut down under a call of a thread.
+        self._pid = os.getpid()
+        atexit.register(self._end_with_process)
+
+    def _post_heartbeats(self) -> None:
+        """Post heartbeats under the name of this rank."""
+        self._activity = Activity(self._name, log=self._logs.of(self._name), host=host_here())
+        self._activity.rest("has asked for no batch")
+        self._end_heartbeats = self._own_board.post(self._activity)
+
+    def _beat(self) -> Progress:
+        return self._activity.progress()  # another one after ``resize``
 
     def _check_alive(self) -> None:
         """Leave a closed plane, and one whose opener has ended."""
@@ -344,3 +320,27 @@ class RayHandle(RankHandle):
                 self._end_is_told = True
                 _LOG.error("%s", error)
             raise
+
+    def _end_with_process(self) -> None:
+        # A forked child has none of the threads whose calls would be waited for.
+        if os.getpid() == self._pid:
+            self._end_calls(_CLOSE_S)
+
+    def _end_calls(self, limit_s: float) -> bool:
+        """Let no call to Ray begin, and wait for those under way; return whether they ended within the limit."""
+        with suppress(OmniloadError, RayError), self._gate.inside():
+            self._planner.tell()
+        # First: a rank that waits for another constructor wakes by this, and leaves the gate.
+        self._left.set()
+        self._planner.end_watch()
+        return self._gate.close(limit_s)
+
+    def _release(self) -> None:
+        self._unlock()
+        self._line.close()
+        self._opener.close()
+        self._raylet.close()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
