@@ -44,7 +44,7 @@ LONGER = {
     "omniload/actors/ray/head_watch.py": (165, "the head of a Ray, and the raylet of a host"),
     "omniload/actors/ray/hosts/members.py": (180, "hosts of a job, and of a rank that joins alone"),
     "omniload/actors/ray/hosts/rank_claims.py": (
-        170,
+        175,
         "who has a rank, and which of them a planner that took over need not wait for",
     ),
     "omniload/actors/ray/hosts/watches.py": (
@@ -53,7 +53,7 @@ LONGER = {
     ),
     "omniload/actors/ray/answers.py": (260, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
-        335,
+        340,
         "every actor of a plane, who holds what, in which process, and which sources",
     ),
     "omniload/actors/ray/rank/handle.py": (

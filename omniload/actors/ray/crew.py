@@ -238,6 +238,12 @@ class Crew:
             ],
             folder=self.spec.run_dir or self._address.board,
             life=member.number,
+            # Where ranks come and go, those of other hosts tell the planner themselves.
+            roles_away=(
+                {}
+                if self.spec.mix.runtime.elastic
+                else self._address.roles_away_from(self._address.host)
+            ),
         )
 
     def _loaders(self, members: Mapping[int, Member]) -> Loaders:

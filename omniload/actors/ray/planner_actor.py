@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from omniload.actors.planner_journal import open_journal
 from omniload.actors.planning import make_planner, make_successor
 from omniload.actors.ray.actors import PresentActor
 from omniload.actors.ray.hosts.beside_ranks import RanksOn
+from omniload.actors.ray.hosts.boards import HostsBoard
 from omniload.actors.ray.hosts.rank_claims import LostRanks, claim_for_guest, watch_unheard
 from omniload.actors.ray.layout import ranks_with_threads, require_threads
 from omniload.actors.ray.links import Loaders, RayConstructorLink, RayLoaderLinks, Serving
@@ -52,6 +53,8 @@ class PlannerOpening:
     """Where the journal is."""
     life: int
     """Planners before this one; it takes over from the last of them."""
+    roles_away: Mapping[str, Sequence[str]]
+    """Roles of each other host that tell of its ranks, where those stay as they are."""
 
 
 class PlannerActor(PresentActor):
@@ -114,7 +117,8 @@ class PlannerActor(PresentActor):
         if life:
             # Where ranks stay as they are, one that is stopped may yet go on; no other comes in its place.
             silent_s = spec.mix.runtime.silent_after if spec.mix.runtime.elastic else None
-            lost = LostRanks(self._board, silent_s)
+            board = HostsBoard(self._board, opening.roles_away)
+            lost = LostRanks(self._board.folder, board, silent_s)
             watch_unheard(self._shell.unheard, self._shell.lose, lost, self._closing)
         self._activity.figures.note(restarts=spec.restarts, lives=life + 1)
 

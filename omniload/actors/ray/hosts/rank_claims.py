@@ -1,6 +1,7 @@
 """Which process has which rank, and which ranks a planner that took over need not wait for.
 
-A rank tells each planner anew what it has, within a second. One that ended beside the planner before never does.
+A rank tells each planner anew what it has, within a second. One that ended beside the planner before never does: of
+this host its lock tells that, of another host whoever reads the heartbeats there.
 """
 
 import threading
@@ -10,7 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omniload.actors.heartbeat_board import FolderBoard
+from omniload.actors.heartbeat_board import Board
 from omniload.actors.rank_locks import guest_of, lock_of, name_in
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.linux.file_lock import FileLock, is_locked
@@ -92,7 +93,10 @@ def was_claimed(board: Path, name: str) -> bool:
 class LostRanks:
     """Looks at ranks that are not heard of, again and again."""
 
-    board: FolderBoard
+    folder: Path
+    """Of the heartbeats and the locks of this host."""
+    board: Board
+    """Heartbeats of all hosts: of a rank of another one they tell whether it has ended."""
     silent_s: float | None
     """Without a heartbeat for so long a rank is lost; ``None`` for never, where one that is stopped would be missed."""
     _beats: dict[str, Watched] = field(default_factory=dict, init=False)
@@ -116,14 +120,14 @@ class LostRanks:
     def _why_lost(
         self, name: str, taken_as: str, beats: dict[str, Progress], passed_s: float
     ) -> str:
-        lock = lock_of(self.board.folder, taken_as)
+        lock, beat = lock_of(self.folder, taken_as), beats.get(name)
         try:
-            if not guest_of(self.board.folder, taken_as).exists() and not is_locked(lock):
+            if not guest_of(self.folder, taken_as).exists() and not is_locked(lock):
                 return "has ended"
-        except OSError:
-            return ""  # nobody has taken it
+        except OSError:  # nobody has taken it here
+            return "has ended" if beat is not None and beat.has_ended else ""
         watched = self._beats.setdefault(taken_as, Watched())
-        watched.see(beats.get(name), is_stopped=False, passed_s=passed_s)
+        watched.see(beat, is_stopped=False, passed_s=passed_s)
         if self.silent_s is None or watched.silent_s < self.silent_s:
             return ""
         return f"has given no heartbeat for {watched.silent_s:.0f} s"

@@ -35,7 +35,7 @@ def looked(lost, *at_s, world=WORLD, ranks=RANKS):
 
 def test_a_rank_whose_process_is_gone_is_lost_at_once_and_one_that_lives_never(board):
     held, gone = (claim_rank(board.folder, f"rank dp={n} of 3") for n in range(2))
-    lost = LostRanks(board, silent_s=None)
+    lost = LostRanks(board.folder, board, silent_s=None)
     board.note(Activity("rank dp=0").progress())
 
     assert looked(lost, 0.0) == [{}]
@@ -47,7 +47,7 @@ def test_a_rank_whose_process_is_gone_is_lost_at_once_and_one_that_lives_never(b
 def test_a_rank_that_nobody_has_taken_yet_may_come(board):
     claim_rank(board.folder, "rank dp=0 of 2").close()  # of the world before
 
-    assert looked(LostRanks(board, silent_s=1.0), 0.0, 1.0, 2.0) == [{}] * 3
+    assert looked(LostRanks(board.folder, board, silent_s=1.0), 0.0, 1.0, 2.0) == [{}] * 3
 
 
 def test_one_without_heartbeats_is_lost_where_another_may_come_in_its_place(board):
@@ -55,7 +55,7 @@ def test_one_without_heartbeats_is_lost_where_another_may_come_in_its_place(boar
     held = claim_rank(board.folder, "rank dp=1 of 3")
     beating = Activity("rank dp=1")
     board.note(Activity("rank dp=0").progress())
-    lost, found = LostRanks(board, silent_s=3.0), []
+    lost, found = LostRanks(board.folder, board, silent_s=3.0), []
 
     for now_s in range(5):
         board.note(beating.progress())
@@ -66,10 +66,33 @@ def test_one_without_heartbeats_is_lost_where_another_may_come_in_its_place(boar
     held.close()
 
 
+class TwoHosts:
+    """Heartbeats of this host, and those that are told of another."""
+
+    def __init__(self, board):
+        self._board, self.told = board, {}
+
+    def read(self):
+        return self.told | self._board.read()
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_rank_of_another_host_is_lost_once_that_host_tells_that_it_has_ended(board, has_ended):
+    held, hosts = claim_rank(board.folder, "rank dp=0 of 3"), TwoHosts(board)
+    lost = LostRanks(board.folder, hosts, silent_s=None)
+    assert looked(lost, 0.0) == [{}]
+
+    silent = Progress(name="rank dp=1", pid=7, beat_s=-1e6, tasks=(), has_ended=has_ended)
+    hosts.told = {silent.name: silent}
+
+    assert looked(lost, 1.0) == [{(1, 0): "rank dp=1 has ended"} if has_ended else {}]
+    held.close()
+
+
 def test_time_in_which_this_process_did_not_run_says_nothing_of_others(board):
     claim_for_guest(board.folder, "rank dp=0 of 3", "process 7 on B (aa)")
 
-    assert looked(LostRanks(board, silent_s=3.0), 0.0, 100.0, 101.0) == [{}] * 3
+    assert looked(LostRanks(board.folder, board, silent_s=3.0), 0.0, 100.0, 101.0) == [{}] * 3
 
 
 class Shell:
@@ -91,7 +114,7 @@ def test_each_lost_rank_is_told_of_once_with_what_to_do_until_none_is_left(board
     claim_rank(board.folder, "rank dp=1 of 3").close()
     shell, left = Shell(), threading.Event()
 
-    watch_unheard(shell.unheard, shell.lose, LostRanks(board, silent_s=None), left)
+    watch_unheard(shell.unheard, shell.lose, LostRanks(board.folder, board, silent_s=None), left)
 
     assert shell.told.wait(LIMIT_S)
     left.set()
