@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import click
+import numpy as np
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
@@ -186,13 +187,15 @@ def _gathered(
             for name, survey in zip(mix.names, surveys, strict=True)
         ],
         [lengths.mean for lengths in looking.lengths],
+        [survey.behind for survey in surveys],
     )
     per_step = float(mix.batch.tokens)
     if mix.pack.method == "none":
         # A row is a sample here, however much room it leaves: a step has the tokens of so many samples.
         per_step = mix.rows_per_step * float(sizes.tokens_per_sample_S.mean())
-    every_S = sizes.samples_S * sizes.tokens_per_sample_S
-    num_steps = steps or max(1, round(float(every_S.sum()) / per_step))
+    every_S = sizes.epoch_tokens_S
+    first_S = sizes.tokens_of(np.ones(len(every_S)))
+    num_steps = steps or max(1, round(float(first_S.sum()) / per_step))
     mix = with_expected_steps(mix, sizes, num_steps, tokens_per_step=per_step)
     expected = forecast(mix, sizes, num_steps, tokens_per_step=per_step)
     epochs = steps_per_epoch(mix, sizes, tokens_per_step=per_step)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from omniload.base.ragged import Ragged
 from omniload.mix.columns import IMAGES
 from omniload.mix.schema.records import Overlong
+from omniload.source.distinct.drawn_before import drawn_before
 from omniload.source.distinct.mask import DistinctRecords, distinct_records
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import open_format
@@ -67,6 +68,8 @@ class Survey:
     """Units that hold records."""
     wanted: int
     """Documents that will be looked at."""
+    behind: float
+    """Part of the records that another loader, or a run before, had drawn of the first epoch; from 0 to below 1."""
     _format: Format
     _pipeline: Pipeline
     _distinct: DistinctRecords | None
@@ -133,11 +136,13 @@ def open_survey(
     opened = open_format(spec, shard_cache=shard_cache)
     records = opened.require_records(spec)
     rows_U = opened.format.units().rows_U
+    before = drawn_before(spec, opened.format.units(), opened.files)
     rows = tuple(_chosen(rows_U, sample))
     return Survey(
         records=records,
         units=int(np.count_nonzero(rows_U)),
         wanted=sum(len(each) for _, each in rows),
+        behind=0.0 if before is None else before.records / records,
         _format=opened.format,
         _pipeline=open_pipeline(spec.uncut),
         _distinct=distinct_records(spec, opened.format, opened.files),

@@ -6,6 +6,7 @@ import random
 import tarfile
 import threading
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +15,7 @@ import yaml
 from omniload.actors.local.plane import LocalPlane
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.commands import stats
+from omniload.source.distinct.drawn_before import write_drawn
 from tests.support.drawn import a_drawn_mix, png_of, ramp
 from tests.support.plane.builders import a_mix
 from tests.support.plane.corpora import write_texts
@@ -67,6 +69,24 @@ def test_every_document_is_counted(mix_path, texts):
     assert (web["repeated"], code["repeated"]) == (repeated, 0)
     assert found["pairs"] == [["code", "web", len({*texts["code"]} & {*texts["web"]})]]
     assert found["measured"]["tokens_per_s"] > 0
+
+
+def test_the_first_epoch_is_without_the_records_that_were_drawn_before(mix_path, texts):
+    write_drawn(mix_path.with_name("drawn.arrow"), [("web.jsonl", np.arange(365))])  # of 735
+    whole = json_of("stats", mix_path, "--all", "--measure", 0.01)
+    mix = yaml.safe_load(mix_path.read_text())
+    mix["sources"]["web"]["drawn_before"] = "drawn.arrow"
+    mix_path.write_text(yaml.safe_dump(mix), encoding="utf-8")
+
+    rest = json_of("stats", mix_path, "--all", "--measure", 0.01)
+
+    (code, web), (code_before, web_before) = rest["sources"], whole["sources"]
+    part = 1 - 365 / len(texts["web"])
+    assert web["steps_per_epoch"] == pytest.approx(web_before["steps_per_epoch"] * part, abs=1)
+    assert code["steps_per_epoch"] == code_before["steps_per_epoch"]
+    assert web["epoch_tokens"] == web_before["epoch_tokens"]
+    tokens = code["epoch_tokens"] + part * web["epoch_tokens"]
+    assert rest["steps"] == pytest.approx(tokens / 2048, abs=1)
 
 
 def test_a_column_that_no_batch_brings_is_read_by_nobody_who_measures(tmp_path, monkeypatch):
