@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
+
 from omniload.actors.heartbeat_board import Activity
 from omniload.actors.roles.sources import (
     Caches,
@@ -83,6 +85,8 @@ class LoaderShell:
             mix, kept_profiles(cache_dir, (names[s] for s in sources))
         )
 
+        # Arrow loads pandas, where that is installed, as it first makes a value: not in a thread that reads.
+        pa.scalar(0)
         # Footers and indexes are waited for, not computed: hundreds of sources open together.
         calls = LimitedCalls("omniload-listing")
         with calls, DaemonPool(_OPENING_THREADS, "omniload-opening") as pool:
