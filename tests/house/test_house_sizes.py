@@ -96,7 +96,7 @@ LONGER = {
     ),
     "omniload/actors/roles/links.py": (175, "the ways to both roles, and who serves which ranks"),
     "omniload/actors/roles/loader.py": (
-        345,
+        350,
         "reads ahead, reads again, stands by, answers, looks for shards, and hands sources over",
     ),
     "omniload/actors/roles/sources.py": (
