@@ -150,13 +150,13 @@ class LoaderShell:
 
     def look_for_shard(self, change: SkipShard) -> ShardsFound:
         """Return the shards of its sources that a name may mean."""
-        return shards_like(change, {source.name: source.shards for source in self._open_sources()})
+        return shards_like(change, {source.name: source.shards for source in self._sources_now()})
 
     def place_at(self, source: int, position: int) -> tuple[str, str]:
         """Return the path of the file that holds the record of a position, and what people call the record there."""
         return self._sources[source].place_at(position)
 
-    def _open_sources(self) -> list[Source]:
+    def _sources_now(self) -> list[Source]:
         with self._lock:
             return list(self._sources.values())
 
