@@ -1,7 +1,8 @@
 """What arithmetic gave for the same values before: histories share their mixes and data, so much of it comes again.
 
 Machines run as they are. Only what they work out by functions without state is looked up, by all that goes
-into it, and reads of sources are parts of a source that was made once. A history is the same with and without.
+into it, and reads of sources and their tables are parts of a source that was made once. A history is the same with
+and without.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -149,7 +150,28 @@ def _of_made(source: int, epoch: Sequence[Sequence[int]], start: int, stop: int)
     return source, id(epoch), start, stop
 
 
+def _of_table(epoch: Sequence[Sequence[int]], start: int, stop: int) -> Key:
+    return id(epoch), start, stop
+
+
 _made = Remembered(reference.read_range, _of_made)
+_plain_table = reference.table_of
+_whole_table = Remembered(_plain_table, _of_table)
+
+
+def _enough(stop: int) -> int:
+    """Return how many records are made at once, of a source of which some before ``stop`` are asked for."""
+    return 1 << (max(stop, _MADE) - 1).bit_length()
+
+
+def _table_of(
+    epoch: Sequence[Sequence[int]], start: int, stop: int, without: Sequence[int] = ()
+) -> SampleTable:
+    """Return what ``reference.table_of`` does: a part of the table of the source, which is made once."""
+    if without:
+        return _plain_table(epoch, start, stop, without)
+    whole: SampleTable = _whole_table(epoch, 0, _enough(stop))
+    return whole.within(start, stop)
 
 
 def _read_range(
@@ -162,7 +184,7 @@ def _read_range(
     """Read as ``reference.read_range`` does: a part of the source, which is made once."""
     if without:
         return reference.read_range(source, epoch, start, stop, without)
-    whole, columns = _made(source, epoch, 0, 1 << (max(stop, _MADE) - 1).bit_length())
+    whole, columns = _made(source, epoch, 0, _enough(stop))
     table = whole.within(start, stop)
     if not len(table):
         nothing = SampleColumns(tokens=columns.tokens.between(0, 0))
@@ -187,5 +209,6 @@ _ANSWERED: tuple[tuple[ModuleType, str, Callable[..., Any]], ...] = (
         Remembered(digest_module.microbatch_digest, _of_digest),
     ),
     (simulation, "read_range", _read_range),
+    (reference, "table_of", _table_of),
 )
 """Functions without state, and what answers in their place."""

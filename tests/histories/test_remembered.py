@@ -31,26 +31,30 @@ def test_a_history_is_the_same_with_and_without(seed, monkeypatch):
 @pytest.mark.parametrize("source", [0, 1])
 @pytest.mark.parametrize("without", [(), (1,)])
 def test_a_read_is_the_one_that_the_reference_makes(source, without):
+    ranges = [
+        (start, stop) for start in range(9) for stop in (start, start + 1, start + 7, 70 + start)
+    ]
+    made = [reference.read_range(source, EPOCH, *each, without) for each in ranges]
+
     with remembering():
-        for start in range(9):
-            for stop in (start, start + 1, start + 7, 70 + start):
-                (table, columns), (due, own) = (
-                    read(source, EPOCH, start, stop, without)
-                    for read in (simulation.read_range, reference.read_range)
-                )
-                assert (table.start, table.stop) == (due.start, due.stop)
-                for name in ("positions_N", "subs_N", "lengths_N"):
-                    assert np.array_equal(getattr(table, name), getattr(due, name))
-                assert table.metadata.keys() == due.metadata.keys()
-                for column, of_due in (
-                    (columns.tokens, own.tokens),
-                    (columns.others.get(LOSS_MASK), own.others.get(LOSS_MASK)),
-                    (table.metadata.get(LOSS_SPANS), due.metadata.get(LOSS_SPANS)),
-                ):
-                    assert (column is None) == (of_due is None)
-                    if column is not None:
-                        assert column.offsets.tolist() == of_due.offsets.tolist()
-                        assert column.values_V.tolist() == of_due.values_V.tolist()
+        reads = [simulation.read_range(source, EPOCH, *each, without) for each in ranges]
+        tables = [reference.table_of(EPOCH, *each, without) for each in ranges]
+
+    for (table, columns), alone, (due, own) in zip(reads, tables, made, strict=True):
+        for found in (table, alone):
+            assert (found.start, found.stop) == (due.start, due.stop)
+            for name in ("positions_N", "subs_N", "lengths_N"):
+                assert np.array_equal(getattr(found, name), getattr(due, name))
+        assert table.metadata.keys() == due.metadata.keys()
+        for column, of_due in (
+            (columns.tokens, own.tokens),
+            (columns.others.get(LOSS_MASK), own.others.get(LOSS_MASK)),
+            (table.metadata.get(LOSS_SPANS), due.metadata.get(LOSS_SPANS)),
+        ):
+            assert (column is None) == (of_due is None)
+            if column is not None:
+                assert column.offsets.tolist() == of_due.offsets.tolist()
+                assert column.values_V.tolist() == of_due.values_V.tolist()
 
 
 def test_an_answer_is_worked_out_once_while_it_is_kept(monkeypatch):
