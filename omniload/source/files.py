@@ -15,7 +15,14 @@ import pyarrow as pa
 from omniload.base.concurrency.calls_under_way import under_way
 from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
 from omniload.base.reading import kind_of
-from omniload.source.stores.asking import changed, no_ranges, ranges_of, stamp_of, tag_of
+from omniload.source.stores.asking import (
+    changed,
+    entry_of,
+    no_ranges,
+    ranges_of,
+    stamp_of,
+    tag_of,
+)
 
 if TYPE_CHECKING:
     import fsspec
@@ -361,7 +368,7 @@ def remote_file(
         ValueError: It is no file; the message says what it is.
         Exception: What the store's client raises.
     """
-    entry = store.info(path) if entry is None else entry
+    entry = entry_of(store, path) if entry is None else entry
     if entry["type"] == "directory":
         raise ValueError(f"it is a folder; write a pattern such as {path}/*")
     if not is_file(entry):

@@ -32,6 +32,7 @@ from omniload.source.files import (
     said,
     shortened,
 )
+from omniload.source.stores.asking import entry_of
 
 __all__ = ["LISTING_S", "FileNames", "find_files", "is_url", "listing", "natural_order"]
 
@@ -264,7 +265,7 @@ def _expand_url(pattern: str, names: FileNames | None) -> list[ShardFile]:
         if names is not None and names.implied and not store.exists(path):
             path += names.implied
         # Not ``isdir``: over HTTP that fetches the whole file to look for links in it.
-        entry = store.info(path)
+        entry = entry_of(store, path)
         if names is None or entry["type"] != "directory":
             return [remote_file(store, path, entry)]
         return [remote_file(store, each) for each in _of_folder(store.find(path), [], path, names)]

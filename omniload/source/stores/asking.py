@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "changed",
+    "entry_of",
     "identity_of",
     "is_settled",
     "no_ranges",
@@ -33,6 +34,7 @@ _STAMP_KEYS = (
 _LEAST_MS = 1e11
 """From here on a number is of milliseconds, as HDFS counts; in seconds it would be the year 5138."""
 _HTTP = ("http://", "https://")
+_NOT_THERE = (404, 410)
 _MUCH_BYTES = 8 << 20
 _TAG_OF_A_TIME = re.compile('"?([0-9a-f]{8})-[0-9a-f]+"?')
 """As nginx makes them, and others after it: seconds since 1970, and the size."""
@@ -83,6 +85,25 @@ def _seconds_of(stamp: str) -> float | None:
             written = read(stamp)
             return written.replace(tzinfo=written.tzinfo or UTC).timestamp()
     return None
+
+
+def entry_of(store: "fsspec.AbstractFileSystem", path: str) -> dict[str, Any]:
+    """Return what a store says of a path.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        Exception: What else the store's client raises.
+    """
+    try:
+        entry: dict[str, Any] = store.info(path)
+    except FileNotFoundError as error:
+        # fsspec says that of a server of HTTP whatever its answer was, and where it gave none.
+        cause = error.__cause__
+        said_so = getattr(cause, "status", None) in _NOT_THERE or isinstance(cause, ValueError)
+        if cause is None or said_so or not path.startswith(_HTTP):
+            raise
+        raise cause from None
+    return entry
 
 
 def ranges_of(

@@ -22,7 +22,7 @@ from omniload.base.settings.paths import path_from
 from omniload.base.units import format_bytes
 from omniload.base.writing import FULL, free_in
 from omniload.mix.runtime import ShardCacheConfig
-from omniload.source.stores.asking import identity_of, is_settled, stamp_of
+from omniload.source.stores.asking import entry_of, identity_of, is_settled, stamp_of
 from omniload.source.stores.blocks import BLOCK_BYTES, CLAIMED, span_of
 from omniload.source.stores.kept_shard import KeptShard
 from omniload.source.stores.shared_directory import SharedDirectory
@@ -159,9 +159,8 @@ class ShardCache:
 
     def version_now(self, store: "fsspec.AbstractFileSystem", path: str) -> tuple[Any, str]:
         """Ask a store itself, and no listing that its client keeps, for size and stamp of a file."""
-        if len(getattr(store, "dircache", ())):
-            store = self._past_listings(store)
-        entry = store.info(path)
+        store = self._past_listings(store) if len(getattr(store, "dircache", ())) else store
+        entry = entry_of(store, path)
         return entry.get("size"), stamp_of(entry)
 
     def _past_listings(self, store: "fsspec.AbstractFileSystem") -> "fsspec.AbstractFileSystem":

@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from omniload.mix.sources import JsonlSource
 from omniload.source.files import reading
 from omniload.source.formats.opening import open_format
@@ -45,6 +45,19 @@ class WholeFiles(BaseHTTPRequestHandler):
         pass
 
 
+class Ailing(WholeFiles):
+    """Answers with an error once it has one."""
+
+    status = 200
+
+    def do_HEAD(self):
+        if self.status == 200:
+            return super().do_HEAD()
+        self.send_response(self.status)
+        self.end_headers()
+        return 0
+
+
 class Dated(WholeFiles):
     """Gives parts, no tag, and the time of writing."""
 
@@ -74,6 +87,7 @@ def serve():
     def start(base=WholeFiles, **settings):
         kind = type("Kind", (base,), settings)
         servers.append(server := ThreadingHTTPServer(("127.0.0.1", 0), kind))
+        kind.server_now = server
         threading.Thread(target=server.serve_forever, daemon=True).start()
         return kind, f"http://127.0.0.1:{server.server_port}"
 
@@ -118,6 +132,37 @@ def test_a_stream_that_cannot_go_on_in_a_file_is_told_so(serve, tmp_path):
 
     with pytest.raises(ConfigError, match="gives no parts of a file"):
         read_on()
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_that_has_too_much_to_do_has_lost_no_file(serve, tmp_path, status):
+    kind, url = serve(Ailing)
+    (file,) = find_files([f"{url}/small"], tmp_path, source="web")
+    kind.status = status
+
+    with pytest.raises(UnavailableError, match=rf"small: cannot be looked at: {status}, "):
+        file.require_unchanged()
+    with pytest.raises(UnavailableError, match=rf"cannot be listed: {status}, .*; try again"):
+        find_files([f"{url}/small"], tmp_path, source="web")
+
+
+def test_a_server_that_starts_anew_has_lost_no_file(serve, tmp_path):
+    kind, url = serve()
+    (file,) = find_files([f"{url}/small"], tmp_path, source="web")
+    kind.server_now.shutdown()
+    kind.server_now.server_close()
+
+    with pytest.raises(UnavailableError, match=r"small: cannot be looked at: .*; try again"):
+        file.require_unchanged()
+
+
+def test_a_file_that_a_server_does_not_have_any_more_is_gone(serve, tmp_path):
+    kind, url = serve(Ailing)
+    (file,) = find_files([f"{url}/small"], tmp_path, source="web")
+    kind.status = 404
+
+    with pytest.raises(IntegrityError, match="gone since the source was opened"):
+        file.require_unchanged()
 
 
 def test_a_server_that_says_no_size_is_told_as_one(serve, tmp_path):
