@@ -155,6 +155,45 @@ class Planner:
             case _:
                 assert_never(event)
 
+    @property
+    def planned(self) -> int:
+        """First step that is not planned, also by a planner before this one."""
+        return self._steps.next_step
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all sources; a source's number is its place here."""
+        return self.history.latest.names
+
+    def waits(self) -> Waits:
+        """Say what holds up the next plan."""
+        step = self.state.step
+        if self._ended or step == self.num_steps:
+            return Waits(text=f"has planned every step before {step}, where the run ends")
+        if self._room():
+            starved = [] if self._starved is None else [self._starved]
+            lacking = sorted(self._demand_now().short) or starved  # as far as that is known
+            short = tuple(s for s in lacking if self._queues[s].is_asked)
+            names = ", ".join(self.names[s] for s in short[:3])
+            return Waits(text=f"waits for samples of {len(short)} sources ({names})", sources=short)
+        return self.ranks.waits(step, self.world.tree.size_of("cp"), self.mix.steps_at_once)
+
+    def state_at(self, step: int) -> JsonObject:
+        """Return the state before ``step`` as plain JSON: resuming from it, ``step`` comes next.
+
+        Raises:
+            StateError: The state is no longer held, or the step is not planned yet.
+        """
+        state = self._steps.state_before(step)
+        return state.to_json(**self.history.state_fields_at(state.mix_revision, self.fingerprint))
+
+    def outstanding(self, sources: Sequence[int]) -> tuple[TakeOver | ReadAhead, ...]:
+        """Return what another loader is told first: to hold what this one holds, and to answer what it was asked."""
+        # A source whose edit is not taken up yet may be among them.
+        sources = [s for s in sources if s < len(self._queues)]
+        floors_S = self._steps.state_before(self.released_to).widened(len(self._queues)).floors()
+        return commands_of_take_over(self._queues, sources, floors_S, self.life)
+
     def _take_report(self, reported: SamplesReported) -> tuple[PlannerCommand, ...]:
         source, queue = reported.source, self._queues[reported.source]
         if (table := queue.news_of(reported.table, reported.without)) is None:
@@ -166,16 +205,6 @@ class Planner:
         queue.report(table, state.cursors_S[source], reported.size_bytes)
         self._metadata.add(source, table)
         return tuple(self._advance((source,)))
-
-    @property
-    def planned(self) -> int:
-        """First step that is not planned, also by a planner before this one."""
-        return self._steps.next_step
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of all sources; a source's number is its place here."""
-        return self.history.latest.names
 
     def _take_change(self, asked: ChangeAsked) -> tuple[PlannerCommand, ...]:
         """Take up a change, from the first unplanned step on or a later one; a refused one changes nothing."""
@@ -204,33 +233,6 @@ class Planner:
         self._steps.place_again(self.history.latest, world)
         serve = ServeWorld(world=world, windows=self._steps.windows)
         return (AppendWorld(world=world), serve, *self._release(), *self._advance(()))
-
-    def _room(self) -> int:
-        """Return how many steps may be planned now; 0 until there is room for as many as go together."""
-        room = self.ranks.slowest + self.mix.steps_ahead - self.state.step
-        return room if room >= self.mix.steps_at_once and self._bad.excess is None else 0
-
-    def waits(self) -> Waits:
-        """Say what holds up the next plan."""
-        step = self.state.step
-        if self._ended or step == self.num_steps:
-            return Waits(text=f"has planned every step before {step}, where the run ends")
-        if self._room():
-            starved = [] if self._starved is None else [self._starved]
-            lacking = sorted(self._demand_now().short) or starved  # as far as that is known
-            short = tuple(s for s in lacking if self._queues[s].is_asked)
-            names = ", ".join(self.names[s] for s in short[:3])
-            return Waits(text=f"waits for samples of {len(short)} sources ({names})", sources=short)
-        return self.ranks.waits(step, self.world.tree.size_of("cp"), self.mix.steps_at_once)
-
-    def state_at(self, step: int) -> JsonObject:
-        """Return the state before ``step`` as plain JSON: resuming from it, ``step`` comes next.
-
-        Raises:
-            StateError: The state is no longer held, or the step is not planned yet.
-        """
-        state = self._steps.state_before(step)
-        return state.to_json(**self.history.state_fields_at(state.mix_revision, self.fingerprint))
 
     def _advance(self, changed: Iterable[int]) -> list[PlannerCommand]:
         """Plan as many steps as may be planned, and ask for what the following ones need.
@@ -266,16 +268,6 @@ class Planner:
             commands += self._top_up(changed)
         return commands
 
-    def _read_on(self, source: int) -> list[PlannerCommand]:
-        """Read more of a source that a draw ran out of, unless its bad records are too many: then none is drawn."""
-        self._starved, self._bad.excess = source, self._bad.over.get(source)
-        if self._bad.excess is not None:
-            return []
-        demand, queue = self._demand_now(), self._queues[source]
-        epoch = self.positions_per_epoch_S[source]
-        require_below_cap(self.history, self.names[source], queue, epoch, demand.step)
-        return self._read(source, queue.tokens + demand.needs_S[source])
-
     def _begin_step(self, changed: Iterable[int]) -> list[PlannerCommand]:
         """Have the next step begin: behind what edits skip, and with the stage that is due."""
         self.state, read_again = enter_step(self._queues, self.history, self.state)
@@ -288,6 +280,11 @@ class Planner:
         self.history, self.state, self._demand = begun, begun.entered(self.state)[1], None
         return [KeepEdits(history=self.history)]
 
+    def _room(self) -> int:
+        """Return how many steps may be planned now; 0 until there is room for as many as go together."""
+        room = self.ranks.slowest + self.mix.steps_ahead - self.state.step
+        return room if room >= self.mix.steps_at_once and self._bad.excess is None else 0
+
     def _window(self, room: int) -> list[Membership] | Starved | Exhausted:
         """Draw the steps that are planned together."""
         most = min(room, self.mix.steps_at_once)
@@ -295,6 +292,41 @@ class Planner:
             most = min(most, self.num_steps - self.state.step)
         tables, records_S = [queue.table for queue in self._queues], self.positions_per_epoch_S
         return steps_together(self.history, self.state, tables, records_S, most=most)
+
+    def _read_on(self, source: int) -> list[PlannerCommand]:
+        """Read more of a source that a draw ran out of, unless its bad records are too many: then none is drawn."""
+        self._starved, self._bad.excess = source, self._bad.over.get(source)
+        if self._bad.excess is not None:
+            return []
+        demand, queue = self._demand_now(), self._queues[source]
+        epoch = self.positions_per_epoch_S[source]
+        require_below_cap(self.history, self.names[source], queue, epoch, demand.step)
+        return self._read(source, queue.tokens + demand.needs_S[source])
+
+    def _publish(self, window: Sequence[Membership]) -> list[PlannerCommand]:
+        """Place the steps of a window; all of them are journaled before any is published."""
+        commands, plans = list[PlannerCommand](), list[StepPlan]()
+        records_S = self.positions_per_epoch_S
+        for membership in window:
+            mix, before = self.history.entered(self.state)
+            bad, after = self._bad.pass_step(self.history, before, membership.after, records_S)
+            if self._bad.excess is not None:
+                break
+            facts = self._metadata.of(membership.pieces)
+            plan = place(mix, self.world.tree, before, membership, facts)
+            self.state = after
+            self._steps.reach(self.state)
+            plans.append(plan)
+            commands.append(AppendJournal(before, plan, self.state, mix.names, bad))
+            if self.state.step % _BASE_EVERY == 0:
+                beside = self.history.state_fields_at(self.state.mix_revision, self.fingerprint)
+                commands.append(AppendBase(state=self.state, **beside))
+                if self.world.generation:  # whoever reads from there on finds it
+                    commands.append(AppendWorld(world=self.world))
+        if not plans:
+            return []
+        draw_window(self._queues, window[: len(plans)], self.overlong_S)
+        return [*commands, PublishPlans(plans=self._steps.publish(plans))]
 
     def _demand_now(self) -> Demand:
         """Return what the next plan demands; found once a plan, for there may be a report of every source in it."""
@@ -345,38 +377,6 @@ class Planner:
         read = ReadAhead(source=source, start=start, stop=stop, life=self.life)
         is_lacked = source == self._starved or source in self._demand_now().short
         return [replace(read, without=queue.without_from(start), is_lacked=is_lacked)]
-
-    def outstanding(self, sources: Sequence[int]) -> tuple[TakeOver | ReadAhead, ...]:
-        """Return what another loader is told first: to hold what this one holds, and to answer what it was asked."""
-        # A source whose edit is not taken up yet may be among them.
-        sources = [s for s in sources if s < len(self._queues)]
-        floors_S = self._steps.state_before(self.released_to).widened(len(self._queues)).floors()
-        return commands_of_take_over(self._queues, sources, floors_S, self.life)
-
-    def _publish(self, window: Sequence[Membership]) -> list[PlannerCommand]:
-        """Place the steps of a window; all of them are journaled before any is published."""
-        commands, plans = list[PlannerCommand](), list[StepPlan]()
-        records_S = self.positions_per_epoch_S
-        for membership in window:
-            mix, before = self.history.entered(self.state)
-            bad, after = self._bad.pass_step(self.history, before, membership.after, records_S)
-            if self._bad.excess is not None:
-                break
-            facts = self._metadata.of(membership.pieces)
-            plan = place(mix, self.world.tree, before, membership, facts)
-            self.state = after
-            self._steps.reach(self.state)
-            plans.append(plan)
-            commands.append(AppendJournal(before, plan, self.state, mix.names, bad))
-            if self.state.step % _BASE_EVERY == 0:
-                beside = self.history.state_fields_at(self.state.mix_revision, self.fingerprint)
-                commands.append(AppendBase(state=self.state, **beside))
-                if self.world.generation:  # whoever reads from there on finds it
-                    commands.append(AppendWorld(world=self.world))
-        if not plans:
-            return []
-        draw_window(self._queues, window[: len(plans)], self.overlong_S)
-        return [*commands, PublishPlans(plans=self._steps.publish(plans))]
 
     @property
     def _kept_from(self) -> int:
