@@ -8,13 +8,11 @@ not answered: whoever asked it has been told that there was no answer.
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import TypeVar
 
 from pydantic import ValidationError
 
-from omniload.base.errors import IntegrityError, UnavailableError, project_error
+from omniload.base.errors import IntegrityError, project_error
 from omniload.base.log import get_logger
 from omniload.base.reading import read_kept_file
 from omniload.base.writing import write_whole
@@ -28,10 +26,8 @@ from omniload.mix.edits.answers import (
     id_in,
 )
 
-__all__ = ["answer_edits", "taken_within"]
+__all__ = ["answer_edits"]
 
-_ANSWER_S = 60.0
-"""Longest wait for a planner to take a change up."""
 _LOOK_S = 0.1
 _CLOSE_S = 5.0
 _MOST_BYTES = 64 << 20
@@ -39,31 +35,6 @@ _ROOT = 0
 _LOG = get_logger(__name__)
 
 _Mark = tuple[int, int]
-Taken = TypeVar("Taken")
-
-
-def taken_within(
-    answer: "Future[Taken]", limit_s: float = _ANSWER_S, what: str = "a change of the mix"
-) -> Taken:
-    """Wait for a planner to take a change up; one that it has not begun with by then is withdrawn.
-
-    Raises:
-        UnavailableError: It is withdrawn, and nothing has changed; or the planner has begun with it and not ended.
-        OmniloadError: It is refused.
-    """
-    # A question that the planner has begun with cannot be cancelled any more: it is waited for below.
-    if not wait([answer], limit_s).done and answer.cancel():
-        raise UnavailableError(
-            f"the planner did not come to {what} within {limit_s:.0f} s, and it is withdrawn: ask again"
-        )
-    try:
-        return answer.result(limit_s)
-    except TimeoutError as error:
-        # A journal on a store that does not answer holds it up. No fault of ours, and not withdrawn either.
-        raise UnavailableError(
-            f"the planner has begun with {what} and not ended within {limit_s:.0f} s more, and may take it up yet: see "
-            "what it waits for (omniload mix top) and what holds (omniload mix show) before you ask again"
-        ) from error
 
 
 def answer_edits(

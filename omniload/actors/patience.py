@@ -2,16 +2,23 @@
 
 import time
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future
+from typing import TypeVar
 
 from omniload.actors.heartbeat_board import Board
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
 from omniload.machine.waiting import GiveUp, Looked, Wait
 
-__all__ = ["heard_within", "wait_for_opening", "wait_until"]
+__all__ = ["heard_within", "taken_within", "wait_for_opening", "wait_until"]
+
+_ANSWER_S = 60.0
+"""Longest wait for a planner to take a question up."""
 
 _LOG = get_logger(__name__)
+
+Taken = TypeVar("Taken")
 
 
 def wait_until(ready: Callable[[float], bool], wait: Wait, board: Board) -> None:
@@ -69,4 +76,28 @@ def heard_within(limit_s: float, taken_over: "Future[None]", name: str) -> None:
         raise UnavailableError(
             f"within {limit_s:.0f} s the planner has not come to the take-over by {name}, or {name} does not answer; "
             "see what they wait for: omniload mix top"
+        ) from error
+
+
+def taken_within(
+    answer: "Future[Taken]", limit_s: float = _ANSWER_S, what: str = "a change of the mix"
+) -> Taken:
+    """Wait for a planner to take a change up; one that it has not begun with by then is withdrawn.
+
+    Raises:
+        UnavailableError: It is withdrawn, and nothing has changed; or the planner has begun with it and not ended.
+        OmniloadError: It is refused.
+    """
+    # A question that the planner has begun with cannot be cancelled any more: it is waited for below.
+    if not futures.wait([answer], limit_s).done and answer.cancel():
+        raise UnavailableError(
+            f"the planner did not come to {what} within {limit_s:.0f} s, and it is withdrawn: ask again"
+        )
+    try:
+        return answer.result(limit_s)
+    except TimeoutError as error:
+        # A journal on a store that does not answer holds it up. No fault of ours, and not withdrawn either.
+        raise UnavailableError(
+            f"the planner has begun with {what} and not ended within {limit_s:.0f} s more, and may take it up yet: see "
+            "what it waits for (omniload mix top) and what holds (omniload mix show) before you ask again"
         ) from error

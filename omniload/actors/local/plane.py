@@ -11,11 +11,11 @@ from typing import TypeVar
 from typing_extensions import override
 
 from omniload.actors.address import check_rank
-from omniload.actors.answering_edits import answer_edits, taken_within
+from omniload.actors.answering_edits import answer_edits
 from omniload.actors.claim import claim
 from omniload.actors.gate import CLOSED
 from omniload.actors.heartbeat_board import Activity, MemoryBoard
-from omniload.actors.patience import wait_for_opening, wait_until
+from omniload.actors.patience import taken_within, wait_for_opening, wait_until
 from omniload.actors.plane import (
     DataPlane,
     PlaneSpec,

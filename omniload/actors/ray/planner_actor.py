@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omniload.actors.answering_edits import taken_within
 from omniload.actors.heartbeat_board import FolderBoard
-from omniload.actors.patience import heard_within
+from omniload.actors.patience import heard_within, taken_within
 from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.actors.planner_journal import open_journal
 from omniload.actors.planning import make_planner, make_successor

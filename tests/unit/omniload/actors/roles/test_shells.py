@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from omniload.actors.answering_edits import taken_within
 from omniload.actors.heartbeat_board import Activity
+from omniload.actors.patience import taken_within
 from omniload.actors.roles import constructor as constructor_module
 from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.planner import PlannerShell
