@@ -83,6 +83,14 @@ class Ragged:
         values = self.values_V[offsets[0] : offsets[-1]]
         return type(self)(values_V=values, offsets=offsets - offsets[0])
 
+    def split(self, cuts: Sequence[int]) -> list[Self]:
+        """Return the sequences between each two of ``cuts``, which rise from 0 to ``N``; no value is copied."""
+        ends = self.offsets[cuts].tolist()
+        return [
+            type(self)(values_V=self.values_V[a:b], offsets=self.offsets[first : last + 1] - a)
+            for (first, last), (a, b) in zip(pairwise(cuts), pairwise(ends), strict=True)
+        ]
+
     def take(self, indices: NDArray[np.integer[Any]]) -> Self:
         """Return the sequences at ``indices``, copied end to end."""
         starts, stops = self.offsets[indices], self.offsets[indices + 1]

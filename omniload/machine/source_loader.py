@@ -6,6 +6,7 @@ planner says what to read and when to let go, so the buffer is bounded by the pl
 
 import math
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise, zip_longest
@@ -61,7 +62,9 @@ class SourceLoader:
 
     names: Mapping[int, str]
     """Sources of this loader, by number."""
-    _held: dict[int, HeldSamples] = field(default_factory=dict, init=False)
+    _held: defaultdict[int, HeldSamples] = field(
+        default_factory=lambda: defaultdict(HeldSamples), init=False
+    )
     _held_bytes: int = field(default=0, init=False)
     _taken_over: dict[int, int] = field(default_factory=dict, init=False)
     """Sources of which what is asked for may have been read by another loader only, and from which position on."""
@@ -77,11 +80,11 @@ class SourceLoader:
                 # Noted before anything is read: what a planner before this one lets go of from now on is kept.
                 self._life = max(self._life, life)
                 # Asked again: of a range of which the first part is held, that is told, and the rest asked for.
-                if held := self._of(source).find(start, stop, frozenset(without)):
+                if held := self._held[source].find(start, stop, frozenset(without)):
                     return (_reported(source, held, without),)
                 return (Read(source=source, start=start, stop=stop, without=without),)
             case SamplesRead(source=source, block=block):
-                held_of = self._of(source)
+                held_of = self._held[source]
                 # By the difference: a block may take the place of others, or be held already.
                 self._held_bytes -= held_of.size_bytes
                 held_of.hold(block)
@@ -123,7 +126,7 @@ class SourceLoader:
             if floor is None or not len(request.positions_N):
                 continue
             wanted_N = sample_keys(request.positions_N, request.subs_N)
-            held_N = self._of(request.source).index().are_held(wanted_N)
+            held_N = self._held[request.source].index().are_held(wanted_N)
             # Not before the floor: all ranks have those, and a request for them is one of a step that is built anew
             # in vain.
             positions = request.positions_N[~held_N & (request.positions_N >= floor)]
@@ -149,17 +152,16 @@ class SourceLoader:
         """
         # One gather for the tokens of all sources: a step asks many of them for a few ranges each.
         found, others = self._found(requests)
-        tokens = found.packed()
         return [
             SampleColumns(
-                tokens=tokens.between(a, b),
+                tokens=tokens,
                 others={
                     name: of_place[place].packed()
                     for name, of_place in others.items()
                     if place in of_place
                 },
             )
-            for place, (a, b) in enumerate(pairwise(_cuts(requests)))
+            for place, tokens in enumerate(found.packed().split(_cuts(requests)))
         ]
 
     def ranges_of(self, requests: Sequence[SliceRequest]) -> ColumnRanges:
@@ -193,7 +195,7 @@ class SourceLoader:
         asked = _Asked.of(requests)
         cuts = _cuts(requests)
         for place, request in enumerate(requests):
-            index = self._of(request.source).index()
+            index = self._held[request.source].index()
             wanted_N = asked.keys_N[cuts[place] : cuts[place + 1]]
             rows_N = index.rows_of(wanted_N)
             if rows_N is None:
@@ -219,7 +221,7 @@ class SourceLoader:
 
     def held_positions(self, source: int) -> tuple[int, int]:
         """Return the range of raw positions at hand; equal ends when there are none."""
-        blocks = self._of(source).blocks
+        blocks = self._held[source].blocks
         return (blocks[0].table.start, blocks[-1].table.stop) if blocks else (0, 0)
 
     def held_bytes(self) -> int:
@@ -228,14 +230,11 @@ class SourceLoader:
         return self._held_bytes
 
     def _holds(self, read: Read) -> bool:
-        held = self._of(read.source).find(read.start, read.stop, frozenset(read.without))
+        held = self._held[read.source].find(read.start, read.stop, frozenset(read.without))
         return bool(held) and held[-1].table.stop == read.stop
 
-    def _of(self, source: int) -> HeldSamples:
-        return self._held.setdefault(source, HeldSamples())
-
     def _release(self, source: int, floor: int) -> None:
-        held = self._of(source)
+        held = self._held[source]
         self._held_bytes -= held.size_bytes
         held.release(floor)
         self._held_bytes += held.size_bytes

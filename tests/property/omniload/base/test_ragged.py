@@ -1,5 +1,6 @@
 """Gathering ranges, against taking them one by one; sizes as people write them, there and back."""
 
+from itertools import pairwise
 from unittest.mock import patch
 
 import numpy as np
@@ -50,6 +51,19 @@ def test_taking_sequences_is_indexing_a_list_of_lists(sequences, data):
     taken = column.take(np.array(indices, np.int64))
 
     assert [taken[i].tolist() for i in range(len(taken))] == [sequences[i] for i in indices]
+
+
+@given(st.lists(st.lists(st.integers(0, 1000), max_size=6), max_size=8), st.data())
+def test_sequences_that_are_split_are_those_of_a_list_cut_at_the_same_places(sequences, data):
+    column = ragged.Ragged.of([np.array(s, np.int32) for s in sequences])
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(sequences)), max_size=4)))
+    cuts = [0, *cuts, len(sequences)]
+
+    parts = column.split(cuts)
+
+    assert [[part[i].tolist() for i in range(len(part))] for part in parts] == [
+        sequences[a:b] for a, b in pairwise(cuts)
+    ]
 
 
 @given(st.lists(st.lists(st.lists(st.integers(0, 1000), max_size=4), min_size=1), min_size=1))
