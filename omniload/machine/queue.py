@@ -368,8 +368,11 @@ def require_usable(history: History, number: int, queue: SampleQueue, epoch: int
         files = " outside the files that edits leave out" if queue.without else ""
         # Left out as on_error says, and within its limit: no other error tells of them.
         bad = queue.table.reason and f"; of those that could not be decoded: {queue.table.reason}"
+        held = splits = ""
+        if source is not None and source.share_drawn < 1:
+            held, splits = f" is of the drawn share of {source.share_drawn:.2g} and", "its splits, "
         raise ConfigError(
-            f"sources.{name}: none of its {epoch} records{files} gives a sample that fits pack.length "
-            f"{mix.pack.length}{bad}; remove the source, or change overlong, its conditions, its transforms or its "
-            "text key"
+            f"sources.{name}: none of its {epoch} records{files}{held} gives a sample that fits pack.length "
+            f"{mix.pack.length}{bad}; remove the source, or change {splits}overlong, its conditions, its transforms or "
+            "its text key"
         )

@@ -366,6 +366,14 @@ def test_a_source_that_gives_nothing_usable_is_refused(lengths, pack):
         planner.handle(report(lengths))
 
 
+def test_a_source_of_which_a_split_draws_nothing_is_refused_with_the_share():
+    planner = a_planner(a_small_mix(splits={"eval": 0.999}), epoch=[100])
+    planner.handle(Started())
+
+    with pytest.raises(ConfigError, match=r"drawn share of 0\.001 and gives .* change its splits"):
+        planner.handle(report([]))
+
+
 def test_a_source_that_was_just_drawn_empty_is_not_barren():
     planner = a_planner(a_small_mix(), epoch=[2])
     planner.handle(Started())
