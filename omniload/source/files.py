@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -314,11 +315,13 @@ def beside(file: ShardFile, name: str) -> ShardFile:
     path = f"{file.path.rpartition('/')[0]}/{name}"
     try:
         return local_file(path) if file.remote is None else remote_file(file.remote, path)
-    except (FileNotFoundError, ValueError) as error:
-        raise IntegrityError(
-            f"{file.path}: names {name}, which is not there ({said(error)}); copy the whole folder"
-        ) from None
     except Exception as error:
+        # S3 over HTTP answers 403 of what is not there to whoever may not list.
+        refused = getattr(error, "status", None) == HTTPStatus.FORBIDDEN
+        if refused or isinstance(error, FileNotFoundError | ValueError):
+            raise IntegrityError(
+                f"{file.path}: names {name}, which is not there ({said(error)}); copy the whole folder"
+            ) from None
         if not is_outage(error):
             raise
         raise UnavailableError(f"{path}: cannot be looked at: {said(error)}; try again") from error

@@ -7,7 +7,7 @@ import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from omniload.mix.sources import JsonlSource
-from omniload.source.files import reading
+from omniload.source.files import beside, reading
 from omniload.source.formats.opening import open_format
 from omniload.source.patterns import find_files
 from omniload.source.spec import SourceSpec
@@ -163,6 +163,16 @@ def test_a_file_that_a_server_does_not_have_any_more_is_gone(serve, tmp_path):
 
     with pytest.raises(IntegrityError, match="gone since the source was opened"):
         file.require_unchanged()
+
+
+def test_a_file_that_a_list_names_may_be_refused_where_it_is_not_there(serve, tmp_path):
+    # S3 over HTTP answers so of what is not there to whoever may not list: a compressed shard is looked for first.
+    kind, url = serve(Ailing)
+    (file,) = find_files([f"{url}/small"], tmp_path, source="web")
+    kind.status = 403
+
+    with pytest.raises(IntegrityError, match="names large, which is not there"):
+        beside(file, "large")
 
 
 def test_a_server_that_says_no_size_is_told_as_one(serve, tmp_path):
