@@ -89,9 +89,9 @@ def launch_of(
 ) -> Launch:
     """Return what this process is in its job.
 
-    Arguments win; then torchrun's variables, then those of a Slurm step. Where they say nothing of
-    other processes, torch's process group does, as of ``mp.spawn`` and of ``mpirun``; a process with
-    none of these is a job of its own.
+    Arguments win; then torchrun's variables, then those of a Slurm step, then those of ``mpirun``.
+    Where they say nothing of other processes, torch's process group does, as of ``mp.spawn``; a
+    process with none of these is a job of its own.
 
     Args:
         environment: Variables of the process.
@@ -136,10 +136,22 @@ def _launch_in(environment: Mapping[str, str]) -> Launch:
         launch = _checked(*_numbers(environment, *names), attempt, "the variables " + _shown(names))
         restarts = _counted(environment, "SLURM_RESTART_COUNT")
         return replace(launch, restarts=restarts, starts_ranks=launch.world_size > 1)
+    for rank, size, job in _MPI:
+        if rank in environment and size in environment:
+            names, attempt = (rank, size), environment.get(job, "")
+            launch = _checked(
+                *_numbers(environment, *names), attempt, "the variables " + _shown(names)
+            )
+            return replace(launch, starts_ranks=launch.world_size > 1)
     return Launch(rank=0, world_size=1, attempt="", found_in="no launcher's variables")
 
 
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+_MPI = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),
+    ("PMI_RANK", "PMI_SIZE", "PMI_JOBID"),
+)
+"""Number, size and name of a job that ``mpirun`` starts: of Open MPI, and of MPICH and its kin, which may say no name."""
 
 
 def _counted(environment: Mapping[str, str], name: str) -> int:
@@ -247,8 +259,8 @@ def _numbers(environment: Mapping[str, str], *names: str) -> tuple[int, int]:
             not (text.isascii() and text.isdigit()) or len(text) > 9
         ):  # more digits than any job has ranks
             raise ConfigError(
-                f"the variable {name} is {text!r}, not a whole number; start by torchrun or srun, or give rank and "
-                "world_size"
+                f"the variable {name} is {text!r}, not a whole number; start by torchrun, srun or mpirun, or give "
+                "rank and world_size"
             )
         found.append(int(text))
     rank, world_size = found

@@ -15,6 +15,12 @@ TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "job",
     "TORCHELASTIC_RESTART_COUNT": "2",
 }
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-host-16446@1",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2"}
 SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}
 
 
@@ -191,9 +197,22 @@ def test_a_mesh_that_cannot_be_served_is_refused(mesh, world_size, reason):
 
 
 @pytest.mark.parametrize(
+    ("variables", "attempt"), [(OPEN_MPI, "prterun-host-16446@1"), (MPICH, "")]
+)
+def test_a_process_that_mpirun_starts_is_one_of_its_ranks(variables, attempt):
+    launch = launch_of(variables)
+
+    assert (launch.rank, launch.world_size, launch.attempt) == (1, 2, attempt)
+    assert launch.starts_ranks
+    assert launch_of(variables | TORCHRUN).world_size == 8, "torchrun under mpirun starts the ranks"
+    assert launch_of(variables, group=(5, 6)).world_size == 2
+
+
+@pytest.mark.parametrize(
     ("variables", "starts"),
     [
         ({}, False),
+        (MPICH | {"PMI_RANK": "0", "PMI_SIZE": "1"}, False),
         (TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}, True),
         (SLURM, True),
         (SLURM | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, False),
