@@ -259,7 +259,7 @@ class LocalHandle(RankHandle):
         ranks = self._dp_rank, self._cp_rank
         began_s = time.monotonic()
         # Nearly always: a rank that trains finds it built, and says nothing of a wait.
-        if constructor.has(step):
+        if constructor.has(step, generation):
             batch = constructor.take(step, *ranks, generation=generation)
         else:
             with self._activity.doing(f"waits for step {step}", (_CONSTRUCTOR,)):
@@ -281,15 +281,16 @@ class LocalHandle(RankHandle):
 
     @override
     def is_ready(self, step: int) -> bool:
-        return self._plane.constructor.has(step)
+        return self._plane.constructor.has(step, self._world.generation)
 
     @override
     def taken(self, step: int) -> None:
         # Steps are planned several at once: that they were taken is said as seldom.
-        if step < self._told_next and self._plane.constructor.has(step + 1):
+        generation = self._world.generation
+        if step < self._told_next and self._plane.constructor.has(step + 1, generation):
             return
         self._told_next = step + self._plane.spec.mix.steps_at_once
-        self._plane.planner.taken(step, self._dp_rank, self._cp_rank, self._world.generation)
+        self._plane.planner.taken(step, self._dp_rank, self._cp_rank, generation)
 
     @override
     def state_at(self, step: int) -> JsonObject:

@@ -145,7 +145,7 @@ class ConstructorShell:
                     "that left"
                 )
             # Before the failure is told: a step that is built is served, and so is the end, whatever has failed behind.
-            if self._machine.has(step):
+            if generation == self._machine.generation and self._machine.has(step):
                 return self._machine.batch_of(step, dp_rank, cp_rank)
             if self._end is not None and step >= self._end:
                 return None
@@ -191,10 +191,10 @@ class ConstructorShell:
             self._machine.names, self._machine.tags = mix.names, tags_of(mix.sources)
             self._machine.values_per_patch = values_per_patch_of(mix.sources)
 
-    def has(self, step: int) -> bool:
-        """Return whether a step is built."""
+    def has(self, step: int, generation: int = 0) -> bool:
+        """Return whether a step is built for the ranks of a generation: ``take`` then waits for nothing."""
         with self._changed:
-            return self._machine.has(step)
+            return generation == self._machine.generation and self._machine.has(step)
 
     def release(self, command: ReleaseSteps) -> None:
         """Let go of steps that every rank has taken."""

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from omniload.actors.heartbeat_board import Activity
+from omniload.actors.heartbeat_board import Activity, MemoryBoard
 from omniload.actors.local.plane import LocalHandle
-from omniload.base.errors import StateError
+from omniload.base.errors import StateError, UnavailableError
 from omniload.machine.messages import ResizeAsked
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.world import World
@@ -22,7 +22,7 @@ class FakePlane:
         self.world = World(tree=ClientPlaceTree.of(dp=2))
         mix = SimpleNamespace(steps_at_once=1)
         self.spec = SimpleNamespace(mix=mix)
-        self.constructor = SimpleNamespace(has=lambda step: False)
+        self.constructor = SimpleNamespace(has=lambda step, generation: False)
         self.planner = SimpleNamespace(taken=lambda *told: self.taken.append(told))
 
     def activity_of(self, name):
@@ -58,6 +58,32 @@ def test_a_rank_whose_new_number_another_one_has_is_what_it_was():
     assert plane.keys == {others, (0, 1, 0)}
     handle.close()
     assert plane.keys == {others}
+
+
+class BuiltForOthers:
+    """A constructor that has a step of the ranks of before, and none of those of now."""
+
+    def has(self, step, generation=0):
+        return generation == 0
+
+    def wait(self, step, timeout_s, generation=0):
+        return False
+
+    def take(self, step, dp_rank, cp_rank, timeout_s=None, generation=0):
+        raise AssertionError("it waits without a limit")
+
+
+def test_a_step_that_is_built_for_the_ranks_of_before_is_waited_for_with_a_limit():
+    plane = FakePlane(held=(7, 7, 7))
+    plane.constructor, plane.board = BuiltForOthers(), MemoryBoard()
+    plane.check = lambda: None
+    handle = LocalHandle(plane, 1, 0, None)
+
+    handle.resize(ResizeAsked(dp=1, step=5), 0)
+
+    assert not handle.is_ready(5)
+    with pytest.raises(UnavailableError, match="the batch of step 5"):
+        handle.take(5, 0.01)
 
 
 def test_a_rank_that_is_another_one_gives_its_old_number_back():

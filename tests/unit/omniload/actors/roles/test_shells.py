@@ -89,7 +89,20 @@ def test_what_is_laid_out_for_ranks_that_are_gone_by_then_is_dropped():
 
     shell.build([a_plan([[A]], step=2)])
 
-    assert not shell.has(2)
+    assert not shell.has(2, generation=1)
+
+
+def test_a_step_that_is_built_for_the_ranks_of_before_is_none_of_the_next():
+    shell, why = a_shell(), UnavailableError("the journal is full")
+    shell.build([a_plan([[A]], step=2)])
+
+    assert shell.has(2)
+    assert not shell.has(2, generation=1)
+    shell.fail(why)  # before it hears of the next ranks
+    with pytest.raises(UnavailableError) as caught:
+        shell.take(2, 0, generation=1)
+    assert caught.value is why
+    assert shell.take(2, 0).step == 2
 
 
 def test_a_step_is_fetched_once():
