@@ -14,6 +14,7 @@ source keeps it, so ``units`` looks at a shard once. Where a reader fails, the s
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -225,9 +226,15 @@ _FITS = {"text": _are_texts, "tokens": _are_ids}
 def _code_of(made: object) -> str:
     """Return a digest of the file that a class is written in; empty where nobody can say which that is."""
     try:
-        return xxhash.xxh3_64_hexdigest(Path(inspect.getfile(cast("type", made))).read_bytes())
+        return _digest_of_code(made)
     except (TypeError, OSError):
         return ""
+
+
+# Kept: what was imported goes on as it is while its file is edited, as under a notebook.
+@cache
+def _digest_of_code(made: object) -> str:
+    return xxhash.xxh3_64_hexdigest(Path(inspect.getfile(cast("type", made))).read_bytes())
 
 
 def _type_of(value: object) -> str:

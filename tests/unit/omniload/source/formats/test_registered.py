@@ -189,6 +189,18 @@ def test_a_reader_that_is_edited_cuts_shards_anew_though_its_version_stays(folde
     assert drawn("mix.yaml") == [str(i) for i in range(30, 60)]
 
 
+def test_a_reader_that_is_edited_while_it_is_imported_leaves_no_index_for_what_it_became(folder):
+    Path("mix.yaml").write_text(json.dumps(a_mix(options={"frames": 30})))
+    assert len(drawn("mix.yaml")) == 60
+    edited = READER.replace("yield begin, at, count", "if begin: yield begin, at, count")
+    Path("lab_of_readers.py").write_text(edited)
+    assert len(drawn("mix.yaml")) == 60  # a notebook goes on with what it imported
+
+    install(folder, code=edited)
+
+    assert drawn("mix.yaml") == [str(i) for i in range(30, 60)]
+
+
 @pytest.mark.parametrize("ids", ["[[0.0]] * len(texts)", "[[True]] * len(texts)"])
 def test_ids_are_whole_numbers(folder, ids):
     with_code(folder, "return pa.array(texts, pa.string())", f"return pa.array({ids})")
