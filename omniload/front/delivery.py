@@ -10,14 +10,22 @@ One batch is ahead, and takes its size of the device's memory. What the loader's
 batches handed out: the one that is ahead is not.
 """
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from omniload.base.errors import UnavailableError
 from omniload.batch.microbatch import Batch, own_part
+from omniload.front.arguments import check_timeout
 from omniload.front.rows import Arrays, Fields, Labels, SideStream, TrainingBatch
 
-__all__ = ["BatchForm", "CopyAhead"]
+__all__ = ["BatchForm", "CopyAhead", "turn_within"]
+
+_LEAST_S = 0.001
+"""What is left of a timeout at least, to whoever has its turn in its last moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,3 +98,29 @@ class CopyAhead:
     def drop(self) -> None:
         """Forget what is under way: the loader goes on elsewhere."""
         self._ahead = self._last = None
+
+
+@contextmanager
+def turn_within(one_asks: threading.Lock, timeout: float | None) -> Iterator[float | None]:
+    """Be the only thread that asks for a batch inside; gives what is left of the timeout, which others may take up.
+
+    Raises:
+        ConfigError: Others ask, and the timeout is no length of time.
+        UnavailableError: Another thread waited for its batch for as long.
+    """
+    if not one_asks.acquire(blocking=False):
+        began_s = time.monotonic()
+        if timeout is not None:
+            check_timeout(timeout)
+        # Without one, the waits of those before it end by ``runtime.batch_timeout``.
+        if not one_asks.acquire(timeout=-1 if timeout is None else timeout):
+            raise UnavailableError(
+                f"another thread waits for a batch of this loader, and has not had it within {timeout:g} s: each goes "
+                "to one of them; ask again"
+            )
+        if timeout is not None:
+            timeout = max(timeout - (time.monotonic() - began_s), _LEAST_S)
+    try:
+        yield timeout
+    finally:
+        one_asks.release()

@@ -19,7 +19,7 @@ from omniload.base.state import Json, JsonObject
 from omniload.batch.microbatch import Batch, rows_of
 from omniload.client import Client
 from omniload.front.arguments import check_steps_left, require_rank, require_whole, state_from
-from omniload.front.delivery import BatchForm, CopyAhead
+from omniload.front.delivery import BatchForm, CopyAhead, turn_within
 from omniload.front.launch import group_of_torch
 from omniload.front.rows import PackedRows, TrainingBatch
 from omniload.mix.journal.losses import LossLog
@@ -190,8 +190,8 @@ class Loader:
         """
         self._refuse_copy()
         # A loop may ask from threads: each of its batches goes to one of them.
-        with self._one_asks:
-            return self._next_batch(timeout)
+        with turn_within(self._one_asks, timeout) as left_s:
+            return self._next_batch(left_s)
 
     def _next_batch(self, timeout: float | None) -> TrainingBatch | None:
         batch = self._open_once().next_batch(timeout)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import omniload
-from omniload.base.errors import ConfigError, StateError
+from omniload.base.errors import ConfigError, OmniloadError, StateError
 from omniload.batch.microbatch import Batch, Microbatch
 from omniload.front.delivery import BatchForm
 from omniload.front.loader import Loader, MixFacts
@@ -95,6 +95,33 @@ def test_threads_that_ask_one_loader_wait_for_each_other_and_share_its_steps():
 
     assert (first, steps) == (0, [1])
     assert len({*client.asked}) == 2
+
+
+def test_a_thread_waits_for_another_one_that_asks_no_longer_than_it_says():
+    class Waiting(FakeClient):
+        def next_batch(self, timeout=None):
+            if self.next_step == 0:
+                others = [threading.Thread(target=ask, args=(each,)) for each in (0.01, -1, "1")]
+                for other in others:
+                    other.start()
+                for other in others:
+                    other.join(10)
+            return super().next_batch(timeout)
+
+    def ask(timeout):
+        try:
+            loader.next_batch(timeout)
+        except OmniloadError as error:
+            said[timeout] = f"{type(error).__name__}: {error}"
+
+    said = {}
+    loader = Loader(lambda *_: Waiting(None), BatchForm(arrays=NumpyArrays()))
+
+    assert loader.next_batch().step == 0
+    assert said[0.01].startswith("UnavailableError: another thread waits for a batch")
+    assert said[-1].startswith("ConfigError: timeout is -1")
+    assert said["1"].startswith("ConfigError: timeout is '1'")
+    assert loader.next_batch().step == 1
 
 
 @pytest.mark.parametrize(("nobody_said", "size"), [(True, 2), (True, 1), (False, 2)])
