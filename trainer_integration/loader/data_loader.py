@@ -89,7 +89,7 @@ def open_batches(mix: Mix, positional: tuple[Any, ...], keywords: dict[str, Any]
         )
     for name in [name for name in _TORCHS if name in keywords]:
         # A trainer hands on what its flags say: no workers, no pinning and no sampler ask for nothing. An order does.
-        if (value := keywords.pop(name)) or name == "shuffle":
+        if (value := keywords.pop(name)) or (name == "shuffle" and value is not None):
             raise ConfigError(
                 f"{name}={value!r:.60} does not go with a mix: {_TORCHS[name]}; leave it out"
             )

@@ -555,8 +555,8 @@ def test_a_mix_refuses_what_belongs_to_single_samples(keywords):
 
 
 def test_a_mix_takes_the_keywords_of_a_loader_that_ask_for_nothing():
-    nothing = {"num_workers": 0, "pin_memory": False, "sampler": None, "batch_size": None}
-    nothing |= {"prefetch_factor": None, "persistent_workers": False, "drop_last": False}
+    nothing = {"num_workers": 0, "pin_memory": False, "sampler": None, "shuffle": None}
+    nothing |= {"prefetch_factor": None, "drop_last": False, "batch_size": None}
 
     with pytest.raises(
         ConfigError, match=r"no-mix\.yaml: no such file"
