@@ -151,7 +151,7 @@ _MPI = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),
     ("PMI_RANK", "PMI_SIZE", "PMI_JOBID"),
 )
-"""Number, size and name of a job that ``mpirun`` starts: of Open MPI, and of MPICH and its kin, which may say no name."""
+"""Number, size and name of a job that ``mpirun`` starts: of Open MPI, and of MPICH and its kin, which may give none."""
 
 
 def _counted(environment: Mapping[str, str], name: str) -> int:
