@@ -20,6 +20,7 @@ from omniload.source.stores.asking import (
     changed,
     entry_of,
     no_ranges,
+    opened,
     ranges_of,
     stamp_of,
     tag_of,
@@ -98,8 +99,8 @@ class ShardFile:
         if self.remote is None:
             # As bytes: a name need not be UTF-8.
             return pa.OSFile(os.fsencode(self.path), "rb")
-        opened = self.remote.open(self.path, "rb") if self.kept is None else self.kept.open()
-        return pa.PythonFile(opened, mode="r")
+        file = opened(self.remote, self.path) if self.kept is None else self.kept.open()
+        return pa.PythonFile(file, mode="r")
 
     def kept_in(self, cache: "ShardCache") -> "ShardFile":
         """Return the file as it is read through a cache of shards; one of this machine is read as it is."""

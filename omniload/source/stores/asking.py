@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import orjson
 
@@ -21,6 +21,7 @@ __all__ = [
     "identity_of",
     "is_settled",
     "no_ranges",
+    "opened",
     "ranges_of",
     "stamp_of",
     "tag_of",
@@ -97,13 +98,32 @@ def entry_of(store: "fsspec.AbstractFileSystem", path: str) -> dict[str, Any]:
     try:
         entry: dict[str, Any] = store.info(path)
     except FileNotFoundError as error:
-        # fsspec says that of a server of HTTP whatever its answer was, and where it gave none.
-        cause = error.__cause__
-        said_so = getattr(cause, "status", None) in _NOT_THERE or isinstance(cause, ValueError)
-        if cause is None or said_so or not path.startswith(_HTTP):
-            raise
-        raise cause from None
+        raise _answer_of(error, path) from None
     return entry
+
+
+def opened(store: "fsspec.AbstractFileSystem", path: str) -> IO[bytes]:
+    """Open a file of a store for reading.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        Exception: What else the store's client raises.
+    """
+    try:
+        file: IO[bytes] = store.open(path, "rb")
+    except FileNotFoundError as error:
+        raise _answer_of(error, path) from None
+    return file
+
+
+def _answer_of(error: FileNotFoundError, path: str) -> Exception:
+    """Return what a server answered, where that is another thing than that nothing is there."""
+    # fsspec says that of a server of HTTP whatever its answer was, and where it gave none.
+    cause = error.__cause__
+    said_so = getattr(cause, "status", None) in _NOT_THERE or isinstance(cause, ValueError)
+    if said_so or not isinstance(cause, Exception) or not path.startswith(_HTTP):
+        return error
+    return cause
 
 
 def ranges_of(
