@@ -94,6 +94,8 @@ class Planner:
     """Tokens cut off or dropped with overlong documents so far, by source, in this life."""
     history: History = field(init=False)
     """The mix and its edits."""
+    has_ended: bool = field(default=False, init=False)
+    """Whether every step of the run is planned: what is read from then on is no matter."""
     _queues: list[SampleQueue] = field(init=False)
     _steps: PlannedSteps = field(init=False)
     ranks: RankSteps = field(init=False)
@@ -109,7 +111,6 @@ class Planner:
     _demand: Demand | None = field(default=None, init=False)
     _starved: int | None = field(default=None, init=False)
     """Source that the last draw ran out of: a need is a guess, most of all with weights by samples."""
-    _ended: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         require_strategy(self.mix.balance)
@@ -145,7 +146,7 @@ class Planner:
             case LoaderReplaced(sources=sources):
                 return self.outstanding(sources)
             case ConstructorReplaced(number=number):
-                to, end = self.released_to, self.state.step if self._ended else None
+                to, end = self.released_to, self.state.step if self.has_ended else None
                 windows = self._steps.windows
                 return (Republish(number=number, released_to=to, windows=windows, end=end),)
             case ChangeAsked():
@@ -168,7 +169,7 @@ class Planner:
     def waits(self) -> Waits:
         """Say what holds up the next plan."""
         step = self.state.step
-        if self._ended or step == self.num_steps:
+        if self.has_ended or step == self.num_steps:
             return Waits(text=f"has planned every step before {step}, where the run ends")
         if self._room():
             starved = [] if self._starved is None else [self._starved]
@@ -196,7 +197,7 @@ class Planner:
 
     def _take_report(self, reported: SamplesReported) -> tuple[PlannerCommand, ...]:
         source, queue = reported.source, self._queues[reported.source]
-        if (table := queue.news_of(reported.table, reported.without)) is None:
+        if self.has_ended or (table := queue.news_of(reported.table, reported.without)) is None:
             return ()
         resumed, state = (each.widened(len(self._queues)) for each in (self._resumed, self.state))
         # Only now is there anything to hold the state against that the run was resumed from.
@@ -210,7 +211,7 @@ class Planner:
         """Take up a change, from the first unplanned step on or a later one; a refused one changes nothing."""
         step = self.planned if asked.at is None else asked.at
         undone_by(self.history, asked.change, step, at_rest=False)  # no later step would do
-        require_open(step, planned=self.planned, end=self.num_steps, ended=self._ended)
+        require_open(step, planned=self.planned, end=self.num_steps, ended=self.has_ended)
         reached = self._steps.state_before(self.planned), self.positions_per_epoch_S
         self.history, self.positions_per_epoch_S = take_up(
             self.history, asked.change, step, asked.facts, reached
@@ -244,7 +245,7 @@ class Planner:
         for s in (s for s in changed if s not in self._bad.over):
             require_usable(self.history, s, self._queues[s], self.positions_per_epoch_S[s])
         self._update_short(changed)
-        while not self._ended and ((room := self._room()) or self.state.step == self.num_steps):
+        while not self.has_ended and ((room := self._room()) or self.state.step == self.num_steps):
             # Without room too: what is read ahead and fails then is no matter. And beyond it, or one plans for ever.
             is_last = self.num_steps is not None and self.state.step >= self.num_steps
             if self._demand_now().short and not is_last:
@@ -254,7 +255,7 @@ class Planner:
                 commands += self._read_on(found.source)
                 break
             if isinstance(found, Exhausted):
-                self._ended = True
+                self.has_ended = True
                 commands.append(EndOfData(step=self.state.step))
                 break
             self._starved = None
@@ -262,7 +263,7 @@ class Planner:
             changed = range(len(self._queues))
         if (excess := self._bad.excess) is not None and self.ranks.slowest >= self.state.step:
             raise excess  # and not before: every step up to there is that of any other run
-        if not self._ended and excess is None:
+        if not self.has_ended and excess is None:
             # A planner that takes over may find ranks ahead of it, and then plans more steps at once.
             changed = changed if self._demand_now() is demand else range(len(self._queues))
             commands += self._top_up(changed)

@@ -103,7 +103,7 @@ LONGER = {
         265,
         "opens a source, has as many read it as are asked for, and cuts its reads",
     ),
-    "omniload/actors/roles/planner.py": (392, "one thread that speaks to every other role"),
+    "omniload/actors/roles/planner.py": (398, "one thread that speaks to every other role"),
     "omniload/actors/ray/hosts/placing.py": (
         205,
         "where members are, and for how long a node is left alone",

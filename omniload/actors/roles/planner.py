@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
@@ -68,6 +68,8 @@ Question = TypeVar("Question", "_Change", "_Resize")
 @dataclass(frozen=True, slots=True)
 class _Failed:
     error: OmniloadError
+    is_of_read: bool = False
+    """Of a read of samples: no step that is planned waits for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +267,8 @@ class PlannerShell:
 
     def _apply(self, event: PlannerEvent | _Failed | _Replaced | _Change | _Resize) -> None:
         match event:
+            case _Failed(is_of_read=True) if self._planner.has_ended:
+                pass
             case _Failed(error=error):
                 raise error
             case _Change():
@@ -368,8 +372,10 @@ class PlannerShell:
     def _on_report(self, future: "Future[SamplesReported]") -> None:
         if future.cancelled():  # the data plane is closing
             return
-        error = future.exception()
-        self._events.put(future.result() if error is None else _failed(error, "a source loader"))
+        if (error := future.exception()) is None:
+            self._events.put(future.result())
+        else:
+            self._events.put(replace(_failed(error, "a source loader"), is_of_read=True))
 
     def _on_built(self, future: "Future[int]") -> None:
         if not future.cancelled() and (error := future.exception()) is not None:

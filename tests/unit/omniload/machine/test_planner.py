@@ -250,6 +250,13 @@ def test_the_number_of_steps_ends_the_data():
     assert steps_of(planner.handle(StepTaken(step=0, dp_rank=0))) == []
 
 
+def test_what_is_found_once_every_step_is_planned_ends_nothing():
+    planner = a_planner(epoch=[3, 3], num_steps=0)
+    planner.handle(Started())
+
+    assert planner.handle(report((), stop=3)) == ()  # no sample in a whole source
+
+
 def test_the_end_is_told_once_every_step_is_planned_though_none_is_taken():
     _, commands = a_running_planner(mix=a_small_mix(prefetch=2), num_steps=2)
 

@@ -1,5 +1,6 @@
 """The shells of loader, constructor and client, without threads: what they carry, and what ends a wait."""
 
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
@@ -23,11 +24,11 @@ from omniload.batch.microbatch import Batch
 from omniload.batch.rows import build_rows
 from omniload.client import Client
 from omniload.machine.data_constructor import DataConstructor
-from omniload.machine.messages import ChangeAsked, ReleaseSteps, ResizeAsked
+from omniload.machine.messages import ChangeAsked, ReleaseSteps, ResizeAsked, SamplesReported
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.edits.edit import SetWeights
 from omniload.plan.world import RanksServed
-from tests.support.plane.builders import a_plan, a_planner, tokens_of
+from tests.support.plane.builders import a_mix, a_plan, a_planner, a_table, tokens_of
 
 A = [0, 1, 0, 0, 5, 5]
 LIMIT_S = 5.0
@@ -380,6 +381,43 @@ def test_a_change_after_a_take_over_is_told_with_what_was_planned_before_it(tmp_
     shell.close()
 
     assert (taken.edit.step, taken.planned) == (4, 4)
+
+
+class OneAnswer(FakeLoader):
+    """A loader that answers its first read with samples for three steps, and the next one later."""
+
+    def __init__(self):
+        self.answers, self.is_asked_again = [Future(), Future()], threading.Event()
+        table = replace(a_table([10] * 6), stop=256)
+        self.answers[0].set_result(SamplesReported(source=0, table=table))
+
+    def read_ahead(self, command):
+        if len(self.answers) == 1:
+            self.is_asked_again.set()
+            return self.answers[0]
+        return self.answers.pop(0)
+
+    def release(self, command):
+        """What every rank has taken is of no matter here."""
+
+
+def test_a_read_that_fails_once_every_step_is_planned_ends_nothing():
+    ahead = {"pack": {"lookahead_rows": 0}, "runtime": {"prefetch_steps": 2}}
+    mix, loader = a_mix(sources=["web"], rows=2, length=10, micro_rows=1, **ahead), OneAnswer()
+    shell = PlannerShell(
+        a_planner(mix, num_steps=3), lambda source: loader, [], None, Activity("planner")
+    )
+    shell.start()
+    assert loader.is_asked_again.wait(LIMIT_S)
+    shell.taken(0, 0)
+
+    for _ in range(2):  # before it fails, and behind that: it goes on, and answers
+        with pytest.raises(ConfigError, match="all its steps are planned"):
+            shell.change(an_edit(web=2.0)).result(LIMIT_S)
+        if not loader.answers[0].done():
+            loader.answers[0].set_exception(IntegrityError("bad record"))
+    shell.check()
+    shell.close()
 
 
 def test_a_change_that_cannot_be_kept_is_answered_with_the_cause(tmp_path):
