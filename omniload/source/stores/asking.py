@@ -102,15 +102,15 @@ def entry_of(store: "fsspec.AbstractFileSystem", path: str) -> dict[str, Any]:
     return entry
 
 
-def opened(store: "fsspec.AbstractFileSystem", path: str) -> IO[bytes]:
-    """Open a file of a store for reading.
+def opened(store: "fsspec.AbstractFileSystem", path: str, **options: str) -> IO[bytes]:
+    """Open a file of a store for reading, with options of its client.
 
     Raises:
         FileNotFoundError: Nothing is there.
         Exception: What else the store's client raises.
     """
     try:
-        file: IO[bytes] = store.open(path, "rb")
+        file: IO[bytes] = store.open(path, "rb", **options)
     except FileNotFoundError as error:
         raise _answer_of(error, path) from None
     return file
@@ -208,7 +208,7 @@ def _require_ranges(store: "fsspec.AbstractFileSystem", url: str) -> None:
     if host in _GIVE_RANGES:
         return
     # Of the second byte: what begins at the first one may be the whole file, cut off by the client.
-    with store.open(url, "rb", cache_type="none") as file:
+    with opened(store, url, cache_type="none") as file:
         file.seek(1)
         try:
             file.read(1)

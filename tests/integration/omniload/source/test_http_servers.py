@@ -146,21 +146,25 @@ def test_a_server_that_has_too_much_to_do_has_lost_no_file(serve, tmp_path, stat
         find_files([f"{url}/small"], tmp_path, source="web")
 
 
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [("small", lambda file: file.open()), ("large", lambda file: file.read_ranges([(1, 2)]))],
+)
 def test_a_server_that_has_too_much_to_do_as_a_file_is_opened_has_given_no_corrupt_one(
-    serve, tmp_path
+    serve, tmp_path, name, read
 ):
     kind, url = serve(Ailing)
-    (file,) = find_files([f"{url}/small"], tmp_path, source="web")
+    (file,) = find_files([f"{url}/{name}"], tmp_path, source="web")
 
-    def open_meanwhile():
+    def read_meanwhile():
         kind.status = 503
         try:
-            file.open()
+            read(file)
         finally:
             kind.status = 200  # by the next look it is well again
 
-    with pytest.raises(UnavailableError, match="small: cannot be read: 503, "), reading(file):
-        open_meanwhile()
+    with pytest.raises(UnavailableError, match=f"{name}: cannot be read: 503, "), reading(file):
+        read_meanwhile()
 
 
 def test_a_server_that_starts_anew_has_lost_no_file(serve, tmp_path):
