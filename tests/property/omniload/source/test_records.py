@@ -11,7 +11,7 @@ from omniload.mix.config import OnError, ShuffleConfig
 from omniload.mix.order import Order
 from omniload.source.block_memory import BlockMemory
 from omniload.source.distinct.mask import RecordRules
-from omniload.source.formats.format import Records, UnitTable
+from omniload.source.formats.format import Format, Records, UnitTable
 from omniload.source.source import RecordSource
 from omniload.source.transforms.pipeline import Pipeline
 
@@ -29,6 +29,8 @@ class ListFormat:
         n = np.arange(len(self._units))
         rows = np.array([len(unit) for unit in self._units])
         return UnitTable(rows_U=rows, shards_U=n // 2, starts_U=n, stops_U=n + 1)
+
+    place_of = Format.place_of
 
     def name_of_record(self, number):
         return f"record {number}"
