@@ -125,7 +125,9 @@ class LostRanks:
             if not guest_of(self.folder, taken_as).exists() and not is_locked(lock):
                 return "has ended"
         except OSError:  # nobody has taken it here
-            return "has ended" if beat is not None and beat.has_ended else ""
+            # Where ranks come and go, the heartbeat of this name is of the ranks of before: another one is to come.
+            may_come = self.silent_s is not None or beat is None or not beat.has_ended
+            return "" if may_come else "has ended"
         watched = self._beats.setdefault(taken_as, Watched())
         watched.see(beat, is_stopped=False, passed_s=passed_s)
         if self.silent_s is None or watched.silent_s < self.silent_s:

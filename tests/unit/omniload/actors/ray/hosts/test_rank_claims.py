@@ -47,6 +47,8 @@ def test_a_rank_whose_process_is_gone_is_lost_at_once_and_one_that_lives_never(b
 def test_a_rank_that_nobody_has_taken_yet_may_come(board):
     claim_rank(board.folder, "rank dp=0 of 2").close()  # of the world before
 
+    board.note(Progress(name="rank dp=0", pid=7, beat_s=-1e6, tasks=()))  # its last heartbeat
+
     assert looked(LostRanks(board.folder, board, silent_s=1.0), 0.0, 1.0, 2.0) == [{}] * 3
 
 
