@@ -69,7 +69,7 @@ class PlaneStatus(StrictModel):
 
 
 def write_status(folder: Path | None, board: Board, host: str = "") -> Callable[[], None]:
-    """Write the status now and every second, in a thread; without a folder do nothing.
+    """Write the status now, and every second in a thread; without a folder do nothing.
 
     Args:
         folder: Of the run.
@@ -84,17 +84,19 @@ def write_status(folder: Path | None, board: Board, host: str = "") -> Callable[
     ended, began_s = threading.Event(), time.monotonic()
     place, here = folder / STATUS_NAME, host or socket.gethostname()
 
-    def keep() -> None:
-        before, is_last = dict[str, Progress](), False
-        while True:
+    def keep(before: dict[str, Progress]) -> None:
+        is_last = False
+        while not is_last:
+            is_last = ended.wait(_EVERY_S)
             # At the end, some have gone: what they did last stays.
             roles = (before if is_last else {}) | board.read()
             _write(place, _status(roles, before, here, began_s), is_last)
-            if is_last:
-                return
-            before, is_last = roles, ended.wait(_EVERY_S)
+            before = roles
 
-    thread = threading.Thread(target=keep, name="omniload-status", daemon=True)
+    # By whoever opens the plane: to a command that looks once it is open, a run without a status has none up.
+    first = board.read()
+    _write(place, _status(first, {}, here, began_s), is_last=False)
+    thread = threading.Thread(target=keep, args=(first,), name="omniload-status", daemon=True)
     thread.start()
 
     def end() -> None:

@@ -1,5 +1,7 @@
 """The status of a plane: its last one is of the end, whatever has gone by then."""
 
+import threading
+
 from omniload.actors.heartbeat_board import Activity, MemoryBoard
 from omniload.actors.status_file import read_status, write_status
 
@@ -32,3 +34,15 @@ def test_roles_that_are_gone_as_the_plane_ends_stay_in_its_last_status(tmp_path,
 
     status = read_status(tmp_path)
     assert (status.has_ended, [role.name for role in status.roles]) == (True, ["rank dp=0"])
+
+
+def test_a_status_is_there_once_the_plane_is_open_however_late_its_thread_comes(
+    tmp_path, monkeypatch
+):
+    board, _ = a_board()
+    monkeypatch.setattr(threading.Thread, "start", lambda _thread: None)
+
+    write_status(tmp_path, board)
+
+    status = read_status(tmp_path)
+    assert (status.has_ended, [role.name for role in status.roles]) == (False, ["rank dp=0"])
