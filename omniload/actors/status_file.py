@@ -94,8 +94,7 @@ def write_status(folder: Path | None, board: Board, host: str = "") -> Callable[
             before = roles
 
     # By whoever opens the plane: to a command that looks once it is open, a run without a status has none up.
-    first = board.read()
-    _write(place, _status(first, {}, here, began_s), is_last=False)
+    _write(place, _status(first := board.read(), {}, here, began_s), is_last=False)
     thread = threading.Thread(target=keep, args=(first,), name="omniload-status", daemon=True)
     thread.start()
 
