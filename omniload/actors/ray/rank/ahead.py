@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from omniload.actors.gate import Gate
 from omniload.actors.ray.answers import call_in_thread, error_of, value_of, wait_for_ref
@@ -14,6 +14,16 @@ from omniload.batch.microbatch import Batch
 from omniload.plan.world import WorldRank
 
 __all__ = ["BatchesAhead"]
+
+
+class _Due(NamedTuple):
+    """What is asked for while the window at hand is used up."""
+
+    step: int
+    before: Batch | None
+    """Let go of by the thread that asks."""
+    left: int
+    """Batches at hand as it is asked for."""
 
 
 class BatchesAhead:
@@ -31,6 +41,7 @@ class BatchesAhead:
         self._held = deque[Batch]()
         self._last: Batch | None = None
         """Of the window at hand, where it is one of several batches."""
+        self._due: _Due | None = None
         self._asked: tuple[int, Future[tuple[Batch, ...]]] | None = None
         self._calls = DaemonPool(1, "omniload-asks")
 
@@ -46,12 +57,14 @@ class BatchesAhead:
 
     def lead_to(self, constructor: Any, rank: WorldRank) -> None:  # noqa: ANN401 -- Ray's handle has no static type
         """Ask another constructor, or as another rank; batches of before are built anew for those that are there."""
-        self._constructor, self._rank = constructor, rank
+        self._constructor, self._rank, self._due = constructor, rank, None
         self._held.clear()
         self.forget_asked()
 
     def next(self) -> Batch | None:
         """Give the first batch at hand; ``None`` where there is none."""
+        if self._due is not None and len(self._held) == self._due.left:
+            self._ask_behind(self._due)
         return self._held.popleft() if self._held else None
 
     def ask(self, step: int) -> "Future[tuple[Batch, ...]]":
@@ -61,7 +74,7 @@ class BatchesAhead:
         return self._asked[1]
 
     def take_in(self) -> bool:
-        """Have the batches that were asked for at hand, none at the end of the data, and ask for those behind them.
+        """Have the batches that were asked for at hand, none at the end of the data; those behind are asked for soon.
 
         Returns:
             Whether they had come; an error is left to whoever waits for them.
@@ -77,9 +90,13 @@ class BatchesAhead:
         if self._held:
             # Of large steps, which come one at a time, one more would be much memory.
             self._last = self._held[-1] if len(self._held) > 1 else None
-            # Before the trainer has used what it gets: the next batches come while it computes.
-            step += len(self._held)
-            self._asked = step, self._ask(step, before)
+            # With the second batch: the first takes longer, of a window that is new, and to wake a thread would add a
+            # fifth. Of one batch now, so that the next one comes while the trainer computes.
+            due = _Due(step + len(self._held), before, left=len(self._held) - 1)
+            if due.left:
+                self._due = due
+            else:
+                self._ask_behind(due)
         return True
 
     def forget_asked(self) -> None:
@@ -89,6 +106,9 @@ class BatchesAhead:
     def close(self, limit_s: float) -> bool:
         """Ask no more; return whether a call under way ended within the limit."""
         return self._calls.close(limit_s)
+
+    def _ask_behind(self, due: _Due) -> None:
+        self._asked, self._due = (due.step, self._ask(due.step, due.before)), None
 
     def _ask(self, step: int, before: Batch | None) -> "Future[tuple[Batch, ...]]":
         call = partial(self._answer, self._constructor, self._rank, step, before)

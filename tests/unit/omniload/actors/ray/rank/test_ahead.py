@@ -78,12 +78,26 @@ def test_the_last_batch_of_a_window_is_left_by_the_thread_that_asks(open_to):
     constructor = Constructor(4)
     ahead = open_to(constructor)
 
-    assert steps_of(ahead, 9) == list(range(9))
+    assert steps_of(ahead, 10) == list(range(10))
     wait([ahead.coming], 10.0)
 
     threads = dict(constructor.left)
     assert [threads[step] is threading.current_thread() for step in (0, 1, 2)] == [True] * 3
     assert threads[3] is not threading.current_thread()
+
+
+@pytest.mark.parametrize(("size", "asked"), [(1, [True]), (3, [False, True, True])])
+def test_the_window_behind_is_asked_for_with_the_second_batch_or_with_the_only_one(
+    open_to, size, asked
+):
+    ahead = open_to(Constructor(size))
+    wait([ahead.ask(0)], 10.0)
+    assert ahead.take_in()
+
+    found = [(ahead.next().step, ahead.coming is not None) for _ in range(size)]
+
+    assert found == list(enumerate(asked))
+    assert [batch.step for batch in ahead.ask(size).result(10.0)] == list(range(size, 2 * size))
 
 
 def test_of_large_steps_none_is_kept_for_the_thread_that_asks(open_to):
