@@ -116,8 +116,8 @@ class MessageCosts(StrictModel):
     """By the role of its ends."""
     takes_s: tuple[Annotated[tuple[Seconds, ...], Field(min_length=1)], ...] = ()
     """A batch that is at hand, where its rank has trained since the one before: of several, by their place among those
-    that came together, as those behind them are asked for at the first; what is further behind takes what the last has.
-    At full speed it takes nothing, nor in a profile without them."""
+    that came together, as those behind them are asked for at the second; what is further behind takes as long as the
+    last. At full speed it takes nothing, nor in a profile without them."""
     idle: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.0
     """Part of what processes want of a host's cores that none has, as a core that idles is woken late for what comes;
     0 where other work had whatever they left."""

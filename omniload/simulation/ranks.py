@@ -54,6 +54,8 @@ class RayRank(Rank):
     _came: list[int] | None = field(default=None, init=False)
     """The same of those that have come behind them."""
     _asked: int | None = field(default=None, init=False)
+    _behind: int = field(default=0, init=False)
+    """The step behind those at hand."""
     _unanswered: int | None = field(default=None, init=False)
     """The step that the constructor is to answer once it is built."""
     _waiting: tuple[int, Then] | None = field(default=None, init=False)
@@ -62,6 +64,8 @@ class RayRank(Rank):
     def take(self, step: int, have: Then) -> None:
         if self._held:
             self.place += 1
+            if self.place == 1:
+                self._ask(self._behind)
             self._hand_out(step, have)
             return
         self._waiting = step, have
@@ -112,14 +116,15 @@ class RayRank(Rank):
             self._open()
 
     def _open(self) -> None:
-        """Have what came at hand, ask for what is behind it, and hand out the first step."""
+        """Have what came at hand, and hand out the first step; those behind are asked for with the second."""
         assert self._came is not None
         assert self._waiting is not None
         (step, have), sizes = self._waiting, self._came
         self._came = self._waiting = None
         self._held.extend(sizes)
-        self._ask(step + len(sizes))
-        self.place = 0
+        self._asked, self._behind, self.place = None, step + len(sizes), 0
+        if len(sizes) == 1:
+            self._ask(self._behind)  # there is no second
         self._hand_out(step, have)
 
     def _hand_out(self, step: int, have: Then) -> None:

@@ -65,8 +65,9 @@ _FILLS_S = 0.3
 _PAUSE_S, _PAUSES, _PACES, _APART, _TOGETHER = 0.04, 6, 4, 8, 4
 """How long a rank rests before a batch, and before how many of a window, the first and those behind it; how often ranks
 do so, and for how many windows, where one does so by itself and where all get at their windows together."""
-_PLACES = 3
-"""The first of a window, the second, and those behind it, which are alike."""
+_PLACES = 4
+"""The first of a window, the second, at which the next window is asked for, the third, which finds caches as asking
+left them, and those behind it, which are alike."""
 _OPENS_S, _ANSWERS_S, _ENDS_S = 600.0, 300.0, 60.0
 """How long a plane is waited for, which has limits of its own that are shorter."""
 

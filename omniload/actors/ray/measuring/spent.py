@@ -60,7 +60,7 @@ class Paced:
     spent: Spent
     takes_s: tuple[tuple[float, ...], ...]
     """Time in which a rank that has rested takes a batch that is at hand, of several, others left out: of the first of
-    windows, of the second, and of those behind it."""
+    windows, of the second, of the third, and of those behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
