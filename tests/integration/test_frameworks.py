@@ -13,11 +13,12 @@ FOLDER = ROOT / "tests/frameworks"
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_our_loaders_pass_inside_frameworks():
+@pytest.mark.parametrize("marks", ["not soak", pytest.param("soak", marks=pytest.mark.soak)])
+def test_our_loaders_pass_inside_frameworks(marks):
     """One process for all: loading the frameworks takes as long as most of the tests."""
     if not PYTHON.exists():
         pytest.skip("FRAMEWORKS NOT TESTED: no .venv-frameworks; run make setup")
-    line = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", FOLDER]
+    line = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, FOLDER]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     # Frameworks are large: what one process has compiled, the next one finds.
     env.pop("PYTHONDONTWRITEBYTECODE", None)
