@@ -26,7 +26,7 @@ __all__ = ["STATUS_NAME", "PlaneStatus", "RoleLine", "read_status", "write_statu
 
 STATUS_NAME = "status.json"
 """File in the run's folder."""
-_EVERY_S = 1.0
+_EVERY_S, _LAST_S = 1.0, 30.0
 _MOST_BYTES = 64 << 20
 _LOG = get_logger(__name__)
 
@@ -100,7 +100,7 @@ def write_status(folder: Path | None, board: Board, host: str = "") -> Callable[
 
     def end() -> None:
         ended.set()
-        thread.join(_EVERY_S)
+        thread.join(_LAST_S)  # which only a disk that does not answer takes
 
     return end
 

@@ -2,6 +2,7 @@
 
 import threading
 
+from omniload.actors import status_file
 from omniload.actors.heartbeat_board import Activity, MemoryBoard
 from omniload.actors.status_file import read_status, write_status
 
@@ -46,3 +47,24 @@ def test_a_status_is_there_once_the_plane_is_open_however_late_its_thread_comes(
 
     status = read_status(tmp_path)
     assert (status.has_ended, [role.name for role in status.roles]) == (False, ["rank dp=0"])
+
+
+def test_the_last_status_is_there_once_the_plane_is_closed_however_late_its_thread_comes(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(status_file, "_EVERY_S", 0.001)
+    board, _ = a_board()
+    read, is_closed = board.read, threading.Event()
+
+    def late():
+        if is_closed.is_set():
+            threading.Event().wait(0.1)
+        return read()
+
+    end = write_status(tmp_path, board)
+    monkeypatch.setattr(board, "read", late)
+    is_closed.set()
+
+    end()
+
+    assert read_status(tmp_path).has_ended
