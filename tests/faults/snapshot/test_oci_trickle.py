@@ -26,6 +26,8 @@ from tests.support.snapshot.registries.fake import FakeRegistry, serving
 
 DATA = bytes(range(256)) * 8192
 LIMITS = {"timeout_s": 0.4, "least_bytes_per_s": 1000, "attempts": 2, "give_up_s": 1.0}
+LONGER = {"timeout_s": 1.5, "attempts": 1}
+"""Where the headers must have come, however busy the machine is."""
 _TRICKLES_S = 30.0
 """At most, of a connection: whoever reads on for so long would for ever, and the test fails in place of hanging."""
 
@@ -69,6 +71,12 @@ def trickling(head=b"", every_s=0.05):
             thread.join()
 
 
+def wait_until(holds):
+    """Wait until something holds; the limit of the test is for what never does."""
+    while not holds():
+        threading.Event().wait(0.01)
+
+
 def client(address, **changes):
     return Registry(Transport(address, RegistrySettings(**LIMITS | changes)), "a/b")
 
@@ -102,7 +110,8 @@ def test_headers_that_trickle_are_given_up_whatever_was_asked(asked, head):
         with pytest.raises(UnavailableError, match=f"(?s){address}.*all headers were wanted"):
             ASKED[asked](client(address))
 
-        assert len(seen) >= 2, "it is asked again before it is given up"
+        # It is asked again before it is given up, by a connection that may be taken later.
+        wait_until(lambda: len(seen) >= 2)
 
 
 @pytest.mark.parametrize("asked", ["range", "blob", "manifest"])
@@ -110,7 +119,7 @@ def test_a_body_that_trickles_is_given_up(asked):
     head = WHOLE if asked == "blob" else HEADS["body"]
     slow = pytest.raises(UnavailableError, match="at least 1000 bytes/s")
     with trickling(head) as (address, _), slow:
-        ASKED[asked](client(address))
+        ASKED[asked](client(address, **LONGER))
 
 
 def test_a_token_that_trickles_is_given_up(tmp_path):
@@ -125,7 +134,7 @@ def test_a_token_that_trickles_is_given_up(tmp_path):
             )
         ] * 2
         with pytest.raises(UnavailableError, match="/token"):
-            client(fake.address).blob_range(blob_of(DATA).digest, 0, 10)
+            client(fake.address, **LONGER).blob_range(blob_of(DATA).digest, 0, 10)
 
 
 def test_a_registry_that_takes_a_push_byte_by_byte_is_given_up():
@@ -147,12 +156,13 @@ def test_a_mirror_that_trickles_is_passed_over_and_left_alone_for_a_while(tmp_pa
 
         with caplog.at_level(logging.WARNING, "omniload"):
             assert store.blob_range(blob.digest, 0, 5000) == DATA[:5000]
-        assert (len(seen), "the next store is asked" in caplog.text) == (1, True)
+        assert "the next store is asked" in caplog.text
+        wait_until(lambda: len(seen) == 1)
         assert store.blob_range(blob.digest, 5000, 9) == DATA[5000:5009]
         assert len(seen) == 1
         clock.advance(AWAY_S + 1)
         assert store.blob_range(blob.digest, 0, 5000) == DATA[:5000]
-        assert len(seen) == 2
+        wait_until(lambda: len(seen) == 2)
 
 
 def test_a_blob_goes_on_from_the_next_store_where_a_mirror_breaks_off(tmp_path):
@@ -173,7 +183,7 @@ def test_a_peer_whose_headers_trickle_is_left_for_the_next_tier():
         found, moved = tier.fetch(index, [ref])
 
         assert (found, moved) == ({}, 0)
-        assert seen
+        wait_until(lambda: seen)
         tier.close()
 
 
@@ -181,13 +191,13 @@ def test_a_reader_who_pauses_is_no_slow_server():
     fake = FakeRegistry()
     digest = fake.put(DATA)
     with serving(fake):
-        pool = paced_pool(Pace(silent_s=0.2, least_bytes_per_s=1e6), connect_s=1.0)
+        pool = paced_pool(Pace(silent_s=1.0, least_bytes_per_s=1e6), connect_s=1.0)
         response = pool.request(
             "GET", f"http://{fake.address}/v2/a/b/blobs/{digest}", preload_content=False
         )
         parts = [response.read(1000)]
         for _ in range(3):
-            threading.Event().wait(0.15)  # longer in all than the server may take
+            threading.Event().wait(0.4)  # longer in all than the server may take
             parts.append(response.read(1000))
         parts.append(response.read())
         pool.clear()
