@@ -81,15 +81,14 @@ def test_a_store_that_blocks_is_named_when_the_time_has_passed_and_may_go_on(tmp
     with LocalPlane(a_spec(tmp_path)) as plane, Client(plane.handle(0)) as client:
         assert store.asked.wait(_LONG_S)
 
-        with pytest.raises(UnavailableError, match=r"rank dp=0 waited 0 s for .* step 0") as caught:
-            client.next_batch(timeout=0.2)
+        told_who_is_missing(
+            client,
+            r"rank dp=0 waited \d+ s for .* step 0.* planner .*waits for samples of 1 sources \(web\).*"
+            r"reads /store/web/0\.parquet for",
+        )
         store.gone_on.set()
 
         assert client.next_batch().step == 0
-    text = str(caught.value)
-    assert "planner" in text
-    assert "waits for samples of 1 sources (web)" in text
-    assert "reads /store/web/0.parquet for" in text
 
 
 def take_on(clients, timeout):
@@ -122,16 +121,17 @@ def test_a_rank_that_never_asks_is_named_to_the_others(tmp_path):
 def test_a_wait_is_logged_with_whom_it_is_for(tmp_path, store, monkeypatch, caplog):
     def impatient(**words):
         wait = Wait(**words)
-        wait._next_say_s = 0.2
+        wait._next_say_s = 0.01
         return wait
 
     monkeypatch.setattr("omniload.actors.local.plane.Wait", impatient)
     with LocalPlane(a_spec(tmp_path)) as plane, Client(plane.handle(0)) as client:
         with pytest.raises(UnavailableError):
-            client.next_batch(timeout=0.6)
+            client.next_batch(timeout=2.0)
         store.gone_on.set()
 
-    assert "rank dp=0 has waited 0 s for the batch of step 0: constructor-0" in caplog.text
+    said = r"rank dp=0 has waited \d s for the batch of step 0: constructor-0"
+    assert re.search(said, caplog.text)
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def waiting(client):
 
     def take():
         try:
-            for _ in range(100):
+            while True:
                 client.next_batch()
         except BaseException as error:  # noqa: BLE001 -- whatever it is
             got.append(error)
@@ -202,7 +202,7 @@ def test_a_source_that_blocks_while_it_opens_ends_the_opening(tmp_path, monkeypa
     monkeypatch.setattr(sources, "open_source", blocked)
     monkeypatch.setattr("omniload.actors.local.plane._CLOSE_S", 0.1)
     spec = a_spec(tmp_path)
-    quick = spec.mix.runtime.model_copy(update={"batch_timeout": 0.3})
+    quick = spec.mix.runtime.model_copy(update={"batch_timeout": 2.0})
     spec = PlaneSpec(
         mix=spec.mix.model_copy(update={"runtime": quick}), base_dir=tmp_path, tree=spec.tree
     )
