@@ -1,8 +1,8 @@
 """Changes of the mix of a running job: asked for by a file in its folder, answered by another.
 
 The process that opened the plane looks for a question ten times a second, for as long as the plane is
-open. Questions are taken from the user that the process belongs to. One that lay there before is
-not answered: whoever asked it has been told that there was no answer.
+open. Questions are taken from the user that the process belongs to. One that lay there before the plane
+began to open is not answered: whoever asked it has been told that there was no answer.
 """
 
 import os
@@ -26,7 +26,7 @@ from omniload.mix.edits.answers import (
     id_in,
 )
 
-__all__ = ["answer_edits"]
+__all__ = ["Mark", "answer_edits", "last_question"]
 
 _LOOK_S = 0.1
 _CLOSE_S = 5.0
@@ -34,13 +34,24 @@ _MOST_BYTES = 64 << 20
 _ROOT = 0
 _LOG = get_logger(__name__)
 
-_Mark = tuple[int, int]
+Mark = tuple[int, int]
+"""Tells a question from others."""
+
+
+def last_question(folder: Path | None) -> Mark | None:
+    """Return the question that lies in a run's folder, if there is one."""
+    return None if folder is None else _mark_of(folder / REQUEST_NAME)
 
 
 def answer_edits(
-    folder: Path | None, change: Callable[[EditRequest], EditTaken]
+    folder: Path | None, change: Callable[[EditRequest], EditTaken], answered: Mark | None
 ) -> Callable[[], None]:
     """Answer what is asked in a run's folder, in a thread; without a folder do nothing.
+
+    Args:
+        folder: Of the run.
+        change: Makes a change.
+        answered: The question that is not answered any more: that of before the plane was claimed.
 
     Returns:
         A function that ends it.
@@ -48,10 +59,10 @@ def answer_edits(
     if folder is None:
         return lambda: None
     ended = threading.Event()
-    place, seen = folder / REQUEST_NAME, _mark_of(folder / REQUEST_NAME)
+    place = folder / REQUEST_NAME
 
     def keep() -> None:
-        before = seen
+        before = answered
         while not ended.wait(_LOOK_S):
             mark = _mark_of(place)
             if mark is not None and mark != before:
@@ -72,7 +83,7 @@ def answer_edits(
     return end
 
 
-def _mark_of(place: Path) -> _Mark | None:
+def _mark_of(place: Path) -> Mark | None:
     """Return what tells a file from another of its name; nothing where there is none."""
     try:
         status = place.stat()

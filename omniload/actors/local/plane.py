@@ -11,7 +11,7 @@ from typing import TypeVar
 from typing_extensions import override
 
 from omniload.actors.address import check_rank
-from omniload.actors.answering_edits import answer_edits
+from omniload.actors.answering_edits import answer_edits, last_question
 from omniload.actors.claim import claim
 from omniload.actors.gate import CLOSED
 from omniload.actors.heartbeat_board import Activity, MemoryBoard
@@ -91,6 +91,7 @@ class LocalPlane(DataPlane):
         self._builder = DaemonPool(1, "omniload-builder")
         self._opened = ExitStack()
         try:
+            self._asked_before = last_question(spec.run_dir)
             # First, so that it is let go of last: nobody opens the run before these threads have ended.
             self._opened.callback(claim(spec).close)
             self._logs = RoleLogs(None if spec.run_dir is None else logs_folder(spec.run_dir))
@@ -145,7 +146,9 @@ class LocalPlane(DataPlane):
         self.planner.start()
         self._opened.callback(write_status(spec.run_dir, self.board))
         # Last of all: a change that is asked for finds everything that takes it up.
-        self._opened.callback(answer_edits(spec.run_dir, partial(_change_mix, self)))
+        self._opened.callback(
+            answer_edits(spec.run_dir, partial(_change_mix, self), self._asked_before)
+        )
 
     def activity_of(self, role: str, *, reads: bool = False) -> Activity:
         """Return the activity of a role of this process, which is on the board and has a log."""

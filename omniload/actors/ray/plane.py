@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import override
 
 from omniload.actors.address import Gather
-from omniload.actors.answering_edits import answer_edits
+from omniload.actors.answering_edits import answer_edits, last_question
 from omniload.actors.claim import claim
 from omniload.actors.gate import Gate
 from omniload.actors.heartbeat_board import FolderBoard
@@ -53,8 +53,7 @@ from omniload.source.kept_profile import kept_profiles
 
 __all__ = ["RayPlane"]
 
-_CLOSE_S = 10.0
-_LOOK_S = 1.0
+_CLOSE_S, _LOOK_S = 10.0, 1.0
 
 
 class RayPlane(DataPlane):
@@ -79,6 +78,7 @@ class RayPlane(DataPlane):
         self._handles: list[RayHandle] = []
         self._opened = ExitStack()
         try:
+            self._asked_before = last_question(spec.run_dir)
             self._opened.callback(claim(spec).close)
             spec = with_versions(spec.with_edits())
             mix = spec.history.latest
@@ -140,7 +140,8 @@ class RayPlane(DataPlane):
         self._opened.callback(
             write_status(spec.run_dir, boards_of(self.address, self.address.board)[1], host_here())
         )
-        self._opened.callback(answer_edits(spec.run_dir, partial(change_mix, crew, self._gate)))
+        changed = partial(change_mix, crew, self._gate)
+        self._opened.callback(answer_edits(spec.run_dir, changed, self._asked_before))
 
     def _patiently(self, answer: Any, role: str) -> Any:  # noqa: ANN401 -- as the actor's method
         """Wait for an answer for as long as something goes on."""

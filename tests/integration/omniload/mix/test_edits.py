@@ -20,7 +20,7 @@ from omniload.client import Client
 from omniload.commands.edits.asking import change_mix
 from omniload.mix.config import load_mix
 from omniload.mix.edits.answers import ANSWER_NAME, REQUEST_NAME, EditAnswer, EditRequest
-from omniload.mix.edits.edit import Undo
+from omniload.mix.edits.edit import SetWeights, Undo
 from omniload.mix.edits.edits_file import EDITS_NAME, read_history
 from omniload.mix.run_record import write_run_record
 from tests.support.plane.corpora import write_texts
@@ -298,6 +298,26 @@ def wait_for(happens):
             return
         threading.Event().wait(0.02)
     pytest.fail("it did not happen within 20 s")
+
+
+def test_a_change_that_is_asked_for_while_the_plane_opens_is_taken_up_once_it_is_open(
+    mix_path, run_dir, monkeypatch
+):
+    said, opens = [], LocalPlane._open
+    change = SetWeights(weights={"ids": 3.0})
+    asking = threading.Thread(target=lambda: said.append(change_mix(run_dir, change, None, 60.0)))
+
+    def opens_once_asked(plane, spec):
+        asking.start()
+        wait_for((run_dir / REQUEST_NAME).exists)
+        opens(plane, spec)
+
+    monkeypatch.setattr(LocalPlane, "_open", opens_once_asked)
+    with LocalPlane(a_spec(mix_path, run_dir=run_dir)):
+        asking.join(60)
+
+    (taken,) = said
+    assert taken.edit.revision == 1
 
 
 def test_a_plane_that_does_not_answer_is_named(mix_path, run_dir, monkeypatch):
