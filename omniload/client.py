@@ -8,13 +8,13 @@
             state = client.state_dict()   # plain JSON, at this step boundary
 """
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Self
 
 from omniload.actors.plane import RankHandle
+from omniload.base.clock import wait_of
 from omniload.base.errors import ConfigError, OmniloadError
 from omniload.base.metrics import BATCH_WAIT_SECONDS
 from omniload.base.state import JsonObject
@@ -47,19 +47,18 @@ class Client:
                 for, and why.
 
         Raises:
-            ConfigError: The timeout is not a positive number.
+            ConfigError: The timeout is not a finite number above 0.
             UnavailableError: The time has passed; says who holds the batch up, and why. Call
                 again to go on waiting for the same batch.
             OmniloadError: The data plane has failed; the cause as it was raised there.
         """
-        if timeout is not None and not (
-            isinstance(timeout, int | float) and 0 < timeout < math.inf
-        ):
+        timeout_s = None if timeout is None else wait_of(timeout)
+        if timeout is not None and timeout_s is None:
             raise ConfigError(f"timeout is {timeout!r}; give seconds above 0, or None")
         began_s = time.perf_counter()
         batch, self._peeked = self._peeked, None
         if batch is None:
-            batch = self._handle.take(self.next_step, timeout)
+            batch = self._handle.take(self.next_step, timeout_s)
         self.last_wait_s = time.perf_counter() - began_s
         BATCH_WAIT_SECONDS.observe(self.last_wait_s)
         if batch is None:

@@ -1,11 +1,23 @@
 """Time as something that can be handed in."""
 
+import math
 import time
 from typing import Protocol
 
 from typing_extensions import override
 
-__all__ = ["Clock", "FakeClock", "SystemClock"]
+__all__ = ["LONGEST_WAIT_S", "Clock", "FakeClock", "SystemClock", "wait_of"]
+
+LONGEST_WAIT_S = 2e9
+"""60 years, which every wait bears: locks, sockets and torch's stores raise ``OverflowError`` for some longer ones."""
+
+
+def wait_of(timeout_s: object) -> float | None:
+    """Return how long who allows ``timeout_s`` waits; ``None`` for what is no finite length of time above 0."""
+    # The test says what must hold, so that NaN fails it.
+    if isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf:
+        return float(min(timeout_s, LONGEST_WAIT_S))
+    return None
 
 
 class Clock(Protocol):

@@ -1,12 +1,12 @@
 """What callers give to ``open``, ``serve``, ``join`` and a loader, checked before anything is opened."""
 
 import math
-import threading
 from collections.abc import Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from typing import get_args
 
+from omniload.base.clock import wait_of
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.log import get_logger
 from omniload.base.state import JsonObject
@@ -17,12 +17,12 @@ from omniload.mix.other_states import refuse_others
 __all__ = [
     "check_choices",
     "check_steps_left",
-    "check_timeout",
     "require_finite",
     "require_rank",
     "require_whole",
     "state_from",
     "steps_of",
+    "timeout_from",
 ]
 
 _LOG = get_logger(__name__)
@@ -100,18 +100,17 @@ def steps_of(steps: object) -> int | None:
     return int(steps)
 
 
-def check_timeout(timeout: object) -> None:
-    """Refuse a timeout that is no length of time.
+def timeout_from(timeout: object) -> float:
+    """Return the seconds that ranks wait for each other; of more than any wait bears, as many as they bear.
 
     Raises:
-        ConfigError: It is not a number of seconds above 0 that a lock can wait.
+        ConfigError: It is not a finite number of seconds above 0.
     """
-    # Python's locks raise ``OverflowError`` for a longer wait. The test says what must hold, so that NaN fails it.
-    if not (isinstance(timeout, int | float) and 0 < timeout <= threading.TIMEOUT_MAX):
+    if (timeout_s := wait_of(timeout)) is None:
         raise ConfigError(
-            f"timeout is {timeout!r}; give the seconds that ranks wait for each other, more than 0 and "
-            f"at most {int(threading.TIMEOUT_MAX)}"
+            f"timeout is {timeout!r}; give the seconds that ranks wait for each other, a finite number above 0"
         )
+    return timeout_s
 
 
 def state_from(state: object) -> JsonObject | None:

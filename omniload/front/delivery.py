@@ -19,7 +19,7 @@ from typing import Any
 
 from omniload.base.errors import UnavailableError
 from omniload.batch.microbatch import Batch, own_part
-from omniload.front.arguments import check_timeout
+from omniload.front.arguments import timeout_from
 from omniload.front.rows import Arrays, Fields, Labels, SideStream, TrainingBatch
 
 __all__ = ["BatchForm", "CopyAhead", "turn_within"]
@@ -111,7 +111,7 @@ def turn_within(one_asks: threading.Lock, timeout: float | None) -> Iterator[flo
     if not one_asks.acquire(blocking=False):
         began_s = time.monotonic()
         if timeout is not None:
-            check_timeout(timeout)
+            timeout = timeout_from(timeout)
         # Without one, the waits of those before it end by ``runtime.batch_timeout``.
         if not one_asks.acquire(timeout=-1 if timeout is None else timeout):
             raise UnavailableError(

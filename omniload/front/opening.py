@@ -12,7 +12,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
 from omniload.base.extras import refuse_namesake
 from omniload.base.state import Json
-from omniload.front.arguments import check_choices, check_timeout, steps_of
+from omniload.front.arguments import check_choices, steps_of, timeout_from
 from omniload.front.bringing_up import Alone, Together, torch_part
 from omniload.front.delivery import BatchForm
 from omniload.front.launch import DeviceMesh, Launch, Place, group_of_torch, launch_of, place_of
@@ -80,7 +80,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     """
     _refuse_misuse(split, run_dir)
     check_choices(runtime=runtime, labels=labels, arrays=arrays)
-    check_timeout(timeout)
+    timeout = timeout_from(timeout)
     launch = launch_of(os.environ, rank=rank, world_size=world_size, group=group_of_torch())
     place = place_of(launch, mesh)
     spec = spec_of(mix, split, settings, runtime, place, launch.restarts)

@@ -13,7 +13,7 @@ from omniload.base.errors import ConfigError
 from omniload.base.linux.network import host_id
 from omniload.base.state import Json
 from omniload.client import Client
-from omniload.front.arguments import check_choices, check_timeout, require_rank, require_whole
+from omniload.front.arguments import check_choices, require_rank, require_whole, timeout_from
 from omniload.front.bringing_up import take_turn
 from omniload.front.loader import Loader, MixFacts, OpenClient, RunNotes
 from omniload.front.opening import form_of
@@ -56,7 +56,7 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
         UnavailableError: No plane is served there in time.
     """
     check_choices(labels=labels, arrays=arrays)
-    check_timeout(timeout)
+    timeout = timeout_from(timeout)
     require_rank(rank, world_size)
     # Now rather than with the first batch: it holds the names and sizes of the mix.
     note = note_of(address, timeout)

@@ -4,13 +4,14 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from omniload.base.clock import LONGEST_WAIT_S
 from omniload.base.units import parse_bytes, parse_count, parse_seconds
 
 __all__ = ["Bytes", "Count", "Seconds"]
 
 _CountRange = Field(ge=0, le=1 << 53)
 _BytesRange = Field(ge=0, le=1 << 60)
-_SecondsRange = Field(ge=0, le=2e9, allow_inf_nan=False)
+_SecondsRange = Field(ge=0, le=LONGEST_WAIT_S, allow_inf_nan=False)
 Count = Annotated[
     int,
     BeforeValidator(parse_count, json_schema_input_type=Annotated[int, _CountRange] | str),

@@ -14,7 +14,7 @@ from typing import Any, Protocol, assert_never
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import Json, JsonObject
-from omniload.front.arguments import check_timeout, require_finite, require_whole
+from omniload.front.arguments import require_finite, require_whole, timeout_from
 from omniload.front.sampling.exchange import (
     END,
     Decisions,
@@ -138,7 +138,7 @@ class DynamicSampler:
         """
         if surplus not in ("carry", "drop"):
             raise ConfigError(f"surplus is {surplus!r}; choose among ['carry', 'drop']")
-        check_timeout(timeout)
+        timeout = timeout_from(timeout)
         self._loader = loader
         self._together = Together(exchange_for(loader.num_ranks, exchange, process_group, timeout))
         self._filling = Filling(

@@ -1,8 +1,10 @@
 """Retrying and time that is handed in."""
 
+import threading
+
 import pytest
 
-from omniload.base.clock import FakeClock, SystemClock
+from omniload.base.clock import LONGEST_WAIT_S, FakeClock, SystemClock, wait_of
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from omniload.base.retry import backoff_s, with_retries
 
@@ -98,3 +100,17 @@ def test_the_system_clock_never_runs_back():
     clock = SystemClock()
 
     assert clock.now_s() <= clock.now_s()
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "waited_s"),
+    [(0.5, 0.5), (7, 7.0), (1e300, LONGEST_WAIT_S), (10**90, LONGEST_WAIT_S)],
+)
+def test_a_wait_is_as_long_as_allowed_or_as_any_wait_bears(timeout_s, waited_s):
+    assert wait_of(timeout_s) == waited_s
+    assert waited_s < threading.TIMEOUT_MAX
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan"), "7", None])
+def test_what_is_no_finite_length_of_time_is_no_wait(timeout_s):
+    assert wait_of(timeout_s) is None

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import omniload
+from omniload.base.clock import LONGEST_WAIT_S
 from omniload.base.errors import ConfigError, OmniloadError, StateError
 from omniload.batch.microbatch import Batch, Microbatch
 from omniload.front.delivery import BatchForm
@@ -122,6 +123,35 @@ def test_a_thread_waits_for_another_one_that_asks_no_longer_than_it_says():
     assert said[-1].startswith("ConfigError: timeout is -1")
     assert said["1"].startswith("ConfigError: timeout is '1'")
     assert loader.next_batch().step == 1
+
+
+@pytest.mark.parametrize("timeout", [1e300, 10**90])
+def test_a_timeout_beyond_what_locks_bear_is_the_longest_that_they_do_beside_another_thread(
+    timeout,
+):
+    class Waiting(FakeClient):
+        def next_batch(self, timeout=None):
+            limits.append(timeout)
+            if self.next_step == 0:
+                other.start()
+                assert not ended.wait(0.05)  # it waits for its turn
+            return super().next_batch(timeout)
+
+    def ask():
+        try:
+            steps.append(loader.next_batch(timeout).step)
+        finally:
+            ended.set()
+
+    limits, steps, ended = [], [], threading.Event()
+    loader = Loader(lambda *_: Waiting(None), BatchForm(arrays=NumpyArrays()))
+    other = threading.Thread(target=ask)
+
+    loader.next_batch()
+    other.join(10)
+
+    assert steps == [1]
+    assert limits == [None, pytest.approx(LONGEST_WAIT_S)]
 
 
 @pytest.mark.parametrize(("nobody_said", "size"), [(True, 2), (True, 1), (False, 2)])

@@ -11,6 +11,7 @@ from omniload.actors.patience import taken_within
 from omniload.actors.roles import constructor as constructor_module
 from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.planner import PlannerShell
+from omniload.base.clock import LONGEST_WAIT_S
 from omniload.base.errors import (
     ConfigError,
     DefectError,
@@ -258,7 +259,8 @@ def test_a_clients_timeout_is_passed_on_and_anything_but_seconds_above_0_is_refu
 
     assert client.next_batch(timeout=2.5).step == 0
     assert client.next_batch().step == 1
-    assert handle.timeouts_s == [2.5, None]
+    assert client.next_batch(timeout=1e300).step == 2
+    assert handle.timeouts_s == [2.5, None, LONGEST_WAIT_S]
 
 
 def test_a_clients_state_is_that_of_the_batches_handed_out():
