@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
 import click
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -40,8 +39,8 @@ from omniload.plan.forecast.forecast import (
     warnings_of,
 )
 from omniload.plan.forecast.sizes import SourceSizes
-from omniload.plan.forecast.stages import with_expected_steps
-from omniload.simulation.rehearsal import FirstSteps, first_steps
+from omniload.plan.forecast.stages import steps_to_the_end, with_expected_steps
+from omniload.simulation.rehearsal import FirstSteps, steps_of_a_forecast
 from omniload.source.estimate import SourceProfile, profile
 from omniload.source.kept_profile import KeptProfile
 from omniload.source.spec import SourceSpec
@@ -49,9 +48,6 @@ from omniload.source.stores.shard_cache import open_shard_cache
 
 __all__ = ["plan"]
 
-_REHEARSED_TOKENS = 16_000_000
-"""Tokens that may be read to measure packing and balance: about ten seconds of tokenising."""
-_MOST_REHEARSED = 64
 _PROFILERS = 2
 _SHOWN = 20
 """Sources that are shown, those of the most work first."""
@@ -67,7 +63,7 @@ _SHOWN = 20
 @click.option(
     "--rehearse",
     type=click.IntRange(min=1),
-    help="Steps to plan for real; by default up to 64, as long as they hold 16 million tokens.",
+    help="Steps to plan for real; by default up to 64, or all of a short run, as long as they hold 16 million tokens.",
 )
 @click.option(
     "--resources", is_flag=True, help="Say which loaders there would be, and why, and plan no step."
@@ -108,27 +104,29 @@ def plan(  # noqa: PLR0913 -- one for each option
     if resources:
         _say_resources(spec.mix, profiles, as_json)
         return
-    most = rehearse or int(np.clip(_REHEARSED_TOKENS // spec.mix.batch.tokens, 1, _MOST_REHEARSED))
-    rehearsed = first_steps(replace(spec, num_steps=min(steps or most, most)), dp, progress)
-    sizes = _sizes(spec.mix, profiles, rehearsed)
-    per_step = rehearsed.tokens_per_step
-    steps = steps or _steps_to_the_end(spec.mix, sizes, per_step)
+    rehearsed = steps_of_a_forecast(spec, profiles, progress, steps=steps, rehearse=rehearse)
+    sizes, per_step = rehearsed.told(spec.mix, profiles)
+    asked, steps = steps, steps or _steps_to_the_end(spec.mix, sizes, per_step)
     mix = with_expected_steps(spec.mix, sizes, steps, tokens_per_step=per_step)
     expected = forecast(mix, sizes, steps, tokens_per_step=per_step)
     wanted = dict(zip(spec.mix.names, expected.total.epochs_S.tolist(), strict=True))
     require_repetitions(spec.mix.sources, wanted, expected.total.stop, _groups(spec.mix, file))
-    if spec.mix.mix.amounts is not None:
-        assert expected.wanted_S is not None, "it has amounts"
-        part = float(expected.total.tokens_S.sum() / expected.wanted_S.sum())
-        where = f"{file}:{line_of(file, 'mix', 'amounts') or 1}"
-        require_amounts(where, spec.mix.mix.amounts, part, steps)
+    _require_amounts(spec.mix, file, expected, steps)
     warnings = warnings_of(spec.mix.names, expected, rehearsed.steps, spec.mix.pack)
-    warnings += sorted_files(spec.mix, {each.name: each.differences for each in profiles})
+    look_sorted = [*sorted_files(spec.mix, {each.name: each.differences for each in profiles})]
+    warnings += look_sorted
+    was_seen = rehearsed.ended and expected.total.stop == len(rehearsed.steps)
+    error: float | None = 0.0
+    if (asked is None or expected.ends_early) and not was_seen:
+        error = rehearsed.end_is_within(spec.mix, profiles, expected.total)
+    if error and look_sorted:
+        error = None  # the steps to come have documents of other lengths than the first
     if as_json:
-        emit_json(_json(mix, profiles, expected, rehearsed) | {"warnings": warnings})
+        content = _json(mix, profiles, expected, rehearsed)
+        emit_json(content | {"steps_error": error, "warnings": warnings})
         return
     console = output()
-    _print_plan(console, mix, profiles, expected, rehearsed)
+    _print_plan(console, mix, profiles, expected, rehearsed, error)
     for warning in warnings:
         say(console, f"warning: {warning}", "yellow")
 
@@ -139,14 +137,22 @@ def _steps_to_the_end(mix: MixConfig, sizes: SourceSizes, per_step: float) -> in
     Raises:
         ConfigError: It does not, in as many steps as a run may have.
     """
-    dated = with_expected_steps(mix, sizes, LARGEST_STEP, tokens_per_step=per_step)
-    expected = forecast(dated, sizes, LARGEST_STEP, tokens_per_step=per_step)
-    if not expected.ends_early:
+    if (end := steps_to_the_end(mix, sizes, tokens_per_step=per_step)) is None:
         raise ConfigError(
             f"mix.stop {mix.mix.stop!r} does not end this mix within {LARGEST_STEP:,} steps, the most that a run may "
             "have; say --steps, or give each source more weight"
         )
-    return expected.total.stop
+    return end
+
+
+def _require_amounts(mix: MixConfig, file: Path, expected: Forecast, steps: int) -> None:
+    """Refuse fewer steps than the amounts of a mix take."""
+    if mix.mix.amounts is None:
+        return
+    assert expected.wanted_S is not None, "it has amounts"
+    part = float(expected.total.tokens_S.sum() / expected.wanted_S.sum())
+    where = f"{file}:{line_of(file, 'mix', 'amounts') or 1}"
+    require_amounts(where, mix.mix.amounts, part, steps)
 
 
 def _say_resources(mix: MixConfig, profiles: Sequence[SourceProfile], as_json: bool) -> None:
@@ -188,16 +194,6 @@ def _profiles(spec: PlaneSpec) -> list[SourceProfile]:
             f"sources {barren}: the sampled records give 0 tokens; correct their text key or remove them"
         )
     return found
-
-
-def _sizes(mix: MixConfig, profiles: Sequence[SourceProfile], rehearsed: FirstSteps) -> SourceSizes:
-    tokens_S = np.asarray([source.tokens_per_record for source in profiles])
-    return SourceSizes.of(
-        mix,
-        [float(source.records) for source in profiles],
-        tokens_S * rehearsed.kept_S,
-        [source.behind for source in profiles],
-    )
 
 
 def _wanted(mix: MixConfig, expected: Forecast) -> dict[str, object]:
@@ -251,6 +247,7 @@ def _print_plan(
     profiles: Sequence[SourceProfile],
     expected: Forecast,
     rehearsed: FirstSteps,
+    error: float | None,
 ) -> None:
     """Print what a run will draw, and what its first steps would be."""
     console.print(shares_table(mix))
@@ -260,7 +257,10 @@ def _print_plan(
     columns += [(f"steps {s.start:,} to {s.stop - 1:,}", True) for s in expected.stages]
     columns += [(heading, True) for heading in ("drawn", "share", "samples", "epochs")]
     rows = [list(_source_cells(mix, s, profiles[s], expected)) for s in range(len(profiles))]
-    console.print(table(f"expected after {expected.total.stop:,} steps", columns, rows))
+    within = (
+        " (nobody knows within what)" if error is None else f" ±{2 * error:.0%}" if error else ""
+    )
+    console.print(table(f"expected after {expected.total.stop:,} steps{within}", columns, rows))
     console.print(_figures_table(rehearsed))
 
 
@@ -294,7 +294,8 @@ def _figures_table(rehearsed: FirstSteps) -> Table:
     wastes = [1 - step.tokens / step.capacity for step in steps]
     rows.append(["padding in the rows", f"{rehearsed.waste:.2%}", f"{max(wastes):.2%}"])
     columns = [("", False), ("mean", True), ("worst step", True)]
-    return table(f"the first {len(steps)} steps, planned", columns, rows)
+    which = "all" if rehearsed.ended else "the first"
+    return table(f"{which} {len(steps):,} steps, planned", columns, rows)
 
 
 def _kept_by_name(profiles: Sequence[SourceProfile]) -> dict[str, KeptProfile]:

@@ -5,8 +5,8 @@ them are left out. So what is planned, shown, audited or timed here is what a ru
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import fmean
 
@@ -35,13 +35,27 @@ from omniload.machine.messages import (
     Started,
     StepTaken,
 )
+from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
 from omniload.mix.state import MixState
-from omniload.plan.forecast.forecast import StepFigures, figures_of
+from omniload.plan.forecast.forecast import Span, StepFigures, figures_of
+from omniload.plan.forecast.sizes import Sampled, SourceSizes
+from omniload.plan.forecast.stages import end_is_within, steps_to_the_end
 from omniload.plan.records import StepPlan
 from omniload.simulation.reading import Shown
+from omniload.source.estimate import SourceProfile
 
-__all__ = ["FirstSteps", "Rehearsal", "first_steps"]
+__all__ = ["FirstSteps", "Rehearsal", "steps_of_a_forecast"]
+
+_REHEARSED_TOKENS = 16_000_000
+"""Tokens that may be read to measure packing and balance: about ten seconds of tokenising."""
+_MOST_REHEARSED = 64
+_MOST_TO_THE_END = 4096
+"""Steps of a run that is planned whole, so that its end is known: some seconds of planning."""
+_MARGIN = 1.25
+"""Times as long as that a run may be expected to be, and is tried: it may be shorter."""
+_GROUPS = 8
+_ROUNDING = 1e-12
 
 
 class Rehearsal:
@@ -157,8 +171,23 @@ class FirstSteps:
 
     steps: tuple[StepFigures, ...]
     """At least one."""
-    kept_S: NDArray[np.float64]
-    """Share of each source's drawn tokens that the policy for overlong documents keeps."""
+    drawn_KS: NDArray[np.int64]
+    """Tokens of each source in each step, without padding."""
+    overlong_KS: NDArray[np.int64]
+    """Tokens that the policy for overlong documents left out meanwhile."""
+    ended: bool = False
+    """Whether the data ends with the last of them."""
+
+    @property
+    def kept_S(self) -> NDArray[np.float64]:
+        """Share of each source's drawn tokens that the policy for overlong documents keeps."""
+        drawn_S = self.drawn_KS.sum(axis=0)
+        all_S = drawn_S + self.overlong_KS.sum(axis=0)
+        # Of a source that nothing was drawn of nothing is known: it is taken to keep all.
+        kept_S: NDArray[np.float64] = np.divide(
+            drawn_S, all_S, out=np.ones(len(all_S)), where=drawn_S > 0
+        )
+        return kept_S
 
     @property
     def tokens_per_step(self) -> float:
@@ -171,30 +200,125 @@ class FirstSteps:
         """Share of the rows that is padding."""
         return 1.0 - sum(s.tokens for s in self.steps) / sum(s.capacity for s in self.steps)
 
+    def told(self, mix: MixConfig, profiles: Sequence[SourceProfile]) -> tuple[SourceSizes, float]:
+        """Return what sources hold and a step takes, in tokens; of a run that was planned to its end as it draws it."""
+        sizes = self._sizes(mix, profiles)
+        if not self.ended or not _ends_with_its_data(mix):
+            return sizes, self.tokens_per_step
+        sizes = sizes.that_gave(mix, self.drawn_KS.sum(axis=0))
+        # In as many steps as were planned, whatever is rounded.
+        per_step = float(sizes.ends_with(mix).sum()) / len(self.steps) * (1 + _ROUNDING)
+        return sizes, per_step
 
-def first_steps(spec: PlaneSpec, dp: int, shown: Shown) -> FirstSteps:
-    """Plan the steps of a run before ``spec.num_steps`` for ``dp`` ranks; ``shown`` tells how far that is.
+    def end(self, mix: MixConfig, profiles: Sequence[SourceProfile]) -> int | None:
+        """Return the steps that a mix is expected to end by itself after; ``None``: not within what a run may have."""
+        sizes = self._sizes(mix, profiles)
+        return steps_to_the_end(mix, sizes, tokens_per_step=self.tokens_per_step)
+
+    def end_is_within(
+        self, mix: MixConfig, profiles: Sequence[SourceProfile], total: Span
+    ) -> float | None:
+        """Return half of what ``end`` is known within, a part of it; ``None`` where nobody knows, as of one place."""
+        errors_S = [np.nan if each.tokens_error is None else each.tokens_error for each in profiles]
+        sampled = Sampled(
+            errors_S=np.asarray(errors_S, np.float64),
+            varies_S=np.asarray([each.varies for each in profiles]),
+            between_S=np.asarray([each.between for each in profiles]),
+            records_S=np.asarray([float(each.records) for each in profiles]),
+            units_S=np.asarray([float(each.units) for each in profiles]),
+        )
+        groups = min(_GROUPS, len(self.steps))
+        others = [self._but_for(group, groups) for group in range(groups if groups > 1 else 0)]
+        return end_is_within(mix, total, sampled, [each.end(mix, profiles) for each in others])
+
+    def _sizes(self, mix: MixConfig, profiles: Sequence[SourceProfile]) -> SourceSizes:
+        tokens_S = np.asarray([source.tokens_per_record for source in profiles])
+        return SourceSizes.of(
+            mix,
+            [float(source.records) for source in profiles],
+            tokens_S * self.kept_S,
+            [source.behind for source in profiles],
+        )
+
+    def _but_for(self, group: int, groups: int) -> "FirstSteps":
+        """Return them without one of so many groups of neighbours."""
+        left_K = np.arange(len(self.steps)) * groups // len(self.steps) != group
+        return replace(
+            self,
+            steps=tuple(step for step, left in zip(self.steps, left_K, strict=True) if left),
+            drawn_KS=self.drawn_KS[left_K],
+            overlong_KS=self.overlong_KS[left_K],
+        )
+
+
+def steps_of_a_forecast(
+    spec: PlaneSpec,
+    profiles: Sequence[SourceProfile],
+    shown: Shown,
+    *,
+    steps: int | None,
+    rehearse: int | None,
+) -> FirstSteps:
+    """Plan the first steps of a run, and all of one that is short and ends with its data.
+
+    Args:
+        spec: The run.
+        profiles: What its sources hold.
+        shown: Tells how far it is.
+        steps: Those that it is asked to have; ``None`` for as many as it has until it ends by itself.
+        rehearse: Those to plan; ``None`` for what it takes.
 
     Raises:
         ConfigError: The mix ends before the first step.
         OmniloadError: A source is refused or cannot be read.
     """
+    far = int(np.clip(_REHEARSED_TOKENS // spec.mix.batch.tokens, 1, _MOST_TO_THE_END))
+
+    def most_of(first: FirstSteps) -> int:
+        if rehearse or not _ends_with_its_data(spec.mix):
+            return 0
+        end = first.end(spec.mix, profiles)
+        return far if end is not None and end <= _MARGIN * min(far, steps or far) else 0
+
+    most = rehearse or min(far, _MOST_REHEARSED)
+    return _first_steps(replace(spec, num_steps=steps), shown, most, most_of)
+
+
+def _ends_with_its_data(mix: MixConfig) -> bool:
+    """Return whether a run draws all of what it is to draw of each source, and ends."""
+    return mix.mix.amounts is not None or mix.mix.stop == "each_once"
+
+
+def _first_steps(
+    spec: PlaneSpec, shown: Shown, most: int, most_of: Callable[[FirstSteps], int]
+) -> FirstSteps:
+    """Plan ``most`` steps of a run; ``most_of`` is told them, and says how many to plan in all."""
     rehearsal, mix = Rehearsal(spec), spec.mix
-    drawn_S = np.zeros(len(mix.names))
+    plans, dp = rehearsal.plans(), spec.tree.size_of("dp")
     steps: list[StepFigures] = []
-    assert spec.num_steps is not None, "a rehearsal is bounded"
-    with shown("planning steps", spec.num_steps) as advance:
-        for planned in islice(rehearsal.plans(), spec.num_steps):
-            steps.append(figures_of(mix, planned, dp))
-            drawn_S += planned.tokens_S
-            advance(1)
-    if not steps:
-        raise ConfigError(
-            f"mix.stop {mix.mix.stop!r} ends the run before step 0; use a smaller batch or more data"
+    drawn_KS: list[tuple[int, ...]] = []
+    overlong_KS: list[NDArray[np.int64]] = [np.zeros(len(mix.names), np.int64)]
+
+    def look(count: int) -> FirstSteps:
+        with shown("planning steps", count) as advance:
+            for planned in islice(plans, count):
+                steps.append(figures_of(mix, planned, dp))
+                drawn_KS.append(planned.tokens_S)
+                overlong_KS.append(rehearsal.overlong_S)
+                advance(1)
+        if not steps:
+            raise ConfigError(
+                f"mix.stop {mix.mix.stop!r} ends the run before step 0; use a smaller batch or more data"
+            )
+        return FirstSteps(
+            steps=tuple(steps),
+            drawn_KS=np.asarray(drawn_KS, np.int64),
+            overlong_KS=np.diff(overlong_KS, axis=0),
         )
-    all_S = drawn_S + rehearsal.overlong_S
-    return FirstSteps(
-        steps=tuple(steps),
-        # Of a source that nothing was drawn of nothing is known: it is taken to keep all.
-        kept_S=np.divide(drawn_S, all_S, out=np.ones_like(all_S), where=drawn_S > 0),
-    )
+
+    limit = min(most, spec.num_steps or most)
+    found = look(limit)
+    if len(steps) == limit and (more := most_of(found)) > limit:
+        limit = min(more, spec.num_steps or more)
+        found = look(limit - len(steps))
+    return replace(found, ended=len(steps) < limit)

@@ -56,6 +56,8 @@ class SourceProfile:
     """Records that the estimates rest on."""
     tokens_per_record: float
     """Mean tokens of a record, estimated; one that gives no sample, is of another split or is left out counts as 0."""
+    varies: float = 0.0
+    """Standard deviation of the tokens of sampled records, as a part of their mean."""
     behind: float = 0.0
     """Part of the records that ``drawn_before`` leaves out of the first epoch."""
     bad_records: int
@@ -129,6 +131,7 @@ def profile(
         size_bytes=sum(file.size_bytes for file in files),
         sampled_records=len(lengths),
         tokens_per_record=tokens / records * config.share_drawn,
+        varies=float(lengths.std()) / max(float(lengths.mean()), 1e-9),
         behind=0.0 if before is None else before.records / records,
         units=len(filled),
         between=spread.between,

@@ -5,7 +5,7 @@ Shape suffixes:
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -14,10 +14,41 @@ from numpy.typing import NDArray
 from omniload.mix.config import MixConfig
 from omniload.mix.schedule import amount_tokens_S
 
-__all__ = ["SourceSizes", "repetitions_of"]
+__all__ = ["Sampled", "SourceSizes", "repetitions_of"]
 
+_WHOLE = 1e-9
+"""By which a whole number of epochs may be off."""
 _MOST_EPOCHS = 4
 """Times that a source is gone through, beyond which a user is told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """How well the tokens of sources are known that were sampled, ``[S]`` each."""
+
+    errors_S: NDArray[np.float64]
+    """Half of what the tokens of an epoch are known within, as a part of them; NaN where nobody knows."""
+    varies_S: NDArray[np.float64]
+    """Standard deviation of the tokens of a record, as a part of their mean."""
+    between_S: NDArray[np.float64]
+    """Part of that which lies between units, from 0 to 1."""
+    records_S: NDArray[np.float64]
+    """Records; above 0."""
+    units_S: NDArray[np.float64]
+    """Units that hold them; above 0."""
+
+    def errors_of(self, epochs_S: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return half of what the tokens of so many epochs are known within, in epochs.
+
+        Whole epochs are as well known as one; a part of one has lengths of its own, fewer of them the less alike units
+        are.
+        """
+        part_S = epochs_S % 1.0
+        part_S = np.where(part_S > 1 - _WHOLE, 0.0, part_S)
+        inverse_S = (1 - self.between_S) / self.records_S + self.between_S / self.units_S
+        # The variance of the sum of a share p of n, drawn without putting back, is p * (1 - p) * n times that of one.
+        of_part_S = self.varies_S * np.sqrt(part_S * (1 - part_S) * np.minimum(inverse_S, 1.0))
+        return np.hypot(epochs_S * self.errors_S, of_part_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +87,17 @@ class SourceSizes:
             tokens_per_sample_S=tokens_per_sample_S,
             behind_S=np.asarray(behind_S, np.float64),
         )
+
+    def that_gave(self, mix: MixConfig, tokens_S: NDArray[np.float64]) -> Self:
+        """Return the sizes by what a run that is planned to its end, by amounts or ``each_once``, draws of each."""
+        wanted_S = self.ends_with(mix)
+        times_S = np.divide(tokens_S, wanted_S, out=np.ones(len(wanted_S)), where=tokens_S > 0)
+        return replace(self, tokens_per_sample_S=self.tokens_per_sample_S * times_S)
+
+    def ends_with(self, mix: MixConfig) -> NDArray[np.float64]:
+        """Return the tokens with which a mix of amounts, or of ``each_once``, ends."""
+        wanted_S = self.wanted_S(mix)
+        return self.tokens_of(np.ones(len(mix.names))) if wanted_S is None else wanted_S
 
     @property
     def epoch_tokens_S(self) -> NDArray[np.float64]:

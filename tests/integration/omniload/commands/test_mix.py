@@ -6,7 +6,10 @@ import sys
 import tarfile
 from itertools import chain
 
+import numpy as np
 import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -15,6 +18,7 @@ from omniload.commands.opening import open_spec
 from omniload.mix.config import MixConfig
 from omniload.mix.journal.reading import read_journal
 from omniload.simulation.rehearsal import Rehearsal
+from omniload.source.distinct.drawn_before import write_drawn
 from omniload.source.formats import jsonl
 from tests.support.plane.corpora import write_texts
 from tests.support.plane.edits.mix_commands import a_mix_file, a_run, json_of, run_mix
@@ -339,9 +343,7 @@ def test_a_plan_of_amounts_shows_wanted_against_drawn_and_a_run_draws_just_that(
     shown = json_of("show", tmp_path / "run")
     steps = [batches for batches in taken.values() if batches[0] is not None]
 
-    assert expected["steps"] == pytest.approx(
-        len(steps), rel=0.05
-    )  # half an epoch is of other lengths
+    assert (expected["steps"], expected["steps_error"]) == (len(steps), 0.0)
     assert expected["amounts"]["ids"] == {"tokens": 3000, "expected_tokens": 3000.0}
     drawn = sum(batches[0].tokens_by_source["ids"] for batches in steps)
     assert 3000 <= drawn < 3000 + 64
@@ -352,6 +354,63 @@ def test_a_plan_of_amounts_shows_wanted_against_drawn_and_a_run_draws_just_that(
     assert (to_the_end["ends_early"], expected["ends_early"]) == (False, True)
     for key in ("steps", "total", "amounts", "rehearsed", "warnings"):
         assert to_the_end[key] == expected[key]
+
+
+def a_mix_of_very_different_documents(tmp_path, pack, **source):
+    """Return a mix file of some 300 steps of two rows: one and three quarters of an epoch of 480 documents."""
+    rng = np.random.default_rng(5)
+    documents = [[1] * length for length in (rng.lognormal(3.5, 0.8, 480) + 1).astype(int)]
+    ids = pa.array(documents, pa.list_(pa.int32()))
+    pq.write_table(pa.table({"ids": ids}), tmp_path / "ids.parquet", row_group_size=20)
+    ids = {"type": "parquet", "path": "ids.parquet", "tokens": "ids"} | source
+    content = {"version": 2, "seed": 1, "sources": {"ids": ids}, "pack": pack}
+    content["mix"] = {"amounts": {"ids": {"epochs": 1.75}}}
+    content["batch"] = {"tokens": 2 * pack["length"], "micro_tokens": pack["length"]}
+    path = tmp_path / "mix.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def steps_of(path):
+    rehearsal = Rehearsal(open_spec(path, dp=1, cache_dir=None, ahead=1))
+    try:
+        return sum(1 for _ in rehearsal.plans())
+    finally:
+        rehearsal.close()
+
+
+@pytest.mark.parametrize("overlong", ["drop", "truncate", "split"])
+@pytest.mark.parametrize("method", ["best_fit", "none"])
+def test_a_plan_of_a_short_run_knows_its_steps_and_a_longer_one_says_within_what(
+    tmp_path, monkeypatch, method, overlong
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_drawn(tmp_path / "before.arrow", [("ids.parquet", np.arange(0, 480, 3))])
+    pack = {"length": 128, "method": method, "overlong": overlong}
+    path = a_mix_of_very_different_documents(tmp_path, pack, drawn_before="before.arrow")
+
+    whole, part = json_of("plan", path), json_of("plan", path, "--rehearse", 48)
+    told = run_mix("plan", path, "--rehearse", 48).stdout
+
+    steps = steps_of(path)
+    assert (whole["steps"], whole["steps_error"], part["ends_early"]) == (steps, 0.0, False)
+    assert len(whole["rehearsed"]["steps"]) == steps
+    assert 0 < part["steps_error"] < 0.4
+    assert abs(part["steps"] / steps - 1) <= 2 * part["steps_error"]
+    assert f"expected after {part['steps']:,} steps ±{2 * part['steps_error']:.0%}" in told
+
+
+def test_a_plan_of_too_few_steps_to_tell_says_that_nobody_knows_within_what_the_run_ends(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = a_mix_of_very_different_documents(tmp_path, {"length": 128})
+
+    expected = json_of("plan", path, "--rehearse", 3)
+
+    assert expected["steps_error"] is None
+    told = run_mix("plan", path, "--rehearse", 3).stdout
+    assert f"expected after {expected['steps']:,} steps (nobody knows within what)" in told
 
 
 def test_a_plan_to_the_end_of_a_mix_that_comes_to_none_says_how_far_it_looked(tmp_path):

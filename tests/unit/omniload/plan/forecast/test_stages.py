@@ -1,12 +1,14 @@
-"""The steps at which stages that wait for epochs are expected, against steps that are counted one by one."""
+"""The steps at which stages that wait for epochs, and the end, are expected, against steps counted one by one."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.mix.schedule import weights_at
-from omniload.plan.forecast.sizes import SourceSizes
-from omniload.plan.forecast.stages import with_expected_steps
+from omniload.plan.forecast.forecast import forecast
+from omniload.plan.forecast.sizes import Sampled, SourceSizes
+from omniload.plan.forecast.stages import end_is_within, steps_to_the_end, with_expected_steps
 from tests.support.plane.builders import a_mix
 
 SIZES = SourceSizes(samples_S=np.array([300.0, 50.0]), tokens_per_sample_S=np.array([40.0, 20.0]))
@@ -53,3 +55,74 @@ def test_a_stage_that_does_not_begin_within_the_run_goes_on_waiting():
     assert found.mix.stages[1].from_step == 32  # 2,000 tokens, 64 of them a step
     plain = a_mix()
     assert with_expected_steps(plain, SIZES, 40, tokens_per_step=128) is plain
+
+
+def known(**changes):
+    """Both sources to one part in a hundred, of 100 records in 10 units that are alike."""
+    columns = {"errors": 0.01, "varies": 1.0, "between": 0.0, "records": 100, "units": 10} | changes
+    return Sampled(**{f"{name}_S": np.full(2, float(each)) for name, each in columns.items()})
+
+
+@pytest.mark.parametrize(
+    ("epochs", "between", "error"),
+    [
+        (1, 0, 0.01),
+        (3, 1, 0.03),
+        (0.5, 0, (0.005**2 + 0.05**2) ** 0.5),
+        (1.5, 1, (0.015**2 + 0.25 / 10) ** 0.5),
+    ],
+)
+def test_parts_of_an_epoch_are_known_the_less_the_fewer_records_or_units_they_hold(
+    epochs, between, error
+):
+    errors_S = known(between=between).errors_of(np.full(2, float(epochs)))
+
+    assert errors_S.tolist() == pytest.approx([error, error], rel=1e-3)
+
+
+AMOUNTS = {"code": {"epochs": 1}, "web": {"epochs": 1}}
+
+
+def within(mix, sampled, others):
+    total = forecast(mix, SIZES, 10**4, tokens_per_step=130).total
+    return total.stop, end_is_within(mix, total, sampled, others)
+
+
+def test_an_end_is_known_within_what_its_sources_and_the_steps_that_were_planned_are():
+    mix = a_mix(version=2, mix={"amounts": AMOUNTS})
+
+    steps, of_sources = within(mix, known(), [100] * 8)
+    _, of_steps = within(mix, known(errors=0), [96, 104] * 4)
+
+    assert steps == steps_to_the_end(mix, SIZES, tokens_per_step=130) == 100
+    assert of_sources == pytest.approx(0.01 * (12**2 + 1) ** 0.5 / 13)
+    assert of_steps == pytest.approx(1.6 * (7 * 16) ** 0.5 / 100)
+
+
+def test_amounts_of_tokens_are_drawn_however_long_documents_are():
+    amounts = {"code": {"tokens": 12_000}, "web": {"tokens": 1_000}}
+
+    assert within(a_mix(version=2, mix={"amounts": amounts}), known(), [100] * 8)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("sampled", "others"), [(known(errors=np.nan), [100] * 8), (known(), [100] * 3), (known(), [])]
+)
+def test_nobody_knows_the_end_of_sources_seen_in_one_place_or_by_too_few_steps(sampled, others):
+    assert within(a_mix(version=2, mix={"amounts": AMOUNTS}), sampled, others)[1] is None
+
+
+def test_a_run_that_ends_with_its_first_source_is_known_as_the_least_known_one():
+    mix = a_mix(
+        mix={"stages": [{"from_step": 0, "weights": {"web": 1, "code": 1}}]}
+        | {"stop": "first_exhausted"}
+    )
+
+    assert within(mix, known(varies=0), [100] * 8)[1] == pytest.approx(0.01)
+
+
+def test_sizes_that_gave_what_a_run_drew_come_to_just_that():
+    mix = a_mix(version=2, mix={"amounts": {"code": {"epochs": 1}, "web": {"epochs": 3}}})
+    drawn_S = np.array([11_000.0, 3_100.0])
+
+    assert SIZES.that_gave(mix, drawn_S).ends_with(mix).tolist() == pytest.approx(drawn_S)
