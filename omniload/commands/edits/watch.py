@@ -21,7 +21,7 @@ from omniload.mix.config import MixConfig, SourceConfig, load_mix
 from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.edit import said_of
 from omniload.mix.edits.edits_file import read_history
-from omniload.mix.edits.wanted import Asked, later_keys, wanted_of
+from omniload.mix.edits.wanted import Asked, Refused, later_keys, wanted_of
 from omniload.mix.run_record import read_run_record
 
 __all__ = ["STILL_S", "Mark", "Saves", "Watching", "mark_of", "watch"]
@@ -86,8 +86,8 @@ class Watching:
     _before: MixConfig | None = field(default=None, init=False)
     """What the file said when it was read last."""
 
-    def asked(self) -> tuple[list[Asked], list[str]]:
-        """Return the changes that lead to what the file says now, and what in it holds from the next start on.
+    def asked(self) -> tuple[list[Asked], list[str], list[str]]:
+        """Return the changes to what the file says now, what in it holds from the next start on, and what is over.
 
         Raises:
             ConfigError: The file is faulty, or asks for what no change can do: every fault with its line.
@@ -102,17 +102,15 @@ class Watching:
         placing = _placing(folder), _placing(life.base_dir)
         found = wanted_of(wanted, declared, history, step, placing)
         if found.refused:
-            raise ConfigError(
-                "\n".join(
-                    f"{self.file}:{line_of(self.file, *fault.at) or 1}: "
-                    f"{'.'.join(map(str, fault.at))} {fault.said}"
-                    for fault in found.refused
-                )
-            )
+            raise ConfigError("\n".join(map(self._told, found.refused)))
         # Against the file as it was read last: at the first there is none, and one that was refused does not count.
         later = [] if self._before is None else later_keys(wanted, self._before)
         self._before = wanted
-        return list(found.changes), later
+        return list(found.changes), later, list(map(self._told, found.over))
+
+    def _told(self, fault: Refused) -> str:
+        line = line_of(self.file, *fault.at) or 1
+        return f"{self.file}:{line}: {'.'.join(map(str, fault.at))} {fault.said}"
 
     def taken(self, asked: list[Asked]) -> Iterator[EditTaken]:
         """Have changes taken up, one after the other; yield what became of each.
@@ -219,7 +217,7 @@ def _fault_of(error: OmniloadError) -> str:
 def _apply(watching: Watching, mark: Mark | None, *, as_json: bool) -> None:
     """Have the run be as its file says; of a file that has another mark by now, wait for the save."""
     try:
-        asked, later = watching.asked()
+        asked, later, over = watching.asked()
     except ConfigError:
         if mark in (None, mark_of(watching.file)):
             raise
@@ -232,10 +230,13 @@ def _apply(watching: Watching, mark: Mark | None, *, as_json: bool) -> None:
         say(output(), f"{watching.file}: {said}")
         if later:
             say(output(), f"from the next start of the run on: {', '.join(later)}")
+        for each in over:
+            say(output(), f"warning: {each}", "yellow")
     edits = []
     for taken in watching.taken(asked):
         edits.append(taken.model_dump(mode="json"))
         if not as_json:
             say(output(), taken.said)
     if as_json:
-        emit_json({"asked": [said_of(c) for c, _ in asked], "edits": edits, "later": later})
+        told = [said_of(change) for change, _ in asked]
+        emit_json({"asked": told, "edits": edits, "later": later, "over": over})

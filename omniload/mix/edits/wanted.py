@@ -5,7 +5,9 @@ the next step and of stages to come, or amounts. What no change can do is refuse
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 from omniload.base.errors import ConfigError
@@ -25,6 +27,7 @@ Asked: TypeAlias = tuple[Change, int | None]
 _LATER = ("runtime.", "balance.", "loader.", "batch.micro_tokens")
 """Keys that may differ in every start of a run."""
 _LATER_OF_SOURCE = {"tags", "on_error", "max_repetition", "max_fraction"}
+_MOST_SHOWN = 160
 _SAME = 1e-9
 """Shares that are closer are one."""
 
@@ -47,6 +50,8 @@ class Wanted:
     """In the order in which they are asked for."""
     refused: tuple[Refused, ...] = ()
     """Where there is any, nothing is asked for."""
+    over: tuple[Refused, ...] = ()
+    """Stages that every step of is planned, with weights that never held: they move nothing."""
 
 
 def wanted_of(
@@ -70,7 +75,12 @@ def wanted_of(
     """
     sources = {name: placing[0](source) for name, source in file.sources.items()}
     held = {name: placing[1](source) for name, source in history.latest.sources.items()}
-    refused = [*_fixed(file, declared), *_other_sources(sources, held)]
+    elsewhere = {
+        name
+        for name, source in file.sources.items()
+        if name in held and sources[name] != held[name] == placing[1](source)
+    }
+    refused = [*_fixed(file, declared), *_other_sources(sources, held, elsewhere)]
     if (file.mix.amounts is None) != (history.latest.mix.amounts is None):
         key = "stages" if file.mix.amounts is None else "amounts"
         other = "amounts" if key == "stages" else "weights"
@@ -82,7 +92,10 @@ def wanted_of(
         return Wanted(refused=tuple(refused))
     if file.mix.amounts is not None:
         return Wanted(changes=tuple(_wanted_amounts(file, history, step, sources)))
-    return Wanted(changes=tuple(_wanted_weights(file, history, step, sources)))
+    return Wanted(
+        changes=tuple(_wanted_weights(file, history, step, sources)),
+        over=tuple(_over(file, history, step)),
+    )
 
 
 def later_keys(file: MixConfig, before: MixConfig) -> list[str]:
@@ -112,24 +125,41 @@ def _fixed(file: MixConfig, declared: MixConfig) -> Iterator[Refused]:
 
 
 def _other_sources(
-    sources: Mapping[str, SourceConfig], held: Mapping[str, SourceConfig]
+    sources: Mapping[str, SourceConfig],
+    held: Mapping[str, SourceConfig],
+    elsewhere: AbstractSet[str],
 ) -> Iterator[Refused]:
-    """Yield the sources that are other ones under the same name."""
+    """Yield the sources that are other ones under the same name.
+
+    Args:
+        sources: Of the file.
+        held: Of the run.
+        elsewhere: Those that would be the same, did the file lie in the folder of the run's own.
+    """
     for name in sorted(sources.keys() & held.keys()):
         now, then = (
             each[name].model_dump(mode="json", exclude=_LATER_OF_SOURCE) for each in (sources, held)
         )
         for key in sorted(now.keys() | then.keys()):
             if now.get(key) != then.get(key):
+                remedy = (
+                    "relative paths start at the file: keep it beside the mix file of the run, or write them absolute"
+                    if name in elsewhere
+                    else f"declare it under another name, and leave {name} out"
+                )
                 yield Refused(
                     ("sources", name, key),
                     f"is {_shown(now.get(key))} in the file, and {_shown(then.get(key))} in the run: that is another "
-                    f"source; declare it under another name, and leave {name} out",
+                    f"source; {remedy}",
                 )
 
 
 def _shown(value: object) -> str:
-    return "not given" if value is None else f"{value!r:.60}"
+    """Return a value as it is written, its middle left out where it is long: paths differ at their ends."""
+    if value is None:
+        return "not given"
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:60]} ... {text[-60:]}"
 
 
 def _other_stages(file: MixConfig, history: History, step: int) -> Iterator[Refused]:
@@ -159,6 +189,23 @@ def _other_stages(file: MixConfig, history: History, step: int) -> Iterator[Refu
                 "not change while the run goes on; write the shares of the run, or end the ramp with omniload mix set",
             )
             return
+
+
+def _over(file: MixConfig, history: History, step: int) -> Iterator[Refused]:
+    """Yield the stages of the file that ended before a step, with shares that the run had at none of theirs."""
+    stages = dated(history, file.mix.stages, step)
+    held = dated(history, history.latest.mix.stages, step)
+    current = stage_at(stages, step)
+    for i, (stage, following) in enumerate(pairwise(stages[: current + 1])):
+        begins, last = stage.from_step, following.from_step - 1
+        shares = shares_of(stage, file.names)
+        had = held[stage_at(held, begins) : stage_at(held, last) + 1]
+        if all(_differ(shares, shares_of(each, file.names)) for each in had):
+            yield Refused(
+                ("mix", "stages", i),
+                f"is over, of steps {begins} to {last}, and step {step} is the first that is not planned: what it says "
+                f"now moves nothing; say it in mix.stages.{current}, which holds",
+            )
 
 
 def _said_shares(shares: Mapping[str, float]) -> str:

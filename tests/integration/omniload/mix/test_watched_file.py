@@ -112,7 +112,12 @@ def test_a_file_is_applied_once_to_a_run_at_rest_and_what_may_not_change_is_told
 
     assert said["asked"] == ["set ids=9 text=1"]
     assert [edit["edit"]["revision"] for edit in said["edits"]] == [1]
-    assert json_of("watch", run, file, "--once") == {"asked": [], "edits": [], "later": []}
+    assert json_of("watch", run, file, "--once") == {
+        "asked": [],
+        "edits": [],
+        "later": [],
+        "over": [],
+    }
     file.write_text(file.read_text().replace("seed: ", "seed: 9"))
     result = run_mix("watch", run, file, "--once")
     assert isinstance(result.exception, ConfigError)
@@ -122,3 +127,29 @@ def test_a_file_is_applied_once_to_a_run_at_rest_and_what_may_not_change_is_told
     own = run_mix("watch", run, mix_path, "--once")
     assert isinstance(own.exception, ConfigError)
     assert "a resume needs it as it was; copy it" in str(own.exception)
+
+
+def test_a_change_of_a_stage_that_is_over_is_told_with_its_line(mix_path, tmp_path):
+    run, file = tmp_path / "run", tmp_path / "edited.yaml"
+    mix = yaml.safe_load(mix_path.read_text())
+    weights = {"ids": 1, "text": 1}
+    mix["mix"]["stages"] = [
+        {"from_step": 0, "weights": weights},
+        {"from_step": 1, "weights": weights},
+    ]
+    mix_path.write_text(yaml.safe_dump(mix))
+    with omniload.open(mix_path, run_dir=run, arrays="numpy", steps=3) as loader:
+        assert len(list(loader)) == 3
+    mix["mix"]["stages"][0] = {"from_step": 0, "weights": {"ids": 9, "text": 1}}
+    file.write_text(yaml.safe_dump(mix))
+
+    told = run_mix("watch", run, file, "--once")
+
+    assert told.exit_code == 0
+    assert "the run is as it says" in told.output
+    line = 1 + next(
+        i for i, text in enumerate(file.read_text().splitlines()) if "from_step: 0" in text
+    )
+    assert f"warning: {file}:{line}: mix.stages.0 is over, of steps 0 to 0" in " ".join(
+        told.output.split()
+    )

@@ -129,6 +129,41 @@ def test_what_a_run_keeps_is_refused_by_its_key_all_of_it_at_once():
     assert "declare it under another name, and leave web out" in faults["sources.web.path"]
 
 
+def test_a_path_that_is_long_is_shown_with_both_ends_and_one_of_another_folder_with_what_it_starts_at():
+    def in_folder(folder):
+        return lambda source: source.model_copy(update={"path": f"{folder}/{source.path}"})
+
+    here, there = (f"/{'deep/' * 40}{name}" for name in ("here", "there"))
+    wanted = wanted_of(BASE.base, BASE.base, BASE, STEP, (in_folder(here), in_folder(there)))
+
+    said = {".".join(map(str, fault.at)): fault.said for fault in wanted.refused}
+    assert list(said) == ["sources.code.path", "sources.web.path"]
+    path = BASE.base.sources["web"].path
+    assert f"deep/here/{path}' in the file, and '/deep" in said["sources.web.path"]
+    assert f"deep/there/{path}' in the run" in said["sources.web.path"]
+    assert "keep it beside the mix file of the run" in said["sources.web.path"]
+
+
+def test_a_stage_that_is_over_is_told_where_its_weights_never_held():
+    later = {"from_step": 5, "weights": {"web": 1, "code": 3}}
+    history = History(a_file({"web": 1, "code": 1}, later))
+
+    def over(file, history):
+        wanted = found(file, history)
+        assert (wanted.changes, wanted.refused) == ((), ())
+        return [(".".join(map(str, each.at)), each.said) for each in wanted.over]
+
+    ((key, said),) = over(a_file({"web": 9, "code": 1}, later), history)
+    assert key == "mix.stages.0"
+    assert "is over, of steps 0 to 4, and step 10 is the first that is not planned" in said
+    assert "say it in mix.stages.1, which holds" in said
+    assert over(history.base, history) == []
+    # What held for some of its steps was heeded: nothing is to be told when it is over.
+    edited = history.edited(SetWeights(weights={"web": 9}), 3)
+    assert over(a_file({"web": 9, "code": 1}, later), edited) == []
+    assert over(a_file({"web": 1, "code": 1}, later), edited) == []
+
+
 @pytest.mark.parametrize(
     ("stage", "said"),
     [
