@@ -112,7 +112,7 @@ def plan(  # noqa: PLR0913 -- one for each option
     wanted = dict(zip(spec.mix.names, expected.total.epochs_S.tolist(), strict=True))
     require_repetitions(spec.mix.sources, wanted, expected.total.stop, _groups(spec.mix, file))
     _require_amounts(spec.mix, file, expected, steps)
-    warnings = warnings_of(spec.mix.names, expected, rehearsed.steps, spec.mix.pack)
+    warnings = warnings_of(spec.mix, expected, rehearsed.steps)
     look_sorted = [*sorted_files(spec.mix, {each.name: each.differences for each in profiles})]
     warnings += look_sorted
     was_seen = rehearsed.ended and expected.total.stop == len(rehearsed.steps)

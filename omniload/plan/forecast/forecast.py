@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.units import format_bytes
-from omniload.mix.config import LARGEST_STEP, MixConfig, PackConfig
+from omniload.mix.config import LARGEST_STEP, MixConfig
 from omniload.mix.schedule import boundaries, part_done, stage_at, weights_at
 from omniload.plan.balance_methods import balance
 from omniload.plan.forecast.sizes import SourceSizes, repetitions_of
@@ -226,18 +226,16 @@ def figures_of(mix: MixConfig, plan: StepPlan, dp: int) -> StepFigures:
     )
 
 
-def warnings_of(
-    names: Sequence[str], expected: Forecast, steps: Sequence[StepFigures], pack: PackConfig
-) -> list[str]:
+def warnings_of(mix: MixConfig, expected: Forecast, steps: Sequence[StepFigures]) -> list[str]:
     """Return what a user should know before starting, each with its remedy.
 
     Args:
-        names: Names of the sources.
+        mix: The declared mix.
         expected: What the run will draw.
         steps: Some of its steps, planned.
-        pack: How documents become rows.
     """
-    warnings = repetitions_of(names, expected.total.epochs_S.tolist())
+    pack = mix.pack
+    warnings = repetitions_of(mix.names, expected.total.epochs_S.tolist())
     if expected.ends_early and expected.wanted_S is None:
         warnings.append(
             f"mix.stop ends the run before step {expected.total.stop:,}; raise weights evenly with the "
@@ -256,11 +254,20 @@ def warnings_of(
             if pack.method == "best_fit"
             else "set pack.method to best_fit"
         )
+        cut = ", or set pack.method to concat_and_split, which cuts documents and leaves none"
         warnings.append(
-            f"{waste:.1%} of the rows is padding; {best_fit}, or set pack.method to concat_and_split, which cuts "
-            "documents and leaves none"
+            f"{waste:.1%} of the rows is padding; {best_fit}{cut * _may_cut_anywhere(mix)}"
         )
     return warnings
+
+
+def _may_cut_anywhere(mix: MixConfig) -> bool:
+    """Tell whether a mix takes ``concat_and_split``; images, pairs and sequences that are counted stay whole."""
+    whole = any(
+        source.images_transform is not None or source.pair_columns
+        for source in mix.sources.values()
+    )
+    return not whole and mix.mix.level != "sequence"
 
 
 def warnings_of_a_step(mix: MixConfig, sizes: SourceSizes) -> list[str]:

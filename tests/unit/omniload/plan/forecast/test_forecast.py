@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from omniload.mix.config import PackConfig
 from omniload.plan.forecast.forecast import (
     Forecast,
     Span,
@@ -16,7 +16,7 @@ from omniload.plan.forecast.forecast import (
 from omniload.plan.forecast.sizes import SourceSizes
 from tests.support.plane.builders import a_mix, a_plan
 
-PACK = PackConfig(length=32)
+WEB = a_mix(sources=("web",))
 
 
 def sizes_of(samples, lengths):
@@ -174,39 +174,73 @@ def test_figures_compare_a_plan_with_its_rows_dealt_in_order():
 
 
 def test_nothing_is_warned_of_when_all_is_well():
-    assert warnings_of(["web"], a_forecast([3.9]), [a_figure()], PACK) == []
+    assert warnings_of(WEB, a_forecast([3.9]), [a_figure()]) == []
 
 
 def test_a_source_repeated_more_than_four_times_is_warned_of():
-    (warning,) = warnings_of(["web", "code"], a_forecast([1, 6.21]), [a_figure()], PACK)
+    (warning,) = warnings_of(a_mix(), a_forecast([6.21, 1]), [a_figure()])
 
     assert warning.startswith("code is gone through 6.2 times, more than 4; ")
 
 
 def test_a_row_heavier_than_a_ranks_mean_is_warned_of():
-    (warning,) = warnings_of(
-        ["web"], a_forecast([1]), [a_figure(bound=1.4), a_figure(bound=1.2)], PACK
-    )
+    (warning,) = warnings_of(WEB, a_forecast([1]), [a_figure(bound=1.4), a_figure(bound=1.2)])
 
     assert "the heaviest row costs 1.30 times the mean of a rank" in warning
 
 
 def test_padding_above_a_hundredth_is_warned_of():
-    (warning,) = warnings_of(["web"], a_forecast([1]), [a_figure(tokens=120)], PACK)
+    (warning,) = warnings_of(WEB, a_forecast([1]), [a_figure(tokens=120)])
 
     assert warning.startswith("6.2% of the rows is padding; raise pack.lookahead_rows, 1 now, or ")
 
 
 def test_padding_of_a_document_a_row_is_told_with_the_ways_to_pack():
-    pack = PackConfig(length=32, method="none")
+    mix = a_mix(sources=("web",), pack={"method": "none"})
 
-    (warning,) = warnings_of(["web"], a_forecast([1]), [a_figure(tokens=120)], pack)
+    (warning,) = warnings_of(mix, a_forecast([1]), [a_figure(tokens=120)])
 
     assert "; set pack.method to best_fit, or set pack.method to concat_and_split" in warning
 
 
+@pytest.mark.parametrize(
+    ("source", "pack", "mix"),
+    [
+        (
+            {
+                "text": "text",
+                "images": "images",
+                "transforms": [{"type": "images", "patch": 2, "merge": 1, "placeholder": 7}],
+            },
+            {},
+            {},
+        ),
+        (
+            {"text": "chosen", "transforms": [{"type": "preference", "form": "text"}]},
+            {"overlong": "drop"},
+            {},
+        ),
+        (
+            {"tokens": "tokens", "transforms": [{"type": "concat", "tokens": 32}]},
+            {},
+            {"level": "sequence"},
+        ),
+    ],
+)
+def test_padding_of_what_is_never_cut_is_not_told_to_be_cut(source, pack, mix):
+    def declared(**packing):
+        sources = {"web": {"type": "parquet", "path": "web/*.parquet"} | source}
+        return a_mix(sources=sources, pack=pack | packing, mix=mix, tokenizer={"type": "bytes"})
+
+    (warning,) = warnings_of(declared(), a_forecast([1]), [a_figure(tokens=120)])
+
+    assert warning == "6.2% of the rows is padding; raise pack.lookahead_rows, 1 now"
+    with pytest.raises(ValidationError, match="method is concat_and_split"):
+        declared(method="concat_and_split")
+
+
 def test_an_early_end_is_warned_of():
-    (warning,) = warnings_of(["web"], a_forecast([1], ends_early=True), [a_figure()], PACK)
+    (warning,) = warnings_of(WEB, a_forecast([1], ends_early=True), [a_figure()])
 
     assert warning.startswith("mix.stop ends the run before step 10")
 
