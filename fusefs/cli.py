@@ -41,4 +41,10 @@ A mount is there sooner where what checks and copies files is not loaded.
 
 @click.group("fs", cls=Verbs, verbs=_VERBS)
 def command() -> None:
-    """Mount HDFS, S3 or any store as files, read and written in parallel."""
+    """Mount HDFS, S3 or any store as files, read and written in parallel.
+
+    \b
+    Example:
+      omniload fs mount hdfs://namenode:9000/jobs /mnt/jobs
+      omniload fs umount /mnt/jobs
+    """  # noqa: D301 -- click's own marker

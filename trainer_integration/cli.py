@@ -48,4 +48,11 @@ One that looks at a run loads neither launcher nor data plane.
 
 @click.group("train", cls=Verbs, verbs=_VERBS)
 def command() -> None:
-    """Train the included MoE model through the data plane."""
+    """Train the included MoE model through the data plane.
+
+    \b
+    Example:
+      omniload mix sample demo/corpus
+      omniload train run examples/train.yaml
+      omniload train verify demo/run
+    """  # noqa: D301 -- click's own marker

@@ -275,7 +275,8 @@ def omniload(log_level: str) -> None:
 
     \b
     Example:
-      omniload mix check examples/quickstart.yaml
+      omniload mix sample demo/corpus
+      omniload mix check demo/corpus/mix.yaml
     """  # noqa: D301 -- click's own marker
     set_up_logging(log_level)
     for name in sorted(os.environ):

@@ -124,7 +124,13 @@ _VERBS = {
 
 @click.group("env", cls=Verbs, verbs=_VERBS)
 def command() -> None:
-    """Dependency snapshots: install once, restore everywhere."""
+    """Dependency snapshots: install once, restore everywhere.
+
+    \b
+    Example:
+      omniload env save -o /mnt/envs -- pip install -r requirements.txt
+      omniload env show -o /mnt/envs
+    """  # noqa: D301 -- click's own marker
 
 
 _store_option = click.option(

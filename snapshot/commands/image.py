@@ -52,4 +52,10 @@ A report of a start loads nothing of registries, mounts and engines.
 
 @click.group("image", cls=Verbs, verbs=_VERBS)
 def command() -> None:
-    """Run container images that are fetched as they are read."""
+    """Run container images that are fetched as they are read.
+
+    \b
+    Example:
+      omniload image show registry.example:5000/team/torch:2.13
+      omniload image run registry.example:5000/team/torch:2.13 -- python train.py
+    """  # noqa: D301 -- click's own marker

@@ -89,6 +89,24 @@ def test_examples_of_help_change_sources_that_the_demo_has():
     assert set(named) <= declared.keys()
 
 
+def _every_command(command, name):
+    yield name, command
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name=name)
+        for verb in command.list_commands(context):
+            yield from _every_command(command.get_command(context, verb), f"{name} {verb}")
+
+
+def test_the_help_of_every_command_has_an_example_of_it_or_of_its_verbs():
+    without = [
+        name
+        for name, command in _every_command(omniload, "omniload")
+        if f"  {name}" not in (command.help or "").partition("Example")[2]
+    ]
+
+    assert without == []
+
+
 def test_the_tutorial_walks_through_every_verb_that_a_run_needs():
     walked = {tuple(arguments[:2]) for where, arguments in OURS.items() if "tutorial" in where}
 
