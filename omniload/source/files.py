@@ -55,6 +55,7 @@ _ASKS_FOR_MEMORY = "Frame requires too much memory"
 """As zstd says that a frame goes back further than its decoders hold."""
 _SAYS_NO_RANGES = "support range requests"
 """As fsspec says that a server sent a whole file."""
+_OF_SYSTEM = (ConnectionError, TimeoutError, PermissionError, FileNotFoundError)
 _REFUSALS = frozenset(
     {
         *("ParamValidationError", "NoCredentialsError", "PartialCredentialsError"),
@@ -221,9 +222,13 @@ def _raise_fault(error: Exception, file: ShardFile, where: str) -> None:
     decoding = isinstance(error, OSError | EOFError | UnicodeDecodeError | pa.ArrowException)
     if not decoding and not is_outage(error):
         return
+    if file.remote is not None and _is_gone(error):
+        # A listing that the client keeps would say that it is there.
+        file.remote.invalidate_cache(file.path)
     file.require_unchanged()
-    # Decoders raise OSError without a number; the operating system gives one.
-    of_system = isinstance(error, ConnectionError | TimeoutError) or getattr(error, "errno", None)
+    # Decoders raise OSError itself, without a number. The operating system gives one, or a client of a store a class of
+    # its own: PermissionError, of a token that has expired.
+    of_system = isinstance(error, _OF_SYSTEM) or getattr(error, "errno", None)
     if of_system or not decoding:
         # A ticket may be renewed, so the class is the same: it is worth another try.
         remedy = "get the rights to it, and try again"

@@ -16,11 +16,12 @@ BYTES = ByteTokenizer(type="bytes")
 
 
 class FailingStore(MemoryFileSystem):
-    """Opens files only until its script says otherwise."""
+    """Opens files only until its script says otherwise, and keeps what it said of them where ``listed`` has it."""
 
     protocol = "failing"
     store = {}  # noqa: RUF012 -- fsspec keeps it on the class
     faults = []  # noqa: RUF012
+    listed = {}  # noqa: RUF012
 
     @classmethod
     def _strip_protocol(cls, path):
@@ -30,6 +31,12 @@ class FailingStore(MemoryFileSystem):
         if mode == "rb" and self.faults:
             raise self.faults.pop(0)
         return super().open(path, mode, **options)
+
+    def info(self, path, **options):
+        return self.listed.get(path) or super().info(path, **options)
+
+    def invalidate_cache(self, path=None):
+        self.listed.clear()
 
 
 @pytest.fixture
@@ -44,6 +51,7 @@ def store(tmp_path):
     yield store
     FailingStore.store.clear()
     FailingStore.faults.clear()
+    FailingStore.listed.clear()
 
 
 KINDS = {
@@ -66,7 +74,16 @@ def test_a_source_reads_through_a_store(opened):
     assert len(source.read(0, source.positions_per_epoch).tokens) == source.positions_per_epoch
 
 
-@pytest.mark.parametrize("error", [TimeoutError("slow"), ConnectionResetError(104, "reset")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        TimeoutError("slow"),
+        ConnectionResetError(104, "reset"),
+        # Without a number, as s3fs raises them.
+        PermissionError("The provided token has expired."),
+        FileNotFoundError("The specified key does not exist."),
+    ],
+)
 def test_an_outage_while_reading_may_be_tried_again_and_changes_nothing(opened, error):
     source = opened()
     n = source.positions_per_epoch
@@ -110,6 +127,19 @@ def test_a_shard_removed_from_the_store_is_noticed(store, opened):
 
     with pytest.raises(IntegrityError, match="gone since the source was opened"):
         source.read(0, source.positions_per_epoch)
+
+
+def test_a_shard_removed_from_the_store_is_noticed_though_a_listing_that_is_kept_has_it(
+    store, opened
+):
+    source = opened()
+    FailingStore.listed |= {path: store.info(path) for path in store.find("/d")}
+    for path in store.find("/d"):
+        store.rm(path)
+        FailingStore.faults.append(FileNotFoundError("The specified key does not exist."))
+
+    with pytest.raises(IntegrityError, match="gone since the source was opened; put it back"):
+        source.read(0, 1)
 
 
 def test_a_local_shard_cut_short_after_opening_does_not_kill_the_process(tmp_path):
