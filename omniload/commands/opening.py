@@ -238,7 +238,8 @@ def _first_of(config: SourceConfig, opened: OpenFormat) -> tuple[Records, str]:
     if not config.image_members:
         return opened.format.first_records(), ""
     units = opened.format.units()
-    unit = int(np.flatnonzero(units.rows_U)[0])
+    unit = units.first_filled()
+    assert unit is not None, "it has records"
     files = units.files_of(unit)
     # Images stand beside their text: a unit is the least that is read of them.
     size_bytes = sum(opened.files[file].size_bytes for file in files)

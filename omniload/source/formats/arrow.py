@@ -90,21 +90,20 @@ class ArrowFormat(IndexedFormat):
 
     @override
     def first_records(self) -> Records:
-        filled = np.flatnonzero(self._units.rows_U)
-        if not len(filled):
+        unit, config = self._units.first_filled(), self._config
+        if unit is None:
             return Records.of_texts([])
-        config = self._config
         asked = (config.column, *config.beside_columns, *config.where)
-        table, place = self._columns_of(int(filled[0]), asked)
+        table, place = self._columns_of(unit, asked)
         first = {name: column.slice(0, FIRST_RECORDS) for name, column in table.items()}
         return self._records(first, place)
 
     @override
     def doubt(self) -> str:
-        config, filled = self._config, np.flatnonzero(self._units.rows_U)
-        if not config.is_nested or config.beside_columns or not len(filled):
+        config, unit = self._config, self._units.first_filled()
+        if not config.is_nested or config.beside_columns or unit is None:
             return ""
-        table, _ = self._columns_of(int(filled[0]), (config.column, TOOLS))
+        table, _ = self._columns_of(unit, (config.column, TOOLS))
         there = [name for name, column in table.items() if column.null_count < len(column)]
         return doubt_of_tools(config.transforms, there)
 
@@ -115,37 +114,32 @@ class ArrowFormat(IndexedFormat):
         kept_B = kept_of(config.where, table, len(column))
         return records_of(column, place, config.holds, kept_B, names)
 
-    def _place(self, unit: int) -> tuple[ShardFile, str]:
-        shard = int(self._units.shards_U[unit])
-        first = int(np.searchsorted(self._units.shards_U, shard))
-        return self._files[shard], f"batch {unit - first}"
-
     def _columns_of(
         self, unit: int, names: Sequence[str | None]
     ) -> tuple[dict[str, pa.ChunkedArray], str]:
         """Return the columns of a batch that have a name among ``names``, and where it lies."""
-        units = self._units
-        file, where = self._place(unit)
-        start, stop = int(units.starts_U[unit]), int(units.stops_U[unit])
+        place = self._units[unit]
+        file, where = self._files[place.shard], f"batch {unit - self._units.first_of(place.shard)}"
         with reading(file, where):
-            data = self._stream_head(unit) + file.read_range(start, stop) + _END_OF_STREAM
+            batch = file.read_range(place.start, place.stop)
+            data = self._stream_head(unit) + batch + _END_OF_STREAM
             columns = _read_columns(
                 pa.py_buffer(data), [name for name in names if name is not None]
             )
             for column in columns.values():
                 _require_sound(column)
         rows = len(next(iter(columns.values())))
-        if rows != units.rows_U[unit]:
+        if rows != place.rows:
             raise IntegrityError(
-                f"{file.path}: {where}: holds {rows} rows of the {units.rows_U[unit]} in its head; replace it"
+                f"{file.path}: {where}: holds {rows} rows of the {place.rows} in its head; replace it"
             )
         return columns, f"{file.path}: {where}"
 
     def _stream_head(self, unit: int) -> bytes:
         """Return what comes before a batch in its stream and is no batch: the schema, and dictionaries."""
         units = self._units
-        shard = int(units.shards_U[unit])
-        first = int(np.searchsorted(units.shards_U, shard))
+        shard = units[unit].shard
+        first = units.first_of(shard)
         # By numpy: this is asked for every batch, and looks at all before it.
         starts = units.starts_U[first : unit + 1]
         stops = np.concatenate(([0], units.stops_U[first:unit]))

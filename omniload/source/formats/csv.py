@@ -20,7 +20,7 @@ from omniload.base.ragged import Ragged
 from omniload.mix.sources import CsvSource
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.content import digested
-from omniload.source.formats.format import IndexedFormat, Records
+from omniload.source.formats.format import IndexedFormat, Records, Unit, require_as_indexed
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import records_of
@@ -33,7 +33,7 @@ from omniload.source.parsing.compressed import (
     require_held_whole,
     stream_of,
 )
-from omniload.source.parsing.cutting import cuts, require_sizes
+from omniload.source.parsing.cutting import byte_ranges, whole_shard
 from omniload.source.parsing.token_lists import RowsAt, row_at, said_of_choice
 from omniload.source.patterns import FileNames
 
@@ -63,22 +63,18 @@ class CsvFormat(IndexedFormat):
 
     @override
     def read_unit(self, unit: int) -> Records:
-        units = self._units
-        shard, rows = int(units.shards_U[unit]), int(units.rows_U[unit])
-        start, stop = int(units.starts_U[unit]), int(units.stops_U[unit])
-        first = int(np.searchsorted(units.shards_U, shard))
-        file, where = self._files[shard], f"bytes {start} to {stop}"
-        with reading(file, where):
+        units, place = self._units, self._units[unit]
+        file = self._files[place.shard]
+        with reading(file, f"bytes {place.start} to {place.stop}"):
             # The header goes in front of every unit: the column is found by its name.
             if codec_of(file) is None:
                 # It ends where the first unit begins.
-                header = range_of(file, 0, int(units.starts_U[first]))
-                body = range_of(file, start, stop)
+                header = range_of(file, 0, units[units.first_of(place.shard)].start)
+                body = range_of(file, place.start, place.stop)
             else:
-                whole = range_of(file, 0, stop)
-                header, body = whole[:start], whole[start:]
-            before = int(units.rows_U[first:unit].sum())
-            return self._parsed(header, body, rows, RowsAt(where=file.path, first=before))
+                whole = range_of(file, 0, place.stop)
+                header, body = whole[: place.start], whole[place.start :]
+            return self._parsed(header, body, place, file.path, units.rows_before(unit))
 
     @override
     def doubt(self) -> str:
@@ -88,8 +84,11 @@ class CsvFormat(IndexedFormat):
             self._files, units.shards_U, units.stops_U - units.starts_U, min(together, len(units))
         )
 
-    def _parsed(self, header: pa.Buffer, body: pa.Buffer, rows: int, where: RowsAt) -> Records:
-        """Decode rows; the header is none, where they are counted."""
+    def _parsed(
+        self, header: pa.Buffer, body: pa.Buffer, unit: Unit, path: str, before: int
+    ) -> Records:
+        """Decode the rows of a unit, ``before`` of which its shard holds others; the header is no row."""
+        where = RowsAt(where=path, first=before)
         # Arrow leaves a mark of the byte order out too, but not where it is read as Latin-1 below.
         data = b"".join((memoryview(header), memoryview(body))).removeprefix(_BOM)
         bad: dict[int, str] = {}
@@ -106,11 +105,7 @@ class CsvFormat(IndexedFormat):
 
             latin, name = (held.decode("latin-1") for held in (data, self._config.text.encode()))
             column = _from_latin(self._column(latin.encode(), name, note))
-        if len(column) + len(bad) != rows:
-            raise IntegrityError(
-                f"{row_at(where, 0)}: {len(column) + len(bad)} rows were parsed from here on, {rows} are in the index; "
-                "the file is not the one that was indexed, start anew"
-            )
+        require_as_indexed(path, unit, len(column) + len(bad), "rows")
         texts = [chunk.view(pa.large_string()) for chunk in column.chunks]
         records = records_of(
             pa.chunked_array(texts, pa.large_string()),
@@ -172,17 +167,11 @@ class CsvFormat(IndexedFormat):
             raise ConfigError(f"{file.path}: is empty, without a header; remove it, or write one")
         with reading(file, "its header"):
             self._require_column(file, int(ends[0]))
-        start, ends = int(ends[0]), ends[1:]
-        # A compressed shard is one unit, whatever its size: none of it can be read without what lies before.
-        found = cuts(ends - start, self._config.unit if plain else int(rows.at) + 1)
-        stops = ends[found[1:] - 1]
-        if not plain:
-            stops[:] = rows.at  # read to its end, which may be blank lines
-        starts = np.concatenate(([start], stops))[:-1] if len(stops) else stops
-        require_sizes(file, stops - starts)
-        return FileUnits(
-            rows=np.diff(found), starts=starts, stops=stops, content=digest.hexdigest()
-        )
+        start, ends, content = int(ends[0]), ends[1:], digest.hexdigest()
+        if plain:
+            return byte_ranges(file, start, ends, unit_bytes=self._config.unit, content=content)
+        # Up to its last byte, behind which blank lines may lie.
+        return whole_shard(file, start, rows.at, rows=len(ends), content=content)
 
     def _require_column(self, file: ShardFile, stop: int) -> None:
         if stop > _LARGEST_HEADER:

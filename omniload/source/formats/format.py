@@ -6,13 +6,14 @@ Shape suffixes:
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.mix.schema.transforms import ChatTransform, TransformConfig, encoding_of
 from omniload.mix.sources import LARGEST_UNIT_BYTES
@@ -27,8 +28,10 @@ __all__ = [
     "Format",
     "IndexedFormat",
     "Records",
+    "Unit",
     "UnitTable",
     "doubt_of_tools",
+    "require_as_indexed",
     "said_of_place",
 ]
 
@@ -42,6 +45,19 @@ TOOLS = "tools"
 """What those who write conversations call the tools beside the messages."""
 MAX_UNIT_RECORDS = 1 << 27
 """Most records of a unit: their order alone takes 1 GiB of memory. A damaged head claims more than any file holds."""
+
+
+class Unit(NamedTuple):
+    """One unit: where it lies, and how many records it holds."""
+
+    shard: int
+    """Number of its shard."""
+    start: int
+    """As ``UnitTable.starts_U``."""
+    stop: int
+    """As ``UnitTable.stops_U``."""
+    rows: int
+    """Records in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +80,24 @@ class UnitTable:
 
     def __len__(self) -> int:
         return len(self.rows_U)
+
+    def __getitem__(self, unit: int) -> Unit:
+        """Return the unit of a number."""
+        columns = (self.shards_U, self.starts_U, self.stops_U, self.rows_U)
+        return Unit(*(int(column[unit]) for column in columns))
+
+    def first_filled(self) -> int | None:
+        """Return the number of the first unit that holds a record; ``None`` where no unit does."""
+        filled = np.flatnonzero(self.rows_U)
+        return int(filled[0]) if len(filled) else None
+
+    def first_of(self, shard: int) -> int:
+        """Return the number of the first unit of a shard."""
+        return int(np.searchsorted(self.shards_U, shard))
+
+    def rows_before(self, unit: int) -> int:
+        """Return how many records the shard of a unit holds before it."""
+        return int(self.rows_U[self.first_of(int(self.shards_U[unit])) : unit].sum())
 
     def files_of(self, unit: int) -> range:
         """Return the numbers of the files that a unit lies in."""
@@ -219,10 +253,29 @@ class IndexedFormat(Format):
 
     @override
     def first_records(self) -> Records:
-        filled = np.flatnonzero(self._units.rows_U)
-        if not len(filled):
+        unit = self._units.first_filled()
+        if unit is None:
             return Records.of_texts([])
-        return self.read_unit(int(filled[0])).first(FIRST_RECORDS)
+        return self.read_unit(unit).first(FIRST_RECORDS)
+
+
+def require_as_indexed(path: str, unit: Unit, found: int, what: str = "records") -> None:
+    """Refuse a unit of bytes that holds another number of records than its index says.
+
+    Args:
+        path: Of its shard.
+        unit: Where it lies, and how many records it had.
+        found: Records that it holds now.
+        what: What the format calls its records.
+
+    Raises:
+        IntegrityError: The shard was written anew since.
+    """
+    if found != unit.rows:
+        raise IntegrityError(
+            f"{path}: bytes {unit.start} to {unit.stop} hold {found} {what}, {unit.rows} in the index; "
+            "the file is not the one that was indexed, start anew"
+        )
 
 
 def said_of_place(place: tuple[str, str]) -> str:

@@ -15,7 +15,7 @@ import xxhash
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.errors import ConfigError
 from omniload.base.units import format_bytes
 from omniload.mix.schema.conditions import Condition
 from omniload.mix.schema.splits import key_of
@@ -29,6 +29,7 @@ from omniload.source.formats.format import (
     IndexedFormat,
     Records,
     doubt_of_tools,
+    require_as_indexed,
 )
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
@@ -100,32 +101,24 @@ class JsonlFormat(IndexedFormat):
 
     @override
     def read_unit(self, unit: int) -> Records:
-        shard, rows = int(self._units.shards_U[unit]), int(self._units.rows_U[unit])
-        start, stop = int(self._units.starts_U[unit]), int(self._units.stops_U[unit])
-        file = self._files[shard]
+        units, place = self._units, self._units[unit]
+        file, start, stop = self._files[place.shard], place.start, place.stop
         with reading(file, f"bytes {start} to {stop}"):
             if codec_of(file) is None:
                 data = range_of(file, start, stop)
             else:
-                shards_U = self._units.shards_U
-                is_last = unit + 1 == len(shards_U) or int(shards_U[unit + 1]) != shard
+                is_last = unit + 1 == len(units) or units[unit + 1].shard != place.shard
                 data = self._compressed.range_of(file, start, stop, is_last=is_last)
         # Lines are told by their number in the file, as editors count them.
-        first = int(np.searchsorted(self._units.shards_U, shard))
-        before = int(self._units.rows_U[first:unit].sum())
-        records = _records(data, self._read, file.path, before + 1)
-        if len(records.column) != rows:
-            raise IntegrityError(
-                f"{file.path}: bytes {start} to {stop} hold {len(records.column)} lines, {rows} in the index; "
-                "the file is not the one that was indexed, start anew"
-            )
+        records = _records(data, self._read, file.path, units.rows_before(unit) + 1)
+        require_as_indexed(file.path, place, len(records.column), "lines")
         return records
 
     @override
     def reach(self, unit: int) -> None:
-        file = self._files[self._units.shards_U[unit]]
+        place = self._units[unit]
+        file, start = self._files[place.shard], place.start
         if codec_of(file) is not None:
-            start = int(self._units.starts_U[unit])
             with reading(file, f"bytes up to {start}"):
                 self._compressed.reach(file, start)
 
@@ -157,10 +150,10 @@ class JsonlFormat(IndexedFormat):
     def _first_lines(self) -> tuple[ShardFile, pa.Buffer] | None:
         """Return the first shard that has lines, and its first whole lines."""
         # By its records, not by its size: what is compressed has bytes, and may hold no line.
-        filled = np.flatnonzero(self._units.rows_U)
-        if not len(filled):
+        unit = self._units.first_filled()
+        if unit is None:
             return None
-        file = self._files[self._units.shards_U[filled[0]]]
+        file = self._files[self._units[unit].shard]
         with reading(file, "its first lines"), stream_of(file) as stream:
             data = stream.read_buffer(FIRST_BYTES)
         if len(data) == FIRST_BYTES:

@@ -65,8 +65,8 @@ class LanceFormat(IndexedFormat):
 
     @override
     def read_unit(self, unit: int) -> Records:
-        config, rows = self._config, int(self._units.rows_U[unit])
-        table, where = self._rows(unit, rows, self._columns())
+        config = self._config
+        table, where = self._rows(unit, self._units[unit].rows, self._columns())
         records = self._records(table, where)
         others = {name: table[column] for name, column in config.columns.items()}
         keys = None if config.key_column is None else table[config.key_column]
@@ -77,11 +77,10 @@ class LanceFormat(IndexedFormat):
 
     @override
     def first_records(self) -> Records:
-        filled = np.flatnonzero(self._units.rows_U)
-        if not len(filled):
+        unit, config = self._units.first_filled(), self._config
+        if unit is None:
             return Records.of_texts([])
-        unit, config = int(filled[0]), self._config
-        rows = min(FIRST_RECORDS, int(self._units.rows_U[unit]))
+        rows = min(FIRST_RECORDS, self._units[unit].rows)
         asked = (config.column, *config.beside_columns, *config.where)
         table, where = self._rows(unit, rows, asked)
         return self._records(table, where)
@@ -94,8 +93,8 @@ class LanceFormat(IndexedFormat):
 
     def _rows(self, unit: int, rows: int, columns: Sequence[str]) -> tuple[pa.Table, RowsAt]:
         """Return the first rows of a unit, and where they lie."""
-        file = self._files[self._units.shards_U[unit]]
-        start = int(self._units.starts_U[unit])
+        shard, start, _, _ = self._units[unit]
+        file = self._files[shard]
         dataset, number = self._places[file.path]
         part = f"rows {start} to {start + rows}"
         with reading(file, part):

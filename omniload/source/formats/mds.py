@@ -84,9 +84,7 @@ class MdsFormat(IndexedFormat):
 
     @override
     def read_unit(self, unit: int) -> Records:
-        units = self._units
-        shard = int(units.shards_U[unit])
-        start, stop = int(units.starts_U[unit]), int(units.stops_U[unit])
+        shard, start, stop, _ = self._units[unit]
         file, described = self._files[shard], self._described[shard]
         where = RowsAt(where=file.path, first=start, word="sample")
         with reading(file, f"samples {start} to {stop}"):

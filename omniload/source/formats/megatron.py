@@ -79,18 +79,16 @@ class MegatronFormat(IndexedFormat):
 
     @override
     def read_unit(self, unit: int) -> Records:
-        units = self._units
-        return self._read(
-            int(units.shards_U[unit]), int(units.starts_U[unit]), int(units.stops_U[unit])
-        )
+        shard, start, stop, _ = self._units[unit]
+        return self._read(shard, start, stop)
 
     @override
     def first_records(self) -> Records:
-        filled = np.flatnonzero(self._units.rows_U)
-        if not len(filled):
+        unit = self._units.first_filled()
+        if unit is None:
             return _records(Ragged.of([]))
-        shard, start = int(self._units.shards_U[filled[0]]), int(self._units.starts_U[filled[0]])
-        stop = min(int(self._units.stops_U[filled[0]]), start + FIRST_RECORDS)
+        shard, start, stop, _ = self._units[unit]
+        stop = min(stop, start + FIRST_RECORDS)
         file = self._files[shard]
         with reading(file, "its first documents"):
             places = _places(file, start, stop)

@@ -26,10 +26,15 @@ from omniload.mix.columns import DOCUMENT_STARTS, starts_in
 from omniload.mix.sources import NumpySource
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.content import digest_of_ranges, even_ranges
-from omniload.source.formats.format import FIRST_BYTES, IndexedFormat, Records
+from omniload.source.formats.format import (
+    FIRST_BYTES,
+    IndexedFormat,
+    Records,
+    require_as_indexed,
+)
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
-from omniload.source.parsing.cutting import cuts, require_sizes
+from omniload.source.parsing.cutting import byte_ranges
 from omniload.source.parsing.litdata import refuse_chunks
 from omniload.source.parsing.token_lists import RowsAt, id_records
 from omniload.source.patterns import FileNames
@@ -75,29 +80,23 @@ class NumpyFormat(IndexedFormat):
 
     @override
     def read_unit(self, unit: int) -> Records:
-        shard, rows = int(self._units.shards_U[unit]), int(self._units.rows_U[unit])
-        start, stop = int(self._units.starts_U[unit]), int(self._units.stops_U[unit])
-        file, where = self._files[shard], f"bytes {start} to {stop}"
-        with reading(file, where):
-            layout = self._layout_of(shard)
-            data = file.read_range(start, stop)
+        place = self._units[unit]
+        file = self._files[place.shard]
+        with reading(file, f"bytes {place.start} to {place.stop}"):
+            layout = self._layout_of(place.shard)
+            data = file.read_range(place.start, place.stop)
         ids = np.frombuffer(data, layout.dtype)
         offsets = self._offsets(ids, layout)
-        if len(offsets) != rows + 1:
-            raise IntegrityError(
-                f"{file.path}: {where} hold {len(offsets) - 1} records, {rows} in the index; "
-                "the file is not the one that was indexed, start anew"
-            )
-        first = int(np.searchsorted(self._units.shards_U, shard))
-        return self._records(ids, offsets, file, int(self._units.rows_U[first:unit].sum()))
+        require_as_indexed(file.path, place, len(offsets) - 1)
+        return self._records(ids, offsets, file, self._units.rows_before(unit))
 
     @override
     def first_records(self) -> Records:
         # By its records, not by its size: an empty array has a header.
-        filled = np.flatnonzero(self._units.rows_U)
-        if not len(filled):
+        unit = self._units.first_filled()
+        if unit is None:
             return Records(column=Ragged.of([]), bad_B=np.zeros(0, np.bool_))
-        shard = int(self._units.shards_U[filled[0]])
+        shard = self._units[unit].shard
         file = self._files[shard]
         ids, layout = self._first_ids(shard)
         offsets = self._offsets(ids, layout)
@@ -108,10 +107,10 @@ class NumpyFormat(IndexedFormat):
     @override
     def doubt(self) -> str:
         """Say that the ids look as if they had another width, or that no document of a shard has an end."""
-        filled = np.flatnonzero(self._units.rows_U)
-        if not len(filled):
+        unit = self._units.first_filled()
+        if unit is None:
             return ""
-        shard = int(self._units.shards_U[filled[0]])
+        shard = self._units[unit].shard
         ids, layout = self._first_ids(shard)
         # What .npy says of itself is right.
         if self._config.dtype is not None and (said := _width_doubted(ids)):
@@ -191,12 +190,12 @@ class NumpyFormat(IndexedFormat):
                 digest.update(digest_of_ranges(file, even_ranges(file.size_bytes)).encode())
             else:
                 ends = _document_ends(file, layout, self._config.end_of_document, digest)
-        found = cuts(ends, self._config.unit)
-        stops = layout.start + ends[found[1:] - 1]
-        starts = np.concatenate(([layout.start], stops))[:-1] if len(stops) else stops
-        require_sizes(file, stops - starts)
-        return FileUnits(
-            rows=np.diff(found), starts=starts, stops=stops, content=digest.hexdigest()
+        return byte_ranges(
+            file,
+            layout.start,
+            layout.start + ends,
+            unit_bytes=self._config.unit,
+            content=digest.hexdigest(),
         )
 
 

@@ -98,7 +98,7 @@ class ParquetFormat(Format):
     @override
     def read_unit(self, unit: int) -> Records:
         config = self._config
-        shard, group = int(self._units.shards_U[unit]), int(self._units.starts_U[unit])
+        shard, group, _, rows_in_footer = self._units[unit]
         part = f"row group {group}"
         with reading(self._files[shard], part):
             opened = self._shard(shard)
@@ -116,9 +116,9 @@ class ParquetFormat(Format):
             column = self._texts(table) if laid is None else laid[0]
         where = f"{self._files[shard].path}: {part}"
         for rows in (len(column), *([] if images is None else [len(images)])):
-            if rows != self._units.rows_U[unit]:
+            if rows != rows_in_footer:
                 raise IntegrityError(
-                    f"{where}: holds {rows} rows of the {self._units.rows_U[unit]} in its footer"
+                    f"{where}: holds {rows} rows of the {rows_in_footer} in its footer"
                 )
         kept_B = kept_of(config.where, table, len(column))
         records = (
@@ -170,17 +170,16 @@ class ParquetFormat(Format):
 
     def _first_rows(self, columns: Sequence[str]) -> tuple[pa.Table, str] | None:
         """Return the first rows of the source, those columns of them that there are, and where they lie."""
-        filled = np.flatnonzero(self._units.rows_U)
-        if not len(filled):
+        unit = self._units.first_filled()
+        if unit is None:
             return None
-        unit = int(filled[0])
-        file = self._files[self._units.shards_U[unit]]
-        group = int(self._units.starts_U[unit])
+        shard, group, _, _ = self._units[unit]
+        file = self._files[shard]
         part = f"row group {group}, its first rows"
         # Opened for this look alone, and closed: a check looks at a thousand sources, and reads on in none.
-        with reading(file, part), _open(file) as shard:
+        with reading(file, part), _open(file) as opened:
             # A row group may be of a gigabyte, of which a few rows are looked at.
-            batches = shard.iter_batches(
+            batches = opened.iter_batches(
                 _FIRST_ROWS,
                 row_groups=[group],
                 columns=list(dict.fromkeys(columns)),

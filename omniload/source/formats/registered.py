@@ -92,9 +92,8 @@ class RegisteredFormat(IndexedFormat):
 
     @override
     def read_unit(self, unit: int) -> Records:
-        units = self._units
-        file, rows = self._files[int(units.shards_U[unit])], int(units.rows_U[unit])
-        start, stop = int(units.starts_U[unit]), int(units.stops_U[unit])
+        shard, start, stop, rows = self._units[unit]
+        file = self._files[shard]
         where = f"{start:,} to {stop:,}"
         with reading(file, where), file.open() as opened:
             column = self._asked(file, where, lambda: self._reader.read(opened, start, stop))

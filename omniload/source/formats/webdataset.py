@@ -12,11 +12,15 @@ import pyarrow as pa
 import xxhash
 from typing_extensions import override
 
-from omniload.base.errors import IntegrityError
 from omniload.mix.sources import WebDatasetSource
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.content import digest_of_ranges, even_ranges
-from omniload.source.formats.format import FIRST_RECORDS, IndexedFormat, Records
+from omniload.source.formats.format import (
+    FIRST_RECORDS,
+    IndexedFormat,
+    Records,
+    require_as_indexed,
+)
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.compressed import (
@@ -27,7 +31,7 @@ from omniload.source.parsing.compressed import (
     require_held_whole,
     stream_of,
 )
-from omniload.source.parsing.cutting import cuts, require_sizes
+from omniload.source.parsing.cutting import byte_ranges, whole_shard
 from omniload.source.parsing.image_cells import encoded_columns
 from omniload.source.parsing.lines import BadLineError, text_of
 from omniload.source.parsing.tar_members import Link, Member, TarBytes, members_of
@@ -76,33 +80,27 @@ class WebDatasetFormat(IndexedFormat):
 
     def _samples_of(self, unit: int) -> tuple[memoryview, int, list[_Sample]]:
         """Return the bytes of a unit, where they start in the archive, and the samples in them."""
-        units = self._units
-        file, rows = self._files[units.shards_U[unit]], int(units.rows_U[unit])
-        start, stop = int(units.starts_U[unit]), int(units.stops_U[unit])
+        place = self._units[unit]
+        file, start, stop = self._files[place.shard], place.start, place.stop
         with reading(file, f"bytes {start} to {stop}"):
             data = memoryview(range_of(file, start, stop))
             archive = TarBytes(
                 path=file.path, at=start, stop=stop, fetch=lambda a, b: data[a - start : b - start]
             )
             samples = list(_samples(members_of(archive, ends=False)))
-        if len(samples) != rows:
-            raise IntegrityError(
-                f"{file.path}: bytes {start} to {stop} hold {len(samples)} samples, {rows} in the index; "
-                "the file is not the one that was indexed, start anew"
-            )
+        require_as_indexed(file.path, place, len(samples), "samples")
         return data, start, samples
 
     @override
     def doubt(self) -> str:
-        units = self._units
-        filled = np.flatnonzero(units.rows_U)
+        units, first = self._units, self._units.first_filled()
         together = min(self._config.shuffle.units_together(len(units)), len(units))
         sizes_U = units.stops_U - units.starts_U
         if wholes := doubt_of_wholes(self._files, units.shards_U, sizes_U, together):
             return wholes
-        if not self._config.images or not len(filled):
+        if not self._config.images or first is None:
             return ""
-        _, _, samples = self._samples_of(int(filled[0]))
+        _, _, samples = self._samples_of(first)
         for sample in samples[:FIRST_RECORDS]:
             for name in sample.members:
                 extension = name.rpartition(".")[2]
@@ -178,19 +176,13 @@ class WebDatasetFormat(IndexedFormat):
                 stop = max(member.next for member in sample.members.values())
             if file.size_bytes:
                 digest.update(digest_of_ranges(file, even_ranges(file.size_bytes)).encode())
+        content = digest.hexdigest()
+        if not plain:
+            # From its first byte on, whatever lies before the first sample.
+            return whole_shard(file, 0, archive.stop, rows=len(starts), content=content)
         ends = np.array([*starts[1:], stop] if starts else [], np.int64)
         begin = starts[0] if starts else 0
-        # Compressed, it is one unit: no part of it can be read without what comes before.
-        found = cuts(ends - begin, self._config.unit if plain else archive.stop + 1)
-        stops = ends[found[1:] - 1]
-        unit_starts = np.concatenate(([begin], stops))[:-1] if len(stops) else stops
-        # From its very start, whatever lies before the first sample.
-        if not plain and len(stops):
-            unit_starts, stops = np.zeros(1, np.int64), np.array([archive.stop])
-        require_sizes(file, stops - unit_starts)
-        return FileUnits(
-            rows=np.diff(found), starts=unit_starts, stops=stops, content=digest.hexdigest()
-        )
+        return byte_ranges(file, begin, ends, unit_bytes=self._config.unit, content=content)
 
 
 def _plain(file: ShardFile) -> TarBytes:

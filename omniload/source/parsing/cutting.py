@@ -11,8 +11,9 @@ from omniload.base.errors import ConfigError
 from omniload.base.units import format_bytes
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import MAX_UNIT_BYTES
+from omniload.source.index import FileUnits
 
-__all__ = ["cuts", "require_sizes"]
+__all__ = ["byte_ranges", "cuts", "require_sizes", "whole_shard"]
 
 
 def cuts(ends_N: NDArray[np.int64], unit_bytes: int) -> NDArray[np.int64]:
@@ -35,6 +36,48 @@ def cuts(ends_N: NDArray[np.int64], unit_bytes: int) -> NDArray[np.int64]:
         found.append(min(max(cut, found[-1] + 1), len(ends_N)))
         start = int(ends_N[found[-1] - 1])
     return np.array(found, np.int64)
+
+
+def byte_ranges(
+    file: ShardFile, start: int, ends_N: NDArray[np.int64], *, unit_bytes: int, content: str
+) -> FileUnits:
+    """Cut records that lie end to end into units, each a range of bytes.
+
+    Args:
+        file: The shard.
+        start: First byte of the first record.
+        ends_N: Byte after each record; never falling.
+        unit_bytes: Size of a unit, as for ``cuts``.
+        content: Digest of what the shard holds.
+
+    Raises:
+        ConfigError: As for ``require_sizes``.
+    """
+    found = cuts(ends_N - start, unit_bytes)
+    stops_U = ends_N[found[1:] - 1]
+    starts_U = np.concatenate(([start], stops_U))[:-1]
+    require_sizes(file, stops_U - starts_U)
+    return FileUnits(rows=np.diff(found), starts=starts_U, stops=stops_U, content=content)
+
+
+def whole_shard(file: ShardFile, start: int, stop: int, *, rows: int, content: str) -> FileUnits:
+    """Make a shard one unit: of a compressed one no part can be read without what lies before it.
+
+    Args:
+        file: The shard.
+        start: First byte, decompressed.
+        stop: The byte after the last.
+        rows: Its records; without any it has no unit.
+        content: Digest of what it holds.
+
+    Raises:
+        ConfigError: As for ``require_sizes``.
+    """
+    rows_U, starts_U, stops_U = (
+        np.array([(rows, start, stop)] if rows else [], np.int64).reshape(-1, 3).T
+    )
+    require_sizes(file, stops_U - starts_U)
+    return FileUnits(rows=rows_U, starts=starts_U, stops=stops_U, content=content)
 
 
 def require_sizes(file: ShardFile, sizes_U: NDArray[np.int64]) -> None:
