@@ -9,7 +9,7 @@ walk serves both (https://arrow.apache.org/docs/format/Columnar.html, "Serializa
 Communication"). Every number is checked against the file before it is used.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,17 +32,9 @@ from omniload.source.formats.format import (
 )
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
-from omniload.source.parsing.arrow_columns import (
-    index_kind,
-    kept_of,
-    records_of,
-    require_table,
-    texts_in,
-    with_keys,
-)
-from omniload.source.parsing.further_columns import with_others
-from omniload.source.parsing.image_cells import with_images
+from omniload.source.parsing.arrow_columns import index_kind, require_table
 from omniload.source.parsing.shard_lists import read_json
+from omniload.source.parsing.table_records import TableColumns
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "ArrowFormat", "messages_of"]
@@ -71,7 +63,7 @@ class ArrowFormat(IndexedFormat):
         self, files: Sequence[ShardFile], config: ArrowSource, cache: IndexCache | None = None
     ) -> None:
         self.holds_text = config.holds != "tokens"
-        self._files, self._config = files, config
+        self._files, self._config, self._columns = files, config, TableColumns(config)
         kind = index_kind("arrow", config)
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         # Consecutive units mostly follow the same schema, which is read once.
@@ -79,24 +71,18 @@ class ArrowFormat(IndexedFormat):
 
     @override
     def read_unit(self, unit: int) -> Records:
-        config = self._config
-        every = (config.column, *config.beside_columns, *config.columns.values(), config.key_column)
-        table, place = self._columns_of(unit, (*every, *config.where, *config.image_members))
-        records = self._records(table, place)
-        others = {name: table[column] for name, column in config.columns.items()}
-        keys = None if config.key_column is None else table[config.key_column]
-        records = with_keys(with_others(records, others, place), keys, place)
-        return with_images(records, table[config.images], place) if config.images else records
+        images = self._config.images
+        table, place = self._columns_of(unit, (*self._columns.all, *self._config.image_members))
+        return self._columns.records(table, place, images=table[images] if images else None)
 
     @override
     def first_records(self) -> Records:
-        unit, config = self._units.first_filled(), self._config
+        unit = self._units.first_filled()
         if unit is None:
             return Records.of_texts([])
-        asked = (config.column, *config.beside_columns, *config.where)
-        table, place = self._columns_of(unit, asked)
+        table, place = self._columns_of(unit, self._columns.of_first_records)
         first = {name: column.slice(0, FIRST_RECORDS) for name, column in table.items()}
-        return self._records(first, place)
+        return self._columns.text_records(first, place)
 
     @override
     def doubt(self) -> str:
@@ -107,15 +93,8 @@ class ArrowFormat(IndexedFormat):
         there = [name for name, column in table.items() if column.null_count < len(column)]
         return doubt_of_tools(config.transforms, there)
 
-    def _records(self, table: Mapping[str, pa.ChunkedArray], place: str) -> Records:
-        config = self._config
-        names = (config.column, *config.beside_columns)
-        column = texts_in(table, names, config.holds)
-        kept_B = kept_of(config.where, table, len(column))
-        return records_of(column, place, config.holds, kept_B, names)
-
     def _columns_of(
-        self, unit: int, names: Sequence[str | None]
+        self, unit: int, names: Sequence[str]
     ) -> tuple[dict[str, pa.ChunkedArray], str]:
         """Return the columns of a batch that have a name among ``names``, and where it lies."""
         place = self._units[unit]
@@ -123,9 +102,7 @@ class ArrowFormat(IndexedFormat):
         with reading(file, where):
             batch = file.read_range(place.start, place.stop)
             data = self._stream_head(unit) + batch + _END_OF_STREAM
-            columns = _read_columns(
-                pa.py_buffer(data), [name for name in names if name is not None]
-            )
+            columns = _read_columns(pa.py_buffer(data), names)
             for column in columns.values():
                 _require_sound(column)
         rows = len(next(iter(columns.values())))

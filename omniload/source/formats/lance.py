@@ -25,17 +25,9 @@ from omniload.source.formats.content import digest_of_ranges, even_ranges
 from omniload.source.formats.format import FIRST_RECORDS, IndexedFormat, Records
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
-from omniload.source.parsing.arrow_columns import (
-    index_kind,
-    kept_of,
-    records_of,
-    require_table,
-    texts_in,
-    with_keys,
-)
-from omniload.source.parsing.further_columns import with_others
-from omniload.source.parsing.image_cells import with_images
+from omniload.source.parsing.arrow_columns import index_kind, require_table
 from omniload.source.parsing.lance_stores import IN_ITS_PLACE, SCHEMES, url_in
+from omniload.source.parsing.table_records import TableColumns
 from omniload.source.parsing.token_lists import RowsAt
 from omniload.source.patterns import FileNames, is_url, listing, natural_order
 
@@ -58,38 +50,27 @@ class LanceFormat(IndexedFormat):
         self, files: Sequence[ShardFile], config: LanceSource, cache: IndexCache | None = None
     ) -> None:
         self.holds_text = config.holds != "tokens"
-        self._files, self._config = files, config
+        self._files, self._config, self._columns = files, config, TableColumns(config)
+        self._read = tuple(dict.fromkeys((*self._columns.all, *config.image_members)))
+        """Columns of whole records."""
         self._places = _places_of(files)
         kind = index_kind("lance", config)
         self._units = index_of(files, self._index, kind=f"{config.unit}/{kind}", cache=cache)
 
     @override
     def read_unit(self, unit: int) -> Records:
-        config = self._config
-        table, where = self._rows(unit, self._units[unit].rows, self._columns())
-        records = self._records(table, where)
-        others = {name: table[column] for name, column in config.columns.items()}
-        keys = None if config.key_column is None else table[config.key_column]
-        records = with_keys(with_others(records, others, where), keys, where)
-        if not config.images:
-            return records
-        return with_images(records, table[config.images], where)
+        images = self._config.images
+        table, where = self._rows(unit, self._units[unit].rows, self._read)
+        return self._columns.records(table, where, images=table[images] if images else None)
 
     @override
     def first_records(self) -> Records:
-        unit, config = self._units.first_filled(), self._config
+        unit = self._units.first_filled()
         if unit is None:
             return Records.of_texts([])
         rows = min(FIRST_RECORDS, self._units[unit].rows)
-        asked = (config.column, *config.beside_columns, *config.where)
-        table, where = self._rows(unit, rows, asked)
-        return self._records(table, where)
-
-    def _records(self, table: pa.Table, where: RowsAt) -> Records:
-        config = self._config
-        kept_B = kept_of(config.where, table, len(table))
-        named = (config.column, *config.beside_columns)
-        return records_of(self._texts(table), where, config.holds, kept_B, named)
+        table, where = self._rows(unit, rows, self._columns.of_first_records)
+        return self._columns.text_records(table, where)
 
     def _rows(self, unit: int, rows: int, columns: Sequence[str]) -> tuple[pa.Table, RowsAt]:
         """Return the first rows of a unit, and where they lie."""
@@ -106,16 +87,6 @@ class LanceFormat(IndexedFormat):
             raise IntegrityError(f"{file.path}: {part}: holds {len(table)} of them; replace it")
         return table, RowsAt(where=file.path, first=start)
 
-    def _texts(self, table: pa.Table) -> pa.ChunkedArray:
-        names = (self._config.column, *self._config.beside_columns)
-        return texts_in(table, names, self._config.holds)
-
-    def _columns(self) -> list[str]:
-        config = self._config
-        every = (config.column, *config.beside_columns, *config.columns.values(), config.key_column)
-        named = (*every, *config.where, *config.image_members)
-        return list(dict.fromkeys(name for name in named if name is not None))
-
     def _index(self, file: ShardFile) -> FileUnits:
         dataset, number = self._places[file.path]
         require_table(dataset.schema, self._config, dataset.root)
@@ -125,7 +96,7 @@ class LanceFormat(IndexedFormat):
             # Lance keeps no checksums: a sample of every file stands for what it holds.
             content = [digest_of_ranges(each, even_ranges(each.size_bytes)) for each in held]
             if rows:  # a file that is cut short says so at the first row
-                dataset.take(number, 0, 1, self._columns())
+                dataset.take(number, 0, 1, self._read)
         # Lists of deleted rows are no part of what is decoded.
         stored = sum(each.size_bytes for each in held if each.path.endswith(".lance"))
         step = max(1, min(_MOST_ROWS, self._config.unit * rows // max(stored, 1)))

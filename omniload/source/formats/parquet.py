@@ -26,17 +26,8 @@ from omniload.source.formats.format import (
 )
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
-from omniload.source.parsing.arrow_columns import (
-    index_kind,
-    kept_of,
-    laid_out,
-    records_of,
-    require_table,
-    texts_in,
-    with_keys,
-)
-from omniload.source.parsing.further_columns import with_others
-from omniload.source.parsing.image_cells import with_images
+from omniload.source.parsing.arrow_columns import index_kind, require_table
+from omniload.source.parsing.table_records import TableColumns
 from omniload.source.parsing.token_lists import nulls_of
 from omniload.source.patterns import FileNames
 from omniload.source.survey.spread import evenly
@@ -71,15 +62,7 @@ class ParquetFormat(Format):
         self, files: Sequence[ShardFile], config: ParquetSource, cache: IndexCache | None = None
     ) -> None:
         self.holds_text = config.holds != "tokens"
-        self._files, self._config = files, config
-        # Said once: a property of the configuration is worked out whenever it is asked for, and units are many.
-        self._holds, self._key = config.holds, config.key_column
-        self._texts_in = (config.column, *config.beside_columns)
-        others = (*config.columns.values(), *([] if self._key is None else [self._key]))
-        self._columns = list(dict.fromkeys((*self._texts_in, *others, *config.where)))
-        """What is read of a row group at once: all but images."""
-        self._beside = list(dict.fromkeys((*others, *config.where)))
-        """What is, where texts are laid end to end as they are decoded."""
+        self._files, self._config, self._columns = files, config, TableColumns(config)
         kind = index_kind("parquet", config)
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         # Consecutive units mostly share a shard; its footer is parsed once.
@@ -97,7 +80,6 @@ class ParquetFormat(Format):
 
     @override
     def read_unit(self, unit: int) -> Records:
-        config = self._config
         shard, group, _, rows_in_footer = self._units[unit]
         part = f"row group {group}"
         with reading(self._files[shard], part):
@@ -105,31 +87,22 @@ class ParquetFormat(Format):
             laid = self._indexed_texts(opened, shard, group)
             if laid is None:
                 laid = self._laid_texts(opened, group, self._files[shard].size_bytes)
-            columns = self._columns if laid is None else self._beside
+            columns = self._columns.all if laid is None else self._columns.others
             # In one thread: loaders are many, and each has a core of its own.
             table = (
-                opened.read_row_group(group, columns=columns, use_threads=False)
+                opened.read_row_group(group, columns=list(columns), use_threads=False)
                 if columns
                 else _NO_TABLE
             )
             images = self._images_of(opened, group, self._files[shard].path)
-            column = self._texts(table) if laid is None else laid[0]
         where = f"{self._files[shard].path}: {part}"
-        for rows in (len(column), *([] if images is None else [len(images)])):
+        texts = table if laid is None else laid[0]
+        for rows in (len(texts), *([] if images is None else [len(images)])):
             if rows != rows_in_footer:
                 raise IntegrityError(
                     f"{where}: holds {rows} rows of the {rows_in_footer} in its footer"
                 )
-        kept_B = kept_of(config.where, table, len(column))
-        records = (
-            records_of(column, where, self._holds, kept_B, self._texts_in)
-            if laid is None
-            else laid_out(*laid, where, kept_B, self._texts_in, is_own=True)
-        )
-        others = {name: table[other] for name, other in config.columns.items()}
-        keys = None if self._key is None else table[self._key]
-        records = with_keys(with_others(records, others, where), keys, where)
-        return records if images is None else with_images(records, images, where)
+        return self._columns.records(table, where, images=images, laid=laid)
 
     @override
     def sizes_U(self) -> NDArray[np.int64]:
@@ -143,20 +116,18 @@ class ParquetFormat(Format):
             with reading(file, "footer"), _open(file) as opened:
                 metadata = opened.metadata
                 sizes_U[of_shard] = [
-                    sum(_size_of(metadata.row_group(group), column) for column in self._texts_in)
+                    sum(
+                        _size_of(metadata.row_group(group), column)
+                        for column in self._columns.texts
+                    )
                     for group in units.starts_U[of_shard].tolist()
                 ]
         return sizes_U
 
     @override
     def first_records(self) -> Records:
-        config = self._config
-        first = self._first_rows((*self._texts_in, *config.where))
-        if first is None:
-            return Records.of_texts([])
-        table, place = first
-        kept_B = kept_of(config.where, table, len(table))
-        return records_of(self._texts(table), place, self._holds, kept_B, self._texts_in)
+        first = self._first_rows(self._columns.of_first_records)
+        return Records.of_texts([]) if first is None else self._columns.text_records(*first)
 
     @override
     def doubt(self) -> str:
@@ -182,7 +153,7 @@ class ParquetFormat(Format):
             batches = opened.iter_batches(
                 _FIRST_ROWS,
                 row_groups=[group],
-                columns=list(dict.fromkeys(columns)),
+                columns=list(columns),
                 use_threads=False,
             )
             return pa.Table.from_batches([next(batches)]), f"{file.path}: {part}"
@@ -215,7 +186,7 @@ class ParquetFormat(Format):
         chunk = self._chunk_of(shard, group) if self._shares_texts else None
         if chunk is None or not _is_indexed(chunk):
             return None
-        column = self._texts_in[0]
+        column = self._columns.texts[0]
         if self._indexed is None:
             self._indexed = _open(self._files[number], metadata=shard.metadata, indexed=[column])
         table = self._indexed.read_row_group(group, columns=[column], use_threads=False)
@@ -253,7 +224,7 @@ class ParquetFormat(Format):
         size_bytes, rows = chunk.total_uncompressed_size, chunk.num_values
         # A damaged footer claims more than any file holds.
         most_bytes = max(_MOST_TIMES * file_bytes, _ROOM_BYTES)
-        column, at_once = self._texts_in[0], _rows_at_once(rows, size_bytes)
+        column, at_once = self._columns.texts[0], _rows_at_once(rows, size_bytes)
         layer, nulls = None, []
         for batch in shard.iter_batches(
             at_once, row_groups=[group], columns=[column], use_threads=False
@@ -281,10 +252,7 @@ class ParquetFormat(Format):
         if leaf is None or leaf >= metadata.num_columns:
             return None
         chunk = metadata.column(leaf)
-        return chunk if chunk.path_in_schema == self._texts_in[0] else None
-
-    def _texts(self, table: pa.Table) -> pa.ChunkedArray:
-        return texts_in(table, self._texts_in, self._holds)
+        return chunk if chunk.path_in_schema == self._columns.texts[0] else None
 
     def _shard(self, shard: int) -> pq.ParquetFile:
         if self._opened is None or self._opened[0] != shard:
@@ -292,14 +260,14 @@ class ParquetFormat(Format):
             self._opened = self._indexed = None
             self._opened = shard, _open(self._files[shard])
             # Worked out here: a schema of Arrow is made of that of Parquet whenever it is asked for.
-            self._leaf = _leaf_of(self._opened[1], self._texts_in)
+            self._leaf = _leaf_of(self._opened[1], self._columns.texts)
         return self._opened[1]
 
     def _index(self, file: ShardFile) -> FileUnits:
         with reading(file, "footer"), _open(file) as shard:
             metadata, schema = shard.metadata, shard.schema_arrow
             rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-            read = [*self._columns, *self._config.image_members]
+            read = [*self._columns.all, *self._config.image_members]
             content = digest_of_ranges(file, parquet_ranges(file, metadata, read))
             require_table(schema, self._config, file.path)
             for column, group in itertools.product(self._config.image_members, range(len(rows))):

@@ -14,7 +14,7 @@ from omniload.source.parsing.arrow_columns import (
     records_of,
     with_keys,
 )
-from omniload.source.parsing.further_columns import with_others
+from omniload.source.parsing.table_records import with_others
 
 NOT_UTF8 = b"caf\xe9"
 

@@ -1,4 +1,6 @@
-"""Columns beside the tokens of a table: masks, scores and texts, each held against the record that it belongs to.
+"""Rows of a table as records: the text or token ids of each, and the masks, scores, texts, keys and images beside them.
+
+Each format of tables (Arrow, Lance, Parquet) reads columns in its own way; what becomes of them is the same.
 
 Shape suffixes:
     B  rows of a unit        V  values of all rows together
@@ -6,7 +8,7 @@ Shape suffixes:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +18,15 @@ from omniload.base.ragged import Ragged
 from omniload.mix.columns import COLUMNS, TEXT, TableColumn
 from omniload.source.columns import drained
 from omniload.source.formats.format import Records
-from omniload.source.parsing.arrow_columns import records_of
+from omniload.source.parsing.arrow_columns import (
+    TableSource,
+    kept_of,
+    laid_out,
+    records_of,
+    texts_in,
+    with_keys,
+)
+from omniload.source.parsing.image_cells import with_images
 from omniload.source.parsing.token_lists import (
     RowsAt,
     holed,
@@ -26,9 +36,72 @@ from omniload.source.parsing.token_lists import (
     row_at,
 )
 
-__all__ = ["with_others"]
+__all__ = ["TableColumns", "with_others"]
 
 _LARGEST_SCORE = float(np.finfo(COLUMNS["scores"].dtype).max)
+Table: TypeAlias = Mapping[str, pa.ChunkedArray] | pa.Table
+"""Columns of one unit by name."""
+
+
+class TableColumns:
+    """The columns that a source reads of its tables, and the records that their rows make."""
+
+    def __init__(self, config: TableSource) -> None:
+        # Read here: a property of the configuration is worked out whenever it is asked for, and units are many.
+        self._config, self._holds, self._key = config, config.holds, config.key_column
+        self.texts = (config.column, *config.beside_columns)
+        """Columns that make the text, or the token ids, of a record."""
+        keys = () if self._key is None else (self._key,)
+        self.others = tuple(dict.fromkeys((*config.columns.values(), *keys, *config.where)))
+        """Columns beside these, but for images."""
+        self.of_first_records = tuple(dict.fromkeys((*self.texts, *config.where)))
+        """Columns that ``text_records`` needs."""
+        self.all = tuple(dict.fromkeys((*self.texts, *self.others)))
+        """Every column but images."""
+
+    def text_records(
+        self,
+        table: Table,
+        where: RowsAt | str,
+        laid: tuple[Ragged, NDArray[np.bool_]] | None = None,
+    ) -> Records:
+        """Return records without what stands beside their text or token ids.
+
+        Args:
+            table: The columns ``of_first_records``.
+            where: Place of the rows, for reasons.
+            laid: The texts end to end, and which of them are null, ``[B]``, where ``table`` has no column of them;
+                they lie in memory of their own.
+        """
+        conditions = self._config.where
+        if laid is None:
+            column = texts_in(table, self.texts, self._holds)
+            kept_B = kept_of(conditions, table, len(column))
+            return records_of(column, where, self._holds, kept_B, self.texts)
+        kept_B = kept_of(conditions, table, len(laid[0]))
+        return laid_out(*laid, where, kept_B, self.texts, is_own=True)
+
+    def records(
+        self,
+        table: Table,
+        where: RowsAt | str,
+        *,
+        images: pa.ChunkedArray | None,
+        laid: tuple[Ragged, NDArray[np.bool_]] | None = None,
+    ) -> Records:
+        """Return whole records; a record that something beside its text does not fit is bad.
+
+        Args:
+            table: The columns ``all``.
+            where: As for ``text_records``.
+            images: Column of images, where the source has one.
+            laid: As for ``text_records``.
+        """
+        records = self.text_records(table, where, laid)
+        others = {name: table[column] for name, column in self._config.columns.items()}
+        keys = None if self._key is None else table[self._key]
+        records = with_keys(with_others(records, others, where), keys, where)
+        return records if images is None else with_images(records, images, where)
 
 
 def with_others(
