@@ -32,7 +32,7 @@ from omniload.importing.mosaic_order import ALGORITHMS, MOST_SAMPLES, OrderSetti
 from omniload.importing.mosaic_states import INSTEAD, Stream, drawn_of, read_mosaic_state
 from omniload.importing.tools import Tool, has_key
 from omniload.source.files import ShardFile
-from omniload.source.parsing.mds_index import shards_in
+from omniload.source.parsing.mds_shards import shards_in
 
 __all__ = ["TOOL", "order_settings"]
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from omniload.base.errors import ConfigError
-from omniload.source.parsing.mds_index import shards_in
+from omniload.source.parsing.mds_shards import shards_in
 
 
 @pytest.mark.parametrize(
