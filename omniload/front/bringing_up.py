@@ -128,25 +128,25 @@ class Together(OpenClient):
 
         runtime = spec.mix.runtime
         listening = listening_of(runtime.bind, runtime.ports, os.environ.get("MASTER_ADDR"))
-        muster = meeting.arrive()
+        assigned = meeting.arrive()
         # Rank 0 asks the plane alone, by its own count, and this rank is about to ask it too.
-        if muster.head is None:
+        if assigned.head is None:
             # Its invitation comes all the same, and tells what rank 0 counts.
             raise self._disagreement(meeting.invitation())
         # A rank that is cut off would leave Ray for as long as its connections are given: two minutes.
         miss_hosts_soon()
-        starts_node = muster.first_of.get(host_id()) == self.launch.rank
+        starts_node = assigned.first_of.get(host_id()) == self.launch.rank
         if starts_node:
             bytes_ = store_bytes(spec.mix)
-            node = MemberNode(muster.head, listening, bytes_=bytes_, workers=_WORKERS)
+            node = MemberNode(assigned.head, listening, bytes_=bytes_, workers=_WORKERS)
             stack.callback(node.close)
             # Other ranks of this host use it, and rank 0 its actors until the plane has ended.
             stack.callback(meeting.wait_until_ended)
             meeting.post(f"node/{self.launch.rank}", NodeUp(place=node.place).model_dump_json())
-        elif muster.head.token is None:
+        elif assigned.head.token is None:
             use_given_token()
         else:
-            use_token(muster.head.token)
+            use_token(assigned.head.token)
         invitation = meeting.invitation()
         self._agree(meeting, invitation, spec.state)
         assert invitation.plane is not None, "a plane of a Ray has an address"

@@ -39,10 +39,10 @@ from omniload.front.rendezvous import Rendezvous
 __all__ = [
     "Arrival",
     "Failure",
+    "HostAssignment",
     "Invitation",
     "Joined",
     "Meeting",
-    "Muster",
     "NodeUp",
     "read_as",
     "wait_for_ranks",
@@ -97,8 +97,8 @@ class Arrival(StrictModel):
     """Whether it asks the data plane itself; a peer along tp, pp or ep has its batches from another rank."""
 
 
-class Muster(StrictModel):
-    """What rank 0 posts once it knows where all ranks are."""
+class HostAssignment(StrictModel):
+    """What rank 0 posts once it knows the hosts of all ranks: the plane's Ray, and which rank starts a node of it."""
 
     version: Literal[2] = 2
     head: Head | None
@@ -280,8 +280,8 @@ class Meeting:
                 "and the data plane listens on loopback; set runtime.bind in the mix to an interface such as eth0, a "
                 "network such as 10.0.0.0/8, or auto"
             )
-        self.post("hosts", Muster(head=head, first_of=first_of).model_dump_json())
-        # Behind the muster: the ranks that start them learn from it that they are to.
+        self.post("hosts", HostAssignment(head=head, first_of=first_of).model_dump_json())
+        # Behind the assignment, by which the ranks that start nodes learn that they are to.
         nodes = self._notes("node", first_of.values(), NodeUp, "started the node of their host")
         # Rank 0 posts no arrival, and is here.
         host_of_R = [here] * self.place.dp_size
@@ -326,8 +326,8 @@ class Meeting:
 
     # What the others do.
 
-    def arrive(self) -> Muster:
-        """Say where this rank is, and wait for what rank 0 makes of it.
+    def arrive(self) -> HostAssignment:
+        """Post this rank's host, and wait until rank 0 knows the hosts of all.
 
         Raises:
             ConfigError: Another process has this rank.
@@ -341,7 +341,7 @@ class Meeting:
             fetches=self.place.fetches(self.launch.rank),
         )
         self._once("here", note)
-        return self._from_0("hosts", Muster, "started the plane's Ray")
+        return self._from_0("hosts", HostAssignment, "started the plane's Ray")
 
     def invitation(self) -> Invitation:
         """Wait until the plane is up; as ``arrive``."""

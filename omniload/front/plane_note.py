@@ -21,7 +21,7 @@ from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from omniload.base.linux.file_lock import is_locked
 from omniload.base.linux.network import host_id
 from omniload.base.reading import read_kept_file
-from omniload.front.rendezvous import told_at
+from omniload.front.rendezvous import fetch_note
 
 __all__ = ["NOTE_NAME", "PlaneNote", "note_of", "port_of"]
 
@@ -124,8 +124,8 @@ def _note_at(place: Path) -> PlaneNote | None:
 
 
 def _note_from(host: str, port: int, until_s: float) -> PlaneNote | None:
-    """Return the note that a server tells; ``None`` where it does not before ``until_s``."""
-    content = told_at(host, port, max(_LOOK_S, until_s - time.monotonic()), _MOST_BYTES)
+    """Return the note that a server at a port sends; ``None`` where none came before ``until_s``."""
+    content = fetch_note(host, port, max(_LOOK_S, until_s - time.monotonic()), _MOST_BYTES)
     return _checked(content, f"{host}:{port}") if content else None
 
 

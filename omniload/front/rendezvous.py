@@ -18,13 +18,13 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError, system_refusals
 from omniload.base.reading import read_small_file
 
-__all__ = ["Counter", "FolderRendezvous", "Rendezvous", "told_at"]
+__all__ = ["FolderRendezvous", "NoteServer", "Rendezvous", "fetch_note"]
 
 _POLL_S = 0.05
 """Between looks at a shared folder: a file of another host brings no event."""
 _LARGEST_NOTE_BYTES = 1 << 20
 _TAKEN_S = 5.0
-"""Longest that who connects may take to read a note."""
+"""Longest that a client may take to read a note."""
 
 
 class Rendezvous(Protocol):
@@ -94,11 +94,11 @@ class FolderRendezvous(Rendezvous):
         return self._folder / key.replace("/", ".")
 
 
-class Counter:
-    """Tells one note to whoever connects: of hosts that see no folder in common."""
+class NoteServer:
+    """Serves one note over TCP, to hosts that see no folder in common."""
 
     def __init__(self, host: str, port: int) -> None:
-        """Listen; who connects waits until there is something to tell.
+        """Listen; clients that connect before ``serve`` wait for the note.
 
         Raises:
             ConfigError: The host is not this one, or somebody listens there.
@@ -112,8 +112,8 @@ class Counter:
             ) from error
         self._closed, self._thread = threading.Event(), threading.Thread()
 
-    def tell(self, content: bytes) -> None:
-        """Tell it from now on."""
+    def serve(self, note: bytes) -> None:
+        """Send the note to every client, also to those that wait for it."""
 
         def answer() -> None:
             while not self._closed.is_set():
@@ -121,17 +121,17 @@ class Counter:
                     connection, _ = self._listener.accept()
                     with connection:
                         connection.settimeout(_TAKEN_S)
-                        connection.sendall(content)
+                        connection.sendall(note)
                 except (
                     OSError
                 ):  # of one connection, of one too many, or of the listener that closes
                     self._closed.wait(_POLL_S)
 
-        self._thread = threading.Thread(target=answer, name="omniload-counter", daemon=True)
+        self._thread = threading.Thread(target=answer, name="omniload-note", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Tell nobody any more; once more does nothing."""
+        """Stop listening. To close again does nothing."""
         self._closed.set()
         # A listener that is only closed leaves its thread in the wait.
         with suppress(OSError):
@@ -141,8 +141,8 @@ class Counter:
         self._listener.close()
 
 
-def told_at(host: str, port: int, within_s: float, most_bytes: int) -> bytes:
-    """Return what a ``Counter`` tells; nothing where none does in time, or more than is allowed."""
+def fetch_note(host: str, port: int, within_s: float, most_bytes: int) -> bytes:
+    """Return the note of a ``NoteServer``; empty where none came in time, or a longer one than allowed."""
     until_s, content = time.monotonic() + within_s, b""
     try:
         with socket.create_connection((host, port), within_s) as line:

@@ -27,7 +27,7 @@ from omniload.front.arguments import require_whole, steps_of
 from omniload.front.launch import Place
 from omniload.front.opening import vocab_size_of
 from omniload.front.plane_note import NOTE_NAME, PlaneNote, port_of
-from omniload.front.rendezvous import Counter
+from omniload.front.rendezvous import NoteServer
 from omniload.front.settings import Settings
 from omniload.front.spec import kept_in, spec_of
 from omniload.mix.config import MixConfig
@@ -53,8 +53,8 @@ class ServedPlane:
         self._opened = ExitStack()
         try:
             # First in, last out: the address is let go of when nothing of the plane is left.
-            counter = None if (at := port_of(address)) is None else Counter(*at)
-            self._opened.callback((counter or _claimed(Path(address))).close)
+            server = None if (at := port_of(address)) is None else NoteServer(*at)
+            self._opened.callback((server or _claimed(Path(address))).close)
             self._plane = self._opened.enter_context(open_ray_plane(spec))
             # Ray is there, and with it the secret that this process has made up.
             from omniload.actors.ray.tokens import token  # noqa: PLC0415 -- an extra
@@ -71,10 +71,10 @@ class ServedPlane:
                 run_dir=None if spec.run_dir is None else spec.run_dir.resolve(),
             )
             content = note.model_dump_json().encode()
-            if counter is not None:
-                counter.tell(content)
+            if server is not None:
+                server.serve(content)
                 # Runs before the plane ends: nobody may join a plane that is closing.
-                self._opened.callback(counter.close)
+                self._opened.callback(server.close)
                 return
             place = Path(address) / NOTE_NAME
             write_whole(place, content, mode=0o600)

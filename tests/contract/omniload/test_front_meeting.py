@@ -10,7 +10,7 @@ from omniload.actors.address import Head, HostPlace
 from omniload.base.errors import ConfigError, UnavailableError
 from omniload.front import meeting as meetings
 from omniload.front.launch import Launch, Place
-from omniload.front.meeting import Arrival, Invitation, Meeting, Muster, NodeUp
+from omniload.front.meeting import Arrival, HostAssignment, Invitation, Meeting, NodeUp
 from omniload.front.mix_values import MixValues
 from omniload.front.rendezvous import FolderRendezvous
 
@@ -50,7 +50,9 @@ def test_the_first_rank_of_each_other_host_starts_its_node(rank):
     assert hosts.host_of_R == ["A", "A", "B", "B"]
     assert hosts.elsewhere == {"B": node_of("B")}
     posted = rank(3).rendezvous.read("omniload/1/hosts", LONG_S)
-    assert Muster.model_validate_json(posted) == Muster(head=HEAD, first_of={"B": 2})
+    assert HostAssignment.model_validate_json(posted) == HostAssignment(
+        head=HEAD, first_of={"B": 2}
+    )
 
 
 def test_threads_of_rank_0_need_no_node_wherever_its_peers_are(rank):
@@ -60,7 +62,7 @@ def test_threads_of_rank_0_need_no_node_wherever_its_peers_are(rank):
     assert rank(0).gather(None).elsewhere == {}
 
     posted = rank(3).rendezvous.read("omniload/1/hosts", LONG_S)
-    assert Muster.model_validate_json(posted) == Muster(head=None, first_of={})
+    assert HostAssignment.model_validate_json(posted) == HostAssignment(head=None, first_of={})
 
 
 def test_several_hosts_are_refused_where_the_plane_listens_on_loopback(rank):

@@ -13,7 +13,7 @@ from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.front import rendezvous as rendezvous_module
 from omniload.front.launch import Launch
 from omniload.front.meeting import Failure, Joined, read_as, wait_for_ranks
-from omniload.front.rendezvous import Counter, FolderRendezvous, told_at
+from omniload.front.rendezvous import FolderRendezvous, NoteServer, fetch_note
 from tests.support.ports import free_port
 from trainer_integration.loader.torch_arrays import StoreRendezvous, rendezvous_of
 
@@ -192,42 +192,42 @@ def test_a_note_left_while_rank_0_is_between_two_loaders_is_there_for_its_next(m
 
 
 @pytest.fixture
-def counter():
-    """A counter, and where it is."""
+def server():
+    """A server of one note, and where it is."""
     at = "127.0.0.1", free_port()
-    counter = Counter(*at)
-    yield counter, at
-    counter.close()
+    server = NoteServer(*at)
+    yield server, at
+    server.close()
 
 
-def test_a_counter_tells_whoever_connects_and_who_came_before_there_was_something_to_tell(counter):
-    counter, at = counter
+def test_a_note_is_served_to_every_client_also_to_one_that_came_before_it(server):
+    server, at = server
     heard = []
-    early = threading.Thread(target=lambda: heard.append(told_at(*at, LONG_S, 100)))
+    early = threading.Thread(target=lambda: heard.append(fetch_note(*at, LONG_S, 100)))
     early.start()
-    counter.tell(b"a note")
+    server.serve(b"a note")
     early.join(LONG_S)
 
-    assert [*heard, told_at(*at, LONG_S, 100)] == [b"a note"] * 2
+    assert [*heard, fetch_note(*at, LONG_S, 100)] == [b"a note"] * 2
 
 
-def test_a_counter_that_says_nothing_or_too_much_or_is_closed_is_none(counter):
-    counter, at = counter
-    assert told_at(*at, 0.05, 100) == b""
-    counter.tell(b"a note")
-    assert told_at(*at, LONG_S, 5) == b""
-    counter.close()
-    assert told_at(*at, LONG_S, 100) == b""
+def test_no_note_is_had_of_a_server_that_has_none_yet_or_too_long_a_one_or_is_closed(server):
+    server, at = server
+    assert fetch_note(*at, 0.05, 100) == b""
+    server.serve(b"a note")
+    assert fetch_note(*at, LONG_S, 5) == b""
+    server.close()
+    assert fetch_note(*at, LONG_S, 100) == b""
 
 
-def test_who_connects_and_reads_nothing_keeps_nobody_else(counter, monkeypatch):
+def test_a_client_that_reads_nothing_keeps_no_other_from_the_note(server, monkeypatch):
     monkeypatch.setattr(rendezvous_module, "_TAKEN_S", 1.0)
-    counter, at = counter
-    counter.tell(b"n" * (8 << 20))  # more than the kernel takes for who does not read
+    server, at = server
+    server.serve(b"n" * (8 << 20))  # more than the kernel takes for who does not read
     with socket.create_connection(at):
-        assert len(told_at(*at, LONG_S, 8 << 20)) == 8 << 20
+        assert len(fetch_note(*at, LONG_S, 8 << 20)) == 8 << 20
 
 
-def test_a_port_where_somebody_listens_is_refused(counter):
+def test_a_port_where_somebody_listens_is_refused(server):
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1:\d+ cannot be listened on"):
-        Counter(*counter[1])
+        NoteServer(*server[1])

@@ -163,7 +163,7 @@ def test_whether_a_plane_of_another_host_is_served_a_connection_tells_and_no_loc
 def test_a_plane_is_found_at_a_port_as_in_a_folder(tmp_path, monkeypatch):
     asked = []
     note = (a_note(tmp_path) / "plane.json").read_bytes()
-    monkeypatch.setattr(plane_note, "told_at", lambda *at: asked.append(at[:2]) or note)
+    monkeypatch.setattr(plane_note, "fetch_note", lambda *at: asked.append(at[:2]) or note)
 
     loader = omniload.join("head-0.job:29600", rank=0, world_size=4, arrays="numpy")
 
@@ -175,7 +175,7 @@ def test_a_host_whose_name_nobody_knows_is_told(monkeypatch):
     def refused(*_):
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(plane_note, "told_at", lambda *_: b"")
+    monkeypatch.setattr(plane_note, "fetch_note", lambda *_: b"")
     monkeypatch.setattr(socket, "getaddrinfo", refused)
 
     with pytest.raises(UnavailableError, match=r"no host head-9 is known here \(Name or service"):
