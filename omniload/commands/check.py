@@ -19,6 +19,7 @@ from omniload.commands.faults import key_of_message, with_line
 from omniload.commands.mix_tables import (
     MOST_ROWS,
     bounded,
+    said_of_files,
     said_of_step,
     shares_at,
     shares_table,
@@ -104,9 +105,9 @@ class _KeptShards:
 def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
     """Check a mix file and everything it names: files, footers, tokenizer, batch.
 
-    All faults are reported at once. The first records of every source are decoded, and not again until
-    its files, its settings or the tokenizer change. Nothing is written but that and the indexes of the
-    sources, in the cache folder.
+    All faults are reported at once. The first records of every source, and of seven more of its
+    files, are decoded, and not again until its files, its settings or the tokenizer change.
+    Nothing is written but that and the indexes of the sources, in the cache folder.
 
     \b
     Example:
@@ -151,6 +152,7 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
     console = output()
     console.print(_sources_table(found))
     console.print(shares_table(mix))
+    say(console, said_of_files(found))
     if tokens is not None:
         say(console, _said_of_tokens(tokens))
     if shards is not None:

@@ -19,6 +19,7 @@ from omniload.mix.schema.stages import said_epochs
 from omniload.plan.forecast.sizes import repetitions_of
 from omniload.plan.placement import num_microbatches_of
 from omniload.source.estimate import SourceProfile
+from omniload.source.kept_findings import FoundSource
 from omniload.source.survey.documents import LengthHistogram
 from omniload.source.survey.duplicates import Duplicates
 from omniload.source.survey.spread import Differences
@@ -30,6 +31,7 @@ __all__ = [
     "Stats",
     "bounded",
     "print_stats",
+    "said_of_files",
     "said_of_step",
     "shares_at",
     "shares_table",
@@ -70,6 +72,17 @@ def shares_table(mix: MixConfig) -> Table:
     columns = [("source", False), *((f"step {step:,}", False) for step in steps)]
     columns += [(f"once {said_epochs(stage.from_epochs or {})}", False) for stage in waiting]
     return table(f"shares by {mix.mix.level}", columns, bounded(rows, len(mix.names)))
+
+
+def said_of_files(found: Sequence[FoundSource]) -> str:
+    """Say of how many files records were looked at."""
+    looked, files = sum(each.looked for each in found), sum(each.shards for each in found)
+    columns = (
+        "; of tables, at the columns of all"
+        if any(each.looked == 1 < each.shards for each in found)
+        else ""
+    )
+    return f"looked at the first records of {looked:,} of {files:,} {'file' if files == 1 else 'files'}{columns}"
 
 
 def said_of_step(mix: MixConfig, dp: int) -> str:

@@ -34,7 +34,7 @@ from omniload.source.kept_findings import (
 )
 from omniload.source.parsing.image_cells import ENCODED
 from omniload.source.spec import SourceSpec
-from omniload.source.survey.spread import Spread, unevenness
+from omniload.source.survey.spread import Spread, evenly, unevenness
 from omniload.source.tokenize import Tokenizer, doubt_of_ids, open_tokenizer
 from omniload.source.transforms.opening import open_pipeline
 
@@ -43,6 +43,8 @@ __all__ = ["find_sources", "open_spec", "tokenizer_of"]
 _OPENERS = 8
 _FIRST_RECORDS = 64
 """Records whose tokens are counted."""
+_LATER_FILES = 7
+"""Files beyond the first of which some records are decoded, where no index has seen their columns."""
 _IMAGES_BYTES = 64 << 20
 """Bytes of a unit with images up to which a check decodes its first ones."""
 _IMAGE_AMONG_MESSAGES = re.compile(rb'"type":\s*"image(_url)?"|<image>')
@@ -171,6 +173,7 @@ def _looked_at(mix: MixConfig, source: SourceSpec, files: tuple[ShardFile, ...])
     first, unseen = _first_of(config, opened)
     begins = opened.files[int(units.shards_U[np.flatnonzero(units.rows_U)[0]])].path
     lengths_N, spoilt = _first_lengths(source, opened.format, first, begins)
+    looked, later = _first_of_later_files(source, opened)
     # A record that conditions leave out counts for nothing.
     kept = 1.0 if first.kept_B is None or not len(first.kept_B) else float(first.kept_B.mean())
     mean = float(lengths_N.mean()) if lengths_N is not None and len(lengths_N) else 0.0
@@ -181,6 +184,7 @@ def _looked_at(mix: MixConfig, source: SourceSpec, files: tuple[ShardFile, ...])
         or _images_not_read(config, first)
         or _ids_unknown(source, opened.format, first)
         or _left_out(first, spoilt)
+        or later
     ):
         doubt = f"sources.{name}: {found}"
     spread, times = Spread(), 1.0
@@ -195,6 +199,7 @@ def _looked_at(mix: MixConfig, source: SourceSpec, files: tuple[ShardFile, ...])
         name=name,
         format=config.type,
         shards=len(opened.files),
+        looked=looked,
         units=len(units),
         records=records,
         size_bytes=sum(file.size_bytes for file in opened.files),
@@ -205,10 +210,37 @@ def _looked_at(mix: MixConfig, source: SourceSpec, files: tuple[ShardFile, ...])
     )
 
 
-def _left_out(first: Records, spoilt: Sequence[str]) -> str:
-    """Say what is wrong with those of the first records that are left out; empty where there are none."""
+def _first_of_later_files(source: SourceSpec, opened: OpenFormat) -> tuple[int, str]:
+    """Return of how many files some records are decoded, and what is wrong with some that are left out in later ones.
+
+    Raises:
+        ConfigError: One cannot be used, and is not to be skipped.
+    """
+    skips, looked, said = source.config.on_error.policy == "skip", 1, ""
+    files = np.flatnonzero(opened.format.units().records_F(len(opened.files)))[1:]
+    for file in files[evenly(len(files), _LATER_FILES)].tolist() if len(files) else ():
+        first = opened.format.first_records_of(file)
+        if first is None:
+            continue
+        looked += 1
+        # With skip, of whatever part of a file: others have what can be used.
+        if first.reason and not skips:
+            raise _unusable(source.name, first.reason, skips=skips)
+        said = said or _left_out(first, (), opened.files[file].path)
+    return looked, said
+
+
+def _left_out(first: Records, spoilt: Sequence[str], path: str = "") -> str:
+    """Say what is wrong with those of the first records that are left out; empty where there are none.
+
+    Args:
+        first: The first records, of the source or of the file that ``path`` names.
+        spoilt: Those that no sample can be made of.
+        path: One of its later files.
+    """
     count, reason = np.count_nonzero(first.bad_B) + len(spoilt), first.reason or "".join(spoilt[:1])
-    said = f"{count:,} of its first {len(first.bad_B):,} records are left out, as on_error says"
+    whose = f"{path}'s" if path else "its"
+    said = f"{count:,} of {whose} first {len(first.bad_B):,} records are left out, as on_error says"
     return f"{said}; the first: {reason}" if count else ""
 
 

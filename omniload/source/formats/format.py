@@ -22,6 +22,7 @@ from omniload.source.columns import text_bytes
 __all__ = [
     "FIRST_BYTES",
     "FIRST_RECORDS",
+    "LATER_BYTES",
     "MAX_UNIT_BYTES",
     "MAX_UNIT_RECORDS",
     "TOOLS",
@@ -37,6 +38,8 @@ __all__ = [
 
 FIRST_BYTES = 1 << 20
 """Most bytes, decompressed, that are looked at for the first records of a source."""
+LATER_BYTES = 1 << 16
+"""Most bytes, decompressed, that are looked at for the first records of a later file of it."""
 FIRST_RECORDS = 64
 """Most records that are looked at for the first of a source."""
 MAX_UNIT_BYTES = LARGEST_UNIT_BYTES
@@ -232,6 +235,17 @@ class Format(Protocol):
             OmniloadError: As for ``read_unit``.
         """
         ...
+
+    def first_records_of(self, file: int) -> Records | None:  # noqa: ARG002 -- of tables an index sees every column
+        """Decode a few records from the start of a file, from at most about ``LATER_BYTES`` or one unit of text.
+
+        Returns:
+            Those records; ``None`` where an index says as much of a file, or they take more.
+
+        Raises:
+            OmniloadError: As for ``read_unit``.
+        """
+        return None
 
     def doubt(self) -> str:
         """Say what of the first records is left out though it looks like a part of them; empty where nothing is.

@@ -25,6 +25,7 @@ from omniload.source.files import ShardFile, reading
 from omniload.source.formats.content import digested
 from omniload.source.formats.format import (
     FIRST_BYTES,
+    LATER_BYTES,
     MAX_UNIT_BYTES,
     IndexedFormat,
     Records,
@@ -136,6 +137,11 @@ class JsonlFormat(IndexedFormat):
         return _records(data, self._read, file.path, first_line=1)
 
     @override
+    def first_records_of(self, file: int) -> Records | None:
+        shard = self._files[file]
+        return _records(_first_lines_of(shard, LATER_BYTES), self._read, shard.path, first_line=1)
+
+    @override
     def doubt(self) -> str:
         first = self._first_lines() if self._read.nested else None
         if first is None:
@@ -154,12 +160,7 @@ class JsonlFormat(IndexedFormat):
         if unit is None:
             return None
         file = self._files[self._units[unit].shard]
-        with reading(file, "its first lines"), stream_of(file) as stream:
-            data = stream.read_buffer(FIRST_BYTES)
-        if len(data) == FIRST_BYTES:
-            # What is cut off in the middle is no line.
-            data = data.slice(0, data.to_pybytes().rfind(_NEWLINES) + 1)
-        return file, data
+        return file, _first_lines_of(file, FIRST_BYTES)
 
     def _index(self, file: ShardFile) -> FileUnits:
         digest = xxhash.xxh3_128()
@@ -175,6 +176,15 @@ class JsonlFormat(IndexedFormat):
             )
         # Of every byte: newlines are looked for in all of them anyway.
         return replace(units, content=digest.hexdigest())
+
+
+def _first_lines_of(file: ShardFile, most_bytes: int) -> pa.Buffer:
+    """Return the first whole lines of a file."""
+    with reading(file, "its first lines"), stream_of(file) as stream:
+        data = stream.read_buffer(most_bytes)
+    # What is cut off in the middle is no line.
+    cut = len(data) == most_bytes
+    return data.slice(0, data.to_pybytes().rfind(_NEWLINES) + 1) if cut else data
 
 
 def _no_zeros(chunks: Iterator[pa.Buffer], file: ShardFile) -> Iterator[pa.Buffer]:

@@ -13,6 +13,7 @@ from omniload.source.files import ShardFile, reading
 from omniload.source.formats.content import digest_of_read, even_ranges
 from omniload.source.formats.format import (
     FIRST_BYTES,
+    LATER_BYTES,
     MAX_UNIT_BYTES,
     IndexedFormat,
     Records,
@@ -96,11 +97,20 @@ class TextFormat(IndexedFormat):
         file = next((file for file in self._files if file.size_bytes), None)
         if file is None:
             return Records.of_texts([])
-        with reading(file, "its first bytes"), file.open() as opened:
-            data = opened.read(FIRST_BYTES)
-        # A character may be cut in two at the end.
-        text, fault = _text_of(data, whole=len(data) < FIRST_BYTES)
-        return Records.of_texts([text], fault and f"{file.path}: {fault}")
+        return _first_of(file, FIRST_BYTES)
+
+    @override
+    def first_records_of(self, file: int) -> Records | None:
+        return _first_of(self._files[file], LATER_BYTES)
+
+
+def _first_of(file: ShardFile, most_bytes: int) -> Records:
+    """Return the beginning of a file as a record."""
+    with reading(file, "its first bytes"), file.open() as opened:
+        data = opened.read(most_bytes)
+    # A character may be cut in two at the end.
+    text, fault = _text_of(data, whole=len(data) < most_bytes)
+    return Records.of_texts([text], fault and f"{file.path}: {fault}")
 
 
 def _text_of(data: bytes, *, whole: bool = True) -> tuple[str | None, str]:

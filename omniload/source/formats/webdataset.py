@@ -78,6 +78,12 @@ class WebDatasetFormat(IndexedFormat):
         path = self._files[self._units.shards_U[unit]].path
         return self._records(path, *self._samples_of(unit))
 
+    @override
+    def first_records_of(self, file: int) -> Records | None:
+        # Images stand beside their text: a unit is the least that is read of them.
+        units = np.flatnonzero((self._units.shards_U == file) & (self._units.rows_U > 0))
+        return None if self._config.images else self.read_unit(int(units[0])).first(FIRST_RECORDS)
+
     def _samples_of(self, unit: int) -> tuple[memoryview, int, list[_Sample]]:
         """Return the bytes of a unit, where they start in the archive, and the samples in them."""
         place = self._units[unit]

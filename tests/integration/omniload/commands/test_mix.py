@@ -493,6 +493,15 @@ def test_check_decodes_the_first_records_and_names_the_keys_there_are(tmp_path):
     assert "web.jsonl:1: has no key 'body'; it has text; correct the type or the key" in message
 
 
+def test_check_says_of_how_many_files_it_looked_at_records(tmp_path):
+    for number in range(12):
+        write_texts(tmp_path / f"{number:02}.jsonl", ["some text"] * 9)
+
+    result = checked(tmp_path, {"type": "jsonl", "path": "*.jsonl"})
+
+    assert "looked at the first records of 8 of 12 files" in result.output
+
+
 def test_check_bears_bad_records_that_are_skipped_unless_all_are(tmp_path):
     lines = {"some.jsonl": ["x", None, "y"], "none.jsonl": [None] * 3}
     results = {}

@@ -1,7 +1,9 @@
 """Opening a mix: everything that is wrong is said at once, and indexes have a place of their own."""
 
+import io
 import json
 import os
+import tarfile
 import threading
 
 import pyarrow as pa
@@ -15,6 +17,7 @@ from omniload.commands.opening import find_sources, open_spec
 from omniload.mix.config import BpeTokenizer, ByteTokenizer
 from omniload.mix.schema.transforms import MiddleTransform
 from omniload.source.kept_findings import key_of_source, key_of_tokenizer
+from tests.support.plane.builders import a_mix
 from tests.support.plane.corpora import a_mixed_corpus
 
 
@@ -234,6 +237,81 @@ def test_tools_that_are_beside_conversations_and_not_read_are_told_of(
     assert bool(said) == bool(found.doubt) or "records are left out" in found.doubt
 
 
+def a_member(archive, name, content):
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
+
+
+def write_lines(path, good):
+    path.write_text((json.dumps({"text" if good else "body": "some words"}) + "\n") * 9)
+
+
+def write_texts_of(path, good):
+    path.write_bytes(b"some words" if good else b"some \xff words")
+
+
+def write_archive(path, good):
+    with tarfile.open(path, "w") as archive:
+        for number in range(9):
+            a_member(archive, f"{number}.{'txt' if good else 'body'}", b"some words")
+
+
+def write_table(path, good):
+    pq.write_table(pa.table({"text" if good else "body": ["some words"] * 9}), path)
+
+
+KINDS = {
+    "jsonl": (write_lines, "jsonl", {"text": "text"}, ":1: has no key 'text'; it has body"),
+    "text": (write_texts_of, "txt", {}, ": is not UTF-8"),
+    "webdataset": (write_archive, "tar", {"text": "txt"}, ": sample '0' at byte 0: has no member"),
+    "parquet": (write_table, "parquet", {"text": "text"}, ": has no column 'text'; it has body"),
+}
+
+
+def a_mix_of_files(folder, kind, count, bad=(), **more):
+    """Return a mix of one source of so many files, some of which hold what its key does not name."""
+    write, extension, keys, _ = KINDS[kind]
+    for number in range(count):
+        write(folder / f"{number:03}.{extension}", number not in bad)
+    source = {"type": kind, "path": f"*.{extension}"} | keys | more
+    return a_file(folder, a_mix(sources={"web": source}, tokenizer={"type": "bytes"}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_later_file_that_holds_something_else_is_told_by_name(tmp_path, kind):
+    file = a_mix_of_files(tmp_path, kind, 8, bad=(3, 5))
+
+    with pytest.raises(ConfigError) as caught:
+        find_sources(open_spec(file, dp=1, cache_dir=tmp_path / "cache"), file)
+
+    _, extension, _, said = KINDS[kind]
+    assert f"sources.web: {tmp_path}/003.{extension}{said}" in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "looked"), [("jsonl", 8), ("webdataset", 8), ("parquet", 1)])
+def test_of_many_files_a_few_are_looked_at_and_their_number_is_known(tmp_path, kind, looked):
+    spec = open_spec(a_mix_of_files(tmp_path, kind, 50), dp=1, cache_dir=tmp_path / "cache")
+
+    (found,) = find_sources(spec)
+
+    assert (found.looked, found.shards, found.doubt) == (looked, 50, "")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "text", "webdataset"])
+def test_where_bad_records_are_skipped_those_of_later_files_are_told_of(tmp_path, kind):
+    skips = {"on_error": {"policy": "skip"}}
+    spec = open_spec(a_mix_of_files(tmp_path, kind, 4, bad=(2,), **skips), dp=1, cache_dir=None)
+
+    (found,) = find_sources(spec)
+
+    _, extension, _, said = KINDS[kind]
+    count = 1 if kind == "text" else 9
+    path = f"{tmp_path}/002.{extension}"
+    assert f"sources.web: {count} of {path}'s first {count} records are left out" in found.doubt
+    assert f"the first: {path}{said}" in found.doubt
+
+
 class OpenedError(Exception):
     """A source was opened again."""
 
@@ -276,7 +354,7 @@ def test_findings_that_are_damaged_or_of_another_version_are_found_again(a_check
     (kept,) = spec.cache_dir.glob("*.findings.json")
     whole = kept.read_bytes()
 
-    for damaged in (whole[:-9], whole.replace(b'"version":6', b'"version":5'), b"", b"[]"):
+    for damaged in (whole[:-9], whole.replace(b'"version":7', b'"version":6'), b"", b"[]"):
         assert damaged != whole
         kept.write_bytes(damaged)
         with pytest.raises(OpenedError):
