@@ -1,23 +1,83 @@
-"""The opener's side of the reaper: started before what it watches, closed after it."""
+"""The opener's side of the reaper: started before what it watches, closed after it. And the folder of a plane."""
 
 import os
+import secrets
+import shutil
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from omniload.actors import reaper_process
 from omniload.actors.reaper_process import LEAVE, MARKS, PATIENCE_S
+from omniload.base.linux.file_lock import FileLock, is_locked
 from omniload.base.log import get_logger
 
-__all__ = ["Reaper", "marked"]
+__all__ = ["PlaneFolder", "Reaper", "marked"]
 
 _LOG = get_logger(__name__)
+_FOLDERS, _OPENER = "omniload-ray-", "opener"
+"""What the names of folders begin with, and the file in each that its opener holds."""
 _RESTARTS = 5
 _LAST_S = 5.0
 """How long a reaper may take over its own end, beside the patience that it has with others."""
+
+
+class PlaneFolder:
+    """The folder of a plane's files on this host: the next start removes one whose opener and reaper were killed."""
+
+    def __init__(self) -> None:
+        # Short: the paths of Ray's sockets below it must stay under 107 characters.
+        self.path = Path(tempfile.gettempdir()) / f"{_FOLDERS}{secrets.token_hex(4)}"
+        self._lock: FileLock | None = None
+
+    def make(self) -> None:
+        """Make it, and remove those that nobody has any more."""
+        for folder in self.path.parent.glob(f"{_FOLDERS}*"):
+            with suppress(OSError):  # gone meanwhile, or nothing that can be looked at
+                if _is_left(folder):
+                    _LOG.info("%s is of a data plane that was killed; it is removed", folder)
+                    shutil.rmtree(folder, ignore_errors=True)
+        self.path.mkdir(mode=0o700)
+        begun = self.path / f"{_OPENER}.begun"
+        with suppress(OSError):  # no locks on this file system: it is nobody's to remove
+            self._lock = FileLock(begun)
+            # Only held does it have its name: one that is found and is not held was left.
+            begun.rename(self.path / _OPENER)
+
+    def remove(self) -> None:
+        """Remove it; nothing to do where it was not made."""
+        if self._lock is not None:
+            self._lock.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _is_left(folder: Path) -> bool:
+    """Tell whether a folder is one of this user, that its opener holds no more and no process has a file open below.
+
+    One of an older release says nothing of its opener, and is left alone.
+    """
+    of_folder, opener = folder.lstat(), folder / _OPENER
+    of_opener = opener.lstat()
+    ours = {of_folder.st_uid, of_opener.st_uid} == {os.geteuid()}
+    if not (ours and stat.S_ISDIR(of_folder.st_mode) and stat.S_ISREG(of_opener.st_mode)):
+        return False
+    return not is_locked(opener) and not _has_files_open(folder.resolve())
+
+
+def _has_files_open(folder: Path) -> bool:
+    # Ray's processes outlive a killed opener by up to a minute where no reaper ends them.
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if any(Path(file.path).is_relative_to(folder) for file in process.open_files()):
+                return True
+    return False
 
 
 class Reaper:

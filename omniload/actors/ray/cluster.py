@@ -5,8 +5,6 @@ behind. Its head is where the plane is opened; a node joins it on each other hos
 """
 
 import os
-import secrets
-import shutil
 import signal
 import tempfile
 import threading
@@ -27,7 +25,7 @@ from omniload.actors.ray.environment import (
 from omniload.actors.ray.hosts.node import RayNode, start_node
 from omniload.actors.ray.hosts.node_plan import NodePlan
 from omniload.actors.ray.tokens import own_token, use_given_token
-from omniload.actors.reaper import Reaper, marked
+from omniload.actors.reaper import PlaneFolder, Reaper, marked
 from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
 from omniload.base.linux.network import LOOPBACK
 from omniload.base.log import get_logger
@@ -162,10 +160,10 @@ class AttachedCluster(Cluster):
             ) from error
         try:
             self.address = str(ray.get_runtime_context().gcs_address)
-            self._folder = Path(tempfile.gettempdir()) / f"omniload-ray-{secrets.token_hex(4)}"
+            self._folder = PlaneFolder()
             # Before the folder: it is removed, too, where this process is killed with the next line.
-            self._reaper = Reaper(self.namespace, [self._folder])
-            self._folder.mkdir(mode=0o700)
+            self._reaper = Reaper(self.namespace, [self._folder.path])
+            self._folder.make()
         except BaseException:
             ray.shutdown()
             raise
@@ -173,7 +171,7 @@ class AttachedCluster(Cluster):
     @property
     @override
     def folder(self) -> Path:
-        return self._folder
+        return self._folder.path
 
     @override
     def close(self, *, is_used: bool = False) -> None:
@@ -182,7 +180,7 @@ class AttachedCluster(Cluster):
                 ray.shutdown()  # ends the actors that this process is the owner of
         finally:
             self._reaper.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
 
 
 _LOOPBACK_ALONE = Listening()
@@ -242,13 +240,12 @@ class PrivateCluster(Cluster):
     def _start(self) -> None:
         mark = new_namespace()
         self.namespace = mark if self._to_join is None else self._to_join[1]
-        # Short: the paths of Ray's sockets below it must stay under 107 characters.
-        self._folder = Path(tempfile.gettempdir()) / f"omniload-ray-{secrets.token_hex(4)}"
+        self._folder = PlaneFolder()
         self._node: RayNode | None = None
         # Before the first file and process: the reaper ends them if this process is killed now.
-        self._reaper = Reaper(mark, [self._folder])
+        self._reaper = Reaper(mark, [self._folder.path])
         try:
-            self._folder.mkdir(mode=0o700)
+            self._folder.make()
             with marked(mark):
                 self.address = self._join()
         except BaseException:
@@ -259,7 +256,7 @@ class PrivateCluster(Cluster):
         """Start the node and connect to it; return its address."""
         self._node = start_node(
             NodePlan(
-                folder=str(self._folder),
+                folder=str(self._folder.path),
                 address=self._listening.address,
                 workers=self._workers,
                 object_store_bytes=self._object_store_bytes,
@@ -270,7 +267,7 @@ class PrivateCluster(Cluster):
         if self._node is None:
             return self._init_whole()
         # By its folder: ranks that join from another host have a node each, all at the address of that host.
-        own = None if self._to_join is None else self._folder
+        own = None if self._to_join is None else self._folder.path
         connect(self._node.gcs_address, self.namespace, self.node_address, own)
         return self._node.gcs_address
 
@@ -286,7 +283,7 @@ class PrivateCluster(Cluster):
             num_cpus=self._workers,
             object_store_memory=self._object_store_bytes,
             include_dashboard=False,
-            _temp_dir=str(self._folder),
+            _temp_dir=str(self._folder.path),
             _node_ip_address=self.node_address,
         )
         return str(context.address_info["gcs_address"])
@@ -295,7 +292,7 @@ class PrivateCluster(Cluster):
     @override
     def folder(self) -> Path:
         """Folder of its files, removed with it."""
-        return self._folder
+        return self._folder.path
 
     @override
     def ended_service(self) -> str:
@@ -323,7 +320,7 @@ class PrivateCluster(Cluster):
         finally:
             # Also what Ray could not end, such as an actor that was stopped.
             self._reaper.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
 
 
 def _said(error: Exception) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from omniload.actors.reaper import PlaneFolder
 from omniload.actors.reaper_process import MARKS, marks_of
 from tests.support.plane.corpora import a_corpus
 from tests.support.plane.two_hosts import begin_bare_node, head_of
@@ -168,6 +169,33 @@ def test_nothing_stays_although_the_reaper_is_killed_before_the_opener(tmp_path)
         took_s = opener.seconds_until_gone()
 
     assert took_s < _LIMIT_S
+
+
+@pytest.mark.ray
+def test_the_next_start_removes_what_an_opener_leaves_that_is_killed_together_with_its_reaper(
+    tmp_path, monkeypatch
+):
+    with an_opener(tmp_path, "ray") as opener:
+        monkeypatch.setattr(tempfile, "tempdir", str(opener.temporary))
+        (left,) = opener.temporary.iterdir()
+        (reaper,) = reapers_of(psutil.Process(opener.process.pid))
+        reaper.suspend()  # it must not be the quicker one
+        opener.process.kill()
+        reaper.kill()
+        folder = PlaneFolder()
+
+        def next_start():
+            folder.make()
+            folder.remove()
+            return not left.exists()
+
+        next_start()
+        assert left.exists()  # Ray's processes have files open there yet
+        for process in filter(is_there, opener.started):
+            with suppress(psutil.Error):
+                process.kill()
+
+        seconds_until(next_start)
 
 
 def reapers_of(opener):

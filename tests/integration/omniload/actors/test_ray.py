@@ -294,7 +294,7 @@ def test_no_process_is_started_that_no_data_plane_asks_and_none_listens_beyond_l
     before = listening()
 
     with RayPlane(a_spec(tmp_path, mix)) as plane:
-        folder = str(plane._cluster._folder)
+        folder = str(plane._cluster.folder)
         started = [
             " ".join(p.info["cmdline"] or [])
             for p in psutil.process_iter(["cmdline"])

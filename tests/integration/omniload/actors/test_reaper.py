@@ -5,13 +5,14 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from omniload.actors.reaper import Reaper, marked
+from omniload.actors.reaper import PlaneFolder, Reaper, marked
 from omniload.actors.reaper_process import MARKS, clean_up, end_all, marks_of
 
 _SLEEPER = "import signal; print('up', flush=True); signal.pause()"
@@ -144,7 +145,7 @@ def test_a_reaper_that_is_killed_is_followed_by_another(mark):
 
 _OPENER = """
 import os, signal, subprocess, sys
-from omniload.actors.reaper import Reaper, marked
+from omniload.actors.reaper import PlaneFolder, Reaper, marked
 reaper = Reaper(sys.argv[1], [sys.argv[2]])
 os.mkdir(sys.argv[2])
 with marked(sys.argv[1]):
@@ -185,3 +186,84 @@ def test_an_opener_that_is_killed_leaves_nothing_although_a_fork_of_it_lives(
 
     assert alive == []
     assert not folder.exists()
+
+
+_HOLDER = """
+import os, signal, sys, tempfile
+from omniload.actors.reaper import PlaneFolder
+tempfile.tempdir = sys.argv[1]
+folder = PlaneFolder()
+folder.make()
+fork = os.fork()  # as what a trainer forks does, it lives on
+if fork:
+    print(folder.path, fork, flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def a_left_folder(tmp_path, monkeypatch):
+    """A folder of a plane whose opener was killed, with no reaper to follow it, and a fork of it that lives."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    path, fork = holder.stdout.readline().split()
+    holder.stdout.close()
+    other = PlaneFolder()
+    try:
+        # While its opener lives, nobody removes it.
+        other.make()
+        assert Path(path).is_dir()
+        holder.kill()
+        holder.wait()
+        yield Path(path)
+    finally:
+        os.kill(int(fork), signal.SIGKILL)
+        other.remove()
+
+
+def made_beside(folder):
+    """Have another start make its folder; return whether the one that was left is still there."""
+    other = PlaneFolder()
+    other.make()
+    assert other.path.is_dir()
+    other.remove()
+    assert not other.path.exists()
+    return folder.exists()
+
+
+def test_a_folder_whose_opener_and_reaper_were_killed_is_removed_by_the_next_start(a_left_folder):
+    (a_left_folder / "session").mkdir()
+
+    assert not made_beside(a_left_folder)
+
+
+def test_a_left_folder_stays_while_a_process_has_a_file_open_below_it(a_left_folder):
+    with (a_left_folder / "log").open("w"):
+        assert made_beside(a_left_folder)
+
+    assert not made_beside(a_left_folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives files away")
+@pytest.mark.parametrize("name", ["", "opener"])
+def test_a_folder_of_another_user_is_left_alone(a_left_folder, name):
+    os.chown(a_left_folder / name, 65_534, -1)
+
+    assert made_beside(a_left_folder)
+
+
+def test_a_folder_that_says_nothing_of_its_opener_or_leads_elsewhere_is_left_alone(
+    a_left_folder, tmp_path
+):
+    (a_left_folder / "opener").rename(a_left_folder / "begun")
+    link = tmp_path / "omniload-ray-12345678"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "opener").touch()
+    link.symlink_to(elsewhere)
+
+    assert made_beside(a_left_folder)
+    assert link.is_symlink()
+    assert (elsewhere / "opener").exists()
