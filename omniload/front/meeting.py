@@ -48,6 +48,7 @@ __all__ = [
     "wait_for_ranks",
 ]
 
+_A_FOLDER_EACH = ", and each start of the job a folder of its own where address= names one"
 _MOST_LETTERS = 512 << 10
 """Of a note of values: one of 1 MiB is read by nobody."""
 _THERE_S = 1.0
@@ -306,7 +307,7 @@ class Meeting:
         if not self.post("plane", invitation.model_dump_json()):
             raise ConfigError(
                 "another process has brought up the plane as rank 0 of this job already; give each process its rank "
-                f"({self.launch.found_in}), and each start of the job a folder of its own where address= names one"
+                f"({self.launch.found_in}){_A_FOLDER_EACH}"
             )
 
     def wait_until_joined(self, ranks: Iterable[int]) -> None:
@@ -372,7 +373,7 @@ class Meeting:
         if not self.post(f"{key}/{self.launch.rank}", note.model_dump_json()):
             raise ConfigError(
                 f"another process has joined as rank {self.launch.rank} of this job already; give each process its "
-                f"own rank ({self.launch.found_in})"
+                f"own rank ({self.launch.found_in}){_A_FOLDER_EACH}"
             )
 
     def _notes(

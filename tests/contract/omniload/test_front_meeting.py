@@ -125,7 +125,10 @@ def test_values_of_a_mix_are_there_once_the_invitation_is_and_none_where_they_ar
 def test_a_second_process_of_one_rank_is_refused(rank):
     arrive(rank, 1, "A")
 
-    with pytest.raises(ConfigError, match="another process has joined as rank 1"):
+    # So it is where a job is started again, and is given the folder of the start before.
+    with pytest.raises(
+        ConfigError, match=r"another process has joined as rank 1 .* each start of the job a folder"
+    ):
         rank(1).arrive()
 
 
