@@ -26,7 +26,11 @@ __all__ = ["import_mix"]
 @click.command("import")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "--from", "tool", type=click.Choice(sorted(TOOLS)), required=True, help="Whose file it is."
+    "--from",
+    "tool",
+    type=click.Choice(sorted(TOOLS)),
+    required=True,
+    help="Whose file it is; of Mosaic's streams, llm-foundry.",
 )
 @click.option(
     "--output",

@@ -110,7 +110,8 @@ def _read(document: object, asked: Asked) -> Imported:
     tokenizer = top.inner("tokenizer")
     if name := tokenizer.take("name", str, ""):
         asked.report.note(
-            "tokenizer", f"{name!r} is of the hub: give --tokenizer FOLDER if samples hold text"
+            "tokenizer",
+            f"{name!r} is of the hub: --tokenizer FOLDER stands for it; token ids need none",
         )
     if top.peek("eval_loader") is not None:
         top.take("eval_loader", object, None)
