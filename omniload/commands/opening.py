@@ -182,6 +182,7 @@ def _looked_at(mix: MixConfig, source: SourceSpec, files: tuple[ShardFile, ...])
         found := unseen
         or opened.format.doubt()
         or _images_not_read(config, first)
+        or _doubt_of_conversations(source, first)
         or _ids_unknown(source, opened.format, first)
         or _left_out(first, spoilt)
         or later
@@ -263,6 +264,14 @@ def _images_not_read(config: SourceConfig, first: Records) -> str:
         "the first conversations have images among their messages, which are not read: say image in their transform, "
         "and put one of type images behind it"
     )
+
+
+def _doubt_of_conversations(source: SourceSpec, first: Records) -> str:
+    """Say what seems not to be meant in what a template makes of the first conversations; empty where nothing does."""
+    if not source.config.is_nested:
+        return ""
+    rows = np.flatnonzero(first.usable_B)[:_FIRST_RECORDS]
+    return open_pipeline(source.uncut).doubt(first, rows)
 
 
 def _first_of(config: SourceConfig, opened: OpenFormat) -> tuple[Records, str]:

@@ -11,7 +11,9 @@ Shape suffixes:
     N  records, each a sample or none      S  sides of pairs, twice as many: chosen and rejected in turns
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Protocol
@@ -65,6 +67,10 @@ class Encoder(Protocol):
         """Return the sample of each record, whatever others stand beside it."""
         ...
 
+    def doubt(self, texts: pa.Array) -> str:  # noqa: ARG002 -- of most there is none
+        """Say what seems not to be meant in the samples of these records; empty where nothing does."""
+        return ""
+
 
 class PlainEncoder(Encoder):
     """Tokenises a document as it is."""
@@ -110,6 +116,19 @@ class ChatEncoder(Encoder):
             tokens=tokens, others=others, bad_N=bad_N if bad_N.any() else None, reason=reason
         )
 
+    @override
+    def doubt(self, texts: pa.Array) -> str:
+        for record in texts.to_pylist():
+            arguments = [text for text in _texts_of_arguments(record) if _escaped(text) != text]
+            with suppress(BadConversationError):  # told by whoever makes samples
+                text = self.rendered(record).text if arguments else ""
+                if any(_escaped(each) in text and each not in text for each in arguments):
+                    return (
+                        "its tool calls have their arguments as texts of JSON, which the template quotes once more: "
+                        "make them objects, or name a template that writes a text of arguments as it is"
+                    )
+        return ""
+
     def rendered(
         self,
         record: str,
@@ -121,6 +140,23 @@ class ChatEncoder(Encoder):
         return self._template.render(
             record, wants_spans=self.masks, names=self._names, placed=placed
         )
+
+
+def _texts_of_arguments(record: str) -> Iterator[str]:
+    """Give the arguments of tool calls in a conversation that are texts; nothing of what is none."""
+    with suppress(ValueError, TypeError, AttributeError):
+        value = orjson.loads(record)
+        messages = value["messages"] if isinstance(value, dict) and "messages" in value else value
+        for message in messages:
+            for call in message.get("tool_calls") or ():
+                arguments = call.get("function", call).get("arguments")
+                if isinstance(arguments, str):
+                    yield arguments
+
+
+def _escaped(text: str) -> str:
+    """Return a text as JSON writes it within quotes."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 class PreferenceEncoder(Encoder):

@@ -119,6 +119,14 @@ class Pipeline:
         made = self._encoder.encode(texts)
         return replace(made, others={**others, **made.others}) if others else made
 
+    def doubt(self, records: Records, rows_N: NDArray[np.int64]) -> str:
+        """Say what seems not to be meant in the samples of some records; empty where nothing does."""
+        if self._encoder is None or isinstance(self._encoder, ImageEncoder):
+            return ""
+        column = records.column
+        texts = text_array(take(as_binary(column), rows_N, column.values_V.dtype))
+        return self._encoder.doubt(texts)
+
     def of_records(self, records: Records, rows_N: NDArray[np.int64]) -> Samples:
         """Return the samples of some records of a unit, with what is needed to make them alone."""
         column = records.column

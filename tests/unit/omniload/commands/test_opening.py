@@ -312,6 +312,48 @@ def test_where_bad_records_are_skipped_those_of_later_files_are_told_of(tmp_path
     assert f"the first: {path}{said}" in found.doubt
 
 
+@pytest.mark.parametrize("wraps", [True, False], ids=["under function", "flat"])
+@pytest.mark.parametrize(
+    ("arguments", "written", "is_told"),
+    [
+        ('{"city": "Bern"}', "call.arguments | tojson", True),
+        ('{"city": "Bern"}', "call.arguments", False),
+        ({"city": "Bern"}, "call.arguments | tojson", False),
+        ("7", "call.arguments | tojson", False),  # a text without a quote: nothing to tell it by
+    ],
+)
+def test_arguments_that_a_template_quotes_once_more_are_told(
+    tmp_path, arguments, written, is_told, wraps
+):
+    call = {"name": "weather", "arguments": arguments}
+    calls = [{"type": "function", "function": call}] if wraps else [call]
+    asked = {"role": "user", "content": "how is it?"}
+    record = [asked, {"role": "assistant", "content": "", "tool_calls": calls}]
+    lines = json.dumps({"messages": [asked]}) + "\n" + json.dumps({"messages": record}) + "\n"
+    (tmp_path / "chats.jsonl").write_text(lines)
+    (tmp_path / "calls.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}"
+        "{% set call = c.function or c %}{{ WRITTEN }}{% endfor %}{% endfor %}".replace(
+            "WRITTEN", written
+        )
+    )
+    mix = a_mix(
+        tokenizer={"type": "bytes"},
+        sources={
+            "sft": {
+                "type": "jsonl",
+                "path": "chats.jsonl",
+                "text": "messages",
+                "transforms": [{"type": "chat", "template": "calls.jinja", "loss": "all"}],
+            }
+        },
+    )
+
+    (found,) = find_sources(open_spec(a_file(tmp_path, mix), dp=1, cache_dir=tmp_path / "cache"))
+
+    assert ("have their arguments as texts of JSON" in found.doubt) == is_told
+
+
 class OpenedError(Exception):
     """A source was opened again."""
 
