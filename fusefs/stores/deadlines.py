@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from typing_extensions import override
 
+from omniload.base.clock import overslept_s
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
 
@@ -53,19 +54,32 @@ _IDLE_S = 60.0
 
 
 class Deadline:
-    """When a call of a store must have answered.
+    """When a call of a store must have answered; time in which this process is stopped does not count.
 
     Args:
         limit_s: Seconds from now.
+        now_s: A clock that never goes back.
     """
 
-    def __init__(self, limit_s: float) -> None:
-        self.limit_s = limit_s
-        self.until = time.monotonic() + limit_s
+    def __init__(self, limit_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.limit_s, self._now_s = limit_s, now_s
+        self.until = now_s() + limit_s
 
     def left_s(self) -> float:
         """Return the seconds that are left."""
-        return self.until - time.monotonic()
+        return self.until - self._now_s()
+
+    def renew(self) -> None:
+        """Begin the limit anew."""
+        self.until = self._now_s() + self.limit_s
+
+    def wait(self, ended: Callable[[float], Result], longest_s: float) -> Result:
+        """Wait for ``longest_s`` at most by a function that is told how long, and return what that does."""
+        turn_s, began_s = max(0.0, min(self.left_s(), longest_s)), self._now_s()
+        try:
+            return ended(turn_s)
+        finally:
+            self.until += overslept_s(turn_s, self._now_s() - began_s)
 
 
 _current: contextvars.ContextVar[Deadline | None] = contextvars.ContextVar("deadline", default=None)
@@ -95,7 +109,7 @@ def within(limit_s: float) -> Iterator[Deadline]:
 def renew() -> None:
     """Begin the limit anew: the store answered, and the call consists of many."""
     if (deadline := _current.get()) is not None:
-        deadline.until = time.monotonic() + deadline.limit_s
+        deadline.renew()
 
 
 @contextmanager
@@ -232,7 +246,7 @@ class Callers:
             raise UnavailableError(f"{path!r}: no time is left of {deadline.limit_s:g} s to {name}")
         begun = self._begin(_Call(name, path, call))
         # By steps: the call may ``renew`` its limit meanwhile, or stop the time.
-        while not begun.ended.wait(max(0.0, min(deadline.left_s(), _LOOK_EVERY_S))):
+        while not deadline.wait(begun.ended.wait, _LOOK_EVERY_S):
             # It may have ended just now: what it brought is taken, as nobody else would.
             if deadline.left_s() <= 0 and self._abandon(begun, dropped):
                 raise UnavailableError(

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from typing_extensions import override
@@ -260,7 +261,8 @@ class RetryingStore(Store):
 
         with within(self._give_up_after_s) as deadline:
             return with_retries(
-                counted, self._waits_s, self._sleep, self._count_retry, deadline.left_s
+                *(counted, self._waits_s, partial(deadline.wait, self._sleep)),
+                *(self._count_retry, deadline.left_s),
             )
 
     def counts(self) -> tuple[dict[str, int], int]:

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from omniload.actors.heartbeat_board import Board
+from omniload.base.clock import overslept_s
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
 from omniload.machine.waiting import GiveUp, Looked, Wait
@@ -21,22 +22,30 @@ _LOG = get_logger(__name__)
 Taken = TypeVar("Taken")
 
 
-def wait_until(ready: Callable[[float], bool], wait: Wait, board: Board) -> None:
-    """Wait until ``ready``, for as long as the machine says.
+def wait_until(
+    ready: Callable[[float], bool],
+    wait: Wait,
+    board: Board,
+    clock_s: Callable[[], float] = time.monotonic,
+) -> None:
+    """Wait until ``ready``, for as long as the machine says; time in which this process is stopped does not count.
 
     Args:
         ready: Waits for up to so many seconds; returns whether what is waited for is there.
         wait: Who waits for what.
         board: Heartbeats of the roles.
+        clock_s: A clock that never goes back, that of the heartbeats.
 
     Raises:
         UnavailableError: The limit passed; names the role that held it up, and why.
         OmniloadError: What ``ready`` raises.
     """
-    began_s = time.monotonic()
-    while not ready(wait.due_in_s(time.monotonic() - began_s)):
+    began_s = now_s = clock_s()
+    while not ready(turn_s := wait.due_in_s(now_s - began_s)):
+        asked_s = now_s
         # Read once: the heartbeats are held against the moment at which the machine is asked.
-        now_s = time.monotonic()
+        now_s = clock_s()
+        began_s += overslept_s(turn_s, now_s - asked_s)
         # Some wait in shorter turns of their own.
         if wait.due_in_s(now_s - began_s) > 0:
             continue

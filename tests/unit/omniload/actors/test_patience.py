@@ -1,13 +1,53 @@
-"""What is told of a wait whose limit has passed."""
+"""What is told of a wait whose limit has passed, and which time counts."""
 
 from concurrent.futures import Future
 
 import pytest
 
-from omniload.actors.patience import heard_within
+from omniload.actors.patience import heard_within, wait_until
+from omniload.base.clock import FakeClock
 from omniload.base.errors import UnavailableError
+from omniload.machine.waiting import Wait
 
 
 def test_a_planner_that_is_late_to_hear_of_a_loader_is_told_as_late():
     with pytest.raises(UnavailableError, match=r"come to the take-over by loader-0\+1"):
         heard_within(0.0, Future(), "loader-0+1")
+
+
+class Board:
+    """Of roles without a heartbeat."""
+
+    def read(self):
+        return {}
+
+
+def a_wait():
+    return Wait(who="rank dp=0", what="the batch of step 7", first="constructor-0", limit_s=30.0)
+
+
+def test_a_wait_in_which_its_own_process_was_stopped_has_the_rest_of_its_limit_yet():
+    clock, turns = FakeClock(), []
+
+    def ready(turn_s):
+        turns.append(turn_s)
+        # Stopped for a day in the second turn; the batch is there 5 s after it goes on.
+        clock.advance(5.0 if len(turns) == 3 else turn_s + 86_400.0 * (len(turns) == 2))
+        return len(turns) == 3
+
+    wait_until(ready, a_wait(), Board(), clock.now_s)
+
+    assert turns == [10.0, 10.0, 10.0]
+
+
+def test_a_wait_whose_turns_end_late_for_a_busy_machine_ends_at_its_limit():
+    clock = FakeClock()
+
+    def ready(turn_s):
+        clock.advance(turn_s + 0.5)
+        return False
+
+    with pytest.raises(
+        UnavailableError, match=r"waited 3[01] s for the batch of step 7, its limit"
+    ):
+        wait_until(ready, a_wait(), Board(), clock.now_s)
