@@ -96,8 +96,8 @@ LONGER = {
     ),
     "omniload/actors/roles/links.py": (175, "the ways to both roles, and who serves which ranks"),
     "omniload/actors/roles/loader.py": (
-        350,
-        "reads ahead, reads again, stands by, answers, looks for shards, and hands sources over",
+        365,
+        "reads ahead, opens and reads again, stands by, answers, looks for shards, and hands sources over",
     ),
     "omniload/actors/roles/sources.py": (
         265,

@@ -17,7 +17,7 @@ from omniload.actors.ray.links import LoaderHolders, Loaders, Serving
 from omniload.actors.ray.processes import Process, end_by_sigterm
 from omniload.actors.ray.scaling.readers import RayReader
 from omniload.actors.roles.constructor import ConstructorShell
-from omniload.actors.roles.loader import LoaderShell
+from omniload.actors.roles.loader import PATIENT_S, LoaderShell
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import UnavailableError
 from omniload.base.linux.freed_memory import keep_freed
@@ -104,6 +104,9 @@ class LoaderActor(PresentActor, LoaderShell):
 
     def open(self, spec: PlaneSpec, sources: Sequence[int], life: int) -> dict[int, SourceFacts]:
         """Open the sources, once and before any other call, and return what was found; ``life`` lives were before."""
+        if life:
+            # A job that goes on waits for one that follows; in its reads it bears as long an outage.
+            self.opens_again_s = PATIENT_S
         super().__init__(
             spec.history.latest,
             sources,

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -44,19 +44,22 @@ from omniload.source.kept_profile import kept_profiles
 from omniload.source.parts.sample_block import SampleBlock
 from omniload.source.source import Source
 
-__all__ = ["LoaderShell"]
+__all__ = ["PATIENT_S", "LoaderShell"]
 
 _OPENING_THREADS = 8
 _AGAIN_THREADS = 4
 """Sources that are read again at a time by a loader that takes over: ranks wait for all of them."""
-_WAITS_S = tuple(backoff_s(attempts=18))
-"""About a minute in all: what a storage server takes to come back, or to hand over to another."""
+PATIENT_S = tuple(backoff_s(attempts=18))
+"""Waits of about a minute in all: what a storage server takes to come back, or to hand over to another."""
 
 _LOG = get_logger(__name__)
 
 
 class LoaderShell:
     """Holds the only open copy of its sources. Safe to call from several threads."""
+
+    opens_again_s: Sequence[float] = ()
+    """Waits between attempts to open them from a store that does not answer; none where a user is told at once."""
 
     def __init__(
         self,
@@ -91,7 +94,8 @@ class LoaderShell:
         calls = LimitedCalls("omniload-listing")
         with calls, DaemonPool(_OPENING_THREADS, "omniload-opening") as pool:
             # In their order, whatever comes back first: what fails first by number is what a user is told.
-            opened = pool.map(lambda s: self._open_source(s, mix, calls), sources)
+            waits_s = self.opens_again_s
+            opened = pool.map(lambda s: self._open_source(s, mix, calls, waits_s), sources)
             self._sources: dict[int, Source] = dict(zip(sources, opened, strict=True))
         self._reading_again = DaemonPool(_AGAIN_THREADS, "omniload-reading-again")
         # A source decodes into its own state: one read of it at a time.
@@ -102,13 +106,20 @@ class LoaderShell:
         """Whether it has taken over, and is a shadow no more."""
 
     def _open_source(
-        self, number: int, mix: MixConfig, calls: LimitedCalls | None = None
+        self,
+        number: int,
+        mix: MixConfig,
+        calls: LimitedCalls | None = None,
+        waits_s: Sequence[float] = (),
     ) -> Source:
         opening = SourceOpening(
             mix=mix, number=number, base_dir=self._base_dir, cache_dir=self._cache_dir
         )
-        with self._activity.doing(f"opens source {opening.name}"):
-            own = opening.open(self._caches, calls)
+        with self._activity.doing(f"opens source {opening.name}") as says:
+            own = with_retries(
+                *(lambda: opening.open(self._caches, calls), waits_s, self._sleep),
+                partial(self._note_retry, opening.name, "opened", says),
+            )
         own.share(self._memory)
         readers = self._readers_at_first.get(opening.name, 1)
         return self._readers.of(opening, own, readers, self._caches.shards)
@@ -175,7 +186,7 @@ class LoaderShell:
                 f"source {command.source} is served by another loader by now; ask that one"
             )
         doing = f"reads records {command.start} to {command.stop} of source {source.name}"
-        with self._activity.doing(doing), self._reading[command.source]:
+        with self._activity.doing(doing) as says, self._reading[command.source]:
             with self._lock:
                 (answer,) = self._machine.handle(command)
             # A planner that took over asks for what the lost one had asked for: it is held, and not read twice.
@@ -183,7 +194,7 @@ class LoaderShell:
                 return answer
             began_s = time.thread_time()  # waiting for a store is no work
             with self._readers.reading(command.source, is_lacked=command.is_lacked):
-                block = self._read(source, answer)
+                block = self._read(source, answer, says)
             self._count_work(command.source, time.thread_time() - began_s, block)
             source.give_way()
             report = self._hold(answer, block)
@@ -196,15 +207,13 @@ class LoaderShell:
         # Where blocks are let go of after a read, each of several reads would begin by decoding.
         return PartReads(self._clock, goes_on=self._memory.is_over)
 
-    def _read(self, source: Source, asked: Read) -> SampleBlock:
+    def _read(self, source: Source, asked: Read, says: Callable[[str], None]) -> SampleBlock:
         def part(start: int, stop: int) -> SampleBlock:
             if self._closed:
                 raise UnavailableError(f"the data plane was closed while {source.name} was read")
             return with_retries(
                 lambda: source.read(start, stop, asked.without),
-                _WAITS_S,
-                self._sleep,
-                partial(self._note_retry, source),
+                *(PATIENT_S, self._sleep, partial(self._note_retry, source.name, "read", says)),
             )
 
         return self._parts[asked.source].read(asked.start, asked.stop, part)
@@ -235,9 +244,13 @@ class LoaderShell:
         assert isinstance(report, SamplesReported)
         return report
 
-    def _note_retry(self, source: Source, error: UnavailableError, wait_s: float) -> None:
+    def _note_retry(
+        self, source: str, done: str, says: Callable[[str], None], error: Exception, wait_s: float
+    ) -> None:
         self._activity.figures.count("retries_total")
-        _LOG.warning("source %s: read again in %.1f s: %s", source.name, wait_s, error)
+        _LOG.warning("source %s: %s again in %.1f s: %s", source, done, wait_s, error)
+        # Ranks that wait for it are told of what the role does, and a log of another host is not before them.
+        says(f"has source {source} {done} again, as its store refused ({error}),")
 
     def stand_at(self, command: TakeOver) -> None:
         """Have at hand, decoded, what the first reads would draw from if ``command`` were to be carried out soon.

@@ -156,7 +156,7 @@ def test_the_run_folder_holds_lines_of_every_role_and_top_shows_the_last_of_one_
         return source
 
     monkeypatch.setattr(sources, "open_source", open_source)
-    monkeypatch.setattr(loader, "_WAITS_S", (LIMIT_S,))
+    monkeypatch.setattr(loader, "PATIENT_S", (LIMIT_S,))
     monkeypatch.setattr(SystemClock, "sleep", lambda _clock, limit_s: answers.wait(limit_s))
     with omniload.open(MIX, arrays="numpy", run_dir=run, world_size=1, rank=0) as opened:
         roles = seen(run, lambda roles: "loader-0" in roles and roles["loader-0"].in_trouble)

@@ -25,11 +25,16 @@ class AnOpening:
 
     answer: staticmethod
     facts = None
+    refusals: tuple = ()
+    """What opening source 0 raises, one after the other."""
 
     def __init__(self, *, mix, number, **_):
         self.name, self.number = mix.names[number], number
 
     def open(self, *_):
+        if self.number == 0 and self.refusals:
+            type(self).refusals, refusal = self.refusals[1:], self.refusals[0]
+            raise refusal
         return self
 
     def share(self, memory):
@@ -56,14 +61,20 @@ def clock():
     return FakeClock()
 
 
+class Following(LoaderShell):
+    """As a loader opens that takes the place of a lost one, or stands by."""
+
+    opens_again_s = (0.1, 0.2)
+
+
 @pytest.fixture
 def a_shell(monkeypatch, clock):
-    def opened(answer):
+    def opened(answer, kind=LoaderShell, activity=None):
         monkeypatch.setattr(AnOpening, "answer", staticmethod(answer), raising=False)
         monkeypatch.setattr(loader_module, "SourceOpening", AnOpening)
         monkeypatch.setattr(loader_module, "SystemClock", lambda: clock)
-        activity = Activity("loader-0")
-        return LoaderShell(a_mix(), [0, 1], base_dir=Path(), cache_dir=None, activity=activity)
+        activity = activity or Activity("loader-0")
+        return kind(a_mix(), [0, 1], base_dir=Path(), cache_dir=None, activity=activity)
 
     return opened
 
@@ -247,3 +258,53 @@ def test_a_source_that_was_dropped_and_opened_anew_is_decoded_again(a_shell):
     shell.stand_at(TakeOver(ranges={0: (4, 5)}))
 
     assert decoded == [(0, 3), (0, 4)]
+
+
+OUTAGES = (UnavailableError("outage 0"), UnavailableError("outage 1"), UnavailableError("outage 2"))
+
+
+def test_a_loader_that_follows_opens_its_sources_once_their_store_answers(
+    a_shell, clock, monkeypatch
+):
+    monkeypatch.setattr(AnOpening, "refusals", OUTAGES[:2])
+
+    a_shell(lambda *_: None, Following).close()
+
+    assert clock.slept_s == [0.1, 0.2]
+
+
+def test_a_loader_that_follows_gives_up_on_a_store_that_goes_on_refusing(
+    a_shell, clock, monkeypatch
+):
+    monkeypatch.setattr(AnOpening, "refusals", OUTAGES)
+
+    with pytest.raises(UnavailableError, match="outage 2"):
+        a_shell(lambda *_: None, Following)
+    assert clock.slept_s == [0.1, 0.2]
+
+
+def test_whoever_opens_a_plane_is_told_of_an_outage_at_once(a_shell, clock, monkeypatch):
+    monkeypatch.setattr(AnOpening, "refusals", OUTAGES)
+
+    with pytest.raises(UnavailableError, match="outage 0"):
+        a_shell(lambda *_: None)
+    assert clock.slept_s == []
+
+
+def test_while_a_store_refuses_the_role_says_so_and_why(a_shell, clock, monkeypatch):
+    activity, said = Activity("loader-0"), []
+    refusals = [UnavailableError("the token has expired")]
+
+    def answer(*_):
+        if refusals:
+            raise refusals.pop()
+
+    shell = a_shell(answer, activity=activity)
+    monkeypatch.setattr(clock, "sleep", lambda _: said.extend(activity.progress().tasks))
+    shell.read_ahead(ReadAhead(source=0, start=0, stop=9))
+
+    assert [task.doing for task in said] == [
+        "has source code read again, as its store refused (the token has expired),"
+    ]
+    assert activity.progress().tasks == ()
+    shell.close()
