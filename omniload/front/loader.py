@@ -72,12 +72,12 @@ def _refuse_many_ranks() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixFacts:
-    """What a loader says of its mix and its ranks before the plane is open."""
+    """What is known of the mix and the ranks of a loader before its plane is open."""
 
     names: tuple[str, ...] = ()
     """Names of the sources, in the order of their numbers."""
     tags: Mapping[str, Mapping[str, str]] | None = None
-    """Tags of the sources that have any, by name; ``None`` where batches alone tell them."""
+    """Tags of the sources that have any, by name; ``None`` where they come with the first batch."""
     vocab_size: int | None = None
     """Tokens that the tokeniser may give; ``None`` for a mix of token columns alone."""
     num_steps: int | None = None
@@ -89,16 +89,16 @@ class MixFacts:
     num_ranks: int = 1
     """Ranks along dp."""
     is_alone: bool = False
-    """Whether no other process has a part in the plane, so that it ends where the loader is dropped."""
-    nobody_said: bool = False
-    """Whether it is taken for alone as neither arguments nor a launcher, nor a process group, spoke of other ranks."""
+    """Whether the plane serves this process alone, so that it ends when the loader is garbage-collected."""
+    assumed_alone: bool = False
+    """Whether it counts as the only rank by default: no argument, launcher or process group named other ranks."""
 
 
 _UNKNOWN = MixFacts()
 
 
 def _end_dropped(pid: int, stack: ExitStack) -> None:
-    """End what a loader that nobody holds any more had opened, without waiting for it."""
+    """Close what a garbage-collected loader had opened, without waiting for it."""
     # In a process that was forked the plane is another's. Beside it, for the last reference may go in a thread of the
     # plane, which cannot wait for itself; and by no ``Thread``, whose locks the garbage collector may have interrupted.
     if pid == os.getpid():
@@ -130,18 +130,13 @@ class Loader:
         state: Mapping[str, Json] | None = None,
         notes: RunNotes | None = None,
     ) -> None:
-        self._num_steps, self._notes = facts.num_steps, notes
+        self._facts, self._notes = facts, notes
         self._open_client, self._form, self._state = open_client, form, state_from(state)
         stream = None if form.device is None else form.arrays.side_stream(form.device)
         self._ahead = None if stream is None else CopyAhead(form, stream)
         check_steps_left(self._state, facts.num_steps)
         begun = (self._state or {}).get("step", facts.first_step)
         self._begun = begun if isinstance(begun, int) else 0
-        self._repeats, self._is_alone, self._nobody_said = (
-            facts.repeats,
-            facts.is_alone,
-            facts.nobody_said,
-        )
         self.source_names = facts.names
         """Names of the sources; ``source_ids`` are places here."""
         tags = facts.tags
@@ -205,7 +200,7 @@ class Loader:
                 )
             return None
         if not self._first_is_checked:
-            if self._nobody_said:
+            if self._facts.assumed_alone:
                 _refuse_many_ranks()
             self._first_is_checked = True
             _warn_of_unknown_ids(batch, self.vocab_size)
@@ -271,7 +266,7 @@ class Loader:
             raise StateError("the loader is closed; load the state into one that is open")
         if wanted is None:
             return
-        check_steps_left(wanted, self._num_steps)
+        check_steps_left(wanted, self._facts.num_steps)
         self._end_plane()
         self._state, self._loops_ended = wanted, 0
 
@@ -327,7 +322,7 @@ class Loader:
             with ExitStack() as stack:
                 self._client = self._open_client(stack, self._state)
                 self._stack = stack.pop_all()
-            if self._is_alone:
+            if self._facts.is_alone:
                 self._dropped = weakref.finalize(self, _end_dropped, self._pid, self._stack)
                 # A process that ends takes its threads along, and needs no more.
                 self._dropped.atexit = False
@@ -350,12 +345,13 @@ class Loader:
     def __len__(self) -> int:
         """Return the batches from where it was opened to ``steps``, however many were handed out since."""
         # One that counts too many has Lightning wait for a last batch that never comes.
-        if self._num_steps is None or not self._repeats:
+        num_steps = self._facts.num_steps
+        if num_steps is None or not self._facts.repeats:
             raise TypeError(
                 "this loader has no length: steps= gives it one, where stop of the mix is never; count batches as they "
                 f"come. {_NO_DATASET}"
             )
-        return self._num_steps - self._begun
+        return num_steps - self._begun
 
     def __getitem__(self, index: object) -> NoReturn:
         """Refuse what torch's ``DataLoader`` asks of a dataset."""

@@ -13,10 +13,10 @@ from omniload.base.errors import ConfigError
 from omniload.base.extras import refuse_namesake
 from omniload.base.state import Json
 from omniload.front.arguments import check_choices, steps_of, timeout_from
-from omniload.front.bringing_up import Alone, Together, torch_part
 from omniload.front.delivery import BatchForm
 from omniload.front.launch import DeviceMesh, Launch, Place, group_of_torch, launch_of, place_of
 from omniload.front.loader import Loader, MixFacts, OpenClient, RunNotes
+from omniload.front.openers import OpenAlone, OpenTogether, torch_part
 from omniload.front.rows import Arrays, Labels, NumpyArrays
 from omniload.front.settings import Settings
 from omniload.front.spec import Runtime, kept_in, spec_of
@@ -88,11 +88,11 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     form = form_at(form_of(arrays, labels, device), place, launch.rank, spec.mix)
     notes = _notes_in(spec.run_dir, launch, place)
     if launch.world_size == 1:
-        loader = _loader_of(Alone(spec), form, spec, state, notes, nobody_said=rank is None)
+        loader = _loader_of(OpenAlone(spec), form, spec, state, notes, assumed_alone=rank is None)
         loader.start()  # a fault is raised here: there is no other rank to wait for
         return loader
     meet = None if address is None else Path(address)
-    return _loader_of(Together(spec, place, launch, meet, timeout), form, spec, state, notes)
+    return _loader_of(OpenTogether(spec, place, launch, meet, timeout), form, spec, state, notes)
 
 
 def _notes_in(run_dir: Path | None, launch: Launch, place: Place) -> RunNotes | None:
@@ -131,7 +131,7 @@ def _loader_of(
     state: Mapping[str, Json] | None,
     notes: RunNotes | None,
     *,
-    nobody_said: bool = False,
+    assumed_alone: bool = False,
 ) -> Loader:
     facts = MixFacts(
         names=spec.mix.names,
@@ -140,8 +140,8 @@ def _loader_of(
         num_steps=spec.num_steps,
         repeats=spec.mix.mix.stop == "never",
         num_ranks=spec.tree.size_of("dp"),
-        is_alone=isinstance(open_client, Alone),
-        nobody_said=nobody_said,
+        is_alone=isinstance(open_client, OpenAlone),
+        assumed_alone=assumed_alone,
     )
     return Loader(open_client, form, facts, state=state, notes=notes)
 

@@ -43,12 +43,12 @@ def _opened(spec: RankSpec, stack: ExitStack) -> Client:
     )
     # What reads data: a rank whose plane is open elsewhere does without.
     if spec.train.parallel.num_ranks > 1:
-        from omniload.front.bringing_up import Together  # noqa: PLC0415
+        from omniload.front.openers import OpenTogether  # noqa: PLC0415
 
         # Rank 0 brings it up, as it does for any loop that calls omniload.open.
         launch, place = launch_of(os.environ), _place(tree, spec.rank)
-        together = Together(plane_spec, place, launch, None, _JOIN_S)
-        return together(stack, spec.loader_state)
+        open_client = OpenTogether(plane_spec, place, launch, None, _JOIN_S)
+        return open_client(stack, spec.loader_state)
     from omniload.actors.local.plane import LocalPlane  # noqa: PLC0415
 
     plane = stack.enter_context(LocalPlane(plane_spec))

@@ -17,8 +17,8 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.metrics import GROUPS_JUDGED
-from omniload.front.bringing_up import torch_part
 from omniload.front.meeting import Failure
+from omniload.front.openers import torch_part
 from omniload.front.sampling.values import Group
 from omniload.machine.groups.filler import DataEnded, Event, Filling, RoundReplayed, RoundReported
 from omniload.mix.journal.groups import BatchDecision, GroupJournal, RoundDecision, decision_of
@@ -30,8 +30,8 @@ __all__ = [
     "AloneExchange",
     "Decisions",
     "Exchange",
+    "JsonExchange",
     "Kind",
-    "Together",
     "event_of",
     "exchange_for",
     "report_of",
@@ -107,7 +107,7 @@ def _found(num_ranks: int, process_group: object, timeout_s: float) -> Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class JsonExchange:
     """Exchanges objects of JSON among ranks."""
 
     exchange: Exchange
@@ -225,9 +225,14 @@ class Decisions:
     """What was decided on batches, told to all ranks alike by the first one, which reads it and may write it."""
 
     def __init__(
-        self, together: Together, journal: GroupJournal | None, filling: Filling, *, writes: bool
+        self,
+        exchange: JsonExchange,
+        journal: GroupJournal | None,
+        filling: Filling,
+        *,
+        writes: bool,
     ) -> None:
-        self._together, self._journal, self._filling = together, journal, filling
+        self._json_exchange, self._journal, self._filling = exchange, journal, filling
         self._writes = writes
         self._kept: Iterator[BatchDecision] | None = None
         self._expected = 0
@@ -245,7 +250,7 @@ class Decisions:
             ConfigError: The run keeps nothing, or was filled by other settings.
             OmniloadError: What is kept cannot be read.
         """
-        told = self._together.gather("journal", batch, lambda: self._told(batch))
+        told = self._json_exchange.gather("journal", batch, lambda: self._told(batch))
         line = told[0]["line"]
         if line is None:
             return False
@@ -299,7 +304,7 @@ class Decisions:
         self._kept = None
 
     def _told(self, batch: int) -> Mapping[str, Any]:
-        if self._together.exchange.rank:
+        if self._json_exchange.exchange.rank:
             return {}
         if self._journal is None:
             raise ConfigError(

@@ -19,8 +19,8 @@ from omniload.front.sampling.exchange import (
     END,
     Decisions,
     Exchange,
+    JsonExchange,
     Kind,
-    Together,
     event_of,
     exchange_for,
     report_of,
@@ -140,7 +140,9 @@ class DynamicSampler:
             raise ConfigError(f"surplus is {surplus!r}; choose among ['carry', 'drop']")
         timeout = timeout_from(timeout)
         self._loader = loader
-        self._together = Together(exchange_for(loader.num_ranks, exchange, process_group, timeout))
+        self._json_exchange = JsonExchange(
+            exchange_for(loader.num_ranks, exchange, process_group, timeout)
+        )
         self._filling = Filling(
             groups=require_whole("groups", groups, least=1),
             max_rounds=require_whole("max_rounds", max_rounds, least=1),
@@ -154,7 +156,9 @@ class DynamicSampler:
         # Ranks along tp, pp and ep come to the same; one of them writes.
         self._writes = loader.leads and self._ranks.rank == 0
         self._rewards = RewardLog(loader.run_dir, 0) if loader.run_dir and self._writes else None
-        self._decisions = Decisions(self._together, journal, self._filling, writes=self._writes)
+        self._decisions = Decisions(
+            self._json_exchange, journal, self._filling, writes=self._writes
+        )
         self._begin(())
 
     def _begin(self, held: Sequence[Group]) -> None:
@@ -169,7 +173,7 @@ class DynamicSampler:
 
     @property
     def _ranks(self) -> Exchange:
-        return self._together.exchange
+        return self._json_exchange.exchange
 
     @property
     def next_batch_number(self) -> int:
@@ -298,7 +302,7 @@ class DynamicSampler:
             return report_of(drawn.step, groups)
 
         kind: Kind = "round" if judged is None else "replayed round"
-        return event_of(self._together.gather(kind, self._filler.batch, report), judged)
+        return event_of(self._json_exchange.gather(kind, self._filler.batch, report), judged)
 
     def _draw(self) -> _Drawn:
         rows = self._loader.next_batch()
@@ -367,7 +371,7 @@ class DynamicSampler:
             sent = [group_json(self._held[group.key]) for group in groups if group.owner == me]
             return {"groups": sent}
 
-        for told in self._together.gather("groups", self._filler.batch, part):
+        for told in self._json_exchange.gather("groups", self._filler.batch, part):
             for each in told["groups"]:
                 group = group_from(each)
                 self._held[group.prompt.key] = group

@@ -9,7 +9,7 @@ import sys
 import torch.distributed as dist
 
 import omniload
-from omniload.front.bringing_up import torch_part
+from omniload.front.openers import torch_part
 
 
 def rollout(prompts):

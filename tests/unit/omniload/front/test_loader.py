@@ -154,15 +154,15 @@ def test_a_timeout_beyond_what_locks_bear_is_the_longest_that_they_do_beside_ano
     assert limits == [None, pytest.approx(LONGEST_WAIT_S)]
 
 
-@pytest.mark.parametrize(("nobody_said", "size"), [(True, 2), (True, 1), (False, 2)])
+@pytest.mark.parametrize(("assumed_alone", "size"), [(True, 2), (True, 1), (False, 2)])
 def test_a_loader_from_before_the_process_group_hands_no_batch_to_each_of_several_ranks(
-    monkeypatch, nobody_said, size
+    monkeypatch, assumed_alone, size
 ):
     monkeypatch.setattr("omniload.front.loader.group_of_torch", lambda: (0, size))
     form = BatchForm(arrays=NumpyArrays())
-    loader = Loader(lambda *_: FakeClient(None), form, MixFacts(nobody_said=nobody_said))
+    loader = Loader(lambda *_: FakeClient(None), form, MixFacts(assumed_alone=assumed_alone))
 
-    if nobody_said and size > 1:
+    if assumed_alone and size > 1:
         for _ in range(2):  # whoever asks again is refused again
             with pytest.raises(ConfigError, match="opened before torch's process group of 2 ranks"):
                 loader.next_batch()

@@ -1,4 +1,4 @@
-"""One plane for all ranks of a job: who brings it up, and how the others join it."""
+"""How a loader gets its client: a plane for one process, or one plane that rank 0 opens and the others join."""
 
 import hashlib
 import itertools
@@ -29,7 +29,7 @@ from omniload.front.peers import FetchingHandle, FollowingHandle, Peers
 from omniload.front.rendezvous import FolderRendezvous, Rendezvous
 from omniload.mix.config import MixConfig
 
-__all__ = ["Alone", "Together", "take_turn", "torch_part"]
+__all__ = ["OpenAlone", "OpenTogether", "take_turn", "torch_part"]
 
 _TORCH = "trainer_integration.loader.torch_arrays"
 """Adapters for torch, imported by name: this package imports none of those above it."""
@@ -40,8 +40,8 @@ _WORKERS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Alone(OpenClient):
-    """Brings up a plane for the one rank there is."""
+class OpenAlone(OpenClient):
+    """Opens a plane for the only rank of a job."""
 
     spec: PlaneSpec
 
@@ -55,11 +55,11 @@ class Alone(OpenClient):
 
 
 @dataclass(frozen=True, slots=True)
-class Together(OpenClient):
-    """Brings the plane up in rank 0, and has the others join it.
+class OpenTogether(OpenClient):
+    """Opens the plane in rank 0 of a job; every other rank joins it.
 
-    Where all ranks are peers along tp, pp and ep, rank 0 alone asks the plane, which runs as its
-    threads. Otherwise, or where the mix says so, the plane runs as actors of a Ray.
+    Where all ranks are peers along tp, pp and ep, rank 0 alone takes batches from the plane, which runs as threads of
+    its process. Otherwise, or where the mix says ``runtime.kind: ray``, the plane runs as actors of a Ray cluster.
     """
 
     spec: PlaneSpec
