@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from benchmarks.report import Table, print_table, write_report
-from omniload.source.sample_corpus import build_sample_corpus
+from omniload.source.sample_data.corpus import build_sample_corpus
 from trainer_integration.run.launch import Launcher
 from trainer_integration.run.run_log import StepLine, last_of_each_step, read_log
 

@@ -22,7 +22,7 @@ from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
 from omniload.mix.config import load_mix
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.source.sample_corpus import build_sample_corpus
+from omniload.source.sample_data.corpus import build_sample_corpus
 
 __all__ = ["drawn", "main", "steps_of"]
 

@@ -32,7 +32,7 @@ from benchmarks.data.library_ways import (
     tokenising_ways,
 )
 from benchmarks.report import Table, print_table, write_report
-from omniload.source.sample_corpus import (
+from omniload.source.sample_data.corpus import (
     Text,
     functions_and_docstrings,
     texts_of,

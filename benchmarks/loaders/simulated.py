@@ -32,7 +32,7 @@ from omniload.simulation.preparing import with_runtime
 from omniload.simulation.profile import Profile
 from omniload.simulation.reading import measured_sources
 from omniload.simulation.windows import with_planner
-from omniload.source.sample_corpus import build_sample_corpus
+from omniload.source.sample_data.corpus import build_sample_corpus
 
 __all__ = ["main"]
 

@@ -26,8 +26,8 @@ from omniload.commands.display import (
 )
 from omniload.commands.options import BYTES, json_option
 from omniload.mix.schema.json_schema import mix_schema
-from omniload.source.kept_corpus import SampleCorpus, SampleSource
-from omniload.source.sample_corpus import build_sample_corpus
+from omniload.source.sample_data.corpus import build_sample_corpus
+from omniload.source.sample_data.kept import SampleCorpus, SampleSource
 
 __all__ = ["MIX_NAME", "drawn_mix", "sample", "sample_mix"]
 
@@ -163,7 +163,7 @@ def sample_mix(corpus: SampleCorpus) -> dict[str, object]:
 def _draw(folder: Path, *, as_json: bool) -> None:
     """Draw images into a folder that holds nothing else; the mix file, written last, says that they are whole."""
     # An extra, which a corpus of text does without.
-    from omniload.source.sample_images import build_sample_images  # noqa: PLC0415
+    from omniload.source.sample_data.images import build_sample_images  # noqa: PLC0415
 
     built = not (folder / MIX_NAME).exists()
     if built:

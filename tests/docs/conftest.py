@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from omniload.source.sample_corpus import build_sample_corpus
-from omniload.source.sample_images import build_sample_images
+from omniload.source.sample_data.corpus import build_sample_corpus
+from omniload.source.sample_data.images import build_sample_images
 
 CORPUS_BYTES = 120_000
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from omniload.source.sample_corpus import build_sample_corpus
+from omniload.source.sample_data.corpus import build_sample_corpus
 
 if find_spec("accelerate") is None:
     collect_ignore_glob = ["test_*.py"]

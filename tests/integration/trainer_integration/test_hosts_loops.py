@@ -6,7 +6,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.stateful import Stateful
 
 from omniload.base.errors import ConfigError, StateError
-from omniload.source.sample_corpus import build_sample_corpus
+from omniload.source.sample_data.corpus import build_sample_corpus
 from tests.frameworks.conftest import MIX
 from tests.support.trainer.host_ranks import run_ranks
 from tests.support.trainer.loaders import Numbers, Stream, StreamWithState

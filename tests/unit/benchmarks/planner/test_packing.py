@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from benchmarks.planner import packing as bench
 from benchmarks.planner.planned_steps import Lengths
-from omniload.source.sample_corpus import SampleCorpus
+from omniload.source.sample_data.corpus import SampleCorpus
 from tests.support.plane.builders import pieces_of
 
 LENGTHS = {

@@ -10,7 +10,7 @@ from omniload.base.config import parse_yaml
 from omniload.commands.sample import SCHEMA_NAME, sample_mix
 from omniload.mix.config import MixConfig
 from omniload.mix.schema.json_schema import mix_schema
-from omniload.source.sample_corpus import build_sample_corpus
+from omniload.source.sample_data.corpus import build_sample_corpus
 from tests.support.plane.edits.mix_commands import run_mix
 
 ROOT = Path(__file__).parents[4]

@@ -9,8 +9,8 @@ from pydantic import TypeAdapter
 
 from omniload.base.errors import ConfigError
 from omniload.mix.config import SourceConfig
-from omniload.source import sample_corpus
-from omniload.source.sample_corpus import (
+from omniload.source.sample_data import corpus as sample_corpus
+from omniload.source.sample_data.corpus import (
     Installation,
     build_sample_corpus,
     functions_and_docstrings,
@@ -162,7 +162,7 @@ def test_a_mount_point_is_refused_before_anything_is_read(
     def refuse(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("omniload.source.kept_corpus.os.replace", refuse)
+    monkeypatch.setattr("omniload.source.sample_data.kept.os.replace", refuse)
 
     with pytest.raises(
         ConfigError, match=rf"c: no other folder .* \({why}\).* such as .*/c/corpus"

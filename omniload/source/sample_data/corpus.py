@@ -30,7 +30,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from omniload.base.ragged import Ragged
 from omniload.mix.config import BpeTokenizer
-from omniload.source.kept_corpus import (
+from omniload.source.sample_data.kept import (
     END_OF_DOCUMENT,
     MARKER,
     TOKENIZER,

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from omniload.base.errors import ConfigError
-from omniload.source.kept_corpus import SampleCorpus, existing, marker_of, put_in_place
+from omniload.source.sample_data.kept import SampleCorpus, existing, marker_of, put_in_place
 
 SIZE = 200_000
 
