@@ -17,7 +17,7 @@ from benchmarks.data.format_shards import TEXT_FORMATS, TOKEN_FORMATS, StoredFor
 from benchmarks.report import Table, print_table, write_report
 from omniload.mix.config import ByteTokenizer
 from omniload.mix.sources import SourceConfig
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 
 __all__ = ["Measured", "main", "measured", "table_of"]

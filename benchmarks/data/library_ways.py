@@ -25,7 +25,7 @@ from omniload.mix.schema.transforms import ChatTransform
 from omniload.mix.sources import JsonlSource, ParquetSource, SourceConfig
 from omniload.source.formats.opening import open_format
 from omniload.source.parts.share import Part
-from omniload.source.source import RecordSource, open_source
+from omniload.source.record_source import RecordSource, open_source
 from omniload.source.spec import SourceSpec
 from omniload.source.tokenize import ByteEncoder, open_tokenizer
 from omniload.source.transforms.encoders import PlainEncoder

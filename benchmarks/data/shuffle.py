@@ -21,7 +21,7 @@ from benchmarks.report import Table, print_table, write_report
 from omniload.mix.config import ByteTokenizer, ShuffleConfig
 from omniload.mix.order import Order
 from omniload.mix.sources import ParquetSource
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 
 __all__ = ["Mixing", "cost_table", "main", "mixing_of", "table_of", "write_shards"]

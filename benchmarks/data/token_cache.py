@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 from benchmarks.report import Table, print_table, write_report
 from omniload.mix.runtime import TokenCacheConfig
 from omniload.mix.sources import ParquetSource, SourceConfig
+from omniload.source.record_source import open_source
 from omniload.source.sample_data.corpus import SampleCorpus, build_sample_corpus
-from omniload.source.source import Source, open_source
+from omniload.source.source import Source
 from omniload.source.spec import SourceSpec
 from omniload.source.token_cache.cache import open_token_cache
 

@@ -18,8 +18,8 @@ from benchmarks.planner.planned_steps import Lengths, steps_of
 from benchmarks.report import Table, print_table, write_report
 from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
+from omniload.source.record_source import open_source
 from omniload.source.sample_data.corpus import SampleCorpus, build_sample_corpus
-from omniload.source.source import open_source
 from omniload.source.spec import SourceSpec
 
 __all__ = ["main"]

@@ -24,7 +24,8 @@ from omniload.simulation.profile import Profile, SourceCosts
 from omniload.source.formats.opening import open_format
 from omniload.source.parts.sample_block import SampleBlock, merged
 from omniload.source.parts.share import Part
-from omniload.source.source import RecordSource, Source, open_source
+from omniload.source.record_source import RecordSource, open_source
+from omniload.source.source import Source
 from omniload.source.spec import SourceSpec
 
 __all__ = [

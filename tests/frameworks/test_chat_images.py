@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, Qwen2VLImageProcessorPil, Qwen2VLProcess
 from omniload.mix.config import BpeTokenizer
 from omniload.mix.schema.transforms import ChatTransform, ImagesTransform, PreferenceTransform
 from omniload.mix.sources import JsonlSource, ParquetSource
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.chats import LLAVA, QWEN, QWEN_MARKED, write_model
 from tests.support.drawn import png_of, ramp

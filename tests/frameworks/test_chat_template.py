@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from omniload.mix.config import BpeTokenizer
 from omniload.mix.schema.transforms import ChatTransform, PreferenceTransform
 from omniload.mix.sources import JsonlSource, ParquetSource
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.chats import MARKED, conversations, write_model
 from tests.support.examples import few

@@ -23,7 +23,7 @@ from omniload.mix.config import BpeTokenizer
 from omniload.mix.schema.image_tiles import ImageTiles
 from omniload.mix.schema.transforms import ChatTransform, ImagesTransform, PreferenceTransform
 from omniload.mix.sources import ParquetSource
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from omniload.source.transforms.image_patches import pixels_of
 from omniload.source.transforms.image_tiles import grid_of

@@ -18,7 +18,7 @@ from transformers import (
 from omniload.mix.config import BpeTokenizer
 from omniload.mix.schema.transforms import ChatTransform, ImagesTransform, PreferenceTransform
 from omniload.mix.sources import ParquetSource
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.chats import GEMMA, SMOLVLM, write_model
 from tests.support.drawn import png_of, ramp

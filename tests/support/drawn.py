@@ -9,8 +9,8 @@ from omniload.batch.images import images_of, places_of
 from omniload.mix.config import ByteTokenizer, MixConfig, OnError
 from omniload.mix.schema.transforms import ImagesTransform
 from omniload.mix.sources import ParquetSource
+from omniload.source.record_source import open_source
 from omniload.source.sample_data.images import build_sample_images
-from omniload.source.source import open_source
 from omniload.source.spec import SourceSpec
 
 __all__ = [

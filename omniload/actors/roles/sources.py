@@ -21,7 +21,8 @@ from omniload.mix.config import MixConfig
 from omniload.source.block_memory import BlockMemory
 from omniload.source.parts.divided import DividedSource, OpenPart, PartReader
 from omniload.source.parts.sample_block import SampleBlock, joined
-from omniload.source.source import RecordSource, Source, open_source
+from omniload.source.record_source import RecordSource, open_source
+from omniload.source.source import Source
 from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import ShardCache, open_shard_cache
 from omniload.source.token_cache.cache import TokenCache
@@ -35,7 +36,6 @@ _SHORT_S, _LONG_S = 0.05, 0.25
 _GROWTH = 4
 _ANSWER_S = 0.5
 """After so long a read answers with what it has: the next plan may need no more, and the rest is asked for again."""
-
 _CHANGES = "reader_changes_total"
 _TOLD = 0.5
 """Share of the time from which it is told of a source that one reads."""

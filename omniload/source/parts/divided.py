@@ -29,7 +29,8 @@ from omniload.mix.fingerprint import SourceFacts
 from omniload.source.block_memory import BlockMemory
 from omniload.source.parts.sample_block import SampleBlock, merged
 from omniload.source.parts.share import Part
-from omniload.source.source import RecordSource, Source
+from omniload.source.record_source import RecordSource
+from omniload.source.source import Source
 from omniload.source.stores.shard_cache import ShardCache, Traffic
 
 __all__ = [

@@ -21,7 +21,7 @@ from omniload.mix.sources import (
     ShuffleConfig,
     WebDatasetSource,
 )
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.plane.sources.source_contract import expected_tokens, samples
 

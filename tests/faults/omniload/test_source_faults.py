@@ -9,7 +9,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from omniload.base.errors import IntegrityError, UnavailableError
 from omniload.mix.config import ByteTokenizer, JsonlSource, ParquetSource, TextSource
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 
 BYTES = ByteTokenizer(type="bytes")

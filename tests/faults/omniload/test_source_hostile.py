@@ -16,7 +16,7 @@ from omniload.mix.config import ByteTokenizer
 from omniload.mix.sources import NumpySource, OnError
 from omniload.source.files import local_file
 from omniload.source.formats.arrow import messages_of
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.plane.sources.source_contract import expected_tokens, samples, texts_of_shard
 from tests.support.plane.sources.source_kinds import KINDS

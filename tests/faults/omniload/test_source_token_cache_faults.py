@@ -18,7 +18,7 @@ from omniload.base.ragged import Ragged
 from omniload.mix.runtime import TokenCacheConfig
 from omniload.mix.schema.tokenizers import ByteTokenizer
 from omniload.mix.sources import JsonlSource
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from omniload.source.token_cache.cache import TokenCache
 from omniload.source.token_cache.entry import EncodedUnit, Seal, packed, unpacked

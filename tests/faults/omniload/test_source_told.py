@@ -16,7 +16,7 @@ import zstandard
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.config import ByteTokenizer
 from omniload.mix.sources import CsvSource, JsonlSource, ParquetSource, WebDatasetSource
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 
 TARS = WebDatasetSource(type="webdataset", path="a.tar*", text="txt")

@@ -22,7 +22,7 @@ from omniload.mix.journal.records import StepRecord, bad_in
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.plane.corpora import a_corpus, a_mixed_corpus, write_texts, write_tokens
 from tests.support.plane.local_runs import OneRank

@@ -20,7 +20,7 @@ from omniload.batch.images import images_of, places_of
 from omniload.client import Client
 from omniload.mix.config import MixConfig, load_mix
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp
 from tests.support.plane.local_runs import OneRank, a_spec, steps_of

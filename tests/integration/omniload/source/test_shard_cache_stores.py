@@ -17,7 +17,7 @@ from omniload.cli import command
 from omniload.mix.runtime import ShardCacheConfig
 from omniload.mix.schema.tokenizers import ByteTokenizer
 from omniload.mix.sources import JsonlSource, ParquetSource
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import open_shard_cache
 from tests.support.hdfs.cluster import why_not

@@ -24,7 +24,7 @@ from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.formats.opening import at_versions, shards_of
 from omniload.source.parsing.lance_dataset import LanceDataset
 from omniload.source.parsing.lance_stores import LIMITS
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.plane.builders import a_mix
 from tests.support.plane.sources.source_contract import (

@@ -22,7 +22,7 @@ import omniload
 from omniload.base.errors import StateError
 from omniload.mix.schema.records import ShuffleConfig
 from omniload.mix.sources import LanceSource
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.trainer.loaders import (
     Numbers,

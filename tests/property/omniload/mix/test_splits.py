@@ -23,7 +23,7 @@ from omniload.mix.held_out import held_out
 from omniload.mix.schema.splits import in_split
 from omniload.mix.sources import ArrowSource, JsonlSource, ParquetSource
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.examples import few
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from omniload.mix.config import OnError
 from omniload.mix.sources import ArrowSource, ParquetSource
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 
 LARGEST, LARGEST_SCORE = 2**31 - 1, float(np.finfo(np.float32).max)

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from omniload.mix.config import ByteTokenizer
 from omniload.mix.sources import SourceConfig
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp
 from tests.support.examples import few

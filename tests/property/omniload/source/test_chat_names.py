@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from omniload.mix.schema.tokenizers import BpeTokenizer
 from omniload.mix.sources import SourceConfig
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.chats import CHATML, MARKED, write_model
 

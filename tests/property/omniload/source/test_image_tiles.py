@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omniload.mix.config import ByteTokenizer
 from omniload.mix.schema.image_tiles import ImageTiles
 from omniload.mix.sources import ParquetSource
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from omniload.source.transforms.image_tiles import grid_of, tiles_of, words_of
 from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp

@@ -22,7 +22,7 @@ from omniload.source.parsing.lines import (
     text_of,
 )
 from omniload.source.patterns import find_files
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 
 DEEP = LARGEST_DEPTH + 1

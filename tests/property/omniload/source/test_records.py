@@ -12,7 +12,7 @@ from omniload.mix.order import Order
 from omniload.source.block_memory import BlockMemory
 from omniload.source.distinct.mask import RecordRules
 from omniload.source.formats.format import Format, Records, UnitTable
-from omniload.source.source import RecordSource
+from omniload.source.record_source import RecordSource
 from omniload.source.transforms.pipeline import Pipeline
 
 

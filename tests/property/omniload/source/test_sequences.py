@@ -21,7 +21,7 @@ from omniload.source.distinct.drawn_before import DrawnBefore
 from omniload.source.distinct.first_seen import Bits
 from omniload.source.distinct.mask import RecordRules
 from omniload.source.formats.format import Records
-from omniload.source.source import RecordSource
+from omniload.source.record_source import RecordSource
 from omniload.source.transforms import sequences
 from omniload.source.transforms.fill_in_middle import MiddleFiller
 from omniload.source.transforms.pipeline import Pipeline

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from omniload.mix.runtime import TokenCacheConfig
 from omniload.mix.schema.tokenizers import BpeTokenizer, ByteTokenizer
 from omniload.mix.sources import SourceConfig
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from omniload.source.token_cache.opening import open_token_cache
 from omniload.source.transforms.pipeline import Pipeline

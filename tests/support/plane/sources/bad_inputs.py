@@ -15,7 +15,7 @@ from omniload.base.config import parse_yaml
 from omniload.base.errors import ConfigError, OmniloadError
 from omniload.mix.config import MixConfig
 from omniload.mix.sources import OnError
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.plane.sources.source_contract import expected_tokens, samples, texts_of_shard
 

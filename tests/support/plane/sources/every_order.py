@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from omniload.mix.config import ByteTokenizer
 from omniload.mix.sources import SourceConfig
-from omniload.source.source import RecordSource, open_source
+from omniload.source.record_source import RecordSource, open_source
 from omniload.source.spec import SourceSpec
 from tests.support.examples import few
 

@@ -40,7 +40,7 @@ from omniload.source.distinct.drawn_before import drawn_so_far, write_drawn
 from omniload.source.formats.opening import open_format
 from omniload.source.parts.sample_block import merged
 from omniload.source.parts.share import Part
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.plane.builders import a_mix
 

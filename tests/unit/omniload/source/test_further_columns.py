@@ -10,7 +10,7 @@ from omniload.mix.columns import LOSS_SPANS
 from omniload.mix.config import BatchConfig, ByteTokenizer, OnError
 from omniload.mix.sources import ArrowSource, ParquetSource
 from omniload.source.formats.opening import open_format
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 
 TOKENS = [[7, 8, 9], [1], [], [4, 5], [6, 6, 6, 6]]

@@ -9,7 +9,7 @@ import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.config import ByteTokenizer, JsonlSource, OnError, ParquetSource, ShuffleConfig
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 
 BYTES = ByteTokenizer(type="bytes")

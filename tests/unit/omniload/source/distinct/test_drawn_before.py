@@ -15,7 +15,7 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.mix.config import MixConfig
 from omniload.source.distinct.drawn_before import write_drawn
 from omniload.source.parts.share import Part
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.plane.edits.mix_commands import run_mix
 from tests.support.plane.sources.drawn_texts import LEFT, TEXTS, a_mix, drawn, in_folder, write

@@ -11,7 +11,7 @@ from omniload.mix.config import MixConfig
 from omniload.mix.order import Order
 from omniload.source.distinct.drawn_before import drawn_before, drawn_so_far, write_drawn
 from omniload.source.formats.opening import open_format
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.plane.sources.drawn_texts import a_mix, drawn, in_folder, write
 

@@ -17,7 +17,7 @@ from omniload.mix.config import ByteTokenizer
 from omniload.mix.schema.records import ShuffleConfig
 from omniload.mix.sources import LanceSource
 from omniload.source.formats.opening import at_versions, open_format, shards_of
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from omniload.source.token_cache.source_tokens import names_of_units
 from tests.support.plane.sources.source_contract import expected_tokens, samples
@@ -420,7 +420,7 @@ import os
 from pathlib import Path
 from omniload.base.errors import StateError
 from omniload.mix.sources import LanceSource
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 
 config = LanceSource(type="lance", path="own.lance", tokens="ids")

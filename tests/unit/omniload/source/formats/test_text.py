@@ -12,7 +12,7 @@ from omniload.source.formats import text
 from omniload.source.formats.content import digest_of_ranges
 from omniload.source.formats.text import TextFormat
 from omniload.source.patterns import find_files
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 
 

@@ -11,7 +11,7 @@ from omniload.mix.config import ByteTokenizer
 from omniload.mix.schema.records import OnError, ShuffleConfig
 from omniload.mix.sources import ArrowSource, CsvSource, LanceSource, MdsSource, ParquetSource
 from omniload.source.formats.opening import open_format
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.plane.sources.source_kinds import MdsTexts, MdsTokens, MegatronInt32
 

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from omniload.base.errors import ConfigError
 from omniload.mix.config import SourceConfig
+from omniload.source.record_source import open_source
 from omniload.source.sample_data import corpus as sample_corpus
 from omniload.source.sample_data.corpus import (
     Installation,
@@ -17,7 +18,6 @@ from omniload.source.sample_data.corpus import (
     texts_of,
     this_installation,
 )
-from omniload.source.source import open_source
 from omniload.source.spec import SourceSpec
 
 SIZE = 200_000

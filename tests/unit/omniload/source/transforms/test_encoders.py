@@ -30,7 +30,7 @@ from omniload.mix.sources import (
     ParquetSource,
     WebDatasetSource,
 )
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from omniload.source.tokenize import open_tokenizer
 from omniload.source.transforms import chat_sandbox

@@ -15,7 +15,7 @@ from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
 from omniload.mix.config import BpeTokenizer, ByteTokenizer
 from omniload.mix.sources import JsonlSource, NumpySource, ParquetSource
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.fill_in_middle import MiddleFiller, draws_at

@@ -19,7 +19,7 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
 from omniload.mix.config import BpeTokenizer, ByteTokenizer
 from omniload.mix.sources import SourceConfig
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.chats import CHATML, write_model
 from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp

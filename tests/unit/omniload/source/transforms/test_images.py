@@ -16,7 +16,7 @@ from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
 from omniload.mix.config import BpeTokenizer, ByteTokenizer
 from omniload.mix.schema.transforms import ClampTransform, FilterTransform
 from omniload.mix.sources import ArrowSource, ParquetSource, WebDatasetSource
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from omniload.source.transforms.image_patches import patches_of, pixels_of
 from tests.support.drawn import (

@@ -12,7 +12,7 @@ from omniload.base.config import checked
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.settings import registry
 from omniload.mix.config import MixConfig
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.plane.edits.mix_commands import json_of, run_mix
 

@@ -7,7 +7,7 @@ from omniload.base.errors import IntegrityError
 from omniload.mix.schema.tokenizers import ByteTokenizer
 from omniload.mix.sources import JsonlSource
 from omniload.source.block_memory import BlockMemory
-from omniload.source.source import open_source
+from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 
 

@@ -1,0 +1,322 @@
+"""The source of records: reads them through a format, makes samples of them, and gives those by position.
+
+Shape suffixes:
+    N  samples        R  records of a block, or of a read
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from omniload.base.concurrency.time_limit import LimitedCalls
+from omniload.base.errors import IntegrityError
+from omniload.base.log import ONCE, get_logger
+from omniload.base.ragged import numbers_of
+from omniload.mix.order import Order, Span
+from omniload.mix.schema.splits import TRAIN
+from omniload.source.block import Block, DecodedBlocks, UnitReader
+from omniload.source.block_memory import BlockMemory
+from omniload.source.distinct.drawn_before import drawn_before
+from omniload.source.distinct.mask import RecordRules, distinct_records
+from omniload.source.formats.format import Format, Records, said_of_place
+from omniload.source.formats.opening import ShardDigests, open_format
+from omniload.source.parts.sample_block import BadOfSpan, SampleBlock, joined
+from omniload.source.parts.share import WHOLE, Part, Share
+from omniload.source.source import Source
+from omniload.source.spec import SourceSpec
+from omniload.source.stores.shard_cache import ShardCache
+from omniload.source.token_cache.cache import TokenCache
+from omniload.source.token_cache.source_tokens import SourceTokens
+from omniload.source.transforms.encoders import Samples
+from omniload.source.transforms.opening import open_pipeline
+from omniload.source.transforms.pipeline import Pipeline
+from omniload.source.transforms.sequences import Sequences, sequences_of
+
+__all__ = ["RecordSource", "open_source"]
+
+_LOG = get_logger(__name__)
+
+
+_MOST_AHEAD = 2
+"""Blocks that a source stands at: more would be passed over between two tellings of where the plane is."""
+_EVERY_RECORD, _UNKNOWN = RecordRules(), ShardDigests()
+_NONE, _NO_BAD = np.empty(0, np.int64), BadOfSpan()
+
+
+class RecordSource(Source):
+    """Reads records through a format, in the order of the source, one decoded block at a time.
+
+    For one thread: the decoded block is replaced while reading.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        order: Order,
+        record_format: Format,
+        *,
+        pipeline: Pipeline,
+        rules: RecordRules = _EVERY_RECORD,
+        digests: ShardDigests = _UNKNOWN,
+    ) -> None:
+        self.name = name
+        self.positions_per_epoch = order.positions_per_epoch
+        self.fingerprint = order.fingerprint
+        self.shards_digest, self.content_digest = digests.names, digests.contents
+        self.shards = digests.paths
+        self.transforms_digest = pipeline.digest
+        self._order, self._format = order, record_format
+        self._pipeline, self._rules = pipeline, rules
+        if rules.drawn_before is not None:
+            self.drawn_before_digest = rules.drawn_before.digest
+        self._reader = UnitReader(
+            read=record_format.read_unit,
+            note=self._judge,
+            drawn=rules.drawn_of,
+            takes_bad=rules.on_error.policy == "skip",
+            wants_keys=bool(rules.splits),
+        )
+        self._reason = ""
+        """What is wrong with the last record that was left out."""
+        self._memory, self._blocks = BlockMemory(), DecodedBlocks()
+        self._sequences: tuple[object, Sequences] | None = None
+
+    def keeping(self, tokens: SourceTokens | None) -> Self:
+        """Take samples from the entries of a token cache, and keep there what is made."""
+        self._reader = replace(self._reader, tokens=tokens)
+        return self
+
+    @override
+    def share(self, memory: BlockMemory) -> None:
+        self._memory = memory
+
+    @override
+    def give_way(self) -> None:
+        if self._memory.is_over():
+            self.release()
+
+    @override
+    def shard_at(self, position: int) -> int:
+        units_N = self._order.locate(position, position + 1).units_N
+        return int(self._order.shards_of(units_N)[0])
+
+    @override
+    def place_at(self, position: int) -> tuple[str, str]:
+        # A sequence joins records of its unit, and its position is that of none of them.
+        if self._pipeline.concat is not None:
+            return self.shards[self.shard_at(position)], ""
+        found = self._order.locate(position, position + 1)
+        return self._places(int(found.units_N[0]))(int(found.rows_N[0]))
+
+    @override
+    def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
+        # Sequences of two blocks would be held for as long as those of the second are drawn from.
+        most = _MOST_AHEAD if self._pipeline.concat is None else 1
+        spans = list(islice(self._order.spans(start, max(stop, start + 1)), most))
+        shares = [self._share_of(span, WHOLE, without).units for span in spans]
+        self._blocks.let_go(but=shares)
+        for span, units in zip(spans, shares, strict=True):
+            if units and self._pipeline.concat is None:
+                self._decoded(units, beside=shares)
+            elif units:
+                self._joined(span, units, WHOLE, without)
+        return self._order.whole(spans[-1]).stop
+
+    @override
+    def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> SampleBlock:
+        return self.read_part(start, stop, WHOLE, without)
+
+    def read_part(
+        self, start: int, stop: int, part: Part, without: tuple[int, ...] = ()
+    ) -> SampleBlock:
+        """Return the samples of a range whose units are a part's; see ``read``."""
+        blocks = [
+            block
+            for span in self._order.spans(start, stop)
+            if (block := self._read_span(span, part, without)) is not None
+        ]
+        return joined(blocks, start, stop)
+
+    def release(self) -> None:
+        """Let go of the decoded block; the next read decodes it again."""
+        self._blocks.let_go()
+        self._sequences = None
+        self._order.let_go()
+
+    def _read_span(self, span: Span, part: Part, without: tuple[int, ...]) -> SampleBlock | None:
+        """Return a part's samples of a span; ``None`` where no unit of the block is the part's."""
+        share = self._share_of(span, part, without)
+        if not share.units:
+            return None
+        if self._pipeline.concat is None:
+            return self._made(span, share)
+        made = self._joined(span, share.units, part, without)
+        return made.of_span(span, share, partial(self._bad_of, share))
+
+    def _made(self, span: Span, share: Share) -> SampleBlock:
+        block, rows = self._decoded(share.units), share.rows
+        left_N = self._rules.leaves(span.epoch, rows, block.places_of)
+        positions = share.positions_N(span.start)
+        bad_rows = bad = _NONE
+        # Nearly every block: a read of short records takes as long as what is looked at for each of them.
+        is_whole = block.is_whole and left_N is np.True_
+        if not is_whole:
+            rows = rows_N = numbers_of(rows)
+            if not (usable_N := block.usable_R[rows_N] & left_N).all():
+                is_bad_N = block.bad_R[rows_N]
+                bad_rows, bad = rows_N[is_bad_N], positions[is_bad_N]
+                rows, positions = rows_N[usable_N], positions[usable_N]
+        encoded = block.encoded(rows, self._pipeline)
+        if block.filling is not None and block.filling.is_whole:
+            self._blocks.keep_tokens(block)
+        # Kept before this: transforms of tokens go by the position, and an entry serves every epoch.
+        samples = self._pipeline.of(encoded, positions)
+        if samples.bad_N is not None:
+            self._judge_samples(block, numbers_of(rows), samples)
+            bad_rows = np.concatenate((bad_rows, numbers_of(rows)[samples.bad_N]))
+            bad = np.concatenate((bad, positions[samples.bad_N]))
+        subs = np.zeros(len(positions), np.int32)
+        if (cut := self._pipeline.cut(samples)) is not None:
+            samples, of_record, subs = cut
+            positions = positions[of_record]
+        return SampleBlock.of(span, samples, positions, subs, self._bad_of(share, bad_rows, bad))
+
+    def _joined(
+        self, span: Span, units: tuple[int, ...], part: Part, without: tuple[int, ...]
+    ) -> Sequences:
+        """Return the sequences of the block of a span: those at hand, or newly made ones in their place."""
+        whole = self._order.whole(span)
+        # Units alone decide them, but where documents go by the position, or are left out of the first epoch.
+        by_position = whole.start if self._pipeline.goes_by_position else 0
+        key = (units, by_position, span.epoch == 0 and self._rules.drawn_before is not None)
+        if self._sequences is None or self._sequences[0] != key:
+            self._sequences = None  # two of them would be twice the memory
+            block = self._decoded(units)
+            made = sequences_of(
+                block,
+                (whole, self._share_of(whole, part, without)),
+                self._rules.leaves(span.epoch, range(len(block.usable_R)), block.places_of),
+                self._pipeline,
+                memory=self._memory,
+                judge=partial(self._judge_samples, block),
+            )
+            # Records are done with: an entry of the token cache is kept, and the next epoch reads that, or decodes.
+            self._blocks.let_go()
+            self._sequences = key, made
+        return self._sequences[1]
+
+    def _share_of(self, span: Span, part: Part, without: tuple[int, ...]) -> Share:
+        held = self._order.block_of(span.epoch, span.block)
+        asked = held.rows[span.offset : span.offset + span.stop - span.start]
+        left_out_U = np.isin(self._order.shards_of(held.units_U), without) if without else None
+        row_counts = self._format.units().rows_U
+        return Share.of(part, span.block, held.units_U, row_counts, asked, left_out_U)
+
+    def _bad_of(
+        self, share: Share, rows_N: NDArray[np.int64], positions_N: NDArray[np.int64]
+    ) -> BadOfSpan:
+        """Tell of bad records by their rows among the units of a share."""
+        if not len(rows_N):
+            return _NO_BAD
+        begins_U = np.cumsum([0, *self._format.units().rows_U[list(share.units)].tolist()])
+        in_order = np.argsort(positions_N)
+        at_N = np.searchsorted(begins_U, rows_N[in_order], side="right") - 1
+        places_U = [self._places(unit) for unit in share.units]
+        records_N = (rows_N[in_order] - begins_U[at_N]).tolist()
+        found = (places_U[u](row) for u, row in zip(at_N, records_N, strict=True))
+        return BadOfSpan(
+            positions_N=positions_N[in_order],
+            places=tuple(map(said_of_place, found)),
+            reason=self._reason,
+        )
+
+    def _places(self, unit: int) -> Callable[[int], tuple[str, str]]:
+        """Return what says where a record of a unit stands, by its row."""
+        shard = int(self._order.shards_of(np.asarray([unit], np.int64))[0])
+        path = self.shards[shard] if self.shards else ""
+        first = self._order.number_in_shard(unit, 0)  # once, as it goes through all units
+        return partial(self._format.place_of, path, unit, first)
+
+    def _judge_samples(self, block: Block, rows_N: NDArray[np.int64], samples: Samples) -> None:
+        """Raise or tell of records that could not be made samples, as ``on_error`` says."""
+        assert samples.bad_N is not None
+        units, records = block.places_of(rows_N[samples.bad_N])
+        place = self._places(int(units[0]))(int(records[0]))
+        self._tell(f"{said_of_place(place)}: {samples.reason}")
+
+    def _decoded(self, units: tuple[int, ...], beside: Sequence[tuple[int, ...]] = ()) -> Block:
+        return self._blocks.of(units, self._reader, self._memory, beside)
+
+    def _judge(self, records: Records) -> None:
+        if records.reason:
+            self._tell(records.reason)
+
+    def _tell(self, reason: str) -> None:
+        """Raise or tell of bad records, as ``on_error`` says. How many may be, its planner knows."""
+        if self._rules.on_error.policy == "raise":
+            raise self._unmendable(reason)
+        # Of the first, by which others like it are found: counts alone do not say what is wrong.
+        if not self._reason:
+            said = "sources.%s: %s; it is left out, as on_error says"
+            _LOG.warning(said, self.name, reason, extra=ONCE)
+        self._reason = reason
+
+    def _unmendable(self, reason: str) -> IntegrityError:
+        return IntegrityError(
+            f"{reason}; mend it, or set on_error: {{policy: skip}} in sources.{self.name} to leave such records out"
+        )
+
+
+def open_source(
+    spec: SourceSpec,
+    *,
+    token_cache: TokenCache | None = None,
+    shard_cache: ShardCache | None = None,
+    calls: LimitedCalls | None = None,
+) -> RecordSource:
+    """Open a source to draw from it.
+
+    Args:
+        spec: What the mix says of it.
+        token_cache: Where tokens of text are kept; ``None`` makes them each time.
+        shard_cache: Where shards of stores are kept on this node; ``None`` reads them from their stores each time.
+        calls: Carries out the listing of files, for whoever opens many; a thread of its own otherwise.
+
+    Raises:
+        ConfigError: Files or columns are missing, the source holds no record, or text has no tokenizer.
+        IntegrityError: A shard is cut short or corrupt.
+        UnavailableError: A store did not answer.
+    """
+    name, config = spec.name, spec.config
+    opened = open_format(spec, shard_cache=shard_cache, calls=calls)
+    opened.require_records(spec)
+    record_format, units = opened.format, opened.format.units()
+    pipeline = open_pipeline(spec)
+    order = Order(units.rows_U, units.shards_U, seed=spec.seed, source=name, shuffle=config.shuffle)
+    tokens = SourceTokens.of(
+        token_cache,
+        config,
+        tokenizer=spec.tokenizer,
+        pipeline_digest=pipeline.digest,
+        opened=opened,
+    )
+    return RecordSource(
+        name,
+        order,
+        record_format,
+        pipeline=pipeline,
+        rules=RecordRules(
+            on_error=config.on_error,
+            splits=config.splits or {},
+            split=config.split or TRAIN,
+            distinct=distinct_records(spec, record_format, opened.files),
+            drawn_before=drawn_before(spec, units, opened.files),
+        ),
+        digests=opened.shard_digests(),
+    ).keeping(tokens)
