@@ -4,9 +4,8 @@ Templates are programs of strangers: Jinja's immutable sandbox runs them, with t
 ``transformers`` defines for them and no others.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import import_module
@@ -15,42 +14,35 @@ from typing import Any
 
 import orjson
 
-from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.errors import ConfigError
 from omniload.base.extras import missing_extra
 from omniload.base.reading import read_small_file
 from omniload.mix.schema.transforms import MessageNames
+from omniload.source.transforms.conversations import (
+    AS_TEMPLATES_SAY,
+    BadConversationError,
+    texts_in,
+    variables_of,
+)
 
 __all__ = [
-    "BadConversationError",
     "ChatTemplate",
     "Rendered",
     "TemplateFiles",
-    "named",
     "read_template",
     "require_no_marks",
-    "shown",
-    "texts_in",
-    "with_tools",
 ]
 
 _LARGEST_BYTES = 16 << 20
 _BEGIN, _END = "\ufdd0", "\ufdd1"
 """Mark a generation block while a template runs: noncharacters, which no text may hold."""
 _ESCAPED = re.compile(r"\\u[fF][dD]{2}[01]")
-"""A mark as JSON of somebody's may write it; behind another backslash it is none."""
+"""A mark as JSON may escape it; behind another backslash these letters are text."""
 _ASSISTANT = "assistant"
 _BLOCK = re.compile(r"\{%[-+]?\s*generation\b")
 _FAULTS = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
-"""What a template comes to that does with a conversation what cannot be done, or that calls itself without an end."""
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-"""Keys of what was thought before an answer: the first that a message has is given to templates by both names that they
-read, as transformers gives it."""
+"""Errors of a running template: an operation that the values do not allow, or recursion without an end."""
 _SHOWN = 160
-_AS_TEMPLATES_SAY = MessageNames()
-
-
-class BadConversationError(IntegrityError):
-    """A record that is no conversation, or one that the template refuses; the message is a predicate of the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +51,7 @@ class Rendered:
 
     text: str
     spans: Sequence[tuple[int, int]]
-    """First character of what the assistant says, and first behind it, in order."""
+    """What the assistant says, in order: first character of each part, and the first one behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +109,7 @@ class ChatTemplate:
         record: str,
         *,
         wants_spans: bool,
-        names: MessageNames = _AS_TEMPLATES_SAY,
+        names: MessageNames = AS_TEMPLATES_SAY,
         placed: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
     ) -> Rendered:
         """Return the text of a conversation.
@@ -127,12 +119,12 @@ class ChatTemplate:
             wants_spans: Whether to find what the assistant says; it costs a rendering a turn where the
                 template has no generation blocks.
             names: What its messages call their keys and roles.
-            placed: Makes of what the template would be given what it is given, where there are images among it.
+            placed: Replaces the variables of the template, where a conversation has images.
 
         Raises:
             BadConversationError: It is no conversation, or the template refuses it.
         """
-        variables = _variables(record, names)
+        variables = variables_of(record, names)
         # Before it is rendered: a mark in a text would be taken for that of a block.
         require_no_marks(record, variables)
         if placed is not None:
@@ -199,30 +191,6 @@ class ChatTemplate:
             ) from error
 
 
-def _variables(record: str, names: MessageNames) -> dict[str, Any]:
-    """Return what a template is given of a record.
-
-    Raises:
-        BadConversationError: It is no list of messages of those names.
-    """
-    wanted = f"{names.role} and {names.content}"
-    try:
-        value = orjson.loads(record)
-    except orjson.JSONDecodeError as error:
-        raise BadConversationError(
-            f"holds the text {record!r:.{_SHOWN}}, not a list of messages with {wanted}, nor JSON of one"
-        ) from error
-    given = value if isinstance(value, dict) else {"messages": value}
-    messages = given.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise BadConversationError(f"holds {shown(value)}, not a list of messages with {wanted}")
-    return {
-        "messages": [named(i, message, names) for i, message in enumerate(messages)],
-        "tools": given.get("tools"),
-        "documents": given.get("documents"),
-    }
-
-
 def require_no_marks(record: str, value: object) -> None:
     """Refuse a record, JSON of ``value``, in which a text holds what marks generation blocks."""
     # Nearly every record holds neither, and is looked at no further.
@@ -235,90 +203,6 @@ def require_no_marks(record: str, value: object) -> None:
         )
     ):
         raise BadConversationError("holds a noncharacter (U+FDD0 or U+FDD1); take it out")
-
-
-def texts_in(value: object) -> Iterator[str]:
-    """Give every text in a value of JSON, keys of objects too."""
-    # No recursion: a value of somebody's may nest as deep as JSON may, deeper than Python's calls.
-    left = [value]
-    while left:
-        each = left.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, Mapping):
-            left += (*each.keys(), *each.values())
-        elif isinstance(each, list):
-            left += each
-
-
-def with_tools(record: str, messages_key: str, tools_key: str) -> str:
-    """Return a conversation and the tools beside it as the object that ``ChatTemplate.render`` takes.
-
-    Args:
-        record: JSON of an object with both, as it was read; either may be a text that is JSON itself.
-        messages_key: What the record calls its messages.
-        tools_key: What it calls the tools; a null is none.
-
-    Raises:
-        BadConversationError: Its tools are no list, nor JSON of one.
-    """
-    found = orjson.loads(record)
-    messages, tools = found[messages_key], found[tools_key]
-    try:
-        tools = orjson.loads(tools) if isinstance(tools, str) and tools else tools or None
-    except orjson.JSONDecodeError as error:
-        raise BadConversationError(
-            f"{tools_key} is the text {tools!r:.{_SHOWN}}, not a list of tools, nor JSON of one"
-        ) from error
-    if tools is not None and not isinstance(tools, list):
-        raise BadConversationError(f"{tools_key} is {shown(tools)}, not a list of tools")
-    if isinstance(messages, str):
-        try:
-            messages = orjson.loads(messages)
-        except orjson.JSONDecodeError:
-            return str(messages)  # of which is told what any other text is told
-    given = messages if isinstance(messages, dict) else {"messages": messages}
-    try:
-        return orjson.dumps(given if tools is None else given | {"tools": tools}).decode()
-    except TypeError as error:  # it writes what nests 254 deep, and reads four times that
-        raise BadConversationError(f"cannot be written as JSON: {error}") from error
-
-
-def named(number: int, message: object, names: MessageNames) -> dict[str, Any]:
-    """Return a message by the names that templates know.
-
-    Raises:
-        BadConversationError: It lacks a key that is named, or its role is none of those that are.
-    """
-    if (
-        not isinstance(message, dict)
-        or not isinstance(message.get(names.role), str)
-        # By its own name it may be missing: of a message that calls a tool there may be none.
-        or (names.content != "content" and names.content not in message)
-    ):
-        raise BadConversationError(
-            f"message {number} is {shown(message)}, not an object with a {names.role} and "
-            f"{names.content}; messages of the transform says what its keys are called"
-        )
-    given: dict[str, Any] = message
-    role = given[names.role]
-    if names.roles is not None and role not in names.roles:
-        raise BadConversationError(
-            f"message {number}: {names.role} is {role!r:.{_SHOWN}}, and roles of the transform names "
-            f"{', '.join(names.roles):.{_SHOWN}}; say there what the template calls it"
-        )
-    keys = {names.role: "role", names.content: "content"}
-    # Of two keys that would have one name, that counts which the mix names. A null is no key, as to transformers: where
-    # one message of a table has a key, it is a null of all others.
-    named = {
-        keys.get(key, key): value
-        for key, value in given.items()
-        if value is not None and (key in keys or key not in ("role", "content"))
-    }
-    thought = next((named[key] for key in _THOUGHTS if key in named), None)
-    if thought is not None:
-        named = {"thinking": thought, **named, "reasoning_content": thought}
-    return named if names.roles is None else named | {"role": names.roles[role]}
 
 
 def _unmarked(marked: str) -> Rendered:
@@ -338,14 +222,6 @@ def _unmarked(marked: str) -> Rendered:
             begin = at
         depth += 1
     return Rendered("".join(parts), spans)
-
-
-def shown(value: object) -> str:
-    """Return the beginning of a value as JSON, for a message."""
-    try:
-        return json.dumps(value)[:_SHOWN]
-    except RecursionError:  # JSON of somebody's may be read to a depth at which Python writes none
-        return "what nests too deep to be shown"
 
 
 def read_template(template: Path | None, beside: Path) -> TemplateFiles:

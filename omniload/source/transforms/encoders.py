@@ -28,14 +28,8 @@ from omniload.base.ragged import Ragged
 from omniload.mix.columns import LOSS_MASK, REJECTED_AT
 from omniload.mix.schema.transforms import ChatTransform, MessageNames, PreferenceTransform
 from omniload.source.tokenize import Tokenizer
-from omniload.source.transforms.chat_template import (
-    BadConversationError,
-    ChatTemplate,
-    Rendered,
-    named,
-    require_no_marks,
-    with_tools,
-)
+from omniload.source.transforms.chat_template import ChatTemplate, Rendered, require_no_marks
+from omniload.source.transforms.conversations import BadConversationError, named, with_tools
 
 __all__ = ["ChatEncoder", "Encoder", "PlainEncoder", "PreferenceEncoder", "Samples", "pairs_of"]
 

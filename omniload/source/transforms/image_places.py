@@ -17,12 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from omniload.source.transforms.chat_template import (
-    BadConversationError,
-    Rendered,
-    shown,
-    texts_in,
-)
+from omniload.source.transforms.chat_template import Rendered
+from omniload.source.transforms.conversations import BadConversationError, shown, texts_in
 from omniload.source.transforms.encoders import ChatEncoder, PreferenceEncoder
 from omniload.source.transforms.image_patches import BadImageError
 from omniload.source.transforms.message_form import MessageForm

@@ -24,7 +24,8 @@ from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
 from omniload.mix.schema.transforms import ImagesTransform
 from omniload.source.parsing.image_cells import ENCODED, ENCODED_SIZES
 from omniload.source.tokenize import Tokenizer
-from omniload.source.transforms.chat_template import BadConversationError, Rendered
+from omniload.source.transforms.chat_template import Rendered
+from omniload.source.transforms.conversations import BadConversationError
 from omniload.source.transforms.encoders import Samples, pairs_of
 from omniload.source.transforms.image_blocks import ImageBlock, ImageBlocks, token_apart
 from omniload.source.transforms.image_patches import BadImageError

@@ -9,7 +9,8 @@ from typing import Self
 
 from omniload.base.errors import ConfigError
 from omniload.mix.schema.transforms import ImagesTransform, ImageWords
-from omniload.source.transforms.chat_template import BadConversationError, ChatTemplate, Rendered
+from omniload.source.transforms.chat_template import ChatTemplate, Rendered
+from omniload.source.transforms.conversations import BadConversationError
 
 __all__ = ["MessageForm"]
 

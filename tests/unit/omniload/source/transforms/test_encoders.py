@@ -34,7 +34,8 @@ from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from omniload.source.tokenize import open_tokenizer
 from omniload.source.transforms import chat_sandbox
-from omniload.source.transforms.chat_template import ChatTemplate, named, read_template
+from omniload.source.transforms.chat_template import ChatTemplate, read_template
+from omniload.source.transforms.conversations import named
 from tests.support.chats import CHATML, MARKED, conversations, write_model
 
 BPE = BpeTokenizer(type="bpe", path="model")

@@ -1,0 +1,151 @@
+"""Conversations as records hold them: messages under any keys, tools beside them, and what a chat template is given.
+
+A record is JSON of a list of messages, or of an object that holds one under ``messages``, with tools and documents.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from omniload.base.errors import IntegrityError
+from omniload.mix.schema.transforms import MessageNames
+
+__all__ = [
+    "AS_TEMPLATES_SAY",
+    "BadConversationError",
+    "named",
+    "shown",
+    "texts_in",
+    "variables_of",
+    "with_tools",
+]
+
+AS_TEMPLATES_SAY = MessageNames()
+"""Messages that call their keys and roles as chat templates do."""
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""Keys of what was thought before an answer. Templates read it by two of these names, and are given the first that a
+message has by both, as transformers does."""
+_SHOWN = 160
+"""Letters of a value that a message quotes."""
+
+
+class BadConversationError(IntegrityError):
+    """A record is no conversation, or its template refuses it; the message is a predicate: ``holds ..., not ...``."""
+
+
+def variables_of(record: str, names: MessageNames) -> dict[str, Any]:
+    """Return the variables that a template is rendered with for a record: messages, tools and documents.
+
+    Raises:
+        BadConversationError: It is no list of messages of those names.
+    """
+    wanted = f"{names.role} and {names.content}"
+    try:
+        value = orjson.loads(record)
+    except orjson.JSONDecodeError as error:
+        raise BadConversationError(
+            f"holds the text {record!r:.{_SHOWN}}, not a list of messages with {wanted}, nor JSON of one"
+        ) from error
+    given = value if isinstance(value, dict) else {"messages": value}
+    messages = given.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise BadConversationError(f"holds {shown(value)}, not a list of messages with {wanted}")
+    return {
+        "messages": [named(i, message, names) for i, message in enumerate(messages)],
+        "tools": given.get("tools"),
+        "documents": given.get("documents"),
+    }
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """Give every text in a value of JSON, keys of objects too."""
+    # No recursion: a value of somebody's may nest as deep as JSON may, deeper than Python's calls.
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, Mapping):
+            left += (*each.keys(), *each.values())
+        elif isinstance(each, list):
+            left += each
+
+
+def with_tools(record: str, messages_key: str, tools_key: str) -> str:
+    """Return a conversation and the tools beside it as the object that ``ChatTemplate.render`` takes.
+
+    Args:
+        record: JSON of an object with both, as it was read; either may be a text that is JSON itself.
+        messages_key: What the record calls its messages.
+        tools_key: What it calls the tools; a null is none.
+
+    Raises:
+        BadConversationError: Its tools are no list, nor JSON of one.
+    """
+    found = orjson.loads(record)
+    messages, tools = found[messages_key], found[tools_key]
+    try:
+        tools = orjson.loads(tools) if isinstance(tools, str) and tools else tools or None
+    except orjson.JSONDecodeError as error:
+        raise BadConversationError(
+            f"{tools_key} is the text {tools!r:.{_SHOWN}}, not a list of tools, nor JSON of one"
+        ) from error
+    if tools is not None and not isinstance(tools, list):
+        raise BadConversationError(f"{tools_key} is {shown(tools)}, not a list of tools")
+    if isinstance(messages, str):
+        try:
+            messages = orjson.loads(messages)
+        except orjson.JSONDecodeError:
+            return str(messages)  # of which is told what any other text is told
+    given = messages if isinstance(messages, dict) else {"messages": messages}
+    try:
+        return orjson.dumps(given if tools is None else given | {"tools": tools}).decode()
+    except TypeError as error:  # it writes what nests 254 deep, and reads four times that
+        raise BadConversationError(f"cannot be written as JSON: {error}") from error
+
+
+def named(number: int, message: object, names: MessageNames) -> dict[str, Any]:
+    """Return a message by the names that templates know.
+
+    Raises:
+        BadConversationError: It lacks a key that is named, or its role is none of those that are.
+    """
+    if (
+        not isinstance(message, dict)
+        or not isinstance(message.get(names.role), str)
+        # By its own name it may be missing: of a message that calls a tool there may be none.
+        or (names.content != "content" and names.content not in message)
+    ):
+        raise BadConversationError(
+            f"message {number} is {shown(message)}, not an object with a {names.role} and "
+            f"{names.content}; messages of the transform says what its keys are called"
+        )
+    given: dict[str, Any] = message
+    role = given[names.role]
+    if names.roles is not None and role not in names.roles:
+        raise BadConversationError(
+            f"message {number}: {names.role} is {role!r:.{_SHOWN}}, and roles of the transform names "
+            f"{', '.join(names.roles):.{_SHOWN}}; say there what the template calls it"
+        )
+    keys = {names.role: "role", names.content: "content"}
+    # Of two keys that would have one name, that counts which the mix names. A null is no key, as to transformers: where
+    # one message of a table has a key, it is a null of all others.
+    named = {
+        keys.get(key, key): value
+        for key, value in given.items()
+        if value is not None and (key in keys or key not in ("role", "content"))
+    }
+    thought = next((named[key] for key in _THOUGHTS if key in named), None)
+    if thought is not None:
+        named = {"thinking": thought, **named, "reasoning_content": thought}
+    return named if names.roles is None else named | {"role": names.roles[role]}
+
+
+def shown(value: object) -> str:
+    """Return the beginning of a value as JSON, for a message."""
+    try:
+        return json.dumps(value)[:_SHOWN]
+    except RecursionError:  # JSON of somebody's may be read to a depth at which Python writes none
+        return "what nests too deep to be shown"
