@@ -66,7 +66,7 @@ _VERBS = {
         "Say what the data plane of a job would do, before it is started.",
     ),
     "skip": (
-        "omniload.commands.edits.verbs:skip",
+        "omniload.commands.edits.skip:skip",
         "Leave out what made the loss of RUN jump: steps that it trained on, a shard, or a source.",
     ),
     "stats": ("omniload.commands.stats:stats", "Look at the data of FILE before it is trained on."),

@@ -1,24 +1,85 @@
-"""What a person says of sources to change them: weights and amounts as words, a source as a file of its own."""
+"""Arguments of the verbs that change a mix: weights and amounts as words, a source as a file, a step to begin at."""
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import click
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
+from typing_extensions import override
 
+from omniload.base.cli import FiniteRange
+from omniload.base.config import StrictModel
 from omniload.base.errors import ConfigError
 from omniload.base.settings.faults import said_of_fault
+from omniload.commands.options import json_option
 from omniload.mix.edits.edit import SetAmounts, SetWeights
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.transforms import ChatTransform, PreferenceTransform, TransformConfig
 from omniload.mix.sources import SourceBase
 
-__all__ = ["amount_of", "faults_of", "what_is_set", "with_absolute_paths"]
+__all__ = ["amount_of", "change_options", "checked", "what_is_set", "with_absolute_paths"]
 
 _AMOUNT = re.compile(r"([0-9][0-9_.]*[A-Za-z]{0,2}?)\s*(epoch|sample|token)s?")
 Source = TypeVar("Source", bound=SourceBase)
+
+
+class _At(click.ParamType[int | None]):
+    """``next`` or a step."""
+
+    name = "at"
+
+    @override
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "[next|STEP]"
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | None:
+        if isinstance(value, int):
+            return value
+        if value == "next":
+            return None
+        # int() takes digits of every script, and as many as there are.
+        if str(value).isdecimal() and str(value).isascii() and len(str(value)) < 10:
+            return int(value)
+        raise click.BadParameter(f"{value!r} is neither next nor a step", ctx, param)
+
+
+def change_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that every change has."""
+    at = click.option(
+        "--at",
+        type=_At(),
+        default="next",
+        show_default=True,
+        help="First step that it holds at; next is the first that is not planned yet.",
+    )
+    timeout = click.option(
+        "--timeout",
+        "timeout_s",
+        type=FiniteRange(min=0, min_open=True),
+        default=60.0,
+        show_default=True,
+        help="Seconds to wait for the data plane's answer.",
+    )
+    return at(timeout(json_option(verb)))
+
+
+def checked(kind: type[StrictModel], fields: dict[str, object]) -> Any:  # noqa: ANN401 -- the kind's own
+    """Build a change from arguments.
+
+    Raises:
+        ConfigError: A name or a weight is none.
+    """
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise ConfigError(_faults_of(error)) from error
 
 
 def what_is_set(texts: tuple[str, ...]) -> SetWeights | SetAmounts:
@@ -48,14 +109,12 @@ def what_is_set(texts: tuple[str, ...]) -> SetWeights | SetAmounts:
         raise ConfigError(
             f"{next(iter(weights))} is given a weight and {next(iter(amounts))} an amount; a run has one or the other"
         )
-    fields = {"amounts": amounts} if amounts else {"weights": weights}
-    try:
-        return (SetAmounts if amounts else SetWeights).model_validate(fields)
-    except ValidationError as error:
-        raise ConfigError(faults_of(error)) from error
+    fields: dict[str, object] = {"amounts": amounts} if amounts else {"weights": weights}
+    found: SetWeights | SetAmounts = checked(SetAmounts if amounts else SetWeights, fields)
+    return found
 
 
-def faults_of(error: ValidationError) -> str:
+def _faults_of(error: ValidationError) -> str:
     """Say what is wrong with each argument of a change: the value found, and what to give."""
     return "; ".join(map(_fault, error.errors()))
 

@@ -4,7 +4,8 @@ import pytest
 from click.testing import CliRunner
 
 from omniload.base.errors import ConfigError
-from omniload.commands.edits.verbs import add, skip
+from omniload.commands.edits.skip import skip
+from omniload.commands.edits.verbs import add
 
 
 @pytest.mark.parametrize(
