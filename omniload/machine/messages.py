@@ -86,14 +86,14 @@ class StepTaken:
     cp_rank: int = 0
     """Peers of a cp group fetch a slice each: the step is needed until all of them have theirs."""
     generation: int = 0
-    """Of the world that the rank counts itself to; what ranks of one that is over say is not heeded."""
+    """Generation of the rank's world; events of an earlier world are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksLost:
-    """Ranks of which a planner that took over has heard nothing have ended, or give no heartbeat.
+    """Ranks that never reported to a planner that took over have ended, or give no heartbeat.
 
-    What they had taken, they told the planner before it, or nobody.
+    Which steps they had taken, the lost planner may have known.
     """
 
     ranks: tuple[tuple[int, int], ...]
@@ -119,7 +119,7 @@ class ConstructorReplaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeAsked:
-    """Somebody wants the mix changed while it is trained on."""
+    """The mix is to be changed while it is trained on."""
 
     change: Change
     at: int | None = None
@@ -130,7 +130,7 @@ class ChangeAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeAsked:
-    """A rank counts other ranks from a step on; every rank that stays or joins says the same, in any order."""
+    """From a step on there are other ranks; every rank that stays or joins sends this, in any order."""
 
     dp: int
     """Data-parallel ranks from now on."""
@@ -140,7 +140,7 @@ class ResizeAsked:
     """Of these ranks; ``None`` for those of now where the numbers are theirs, else for the next."""
 
     def after(self, generation: int) -> "ResizeAsked":
-        """Return what a rank of a generation asks for: where it does not say of which ranks, of those after its own."""
+        """Return this with the generation after ``generation``, which is the asking rank's, where it names none."""
         return self if self.generation is not None else replace(self, generation=generation + 1)
 
 
@@ -168,7 +168,7 @@ class ReadAhead:
     without: tuple[int, ...] = ()
     """Shards whose records are left out: they keep their positions and give no sample."""
     is_lacked: bool = field(default=False, compare=False)
-    """Whether the next step cannot be planned without it; what is read is the same."""
+    """Whether the next plan waits for it; it does not change what is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandedOver:
-    """Another loader begins to serve sources of this one, which constructors may still ask this one for."""
+    """Another loader begins to serve sources of this one; constructors may still ask this one for them."""
 
     sources: tuple[int, ...]
 
@@ -277,9 +277,9 @@ class ReleaseSamples:
 
     floors: dict[int, int]
     life: int = 0
-    """Planners before the one that says so: the next one may need again what this one did not, and has asked for it."""
+    """Lost planners before the sender: a later planner may need samples again that the sender did not."""
     ahead: Ahead | None = field(default=None, compare=False)
-    """What comes, for whoever reads the sources; what is let go of is the same."""
+    """What coming steps draw, by which readers are scaled; it does not change what is released."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

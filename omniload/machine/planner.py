@@ -65,7 +65,8 @@ from omniload.plan.world import World, require_follows
 __all__ = ["Planner"]
 
 _BASE_EVERY = 1024
-"""Steps between two bases, at least as many as may be planned ahead: who takes over reads from the last but one."""
+"""Steps between two whole states in the journal, at least as many as may be planned ahead: a planner that takes over
+reads from the last but one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,9 +86,9 @@ class Planner:
     edits: tuple[Edit, ...] = ()
     """The edits of the run so far."""
     known: Sequence[MixState] = ()
-    """States behind ``state`` that a planner before this one, now lost, had come to: ranks may stand there."""
+    """States after ``state`` that a lost planner had reached: ranks may be at their steps."""
     life: int = 0
-    """Planners of this run of the plane before this one, all lost."""
+    """Number of planners that this run of the plane lost before this one."""
     num_steps: int | None = None
     """First step that is not planned; ``None`` for no end but the mix's own."""
     overlong_S: list[int] = field(init=False)
@@ -95,22 +96,22 @@ class Planner:
     history: History = field(init=False)
     """The mix and its edits."""
     has_ended: bool = field(default=False, init=False)
-    """Whether every step of the run is planned: what is read from then on is no matter."""
+    """Whether every step of the run is planned; reports that come later change nothing."""
     _queues: list[SampleQueue] = field(init=False)
     _steps: PlannedSteps = field(init=False)
     ranks: RankSteps = field(init=False)
     """How far each rank is."""
     released_to: int = field(init=False)
-    """The step before which everything was let go: every rank has taken it."""
+    """Every rank has taken all steps before this one; states and samples of them are released."""
     _metadata: SampleMetadata = field(default_factory=SampleMetadata, init=False)
-    """Of what is held, which tokens are trained on, and where images are."""
+    """Loss masks, documents and images of the samples in the queues."""
     _foresight: Foresight = field(default_factory=Foresight, init=False)
     _bad: BadRecords = field(init=False)
     _resumed: MixState = field(init=False)
     """The state that this life began with."""
     _demand: Demand | None = field(default=None, init=False)
     _starved: int | None = field(default=None, init=False)
-    """Source that the last draw ran out of: a need is a guess, most of all with weights by samples."""
+    """Source that the last draw ran out of: needs are estimates, rough ones where weights count samples."""
 
     def __post_init__(self) -> None:
         require_strategy(self.mix.balance)
@@ -134,7 +135,7 @@ class Planner:
         """
         match event:
             case Started():
-                # The lost one may have noted these ranks without telling a constructor.
+                # A lost planner may have journaled these ranks without telling a constructor.
                 serve = (ServeWorld(world=self.world, windows=()),) if self.world.generation else ()
                 return (*serve, *self._advance(range(len(self._queues))))
             case SamplesReported():
@@ -158,7 +159,7 @@ class Planner:
 
     @property
     def planned(self) -> int:
-        """First step that is not planned, also by a planner before this one."""
+        """First step that neither this planner nor a lost one before it has planned."""
         return self._steps.next_step
 
     @property
@@ -189,7 +190,7 @@ class Planner:
         return state.to_json(**self.history.state_fields_at(state.mix_revision, self.fingerprint))
 
     def outstanding(self, sources: Sequence[int]) -> tuple[TakeOver | ReadAhead, ...]:
-        """Return what another loader is told first: to hold what this one holds, and to answer what it was asked."""
+        """Return the first commands to a loader that takes sources over: hold what is needed, answer what is asked."""
         # A source whose edit is not taken up yet may be among them.
         sources = [s for s in sources if s < len(self._queues)]
         floors_S = self._steps.state_before(self.released_to).widened(len(self._queues)).floors()
@@ -208,7 +209,7 @@ class Planner:
         return tuple(self._advance((source,)))
 
     def _take_change(self, asked: ChangeAsked) -> tuple[PlannerCommand, ...]:
-        """Take up a change, from the first unplanned step on or a later one; a refused one changes nothing."""
+        """Apply a change from the first unplanned step on, or a later one; a refused change leaves all as it was."""
         step = self.planned if asked.at is None else asked.at
         undone_by(self.history, asked.change, step, at_rest=False)  # no later step would do
         require_open(step, planned=self.planned, end=self.num_steps, ended=self.has_ended)
@@ -224,7 +225,7 @@ class Planner:
         return (KeepEdits(history=self.history), *self._advance(range(len(self._queues))))
 
     def _resize(self, asked: ResizeAsked) -> tuple[PlannerCommand, ...]:
-        """Place planned steps on other ranks; what is in the steps stays. Of one world every rank asks for it."""
+        """Place planned steps on other ranks, with the same samples in each; every rank of the new world asks."""
         world = self.world.followed_by(dp=asked.dp, step=asked.step, generation=asked.generation)
         if world is self.world:
             return ()
@@ -246,7 +247,7 @@ class Planner:
             require_usable(self.history, s, self._queues[s], self.positions_per_epoch_S[s])
         self._update_short(changed)
         while not self.has_ended and ((room := self._room()) or self.state.step == self.num_steps):
-            # Without room too: what is read ahead and fails then is no matter. And beyond it, or one plans for ever.
+            # At the end without room too: a read that fails from then on is ignored. ``>=``: a state may lie beyond it.
             is_last = self.num_steps is not None and self.state.step >= self.num_steps
             if self._demand_now().short and not is_last:
                 break
@@ -270,7 +271,7 @@ class Planner:
         return commands
 
     def _begin_step(self, changed: Iterable[int]) -> list[PlannerCommand]:
-        """Have the next step begin: behind what edits skip, and with the stage that is due."""
+        """Move to the beginning of the next step: past steps that edits skip, and into a stage that is due."""
         self.state, read_again = enter_step(self._queues, self.history, self.state)
         for s in read_again:
             self._metadata.forget(s, self._queues[s].table.stop)
@@ -287,7 +288,7 @@ class Planner:
         return room if room >= self.mix.steps_at_once and self._bad.excess is None else 0
 
     def _window(self, room: int) -> list[Membership] | Starved | Exhausted:
-        """Draw the steps that are planned together."""
+        """Draw the steps of one window: as many as are planned together, and fit in ``room``."""
         most = min(room, self.mix.steps_at_once)
         if self.num_steps is not None:
             most = min(most, self.num_steps - self.state.step)
@@ -295,7 +296,7 @@ class Planner:
         return steps_together(self.history, self.state, tables, records_S, most=most)
 
     def _read_on(self, source: int) -> list[PlannerCommand]:
-        """Read more of a source that a draw ran out of, unless its bad records are too many: then none is drawn."""
+        """Read more of a source that a draw ran out of; with too many bad records it ends the run instead."""
         self._starved, self._bad.excess = source, self._bad.over.get(source)
         if self._bad.excess is not None:
             return []
@@ -322,7 +323,7 @@ class Planner:
             if self.state.step % _BASE_EVERY == 0:
                 beside = self.history.state_fields_at(self.state.mix_revision, self.fingerprint)
                 commands.append(AppendBase(state=self.state, **beside))
-                if self.world.generation:  # whoever reads from there on finds it
+                if self.world.generation:  # for a planner that reads from this base on
                     commands.append(AppendWorld(world=self.world))
         if not plans:
             return []
@@ -330,7 +331,7 @@ class Planner:
         return [*commands, PublishPlans(plans=self._steps.publish(plans))]
 
     def _demand_now(self) -> Demand:
-        """Return what the next plan demands; found once a plan, for there may be a report of every source in it."""
+        """Return what the next plan demands of each source; computed once a plan, however many reports come in."""
         step = self.state.step
         # A rank waits: what one step needs is enough to go on.
         steps = 1 if step == self.ranks.slowest else self.mix.steps_at_once
@@ -341,14 +342,14 @@ class Planner:
         return self._demand
 
     def _update_short(self, changed: Iterable[int]) -> None:
-        """Take sources of which enough is known by now out of those that are short."""
+        """Drop the sources from ``short`` of which enough samples are known by now."""
         demand = self._demand_now()
         for s in demand.short.intersection(changed):
             if not self._is_short(s, demand.needs_S[s]):
                 demand.short.remove(s)
 
     def _top_up(self, sources: Iterable[int]) -> list[PlannerCommand]:
-        """Ask for more of every source that is known less far than the coming steps need."""
+        """Request reads of every source with fewer known samples than the coming steps need."""
         demand = self._demand_now()
         commands: list[PlannerCommand] = []
         for s in sources:
@@ -361,7 +362,7 @@ class Planner:
 
     def _is_short(self, source: int, tokens: int) -> bool:
         queue = self._queues[source]
-        # Of one with too many bad records enough is known: no step goes past all of them.
+        # A source with too many bad records needs no more: no step goes past all of them.
         is_known = queue.tokens >= tokens or source in self._bad.over
         is_known = is_known and queue.table.stop >= queue.reach
         return not is_known and queue.table.stop < self._end_of(source)  # of hundreds few are
@@ -385,7 +386,7 @@ class Planner:
         return self.ranks.slowest - self.mix.runtime.elastic
 
     def _release(self) -> list[PlannerCommand]:
-        """Let go of what no rank can ask for again, as many steps at a time as are planned together."""
+        """Release what no rank can ask for again, in windows of as many steps as are planned together."""
         step = self._kept_from
         if step < self.released_to + self.mix.steps_at_once:
             return []

@@ -1,4 +1,4 @@
-"""What the planner knows of the samples ahead of a source's cursor."""
+"""Samples ahead of the cursor of each source, as far as loaders have reported them, and what to read next."""
 
 import math
 from bisect import bisect_left
@@ -165,11 +165,12 @@ class SampleQueue:
         return self.asked_to > self.table.stop
 
     def ask(self, tokens: int, *, epoch: int, end: float) -> tuple[int, int]:
-        """Ask for about ``tokens`` more tokens, of a few epochs of so many records at most; return the raw positions.
+        """Ask for about ``tokens`` more tokens; return the raw positions to read.
 
-        Of a source of which nothing was seen that is one epoch.
-
-        Nothing from position ``end`` on is asked for.
+        Args:
+            tokens: Tokens wanted, by the mean length of records so far.
+            epoch: Records of an epoch: four epochs are asked for at most, and one while nothing was seen.
+            end: Position before which the range ends.
         """
         start, stop = self.next_range(tokens)
         stop = min(stop, start + (max(4 * epoch, _SMALL_READ) if self._seen_positions else epoch))
@@ -213,7 +214,7 @@ class SampleQueue:
 
     @property
     def token_bytes(self) -> float:
-        """What a token takes of a loader's memory, with all that goes with it; 0 while none was seen."""
+        """Bytes of a loader's memory per token, with all that stands beside the tokens; 0 while none was seen."""
         return self._seen_bytes / max(self._seen_tokens, 1)
 
     @property
@@ -283,7 +284,7 @@ def enter_step(
 def commands_of_take_over(
     queues: Sequence[SampleQueue], sources: Sequence[int], floors_S: Sequence[int], life: int
 ) -> tuple[TakeOver | ReadAhead, ...]:
-    """Return what another loader is told that serves sources: to hold what the lost one held, and to read on."""
+    """Return the commands to a loader that takes sources over: hold what the lost loader held, and read on."""
     ends = {s: queues[s].table.stop for s in sources}
     asked = [
         ReadAhead(

@@ -1,4 +1,4 @@
-"""The steps between planner and ranks: which are planned and kept, which a rank wants next, what ends them.
+"""Steps of a run: which are planned and kept, which one each rank wants next, and when bad records end them.
 
 Shape suffixes:
     S  sources
@@ -105,9 +105,9 @@ class RankSteps:
     slowest: int
     """The step that the slowest rank wants next."""
     unheard: set[Rank] = field(default_factory=set)
-    """Ranks that may be further, as only a planner before this one would know: they have told this one nothing."""
+    """Ranks that have told this planner nothing yet; they may be further than it knows, as a lost planner had heard."""
     _lost: set[Rank] = field(default_factory=set)
-    """Those of them that are not waited for."""
+    """Lost ranks that this planner never heard of: they count as having taken every step that was planned by then."""
 
     @classmethod
     def at(cls, ranks: Iterable[Rank], step: int, *, taken_over: bool = False) -> Self:
@@ -119,29 +119,29 @@ class RankSteps:
         )
 
     def hear(self, event: StepTaken | RanksLost, planned: int) -> bool:
-        """Note what is told of ranks; return whether the slowest rank has come further."""
+        """Apply an event of ranks; return whether the slowest rank has come further."""
         if isinstance(event, StepTaken):
             return self.take((event.dp_rank, event.cp_rank), event.step)
         return self.lose(event.ranks, planned)
 
     def take(self, rank: Rank, step: int) -> bool:
-        """Note that a rank has a step; return whether the slowest rank has come further."""
+        """Note that a rank has taken a step; return whether the slowest rank has come further."""
         self.unheard.discard(rank)
         if rank in self._lost:
-            # It lives. What was let go meanwhile stays so.
+            # It lives after all; steps that were released meanwhile are gone.
             self._lost.remove(rank)
             return self._want(rank, max(step + 1, self.slowest))
         # Ranks repeat what they took to a planner that takes over.
         return step >= self._wanted[rank] and self._want(rank, step + 1)
 
     def lose(self, ranks: Iterable[Rank], planned: int) -> bool:
-        """Wait no more for ranks that are unheard and lost; return whether the slowest rank has come further.
+        """Stop waiting for lost ranks among the unheard; return whether the slowest rank has come further.
 
-        A lost rank may have taken any step before ``planned``, and the others stand where it stood. It is taken to
-        have them all: held at the first of them, it would keep from the others the very step in which it ended. Behind
-        them it holds the others up as any rank that is lost.
+        A lost rank may have taken any step before ``planned``, and the others wait at the step in which it ended.
+        It counts as having taken all of them: counted at the first, it would keep the others from that very step.
+        From ``planned`` on it holds the others up, as any lost rank does.
 
-        Where no rank is left nothing says how far they were, and all that they may have to take again stays.
+        Where no rank is left, nothing says how far they were, and every step that they may take again is kept.
         """
         lost = self.unheard & set(ranks)
         if len(lost) + len(self._lost) == len(self._wanted):
@@ -202,12 +202,12 @@ class BadRecords:
     queues: Sequence[SampleQueue]
     """What is known of each source; grows as sources are added."""
     over: dict[int, IntegrityError] = field(default_factory=dict)
-    """Sources of which too many are known, and what ends the run: a step that asks for more of one than is known goes
-    past them all."""
+    """Error of each source with more known bad records than allowed. It ends the run at a step that needs more of the
+    source than is known: such a step goes past all of them."""
     excess: IntegrityError | None = None
     """Why there is no further step, once that is known."""
     _sources: set[int] = field(default_factory=set)
-    """Those that may have any, few of hundreds; only these are looked at."""
+    """Sources that may have bad records, a few of hundreds; only these are looked at."""
     _revision: int = -1
     """Revision of the mix that they were looked at under."""
 
