@@ -226,12 +226,7 @@ def restore_command(
 @_form_option
 @click.argument("words", nargs=-1, required=True, metavar="[KEY] [-- COMMAND...]")
 def run_command(
-    given: _Options,
-    url: str,
-    auto: bool,
-    install: str,
-    form: RequestedForm,
-    words: tuple[str, ...],
+    given: _Options, url: str, auto: bool, install: str, form: RequestedForm, words: tuple[str, ...]
 ) -> None:
     """Restore a snapshot, then become COMMAND in the environment.
 
