@@ -42,7 +42,7 @@ def shown(place, **settings):
         yield place
     finally:
         umount(str(place))
-        assert daemon.wait(timeout=20) == 0
+        assert daemon.wait(timeout=60) == 0
 
 
 @pytest.fixture(scope="module", params=BRIDGES)
@@ -239,7 +239,7 @@ def test_a_user_without_rights_mounts_through_fusermount3():
     finally:
         daemon.terminate()
         daemon.stdout.close()
-    assert daemon.wait(timeout=20) == 0
+    assert daemon.wait(timeout=60) == 0
     assert str(base) not in Path("/proc/self/mountinfo").read_text()
     shutil.rmtree(base)
 
@@ -269,7 +269,7 @@ def test_a_signal_ends_a_mount_whose_own_first_question_is_not_answered(tmp_path
             check=False,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=60,
         )
         assert not os.path.ismount(tmp_path)
     finally:
@@ -297,7 +297,7 @@ def test_a_reader_that_is_killed_while_its_read_waits_is_let_go(tmp_path, monkey
         # Opens when the daemon's worker waits at the other end, so the read is under way.
         with (tmp_path / "pipe").open("wb") as pipe:
             reader.kill()
-            assert reader.wait(timeout=20) < 0
+            assert reader.wait(timeout=60) < 0
             assert (root / "folder/file").read_bytes() == example.BLOB
             pipe.write(b"1" * 100)
         reader.stdout.close()

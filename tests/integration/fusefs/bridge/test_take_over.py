@@ -145,7 +145,7 @@ def example_shown(place, bridge):
     daemon = start_daemon("tests.support.fusefs.bridge.example", told, str(place / "mount"))
     yield place / "mount"
     umount(str(place / "mount"))
-    assert daemon.wait(timeout=20) == 0
+    assert daemon.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("bridge", BRIDGES)

@@ -86,7 +86,7 @@ def test_when_umount_returns_the_disk_cache_is_free_and_everything_is_there(plac
             umount(str(place / "mount"))
 
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        assert daemon.wait(timeout=20) == 0
+        assert daemon.wait(timeout=60) == 0
     assert cli("verify", place / "store", "--read-data").exit_code == 0
 
 
@@ -107,7 +107,7 @@ def test_a_mount_whose_daemon_is_stopped_is_taken_away_and_nobody_waits_for_ever
         daemon.send_signal(signal.SIGCONT)
         for thread in threading.enumerate():
             if thread.name.startswith("omniload-within"):
-                thread.join(timeout=20)
+                thread.join(timeout=60)
         stop(daemon)
         with pytest.raises(StateError, match="is unmounted, but whether everything is published"):
             umount(str(place / "mount"), within_s=20)
@@ -115,7 +115,7 @@ def test_a_mount_whose_daemon_is_stopped_is_taken_away_and_nobody_waits_for_ever
         assert not os.path.ismount(place / "mount")
     finally:
         daemon.send_signal(signal.SIGCONT)
-    assert daemon.wait(timeout=20) == 0
+    assert daemon.wait(timeout=60) == 0
 
 
 def test_an_unmount_names_a_place_of_any_bytes(tmp_path):
@@ -132,7 +132,7 @@ def test_umount_by_the_command_waits_and_ends_with_0(place):
     done = cli("umount", place / "mount")
 
     assert (done.exit_code, done.output) == (0, "")
-    assert daemon.wait(timeout=20) == 0
+    assert daemon.wait(timeout=60) == 0
 
 
 @marked
@@ -146,7 +146,7 @@ def test_a_mount_in_use_stays_and_its_daemon_goes_on(place, bridge):
         file.write(b"goes on")
     assert (place / "mount/f").read_bytes() == b"goes on"
     umount(str(place / "mount"))
-    assert daemon.wait(timeout=20) == 0
+    assert daemon.wait(timeout=60) == 0
 
 
 @marked

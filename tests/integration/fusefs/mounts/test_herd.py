@@ -51,4 +51,4 @@ def test_a_herd_asks_the_store_twice_and_all_of_it_reads_the_file(bridge, tmp_pa
         assert counts.get("read", 0) <= 1
     finally:
         umount(str(tmp_path))
-        assert daemon.wait(timeout=20) == 0
+        assert daemon.wait(timeout=60) == 0

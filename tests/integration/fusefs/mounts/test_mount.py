@@ -285,7 +285,7 @@ def test_a_signal_unmounts_cleanly(place, number, bridge):
 
     process.send_signal(number)
 
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=60) == 0
     assert not os.path.ismount(place / "two")
 
 
@@ -296,7 +296,7 @@ def test_umount_ends_the_daemon(place, bridge):
 
     umount(str(place / "two"))
 
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("bridge", ["pyfuse3", "device"])

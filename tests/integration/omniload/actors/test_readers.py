@@ -139,7 +139,7 @@ def test_readers_and_loaders_that_are_killed_and_stopped_change_no_step(tmp_path
         loader, its = plane.pids()["loader-0"], readers_now()
         os.kill(loader, signal.SIGKILL)
         steps += more()
-        assert psutil.wait_procs(its, timeout=20)[1] == []
+        assert psutil.wait_procs(its, timeout=60)[1] == []
         # Those of the shadow that is started behind it come once it has settled.
         until_s = time.monotonic() + WHOLE_WITHIN_S
         while len(readers_now()) < 4:
@@ -148,7 +148,7 @@ def test_readers_and_loaders_that_are_killed_and_stopped_change_no_step(tmp_path
         pids = [*readers_now(), *map(psutil.Process, plane.pids().values())]
 
     assert steps == alone
-    assert psutil.wait_procs(pids, timeout=10)[1] == []
+    assert psutil.wait_procs(pids, timeout=60)[1] == []
     said = (tmp_path / "run" / "logs" / "loader-0.log").read_text()
     assert " has ended" in said  # as the call says that noticed it
     assert "is stopped" in said

@@ -33,7 +33,7 @@ def a_spec(folder, mix, *, dp, **changes):
 
 def is_gone(pid):
     try:
-        return psutil.Process(pid).wait(10) is None
+        return psutil.Process(pid).wait(60) is None
     except psutil.NoSuchProcess:
         return True
 
