@@ -27,7 +27,7 @@ from omniload.machine.progress import USUAL_CALL, Progress, Task, dp_rank_of, is
 
 __all__ = ["Activity", "Board", "Figures", "FolderBoard", "MemoryBoard"]
 
-_BEAT_S = 1.0
+_BEAT_S, _LAST_S = 1.0, 30.0
 
 
 class Figures:
@@ -202,7 +202,7 @@ class FolderBoard(Board):
 
         def end() -> None:
             ended.set()
-            thread.join(_BEAT_S)
+            thread.join(_LAST_S)  # one that comes later would bring back whom others forget
 
         return end
 

@@ -1,9 +1,11 @@
 """Heartbeats: what a role says of itself, and how others read it without asking."""
 
 import os
+import threading
 
 import pytest
 
+from omniload.actors import heartbeat_board
 from omniload.actors.heartbeat_board import Activity, FolderBoard, MemoryBoard
 from omniload.base.concurrency.calls_under_way import under_way
 
@@ -89,3 +91,25 @@ def test_a_plane_that_is_closed_stops_hearts_silently(tmp_path):
     end()
 
     assert FolderBoard(tmp_path / "gone").read() == {}
+
+
+def test_no_heartbeat_comes_behind_the_end_however_late_its_thread(tmp_path, monkeypatch):
+    monkeypatch.setattr(heartbeat_board, "_BEAT_S", 0.001)
+    role, board, beating = Activity("rank dp=0"), FolderBoard(tmp_path), threading.Event()
+    before = set(threading.enumerate())
+    end, note = board.post(role), board.note
+    (thread,) = {t for t in threading.enumerate() if t.name == "omniload-heartbeat"} - before
+
+    def late(progress):
+        beating.set()
+        threading.Event().wait(0.1)
+        note(progress)
+
+    monkeypatch.setattr(board, "note", late)
+    assert beating.wait(60)
+
+    end()
+    board.forget("rank dp=0")
+
+    assert not thread.is_alive()
+    assert board.read() == {}
