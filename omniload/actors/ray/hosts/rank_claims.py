@@ -24,10 +24,9 @@ from omniload.plan.world import World
 __all__ = ["LostRanks", "claim_for_guest", "claim_rank", "was_claimed", "watch_unheard"]
 
 _LOG = get_logger(__name__)
-_LOOK_S = 0.25
+_LOOK_S, _MOMENT_S, _TRIES = 0.25, 0.01, 6_000
 _LONGEST_LOOK_S = 1.0
 """A longer time between two looks is one in which this process did not run: it says nothing of others."""
-_MOMENT_S = 0.01
 
 
 def claim_rank(board: Path, name: str, guest: str = "") -> FileLock:
@@ -65,12 +64,13 @@ def claim_rank(board: Path, name: str, guest: str = "") -> FileLock:
 
 
 def _taken(path: Path) -> FileLock:
-    try:
-        return FileLock(path)
-    except BlockingIOError:
-        # Whoever asks whether it is held shares it for that moment.
+    for _ in range(_TRIES):
+        with suppress(BlockingIOError):
+            return FileLock(path)
+        if is_locked(path):  # not only looked at: that shares it, on a busy machine for long
+            break
         threading.Event().wait(_MOMENT_S)
-        return FileLock(path)
+    return FileLock(path)
 
 
 def claim_for_guest(board: Path, name: str, guest: str) -> None:

@@ -1,12 +1,14 @@
 """Who has a rank; and ranks of which a planner that took over hears nothing: by locks and heartbeats."""
 
 import threading
+from contextlib import ExitStack, closing
 
 import pytest
 
 pytest.importorskip("ray")
 from omniload.actors.heartbeat_board import Activity, FolderBoard
-from omniload.actors.rank_locks import rank_has_ended
+from omniload.actors.rank_locks import lock_of, rank_has_ended
+from omniload.actors.ray.hosts import rank_claims
 from omniload.actors.ray.hosts.rank_claims import (
     LostRanks,
     claim_for_guest,
@@ -15,6 +17,7 @@ from omniload.actors.ray.hosts.rank_claims import (
     watch_unheard,
 )
 from omniload.base.errors import StateError
+from omniload.base.linux.file_lock import FileLock, locked
 from omniload.machine.progress import Progress, reason_of
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.world import World
@@ -42,6 +45,27 @@ def test_a_rank_whose_process_is_gone_is_lost_at_once_and_one_that_lives_never(b
     gone.close()
     assert looked(lost, *map(float, range(60)))[-1] == {(1, 0): "rank dp=1 has ended"}
     held.close()
+
+
+def test_a_rank_is_taken_however_long_another_process_takes_to_ask_whether_it_is(
+    board, monkeypatch
+):
+    name, tries, asking = "rank dp=0", [], ExitStack()
+    asking.enter_context(locked(lock_of(board.folder, name), shared=True))
+
+    class Counted(FileLock):
+        def __init__(self, path):
+            tries.append(path)
+            if len(tries) == 4:
+                asking.close()
+            super().__init__(path)
+
+    monkeypatch.setattr(rank_claims, "FileLock", Counted)
+
+    with closing(claim_rank(board.folder, name)):
+        assert len(tries) == 4
+        with pytest.raises(StateError, match="has a handle already, in process"):
+            claim_rank(board.folder, name)
 
 
 def test_a_rank_that_nobody_has_taken_yet_may_come(board):
