@@ -78,11 +78,13 @@ class Scaling:
         with self.activity.speaking():
             try:
                 while not self._ended.wait(_LOOK_S):
-                    # Each time, also where nothing changes: what is left of a move that took too long is dropped
-                    # here.
-                    self._mover.clean_up()
-                    for command in self._scaler.handle(self._look()):
-                        self._change(command)
+                    # All of it: who asks an actor once Ray has ended here starts another Ray.
+                    with self._gate.inside():
+                        # Each time, also where nothing changes: what is left of a move that took too long is
+                        # dropped here.
+                        self._mover.clean_up()
+                        for command in self._scaler.handle(self._look()):
+                            self._change(command)
             except Exception:  # noqa: BLE001 -- the outermost loop: the plane runs on as it is
                 # A plane that is being closed ends the gate under a look: that is no fault to be told.
                 if not self._ended.is_set():
@@ -90,9 +92,8 @@ class Scaling:
 
     def _look(self) -> LoadersSeen:
         crew = self._crew
-        with self._gate.inside():
-            for role in crew.sources_of:
-                self._measure(role)
+        for role in crew.sources_of:
+            self._measure(role)
         beats, now_s = crew.board.read(), time.monotonic()
         busy_S, tokens_S = self._meter.since_last(now_s)
         step, ahead = self._steps(beats, now_s)

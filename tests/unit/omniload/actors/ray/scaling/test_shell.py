@@ -109,9 +109,11 @@ def run(monkeypatch):
         monkeypatch.setattr(shell, "_LOOK_S", 0.001)
         crew = crew or a_crew(work)
         crew.board.read = beats or crew.board.read
-        scaling = Scaling(crew, mover, Gate(), {}, None)
+        scaling = Scaling(crew, mover, gate := Gate(), {}, None)
         assert scaler.ended.wait(10)
         scaling.close()
+        # Behind its last look: it would go on in another test.
+        assert gate.close(10)
         return scaling, mover, scaler
 
     return run
@@ -233,6 +235,33 @@ def test_a_stage_that_waits_for_epochs_counts_once_the_planner_has_begun_it(run)
 
     assert len(begun.edits) == 1
     assert [seen.shares_S[1] for seen in scaler.seen[:4]] == [0.25, 0.25, 0.75, 0.75]
+
+
+def test_a_plane_that_is_closed_waits_for_a_look_in_which_the_planner_is_asked(monkeypatch):
+    waits = {"from_epochs": {"code": 1}, "weights": {"code": 1, "web": 3}}
+    crew, gate = a_crew(dict), Gate()
+    crew.spec = a_mix(version=2, mix={"stages": [STAGES[0], waits]})
+    crew.spec = SimpleNamespace(mix=crew.spec, history=History(crew.spec))
+    monkeypatch.setattr(shell, "answer_to", lambda answer, role, **_: answer())
+    monkeypatch.setattr(shell, "_LOOK_S", 0.001)
+    asked, may_answer, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def history():
+        asked.set()
+        may_answer.wait(60)
+        return crew.spec.history
+
+    crew.actors[Member(PLANNER, 1)] = SimpleNamespace(history=Method(history))
+    scaling = Scaling(crew, FakeMover(), gate, {}, None)
+    assert asked.wait(60)
+    scaling.close()
+    closing = threading.Thread(target=lambda: gate.close(60) and closed.set())
+    closing.start()
+
+    assert not closed.wait(0.05)
+    may_answer.set()
+    closing.join()
+    assert closed.is_set()
 
 
 def test_a_loader_that_is_lost_is_asked_again_later(run, caplog):
