@@ -107,15 +107,14 @@ def leaves_nothing_behind():
     threads = set(threading.enumerate())
     children = set(psutil.Process().children(recursive=True))
     yield
-    stray = [
-        t.name
-        for t in threading.enumerate()
-        if t not in threads and t.name.startswith("omniload-") and t.is_alive()
-    ]
+    began = set(threading.enumerate()) - threads
+    stray = [t for t in began if t.name.startswith("omniload-")]
     left = set(psutil.Process().children(recursive=True)) - children - _WARM.processes()
-    # A process that was told to end may still be on its way out: for more than ten seconds where twenty want a core.
+    # What was told to end may still be on its way out: for more than ten seconds where twenty want a core.
     _, alive = psutil.wait_procs(left, timeout=60)
-    assert stray == []
+    for thread in stray:
+        thread.join(60)
+    assert [thread.name for thread in stray if thread.is_alive()] == []
     assert [str(process) for process in alive] == []
 
 
