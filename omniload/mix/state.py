@@ -254,7 +254,7 @@ class MixState:
         require_version(state, reads, of="mix")
         # The digest before the fingerprint: a byte that was turned is damage, and no other mix.
         content = unsealed(state, of="the mix state")
-        _require_same(content.get("fingerprint"), fingerprint)
+        _require_same(content.get("fingerprint"), fingerprint, content.get("step"))
         try:
             entries = _entries(content["sources"], names)
             return cls(
@@ -301,7 +301,7 @@ def _bad(bad: Json, names: Sequence[str]) -> tuple[int, ...]:
     return tuple(counts.get(name, 0) for name in names)
 
 
-def _require_same(saved: Json, now: Mapping[str, str]) -> None:
+def _require_same(saved: Json, now: Mapping[str, str], step: Json) -> None:
     if not isinstance(saved, dict):
         raise StateError(
             f"the mix state is damaged (its fingerprint is {shown(saved)}); resume from an earlier checkpoint"
@@ -310,6 +310,7 @@ def _require_same(saved: Json, now: Mapping[str, str]) -> None:
         raise StateError(
             f"the mix is not the one the checkpoint was written with ({'; '.join(said)}); "
             f"resume with the old file, data and tokenizer, or start a new run{_by_edits(saved, now)}"
+            f"{_of_other_rows(saved, now, step)}"
         )
 
 
@@ -321,8 +322,6 @@ def _by_edits(saved: Mapping[str, Json], now: Mapping[str, str]) -> str:
         k in ("mix", "pack") or (k.startswith("sources.") and k.count(".") == 1) for k in changed
     ):
         ways.append("tells the keys by `omniload mix diff RUN FILE`")
-    if changed & {"pack", "batch.tokens", "tokenizer", "tokenizer.library"}:
-        ways.append("says by `omniload mix drawn` what a new one of other rows is to leave out")
     edits = []
     if "mix" in changed:
         edits.append("other weights by `omniload mix set`")
@@ -333,6 +332,18 @@ def _by_edits(saved: Mapping[str, Json], now: Mapping[str, str]) -> str:
     if edits:
         ways.append("takes " + " and ".join(edits))
     return f"; a run with a folder (run_dir=) {', and '.join(ways)}" if ways else ""
+
+
+def _of_other_rows(saved: Mapping[str, Json], now: Mapping[str, str], step: Json) -> str:
+    """Return how a new run leaves out what this one had drawn, where rows, their number or tokens are others."""
+    rows = ("pack", "batch.tokens", "tokenizer", "tokenizer.library")
+    if all(saved.get(k) == now.get(k) for k in rows):
+        return ""
+    return (
+        f". The state is of step {shown(step)}: a new run leaves out what was drawn before it by the files that "
+        f"`omniload mix drawn RUN --step {shown(step)} -o FOLDER` writes, or, of a run without a folder, `omniload mix "
+        "drawn OLD_FILE --state STATE.json -o FOLDER`"
+    )
 
 
 def _entries(sources: Json, names: Sequence[str]) -> "list[_Entry]":
