@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import StateError
 from omniload.base.ragged import Ranges
-from omniload.machine.held.blocks import HeldBlock, HeldSamples, SampleIndex, sample_keys
+from omniload.machine.held.blocks import HeldSamples, SampleIndex, SampleRange, sample_keys
 from omniload.machine.messages import (
     HandedOver,
     ReadAhead,
@@ -43,7 +43,7 @@ class SamplesRead:
     """The shell has read a range."""
 
     source: int
-    block: HeldBlock
+    block: SampleRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +254,7 @@ class SourceLoader:
 
 
 def _reported(
-    source: int, blocks: Sequence[HeldBlock], without: tuple[int, ...]
+    source: int, blocks: Sequence[SampleRange], without: tuple[int, ...]
 ) -> SamplesReported:
     """Tell of blocks that follow each other."""
     return SamplesReported(

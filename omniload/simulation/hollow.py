@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged, Ranges
 from omniload.batch.microbatch import Batch, Microbatch
-from omniload.machine.held.blocks import HeldBlock
+from omniload.machine.held.blocks import SampleRange
 from omniload.machine.source_loader import SamplesRead
 from omniload.mix.columns import SampleColumns
 from omniload.mix.pieces import PieceTable
@@ -62,7 +62,7 @@ class HollowSource:
     def read(self, start: int, stop: int) -> SamplesRead:
         """Return a range as it is read."""
         table = self.table(start, stop)
-        block = HeldBlock(table, _ragged(table.lengths_N))
+        block = SampleRange(table, _ragged(table.lengths_N))
         return SamplesRead(source=self._source, block=block)
 
 

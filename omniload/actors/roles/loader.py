@@ -23,7 +23,7 @@ from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s, with_retries
-from omniload.machine.held.blocks import HeldBlock
+from omniload.machine.held.blocks import SampleRange
 from omniload.machine.loader_groups import readers_of
 from omniload.machine.messages import (
     HandedOver,
@@ -238,7 +238,7 @@ class LoaderShell:
             (report,) = self._machine.handle(
                 SamplesRead(
                     source=source,
-                    block=HeldBlock(table, block.tokens, block.others, frozenset(without)),
+                    block=SampleRange(table, block.tokens, block.others, frozenset(without)),
                 )
             )
         assert isinstance(report, SamplesReported)

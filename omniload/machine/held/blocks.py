@@ -18,11 +18,11 @@ from omniload.mix.columns import COLUMNS
 from omniload.mix.pieces import SUB_LIMIT
 from omniload.mix.samples import SampleTable
 
-__all__ = ["Column", "HeldBlock", "HeldSamples", "SampleIndex", "sample_keys"]
+__all__ = ["Column", "HeldSamples", "SampleIndex", "SampleRange", "sample_keys"]
 
 
 @dataclass(slots=True)
-class HeldBlock:
+class SampleRange:
     """The samples of a range of positions."""
 
     table: SampleTable
@@ -38,7 +38,7 @@ class HeldBlock:
         columns = (self.tokens, *self.others.values())
         return sum(column.values_V.nbytes + column.offsets.nbytes for column in columns)
 
-    def within(self, start: int, stop: int) -> "HeldBlock":
+    def within(self, start: int, stop: int) -> "SampleRange":
         """Return the part from ``start`` to ``stop``; nothing is copied."""
         if (start, stop) == (self.table.start, self.table.stop):
             return self
@@ -47,9 +47,9 @@ class HeldBlock:
         first = int(self.table.positions_N.searchsorted(start))
         last = first + len(table)
         others = {name: column.between(first, last) for name, column in self.others.items()}
-        return HeldBlock(table, self.tokens.between(first, last), others, self.without)
+        return SampleRange(table, self.tokens.between(first, last), others, self.without)
 
-    def outside(self, start: int, stop: int) -> "list[HeldBlock]":
+    def outside(self, start: int, stop: int) -> "list[SampleRange]":
         """Return the parts before ``start`` and from ``stop`` on, as far as there are any."""
         first, last = self.table.start, self.table.stop
         bounds = ((first, min(start, last)), (max(stop, first), last))
@@ -121,19 +121,19 @@ class SampleIndex:
 class HeldSamples:
     """The blocks of one source."""
 
-    blocks: deque[HeldBlock] = field(default_factory=deque)
+    blocks: deque[SampleRange] = field(default_factory=deque)
     """By position."""
     size_bytes: int = 0
     """What they take of memory; counted as blocks come and go."""
     _index: SampleIndex | None = None
     """Of what is held; made anew when asked for after a change."""
 
-    def find(self, start: int, stop: int, without: frozenset[int]) -> list[HeldBlock]:
+    def find(self, start: int, stop: int, without: frozenset[int]) -> list[SampleRange]:
         """Return what is held of a range from its first position on, without those shards and no others.
 
         Up to the first position that is not held; nothing where that is ``start``.
         """
-        parts, reached = list[HeldBlock](), start
+        parts, reached = list[SampleRange](), start
         for block in self.blocks:
             if reached >= stop:
                 break
@@ -143,7 +143,7 @@ class HeldSamples:
                 reached = parts[-1].table.stop
         return parts
 
-    def hold(self, read: HeldBlock) -> None:
+    def hold(self, read: SampleRange) -> None:
         """Take in of a block what is not held yet: it may have been read twice, in other parts."""
         first, last = read.table.start, read.table.stop
         # A block that lacks records which this one has gives way, as far as they overlap; the other way round it
@@ -179,14 +179,14 @@ class HeldSamples:
             self._index = _index_of(self.blocks)
         return self._index
 
-    def _insert(self, block: HeldBlock) -> None:
+    def _insert(self, block: SampleRange) -> None:
         at = bisect_left(self.blocks, block.table.start, key=lambda held: held.table.start)
         self.blocks.insert(at, block)
         self.size_bytes += block.size_bytes
         # Not kept up to date: several blocks come and go before somebody asks for samples.
         self._index = None
 
-    def _remove(self, block: HeldBlock) -> None:
+    def _remove(self, block: SampleRange) -> None:
         at = bisect_left(self.blocks, block.table.start, key=lambda held: held.table.start)
         del self.blocks[at]
         self.size_bytes -= block.size_bytes
@@ -200,7 +200,7 @@ def sample_keys(
     return positions_N * SUB_LIMIT + subs_N
 
 
-def _index_of(blocks: Iterable[HeldBlock]) -> SampleIndex:
+def _index_of(blocks: Iterable[SampleRange]) -> SampleIndex:
     held = [block for block in blocks if len(block.table)]
     nothing = np.empty(0, np.int64)
 

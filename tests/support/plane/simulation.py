@@ -25,7 +25,7 @@ from omniload.machine.data_constructor import (
     SlicesFetched,
     SlicesMissing,
 )
-from omniload.machine.held.blocks import HeldBlock
+from omniload.machine.held.blocks import SampleRange
 from omniload.machine.messages import (
     AppendJournal,
     AppendWorld,
@@ -823,7 +823,7 @@ class Simulation:
         (report,) = loader.handle(
             SamplesRead(
                 source=source,
-                block=HeldBlock(table, columns.tokens, columns.others, frozenset(without)),
+                block=SampleRange(table, columns.tokens, columns.others, frozenset(without)),
             )
         )
         assert isinstance(report, SamplesReported)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from omniload.base.errors import StateError
 from omniload.base.ragged import Ragged
-from omniload.machine.held.blocks import HeldBlock
+from omniload.machine.held.blocks import SampleRange
 from omniload.machine.messages import (
     HandedOver,
     ReadAhead,
@@ -26,7 +26,7 @@ def read_of(lengths, *, start=0, source=0):
     tokens = [tokens_of(source, start + i, 0, n) for i, n in enumerate(lengths)]
     return SamplesRead(
         source=source,
-        block=HeldBlock(a_table(lengths, start=start), Ragged.of(tokens)),
+        block=SampleRange(a_table(lengths, start=start), Ragged.of(tokens)),
     )
 
 
@@ -137,7 +137,7 @@ def test_samples_of_one_record_are_told_apart():
         a_table([2, 3]), positions_N=np.array([0, 0]), subs_N=np.array([0, 1], np.int32), stop=1
     )
     tokens = Ragged.of([np.array([1, 2]), np.array([3, 4, 5])])
-    loader = a_loader(SamplesRead(source=0, block=HeldBlock(table, tokens)))
+    loader = a_loader(SamplesRead(source=0, block=SampleRange(table, tokens)))
 
     asked = replace(ask((0, 0, 3)), subs_N=np.array([1], np.int32))
 
@@ -185,7 +185,7 @@ def test_a_sample_that_is_not_held_is_a_state_error(asked, shown):
 
 
 def test_a_record_that_gave_no_sample_cannot_be_asked_for():
-    block = HeldBlock(replace(a_table([]), stop=4), Ragged.of([]))
+    block = SampleRange(replace(a_table([]), stop=4), Ragged.of([]))
     empty = SamplesRead(source=0, block=block)
 
     with pytest.raises(StateError, match="asked for 1 to 1"):
@@ -195,7 +195,7 @@ def test_a_record_that_gave_no_sample_cannot_be_asked_for():
 def test_a_dropped_record_between_others_cannot_be_asked_for():
     table = replace(a_table([2, 2]), positions_N=np.array([0, 2]), stop=3)
     tokens = Ragged.of([np.array([1, 2]), np.array([3, 4])])
-    loader = a_loader(SamplesRead(source=0, block=HeldBlock(table, tokens)))
+    loader = a_loader(SamplesRead(source=0, block=SampleRange(table, tokens)))
 
     with pytest.raises(StateError, match="asked for 1 to 1"):
         loader.slices(ask((1, 0, 2)))

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omniload.machine.held.blocks import HeldBlock, HeldSamples
+from omniload.machine.held.blocks import HeldSamples, SampleRange
 from tests.support.plane.reference import SHARDS, read_range, shard_of
 
 EPOCH = [[3], [1, 2], [4], [5], [2]]
@@ -13,7 +13,7 @@ EPOCH = [[3], [1, 2], [4], [5], [2]]
 
 def a_read(start, stop, without=()):
     table, columns = read_range(1, EPOCH, start, stop, without)
-    return HeldBlock(table, columns.tokens, columns.others, frozenset(without))
+    return SampleRange(table, columns.tokens, columns.others, frozenset(without))
 
 
 def positions(held):
