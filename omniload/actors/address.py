@@ -102,6 +102,8 @@ class PlaneAddress(StrictModel):
     """Number of the process that opened it, and the machine and namespace where that number means it."""
     logs: Path | None = None
     """Folder of the roles' lines; ``None`` for a plane without a folder of its run."""
+    ranks_stay: bool = False
+    """Whether no rank comes in the place of one that has ended, as where the mix is not elastic."""
     batch_timeout_s: float
     """Longest that a rank waits for a batch unless it says otherwise."""
 

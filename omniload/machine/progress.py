@@ -19,6 +19,7 @@ __all__ = [
     "Waits",
     "Watched",
     "dp_rank_of",
+    "ended_rank",
     "is_rank",
     "is_silent",
     "rank_name",
@@ -178,6 +179,12 @@ def reason_of(name: str, roles: Mapping[str, Progress], now_s: float) -> str:
     said = "; ".join(_said_of(each, roles.get(each), now_s) for each in names)
     cause = roles.get(names[-1])
     return f"{said} (its lines: {cause.log})" if cause is not None and cause.log else said
+
+
+def ended_rank(name: str, roles: Mapping[str, Progress], now_s: float) -> bool:
+    """Tell whether a wait for ``name`` is one for a rank that is seen to be gone, or to have closed its loader."""
+    cause = roles.get(way_of(name, roles, now_s)[-1])
+    return cause is not None and cause.has_ended and is_silent(cause, now_s)
 
 
 def way_of(name: str, roles: Mapping[str, Progress], now_s: float) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from omniload.machine.progress import USUAL_CALL, Progress, Task, reason_of
+from omniload.machine.progress import USUAL_CALL, Progress, Task, ended_rank, reason_of
 
 __all__ = ["GiveUp", "Looked", "Say", "SlowCalls", "Wait"]
 
@@ -52,6 +52,8 @@ class Wait:
     limit_s: float
     while_still: bool = False
     """Count the limit from the last change in what any role does: for a wait whose length the data decides."""
+    ranks_stay: bool = False
+    """End it, once it is due to be said, for a rank that has ended: where none comes in its place."""
     _still_from_s: float = field(default=0.0, init=False)
     _tasks: frozenset[tuple[str, Task]] = field(default=frozenset(), init=False)
     _next_say_s: float = field(default=_FIRST_SAY_S, init=False)
@@ -78,6 +80,12 @@ class Wait:
             )
         if waited_s < self._next_say_s:
             return ()
+        if self.ranks_stay and ended_rank(self.first, event.roles, event.now_s):
+            return (
+                GiveUp(
+                    f"{self.who} waited {waited_s:.0f} s for {self.what}, which does not come: {reason}"
+                ),
+            )
         # More than once where the shell looked late: what was missed is not said after.
         while self._next_say_s <= waited_s:
             self._next_say_s += min(self._next_say_s, _LONGEST_SAY_S)

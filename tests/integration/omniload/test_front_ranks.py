@@ -160,6 +160,36 @@ def test_a_rank_that_never_joins_is_named(warm_python, mix):
     assert "ranks [1] have not joined" in result["message"]
 
 
+_DIES = """
+import os, signal, sys, omniload
+rank = int(sys.argv[3])
+with omniload.open(sys.argv[1], arrays="numpy", rank=rank, world_size=2, address=sys.argv[2]) as loader:
+    for step, _ in enumerate(loader):
+        if rank and step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_nobody_launched_with_the_other_is_told_that_it_was_killed(mix, tmp_path):
+    """Half an hour before ``runtime.batch_timeout``: no launcher ends the one that is left."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _DIES, str(mix), str(tmp_path / "meet"), str(rank)],
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+
+    said = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
+
+    assert [process.returncode for process in processes] == [1, -9]
+    assert "which does not come: constructor-0" in said[0]
+    assert f"rank dp=1 (process {processes[1].pid}, last heartbeat" in said[0]
+
+
 def test_ranks_that_do_not_agree_are_refused_on_all_sides_and_open_the_next_loader(
     warm_python, mix, tmp_path
 ):

@@ -173,5 +173,6 @@ def address_of(
         terms=terms,
         opener=(opener.pid, opener.place),
         logs=None if spec.run_dir is None else logs_folder(spec.run_dir.resolve()),
+        ranks_stay=not spec.mix.runtime.elastic,
         batch_timeout_s=spec.mix.runtime.batch_timeout,
     )

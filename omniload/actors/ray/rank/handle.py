@@ -218,6 +218,7 @@ class RayHandle(RankHandle):
             what=f"the batch of step {step}",
             first=self._constructor_name,
             limit_s=timeout_s or self._address.batch_timeout_s,
+            ranks_stay=self._address.ranks_stay,
         )
         while True:
             asked = self._ahead.ask(step)

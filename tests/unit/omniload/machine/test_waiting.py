@@ -168,6 +168,37 @@ def test_a_wait_ends_at_its_limit_and_is_not_told_before():
     assert "runtime.batch_timeout" in end.text
 
 
+def behind_a_rank(**rank):
+    """Return heartbeats in which the constructor waits for the planner, and that for a rank, silent or not."""
+    planner = a_role("planner", a_task("is 8 steps ahead of 1 ranks", "rank dp=1"), silent_s=-60)
+    seen = a_role("rank dp=1", silent_s=rank.pop("silent_s", 60))
+    idle = replace(IDLE, beat_s=NOW_S + 60)
+    return roles_of(idle, planner, replace(seen, **rank))
+
+
+def test_a_wait_for_a_rank_that_has_ended_ends_once_it_is_told_where_none_comes_in_its_place():
+    early, (end,) = said_at(a_wait(ranks_stay=True), [9.9, 10.0], behind_a_rank(has_ended=True))
+
+    assert early == ()
+    assert isinstance(end, GiveUp)
+    assert "rank dp=0 waited 10 s for step 7, which does not come: constructor-0" in end.text
+    assert "rank dp=1 (process 7, last heartbeat 70 s ago) has ended" in end.text
+
+
+@pytest.mark.parametrize(
+    ("ranks_stay", "rank"),
+    [
+        (False, {"has_ended": True}),  # it may be resized
+        (True, {"has_ended": False}),  # stopped, it may go on
+        (True, {"has_ended": True, "silent_s": -12}),  # another has taken it since
+    ],
+)
+def test_a_wait_for_a_rank_that_may_ask_yet_goes_on(ranks_stay, rank):
+    ((said,),) = said_at(a_wait(ranks_stay=ranks_stay), [12.0], behind_a_rank(**rank))
+
+    assert isinstance(said, Say)
+
+
 def test_a_wait_whose_length_the_data_decides_ends_when_nothing_goes_on():
     wait = a_wait(limit_s=15.0, while_still=True)
     moving = [roles_of(a_role("loader-0", a_task("opens", for_s=k))) for k in range(4)]
