@@ -21,6 +21,7 @@ from omniload.front.rows import Arrays, Labels, NumpyArrays
 from omniload.front.settings import Settings
 from omniload.front.spec import Runtime, kept_in, spec_of
 from omniload.mix.config import MixConfig
+from omniload.mix.run_record import RUN_RECORD_NAME
 from omniload.mix.schema.source_base import tags_of
 from omniload.plan.strategies import deals_images
 from omniload.source.tokenize import open_tokenizer
@@ -55,6 +56,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
 
     One process runs the plane as threads. Of several, rank 0 brings it up and the others join with their first batch;
     they meet through torch's process group, ``MASTER_ADDR`` and ``MASTER_PORT``, or a folder that all of them see.
+    With the first batch, too, where ``run_dir`` holds a run and ``state`` is left to ``load_state_dict``.
 
     Args:
         mix: The mix file, its contents as a mapping, or the model of it.
@@ -89,10 +91,21 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     notes = _notes_in(spec.run_dir, launch, place)
     if launch.world_size == 1:
         loader = _loader_of(OpenAlone(spec), form, spec, state, notes, assumed_alone=rank is None)
-        loader.start()  # a fault is raised here: there is no other rank to wait for
-        return loader
+        return _started(loader, spec, state)
     meet = None if address is None else Path(address)
     return _loader_of(OpenTogether(spec, place, launch, meet, timeout), form, spec, state, notes)
+
+
+def _started(loader: Loader, spec: PlaneSpec, state: Mapping[str, Json] | None) -> Loader:
+    """Return the loader of one rank, started: a fault is raised here, as there is no other rank to wait for."""
+    # A run that was begun may be given its state by ``load_state_dict``: started at step 0 meanwhile, it would
+    # record its steps anew, and lose what its folder, or a store, says of those before that state.
+    was_begun = spec.run_dir is not None and (
+        bool(spec.mix.runtime.journal) or (spec.run_dir / RUN_RECORD_NAME).exists()
+    )
+    if state is not None or not was_begun:
+        loader.start()
+    return loader
 
 
 def _notes_in(run_dir: Path | None, launch: Launch, place: Place) -> RunNotes | None:

@@ -56,6 +56,36 @@ def test_steps_may_be_a_number_of_numpy(tmp_path, monkeypatch):
         assert [batch.step for batch in loader] == [0, 1]
 
 
+def test_a_state_that_is_loaded_before_the_first_batch_keeps_what_the_run_recorded(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("text of a document", encoding="utf-8")
+
+    def steps_recorded():
+        (journal,) = tmp_path.glob("run/journal.jsonl*")
+        return len(journal.read_text().splitlines()) - 1  # the first line is no step
+
+    with omniload.open(MIX, run_dir="run", steps=6, arrays="numpy") as loader:
+        for _ in range(4):
+            loader.next_batch()
+        state = loader.state_dict()
+    assert steps_recorded() == 6
+
+    with omniload.open(MIX, run_dir="run", steps=9, arrays="numpy") as loader:
+        loader.load_state_dict(state)
+        assert steps_recorded() == 6
+        assert [batch.step for batch in loader] == [4, 5, 6, 7, 8]
+    assert steps_recorded() == 9
+    assert not caplog.records
+
+
+def test_a_run_that_is_new_is_open_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="matches no file"):
+        omniload.open(MIX, run_dir="run", arrays="numpy")
+
+
 class TwoByTwo:
     """A mesh of two ranks along dp, each with two along tp; ``at`` is one of them."""
 
