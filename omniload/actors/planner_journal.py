@@ -3,16 +3,20 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from omniload.base.errors import system_refusals
+from omniload.base.clock import Clock, SystemClock
+from omniload.base.errors import UnavailableError, system_refusals
+from omniload.base.log import get_logger
+from omniload.base.retry import with_retries
 from omniload.machine.messages import AppendBase, AppendJournal, AppendWorld, PlannerCommand
 from omniload.machine.planner import Planner
 from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.place import journal_at
-from omniload.mix.journal.room import Room
+from omniload.mix.journal.room import GIVE_UP_S, WAITS_S, Room
 from omniload.mix.journal.storage import JournalStorage
 
 __all__ = ["Kept", "claimed_place", "keep", "open_journal"]
 
+_LOG = get_logger(__name__)
 Kept = AppendJournal | AppendBase | AppendWorld
 """What the journal keeps of a planner's commands."""
 
@@ -53,15 +57,30 @@ def open_journal(folder: Path | None, planner: Planner, *, durable: bool = True)
 
 
 @system_refusals("the run's journal")
-def claimed_place(folder: Path, url: str, room: Room | None = None) -> Path | JournalStorage:
+def claimed_place(
+    folder: Path, url: str, room: Room | None = None, clock: Clock | None = None
+) -> Path | JournalStorage:
     """Return where a planner's journal lies; nobody who had it before adds to it any more.
+
+    A store that does not answer is asked again, for as long as a step's record waits for it: a planner may have been
+    lost in the same outage.
 
     Args:
         folder: Of the run.
         url: As for ``journal_at``.
         room: Waits where the claim finds none; ``None`` for nobody to wait.
+        clock: For waits between attempts; by default the machine's.
     """
-    place = journal_at(folder, url)
+    clock = clock or SystemClock()
+    until_s = clock.now_s() + GIVE_UP_S
+
+    def tell(error: UnavailableError, wait_s: float) -> None:
+        _LOG.warning("the journal is opened again in %.1f s: %s", wait_s, error)
+
+    place = with_retries(
+        *(lambda: journal_at(folder, url), WAITS_S, clock.sleep),
+        *(tell, lambda: until_s - clock.now_s()),
+    )
     if not isinstance(place, Path):
         # A store has no lock that ends with a process: the claim is written, and whoever had the journal finds it
         # changed.

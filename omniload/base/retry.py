@@ -41,7 +41,7 @@ def with_retries(
         left_s: Seconds left for all of it; a wait as long as that is not begun.
 
     Raises:
-        UnavailableError: The last attempt's, noting how many there were.
+        UnavailableError: The last attempt's, noting how many there were if not one alone.
     """
     waited_s = 0.0
     # No wait follows the last attempt: it is longer than whatever is left.
@@ -50,9 +50,10 @@ def with_retries(
             return attempt()
         except UnavailableError as error:
             if wait_s == inf or wait_s >= left_s():
-                error.add_note(
-                    f"gave up after {attempts} attempts over {waited_s:.1f} s of waiting"
-                )
+                if attempts > 1:
+                    error.add_note(
+                        f"gave up after {attempts} attempts over {waited_s:.1f} s of waiting"
+                    )
                 raise
             if on_retry is not None:
                 on_retry(error, wait_s)

@@ -35,7 +35,7 @@ from omniload.base.writing import free_in
 from omniload.mix.journal.segments import LAST_LIFE, Extent, Life, Merging, Segment, extents_of
 from omniload.mix.journal.storage import JournalStorage
 
-__all__ = ["CLAIM_VERSION", "ObjectStorage"]
+__all__ = ["CLAIM_VERSION", "ObjectStorage", "asking"]
 
 _LOG = get_logger(__name__)
 CLAIM_VERSION = 1
@@ -76,7 +76,7 @@ class ObjectStorage(JournalStorage):
 
     @override
     def claim(self) -> None:
-        with _asking(self, "claimed"):
+        with asking(self, "claimed"):
             # Segments tell of lives as well, whose claims were tidied away.
             lives = [*self._claims(), *(segment.life for segment, _ in self._segments())]
             last = max(lives, default=Life(0, ""))
@@ -100,12 +100,12 @@ class ObjectStorage(JournalStorage):
 
     @override
     def exists(self) -> bool:
-        with _asking(self, "read"):
+        with asking(self, "read"):
             return bool(self.extents())
 
     @override
     def opened(self) -> BinaryIO:
-        with _asking(self, "read"):
+        with asking(self, "read"):
             reader = _Reader(self)
         if not reader.size_bytes:
             raise FileNotFoundError(f"{self}: no segment")
@@ -114,14 +114,14 @@ class ObjectStorage(JournalStorage):
 
     @override
     def begin(self, content: bytes) -> None:
-        with _asking(self, "written"):
+        with asking(self, "written"):
             self._put(0, content)
         self._tidy()
 
     @override
     def go_on(self, kept_bytes: int) -> None:
         # What earlier lives left in small objects at the end becomes one.
-        with _asking(self, "written"):
+        with asking(self, "written"):
             start = kept_bytes - 1
             for extent in reversed(self.extents()):
                 if extent.start < start:
@@ -148,7 +148,7 @@ class ObjectStorage(JournalStorage):
             )
         # Whether a put that fails arrived is not known: nothing may be said to lie behind it.
         self._broken = True
-        with _asking(self, "written"):
+        with asking(self, "written"):
             # The same bytes under the same name: what arrived is put over itself.
             end = self._end
             self.in_room(lambda: self._put(end, content), self.folder)
@@ -163,7 +163,7 @@ class ObjectStorage(JournalStorage):
 
     @override
     def move_aside(self) -> str:
-        with _asking(self, "moved"):
+        with asking(self, "moved"):
             there = {entry.name for entry in self.store.listing("")}
             number = next(n for n in range(1, 1 << 20) if f"aside-{n}" not in there)
             # The claims stay where they are: who adds to the journal is settled, and begins it anew.
@@ -336,7 +336,7 @@ class _Reader(io.RawIOBase):
 
     @override
     def readinto(self, buffer: Buffer, /) -> int:
-        with _asking(self._storage, "read"):
+        with asking(self._storage, "read"):
             data = self._read(memoryview(buffer).nbytes)
         memoryview(buffer)[: len(data)] = data
         self._at += len(data)
@@ -360,7 +360,7 @@ class _Reader(io.RawIOBase):
 
 
 @contextmanager
-def _asking(storage: ObjectStorage, doing: str) -> Iterator[None]:
+def asking(storage: ObjectStorage, doing: str) -> Iterator[None]:
     """Name the journal in what its store says.
 
     Raises:

@@ -51,7 +51,7 @@ def journal_at(run_dir: Path, url: str) -> Path | JournalStorage:
         open_store,
         parts_of,
     )
-    from omniload.mix.journal.object_storage import ObjectStorage  # noqa: PLC0415
+    from omniload.mix.journal.object_storage import ObjectStorage, asking  # noqa: PLC0415
 
     parts, above = parts_of(url), local_path(url)
     if above is not None:
@@ -63,12 +63,14 @@ def journal_at(run_dir: Path, url: str) -> Path | JournalStorage:
     store = open_store(place, give_up_after_s=GIVE_UP_S)
     if isinstance(store, LocalStore) and above is not None:
         _require_folder_itself(store, Path(above), name)
-    if parts.scheme in _BUCKETS:
-        check_root(store, begin=True)
-    return ObjectStorage(
+    storage = ObjectStorage(
         RetryingStore(store, waits_s=WAITS_S, give_up_after_s=GIVE_UP_S),
         None if above is None else Path(above, name),
     )
+    if parts.scheme in _BUCKETS:
+        with asking(storage, "opened"):
+            check_root(store, begin=True)
+    return storage
 
 
 def require_store(url: str) -> None:

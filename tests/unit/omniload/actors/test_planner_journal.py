@@ -1,0 +1,42 @@
+"""A planner opens the journal of its run on a store that may be away for a while."""
+
+from pathlib import Path
+
+import pytest
+
+from omniload.actors import planner_journal
+from omniload.actors.planner_journal import claimed_place
+from omniload.base.clock import FakeClock
+from omniload.base.errors import UnavailableError
+from omniload.mix.journal.room import GIVE_UP_S
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+def test_a_planner_that_follows_opens_its_journal_once_the_store_answers(monkeypatch, clock):
+    answers = [UnavailableError("outage 0"), UnavailableError("outage 1"), Path("run/journal")]
+
+    def journal_at(*_):
+        if isinstance(answer := answers.pop(0), UnavailableError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(planner_journal, "journal_at", journal_at)
+
+    assert claimed_place(Path("run"), "s3://journals", clock=clock) == Path("run/journal")
+    assert answers == []
+    assert clock.slept_s == [0.1, 0.2]
+
+
+def test_a_store_of_a_journal_that_stays_away_is_waited_for_a_minute(monkeypatch, clock):
+    def journal_at(*_):
+        raise UnavailableError("outage")
+
+    monkeypatch.setattr(planner_journal, "journal_at", journal_at)
+
+    with pytest.raises(UnavailableError, match="outage"):
+        claimed_place(Path("run"), "s3://journals", clock=clock)
+    assert GIVE_UP_S - 3.0 <= sum(clock.slept_s) <= GIVE_UP_S
