@@ -9,7 +9,7 @@ from omniload.actors.roles.loader import LoaderShell
 from omniload.actors.status_file import STATUS_NAME, read_status
 from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.base.errors import ConfigError, StateError, UnavailableError
-from omniload.commands.edits.pulse import UP_S
+from omniload.commands.edits.pulse import UP_S, Pulse
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.amounts import require_drawable
 from omniload.mix.edits.answers import EditTaken
@@ -30,6 +30,9 @@ from omniload.source.formats.opening import shards_of
 from omniload.source.index import index_folder
 
 __all__ = ["change_at_rest", "planned_to"]
+
+_LOOK_S = 0.25
+"""Seconds between looks at the status of a plane that may be up on another host."""
 
 
 def change_at_rest(run: Path, change: Change, at: int | None) -> EditTaken:
@@ -147,6 +150,8 @@ def _skipping(run: Path, history: History, change: SkipSteps, planned: int) -> H
 def _require_at_rest(run: Path) -> None:
     """Refuse a run whose plane is up on another host: not every network file system passes locks on.
 
+    The clock of that host may be another: a plane is up whose status is young, or changes as it is looked at.
+
     Raises:
         UnavailableError: Naming that host.
     """
@@ -154,11 +159,16 @@ def _require_at_rest(run: Path) -> None:
         status = read_status(run)
     except StateError:
         return  # none was written, or by another release: the lock alone decides
-    age_s = time.time() - status.written_at
-    if status.host != socket.gethostname() and age_s < UP_S:
+    if status.host == socket.gethostname():
+        return
+    pulse, until_s = Pulse(run), time.monotonic() + UP_S
+    while not (pulse.was_up or status.has_ended) and time.monotonic() < until_s:
+        time.sleep(_LOOK_S)
+        pulse.silent_s()
+    if pulse.was_up:
         raise UnavailableError(
-            f"{run / STATUS_NAME} was written {age_s:.1f} s ago by process {status.pid} on {status.host}, and its lock "
-            f"is not seen here: the run may be up there; ask on {status.host}, or again once it has ended for "
+            f"{run / STATUS_NAME} was written less than {UP_S:g} s ago by process {status.pid} on {status.host}, and "
+            f"its lock is not seen here: the run may be up there; ask on {status.host}, or again once it has ended for "
             f"{UP_S:g} s"
         )
 

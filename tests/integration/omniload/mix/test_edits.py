@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -13,10 +14,12 @@ import omniload
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
+from omniload.actors.status_file import STATUS_NAME, read_status
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.writing import write_whole
 from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
+from omniload.commands.edits import at_rest
 from omniload.commands.edits.asking import change_mix
 from omniload.mix.config import load_mix
 from omniload.mix.edits.answers import ANSWER_NAME, REQUEST_NAME, EditAnswer, EditRequest
@@ -135,6 +138,44 @@ def test_a_run_at_rest_is_changed_from_the_first_step_that_it_never_planned(mix_
     unedited = replayed(a_spec(mix_path), len(digests))
     assert digests[:step] == unedited[:step]
     assert digests[step:] != unedited[step:]
+
+
+class TestPlaneOfAnotherHost:
+    """Its lock may not be seen here, and its clock be another."""
+
+    HOUR_S = 3_600.0
+
+    @pytest.fixture
+    def write(self, mix_path, run_dir, monkeypatch):
+        """Have a status that a host wrote whose clock is so many seconds ahead; of a run that is at rest."""
+        monkeypatch.setattr(at_rest, "UP_S", 0.5)
+        with LocalPlane(a_spec(mix_path, run_dir=run_dir)) as plane, Client(plane.handle(0)) as c:
+            taken_by([c], 2)
+        last = read_status(run_dir).model_copy(update={"host": "elsewhere", "has_ended": False})
+
+        def written(ahead_s):
+            now = last.model_copy(update={"written_at": time.time() + ahead_s})
+            write_whole(run_dir / STATUS_NAME, now.model_dump_json().encode())
+
+        return written
+
+    @pytest.mark.parametrize("ahead_s", [-HOUR_S, HOUR_S])
+    def test_one_whose_status_changes_is_up_whatever_its_clock(
+        self, write, run_dir, monkeypatch, ahead_s
+    ):
+        write(ahead_s)
+        monkeypatch.setattr(at_rest.time, "sleep", lambda _: write(ahead_s))
+
+        result = run_mix("set", run_dir, "ids=9")
+
+        assert isinstance(result.exception, UnavailableError)
+        assert "on elsewhere, and its lock is not seen here" in str(result.exception)
+
+    @pytest.mark.parametrize("ahead_s", [-60.0, -HOUR_S, HOUR_S])
+    def test_one_whose_status_stays_is_at_rest_whatever_its_clock(self, write, run_dir, ahead_s):
+        write(ahead_s)
+
+        assert json_of("set", run_dir, "ids=9")["edit"]["step"] >= 2
 
 
 def test_what_cannot_be_is_refused_and_the_run_goes_on(mix_path, run_dir, books, tmp_path):
