@@ -13,7 +13,7 @@ from omniload.machine.progress import AFTER_A_RANK, is_rank
 from omniload.machine.scaling.measured import Reading
 from omniload.machine.status import REPEATED
 
-__all__ = ["OLD_S", "Diagnosis", "Finding", "diagnose", "taken_steps"]
+__all__ = ["OLD_S", "Diagnosis", "Finding", "diagnose", "moment_of", "taken_steps"]
 
 OLD_S = 5.0
 """A status this old belongs to a plane that has ended, or whose process is stopped."""
@@ -63,16 +63,28 @@ class Diagnosis:
     """Share of the time between the looks that ranks waited, mean over ranks; ``None`` where no rank tells."""
 
 
+def moment_of(looks: Sequence[PlaneStatus], now_s: float, silent_s: float) -> float:
+    """Return now by the clock of the plane's host, which may be hours from ours: what was seen to change is young.
+
+    Args:
+        looks: As for ``diagnose``.
+        now_s: Now by our clock, in seconds since 1970.
+        silent_s: For how long the last status has been there, as we saw.
+    """
+    seen_s = looks[-1].written_at + silent_s
+    return seen_s if len(looks) > 1 else max(now_s, seen_s)
+
+
 def diagnose(looks: Sequence[PlaneStatus], now_s: float, logs: Mapping[str, str]) -> Diagnosis:
     """Say what holds a plane up.
 
     Args:
         looks: Statuses in the order of their times, at least one.
-        now_s: Now, in seconds since 1970.
+        now_s: Now, as ``moment_of`` has it.
         logs: The last line of roles that have one, by name.
     """
     first, last = looks[0], looks[-1]
-    seconds = last.written_at - first.written_at
+    seconds = _passed_s(first, last)
     share = _waited_share(first, last)
     if last.has_ended:
         # A rank that took the last step before another did is behind nobody: there is nothing left to wait for.
@@ -282,9 +294,16 @@ def taken_steps(status: PlaneStatus) -> dict[str, float]:
     }
 
 
+def _passed_s(first: PlaneStatus, last: PlaneStatus) -> float:
+    """Return the seconds between two looks, by a clock that nobody sets where one process has written both."""
+    if first.pid == last.pid and first.up_s and last.up_s >= first.up_s:
+        return last.up_s - first.up_s
+    return max(0.0, last.written_at - first.written_at)
+
+
 def _waited_share(first: PlaneStatus, last: PlaneStatus) -> float | None:
     """Return the share of the time between two looks that ranks waited, mean over ranks; ``None`` where none tells."""
-    seconds = last.written_at - first.written_at
+    seconds = _passed_s(first, last)
     before = {role.name: _waited_s(role) for role in first.roles}
     waited = [
         # A role that was replaced meanwhile counts from 0 again.
@@ -310,15 +329,15 @@ def _waits_by_way(looks: Sequence[PlaneStatus]) -> dict[tuple[str, ...], float]:
     """
     ways_s: dict[tuple[str, ...], float] = {}
     # Of the first look a second too: a wait that went on for minutes before it is not what was looked at.
-    before_s = looks[0].written_at - _WRITTEN_EVERY_S
-    for look in looks:
+    passed_s = _WRITTEN_EVERY_S
+    for look, after in zip(looks, [*looks[1:], None], strict=True):
         roles = {role.name: role for role in look.roles}
         for name in filter(is_rank, roles):
             if roles[name].waits_for:
                 way = _way(name, roles)
-                seconds = max(0.0, min(roles[name].task_s, look.written_at - before_s))
+                seconds = min(roles[name].task_s, passed_s)
                 ways_s[way] = ways_s.get(way, 0.0) + seconds
-        before_s = look.written_at
+        passed_s = 0.0 if after is None else _passed_s(look, after)
     return ways_s
 
 

@@ -11,12 +11,14 @@ from omniload.base.cli import FiniteRange
 from omniload.base.log import last_line_of, log_name, logs_folder
 from omniload.commands.display import emit_json, output, progress, say
 from omniload.commands.options import json_option, run_argument
-from omniload.commands.runs.diagnosis import OLD_S, Diagnosis, diagnose
+from omniload.commands.runs.diagnosis import OLD_S, Diagnosis, diagnose, moment_of
 
 __all__ = ["doctor"]
 
 _EVERY_S = 0.5
 """Twice as often as the status is written, so that none is missed."""
+_SEEN_S = 2.5
+"""A status that is there for so long, and looks old too, is one that nobody writes any more."""
 
 
 @click.command
@@ -40,20 +42,20 @@ def doctor(run: Path, seconds: float, as_json: bool) -> None:
       omniload mix doctor demo/run
       omniload mix doctor demo/run --seconds 30 --json
     """  # noqa: D301 -- click's own marker
-    looks = _looks(run, seconds)
+    looks, silent_s = _looks(run, seconds)
     names = [role.name for role in looks[-1].roles]
     lines = {name: last_line_of(logs_folder(run) / log_name(name)) for name in names}
-    found = diagnose(looks, time.time(), lines)
+    found = diagnose(looks, moment_of(looks, time.time(), silent_s), lines)
     if as_json:
         emit_json(asdict(found))
         return
     _print(found)
 
 
-def _looks(run: Path, seconds: float) -> list[PlaneStatus]:
-    """Read the status until the time is over; one that is not written anew is looked at once."""
+def _looks(run: Path, seconds: float) -> tuple[list[PlaneStatus], float]:
+    """Read the status until the time is over, and tell for how long the last one was there; an old one not so long."""
     looks = [read_status(run)]
-    begun_s = told_s = time.monotonic()
+    begun_s = told_s = changed_s = time.monotonic()
     with progress("seconds", seconds) as advance:
         while (now_s := time.monotonic()) - begun_s < seconds:
             advance(now_s - told_s)
@@ -62,11 +64,12 @@ def _looks(run: Path, seconds: float) -> list[PlaneStatus]:
             status = read_status(run)
             if status.written_at != looks[-1].written_at:
                 looks.append(status)
-            elif len(looks) == 1 and time.time() - status.written_at > OLD_S:
-                break  # nobody writes it
-            if status.has_ended:
+                changed_s = time.monotonic()
+            # Not by its time alone: the clock of its host may be behind ours.
+            is_old = len(looks) == 1 and time.time() - status.written_at > OLD_S
+            if status.has_ended or (is_old and time.monotonic() - changed_s > _SEEN_S):
                 break
-    return looks
+    return looks, time.monotonic() - changed_s
 
 
 def _print(found: Diagnosis) -> None:

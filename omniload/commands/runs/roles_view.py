@@ -1,5 +1,6 @@
 """The roles of a running data plane as a table that is drawn again and again: of ``mix top`` and ``train watch``."""
 
+import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -85,7 +86,9 @@ def _roles_table(status: PlaneStatus) -> Table:
     """Return all roles as a table."""
     # The host that wrote it has a clock of its own, which may be ahead.
     age_s = max(0.0, time.time() - status.written_at)
-    said = f", {age_s:.0f} s ago: the plane has ended, or is stopped" if age_s > _OLD_S else ""
+    behind = "" if status.host == socket.gethostname() else ", or its host's clock is behind"
+    said = f", {age_s:.0f} s ago: the plane has ended, or is stopped{behind}"
+    said = said if age_s > _OLD_S else ""
     if status.has_ended:
         said = f", which has closed it {age_s:.0f} s ago"
     columns = [("role", False), ("does", False), ("for", True), ("buffer", True), ("rate", True)]

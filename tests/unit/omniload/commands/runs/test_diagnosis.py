@@ -3,7 +3,7 @@
 import pytest
 
 from omniload.actors.status_file import PlaneStatus, RoleLine
-from omniload.commands.runs.diagnosis import diagnose
+from omniload.commands.runs.diagnosis import OLD_S, diagnose, moment_of
 from omniload.machine.scaling.measured import Reading
 
 START_S = 1_000_000.0
@@ -270,3 +270,31 @@ def test_a_plane_that_failed_is_told_with_what_the_planner_said_last():
     assert "rank dp=0: " in alone.seen
     assert "planner" not in well.seen
     assert well.do.endswith("the trainer's output says why it ended")
+
+
+def test_a_clock_that_is_set_while_it_is_looked_at_changes_no_time_between_looks():
+    def looks(jump_s):
+        times = [n + (jump_s if n > 2 else 0) for n in range(6)]
+        waits = [a_wait(at, 0.8 * n, cause="loader-1") for n, at in enumerate(times)]
+        return [look.model_copy(update={"up_s": 90.0 + n}) for n, look in enumerate(waits)]
+
+    as_it_was = diagnosed(*looks(0))
+
+    assert as_it_was.seconds == 5.0
+    assert diagnosed(*looks(3_600)) == diagnosed(*looks(-3_600)) == as_it_was
+
+
+@pytest.mark.parametrize("ahead_s", [-3_600.0, 0.0, 3_600.0])
+def test_a_plane_whose_status_changes_is_up_whatever_the_clock_of_its_host(ahead_s):
+    looks = [a_look(n, a_role("planner"), a_role("rank dp=0")) for n in range(3)]
+    now_s = START_S + 2.0 - ahead_s
+
+    assert moment_of(looks, now_s, silent_s=0.5) == looks[-1].written_at + 0.5
+    assert moment_of(looks, now_s, silent_s=9.0) > looks[-1].written_at + OLD_S
+
+
+@pytest.mark.parametrize(("now", "silent_s"), [(60.0, 0.5), (-3_600.0, 60.0)])
+def test_a_status_that_nobody_writes_is_old_by_our_clock_or_by_how_long_it_is_seen(now, silent_s):
+    look = a_look(0, a_role("planner"))
+
+    assert moment_of([look], START_S + now, silent_s) == look.written_at + 60.0
