@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from omniload.batch.images import images_of
 from omniload.batch.microbatch import Batch, Microbatch
 
-__all__ = ["DIGEST_MODULUS", "batch_digest", "combined", "image_digest", "microbatch_digest"]
+__all__ = ["DIGEST_MODULUS", "batch_digest", "combined", "microbatch_digest"]
 
 # As unsigned numbers of 64 bits wrap around: any collective that adds them up comes to the same.
 DIGEST_MODULUS = 1 << 64
@@ -50,11 +50,11 @@ def microbatch_digest(microbatch: Microbatch) -> int:
             digest.update((inside - row * length).tobytes())
         total += digest.intdigest()
     for image in images_of(microbatch):
-        total += image_digest(image.key, image.number, image.grid, image.values_V)
+        total += _image_digest(image.key, image.number, image.grid, image.values_V)
     return total % DIGEST_MODULUS
 
 
-def image_digest(
+def _image_digest(
     key_3: NDArray[np.int64], number: int, grid: tuple[int, int], values_V: NDArray[Any]
 ) -> int:
     """Return the digest of an image.

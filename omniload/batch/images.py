@@ -30,7 +30,6 @@ __all__ = [
     "own_images",
     "places_of",
     "share_of",
-    "values_per_image",
 ]
 
 _LARGEST_VALUE = 255.0
@@ -68,7 +67,7 @@ def images_of(microbatch: Microbatch) -> Iterator[BatchImage]:
     if images is None or not len(images.values_V):
         return
     grids = microbatch.columns_K[GRIDS]
-    sizes_I = values_per_image(grids, len(images.values_V))
+    sizes_I = _values_per_image(grids, len(images.values_V))
     stops_I = np.cumsum(sizes_I)
     pieces_I = np.repeat(np.arange(len(grids)), grids.lengths_N // 2)
     numbers_I = np.arange(len(pieces_I)) - (grids.offsets[:-1] // 2)[pieces_I]
@@ -81,7 +80,7 @@ def images_of(microbatch: Microbatch) -> Iterator[BatchImage]:
         )
 
 
-def values_per_image(grids_K: Ragged, num_values: int) -> NDArray[np.int64]:
+def _values_per_image(grids_K: Ragged, num_values: int) -> NDArray[np.int64]:
     """Return the values of each image, ``[I]``: all images of a mix have patches of one size.
 
     Args:

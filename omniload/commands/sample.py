@@ -29,7 +29,7 @@ from omniload.mix.schema.json_schema import mix_schema
 from omniload.source.sample_data.corpus import build_sample_corpus
 from omniload.source.sample_data.kept import SampleCorpus, SampleSource
 
-__all__ = ["MIX_NAME", "drawn_mix", "sample", "sample_mix"]
+__all__ = ["MIX_NAME", "sample", "sample_mix"]
 
 MIX_NAME = "mix.yaml"
 """The mix file that is put beside the corpus."""
@@ -172,7 +172,7 @@ def _draw(folder: Path, *, as_json: bool) -> None:
         if foreign := [name for name in there if not name.startswith(ours)]:
             raise ConfigError(f"{folder} holds {foreign[0]!r}; choose another folder for images")
         build_sample_images(folder)
-        _write_mix(folder, drawn_mix())
+        _write_mix(folder, _drawn_mix())
     path = folder / MIX_NAME
     if as_json:
         emit_json({"folder": str(folder), "built": built, "mix": str(path), "sources": [*_DRAWN]})
@@ -181,7 +181,7 @@ def _draw(folder: Path, *, as_json: bool) -> None:
     say(output(), f"images {how}: {folder}, sources {' and '.join(_DRAWN)}; mix file {path}")
 
 
-def drawn_mix() -> dict[str, object]:
+def _drawn_mix() -> dict[str, object]:
     """Return a mix of drawn images, as a mix file in their folder says it."""
     return {
         "version": 1,

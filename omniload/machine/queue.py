@@ -24,7 +24,6 @@ __all__ = [
     "queues_of",
     "require_below_cap",
     "require_usable",
-    "skip_ahead",
 ]
 
 _FIRST_READ = 16
@@ -247,7 +246,7 @@ def draw_window(
         overlong_S[s] += int(lost_S[s])
 
 
-def skip_ahead(queues: Sequence[SampleQueue], history: History, before: MixState) -> MixState:
+def _skip_ahead(queues: Sequence[SampleQueue], history: History, before: MixState) -> MixState:
     """Return the state that a step begins with, as its edits say, and have queues go on from there.
 
     Of steps that are skipped nothing is read but what lies behind the first piece that is carried over them.
@@ -266,14 +265,15 @@ def skip_ahead(queues: Sequence[SampleQueue], history: History, before: MixState
 def enter_step(
     queues: Sequence[SampleQueue], history: History, before: MixState
 ) -> tuple[MixState, list[int]]:
-    """Return the state that a step begins with, and the sources that are read again; see ``skip_ahead``.
+    """Return the state that a step begins with, past what edits skip, and the sources that are read again.
 
-    Shards that are left out from the step on, or no more, are left out of what queues know and ask for.
+    Shards that edits leave out from the step on are left out of the queues and of later reads; those that they leave
+    out no more come back.
     """
     if not history.skips_shards:
-        return skip_ahead(queues, history, before), []
+        return _skip_ahead(queues, history, before), []
     known_S = [queue.table.stop for queue in queues]
-    state = skip_ahead(queues, history, before)
+    state = _skip_ahead(queues, history, before)
     left_out, names = history.left_out_at(state.step), history.latest.names
     for name, queue, cursor in zip(names, queues, state.cursors_S, strict=False):
         queue.leave_out(left_out.get(name, ()), cursor)

@@ -21,7 +21,7 @@ from omniload.mix.schema.records import Overlong
 from omniload.mix.state import Cursor, MixState
 from omniload.plan.drawing import Known
 
-__all__ = ["Units", "pieces_of", "places_of", "units_of", "units_of_sources"]
+__all__ = ["Units", "pieces_of", "places_of", "units_of_sources"]
 
 _COUNTING, _ZEROS, _TRUE = np.arange(1 << 14), np.zeros(1 << 14, np.int64), np.ones(1 << 14, bool)
 for _column in (_COUNTING, _ZEROS, _TRUE):
@@ -130,7 +130,7 @@ class Units:
         return (position, sub + 1, 0) if stop == self.kept_N[sample] else (position, sub, stop)
 
 
-def units_of(length: int, overlong: Overlong, cursor: Cursor, table: SampleTable) -> Units:
+def _units_of(length: int, overlong: Overlong, cursor: Cursor, table: SampleTable) -> Units:
     """Return the units of the samples in ``table``, from ``cursor`` on.
 
     Args:
@@ -181,7 +181,7 @@ def units_of_sources(mix: MixConfig, state: MixState, ahead: Sequence[SampleTabl
     """Return the units of every source, of the samples that are known from its cursor on."""
     length = mix.pack.length
     return [
-        units_of(length, overlong, cursor, table)
+        _units_of(length, overlong, cursor, table)
         for overlong, cursor, table in zip(mix.overlong_S, state.cursors_S, ahead, strict=True)
     ]
 

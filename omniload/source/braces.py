@@ -10,9 +10,9 @@ from itertools import pairwise, product
 
 from omniload.base.units import format_bytes
 
-__all__ = ["LARGEST_EXPANSION", "expanded"]
+__all__ = ["expanded"]
 
-LARGEST_EXPANSION = 200_000
+_LARGEST_EXPANSION = 200_000
 """Names that one pattern may stand for at most."""
 _MOST_BYTES = 1 << 26
 """Length of these names together; no file's name is longer than 4,096."""
@@ -134,9 +134,9 @@ def _numbers(found: re.Match[str]) -> _Choice:
 
 
 def _require_few(count: int, length: int) -> None:
-    if count > LARGEST_EXPANSION:
+    if count > _LARGEST_EXPANSION:
         raise ValueError(
-            f"its braces stand for more than {LARGEST_EXPANSION:,} names; name a folder or a glob"
+            f"its braces stand for more than {_LARGEST_EXPANSION:,} names; name a folder or a glob"
         )
     if length > _MOST_BYTES:
         raise ValueError(

@@ -32,7 +32,6 @@ __all__ = [
     "Undo",
     "never_held",
     "require_no_secrets",
-    "said_amount",
     "said_of",
     "said_of_going_back",
     "why_skipped_for_good",
@@ -234,7 +233,7 @@ def require_no_secrets(change: Change) -> None:
             )
 
 
-def said_amount(amount: Amount) -> str:
+def _said_amount(amount: Amount) -> str:
     """Return an amount as a command line says it: ``2epochs``."""
     # In all its digits: what is said can be typed again, and is the same.
     return f"{getattr(amount, amount.kind):.16g}{amount.kind}"
@@ -246,9 +245,9 @@ def said_of(change: Change) -> str:
         case SetWeights(weights=weights):
             said = "set " + " ".join(f"{name}={weight:g}" for name, weight in weights.items())
         case SetAmounts(amounts=amounts):
-            said = "set " + " ".join(f"{n}={said_amount(a)}" for n, a in amounts.items())
+            said = "set " + " ".join(f"{n}={_said_amount(a)}" for n, a in amounts.items())
         case AddSource(name=name, amount=Amount() as amount):
-            said = f"add {name} --amount {said_amount(amount)}"
+            said = f"add {name} --amount {_said_amount(amount)}"
         case AddSource(name=name, weight=weight):
             said = f"add {name} --weight {weight:g}"
         case RetireSource(name=name):

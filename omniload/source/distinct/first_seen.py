@@ -21,9 +21,9 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BUFFER_RECORDS", "KEY_BYTES", "Bits", "FirstSeen"]
+__all__ = ["KEY_BYTES", "Bits", "FirstSeen"]
 
-BUFFER_RECORDS = 1 << 21
+_BUFFER_RECORDS = 1 << 21
 """Records held in memory: 32 MiB, and four times that while they are sorted. A part has half as many, about."""
 
 _RECORD = np.dtype([("key", "<u8"), ("record", "<i8")])
@@ -73,7 +73,7 @@ class FirstSeen:
     """
 
     def __init__(
-        self, records: int, *, folder: Path | None = None, buffer_records: int = BUFFER_RECORDS
+        self, records: int, *, folder: Path | None = None, buffer_records: int = _BUFFER_RECORDS
     ) -> None:
         """Begin.
 

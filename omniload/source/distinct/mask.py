@@ -40,7 +40,7 @@ from omniload.source.index import key_of_file, tell_not_kept
 from omniload.source.parsing.image_cells import ENCODED
 from omniload.source.spec import SourceSpec
 
-__all__ = ["DISTINCT_VERSION", "DistinctRecords", "RecordRules", "distinct_records", "keys_by"]
+__all__ = ["DISTINCT_VERSION", "DistinctRecords", "RecordRules", "distinct_records"]
 
 DISTINCT_VERSION = 1
 """Version of the kept file, in the metadata of its schema; another version is found anew."""
@@ -74,7 +74,7 @@ class DistinctRecords:
         return self._first.total() / max(1, self._first.count)
 
 
-def keys_by(records: Records, by: str) -> NDArray[np.uint64]:
+def _keys_by(records: Records, by: str) -> NDArray[np.uint64]:
     """Return the key of each record of a unit: of what the source names as its key, or of all that it holds."""
     if by == "key":
         assert records.keys_B is not None, "the source names a key"
@@ -136,7 +136,7 @@ def _found(
             records = record_format.read_unit(unit)
             # One that cannot be drawn must not hide one that can.
             usable = np.flatnonzero(records.usable_B)
-            seen.add(keys_by(records, by)[usable], begin + usable)
+            seen.add(_keys_by(records, by)[usable], begin + usable)
             begin += rows
             if time.monotonic() - said_s > _SAID_EVERY_S:
                 said_s = time.monotonic()

@@ -16,7 +16,6 @@ from omniload.base.errors import IntegrityError
 from omniload.source.files import ShardFile
 
 __all__ = [
-    "SAMPLE_BYTES",
     "digest_of_ranges",
     "digest_of_read",
     "digested",
@@ -24,7 +23,7 @@ __all__ = [
     "parquet_ranges",
 ]
 
-SAMPLE_BYTES = 8 << 10
+_SAMPLE_BYTES = 8 << 10
 """Bytes of one range."""
 _SAMPLES = 8
 _TAIL_BYTES = 8
@@ -59,11 +58,11 @@ def digest_of_read(
 
 def even_ranges(size_bytes: int) -> list[tuple[int, int]]:
     """Return ranges spread over a file, its first and last bytes among them; all of a small one."""
-    if size_bytes <= _SAMPLES * SAMPLE_BYTES:
+    if size_bytes <= _SAMPLES * _SAMPLE_BYTES:
         return [(0, size_bytes)]
-    last = size_bytes - SAMPLE_BYTES
+    last = size_bytes - _SAMPLE_BYTES
     starts = (last * i // (_SAMPLES - 1) for i in range(_SAMPLES))
-    return [(start, start + SAMPLE_BYTES) for start in starts]
+    return [(start, start + _SAMPLE_BYTES) for start in starts]
 
 
 def parquet_ranges(
@@ -94,9 +93,9 @@ def parquet_ranges(
             if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
                 # A chunk begins with its dictionary, where it has one.
                 start = min(start, chunk.dictionary_page_offset)
-            begin = start + max(0, (chunk.total_compressed_size - SAMPLE_BYTES) // 2)
+            begin = start + max(0, (chunk.total_compressed_size - _SAMPLE_BYTES) // 2)
             # Places in a footer may be damaged: nothing behind the data is read by them.
-            stop = min(begin + SAMPLE_BYTES, start + chunk.total_compressed_size, footer)
+            stop = min(begin + _SAMPLE_BYTES, start + chunk.total_compressed_size, footer)
             ranges.append((min(begin, stop), stop))
     return ranges
 

@@ -21,7 +21,7 @@ try:
 except ModuleNotFoundError as error:
     raise missing_extra("drawing images", error) from error
 
-__all__ = ["DrawnSample", "build_sample_images", "drawn_samples"]
+__all__ = ["build_sample_images"]
 
 _COLOURS = {
     "red": (214, 40, 40),
@@ -37,7 +37,7 @@ _TAIL = 1.2
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnSample:
+class _DrawnSample:
     """A caption, or a text with ``<image>`` where its images belong, and they as PNG."""
 
     text: str
@@ -45,14 +45,13 @@ class DrawnSample:
 
 
 def build_sample_images(
-    folder: str | Path, samples: int = 96, *, seed: int = 0, shards: int = 4, most: int = _MOST
+    folder: str | Path, samples: int = 96, *, shards: int = 4, most: int = _MOST
 ) -> Path:
     """Write captions as WebDataset archives and texts with several images as Parquet.
 
     Args:
         folder: Where; made if it is missing.
         samples: Samples of each kind.
-        seed: Another one draws other images.
         shards: Files of each kind.
         most: Longest side in pixels.
 
@@ -62,8 +61,8 @@ def build_sample_images(
     """
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
-    captions = list(drawn_samples(samples, seed=seed, most=most))
-    pages = list(drawn_samples(samples, seed=seed + 1, most=most, images=3))
+    captions = list(_drawn_samples(samples, seed=0, most=most))
+    pages = list(_drawn_samples(samples, seed=1, most=most, images=3))
     for shard in range(shards):
         with tarfile.open(out / f"captions-{shard}.tar", "w") as tar:
             for i, sample in list(enumerate(captions))[shard::shards]:
@@ -80,9 +79,9 @@ def build_sample_images(
     return out
 
 
-def drawn_samples(
+def _drawn_samples(
     count: int, *, seed: int = 0, most: int = _MOST, images: int = 1
-) -> Iterator[DrawnSample]:
+) -> Iterator[_DrawnSample]:
     """Yield samples with up to ``images`` images each: with one, a caption without a marker; with more, a text."""
     for i in range(count):
         # By a text, which is hashed alike in every process. Each sample by its own number: a larger corpus begins with
@@ -91,7 +90,7 @@ def drawn_samples(
         drawn = [_drawn(random, most) for _ in range(random.randint(1, images))]
         words = [caption for _, caption in drawn]
         text = words[0] if images == 1 else "".join(f"<image>{word} " for word in words)
-        yield DrawnSample(text, tuple(png for png, _ in drawn))
+        yield _DrawnSample(text, tuple(png for png, _ in drawn))
 
 
 def _drawn(random: Random, most: int) -> tuple[bytes, str]:

@@ -31,6 +31,8 @@ _LARGEST_BYTES = 4 << 30
 _UNUSED_S = 24 * 3600.0
 _LEFTOVER_S = 3600.0
 _CHUNK_BYTES = 64 << 20
+_GIVE_UP_S = 30.0
+"""Limit of every call to a store, attempts and waits included."""
 _OURS = re.compile(r"[0-9a-f]{32}\.(?:plain|[0-9a-f]{12})")
 """What folders of entries are called, by ``source_tokens.folder_of_source``: the place may hold other things too."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -187,16 +189,14 @@ class LocalPlace(Place):
 
 
 class StorePlace(Place):
-    """A folder of a store, whose own rules say who may read and write; it is opened when it is first asked.
+    """A folder of a store, whose own rules say who may read and write; the first call opens it.
 
     Args:
         url: Such as ``s3://BUCKET/FOLDER`` or ``hdfs://HOST/FOLDER``.
-        give_up_after_s: Limit of every call, attempts and waits included.
     """
 
-    def __init__(self, url: str, *, give_up_after_s: float = 30.0) -> None:
+    def __init__(self, url: str) -> None:
         self.location = url
-        self._give_up_after_s = give_up_after_s
         self._opened: Store | None = None
 
     def _store(self) -> "Store":
@@ -205,8 +205,8 @@ class StorePlace(Place):
             from fusefs.stores.retry import RetryingStore  # noqa: PLC0415
             from fusefs.stores.url import open_store  # noqa: PLC0415
 
-            store = open_store(self.location, give_up_after_s=self._give_up_after_s)
-            self._opened = RetryingStore(store, give_up_after_s=self._give_up_after_s)
+            store = open_store(self.location, give_up_after_s=_GIVE_UP_S)
+            self._opened = RetryingStore(store, give_up_after_s=_GIVE_UP_S)
         return self._opened
 
     @override

@@ -44,7 +44,10 @@ from omniload.source.transforms.fill_in_middle import MiddleFiller
 from omniload.source.transforms.images import ImageEncoder
 from omniload.source.transforms.user_functions import MapFunction, spread
 
-__all__ = ["Pipeline", "clamped", "cut_to_rows", "filtered"]
+__all__ = [
+    "Pipeline",
+    "cut_to_rows",
+]
 
 
 class Pipeline:
@@ -151,9 +154,9 @@ class Pipeline:
         for config, function in zip(self._transforms, self._functions, strict=True):
             match config:
                 case ClampTransform():
-                    samples = clamped(samples, config)
+                    samples = _clamped(samples, config)
                 case FilterTransform():
-                    samples = filtered(samples, config)
+                    samples = _filtered(samples, config)
                 case MiddleTransform():
                     places_N = (
                         np.arange(len(samples.tokens)) if positions_N is None else positions_N
@@ -173,7 +176,7 @@ class Pipeline:
         assert self.concat is not None, "documents are joined"
         for config in self._transforms[self._transforms.index(self.concat) :]:
             if isinstance(config, FilterTransform):
-                samples = filtered(samples, config)
+                samples = _filtered(samples, config)
         return samples
 
     def cut(self, samples: Samples) -> tuple[Samples, NDArray[np.int64], NDArray[np.int32]] | None:
@@ -305,13 +308,13 @@ def _images_between(
     return made
 
 
-def clamped(samples: Samples, config: ClampTransform) -> Samples:
+def _clamped(samples: Samples, config: ClampTransform) -> Samples:
     """Return the first tokens of each sample; an image that would be cut is left out, and all behind it."""
     lengths_N = samples.tokens.lengths_N
     return _shortened(samples, np.minimum(lengths_N, config.tokens))
 
 
-def filtered(samples: Samples, config: FilterTransform) -> Samples:
+def _filtered(samples: Samples, config: FilterTransform) -> Samples:
     """Return the samples with those empty that are left out."""
     lengths_N = samples.tokens.lengths_N
     kept_N = (lengths_N >= config.min_tokens) & (lengths_N <= config.max_tokens)
