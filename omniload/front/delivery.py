@@ -25,7 +25,7 @@ from omniload.front.rows import Arrays, Fields, Labels, SideStream, TrainingBatc
 __all__ = ["BatchForm", "CopyAhead", "turn_within"]
 
 _LEAST_S = 0.001
-"""What is left of a timeout at least, to whoever has its turn in its last moment."""
+"""Seconds that a thread has at least that gets its turn as its timeout ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class CopyAhead:
         self._fields = Fields()
 
     def hand_over(self, batch: Batch) -> TrainingBatch:
-        """Return a batch that the trainer may use now, from the copies under way where they are of it."""
+        """Return a batch that the trainer may use now, with the copies under way where they are of this batch."""
         ahead, self._ahead = self._ahead, None
         # By identity: behind a load or a resize another batch may have the same step.
         if ahead is not None and ahead.of is batch:
@@ -81,7 +81,7 @@ class CopyAhead:
         return handed
 
     def begin(self, batch: Batch | None) -> None:
-        """Begin to copy the batch that follows, where it is at hand."""
+        """Begin to copy the next batch; ``None`` where it is not built yet."""
         if batch is None:
             return
         copies: list[Any] = []
@@ -96,16 +96,16 @@ class CopyAhead:
         self._ahead = _Ahead(of=batch, rows=rows, copies=copies, mark=self._stream.mark())
 
     def drop(self) -> None:
-        """Forget what is under way: the loader goes on elsewhere."""
+        """Forget the copies under way: the loader goes on at another step, or as another rank."""
         self._ahead = self._last = None
 
 
 @contextmanager
 def turn_within(one_asks: threading.Lock, timeout: float | None) -> Iterator[float | None]:
-    """Be the only thread that asks for a batch inside; gives what is left of the timeout, which others may take up.
+    """Let one thread at a time ask for a batch; yields what waiting for its turn has left of the timeout.
 
     Raises:
-        ConfigError: Others ask, and the timeout is no length of time.
+        ConfigError: Another thread asks, and the timeout is no length of time.
         UnavailableError: Another thread waited for its batch for as long.
     """
     if not one_asks.acquire(blocking=False):

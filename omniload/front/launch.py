@@ -73,7 +73,7 @@ class Place:
 
 def group_of_torch() -> tuple[int, int] | None:
     """Return the number of this process and the size of torch's process group; ``None`` where there is none."""
-    # Looked up, not imported: who has made a group has imported it, and a loop without torch needs none.
+    # Looked up, not imported: a process with a group has it loaded, and a loop without torch needs none.
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -87,7 +87,7 @@ def launch_of(
     world_size: int | None = None,
     group: tuple[int, int] | None = None,
 ) -> Launch:
-    """Return what this process is in its job.
+    """Return the rank of this process and the size of its job.
 
     Arguments win; then torchrun's variables, then those of a Slurm step, then those of ``mpirun``.
     Where they say nothing of other processes, torch's process group does, as of ``mp.spawn``; a
@@ -107,7 +107,7 @@ def launch_of(
             raise ConfigError(
                 f"rank is {rank!r} and world_size is {world_size!r}; give both, or neither to have them found"
             )
-        # Who counts ranks by hand says nothing of restarts: each start has an address of its own.
+        # Ranks given by hand say nothing of restarts: each start has an address of its own.
         return _checked(rank, world_size, "", "the arguments rank and world_size")
     launch = _launch_in(environment)
     if launch.world_size > 1 or group is None or group[1] == 1:

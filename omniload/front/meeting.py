@@ -50,7 +50,7 @@ __all__ = [
 
 _A_FOLDER_EACH = ", and each start of the job a folder of its own where address= names one"
 _MOST_LETTERS = 512 << 10
-"""Of a note of values: one of 1 MiB is read by nobody."""
+"""Letters of a note of values at most: no rank reads one of 1 MiB."""
 _THERE_S = 1.0
 """Longest wait for a note that was posted before another that was read."""
 _LEAVE_S, _STUCK_S = 10.0, 12.0
@@ -66,7 +66,7 @@ Answer = TypeVar("Answer")
 
 
 class Failure(StrictModel):
-    """In place of a note: why it will not come."""
+    """Stands in the place of a note that will not come, and says why."""
 
     failed: Literal["ConfigError", "UnavailableError", "StateError", "IntegrityError", "Fault"]
     message: str
@@ -80,13 +80,13 @@ class Failure(StrictModel):
 
     def error(self, rank: int) -> OmniloadError:
         """Return the error as another rank raises it."""
-        # A defect of that rank is none of this one: here somebody who was to come does not.
+        # A defect of that rank is none of this one, for which a rank is missing.
         kind = next((k for k in _KINDS if k.__name__ == self.failed), UnavailableError)
         return kind(f"rank {rank}: {self.message}")
 
 
 class Arrival(StrictModel):
-    """What another rank posts first."""
+    """First note of every rank but rank 0: where it runs."""
 
     version: Literal[1] = 1
     host: str
@@ -109,7 +109,7 @@ class HostAssignment(StrictModel):
 
 
 class NodeUp(StrictModel):
-    """What that rank posts."""
+    """What a rank posts that has started the node of its host."""
 
     version: Literal[1] = 1
     place: HostPlace
@@ -130,7 +130,7 @@ class Invitation(StrictModel):
 
 
 class Joined(StrictModel):
-    """What another rank posts when it has its handle."""
+    """What every rank but rank 0 posts once it has its handle of the plane."""
 
     version: Literal[1] = 1
     host: str
@@ -224,10 +224,10 @@ class Meeting:
         return self.rendezvous.post(f"{self.prefix}/{key}", text)
 
     def fail(self, error: BaseException) -> None:
-        """Post the error in place of whatever notes this rank still owes."""
+        """Post the error in place of every note that this rank has not posted yet."""
         rank, text = self.launch.rank, Failure.of(error).model_dump_json()
         owed = ("hosts", "plane") if rank == 0 else ("here", "node", "joined")
-        # What was posted before stays: a note is written once, so that only what is owed says why.
+        # A note is written once: those that were posted before stay as they are.
 
         def tell() -> None:
             for key in owed:
@@ -236,11 +236,11 @@ class Meeting:
         self._on_the_way_out(tell)
 
     def _on_the_way_out(self, ask: Callable[[], Answer]) -> Answer | None:
-        """Return what the rendezvous answers; ``None`` for nothing: a store that is cut off may keep to no limit."""
+        """Return what the rendezvous answers to a last question, or ``None``: a store out of reach may never answer."""
         answers: list[Answer] = []
 
         def run() -> None:
-            with suppress(OmniloadError):  # nobody is there to read it, or nothing can be written
+            with suppress(OmniloadError):  # no rank is left to read it, or the store takes no notes
                 answers.append(ask())
 
         if not self._is_stuck.is_set():
@@ -273,7 +273,7 @@ class Meeting:
             if arrival.host != here:
                 first_of.setdefault(arrival.host, rank)
         if head is None:
-            first_of.clear()  # who asks the plane all the same is refused by its own count of ranks
+            first_of.clear()  # no rank needs a node; one that counts other ranks is refused as it joins
         elif first_of and head.cluster.startswith(f"{LOOPBACK}:"):
             names = [arrivals[rank].name for rank in first_of.values()]
             raise ConfigError(
@@ -296,10 +296,10 @@ class Meeting:
         )
 
     def invite(self, invitation: Invitation, values: MixValues) -> None:
-        """Post where the plane is, and before that the values of its mix, for a rank that has others.
+        """Post where the plane is, and before it the values of the mix, for ranks that open another one.
 
         Raises:
-            ConfigError: Another process has.
+            ConfigError: Another process has posted that as rank 0.
         """
         told = values.model_dump_json()
         if len(told) <= _MOST_LETTERS:
@@ -315,14 +315,14 @@ class Meeting:
         self._notes("joined", ranks, Joined, "joined the plane of rank 0")
 
     def wait_until_left(self, ranks: Iterable[int]) -> None:
-        """Wait until ranks have said their last, for ten seconds each at most."""
+        """Wait until ranks have posted that they left, for ten seconds each at most."""
         for rank in ranks:
-            # The first that is late is the last that is waited for: a job of a thousand killed ranks ends at once.
+            # No other is waited for after a late one: a job of a thousand killed ranks ends at once.
             if self._last_read(f"left/{rank}") is None:
                 return
 
     def end(self) -> None:
-        """Say that the plane has ended."""
+        """Post that the plane has ended."""
         self._on_the_way_out(lambda: self.post("ended", "{}"))
 
     # What the others do.
@@ -349,12 +349,12 @@ class Meeting:
         return self._from_0("plane", Invitation, "brought up the plane")
 
     def values_of_0(self) -> MixValues | None:
-        """Return the values of rank 0's mix, once its invitation was read; ``None`` where they are too many to tell."""
+        """Return the values of rank 0's mix, after its invitation; ``None`` where they did not fit a note."""
         key = f"{self.prefix}/mix"
         return read_as(self.rendezvous, key, MixValues, of_rank=0, timeout_s=_THERE_S)
 
     def join(self) -> None:
-        """Say that this rank has its handle."""
+        """Post that this rank has its handle."""
         self._once("joined", Joined(host=socket.gethostname(), pid=os.getpid()))
 
     def wait_until_ended(self) -> None:
@@ -362,7 +362,7 @@ class Meeting:
         self._last_read("ended")
 
     def leave(self) -> None:
-        """Say that this rank has asked its last."""
+        """Post that this rank asks the plane nothing more."""
         self._on_the_way_out(lambda: self.post(f"left/{self.launch.rank}", "{}"))
 
     def _last_read(self, key: str) -> str | None:

@@ -36,7 +36,7 @@ _TORCH = "trainer_integration.loader.torch_arrays"
 _OPENED = itertools.count()
 """Planes that this process has opened or joined: the n-th of every rank is one plane."""
 _WORKERS = 2
-"""Processes ready on another host: for its first data constructor, and for what looks for stopped processes there."""
+"""Processes kept ready on another host: for its first data constructor, and for its watch of stopped processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class OpenTogether(OpenClient):
             ),
             MixValues.of(spec.mix),
         )
-        # A rank that cannot join fails here, as the job begins, and not as a batch that nobody takes.
+        # A rank that cannot join fails the job here, as it begins, and not later by a batch that it never takes.
         meeting.wait_until_joined(range(1, self.launch.world_size))
         client = stack.enter_context(Client(self._shared(handle, meeting)))
         # The others' last questions are answered before the plane ends.
@@ -168,7 +168,7 @@ class OpenTogether(OpenClient):
         self._agree(meeting, meeting.invitation(), spec.state)
         stack.callback(meeting.leave)
         meeting.join()
-        # What that rank failed with comes by its note; rank 0, which has none, has brought the plane up.
+        # The note of the fetching rank, or its failure; rank 0 posts none, and has opened the plane by now.
         meeting.wait_until_joined(rank for rank in self.place.peers[:1] if rank)
         batch_timeout_s = spec.mix.runtime.batch_timeout
         handle = FollowingHandle(self._peers(meeting), self.timeout_s, batch_timeout_s)

@@ -30,7 +30,7 @@ Kind = Literal["hello", "batch", "end", "failure", "closed"]
 
 
 class Peers(Protocol):
-    """The ranks that train on the same rows, over whatever the trainer's ranks speak by."""
+    """The ranks that train on the same rows, over the trainer's own way between ranks, such as NCCL or Gloo."""
 
     fetching_rank: int
     """The rank that fetches."""
@@ -64,7 +64,7 @@ _STAY = (
 
 
 class FetchingHandle(RankHandle):
-    """The way of the rank that fetches: what it takes, its peers get."""
+    """Handle of the rank that fetches: it takes batches from the plane, and sends them to its peers."""
 
     def __init__(self, handle: RankHandle, peers: Peers) -> None:
         self._handle, self._peers = handle, peers
@@ -78,7 +78,7 @@ class FetchingHandle(RankHandle):
             batch = self._handle.take(step, timeout_s)
             state = self._state_before(step if batch is None else step + 1)
             data = _NOTHING if batch is None else to_bytes(batch)
-        except Exception as error:  # whatever it is, peers would wait for what does not come
+        except Exception as error:  # of any kind: peers would wait for a batch that does not come
             self._peers.give(
                 "failure", step, Failure.of(error).model_dump_json().encode(), _NOTHING
             )
@@ -112,7 +112,7 @@ class FetchingHandle(RankHandle):
 
 
 class FollowingHandle(RankHandle):
-    """The way of a peer: everything comes by broadcast."""
+    """Handle of a peer: batches and states come by broadcast."""
 
     def __init__(self, peers: Peers, timeout_s: float, batch_timeout_s: float) -> None:
         """Wait for the rank that fetches to begin.
@@ -151,7 +151,7 @@ class FollowingHandle(RankHandle):
 
     @override
     def taken(self, step: int) -> None:
-        """Nobody waits for this: the rank that fetches says it for all."""
+        """Do nothing: the rank that fetches tells the planner for all its peers."""
 
     @override
     def state_at(self, step: int) -> JsonObject:

@@ -33,7 +33,7 @@ _LIKE_A_PORT = re.compile(r"[]:][^/]*:\d+$|^\w+://")
 _MOST_BYTES = 64 << 20
 _LARGEST_PORT = 65_535
 _LOOK_S = 0.1
-"""A plane that is not served yet is looked for so often."""
+"""Seconds between two looks for a plane that is not served yet."""
 _ANSWER_S = 5.0
 """Longest wait for a server of another host to take a connection."""
 _ROOT = 0
@@ -111,7 +111,7 @@ def _note_at(place: Path) -> PlaneNote | None:
     """Return the note of a plane that is served now; ``None`` where there is none, or its server has ended."""
     try:
         owner = place.stat().st_uid
-        # Whoever writes the note decides which Ray this process connects to, and so what runs in it.
+        # The note says which Ray this process connects to, and so which code runs in it.
         if owner not in (os.geteuid(), _ROOT):
             raise ConfigError(
                 f"{place} is of user {owner}, this rank of {os.geteuid()}; name a folder of its own user"

@@ -1,4 +1,4 @@
-"""What a training loop is handed: packed rows as tensors, and the batch of a step.
+"""What a training loop takes: packed rows as tensors, and the batch of a step.
 
 Shape suffixes:
     R  rows      T  tokens in a row      D  documents of all rows; padding at a row's end counts as one
@@ -194,9 +194,9 @@ class PackedRows:
 
     @cached_property
     def attention_mask(self) -> Any:  # noqa: ANN401
-        """For attention without varlen: bool ``[R, 1, T, T]``, true where a token may look.
+        """For attention without varlen: bool ``[R, 1, T, T]``, true where a token attends.
 
-        A token sees earlier tokens of its own document and itself. The mask costs ``R * T * T`` bytes.
+        A token attends to itself and to earlier tokens of its own document. The mask costs ``R * T * T`` bytes.
         """
         if isinstance(self._part, CpSlice):
             raise ConfigError(
@@ -210,7 +210,7 @@ class PackedRows:
         )
         same_RTT = document_RT[:, :, None] == document_RT[:, None, :]
         mask = same_RTT & np.tri(length, dtype=np.bool_)
-        # The axis of length 1 is that of heads: all look alike, and broadcasting keeps them from being stored.
+        # The axis of length 1 is that of heads: all have one mask, which broadcasting does not copy.
         return self._tensor(mask[:, None], np.bool_)
 
     def column(self, name: str) -> tuple[Any, Any]:
@@ -286,7 +286,7 @@ class PackedRows:
 
     def to(self, device: object, *, non_blocking: bool = False) -> "PackedRows":  # noqa: ARG002 -- as torch's is called
         """Return the same rows on a device; copies to CUDA never block, whatever ``non_blocking`` says."""
-        # Refused now: fields are made later, where the loop would not look for the device.
+        # Refused here: fields are made later, far from the call that names the device.
         self._arrays.check(device)
         return PackedRows(self._part, self._arrays, self._labels, device)
 

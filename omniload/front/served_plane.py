@@ -36,7 +36,7 @@ __all__ = ["ServedPlane", "serve"]
 
 _LOCK_NAME = "plane.lock"
 _FAILED_S = 1.0
-"""Whether the plane has failed is asked so often."""
+"""Seconds between two looks at whether the plane has failed."""
 
 
 class ServedPlane:
@@ -126,7 +126,7 @@ def serve(
         mix: As for ``open``.
         address: A folder where ranks find it, made where it is missing; those of other hosts, where they see it and
             ``runtime.bind`` says where to listen. Or ``HOST:PORT`` of this host, where no folder is seen by all:
-            whoever reaches that port may join.
+            any process that reaches the port may join.
         world_size: Ranks that there usually are.
         state: What a rank's ``state_dict`` returned, to continue from; with any number of ranks.
         run_dir: As for ``open``.

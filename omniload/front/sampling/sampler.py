@@ -266,7 +266,7 @@ class DynamicSampler:
         # First: what the loader refuses leaves the sampler where it stands.
         self._loader.load_state_dict(found.loader)
         waiting = [
-            # Each rank has them from the state, so that none is sent to whoever is dealt it.
+            # Each rank has them from the state: none has to be sent to the rank that trains on it.
             Waiting(group.prompt.key, EVERYBODY, group.prompt.digest())
             for group in found.waiting
         ]
@@ -333,7 +333,7 @@ class DynamicSampler:
     def _hand_out(self, due: HandOut) -> GroupBatch:
         """Keep the decision, send groups where they are trained on, and return those of this rank."""
         me, decision = self._ranks.rank, due.decision
-        # Whoever rolled a group out need not train on it: shares are even, and what is worth a step is not.
+        # Groups move between ranks: ranks train on even shares, and roll out uneven numbers of groups worth a step.
         going = [
             group for group, rank in zip(due.groups, due.ranks, strict=True) if group.owner != rank
         ]
