@@ -6,13 +6,13 @@ from concurrent import futures
 from concurrent.futures import Future
 from typing import TypeVar
 
-from omniload.actors.heartbeat_board import Board
+from omniload.actors.heartbeat_board import Activity, Board
 from omniload.base.clock import overslept_s
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
 from omniload.machine.waiting import GiveUp, Looked, Wait
 
-__all__ = ["heard_within", "taken_within", "wait_for_opening", "wait_until"]
+__all__ = ["heard_within", "note_taken", "taken_within", "wait_for_opening", "wait_until"]
 
 _ANSWER_S = 60.0
 """Longest wait for a planner to take a question up."""
@@ -54,6 +54,13 @@ def wait_until(
             if isinstance(command, GiveUp):
                 raise UnavailableError(command.text)
             _LOG.warning("%s", command.text)
+
+
+def note_taken(rank: Activity, step: int, waited_s: float) -> None:
+    """Note that a rank has taken the batch of a step, and how long it waited for it."""
+    rank.figures.count("wait_seconds_total", waited_s)
+    rank.figures.count("taken_steps_total")
+    rank.rest(f"has step {step} and has not asked for the next")
 
 
 def wait_for_opening(

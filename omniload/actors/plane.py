@@ -1,6 +1,6 @@
 """What both runtimes share: what a run is, and the handle of a rank."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, Self
@@ -15,6 +15,7 @@ from omniload.mix.edits.found import merged
 from omniload.mix.edits.history import History
 from omniload.mix.run_record import MixText, write_run_record
 from omniload.plan.place_tree import ClientPlaceTree
+from omniload.plan.world import World
 from omniload.plan.world import require_rows as plan_requires
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "PlaneSpec",
     "RankHandle",
     "first_step_of",
+    "join_world",
     "require_rows",
 ]
 
@@ -158,6 +160,30 @@ def first_step_of(spec: PlaneSpec) -> int:
     step = 0 if spec.state is None else spec.state["step"]
     assert isinstance(step, int), "a planner was made of it"
     return step
+
+
+def join_world(
+    asked: ResizeAsked,
+    resize: Callable[[ResizeAsked], World],
+    was_held: Callable[[World], bool],
+) -> World:
+    """Have a plane count a rank that joins it, and return the world that the rank is of.
+
+    A rank that names no generation, and joins in the place of one that is gone, is of the next world, to which the
+    ranks that stay are resized.
+
+    Args:
+        asked: The ranks that the joining one counts.
+        resize: Asks the planner for a world.
+        was_held: Tells whether the rank's place in a world had a holder, which is gone.
+
+    Raises:
+        OmniloadError: As ``resize`` and ``was_held`` raise it.
+    """
+    world = resize(asked)
+    if asked.generation is None and was_held(world):
+        return resize(asked.after(world.generation))
+    return world
 
 
 def require_rows(spec: PlaneSpec) -> None:

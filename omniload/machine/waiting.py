@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 from omniload.machine.progress import USUAL_CALL, Progress, Task, ended_rank, reason_of
 
@@ -57,6 +58,14 @@ class Wait:
     _still_from_s: float = field(default=0.0, init=False)
     _tasks: frozenset[tuple[str, Task]] = field(default=frozenset(), init=False)
     _next_say_s: float = field(default=_FIRST_SAY_S, init=False)
+
+    @classmethod
+    def for_batch(
+        cls, rank: str, step: int, constructor: str, limit_s: float, *, ranks_stay: bool = False
+    ) -> Self:
+        """Return the wait of a rank for the batch of a step, which it has asked of a data constructor."""
+        what = f"the batch of step {step}"
+        return cls(who=rank, what=what, first=constructor, limit_s=limit_s, ranks_stay=ranks_stay)
 
     def due_in_s(self, waited_s: float) -> float:
         """Return how long the shell need not look, having waited so long; 0 when it is due."""

@@ -15,11 +15,12 @@ from omniload.actors.answering_edits import answer_edits, last_question
 from omniload.actors.claim import claim
 from omniload.actors.gate import CLOSED
 from omniload.actors.heartbeat_board import Activity, MemoryBoard
-from omniload.actors.patience import taken_within, wait_for_opening, wait_until
+from omniload.actors.patience import note_taken, taken_within, wait_for_opening, wait_until
 from omniload.actors.plane import (
     DataPlane,
     PlaneSpec,
     RankHandle,
+    join_world,
     require_rows,
 )
 from omniload.actors.planner_journal import open_journal
@@ -175,10 +176,8 @@ class LocalPlane(DataPlane):
         if self._closed:
             raise UnavailableError(CLOSED)
 
-    def resized(self, asked: ResizeAsked | None) -> World:
-        """Have other ranks; without a question, return those that the plane was opened for."""
-        if asked is None:
-            return World(tree=self.spec.tree)
+    def resized(self, asked: ResizeAsked) -> World:
+        """Have other ranks from a step on; return their world."""
         return taken_within(self.planner.resize(asked), what="other ranks")
 
     def was_held(self, world: World, dp_rank: int, cp_rank: int) -> bool:
@@ -234,15 +233,11 @@ class LocalHandle(RankHandle):
     ) -> None:
         """Take a rank of the plane, which has checked that there is one; of the ranks that ``asked`` says."""
         self._plane, self._cp_rank = plane, cp_rank
-        world = plane.resized(asked)
-        if (
-            asked is not None
-            and asked.generation is None
-            and plane.was_held(world, dp_rank, cp_rank)
-        ):
-            # In the place of one that is gone: of the ranks that come next.
-            world = plane.resized(asked.after(world.generation))
-        first_step = plane.first_step if asked is None else asked.step
+        if asked is None:
+            world, first_step = World(tree=plane.spec.tree), plane.first_step
+        else:
+            held = partial(plane.was_held, dp_rank=dp_rank, cp_rank=cp_rank)
+            world, first_step = join_world(asked, plane.resized, held), asked.step
         self._be(world, dp_rank, plane.claim_rank(world, dp_rank, cp_rank), first_step)
 
     def _be(self, world: World, dp_rank: int, key: WorldRank, first_step: int) -> None:
@@ -266,21 +261,12 @@ class LocalHandle(RankHandle):
             batch = constructor.take(step, *ranks, generation=generation)
         else:
             with self._activity.doing(f"waits for step {step}", (_CONSTRUCTOR,)):
-                wait = self._wait_for(step, timeout_s)
+                limit_s = timeout_s or self._plane.spec.mix.runtime.batch_timeout
+                wait = Wait.for_batch(self._name, step, _CONSTRUCTOR, limit_s)
                 wait_until(lambda s: constructor.wait(step, s, generation), wait, self._plane.board)
                 batch = constructor.take(step, *ranks, generation=generation)
-        self._activity.figures.count("wait_seconds_total", time.monotonic() - began_s)
-        self._activity.figures.count("taken_steps_total")
-        self._activity.rest(f"has step {step} and has not asked for the next")
+        note_taken(self._activity, step, time.monotonic() - began_s)
         return batch
-
-    def _wait_for(self, step: int, timeout_s: float | None) -> Wait:
-        return Wait(
-            who=self._name,
-            what=f"the batch of step {step}",
-            first=_CONSTRUCTOR,
-            limit_s=timeout_s or self._plane.spec.mix.runtime.batch_timeout,
-        )
 
     @override
     def is_ready(self, step: int) -> bool:

@@ -119,12 +119,12 @@ def test_a_rank_that_never_asks_is_named_to_the_others(tmp_path):
 
 
 def test_a_wait_is_logged_with_whom_it_is_for(tmp_path, store, monkeypatch, caplog):
-    def impatient(**words):
-        wait = Wait(**words)
-        wait._next_say_s = 0.01
-        return wait
+    class Impatient(Wait):
+        def __init__(self, **words):
+            super().__init__(**words)
+            self._next_say_s = 0.01
 
-    monkeypatch.setattr("omniload.actors.local.plane.Wait", impatient)
+    monkeypatch.setattr("omniload.actors.local.plane.Wait", Impatient)
     with LocalPlane(a_spec(tmp_path)) as plane, Client(plane.handle(0)) as client:
         with pytest.raises(UnavailableError):
             client.next_batch(timeout=2.0)

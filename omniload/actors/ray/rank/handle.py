@@ -18,8 +18,8 @@ from omniload.actors.address import PlaneAddress, check_rank
 from omniload.actors.gate import Gate
 from omniload.actors.heartbeat_board import Activity
 from omniload.actors.lifeline import LifelineEnd
-from omniload.actors.patience import wait_until
-from omniload.actors.plane import RankHandle
+from omniload.actors.patience import note_taken, wait_until
+from omniload.actors.plane import RankHandle, join_world
 from omniload.actors.rank_locks import name_in
 from omniload.actors.ray.answers import (
     error_of,
@@ -129,9 +129,7 @@ class RayHandle(RankHandle):
         self._gate.check()
         if self._ahead.is_empty:
             self._open_window(step, timeout_s)
-        self._activity.figures.count("wait_seconds_total", time.monotonic() - began_s)
-        self._activity.figures.count("taken_steps_total")
-        self._activity.rest(f"has step {step} and has not asked for the next")
+        note_taken(self._activity, step, time.monotonic() - began_s)
         return self._ahead.next()
 
     @override
@@ -213,13 +211,9 @@ class RayHandle(RankHandle):
 
     def _wait_for_window(self, step: int, timeout_s: float | None) -> None:
         """Wait for batches; where the constructor is lost, for the one that takes its place, and ask that one."""
-        wait = Wait(
-            who=self._name,
-            what=f"the batch of step {step}",
-            first=self._constructor_name,
-            limit_s=timeout_s or self._address.batch_timeout_s,
-            ranks_stay=self._address.ranks_stay,
-        )
+        limit_s = timeout_s or self._address.batch_timeout_s
+        stay, asks = self._address.ranks_stay, self._constructor_name
+        wait = Wait.for_batch(self._name, step, asks, limit_s, ranks_stay=stay)
         while True:
             asked = self._ahead.ask(step)
             wait_until(lambda s: wait_for_future(asked, s, self._planner.look), wait, self._board)  # noqa: B023 -- waited for here
@@ -259,14 +253,15 @@ class RayHandle(RankHandle):
         return name_in(generation, rank_name(dp_rank, self._cp_rank, self._address.cp_size))
 
     def _join_world(self, asked: ResizeAsked, dp_rank: int) -> World:
-        """Ask for the world that this rank counts itself to; in the place of a lost rank, for the next one."""
-        world = self._planner.resize(asked)
-        if asked.generation is None and was_claimed(
-            self._folder, self._rank_in(world.generation, dp_rank)
-        ):
+        """Return the world that this rank joins; see ``join_world``."""
+
+        def was_held(world: World) -> bool:
+            if not was_claimed(self._folder, self._rank_in(world.generation, dp_rank)):
+                return False
             self._claim(world.generation, dp_rank).close()  # refused where that one lives
-            world = self._planner.resize(asked.after(world.generation))
-        return world
+            return True
+
+        return join_world(asked, self._planner.resize, was_held)
 
     def _become(self, world: World, dp_rank: int) -> None:
         """Take the number of a rank of a world that there is, and the role that serves it."""

@@ -7,6 +7,7 @@ import pytest
 from omniload.actors.opening import runtime_of
 from omniload.actors.plane import (
     PlaneSpec,
+    join_world,
     require_rows,
 )
 from omniload.actors.planner_journal import open_journal
@@ -30,6 +31,7 @@ from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.mix.journal.reading import read_journal
 from omniload.mix.sources import ParquetSource
 from omniload.plan.place_tree import ClientPlaceTree
+from omniload.plan.world import World
 from tests.support.plane.builders import a_mix, a_table, some_facts
 
 FACTS = some_facts([100, 100])
@@ -256,3 +258,27 @@ def test_a_planner_that_was_lost_after_it_kept_an_added_source_is_followed_by_on
     assert list(planner.positions_per_epoch_S) == [100, 100, 55]
     with pytest.raises(StateError, match="lost while source 'books' was added"):
         make_successor(spec, FACTS, tmp_path, life=2)
+
+
+@pytest.mark.parametrize(
+    ("generation", "is_held_before", "asked"),
+    [(None, False, [None]), (None, True, [None, 2]), (1, True, [1])],
+)
+def test_a_rank_in_the_place_of_one_that_is_gone_is_of_the_next_world_unless_it_names_its_own(
+    generation, is_held_before, asked
+):
+    worlds, questions = [World(tree=ClientPlaceTree.of(dp=2))], []
+
+    def resize(question):
+        questions.append(question.generation)
+        worlds.append(
+            worlds[-1].followed_by(dp=3, step=question.step, generation=question.generation)
+        )
+        return worlds[-1]
+
+    joined = join_world(
+        ResizeAsked(dp=3, step=5, generation=generation), resize, lambda world: is_held_before
+    )
+
+    assert questions == asked
+    assert joined.generation == len(asked)

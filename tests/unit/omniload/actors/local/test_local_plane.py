@@ -21,7 +21,7 @@ class FakePlane:
         self.keys, self.taken = {held}, []
         self.world = World(tree=ClientPlaceTree.of(dp=2))
         mix = SimpleNamespace(steps_at_once=1)
-        self.spec = SimpleNamespace(mix=mix)
+        self.spec = SimpleNamespace(mix=mix, tree=self.world.tree)
         self.constructor = SimpleNamespace(has=lambda step, generation: False)
         self.planner = SimpleNamespace(taken=lambda *told: self.taken.append(told))
 
@@ -29,8 +29,7 @@ class FakePlane:
         return Activity(name)
 
     def resized(self, asked):
-        if asked is not None:
-            self.world = self.world.followed_by(dp=asked.dp, step=asked.step)
+        self.world = self.world.followed_by(dp=asked.dp, step=asked.step)
         return self.world
 
     def claim_rank(self, world, dp_rank, cp_rank):
