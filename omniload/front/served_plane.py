@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self, Unpack
 
+from omniload.actors.address import PlaneAddress
 from omniload.actors.opening import open_ray_plane
 from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.base.errors import ConfigError, StateError
@@ -52,39 +53,26 @@ class ServedPlane:
         self._ended = threading.Event()
         self._opened = ExitStack()
         try:
-            # First in, last out: the address is let go of when nothing of the plane is left.
+            # First in, last out: the address is released when nothing of the plane is left.
             server = None if (at := port_of(address)) is None else NoteServer(*at)
             self._opened.callback((server or _claimed(Path(address))).close)
             self._plane = self._opened.enter_context(open_ray_plane(spec))
-            # Ray is there, and with it the secret that this process has made up.
-            from omniload.actors.ray.tokens import token  # noqa: PLC0415 -- an extra
-
-            note = PlaneNote(
-                plane=self._plane.address,
-                token=token(),
-                names=spec.mix.names,
-                vocab_size=vocab_size_of(spec),
-                num_steps=spec.num_steps,
-                first_step=first_step_of(spec),
-                repeats=spec.mix.mix.stop == "never",
-                # Ranks join from working directories of their own.
-                run_dir=None if spec.run_dir is None else spec.run_dir.resolve(),
-            )
-            content = note.model_dump_json().encode()
+            note = _note_of(self._plane.address, spec).model_dump_json().encode()
+            # What is entered from here on ends before the plane does: no rank may join a plane that is closing.
             if server is not None:
-                server.serve(content)
-                # Runs before the plane ends: nobody may join a plane that is closing.
+                server.serve(note)
                 self._opened.callback(server.close)
-                return
-            place = Path(address) / NOTE_NAME
-            write_whole(place, content, mode=0o600)
-            # Held for as long as this process lives; whatever ends it, the kernel lets go.
-            self._opened.enter_context(locked(place, writable=True))
-            # Before the plane ends, as above.
-            self._opened.callback(place.unlink, missing_ok=True)
+            else:
+                self._leave_note(Path(address) / NOTE_NAME, note)
         except BaseException:
             self._opened.close()
             raise
+
+    def _leave_note(self, place: Path, note: bytes) -> None:
+        """Write the note, and hold its lock, which the kernel releases when this process ends, however that is."""
+        write_whole(place, note, mode=0o600)
+        self._opened.enter_context(locked(place, writable=True))
+        self._opened.callback(place.unlink, missing_ok=True)
 
     def wait(self) -> None:
         """Serve until ``close`` is called, as by the handler of a signal.
@@ -144,6 +132,24 @@ def serve(
     spec = spec_of(mix, None, {**settings, "elastic": True}, "ray", place, 0)
     spec = replace(kept_in(run_dir, mix, spec), num_steps=steps_of(steps), state=state or None)
     return ServedPlane(spec, address)
+
+
+def _note_of(address: PlaneAddress, spec: PlaneSpec) -> PlaneNote:
+    """Return what ranks need to join a plane that is up."""
+    # Now Ray is there, and with it the secret that this process has made up.
+    from omniload.actors.ray.tokens import token  # noqa: PLC0415 -- an extra
+
+    return PlaneNote(
+        plane=address,
+        token=token(),
+        names=spec.mix.names,
+        vocab_size=vocab_size_of(spec),
+        num_steps=spec.num_steps,
+        first_step=first_step_of(spec),
+        repeats=spec.mix.mix.stop == "never",
+        # Ranks join from working directories of their own.
+        run_dir=None if spec.run_dir is None else spec.run_dir.resolve(),
+    )
 
 
 def _claimed(folder: Path) -> FileLock:
