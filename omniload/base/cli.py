@@ -130,13 +130,21 @@ class Nouns(_Guided):
             return []
         if nouns := super().meant_by(ctx, name):
             return nouns
+        return self.verbs_like(ctx, name)
+
+    def verbs_like(self, ctx: click.Context, name: str, *, exactly: bool = False) -> list[str]:
+        """Return the verbs of our nouns, as they are typed, that have a name, or else one that is near."""
         verbs: dict[str, list[str]] = {}
         for noun, (place, _) in _OURS.items():
             with suppress(ImportError, OmniloadError):  # a noun whose extra is not installed
                 group = _loaded(place)
                 verbs[noun] = group.list_commands(ctx) if isinstance(group, click.Group) else []
         has_it = {noun: [name] for noun, known in verbs.items() if name in known}
-        near = has_it or {noun: _like(name, known) for noun, known in verbs.items()}
+        near = (
+            has_it
+            if has_it or exactly
+            else {noun: _like(name, known) for noun, known in verbs.items()}
+        )
         return [
             f"{ctx.command_path} {noun} {each}" for noun, found in near.items() for each in found
         ]
@@ -172,6 +180,14 @@ class Verbs(_Guided):
             return None
         place, _ = self._verbs[cmd_name]
         return _loaded(place)
+
+    @override
+    def meant_by(self, ctx: click.Context, name: str) -> list[str]:
+        """Return also the verb of that name of another noun, where none of this one is near."""
+        near, above = super().meant_by(ctx, name), ctx.parent
+        if near or name in self._verbs or above is None or not isinstance(above.command, Nouns):
+            return near
+        return above.command.verbs_like(above, name, exactly=True)
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -117,12 +117,16 @@ def test_an_unknown_noun_is_a_fault_of_the_input(capsys):
         (("chekc",), "omniload mix check"),
         (("mount",), "omniload fs mount or omniload image mount"),
         (("mix", "stat"), "omniload mix stats"),
+        (("train", "top", "run"), "omniload mix top"),
+        (("mix", "verify", "run"), "omniload fs verify or omniload train verify"),
     ],
 )
 def test_a_name_that_no_command_has_is_told_with_what_may_be_meant(typed, meant, capsys):
     assert run(*typed) == 2
     said = capsys.readouterr().err
-    program = said.removeprefix("Usage: ").partition(" mix [" if typed[0] == "mix" else " [")[0]
+    program = said.removeprefix("Usage: ").partition(
+        f" {typed[0]} [" if typed[0] in ("mix", "train") else " ["
+    )[0]
     assert f"Did you mean {meant}?\n" in said.replace(program, "omniload")
 
 
