@@ -181,7 +181,20 @@ def said_of_unknown(model: type[BaseModel], location: tuple[str | int, ...]) -> 
             )
             return f" for type {tagged[-1]}, and {having_it} it: change the type, or remove the key"
     near = _near(model, location)
+    if near is None and (lists := _lists_with(model, location)):
+        return f"; it is of what stands in {lists[0]}, as {lists[0]}: [{{{key}: ...}}]"
     return f"; did you mean {near!r}?" if near else "; remove it"
+
+
+def _lists_with(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
+    """Return the lists beside an unknown key whose items have a key of that name."""
+    return sorted(
+        name
+        for above in _models_at(model, location[:-1])
+        for name, field in above.model_fields.items()
+        if get_origin(field.annotation) in {tuple, list}
+        and any(location[-1] in item.model_fields for item in _models_in(field.annotation))
+    )
 
 
 def _near(model: type[BaseModel], location: tuple[str | int, ...]) -> str | None:

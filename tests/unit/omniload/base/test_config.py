@@ -407,13 +407,20 @@ def test_a_fault_of_a_whole_union_member_names_no_key_that_the_file_lacks(tmp_pa
 
 @pytest.mark.parametrize(
     ("key", "meant"),
-    [("nam", "name"), ("limts", "limits"), ("radius", None), ("name_of_all", None)],
+    [("nam", "name"), ("limts", "limits"), ("name_of_all", None)],
 )
 def test_a_key_that_is_nearly_one_names_it(key, meant):
     (fault,) = faults_of(f"name: x\nshapes: [{{type: square, side: 1}}]\n{key}: 1\n")
 
     tail = f"; did you mean {meant!r}?" if meant else "; remove it"
     assert fault == f"a.yaml:3: {key}: no such key{tail}"
+
+
+def test_a_key_of_items_that_stands_beside_their_list_is_told_with_the_list():
+    (fault,) = faults_of("name: x\nshapes: [{type: square, side: 1}]\nradius: 1\n")
+
+    said = "no such key; it is of what stands in shapes, as shapes: [{radius: ...}]"
+    assert fault == f"a.yaml:3: radius: {said}"
 
 
 def test_a_key_of_an_item_is_looked_for_among_those_of_items():
