@@ -7,21 +7,28 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 from typing_extensions import override
 
 from omniload.base.cli import FiniteRange
-from omniload.base.config import StrictModel
+from omniload.base.config import StrictModel, load_yaml
 from omniload.base.errors import ConfigError
 from omniload.base.settings.faults import said_of_fault
 from omniload.commands.options import json_option
 from omniload.mix.edits.edit import SetAmounts, SetWeights
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.transforms import ChatTransform, PreferenceTransform, TransformConfig
-from omniload.mix.sources import SourceBase
+from omniload.mix.sources import Name, SourceBase, SourceConfig
 
-__all__ = ["amount_of", "change_options", "checked", "what_is_set", "with_absolute_paths"]
+__all__ = [
+    "amount_of",
+    "change_options",
+    "checked",
+    "declared_in",
+    "what_is_set",
+    "with_absolute_paths",
+]
 
 _AMOUNT = re.compile(r"([0-9][0-9_.]*[A-Za-z]{0,2}?)\s*(epoch|sample|token)s?")
 Source = TypeVar("Source", bound=SourceBase)
@@ -149,6 +156,33 @@ def amount_of(value: str) -> Amount | None:
     except ValueError as error:  # a ValidationError is one too
         said = said_of_fault(error.errors()[0]) if isinstance(error, ValidationError) else error
         raise ConfigError(f"{value!r:.60} is no amount: {said}; say 2epochs or 5Gtokens") from error
+
+
+class _Fragment(StrictModel):
+    """Sources, as a mix file declares them."""
+
+    sources: dict[Name, SourceConfig] = Field(min_length=1)
+
+
+def declared_in(file: Path, name: str) -> SourceConfig:
+    """Return the source that a file declares under a name.
+
+    Raises:
+        ConfigError: It is no YAML of sources, as where it is the data itself, or declares none of that name.
+    """
+    try:
+        sources = load_yaml(file, _Fragment).sources
+    except ConfigError as error:
+        error.add_note(
+            "it declares sources as a mix file does, and nothing else: "
+            f"sources: {{{name}: {{type: jsonl, path: data/*.jsonl}}}}"
+        )
+        raise
+    if name not in sources:
+        raise ConfigError(
+            f"{file}: sources has {', '.join(sources)}, not {name!r}; declare it there, or correct the name"
+        )
+    return sources[name]
 
 
 def with_absolute_paths(source: Source, folder: Path) -> Source:

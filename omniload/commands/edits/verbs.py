@@ -3,21 +3,19 @@
 from pathlib import Path
 
 import click
-from pydantic import Field
 
-from omniload.base.config import StrictModel, load_yaml
 from omniload.base.errors import ConfigError
 from omniload.commands.edits.arguments import (
     amount_of,
     change_options,
     checked,
+    declared_in,
     what_is_set,
     with_absolute_paths,
 )
 from omniload.commands.edits.taken import change_and_say
 from omniload.commands.options import run_argument
 from omniload.mix.edits.edit import AddSource, RetireSource, Undo
-from omniload.mix.sources import Name, SourceConfig
 
 __all__ = ["add", "retire", "set_weights", "undo"]
 
@@ -80,12 +78,7 @@ def add(  # noqa: PLR0913 -- one for each option
       omniload mix add demo/run books --from books.yaml --weight 0.3
       omniload mix add demo/run books --from books.yaml --amount 2epochs
     """  # noqa: D301 -- click's own marker
-    sources = load_yaml(fragment, _Fragment).sources
-    if name not in sources:
-        raise ConfigError(
-            f"{fragment}: sources has {', '.join(sources)}, not {name!r}; declare it there, or correct the name"
-        )
-    source = with_absolute_paths(sources[name], fragment.resolve().parent)
+    source = with_absolute_paths(declared_in(fragment, name), fragment.resolve().parent)
     how_much = amount_of(amount) if amount is not None else None
     if (weight is None) == (how_much is None):
         both = "" if weight is None else "--weight and --amount are both given; "
@@ -124,9 +117,3 @@ def undo(run: Path, at: int | None, timeout_s: float, as_json: bool) -> None:
       omniload mix undo demo/run
     """  # noqa: D301 -- click's own marker
     change_and_say(run, Undo(), at, timeout_s, as_json)
-
-
-class _Fragment(StrictModel):
-    """Sources, as a mix file declares them."""
-
-    sources: dict[Name, SourceConfig] = Field(min_length=1)

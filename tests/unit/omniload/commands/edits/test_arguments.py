@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from omniload.base.errors import ConfigError
-from omniload.commands.edits.arguments import what_is_set, with_absolute_paths
+from omniload.commands.edits.arguments import declared_in, what_is_set, with_absolute_paths
 from omniload.mix.config import JsonlSource
 from omniload.mix.edits.edit import SetAmounts, SetWeights
 from omniload.mix.schema.amounts import Amount
@@ -76,3 +76,31 @@ def test_the_records_that_others_had_drawn_start_at_the_file():
         with_absolute_paths(source.model_copy(update={"drawn_before": None}), FOLDER).drawn_before
         is None
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"text": "a"}\n{"text": "b"}\n',
+        "version: 1\nsources: {web: {type: jsonl, path: a.jsonl}}\n",
+    ],
+    ids=["the data itself", "a whole mix file"],
+)
+def test_a_file_that_declares_no_source_is_told_with_what_one_does(tmp_path, text):
+    file = tmp_path / "web.yaml"
+    file.write_text(text)
+
+    with pytest.raises(ConfigError) as refused:
+        declared_in(file, "web")
+
+    (note,) = refused.value.__notes__
+    assert "and nothing else: sources: {web: {type: jsonl, path: data/*.jsonl}}" in note
+
+
+def test_a_source_is_taken_by_its_name_from_those_of_a_file(tmp_path):
+    file = tmp_path / "web.yaml"
+    file.write_text("sources: {web: {type: jsonl, path: a.jsonl}}\n")
+
+    assert declared_in(file, "web").paths == ("a.jsonl",)
+    with pytest.raises(ConfigError, match="sources has web, not 'books'"):
+        declared_in(file, "books")
