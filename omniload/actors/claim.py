@@ -8,6 +8,7 @@ import hashlib
 import os
 import socket
 import struct
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +21,10 @@ __all__ = ["LOCK_NAME", "PlaneClaim", "claim", "launch_of"]
 
 LOCK_NAME = ".plane.lock"
 """File in the run's folder. It stays; what counts is the lock on it."""
+_MOST_ASKING = 4096
+"""Processes that are told who holds a name: the kernel keeps each that asked, for as long as the holder lives."""
+_CREDENTIALS = struct.Struct("3i")
+_MOMENT_S, _TRIES = 0.01, 100
 _LOG = get_logger(__name__)
 _JOIN = (
     "end it if it is of a job before; give another job a run_dir of its own; and of one job leave rank= and "
@@ -85,8 +90,8 @@ def _bound(name: str, launch: str) -> socket.socket | None:
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         held.bind(name)
-        # So that whoever comes second can connect, and the kernel tells it which process this is.
-        held.listen(1)
+        # So that whoever comes later can connect, and the kernel tells it which process this is.
+        held.listen(_MOST_ASKING)
     except OSError as error:
         held.close()
         pid, uid = _holder(name)
@@ -102,13 +107,19 @@ def _bound(name: str, launch: str) -> socket.socket | None:
 
 def _holder(name: str) -> tuple[int, int]:
     """Return process and user that listen on a name; -1 where nobody answers."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        # The holder takes nobody's connection, so a connect behind a full queue would wait for as long as it lives.
-        asking.setblocking(False)
-        try:
-            asking.connect(name)
-            raw = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        except OSError:
-            return -1, -1
-    pid, uid, _ = struct.unpack("3i", raw)
-    return pid, uid
+    for _ in range(_TRIES):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+            # The holder takes nobody's connection, so a connect behind a full queue would wait for as long as it lives.
+            asking.setblocking(False)
+            try:
+                asking.connect(name)
+                raw = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            except ConnectionRefusedError:
+                # It has the name and does not listen yet, which a busy machine makes long; or has just ended.
+                threading.Event().wait(_MOMENT_S)
+                continue
+            except OSError:
+                break
+        pid, uid, _ = _CREDENTIALS.unpack(raw)
+        return pid, uid
+    return -1, -1

@@ -3,14 +3,16 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
+from omniload.actors.claim import claim
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
@@ -292,6 +294,42 @@ def test_ranks_of_one_launch_that_each_open_the_plane_are_refused_by_the_one_tha
         for process in (first, other):
             process.kill()
             process.communicate()
+
+
+LAUNCH = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29502"}
+
+
+def test_each_further_rank_of_a_launch_is_refused_however_many_there_are(tmp_path):
+    spec = a_spec(tmp_path, dp=64)
+    with closing(claim(spec, LAUNCH)):
+        for _ in range(63):
+            with pytest.raises(
+                StateError, match=rf"is open in process {os.getpid()} with the same"
+            ):
+                claim(spec, LAUNCH)
+
+
+def test_a_rank_is_refused_by_one_that_has_taken_the_name_and_does_not_listen_yet(
+    tmp_path, monkeypatch
+):
+    spec, bound = a_spec(tmp_path, dp=2), []
+
+    class Late(socket.socket):
+        def listen(self, backlog):
+            bound.append(self)
+
+    with monkeypatch.context() as late:
+        late.setattr(socket, "socket", Late)
+        first = claim(spec, LAUNCH)
+    listens = threading.Timer(0.05, lambda: socket.socket.listen(bound[0], 8))
+    listens.start()
+
+    with (
+        closing(first),
+        pytest.raises(StateError, match=rf"is open in process {os.getpid()} with the same"),
+    ):
+        claim(spec, LAUNCH)
+    listens.join()
 
 
 @pytest.mark.ray
