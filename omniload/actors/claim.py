@@ -9,12 +9,13 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from omniload.actors.plane import PlaneSpec
-from omniload.base.errors import StateError, system_refusals
-from omniload.base.linux.file_lock import FileLock
+from omniload.base.errors import StateError, UnavailableError, system_refusals
+from omniload.base.linux.file_lock import FileLock, is_locked
 from omniload.base.log import get_logger
 
 __all__ = ["LOCK_NAME", "PlaneClaim", "claim", "launch_of"]
@@ -25,6 +26,8 @@ _MOST_ASKING = 4096
 """Processes that are told who holds a name: the kernel keeps each that asked, for as long as the holder lives."""
 _CREDENTIALS = struct.Struct("3i")
 _MOMENT_S, _TRIES = 0.01, 100
+_CHANGED_S = 60.0
+"""Longest wait for a command that changes the mix of a run at rest: it may have to list a source."""
 _LOG = get_logger(__name__)
 _JOIN = (
     "end it if it is of a job before; give another job a run_dir of its own; and of one job leave rank= and "
@@ -53,6 +56,7 @@ def claim(spec: PlaneSpec, environment: Mapping[str, str] = os.environ) -> Plane
     Raises:
         ConfigError: The run's folder cannot be used.
         StateError: The plane is open already; names the process that holds it.
+        UnavailableError: Its mix is being changed, and that takes long.
     """
     if spec.run_dir is not None:
         return PlaneClaim(_locked(spec.run_dir))
@@ -77,12 +81,21 @@ def launch_of(environment: Mapping[str, str]) -> str | None:
 @system_refusals("the run's folder")
 def _locked(run_dir: Path) -> FileLock:
     run_dir.mkdir(parents=True, exist_ok=True)
-    try:
-        return FileLock(run_dir / LOCK_NAME)
-    except BlockingIOError as error:
-        raise StateError(
-            f"the data plane of {run_dir} is open in {error.strerror}: {_JOIN}"
-        ) from None
+    place, until_s = run_dir / LOCK_NAME, time.monotonic() + _CHANGED_S
+    while True:
+        try:
+            return FileLock(place)
+        except BlockingIOError as error:
+            if is_locked(place):
+                raise StateError(
+                    f"the data plane of {run_dir} is open in {error.strerror}: {_JOIN}"
+                ) from None
+        if time.monotonic() > until_s:
+            raise UnavailableError(
+                f"the mix of {run_dir} is being changed, for {_CHANGED_S:.0f} s by now; open the data plane again once "
+                "that command has ended, or end it"
+            )
+        threading.Event().wait(_MOMENT_S)
 
 
 def _bound(name: str, launch: str) -> socket.socket | None:

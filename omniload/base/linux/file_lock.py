@@ -74,8 +74,12 @@ class FileLock:
     Of this process alone: one that is forked has no part in it, and does not keep it where this one is killed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
         """Take the file, which is made where it is missing.
+
+        Args:
+            path: The file.
+            shared: Keep it from whoever wants it alone, and from nobody else: to ``is_locked`` nobody holds it.
 
         Raises:
             BlockingIOError: Somebody holds it; the error's text names the process and its host.
@@ -84,7 +88,8 @@ class FileLock:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         _held.add(self)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
         except BlockingIOError as error:
             # Written behind the lock: whoever has only just taken it may not have said so yet.
             holder = os.pread(self._descriptor, _LONGEST_HOLDER, 0).decode(errors="replace").strip()
@@ -93,6 +98,8 @@ class FileLock:
         except OSError:
             self._leave()
             raise
+        if shared:
+            return
         # Only now: before the lock was taken these words were another's.
         os.ftruncate(self._descriptor, 0)
         os.pwrite(

@@ -74,8 +74,8 @@ def change_mix(run: Path, change: Change, at: int | None, timeout_s: float) -> E
         # One asks at a time: a plane has one file for questions, and one for answers.
         with locked(run / _ASKING_NAME, waits=False):
             try:
-                # A plane that is up has it; where it can be had there is none, and none opens while it is held here.
-                held = FileLock(run / LOCK_NAME)
+                # A plane that is up has it; where it can be had there is none, and one that opens waits for this.
+                held = FileLock(run / LOCK_NAME, shared=True)
             except BlockingIOError as error:
                 _require_no_skip(run, change, str(error.strerror))
                 return _ask_plane(run, change, at, timeout_s, str(error.strerror))

@@ -19,7 +19,7 @@ from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.writing import write_whole
 from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
-from omniload.commands.edits import at_rest
+from omniload.commands.edits import asking, at_rest
 from omniload.commands.edits.asking import change_mix
 from omniload.mix.config import load_mix
 from omniload.mix.edits.answers import ANSWER_NAME, REQUEST_NAME, EditAnswer, EditRequest
@@ -346,19 +346,42 @@ def test_a_change_that_is_asked_for_while_the_plane_opens_is_taken_up_once_it_is
 ):
     said, opens = [], LocalPlane._open
     change = SetWeights(weights={"ids": 3.0})
-    asking = threading.Thread(target=lambda: said.append(change_mix(run_dir, change, None, 60.0)))
+    beside = threading.Thread(target=lambda: said.append(change_mix(run_dir, change, None, 60.0)))
 
     def opens_once_asked(plane, spec):
-        asking.start()
+        beside.start()
         wait_for((run_dir / REQUEST_NAME).exists)
         opens(plane, spec)
 
     monkeypatch.setattr(LocalPlane, "_open", opens_once_asked)
     with LocalPlane(a_spec(mix_path, run_dir=run_dir)):
-        asking.join(60)
+        beside.join(60)
 
     (taken,) = said
     assert taken.edit.revision == 1
+
+
+def test_a_plane_that_opens_waits_for_the_change_of_its_run_at_rest(mix_path, run_dir, monkeypatch):
+    LocalPlane(a_spec(mix_path, run_dir=run_dir)).close()
+    changes, changing, may_end = asking.change_at_rest, threading.Event(), threading.Event()
+
+    def changes_slowly(*what):
+        changing.set()
+        assert may_end.wait(60)
+        return changes(*what)
+
+    monkeypatch.setattr(asking, "change_at_rest", changes_slowly)
+    change = SetWeights(weights={"ids": 3.0})
+    beside = threading.Thread(target=change_mix, args=(run_dir, change, None, 60.0))
+    beside.start()
+    assert changing.wait(60)
+    ends = threading.Timer(0.1, may_end.set)
+    ends.start()
+
+    with LocalPlane(a_spec(mix_path, run_dir=run_dir)) as plane:
+        assert [edit.change for edit in plane.spec.history.edits] == [change]
+    for thread in (beside, ends):
+        thread.join(60)
 
 
 def test_a_plane_that_does_not_answer_is_named(mix_path, run_dir, monkeypatch):
