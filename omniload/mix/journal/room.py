@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from omniload.base.clock import overslept_s
 from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s
 from omniload.base.writing import FULL, free_in
@@ -41,7 +42,7 @@ class Room:
         self._ended.set()
 
     def write(self, attempt: Callable[[], object], where: object, folder: Path | None) -> None:
-        """Call ``attempt`` until there is room for what it writes, for up to ``GIVE_UP_S``.
+        """Call ``attempt`` until there is room for what it writes, for up to ``GIVE_UP_S`` in which this process runs.
 
         Args:
             attempt: Writes all of it, or leaves nothing that is read.
@@ -58,14 +59,14 @@ class Room:
             except OSError as error:
                 if error.errno not in FULL:
                     raise
-                left_s = GIVE_UP_S - (self._now_s() - began_s)
-                is_over = self._ended.is_set() or left_s <= 0
-                if is_over or self._waits(
-                    error, where, free_in(folder), min(wait_s, left_s), number == 0
-                ):
+                failed_s = self._now_s()
+                turn_s = min(wait_s, GIVE_UP_S - (failed_s - began_s))
+                is_over = self._ended.is_set() or turn_s <= 0
+                if is_over or self._waits(error, where, free_in(folder), turn_s, number == 0):
                     waited_s = self._now_s() - began_s
                     said = f"{error.strerror}, for {waited_s:.0f} s of the {GIVE_UP_S:.0f} s that room is waited for"
                     raise OSError(error.errno, said, str(where)) from error
+                began_s += overslept_s(turn_s, self._now_s() - failed_s)
                 continue
             if number:
                 passed_s = self._now_s() - began_s

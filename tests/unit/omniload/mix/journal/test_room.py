@@ -70,6 +70,22 @@ def test_the_wait_ends_at_its_limit_and_says_so(tmp_path):
     assert len(calls) == len(pauses.waits) + 1
 
 
+def test_a_process_that_is_stopped_as_it_waits_has_the_rest_of_its_limit_yet(tmp_path):
+    pauses = Pauses()
+    attempt, _ = full(1000)
+    stopped_s = iter([0.0, 3_600.0])
+
+    def pause(wait_s):
+        pauses.now_s += next(stopped_s, 0.0)
+        return pauses(wait_s)
+
+    room = Room(pause, lambda: pauses.now_s)
+
+    with pytest.raises(OSError, match=r"for 60 s of the 60 s that room is waited for"):
+        room.write(attempt, "the journal", tmp_path)
+    assert sum(pauses.waits) == pytest.approx(GIVE_UP_S)
+
+
 def test_what_is_closed_waits_no_more(tmp_path):
     room, pauses = a_room(ends=2)
 
