@@ -1,7 +1,7 @@
-"""Who is inside a plane, and who alone changes it.
+"""Calls that are inside a plane, which closing waits for, and the one change at a time that a plane is under.
 
-What is taken away under a call ends the process: a gate lets calls end first. Whoever edits the mix, or moves sources,
-waits for a turn, and says for whom.
+A call to Ray ends the process where Ray is taken away under it: a gate lets calls end first. Edits of the mix and moves
+of sources wait for their turn, and name the change that they wait for.
 """
 
 import threading
@@ -14,9 +14,9 @@ from omniload.base.errors import UnavailableError
 __all__ = ["CLOSED", "Gate", "Turn"]
 
 CLOSED = "the data plane was closed; open it again to go on"
-"""What whoever uses a closed plane is told."""
+"""Message of the error by which a closed plane refuses calls."""
 _LIMIT_S = 20.0
-"""Shorter than whoever asks for an edit waits for an answer: what is refused is not taken up later."""
+"""Shorter than an edit's wait for its answer, so that no edit is made whose caller has given up."""
 _LOOK_S = 0.2
 
 
@@ -30,14 +30,13 @@ class Gate:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Be inside.
+        """Count a call as inside for as long as it lasts.
 
         Raises:
             UnavailableError: The gate is closed.
         """
         with self._changed:
-            # In the lock: whoever closes the gate either counts this call or has it refused, and misses none between
-            # the two.
+            # In the lock: a gate that closes either waits for this call or refuses it, and misses none between.
             self.check()
             self._inside += 1
         try:
@@ -48,24 +47,24 @@ class Gate:
                 self._changed.notify_all()
 
     def check(self) -> None:
-        """Return while the gate is open: whoever waits inside looks often.
+        """Return while the gate is open; calls that wait inside ask this often.
 
         Raises:
             UnavailableError: It is closed.
         """
-        # Without the lock: it is set once, and whoever waits looks again.
+        # Without the lock: it is set once, and a call that waits asks again.
         if self._closed:
             raise UnavailableError(CLOSED)
 
     def close(self, limit_s: float) -> bool:
-        """Let nobody in any more; return whether everybody left within the limit."""
+        """Let no call in any more; return whether all calls inside ended within the limit."""
         with self._changed:
             self._closed = True
             return self._changed.wait_for(lambda: self._inside == 0, limit_s)
 
 
 class Turn:
-    """Held by whoever changes which sources a plane has, or who serves them."""
+    """Held during a change of which sources a plane has, or of which loaders serve them."""
 
     def __init__(self) -> None:
         self._lock, self._under_way = threading.Lock(), ""
@@ -79,11 +78,11 @@ class Turn:
         check: Callable[[], None] = lambda: None,
         limit_s: float = _LIMIT_S,
     ) -> Iterator[None]:
-        """Be the only one who changes anything inside.
+        """Hold the turn: no other change is made inside.
 
         Args:
-            does: What is done inside, for whoever waits meanwhile: a sentence without an end.
-            refused: What comes to nothing where others take longer, for messages.
+            does: What is done inside, for messages of changes that wait: a sentence without its full stop.
+            refused: What is not done where the other change takes longer, for the message.
             check: Called several times a second; what it raises ends the wait.
             limit_s: Longest wait.
 

@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneSpec:
-    """What a run knows beside its mix file."""
+    """What a run is: its mix file, and what the file does not say."""
 
     mix: MixConfig
     """The declared mix."""
@@ -51,7 +51,7 @@ class PlaneSpec:
     edits: tuple[Edit, ...] = ()
     """Edits of the mix; those of a run with a folder are read there when its plane is opened."""
     read: MixText | None = None
-    """The mix as it read, which the run's folder is to keep; ``None`` where whoever opens the plane keeps it."""
+    """Text of the mix, which the run's folder is to keep; ``None`` where the opener of the plane keeps it."""
 
     @property
     def history(self) -> History:
@@ -90,7 +90,7 @@ class PlaneSpec:
 
 
 class RankHandle(Protocol):
-    """One rank's way to its batches."""
+    """One rank's access to its batches."""
 
     first_step: int
     """Step that the data plane started from."""
@@ -109,7 +109,7 @@ class RankHandle(Protocol):
         ...
 
     def is_ready(self, step: int) -> bool:  # noqa: ARG002 -- of those that can tell
-        """Tell whether ``take`` would return the batch of ``step`` at once; ``False`` also where nobody can tell."""
+        """Tell whether ``take`` would return the batch of ``step`` at once; ``False`` also where that is not known."""
         return False
 
     def taken(self, step: int) -> None:
@@ -121,17 +121,17 @@ class RankHandle(Protocol):
         ...
 
     def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
-        """Be a rank among others from a step on; batches of before are let go, and that step comes next.
+        """Become a rank of another world from a step on: later batches are dropped, and that step comes next.
 
         Raises:
             ConfigError: The plane's ranks stay as they are, or there is no such rank.
-            StateError: Other ranks say otherwise, or the step cannot be given to others.
+            StateError: Other ranks name another world, or the step cannot be placed on other ranks.
             UnavailableError: No planner has answered in time.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the data plane; it runs on for the others."""
+        """Leave the data plane; it runs on for other ranks."""
         ...
 
 

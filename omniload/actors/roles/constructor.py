@@ -69,7 +69,7 @@ class ConstructorShell:
                     slices = self._fetch(command.requests)
             except StateError:
                 with self._activity.doing("waits to hear why a loader lacks samples", loaders):
-                    # Let go of since every rank has the step, or by a loader that is none any more: told us later.
+                    # Released as every rank has the step, or lacked by a loader that was replaced: told of later.
                     commands = self._hear_why(command, loaders)
                 if not commands:
                     raise
@@ -85,15 +85,15 @@ class ConstructorShell:
         self._activity.rest("has built every step that was planned", ("planner",))
 
     def _hear_why(self, asked: FetchSlices, loaders: tuple[str, ...]) -> Commands:
-        """Wait to hear why a loader has let go of samples, or never had them; return what is to be done now, if any.
+        """Wait for the reason why a loader lacks samples; return what is to be done now, nothing where none came.
 
-        Either all ranks have, meanwhile, a step that a constructor, new in its place, builds again for them. Or the
-        loader is believed dead and lives, and another serves its sources. The call that says so may come after the
-        samples miss.
+        One reason: all ranks have taken the step meanwhile, which this constructor builds again in the place of a
+        lost one. Another: the loader was replaced though it lives, and another loader serves its sources. The call
+        that tells of either may come after the loader's answer.
 
         Args:
             asked: What was asked for.
-            loaders: Who served then.
+            loaders: The loaders that were asked.
         """
         missing = SlicesMissing(steps=asked.steps, generation=asked.generation)
         until_s = time.monotonic() + _TOLD_WITHIN_S
@@ -112,7 +112,7 @@ class ConstructorShell:
         # Without the lock, for milliseconds: ranks take meanwhile what is built.
         fetched = self._machine.lay_out(fetched)
         with self._changed:
-            self._changed.notify_all()  # who waits looks once the lock is free
+            self._changed.notify_all()  # ranks that wait look once the lock is free
             return self._machine.handle(fetched)
 
     def wait(self, step: int, timeout_s: float, generation: int = 0) -> bool:
@@ -144,7 +144,7 @@ class ConstructorShell:
                     f"are of generation {self._machine.generation} by now: call resize, or close the loader of a rank "
                     "that left"
                 )
-            # Before the failure is told: a step that is built is served, and so is the end, whatever has failed behind.
+            # Before the failure is raised: a step that is built is served, and so is the end, whatever failed later.
             if generation == self._machine.generation and self._machine.has(step):
                 return self._machine.batch_of(step, dp_rank, cp_rank)
             if self._end is not None and step >= self._end:
@@ -208,7 +208,7 @@ class ConstructorShell:
             self._activity.figures.note(queued_steps=self._machine.num_steps)
 
     def end(self, step: int) -> None:
-        """Say that there is no step ``step`` nor any after it."""
+        """Note that there is no step ``step`` nor any after it, and wake ranks that wait for one."""
         with self._changed:
             self._end = step
             self._changed.notify_all()

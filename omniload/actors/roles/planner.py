@@ -69,7 +69,7 @@ Question = TypeVar("Question", "_Change", "_Resize")
 class _Failed:
     error: OmniloadError
     is_of_read: bool = False
-    """Of a read of samples: no step that is planned waits for one."""
+    """Whether a read of samples failed: no step that is planned already needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class PlannerShell:
         self._planner, self._run_dir = planner, run_dir
         self._activity = activity
         self._quiet_from_s = time.monotonic()
-        # Asked when a heartbeat is due, not noted as it changes: of hundreds of sources each report changes it.
+        # Asked for when a heartbeat is due, not noted at each change: every report of hundreds of sources is one.
         activity.idle = self._waits
         self._loaders = LoaderLinks(loader_of, self._on_report)
         self._constructors = ConstructorLinks(constructors, self._on_built)
@@ -123,7 +123,7 @@ class PlannerShell:
         self._lock = threading.Lock()
         self._failure: OmniloadError | None = None
         self._ended: OmniloadError | None = None
-        """Why no change is taken up any more: what failed, or that the plane was closed."""
+        """Why changes are refused from now on: what failed, or that the plane was closed."""
         self._events: queue.SimpleQueue[
             PlannerEvent | _Failed | _Replaced | _Change | _Resize | _Stop
         ] = queue.SimpleQueue()
@@ -187,7 +187,7 @@ class PlannerShell:
         """Put a question to the planner's thread; after the planner's end it is refused at once."""
         self.check()
         self._events.put(question)
-        if self._ended is not None:  # perhaps nobody has seen the question
+        if self._ended is not None:  # the thread may have ended before it saw the question
             self._refuse(self._ended)
         return question
 
@@ -239,7 +239,7 @@ class PlannerShell:
                     self._apply(event)
                     self._quiet_from_s = time.monotonic()
             self._refuse(UnavailableError(CLOSED))
-        except Exception as error:  # noqa: BLE001 -- the outermost loop: everyone who waits must hear of it
+        except Exception as error:  # noqa: BLE001 -- the outermost loop: every rank that waits must hear of it
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
@@ -247,14 +247,14 @@ class PlannerShell:
         failure = project_error(error, "the planner")
         with self._activity.speaking():
             _LOG.error("the data plane stops: %s", failure, exc_info=failure is not error and error)
-        # Before anybody is refused: who asks from now on is told this, and not that the plane was closed.
+        # Before changes are refused: a caller is told of the failure, and not that the plane was closed.
         self._failure = failure
         self._refuse(failure)
         # Last: a rank that is woken asks what ended the planning, and is to find it.
         self._constructors.fail(failure)
 
     def _refuse(self, cause: OmniloadError) -> None:
-        """Answer every change that was asked for and is not taken up: no event is applied any more."""
+        """Refuse every change and resize that still waits: no event is applied any more."""
         self._ended = cause
         with suppress(queue.Empty):
             while True:
@@ -276,7 +276,7 @@ class PlannerShell:
             case _Resize():
                 self._answer_resize(event)
             case _Replaced():
-                # From here on the link leads to the new holder: that one is told what follows from the event.
+                # Changed first: commands that follow from the event go to the new holder of the role.
                 event.change()
                 self._loaders.taken_over = event.taken_over
                 self._plan_on(event.event)
@@ -285,7 +285,7 @@ class PlannerShell:
 
     def _plan_on(self, event: PlannerEvent) -> None:
         doing = self._activity.doing(f"plans step {self._planner.state.step}")
-        # Carrying out is not in the lock: a journal on a store may hang, and states are asked for meanwhile.
+        # Commands are carried out without the lock: a journal on a store may hang, and ranks ask for states.
         with doing, self._lock, PLAN_SECONDS.time():
             commands = self._planner.handle(event)
         self._activity.figures.note(planned_step=self._planner.state.step)
