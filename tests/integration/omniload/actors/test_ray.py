@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -96,6 +97,15 @@ def processes_of(mark):
     """Return this process and those of its planes: by parents too, as titles of Ray's agents overwrite their marks."""
     marked = {p.pid for p in psutil.process_iter() if mark in marks_of(p)}
     return marked | {p.pid for p in psutil.Process().children(recursive=True)} | {os.getpid()}
+
+
+def lines_of(pids):
+    """Return the command line of each process that is there still: one may have ended since it was found."""
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid).cmdline())
+    return [line for line in found if line]
 
 
 def has_huge_pages(pid):
@@ -301,8 +311,8 @@ def test_no_process_is_started_that_no_data_plane_asks_and_none_listens_beyond_l
             if folder in " ".join(p.info["cmdline"] or [])
         ]
         ours = processes_of(plane.address.namespace)
-        titles = {psutil.Process(pid).cmdline()[0] for pid in ours}
-        lines = [" ".join(psutil.Process(pid).cmdline()) for pid in ours - {os.getpid()}]
+        titles = {line[0] for line in lines_of(ours)}
+        lines = [" ".join(line) for line in lines_of(ours - {os.getpid()})]
         places = {(pid, address) for pid, address in listening() - before if pid in ours}
         # Who runs tasks of their own beside the plane may give them an environment: Ray's agent is there then.
         asked = ray.remote(lambda: os.environ.get("OF_A_TASK"))
