@@ -212,7 +212,7 @@ def test_a_store_that_closes_waits_for_the_sync_that_its_timer_began():
 
     settling = Settling(sync, within_s=3600.0)
     settling.settle()
-    closing[0].join(5)
+    closing[0].join(60)
 
     assert ended == ["sync", "close"]
 
