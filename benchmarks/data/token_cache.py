@@ -21,7 +21,7 @@ from omniload.source.record_source import open_source
 from omniload.source.sample_data.corpus import SampleCorpus, build_sample_corpus
 from omniload.source.source import Source
 from omniload.source.spec import SourceSpec
-from omniload.source.token_cache.cache import open_token_cache
+from omniload.source.token_cache.opening import open_token_cache
 
 __all__ = ["main"]
 
