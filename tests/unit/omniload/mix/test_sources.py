@@ -37,9 +37,8 @@ def test_a_type_is_named_in_its_module_and_in_the_table_alone(kind):
         )
     }
 
-    assert naming - {f"source/formats/{kind}.py", f"source/parsing/{kind}_index.py"} == {
-        "mix/sources.py"
-    }
+    own = f"source/formats/{kind}.py", f"source/parsing/{kind}_"
+    assert [name for name in naming if not name.startswith(own)] == ["mix/sources.py"]
 
 
 def test_another_type_is_refused_with_those_there_are():
