@@ -251,7 +251,11 @@ class Loader:
             self._notes.rewards.add(self._open_once().next_step - 1, found)
 
     def state_dict(self) -> JsonObject:
-        """Return the state after the batches handed out so far, as plain JSON."""
+        """Return the state after the batches handed out so far, as plain JSON; empty before any of a new run."""
+        # Hosts ask before they load one. Opened at step 0 for that, a run that was begun would record its steps anew.
+        if self._client is None and not self._closed:
+            self._refuse_copy()
+            return dict(self._state or {})
         return self._open_once().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:

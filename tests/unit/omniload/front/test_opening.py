@@ -56,8 +56,9 @@ def test_steps_may_be_a_number_of_numpy(tmp_path, monkeypatch):
         assert [batch.step for batch in loader] == [0, 1]
 
 
+@pytest.mark.parametrize("is_asked_first", [False, True], ids=["", "a host asks for the state"])
 def test_a_state_that_is_loaded_before_the_first_batch_keeps_what_the_run_recorded(
-    tmp_path, monkeypatch, caplog
+    tmp_path, monkeypatch, caplog, is_asked_first
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("text of a document", encoding="utf-8")
@@ -73,7 +74,10 @@ def test_a_state_that_is_loaded_before_the_first_batch_keeps_what_the_run_record
     assert steps_recorded() == 6
 
     with omniload.open(MIX, run_dir="run", steps=9, arrays="numpy") as loader:
+        if is_asked_first:
+            assert loader.state_dict() == {}
         loader.load_state_dict(state)
+        assert loader.state_dict() == state
         assert steps_recorded() == 6
         assert [batch.step for batch in loader] == [4, 5, 6, 7, 8]
     assert steps_recorded() == 9
