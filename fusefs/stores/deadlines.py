@@ -79,7 +79,10 @@ class Deadline:
         try:
             return ended(turn_s)
         finally:
-            self.until += overslept_s(turn_s, self._now_s() - began_s)
+            now_s = self._now_s()
+            # No more than the whole limit: the call may have begun it anew since, and others may wait for it too.
+            most = max(self.until, now_s + self.limit_s)
+            self.until = min(self.until + overslept_s(turn_s, now_s - began_s), most)
 
 
 _current: contextvars.ContextVar[Deadline | None] = contextvars.ContextVar("deadline", default=None)

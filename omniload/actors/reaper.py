@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -11,8 +12,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import psutil
 
 from omniload.actors import reaper_process
 from omniload.actors.reaper_process import LEAVE, MARKS, PATIENCE_S
@@ -59,8 +58,9 @@ class PlaneFolder:
 
 
 def _is_left(folder: Path) -> bool:
-    """Tell whether a folder is one of this user, that its opener holds no more and no process has a file open below.
+    """Tell whether a folder of this user and host is held by its opener no more, and no process has a file open below.
 
+    Of another host neither locks nor processes are seen for certain where hosts share the folder of temporary files.
     One of an older release says nothing of its opener, and is left alone.
     """
     of_folder, opener = folder.lstat(), folder / _OPENER
@@ -68,15 +68,19 @@ def _is_left(folder: Path) -> bool:
     ours = {of_folder.st_uid, of_opener.st_uid} == {os.geteuid()}
     if not (ours and stat.S_ISDIR(of_folder.st_mode) and stat.S_ISREG(of_opener.st_mode)):
         return False
-    return not is_locked(opener) and not _has_files_open(folder.resolve())
+    is_here = opener.read_text(errors="replace").rstrip().endswith(f" on {socket.gethostname()}")
+    return is_here and not is_locked(opener) and not _has_files_open(folder.resolve())
 
 
 def _has_files_open(folder: Path) -> bool:
-    # Ray's processes outlive a killed opener by up to a minute where no reaper ends them.
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if any(Path(file.path).is_relative_to(folder) for file in process.open_files()):
-                return True
+    # Ray's processes outlive a killed opener by up to a minute where no reaper ends them. By the names alone: a look at
+    # a file itself waits for its mount, which may hang.
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # another user's, or one that has ended meanwhile
+            for number in (process / "fd").iterdir():
+                with suppress(OSError):
+                    if number.readlink().is_relative_to(folder):
+                        return True
     return False
 
 

@@ -3,6 +3,7 @@
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -194,9 +195,13 @@ from omniload.actors.reaper import PlaneFolder
 tempfile.tempdir = sys.argv[1]
 folder = PlaneFolder()
 folder.make()
+is_forked, forked = os.pipe()
 fork = os.fork()  # as what a trainer forks does, it lives on
 if fork:
+    os.read(is_forked, 1)  # until it has left to its parent what that holds
     print(folder.path, fork, flush=True)
+else:
+    os.write(forked, b".")
 signal.pause()
 """
 
@@ -250,6 +255,14 @@ def test_a_left_folder_stays_while_a_process_has_a_file_open_below_it(a_left_fol
 @pytest.mark.parametrize("name", ["", "opener"])
 def test_a_folder_of_another_user_is_left_alone(a_left_folder, name):
     os.chown(a_left_folder / name, 65_534, -1)
+
+    assert made_beside(a_left_folder)
+
+
+def test_a_folder_of_another_host_is_left_alone_as_neither_its_locks_nor_its_processes_are_seen(
+    a_left_folder, monkeypatch
+):
+    monkeypatch.setattr(socket, "gethostname", lambda: "other")
 
     assert made_beside(a_left_folder)
 

@@ -304,6 +304,19 @@ def test_time_in_which_the_process_is_stopped_is_none_of_a_limit():
     assert deadline.left_s() == 58.0
 
 
+def test_a_limit_that_began_anew_while_its_process_went_on_is_no_longer_than_itself():
+    clock = FakeClock()
+    deadline = Deadline(30.0, clock.now_s)
+
+    def stopped(turn_s):
+        clock.sleep(turn_s + 3_600.0)
+        deadline.renew()  # by the call's own thread, which ran first
+
+    deadline.wait(stopped, 1.0)
+
+    assert deadline.left_s() == 30.0
+
+
 def test_a_wait_within_a_limit_is_no_longer_than_what_is_left_and_late_turns_of_a_busy_machine_count():
     clock = FakeClock()
     deadline = Deadline(1.0, clock.now_s)
