@@ -85,7 +85,7 @@ class Activity:
 
     @contextmanager
     def doing(self, what: str, waits_for: tuple[str, ...] = ()) -> Iterator[Callable[[str], None]]:
-        """Do ``what`` inside; gives a function that says in other words what it is by now."""
+        """Do ``what`` inside; gives a function that says in other words what it is by now; by none, as at first."""
         # Several threads may do what has one name.
         key = object()
         task = Task(doing=what, since_s=time.monotonic(), waits_for=waits_for)
@@ -95,7 +95,7 @@ class Activity:
         def says(what: str) -> None:
             with self._lock:
                 if key in self._tasks:
-                    self._tasks[key] = replace(task, doing=what)
+                    self._tasks[key] = replace(task, doing=what or task.doing)
 
         try:
             with self.speaking():

@@ -211,10 +211,12 @@ class LoaderShell:
         def part(start: int, stop: int) -> SampleBlock:
             if self._closed:
                 raise UnavailableError(f"the data plane was closed while {source.name} was read")
-            return with_retries(
+            block = with_retries(
                 lambda: source.read(start, stop, asked.without),
                 *(PATIENT_S, self._sleep, partial(self._note_retry, source.name, "read", says)),
             )
+            says("")  # its store answers again, and further parts are read
+            return block
 
         return self._parts[asked.source].read(asked.start, asked.stop, part)
 
@@ -249,8 +251,9 @@ class LoaderShell:
     ) -> None:
         self._activity.figures.count("retries_total")
         _LOG.warning("source %s: %s again in %.1f s: %s", source, done, wait_s, error)
-        # Ranks that wait for it are told of what the role does, and a log of another host is not before them.
-        says(f"has source {source} {done} again, as its store refused ({error}),")
+        # Ranks that wait for it are told of what the role does, and a log of another host is not before them. Each
+        # heartbeat has these words, so the whole error stands in the log alone.
+        says(f"has source {source} {done} again, as its store refused ({error!s:.200}),")
 
     def stand_at(self, command: TakeOver) -> None:
         """Have at hand, decoded, what the first reads would draw from if ``command`` were to be carried out soon.

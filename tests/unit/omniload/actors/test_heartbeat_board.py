@@ -32,10 +32,13 @@ def test_a_task_may_be_said_in_other_words_until_it_ends():
         (first,) = role.progress().tasks
         says("waits for room")
         (now,) = role.progress().tasks
+        says("")
+        (again,) = role.progress().tasks
     says("waits for more")
 
     assert (now.doing, now.since_s) == ("waits for room", first.since_s)
     assert now.waits_for == ("loader-0",)
+    assert again == first
     assert role.progress().tasks == ()
 
 

@@ -308,3 +308,38 @@ def test_while_a_store_refuses_the_role_says_so_and_why(a_shell, clock, monkeypa
     ]
     assert activity.progress().tasks == ()
     shell.close()
+
+
+def test_once_a_store_answers_again_the_role_says_what_it_reads_as_before(a_shell):
+    activity, said = Activity("loader-0"), []
+    refusals = [UnavailableError("the token has expired")]
+
+    def answer(*_):
+        said.extend(task.doing for task in activity.progress().tasks)
+        if refusals:
+            raise refusals.pop()
+
+    shell = a_shell(answer, activity=activity)
+    shell.read_ahead(ReadAhead(source=0, start=0, stop=200))
+
+    reads, refused, *later = said
+    assert "as its store refused" in refused
+    assert later
+    assert set(later) == {reads}
+    shell.close()
+
+
+def test_of_a_long_error_of_a_store_a_heartbeat_has_the_first_letters(a_shell, clock, monkeypatch):
+    activity, said = Activity("loader-0"), []
+    refusals = [UnavailableError("9 9 9 9 9 " * 50)]
+
+    def answer(*_):
+        if refusals:
+            raise refusals.pop()
+
+    shell = a_shell(answer, activity=activity)
+    monkeypatch.setattr(clock, "sleep", lambda _: said.extend(activity.progress().tasks))
+    shell.read_ahead(ReadAhead(source=0, start=0, stop=9))
+
+    assert [task.doing.count("9") for task in said] == [100]  # and a space behind each
+    shell.close()
