@@ -62,28 +62,43 @@ def claimed_place(
 ) -> Path | JournalStorage:
     """Return where a planner's journal lies; nobody who had it before adds to it any more.
 
-    A store that does not answer is asked again, for as long as a step's record waits for it: a planner may have been
-    lost in the same outage.
+    A store that does not answer is asked again where somebody waits, for as long as a step's record waits for it: a
+    planner may have been lost in the same outage. Whoever opens a plane is told at once.
 
     Args:
         folder: Of the run.
         url: As for ``journal_at``.
-        room: Waits where the claim finds none; ``None`` for nobody to wait.
+        room: Of a planner that follows a lost one: says what is waited for, and waits where the claim finds none;
+            ``None`` for nobody to wait.
         clock: For waits between attempts; by default the machine's.
     """
-    clock = clock or SystemClock()
-    until_s = clock.now_s() + GIVE_UP_S
-
-    def tell(error: UnavailableError, wait_s: float) -> None:
-        _LOG.warning("the journal is opened again in %.1f s: %s", wait_s, error)
-
-    place = with_retries(
-        *(lambda: journal_at(folder, url), WAITS_S, clock.sleep),
-        *(tell, lambda: until_s - clock.now_s()),
+    place = (
+        journal_at(folder, url)
+        if room is None
+        else _opened_patiently(folder, url, room, clock or SystemClock())
     )
     if not isinstance(place, Path):
         # A store has no lock that ends with a process: the claim is written, and whoever had the journal finds it
         # changed.
         place.room = room
         place.claim()
+    return place
+
+
+def _opened_patiently(folder: Path, url: str, room: Room, clock: Clock) -> Path | JournalStorage:
+    until_s, has_refused = clock.now_s() + GIVE_UP_S, False
+
+    def tell(error: UnavailableError, wait_s: float) -> None:
+        nonlocal has_refused
+        has_refused = True
+        _LOG.warning("the journal is opened again in %.1f s: %s", wait_s, error)
+        # Each heartbeat has these words, so the whole error stands in the log alone.
+        room.says(f"opens the journal again, as its store refused ({error!s:.200}),")
+
+    place = with_retries(
+        *(lambda: journal_at(folder, url), WAITS_S, clock.sleep),
+        *(tell, lambda: until_s - clock.now_s()),
+    )
+    if has_refused:
+        room.says("")
     return place

@@ -97,7 +97,7 @@ def make_successor(
         facts_S: As of ``make_planner``.
         folder: Where the journal is.
         life: Planners before this one.
-        room: Waits where the journal finds none; ``None`` for nobody to wait.
+        room: Waits where the journal finds none, or no store that answers; ``None`` for nobody to wait.
 
     Raises:
         StateError: The journal is not that of the run or finds no room, or the planner was lost while a source was

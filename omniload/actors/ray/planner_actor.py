@@ -92,7 +92,8 @@ class PlannerActor(PresentActor):
         else:
             planner = make_planner(spec, opening.facts)
             durable = spec.run_dir is not None
-            journal = open_journal(opening.folder, planner, durable=durable)
+            with self._activity.doing("opens the journal"):
+                journal = open_journal(opening.folder, planner, durable=durable)
         # Behind the journal: a planner that is refused leaves the port to the one that is not.
         self._end_metrics = serve_metrics(spec.mix, self._told_board)
         self._first_step = first_step_of(spec)

@@ -35,7 +35,7 @@ class Room:
         self._ended = threading.Event()
         self._pause, self._now_s = pause or self._ended.wait, now_s
         self.says: Callable[[str], None] = lambda _: None
-        """Is told what is waited for: words that follow the name of whoever waits."""
+        """Is told what is waited for: words that follow the name of whoever waits; none once it is there."""
 
     def wait_no_more(self) -> None:
         """Have whoever waits give up, and nobody wait any more: what writes is being closed."""
@@ -69,6 +69,7 @@ class Room:
                 began_s += overslept_s(turn_s, self._now_s() - failed_s)
                 continue
             if number:
+                self.says("")
                 passed_s = self._now_s() - began_s
                 _LOG.warning("%s: there is room again, after %.1f s: going on", where, passed_s)
             return

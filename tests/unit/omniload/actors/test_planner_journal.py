@@ -8,7 +8,7 @@ from omniload.actors import planner_journal
 from omniload.actors.planner_journal import claimed_place
 from omniload.base.clock import FakeClock
 from omniload.base.errors import UnavailableError
-from omniload.mix.journal.room import GIVE_UP_S
+from omniload.mix.journal.room import GIVE_UP_S, Room
 
 
 @pytest.fixture
@@ -26,9 +26,29 @@ def test_a_planner_that_follows_opens_its_journal_once_the_store_answers(monkeyp
 
     monkeypatch.setattr(planner_journal, "journal_at", journal_at)
 
-    assert claimed_place(Path("run"), "s3://journals", clock=clock) == Path("run/journal")
+    room, said = Room(), []
+    room.says = said.append
+    assert claimed_place(Path("run"), "s3://journals", room, clock) == Path("run/journal")
     assert answers == []
     assert clock.slept_s == [0.1, 0.2]
+    assert said == [
+        "opens the journal again, as its store refused (outage 0),",
+        "opens the journal again, as its store refused (outage 1),",
+        "",
+    ]
+
+
+def test_whoever_opens_a_plane_is_told_at_once_that_the_store_of_its_journal_is_away(
+    monkeypatch, clock
+):
+    def journal_at(*_):
+        raise UnavailableError("no such host")
+
+    monkeypatch.setattr(planner_journal, "journal_at", journal_at)
+
+    with pytest.raises(UnavailableError, match="no such host"):
+        claimed_place(Path("run"), "s3://jurnals", clock=clock)
+    assert clock.slept_s == []
 
 
 def test_a_store_of_a_journal_that_stays_away_is_waited_for_a_minute(monkeypatch, clock):
@@ -38,5 +58,5 @@ def test_a_store_of_a_journal_that_stays_away_is_waited_for_a_minute(monkeypatch
     monkeypatch.setattr(planner_journal, "journal_at", journal_at)
 
     with pytest.raises(UnavailableError, match="outage"):
-        claimed_place(Path("run"), "s3://journals", clock=clock)
+        claimed_place(Path("run"), "s3://journals", Room(), clock)
     assert GIVE_UP_S - 3.0 <= sum(clock.slept_s) <= GIVE_UP_S

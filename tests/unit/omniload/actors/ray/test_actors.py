@@ -93,3 +93,21 @@ def test_ranks_that_wait_for_a_planner_that_takes_over_see_that_it_waits_for_roo
         actor.open(SimpleNamespace(spec=None, facts=[], folder=tmp_path, life=1))
 
     assert told == [waits]
+
+
+def test_ranks_that_wait_for_the_first_planner_see_that_it_opens_the_journal(tmp_path, monkeypatch):
+    monkeypatch.setattr(actors_module, "host_here", lambda: "here")
+    told = []
+    actor = PlannerActor("planner", None, None, None)
+
+    def open_journal(*_, **__):
+        told.extend(task["doing"] for role in actor.heartbeats()[1] for task in role["tasks"])
+        raise StateError("no such host")
+
+    monkeypatch.setattr(planner_module, "make_planner", lambda *_: None)
+    monkeypatch.setattr(planner_module, "open_journal", open_journal)
+    spec = SimpleNamespace(run_dir=tmp_path)
+    with pytest.raises(StateError, match="no such host"):
+        actor.open(SimpleNamespace(spec=spec, facts=[], folder=tmp_path, life=0))
+
+    assert told == ["opens the journal"]

@@ -55,6 +55,7 @@ def test_what_finds_room_later_is_written_and_told_twice(code, tmp_path, caplog)
     assert last == "the journal: there is room again, after 0.7 s: going on"
     assert said[0].startswith("waits for room for the journal: ")
     assert said[0].endswith("are free there")
+    assert said[-1] == ""
 
 
 def test_the_wait_ends_at_its_limit_and_says_so(tmp_path):
