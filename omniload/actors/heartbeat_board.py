@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from omniload.actors.rank_locks import rank_has_ended
 from omniload.base.concurrency.calls_under_way import calls_under_way, usual_call_s
+from omniload.base.concurrency.threads import ending
 from omniload.base.errors import OmniloadError
 from omniload.base.log import RoleLog
 from omniload.base.writing import write_whole
@@ -199,12 +200,8 @@ class FolderBoard(Board):
         # call.
         thread = threading.Thread(target=beat, name="omniload-heartbeat", daemon=True)
         thread.start()
-
-        def end() -> None:
-            ended.set()
-            thread.join(_LAST_S)  # one that comes later would bring back whom others forget
-
-        return end
+        # One that comes later would bring back whom others forget.
+        return ending(thread, ended, _LAST_S, f"the last heartbeat in {self.folder}")
 
     @override
     def read(self) -> dict[str, Progress]:

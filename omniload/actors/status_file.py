@@ -13,6 +13,7 @@ import psutil
 from pydantic import ConfigDict, ValidationError
 
 from omniload.actors.heartbeat_board import Board
+from omniload.base.concurrency.threads import ending
 from omniload.base.config import StrictModel
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
@@ -97,12 +98,8 @@ def write_status(folder: Path | None, board: Board, host: str = "") -> Callable[
     _write(place, _status(first := board.read(), {}, here, began_s), is_last=False)
     thread = threading.Thread(target=keep, args=(first,), name="omniload-status", daemon=True)
     thread.start()
-
-    def end() -> None:
-        ended.set()
-        thread.join(_LAST_S)  # which only a disk that does not answer takes
-
-    return end
+    # Only a disk that does not answer takes so long.
+    return ending(thread, ended, _LAST_S, f"the last status in {place}")
 
 
 def read_status(folder: Path) -> PlaneStatus:

@@ -12,9 +12,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future, wait
 from typing import Any, Self, TypeVar
 
-__all__ = ["DaemonPool"]
+from omniload.base.log import get_logger
 
+__all__ = ["DaemonPool", "ending"]
+
+_LOG = get_logger(__name__)
 _LEAVE_S = 5.0
+_SILENT_S = 5.0
+"""Longest wait for a thread of which nothing is said."""
 _LOOK_S = 0.02
 _MANY = 4
 """Calls that a thread carries out between two looks where they wait for nothing."""
@@ -137,6 +142,29 @@ class DaemonPool:
             _carry_out(call, future)
             # Waiting for its next call, a thread must not hold the last result: it may be a batch.
             del future, call, taken
+
+
+def ending(
+    thread: threading.Thread, ended: threading.Event, limit_s: float, what: str
+) -> Callable[[], None]:
+    """Return a function that sets ``ended`` and waits for a thread that ends by it.
+
+    Args:
+        thread: The thread.
+        ended: Tells it to end.
+        limit_s: Longest wait; a thread that takes longer is left.
+        what: What the thread does last, for the log, where that takes more than some seconds.
+    """
+
+    def end() -> None:
+        ended.set()
+        silent_s = min(_SILENT_S, limit_s)
+        thread.join(silent_s)
+        if thread.is_alive():
+            _LOG.warning("closing waits up to %.0f s more for %s", limit_s - silent_s, what)
+            thread.join(limit_s - silent_s)
+
+    return end
 
 
 def _carry_out(call: Callable[[], Result], future: "Future[Result]") -> None:

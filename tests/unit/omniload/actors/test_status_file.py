@@ -1,10 +1,12 @@
 """The status of a plane: its last one is of the end, whatever has gone by then."""
 
+import logging
 import threading
 
 from omniload.actors import status_file
 from omniload.actors.heartbeat_board import Activity, MemoryBoard
 from omniload.actors.status_file import read_status, write_status
+from omniload.base.concurrency import threads
 
 
 def a_board():
@@ -67,4 +69,31 @@ def test_the_last_status_is_there_once_the_plane_is_closed_however_late_its_thre
 
     end()
 
+    assert read_status(tmp_path).has_ended
+
+
+def test_a_plane_that_waits_for_its_last_status_to_be_written_says_where(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(threads, "_SILENT_S", 0.0)
+    board, _ = a_board()
+    read, is_said = board.read, threading.Event()
+    end = write_status(tmp_path, board)
+
+    def hanging():
+        is_said.wait()
+        return read()
+
+    class Hearing(logging.Handler):
+        def emit(self, _record):
+            is_said.set()
+
+    monkeypatch.setattr(board, "read", hanging)
+    monkeypatch.setattr(logging.getLogger(threads.__name__), "handlers", [Hearing()])
+
+    end()
+
+    assert caplog.messages == [
+        f"closing waits up to 30 s more for the last status in {tmp_path / 'status.json'}"
+    ]
     assert read_status(tmp_path).has_ended

@@ -1,5 +1,6 @@
 """Threads that do not hold up the end of a process, and the calls that are under way in it."""
 
+import logging
 import threading
 from concurrent.futures import CancelledError
 
@@ -7,7 +8,7 @@ import pytest
 
 from omniload.base.concurrency import threads
 from omniload.base.concurrency.calls_under_way import calls_under_way, under_way
-from omniload.base.concurrency.threads import DaemonPool
+from omniload.base.concurrency.threads import DaemonPool, ending
 
 _LONG_S = 60
 
@@ -83,3 +84,42 @@ def test_calls_under_way_are_listed_the_oldest_first():
     assert [what for what, _ in inside] == ["reads a", "reads b"]
     assert inside[0][1] <= inside[1][1]
     assert len(calls_under_way()) == before
+
+
+@pytest.fixture
+def going_on(monkeypatch):
+    """Is set by the first line that threads log."""
+    said, logger = threading.Event(), logging.getLogger(threads.__name__)
+
+    class Hearing(logging.Handler):
+        def emit(self, _record):
+            said.set()
+
+    monkeypatch.setattr(logger, "handlers", [Hearing()])
+    return said
+
+
+def test_of_a_thread_that_ends_at_once_nothing_is_said(caplog):
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait, daemon=True)
+    thread.start()
+
+    with caplog.at_level(logging.WARNING, logger=threads.__name__):
+        ending(thread, ended, _LONG_S, "the last status in run")()
+
+    assert not thread.is_alive()
+    assert caplog.messages == []
+
+
+def test_of_a_thread_that_does_not_end_the_log_says_what_is_waited_for_and_how_long(
+    caplog, monkeypatch, going_on
+):
+    monkeypatch.setattr(threads, "_SILENT_S", 0.0)
+    thread = threading.Thread(target=going_on.wait, daemon=True)
+    thread.start()
+
+    with caplog.at_level(logging.WARNING, logger=threads.__name__):
+        ending(thread, threading.Event(), _LONG_S, "the last status in run")()
+
+    assert not thread.is_alive()
+    assert caplog.messages == ["closing waits up to 60 s more for the last status in run"]
