@@ -80,9 +80,11 @@ class WebDatasetFormat(IndexedFormat):
 
     @override
     def first_records_of(self, file: int) -> Records | None:
-        # Images stand beside their text: a unit is the least that is read of them.
+        # A unit is the least that is read: it has the images beside the text, and is all of a compressed archive.
+        if self._config.images or codec_of(self._files[file]) is not None:
+            return None
         units = np.flatnonzero((self._units.shards_U == file) & (self._units.rows_U > 0))
-        return None if self._config.images else self.read_unit(int(units[0])).first(FIRST_RECORDS)
+        return self.read_unit(int(units[0])).first(FIRST_RECORDS)
 
     def _samples_of(self, unit: int) -> tuple[memoryview, int, list[_Sample]]:
         """Return the bytes of a unit, where they start in the archive, and the samples in them."""

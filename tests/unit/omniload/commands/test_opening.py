@@ -1,5 +1,6 @@
 """Opening a mix: everything that is wrong is said at once, and indexes have a place of their own."""
 
+import gzip
 import io
 import json
 import os
@@ -296,6 +297,19 @@ def test_of_many_files_a_few_are_looked_at_and_their_number_is_known(tmp_path, k
     (found,) = find_sources(spec)
 
     assert (found.looked, found.shards, found.doubt) == (looked, 50, "")
+
+
+def test_a_later_compressed_archive_which_is_read_whole_is_not_looked_at(tmp_path):
+    for number in range(3):
+        plain = tmp_path / f"{number}.plain"
+        write_archive(plain, number != 1)
+        (tmp_path / f"{number}.tar.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    source = {"type": "webdataset", "path": "*.tar.gz", "text": "txt"}
+    file = a_file(tmp_path, a_mix(sources={"web": source}, tokenizer={"type": "bytes"}))
+
+    (found,) = find_sources(open_spec(file, dp=1, cache_dir=tmp_path / "cache"))
+
+    assert (found.looked, found.shards) == (1, 3)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "text", "webdataset"])
