@@ -29,7 +29,7 @@ from omniload.source.survey.spread import Differences
 
 __all__ = ["FoundSource", "keep_findings", "kept_findings", "key_of_source", "key_of_tokenizer"]
 
-_VERSION: Literal[7] = 7
+_VERSION: Literal[8] = 8
 """Raised whenever a check looks for something else, so that what it did not look for is looked at."""
 _LARGEST_BYTES = 64 << 20
 _NAME = "check.findings.json"
@@ -72,7 +72,7 @@ class FoundSource:
 class _Findings(StrictModel):
     """The file."""
 
-    version: Literal[7]
+    version: Literal[8]
     sources: dict[str, tuple[str, FoundSource]]
     """Of each source, what the finding rests on and what it is."""
 

@@ -239,6 +239,8 @@ class Format(Protocol):
     def first_records_of(self, file: int) -> Records | None:  # noqa: ARG002 -- of tables an index sees every column
         """Decode a few records from the start of a file, from at most about ``LATER_BYTES`` or one unit of text.
 
+        Where the first record is longer, that may be ``FIRST_BYTES``.
+
         Returns:
             Those records; ``None`` where an index says as much of a file, or they take more.
 

@@ -139,7 +139,10 @@ class JsonlFormat(IndexedFormat):
     @override
     def first_records_of(self, file: int) -> Records | None:
         shard = self._files[file]
-        return _records(_first_lines_of(shard, LATER_BYTES), self._read, shard.path, first_line=1)
+        # The first line may be longer than what holds a few of most files.
+        looks = (_first_lines_of(shard, size_bytes) for size_bytes in (LATER_BYTES, FIRST_BYTES))
+        data = next(filter(len, looks), None)
+        return None if data is None else _records(data, self._read, shard.path, first_line=1)
 
     @override
     def doubt(self) -> str:

@@ -299,6 +299,31 @@ def test_of_many_files_a_few_are_looked_at_and_their_number_is_known(tmp_path, k
     assert (found.looked, found.shards, found.doubt) == (looked, 50, "")
 
 
+LONG = "words " * 20_000
+"""Longer than what is looked at of most later files."""
+
+
+def write_long_lines(folder, first):
+    """Write two files, of which the first line of the second is given."""
+    (folder / "0.jsonl").write_text('{"text": "some words"}\n')
+    (folder / "1.jsonl").write_text(json.dumps(first) + '\n{"text": "some words"}\n')
+    source = {"type": "jsonl", "path": "*.jsonl"}
+    file = a_file(folder, a_mix(sources={"web": source}, tokenizer={"type": "bytes"}))
+    return open_spec(file, dp=1, cache_dir=folder / "cache")
+
+
+def test_a_later_file_whose_first_line_is_long_is_looked_at_too(tmp_path):
+    with pytest.raises(ConfigError, match=r"1\.jsonl:1: has no key 'text'; it has body"):
+        find_sources(write_long_lines(tmp_path, {"body": LONG}))
+
+
+@pytest.mark.parametrize(("times", "looked"), [(1, 2), (10, 1)])
+def test_a_later_file_counts_as_looked_at_where_a_line_of_it_was(tmp_path, times, looked):
+    (found,) = find_sources(write_long_lines(tmp_path, {"text": LONG * times}))
+
+    assert (found.looked, found.shards) == (looked, 2)
+
+
 def test_a_later_compressed_archive_which_is_read_whole_is_not_looked_at(tmp_path):
     for number in range(3):
         plain = tmp_path / f"{number}.plain"
@@ -410,7 +435,7 @@ def test_findings_that_are_damaged_or_of_another_version_are_found_again(a_check
     (kept,) = spec.cache_dir.glob("*.findings.json")
     whole = kept.read_bytes()
 
-    for damaged in (whole[:-9], whole.replace(b'"version":7', b'"version":6'), b"", b"[]"):
+    for damaged in (whole[:-9], whole.replace(b'"version":8', b'"version":7'), b"", b"[]"):
         assert damaged != whole
         kept.write_bytes(damaged)
         with pytest.raises(OpenedError):
