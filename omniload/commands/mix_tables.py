@@ -19,6 +19,7 @@ from omniload.mix.schema.stages import said_epochs
 from omniload.plan.forecast.sizes import repetitions_of
 from omniload.plan.placement import num_microbatches_of
 from omniload.source.estimate import SourceProfile
+from omniload.source.formats.opening import spec_of
 from omniload.source.kept_findings import FoundSource
 from omniload.source.survey.documents import LengthHistogram
 from omniload.source.survey.duplicates import Duplicates
@@ -79,7 +80,7 @@ def said_of_files(found: Sequence[FoundSource]) -> str:
     looked, files = sum(each.looked for each in found), sum(each.shards for each in found)
     columns = (
         "; of tables, at the columns of all"
-        if any(each.looked == 1 < each.shards for each in found)
+        if any(each.shards > 1 and spec_of(each.format).knows_columns for each in found)
         else ""
     )
     return f"looked at the first records of {looked:,} of {files:,} {'file' if files == 1 else 'files'}{columns}"

@@ -360,6 +360,7 @@ FORMAT = FormatSpec(
     what="an Arrow IPC file or stream",
     names=FileNames(suffixes=frozenset({".arrow", ".arrows", ".feather", ".ipc"}), manifest=_STATE),
     open=ArrowFormat,
+    knows_columns=True,
     magic=(((0, _FILE_MAGIC),), ((0, _CONTINUATION), (6, b"\0\0"))),
     shards=_shards,
 )

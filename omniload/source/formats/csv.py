@@ -317,4 +317,5 @@ FORMAT = FormatSpec(
     names=FileNames(suffixes=frozenset({".csv", ".tsv"}), compressed=True),
     open=CsvFormat,
     digests_all=True,
+    knows_columns=True,
 )

@@ -270,6 +270,7 @@ FORMAT = FormatSpec(
     what="a Lance data set",
     names=FileNames(suffixes=frozenset({".lance"})),
     open=_opened,
+    knows_columns=True,
     find=_found,
     at_versions=_at_versions,
 )

@@ -196,5 +196,6 @@ FORMAT = FormatSpec(
     what="a shard of MDS",
     names=FileNames(suffixes=frozenset(), manifest=_INDEX),
     open=_opened,
+    knows_columns=True,
     shards=_shards,
 )

@@ -357,5 +357,6 @@ FORMAT = FormatSpec(
     what="a Parquet file",
     names=FileNames(suffixes=frozenset({".parquet", ".parq", ".pq"})),
     open=ParquetFormat,
+    knows_columns=True,
     magic=(((0, b"PAR1"),),),
 )

@@ -35,6 +35,8 @@ class FormatSpec:
     """Bytes that a file of it holds, one of these; none where it may begin with anything."""
     digests_all: bool = False
     """Whether the digest of a shard covers every byte of it, and not a sample."""
+    knows_columns: bool = False
+    """Whether whoever opens a source looks at the columns of all its files: one that lacks what is named is refused."""
     shards: Callable[[Sequence[ShardFile]], tuple[ShardFile, ...]] = _as_found
     """From the files that the patterns name to the shards, where a file lists others or needs one beside it."""
 

@@ -10,9 +10,12 @@ from omniload.commands.mix_tables import (
     SourceStats,
     Stats,
     print_stats,
+    said_of_files,
     said_of_step,
     shares_table,
 )
+from omniload.mix.sources import SOURCE_TYPES
+from omniload.source.kept_findings import FoundSource
 from omniload.source.survey.documents import LengthHistogram
 from omniload.source.survey.duplicates import Duplicates
 from tests.support.plane.builders import a_mix
@@ -44,6 +47,21 @@ def test_a_step_is_told_with_the_shape_of_its_microbatches(rows, micro_rows, dp,
     mix = a_mix(rows=rows, micro_rows=micro_rows)
 
     assert said_of_step(mix, dp) == f"8 rows of 32 tokens over {said}"
+
+
+def a_source_of_files(kind):
+    sizes = {"units": 3, "records": 9, "size_bytes": 99, "tokens_per_record": 1.0}
+    return FoundSource(name="web", format=kind, shards=3, looked=1, **sizes)
+
+
+@pytest.mark.parametrize("kind", sorted(SOURCE_TYPES))
+def test_columns_of_all_files_are_told_of_where_an_index_has_them(kind):
+    knows = kind in {"arrow", "csv", "lance", "mds", "parquet"}
+    said = "looked at the first records of 1 of 3 files"
+
+    found = said_of_files([a_source_of_files(kind)])
+
+    assert found == said + ("; of tables, at the columns of all" if knows else "")
 
 
 def stats_of(num_sources, **changes):
