@@ -82,6 +82,8 @@ def launch_of(environment: Mapping[str, str]) -> str | None:
 def _locked(run_dir: Path) -> FileLock:
     run_dir.mkdir(parents=True, exist_ok=True)
     place, until_s = run_dir / LOCK_NAME, time.monotonic() + _CHANGED_S
+    changed = f"the mix of {run_dir} is being changed by a command, such as omniload mix add"
+    waits = False
     while True:
         try:
             return FileLock(place)
@@ -92,9 +94,13 @@ def _locked(run_dir: Path) -> FileLock:
                 ) from None
         if time.monotonic() > until_s:
             raise UnavailableError(
-                f"the mix of {run_dir} is being changed, for {_CHANGED_S:.0f} s by now; open the data plane again once "
-                "that command has ended, or end it"
+                f"{changed}, for {_CHANGED_S:.0f} s by now; open the data plane again once that command has ended, or "
+                "end it"
             )
+        if not waits:
+            # By its kind: several may hold the lock at once, so none writes there which process it is.
+            _LOG.warning("%s: waiting for at most %.0f s until it has ended", changed, _CHANGED_S)
+            waits = True
         threading.Event().wait(_MOMENT_S)
 
 

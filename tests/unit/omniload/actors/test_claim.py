@@ -1,13 +1,19 @@
 """What a launch is known by, and locks that go with their holder."""
 
 import os
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from omniload.actors.claim import launch_of
+from omniload.actors import claim as claims
+from omniload.actors.claim import LOCK_NAME, claim, launch_of
 from omniload.actors.gate import Gate
+from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import UnavailableError
-from omniload.base.linux.file_lock import FileLock
+from omniload.base.linux.file_lock import FileLock, is_locked
+from omniload.plan.place_tree import ClientPlaceTree
+from tests.support.plane.builders import a_mix
 
 TORCH = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
@@ -38,6 +44,38 @@ def test_a_lock_names_its_holder_until_it_lets_go(tmp_path):
     held.close()
     held.close()
     FileLock(path).close()
+
+
+def a_spec_of(run_dir):
+    return PlaneSpec(mix=a_mix(), base_dir=Path("/"), tree=ClientPlaceTree.of(), run_dir=run_dir)
+
+
+def test_a_plane_that_waits_for_a_change_of_its_mix_says_so_once(tmp_path, caplog, monkeypatch):
+    changing, looks = FileLock(tmp_path / LOCK_NAME, shared=True), []
+
+    def look(place):
+        looks.append(place)
+        if len(looks) == 3:
+            changing.close()
+        return is_locked(place)
+
+    monkeypatch.setattr(claims, "is_locked", look)
+
+    claim(a_spec_of(tmp_path)).close()
+
+    (told,) = caplog.messages
+    said = "is being changed by a command, such as omniload mix add: waiting for at most 60 s"
+    assert told.startswith(f"the mix of {tmp_path} {said}")
+
+
+def test_a_change_of_a_mix_that_takes_too_long_is_told_by_its_kind(tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "_CHANGED_S", -1.0)
+
+    with (
+        closing(FileLock(tmp_path / LOCK_NAME, shared=True)),
+        pytest.raises(UnavailableError, match="by a command, such as omniload mix add, for "),
+    ):
+        claim(a_spec_of(tmp_path))
 
 
 def test_a_gate_that_is_closed_lets_nobody_in_and_waits_for_those_inside():
