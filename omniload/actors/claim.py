@@ -106,39 +106,45 @@ def _locked(run_dir: Path) -> FileLock:
 
 def _bound(name: str, launch: str) -> socket.socket | None:
     """Take a name of the abstract namespace: no file, so nothing stays behind."""
-    held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        held.bind(name)
-        # So that whoever comes later can connect, and the kernel tells it which process this is.
-        held.listen(_MOST_ASKING)
-    except OSError as error:
-        held.close()
-        pid, uid = _holder(name)
-        # A name that somebody else has taken keeps nobody from a plane of his own.
-        if uid != os.getuid():
-            _LOG.warning("whether the plane is open twice cannot be told: %s", error)
-            return None
-        raise StateError(
-            f"the data plane of this launch ({launch}) is open in process {pid} with the same mix and ranks: {_JOIN}"
-        ) from None
-    return held
-
-
-def _holder(name: str) -> tuple[int, int]:
-    """Return process and user that listen on a name; -1 where nobody answers."""
+    fault: OSError | None = None
     for _ in range(_TRIES):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-            # The holder takes nobody's connection, so a connect behind a full queue would wait for as long as it lives.
-            asking.setblocking(False)
-            try:
-                asking.connect(name)
-                raw = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            except ConnectionRefusedError:
-                # It has the name and does not listen yet, which a busy machine makes long; or has just ended.
-                threading.Event().wait(_MOMENT_S)
-                continue
-            except OSError:
+        held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            held.bind(name)
+            # So that whoever comes later can connect, and the kernel tells it which process this is.
+            held.listen(_MOST_ASKING)
+        except OSError as error:
+            held.close()
+            fault = error
+        else:
+            return held
+        holder = _holder(name)
+        if holder is not None:
+            pid, uid = holder
+            # A name that somebody else has taken keeps nobody from a plane of his own.
+            if uid != os.getuid():
                 break
-        pid, uid, _ = _CREDENTIALS.unpack(raw)
-        return pid, uid
-    return -1, -1
+            raise StateError(
+                f"the data plane of this launch ({launch}) is open in process {pid} with the same mix and ranks: "
+                f"{_JOIN}"
+            )
+        # It has the name and does not listen yet, which a busy machine makes long; or has just ended, and it is free.
+        threading.Event().wait(_MOMENT_S)
+    _LOG.warning("whether the plane is open twice cannot be told: %s", fault)
+    return None
+
+
+def _holder(name: str) -> tuple[int, int] | None:
+    """Return process and user that listen on a name; -1 where they cannot be told, ``None`` where nobody listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        # The holder takes nobody's connection, so a connect behind a full queue would wait for as long as it lives.
+        asking.setblocking(False)
+        try:
+            asking.connect(name)
+            raw = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except ConnectionRefusedError:
+            return None
+        except OSError:
+            return -1, -1
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return pid, uid

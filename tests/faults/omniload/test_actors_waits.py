@@ -332,6 +332,24 @@ def test_a_rank_is_refused_by_one_that_has_taken_the_name_and_does_not_listen_ye
     listens.join()
 
 
+def test_a_name_whose_holder_ends_as_it_is_asked_is_taken(tmp_path, monkeypatch, caplog):
+    spec = a_spec(tmp_path, dp=2)
+    first = claim(spec, LAUNCH)
+
+    class Asking(socket.socket):
+        def connect(self, name):
+            first.close()
+            super().connect(name)
+
+    with monkeypatch.context() as ending:
+        ending.setattr(socket, "socket", Asking)
+        second = claim(spec, LAUNCH)
+
+    with closing(second), pytest.raises(StateError, match="with the same mix and ranks"):
+        claim(spec, LAUNCH)
+    assert not caplog.messages
+
+
 @pytest.mark.ray
 def test_a_stopped_planner_that_nobody_replaces_is_named_and_the_plane_closes(
     tmp_path, caplog, monkeypatch
