@@ -27,7 +27,7 @@ from tests.support.ports import free_port
 from trainer_integration.cli import command as train_command
 from trainer_integration.run.run_log import EventLine, RunLog, StepLine
 
-LIMIT_S = 30
+LIMIT_S = 60
 MONITORING = ROOT / "docs" / "monitoring"
 MIX = {
     "version": 1,
@@ -286,12 +286,15 @@ def test_the_doctor_finds_the_loader_whose_source_is_slow(tmp_path, monkeypatch)
         monkeypatch.setattr(source, "read", late)
         return source
 
-    def found(seconds):
-        told = CliRunner().invoke(
-            mix_command, ["doctor", str(run), "--seconds", str(seconds), "--json"]
+    def told(seconds, *options):
+        result = CliRunner().invoke(
+            mix_command, ["doctor", str(run), "--seconds", str(seconds), *options]
         )
-        assert told.exit_code == 0, told.output
-        return json.loads(told.output)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    def found(seconds):
+        return json.loads(told(seconds, "--json"))
 
     monkeypatch.setattr(sources, "open_source", open_source)
     with omniload.open(
@@ -304,14 +307,14 @@ def test_the_doctor_finds_the_loader_whose_source_is_slow(tmp_path, monkeypatch)
         taking.start()
         try:
             until_s = time.monotonic() + LIMIT_S
-            while not (findings := found(2)["findings"]):
+            # A busy machine may keep the planner from its core for longer than a read takes.
+            while (found_first := next(iter(found(2)["findings"]), {})).get("role") != "loader-0":
                 assert time.monotonic() < until_s
-            shown = CliRunner().invoke(mix_command, ["doctor", str(run), "--seconds", "2"])
+            while "runtime.loaders" not in (shown := told(2)):
+                assert time.monotonic() < until_s, shown
         finally:
             ended.set()
             taking.join(LIMIT_S)
 
-    assert findings[0]["role"] == "loader-0"
-    assert "rank dp=0 -> constructor-0 -> planner -> loader-0" in findings[0]["seen"]
-    assert "reads records" in findings[0]["seen"]
-    assert "runtime.loaders" in shown.output
+    assert "rank dp=0 -> constructor-0 -> planner -> loader-0" in found_first["seen"]
+    assert "reads records" in found_first["seen"]
