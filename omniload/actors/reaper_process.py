@@ -51,7 +51,7 @@ def end_all(mark: str, folders: Sequence[Path] = ()) -> list[int]:
     Returns:
         Process ids of those that were found, and may take a moment to end.
     """
-    others = [process for process in psutil.process_iter() if process.pid != os.getpid()]
+    others = _others()
     marked = {process.pid for process in others if mark in marks_of(process)}
     ended = []
     for process in others:
@@ -60,6 +60,17 @@ def end_all(mark: str, folders: Sequence[Path] = ()) -> list[int]:
                 process.kill()
                 ended.append(process.pid)
     return ended
+
+
+def _others() -> list[psutil.Process]:
+    """Return all processes but this one."""
+    found = []
+    # Not by ``process_iter``: it keeps those of an earlier look, and one that has the number of such a one by now takes
+    # no signal.
+    for pid in psutil.pids():
+        with suppress(psutil.Error):  # it has ended meanwhile
+            found.append(psutil.Process(pid))
+    return [process for process in found if process.pid != os.getpid()]
 
 
 def _lost_its_mark(process: psutil.Process, marked: set[int], folders: Sequence[Path]) -> bool:

@@ -17,6 +17,7 @@ import pytest
 
 from omniload.actors.reaper import PlaneFolder
 from omniload.actors.reaper_process import MARKS, marks_of
+from tests.support.every_process import every_process
 from tests.support.plane.corpora import a_corpus
 from tests.support.plane.two_hosts import begin_bare_node, head_of
 from tests.support.trainer.run_lines import write_mix
@@ -61,7 +62,7 @@ signal.pause()
 
 
 def left_of(mark):
-    return [process for process in psutil.process_iter() if mark in marks_of(process)]
+    return [process for process in every_process() if mark in marks_of(process)]
 
 
 def is_there(process):

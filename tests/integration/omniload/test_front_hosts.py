@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from omniload.actors.reaper_process import MARKS
+from tests.support.every_process import every_process
 from tests.support.plane.front_ranks import RANK, a_mix_file, environment, results_of, samples
 from tests.support.plane.two_hosts import (
     ADDRESSES,
@@ -93,7 +94,7 @@ def two_ranks(hosts, mix, mark, scratch, **more):
 
 def marked_with(mark):
     found = []
-    for process in psutil.process_iter():
+    for process in every_process():
         with suppress(psutil.Error):
             if mark in process.environ().get(MARKS, ""):
                 found.append(process)

@@ -22,6 +22,7 @@ from omniload.commands.edits.asking import change_mix
 from omniload.mix.edits.edit import SetWeights, SkipShard
 from omniload.mix.run_record import read_run_record
 from tests.support.disks import a_tmpfs
+from tests.support.every_process import every_process
 from tests.support.plane.builders import a_mix
 from tests.support.plane.corpora import a_corpus, write_tokens
 from tests.support.plane.edits.mix_commands import json_of
@@ -121,7 +122,7 @@ def launched(config: Path, *options: str, **variables: str) -> Iterator[Job]:
 
 def marked(mark: str) -> list[psutil.Process]:
     """Return the processes of a job, whoever their parent is."""
-    return [process for process in psutil.process_iter() if mark in marks_of(process)]
+    return [process for process in every_process() if mark in marks_of(process)]
 
 
 def none_left_of(mark: str, started: list[psutil.Process]) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from tests.house.modules import ROOT
+from tests.support.every_process import every_process
 from tests.support.namespaces import inside
 
 __all__ = [
@@ -105,7 +106,7 @@ def on(host, *words, **options):
 def processes_on(host):
     """Return the processes of a host."""
     there, found = Path(f"/run/netns/{host}").stat().st_ino, []
-    for process in psutil.process_iter():
+    for process in every_process():
         with suppress(OSError):
             if Path(f"/proc/{process.pid}/ns/net").stat().st_ino == there:
                 found.append(process)

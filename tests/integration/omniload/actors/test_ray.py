@@ -26,6 +26,7 @@ from omniload.client import Client
 from omniload.mix.config import MixConfig
 from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.plan.place_tree import ClientPlaceTree
+from tests.support.every_process import every_process
 from tests.support.plane.corpora import a_corpus, a_mixed_corpus, with_masks, write_texts
 
 pytest.importorskip("ray")
@@ -95,7 +96,7 @@ def listening():
 
 def processes_of(mark):
     """Return this process and those of its planes: by parents too, as titles of Ray's agents overwrite their marks."""
-    marked = {p.pid for p in psutil.process_iter() if mark in marks_of(p)}
+    marked = {p.pid for p in every_process() if mark in marks_of(p)}
     return marked | {p.pid for p in psutil.Process().children(recursive=True)} | {os.getpid()}
 
 

@@ -92,6 +92,21 @@ def test_a_process_that_is_gone_carries_no_mark():
     assert marks_of(process) == []
 
 
+def test_a_process_with_the_number_of_one_that_was_seen_before_is_ended(monkeypatch):
+    def ended():
+        raise psutil.NoSuchProcess(seen.pid)  # as psutil says where another process has the number
+
+    mark = "namespace-9"
+    sleeper = [sys.executable, "-c", _SLEEPER]
+    env = os.environ | {MARKS: mark}
+    with subprocess.Popen(sleeper, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        (seen,) = [each for each in psutil.process_iter() if each.pid == process.pid]
+        monkeypatch.setattr(seen, "kill", ended)
+
+        assert end_all(mark) == [process.pid]
+
+
 def test_rounds_go_on_until_nothing_is_found_and_then_the_folders_go(tmp_path):
     clock, rounds = Clock(), [[1, 2], [2], []]
     (tmp_path / "ray" / "session").mkdir(parents=True)
