@@ -31,6 +31,10 @@ class Rank(Protocol):
         """Take a step, and then call ``have``."""
         ...
 
+    def let_go(self) -> None:
+        """Have threads go on that wait for the one that takes: it has taken, and leaves the interpreter to them."""
+        ...
+
     def look(self) -> None:
         """See whether what it waits for is built by now."""
         ...
@@ -59,13 +63,15 @@ class RayRank(Rank):
     _unanswered: int | None = field(default=None, init=False)
     """The step that the constructor is to answer once it is built."""
     _waiting: tuple[int, Then] | None = field(default=None, init=False)
+    _beside: deque[Then] = field(default_factory=deque, init=False)
+    """What threads beside the one that takes are woken for."""
 
     @override
     def take(self, step: int, have: Then) -> None:
         if self._held:
             self.place += 1
             if self.place == 1:
-                self._ask(self._behind)
+                self._beside.append(partial(self._ask, self._behind))
             self._hand_out(step, have)
             return
         self._waiting = step, have
@@ -74,6 +80,11 @@ class RayRank(Rank):
         # Else its question is on its way: asked again, the constructor would answer twice.
         elif self._asked is None:
             self._ask(step)
+
+    @override
+    def let_go(self) -> None:
+        while self._beside:
+            self._beside.popleft()()
 
     def _ask(self, step: int) -> None:
         self._asked = step
@@ -124,13 +135,13 @@ class RayRank(Rank):
         self._held.extend(sizes)
         self._asked, self._behind, self.place = None, step + len(sizes), 0
         if len(sizes) == 1:
-            self._ask(self._behind)  # there is no second
+            self._beside.append(partial(self._ask, self._behind))  # there is no second
         self._hand_out(step, have)
 
     def _hand_out(self, step: int, have: Then) -> None:
         self.held_bytes -= self._held.popleft()
         if not self._held:  # said with the last of those that came together
-            _tell_taken(self, step)
+            self._beside.append(partial(_tell_taken, self, step))
         have()
 
 
@@ -173,6 +184,10 @@ class LocalRank(Rank):
             self._told_next = step + self.window
             _tell_taken(self, step)
         self.process.work(self.wire.end_s(self.process), have)
+
+    @override
+    def let_go(self) -> None:
+        """Do nothing: the threads of its plane's process share the interpreter with it throughout."""
 
 
 def _tell_taken(rank: RayRank | LocalRank, step: int) -> None:
@@ -241,12 +256,14 @@ class Trainer:
         # A rank that only takes batches has all that it needs for that in its caches.
         if take_s := rank.wire.take_s(rank.place):
             of_host.cores -= 1
-            rank.process.work(take_s, partial(self._has_taken, woken_s, of_host))
+            rank.process.work(take_s, partial(self._has_taken, rank, woken_s, of_host))
         else:
+            rank.let_go()
             self._have(woken_s)
 
-    def _has_taken(self, woken_s: float, of_host: "_Asleep") -> None:
+    def _has_taken(self, rank: Rank, woken_s: float, of_host: "_Asleep") -> None:
         of_host.cores += 1
+        rank.let_go()
         self._have(woken_s)
         self._wake(of_host)
 

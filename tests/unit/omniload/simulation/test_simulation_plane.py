@@ -69,6 +69,17 @@ def test_a_rank_that_trains_waits_as_long_as_it_takes_a_batch_that_is_at_hand(ra
     assert spent.cores * 0.5 > 2e-3 * ranks
 
 
+def test_a_rank_takes_its_batch_before_a_thread_beside_it_asks_for_more():
+    roles = a_profile().messages["ray"].roles
+    slow = {**roles, "rank": roles["rank"].model_copy(update={"end_s": 5e-3})}
+    job = a_job(a_windowed_mix(), ranks=1, step_s=0.5, cores=1.0)
+
+    found = simulated(job, with_messages(takes_s=((2e-3,),), roles=slow))
+
+    # Once in a window of eight steps: both at once would share the core, and that batch took twice as long.
+    assert found.waits.p99_s == pytest.approx(2e-3, rel=0.01)
+
+
 def with_messages(**changes):
     """Return a profile whose messages on Ray differ."""
     messages = a_profile().messages["ray"].model_copy(update=changes)
