@@ -7,9 +7,9 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +24,15 @@ from benchmarks.report import Table, print_table, write_report
 __all__ = ["CONTENDERS", "IN_PROCESS", "NOTHING", "Steps", "main", "table_of"]
 
 _ROW_TOKENS = 4_096
-_WARM_UP_STEPS = 10
+_WARM_UP_STEPS = 4
+_TURN_S = 1.0
+"""About what a loader trains before the next one does."""
+_LEAST_STEPS = 10
+"""Of a turn."""
 _WIDTH = 256
 _CALIBRATION_TURNS = 30
 
-Batches = Iterator["tuple[np.ndarray, np.ndarray]"]
+Batches = Generator["tuple[np.ndarray, np.ndarray]", None, None]
 """Tokens and labels of a step's rows, ``[R, T]`` each."""
 
 
@@ -93,7 +97,7 @@ CONTENDERS: Mapping[str, Callable[[Rows], Batches]] = {
 
 @contextmanager
 def _a_core_of_its_own() -> Iterator[Callable[[], None]]:
-    """Keep what is started from now on from one core; what is given has the calling thread run on that one."""
+    """Keep what is started within from one core; what is given has the calling thread run on that one alone."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise click.ClickException("one core is no place for a trainer and its loader; take two")
@@ -147,27 +151,49 @@ def turns_of(steps_ms: Sequence[int]) -> list[int]:
     return [max(1, round(step / 1e3 / turn_s)) for step in steps_ms]
 
 
-def steps_of(name: str, work: Rows, turns: Sequence[int], counts: Sequence[int]) -> list[Steps]:
-    """Train with one contender, first the one size of steps, then the other; called in a process of its own."""
-    found = []
-    with _a_core_of_its_own() as take_core:
-        batches = CONTENDERS[name](work)
-        next(batches)  # all threads and processes of the loader are there
+class _Running:
+    """A contender that stands open in a process of its own: it trains a while, and waits for its next turn."""
+
+    def __init__(self, name: str, work: Rows) -> None:
+        with _a_core_of_its_own() as take_core:
+            self._batches = CONTENDERS[name](work)
+            next(self._batches)  # all threads and processes of the loader are there
         take_core()
-        trainer = _Trainer()
-        for each, count in zip(turns, counts, strict=True):
-            waits_s, wholes_s = [], []
-            for _ in range(_WARM_UP_STEPS + count):
-                began_s = time.perf_counter()
-                tokens_RT, labels_RT = next(batches)
-                waits_s.append(time.perf_counter() - began_s)
-                trainer.train(tokens_RT, labels_RT, each)
-                wholes_s.append(time.perf_counter() - began_s)
-            found.append(
-                Steps(waits_s=waits_s[_WARM_UP_STEPS:], wholes_s=wholes_s[_WARM_UP_STEPS:])
-            )
-        batches.close()  # type: ignore[attr-defined]
-    return found
+        self._trainer = _Trainer()
+
+    def steps(self, turns: int, count: int) -> Steps:
+        """Train ``count`` steps behind a few that are not measured."""
+        waits_s, wholes_s = [], []
+        for _ in range(_WARM_UP_STEPS + count):
+            began_s = time.perf_counter()
+            tokens_RT, labels_RT = next(self._batches)
+            waits_s.append(time.perf_counter() - began_s)
+            self._trainer.train(tokens_RT, labels_RT, turns)
+            wholes_s.append(time.perf_counter() - began_s)
+        return Steps(waits_s=waits_s[_WARM_UP_STEPS:], wholes_s=wholes_s[_WARM_UP_STEPS:])
+
+    def close(self) -> None:
+        """Close the loader."""
+        self._batches.close()
+
+
+_running: list[_Running] = []
+"""The one contender of this process."""
+
+
+def start(name: str, work: Rows) -> None:
+    """Open a contender; called in a process of its own."""
+    _running.append(_Running(name, work))
+
+
+def steps_of(turns: int, count: int) -> Steps:
+    """Train with the contender of this process."""
+    return _running[0].steps(turns, count)
+
+
+def stop() -> None:
+    """Close the contender of this process."""
+    _running.pop().close()
 
 
 def table_of(step_ms: int, found: Mapping[str, Sequence[Steps]]) -> Table:
@@ -217,17 +243,18 @@ def _percentiles(seconds: Sequence[float]) -> tuple[float, float]:
 READING = """\
 A step waits for {rows} rows of {length:,} tokens of {sources} sources and their labels, and computes: a small model
 of torch, on one thread that has a core of its own; loaders have the others. What is computed is the same for all.
-Each is a fresh process. The first line reads nothing: what it takes longer at times, the machine does. Loaders are
+Each is a process of its own. All stand open at once and train in turns of a second or two, so that a machine that is
+slow for a while is so for all. The first line reads nothing: what it takes longer, the machine does. Loaders are
 ready long before they are asked: these are waits for a batch that is there, but for a DataLoader in the process, which
 makes a batch as it is asked for."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--repeats", default=1, show_default=True, type=click.IntRange(1), help="Runs of each."
-)
-@click.option(
-    "--seconds", default=8.0, show_default=True, help="Measured time of a run and size of steps."
+    "--seconds",
+    default=16.0,
+    show_default=True,
+    help="Measured time of a loader and size of steps.",
 )
 @click.option("--rows", default=2, show_default=True, help="Rows of 4,096 tokens of a step.")
 @click.option(
@@ -240,7 +267,7 @@ makes a batch as it is asked for."""
     help="Milliseconds of computing of a step; may be given several times.",
 )
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
-def main(repeats: int, seconds: float, rows: int, steps_ms: tuple[int, ...], report: bool) -> None:
+def main(seconds: float, rows: int, steps_ms: tuple[int, ...], report: bool) -> None:
     """Compare what steps take with loaders in the trainer's process and outside.
 
     \b
@@ -248,20 +275,24 @@ def main(repeats: int, seconds: float, rows: int, steps_ms: tuple[int, ...], rep
       python -m benchmarks.loaders.waits --seconds 4 --no-report
     """  # noqa: D301 -- click's own marker
     corpus = MixedSources(documents=1_000)
-    counts = [max(1, round(seconds * 1e3 / step)) for step in steps_ms]
-    found: dict[str, list[list[Steps]]] = {name: [] for name in CONTENDERS}
-    with tempfile.TemporaryDirectory() as made:
+    counts = [max(_LEAST_STEPS, round(_TURN_S * 1e3 / step)) for step in steps_ms]
+    found: list[dict[str, list[Steps]]] = [{name: [] for name in CONTENDERS} for _ in steps_ms]
+    with tempfile.TemporaryDirectory() as made, ExitStack() as stack:
         build_sources(Path(made), corpus)
         work = Rows(folder=Path(made), corpus=corpus, length=_ROW_TOKENS, rows=rows)
-        turns = _alone(turns_of, steps_ms)
-        for turn in range(repeats):
-            for name in CONTENDERS:
-                found[name].append(_alone(steps_of, name, work, turns, counts))
-                click.echo(f"{turn + 1}/{repeats} {name}")
-    tables = [
-        table_of(step, {name: [run[i] for run in runs] for name, runs in found.items()})
-        for i, step in enumerate(steps_ms)
-    ]
+        with _process() as alone:
+            turns = alone.submit(turns_of, steps_ms).result()
+        processes = {name: stack.enter_context(_process()) for name in CONTENDERS}
+        for name, process in processes.items():
+            process.submit(start, name, work).result()
+            stack.callback(_stopped, process)
+        for size, (step_ms, each, count) in enumerate(zip(steps_ms, turns, counts, strict=True)):
+            for turn in range(times := max(1, round(seconds * 1e3 / step_ms / count))):
+                # There and back: who comes first or last of a turn is not always the same.
+                for name, process in list(processes.items())[:: -1 if turn % 2 else 1]:
+                    found[size][name].append(process.submit(steps_of, each, count).result())
+                click.echo(f"{step_ms} ms: {turn + 1} of {times} turns")
+    tables = [table_of(step, runs) for step, runs in zip(steps_ms, found, strict=True)]
     for table in tables:
         print_table(table)
     if report:
@@ -270,7 +301,7 @@ def main(repeats: int, seconds: float, rows: int, steps_ms: tuple[int, ...], rep
             __file__,
             "waits",
             "Steps of a training loop, by where its loader is",
-            f"python -m benchmarks.loaders.waits --repeats {repeats} --seconds {seconds:g} --rows {rows}{sizes}",
+            f"python -m benchmarks.loaders.waits --seconds {seconds:g} --rows {rows}{sizes}",
             tables,
             READING.format(rows=rows, length=_ROW_TOKENS, sources=corpus.sources).replace(
                 "\n", " "
@@ -279,10 +310,12 @@ def main(repeats: int, seconds: float, rows: int, steps_ms: tuple[int, ...], rep
         click.echo(f"wrote {path.name}")
 
 
-def _alone(call: Callable[..., list], *arguments: object) -> list:
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-        return pool.submit(call, *arguments).result()
+def _process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _stopped(process: ProcessPoolExecutor) -> None:
+    process.submit(stop).result()
 
 
 if __name__ == "__main__":
