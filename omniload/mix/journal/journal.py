@@ -97,7 +97,8 @@ class Journal:
 
         Records of earlier steps of the same mix stay where they are; those of ``state["step"]``
         and later belong to work that was lost and are cut off. A journal that does not lead up
-        to ``state`` is moved aside. Memory does not grow with the journal.
+        to ``state``, or has steps where ``state`` is that of step 0, is moved aside. Memory does not grow with the
+        journal.
 
         Args:
             place: The file, or the folder of a store, claimed.
@@ -289,7 +290,8 @@ def _storage(place: Path | JournalStorage, *, durable: bool) -> JournalStorage:
 def _leading_up(storage: JournalStorage, state: JsonObject, digest: str) -> _Head | None:
     """Return the base and the records before ``state``, where the journal leads up to it.
 
-    One that does not (another mix, a gap, damage) is moved aside, never overwritten.
+    One that does not (another mix, a gap, damage), and a whole run where this one begins at step 0, is moved aside,
+    never overwritten.
     """
     try:
         if not storage.exists():
@@ -305,13 +307,15 @@ def _leading_up(storage: JournalStorage, state: JsonObject, digest: str) -> _Hea
             "it is not the state that this run reached; resume from another checkpoint, or move the journal away"
         )
     if found.lost and state["step"] == 0:
-        # A start before the first checkpoint, or one whose state was forgotten, which nothing else would tell.
+        # A start before the first checkpoint, or one whose state was forgotten: which of them, only the user can tell.
         _LOG.warning(
-            "%s holds %d steps of a run, and this one begins at step 0: they are recorded anew. To go on, give it the "
-            "state; to keep them, another run_dir",
+            "%s holds %d steps of a run, and this one begins at step 0: they are moved to %s. To go on with them, "
+            "move them back and give the state; another run_dir leaves them where they are",
             storage,
             found.lost,
+            storage.move_aside(),
         )
+        return None
     return found
 
 

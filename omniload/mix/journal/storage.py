@@ -198,7 +198,8 @@ class FileStorage(JournalStorage):
     def move_aside(self) -> str:
         names = (f"{self._path.name}.aside-{number}" for number in itertools.count(1))
         aside = next(name for name in names if not self._path.with_name(name).exists())
-        self._path.rename(self._path.with_name(aside))
+        with _writing(self._path, 0):
+            self._path.rename(self._path.with_name(aside))
         return aside
 
     @override

@@ -112,6 +112,15 @@ class JournalContract:
         assert "aside-1: it is of another mix or other data" in caplog.text
         assert read_tail(place(), 0).next_step == 3
 
+    def test_a_run_from_step_0_keeps_the_steps_of_another_aside(self, place, caplog):
+        a_journal(place(claimed=True), FOUND)
+
+        opened(place(claimed=True), FOUND[0]).close()
+
+        assert "this one begins at step 0: they are moved to" in caplog.text
+        assert "aside-1. To go on with them" in caplog.text
+        assert read_tail(place(), 0).next_step == 0
+
     def test_ranks_are_noted(self, place):
         with opened(place(claimed=True), FOUND[0]) as journal:
             for record in records_between(FOUND[:3]):

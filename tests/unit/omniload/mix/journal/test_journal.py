@@ -265,7 +265,7 @@ def test_a_resumed_run_appends_behind_the_history(tmp_path):
     assert steps_in(path) == (0, [0, 1, 2, 3, 4])
 
 
-def test_a_run_from_the_start_begins_anew_and_says_what_was_there(tmp_path, caplog):
+def test_a_run_from_the_start_moves_the_steps_that_are_there_aside_and_says_where(tmp_path, caplog):
     found = states(4)
     path = a_journal(tmp_path / "j", found)
     opened(path, found[2]).close()
@@ -274,10 +274,26 @@ def test_a_run_from_the_start_begins_anew_and_says_what_was_there(tmp_path, capl
     opened(path, found[0]).close()
 
     assert steps_in(path) == (0, [])
-    assert f"{path} holds 2 steps of a run, and this one begins at step 0" in caplog.text
+    said = (
+        f"{path} holds 2 steps of a run, and this one begins at step 0: they are moved to j.aside-1"
+    )
+    assert said in caplog.text
+    assert steps_in(path.with_name("j.aside-1")) == (0, [0, 1])
     caplog.clear()
     opened(path, found[0]).close()
     assert not caplog.text
+    assert not path.with_name("j.aside-2").exists()
+
+
+def test_steps_that_were_moved_aside_are_moved_back_and_gone_on_with(tmp_path):
+    found = states(5)
+    path = a_journal(tmp_path / "j", found[:4])
+    a_journal(path, found[:2])
+
+    path.with_name("j.aside-1").rename(path)
+    a_journal(path, found, first=3)
+
+    assert steps_in(path) == (0, [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize("step", [0, 7])
