@@ -1,6 +1,7 @@
 """Arguments of the verbs that change a mix: weights and amounts as words, a source as a file, a step to begin at."""
 
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +27,14 @@ __all__ = [
     "change_options",
     "checked",
     "declared_in",
+    "real_path",
     "what_is_set",
     "with_absolute_paths",
+    "with_real_paths",
 ]
 
+_PATTERN = re.compile(r"[*?\[{]")
+"""What begins a glob, or braces."""
 _AMOUNT = re.compile(r"([0-9][0-9_.]*[A-Za-z]{0,2}?)\s*(epoch|sample|token)s?")
 Source = TypeVar("Source", bound=SourceBase)
 
@@ -187,14 +192,31 @@ def declared_in(file: Path, name: str) -> SourceConfig:
 
 def with_absolute_paths(source: Source, folder: Path) -> Source:
     """Return a source whose relative paths start at ``folder`` with absolute ones; URLs stay as they are."""
-    paths = tuple(path if "://" in path else str(folder / path) for path in source.paths)
-    transforms = tuple(_placed(transform, folder) for transform in source.transforms)
+    return _with_paths(source, lambda path: str(folder / path))
+
+
+def with_real_paths(source: Source) -> Source:
+    """Return a source with one spelling of each absolute path: without links and ``..``, which is no other source."""
+    return _with_paths(source, real_path)
+
+
+def real_path(path: str) -> str:
+    """Return one spelling of a local path; of a pattern, of the folders in front of it."""
+    parts = Path(path).parts
+    fixed = next((i for i, part in enumerate(parts) if _PATTERN.search(part)), len(parts))
+    # realpath, which refuses no links in a circle; a folder that is not there yet stays as it is written.
+    return str(Path(os.path.realpath(Path(*parts[:fixed])), *parts[fixed:]))
+
+
+def _with_paths(source: Source, placed: Callable[[str], str]) -> Source:
+    paths = tuple(path if "://" in path else placed(path) for path in source.paths)
+    transforms = tuple(_placed(transform, placed) for transform in source.transforms)
     path = paths[0] if len(paths) == 1 else paths
-    drawn = source.drawn_before and str(folder / source.drawn_before)
+    drawn = source.drawn_before and placed(source.drawn_before)
     return source.model_copy(update={"path": path, "transforms": transforms, "drawn_before": drawn})
 
 
-def _placed(transform: TransformConfig, folder: Path) -> TransformConfig:
+def _placed(transform: TransformConfig, placed: Callable[[str], str]) -> TransformConfig:
     if isinstance(transform, ChatTransform | PreferenceTransform) and transform.template:
-        return transform.model_copy(update={"template": str(folder / transform.template)})
+        return transform.model_copy(update={"template": placed(transform.template)})
     return transform

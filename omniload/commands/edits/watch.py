@@ -12,7 +12,7 @@ import click
 from omniload.base.config import line_of, parse_yaml
 from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
 from omniload.commands.display import emit_json, output, say
-from omniload.commands.edits.arguments import with_absolute_paths
+from omniload.commands.edits.arguments import real_path, with_absolute_paths, with_real_paths
 from omniload.commands.edits.asking import change_mix
 from omniload.commands.edits.at_rest import planned_to
 from omniload.commands.edits.pulse import while_up
@@ -23,6 +23,7 @@ from omniload.mix.edits.edit import said_of
 from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.wanted import Asked, Refused, later_keys, wanted_of
 from omniload.mix.run_record import read_run_record
+from omniload.mix.schema.tokenizers import ByteTokenizer
 
 __all__ = ["STILL_S", "Mark", "Saves", "Watching", "mark_of", "watch"]
 
@@ -100,7 +101,8 @@ class Watching:
         history = read_history(self.run, life.mix())
         step = planned_to(self.run, history)
         placing = _placing(folder), _placing(life.base_dir)
-        found = wanted_of(wanted, declared, history, step, placing)
+        held = _with_tokenizer_as_spelt(declared, life.base_dir, wanted, folder)
+        found = wanted_of(wanted, held, history, step, placing, with_real_paths)
         if found.refused:
             raise ConfigError("\n".join(map(self._told, found.refused)))
         # Against the file as it was read last: at the first there is none, and one that was refused does not count.
@@ -131,6 +133,22 @@ class Watching:
 
 def _placing(folder: Path) -> Callable[[SourceConfig], SourceConfig]:
     return lambda source: with_absolute_paths(source, folder.resolve())
+
+
+def _with_tokenizer_as_spelt(
+    declared: MixConfig, declared_dir: Path, wanted: MixConfig, wanted_dir: Path
+) -> MixConfig:
+    """Return what the run's file said, with the path of its tokenizer as the other file spells it."""
+    held, asked = declared.tokenizer, wanted.tokenizer
+    if isinstance(held, ByteTokenizer | None) or isinstance(asked, ByteTokenizer | None):
+        return declared
+    then, now = (
+        real_path(str(folder.resolve() / tokenizer.path))
+        for folder, tokenizer in ((declared_dir, held), (wanted_dir, asked))
+    )
+    if then != now:
+        return declared
+    return declared.model_copy(update={"tokenizer": held.model_copy(update={"path": asked.path})})
 
 
 @click.command("watch")

@@ -60,6 +60,7 @@ def wanted_of(
     history: History,
     step: int,
     placing: tuple[Callable[[SourceConfig], SourceConfig], Callable[[SourceConfig], SourceConfig]],
+    spelt: Callable[[SourceConfig], SourceConfig] = lambda source: source,
 ) -> Wanted:
     """Return what a file asks of a run.
 
@@ -69,18 +70,21 @@ def wanted_of(
         history: What holds.
         step: First step that is not planned.
         placing: Give sources of the file, and of the run, the paths that they have from anywhere.
+        spelt: Gives a source with such paths one spelling of each: two of one file are no other source.
 
     Raises:
         ConfigError: A change is refused by what holds.
     """
     sources = {name: placing[0](source) for name, source in file.sources.items()}
-    held = {name: placing[1](source) for name, source in history.latest.sources.items()}
+    # As they are added, a source has the path that somebody wrote: what a link leads to may change until a resume.
+    real = {name: spelt(source) for name, source in sources.items()}
+    held = {name: spelt(placing[1](source)) for name, source in history.latest.sources.items()}
     elsewhere = {
         name
         for name, source in file.sources.items()
-        if name in held and sources[name] != held[name] == placing[1](source)
+        if name in held and real[name] != held[name] == spelt(placing[1](source))
     }
-    refused = [*_fixed(file, declared), *_other_sources(sources, held, elsewhere)]
+    refused = [*_fixed(file, declared), *_other_sources(real, held, elsewhere)]
     if (file.mix.amounts is None) != (history.latest.mix.amounts is None):
         key = "stages" if file.mix.amounts is None else "amounts"
         other = "amounts" if key == "stages" else "weights"

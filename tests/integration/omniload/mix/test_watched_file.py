@@ -11,6 +11,7 @@ from omniload.base.errors import ConfigError
 from omniload.commands.edits import pulse, watch
 from omniload.mix.config import load_mix
 from omniload.mix.edits.edits_file import EDITS_NAME, read_history
+from omniload.mix.run_record import write_run_record
 from tests.support.plane.corpora import write_texts
 from tests.support.plane.edits.mix_commands import a_mix_file, json_of, run_mix
 
@@ -127,6 +128,53 @@ def test_a_file_is_applied_once_to_a_run_at_rest_and_what_may_not_change_is_told
     own = run_mix("watch", run, mix_path, "--once")
     assert isinstance(own.exception, ConfigError)
     assert "a resume needs it as it was; copy it" in str(own.exception)
+
+
+def test_other_spellings_of_the_files_of_a_run_change_nothing_and_another_file_is_refused(
+    mix_path, tmp_path
+):
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        loader.next_batch()
+    elsewhere.mkdir()
+    (elsewhere / "link").symlink_to(tmp_path)
+    mix = yaml.safe_load(mix_path.read_text())
+    (name, source), *_ = mix["sources"].items()
+    own = source["path"]
+    for spelling in (f"../{own}", f"link/{own}", str(tmp_path / "elsewhere" / ".." / own)):
+        source["path"] = spelling
+        others = {
+            key: each | {"path": f"link/{each['path']}"}
+            for key, each in mix["sources"].items()
+            if key != name
+        }
+        file = elsewhere / "live.yaml"
+        file.write_text(yaml.safe_dump(mix | {"sources": mix["sources"] | others}))
+
+        assert json_of("watch", run, file, "--once")["asked"] == []
+
+    source["path"] = own
+    file.write_text(yaml.safe_dump(mix))
+    told = str(run_mix("watch", run, file, "--once").exception)
+    assert f"is '{elsewhere / own}' in the file, and '{tmp_path / own}' in the run" in told
+    assert "keep it beside the mix file of the run, or write them absolute" in told
+
+
+def test_a_tokenizer_is_the_one_of_the_run_however_its_path_is_spelled(mix_path, tmp_path):
+    mix, run, file = yaml.safe_load(mix_path.read_text()), tmp_path / "run", tmp_path / "live.yaml"
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        loader.next_batch()
+    mix_path.write_text(yaml.safe_dump(mix | {"tokenizer": {"type": "bpe", "path": "tok.json"}}))
+    write_run_record(run, mix_path, {"dp": 1})
+
+    def said(path):
+        file.write_text(yaml.safe_dump(mix | {"tokenizer": {"type": "bpe", "path": path}}))
+        return run_mix("watch", run, file, "--once")
+
+    assert "the run is as it says" in said(f"../{tmp_path.name}/tok.json").output
+    assert "tokenizer.path is 'other.json' in the file, and 'tok.json'" in str(
+        said("other.json").exception
+    )
 
 
 def test_a_change_of_a_stage_that_is_over_is_told_with_its_line(mix_path, tmp_path):

@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 from omniload.base.errors import ConfigError
-from omniload.commands.edits.arguments import declared_in, what_is_set, with_absolute_paths
+from omniload.commands.edits.arguments import (
+    declared_in,
+    what_is_set,
+    with_absolute_paths,
+    with_real_paths,
+)
 from omniload.mix.config import JsonlSource
 from omniload.mix.edits.edit import SetAmounts, SetWeights
 from omniload.mix.schema.amounts import Amount
@@ -66,6 +71,19 @@ def test_the_template_of_a_chat_starts_at_the_file():
     )
 
     assert with_absolute_paths(source, FOLDER).transforms[0].template == "/data/more/t.jinja"
+
+
+def test_a_path_has_one_spelling_up_to_its_pattern_and_a_url_its_own(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to("data")
+    (tmp_path / "circle").symlink_to("circle")
+    given = ("link/../data/a.jsonl", "link/{0..9}/../*.jsonl", "gone/./a.jsonl", "circle/a.jsonl")
+    paths = (*(f"{tmp_path}/{path}" for path in given), "s3://bucket/../c.jsonl")
+
+    source = with_real_paths(JsonlSource(type="jsonl", path=paths))
+
+    real = ("data/a.jsonl", "data/{0..9}/../*.jsonl", "gone/a.jsonl", "circle/a.jsonl")
+    assert source.paths == (*(f"{tmp_path}/{path}" for path in real), "s3://bucket/../c.jsonl")
 
 
 def test_the_records_that_others_had_drawn_start_at_the_file():
