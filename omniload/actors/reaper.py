@@ -1,5 +1,6 @@
 """The opener's side of the reaper: started before what it watches, closed after it. And the folder of a plane."""
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -15,14 +16,17 @@ from pathlib import Path
 
 from omniload.actors import reaper_process
 from omniload.actors.reaper_process import LEAVE, MARKS, PATIENCE_S
+from omniload.base.errors import UnavailableError
 from omniload.base.linux.file_lock import FileLock, is_locked
 from omniload.base.log import get_logger
 
 __all__ = ["PlaneFolder", "Reaper", "marked"]
 
 _LOG = get_logger(__name__)
-_FOLDERS, _OPENER = "omniload-ray-", "opener"
-"""What the names of folders begin with, and the file in each that its opener holds."""
+_FOLDERS, _BEGUN, _OPENER = "omniload-ray-", "omniload-begun-", "opener"
+"""What the names of folders begin with, and of those that are being made; the file in each that its opener holds."""
+_TRIES = 16
+"""More starts than come at once on a host."""
 _RESTARTS = 5
 _LAST_S = 5.0
 """How long a reaper may take over its own end, beside the patience that it has with others."""
@@ -34,27 +38,77 @@ class PlaneFolder:
     def __init__(self) -> None:
         # Short: the paths of Ray's sockets below it must stay under 107 characters.
         self.path = Path(tempfile.gettempdir()) / f"{_FOLDERS}{secrets.token_hex(4)}"
+        # What is empty yet cannot say in a file whose it is.
+        self._begun = self.path.with_name(f"{_begun_here()}{secrets.token_hex(4)}")
         self._lock: FileLock | None = None
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """Where it is, or is while it is being made."""
+        return self.path, self._begun
 
     def make(self) -> None:
         """Make it, and remove those that nobody has any more."""
-        for folder in self.path.parent.glob(f"{_FOLDERS}*"):
+        beside = self.path.parent
+        left = [
+            *((folder, _is_left) for folder in beside.glob(f"{_FOLDERS}*")),
+            *((folder, _is_left_begun) for folder in beside.glob(f"{_begun_here()}*")),
+        ]
+        for folder, is_left in left:
             with suppress(OSError):  # gone meanwhile, or nothing that can be looked at
-                if _is_left(folder):
+                if is_left(folder):
                     _LOG.info("%s is of a data plane that was killed; it is removed", folder)
                     shutil.rmtree(folder, ignore_errors=True)
-        self.path.mkdir(mode=0o700)
-        begun = self.path / f"{_OPENER}.begun"
-        with suppress(OSError):  # no locks on this file system: it is nobody's to remove
-            self._lock = FileLock(begun)
-            # Only held does it have its name: one that is found and is not held was left.
-            begun.rename(self.path / _OPENER)
+        for _ in range(_TRIES):
+            # Another start may find it before it is held, and takes it for left.
+            with suppress(FileNotFoundError):
+                self._make()
+                return
+        raise UnavailableError(
+            f"{self._begun} was removed {_TRIES} times before it was a folder of a data plane; end what removes it, "
+            "or have TMPDIR name another folder, and try again"
+        )
+
+    def _make(self) -> None:
+        """Make it, held by this process before it has its name: one that is found and is not held was left."""
+        self._begun.mkdir(mode=0o700)
+        opener = self._begun / _OPENER
+        try:
+            self._lock = FileLock(opener)
+        except FileNotFoundError:
+            raise
+        except OSError:  # no locks on this file system: it is nobody's to remove
+            opener.unlink(missing_ok=True)
+        try:
+            self._begun.rename(self.path)
+        except FileNotFoundError:
+            self._let_go()
+            raise
+
+    def _let_go(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def remove(self) -> None:
         """Remove it; nothing to do where it was not made."""
-        if self._lock is not None:
-            self._lock.close()
-        shutil.rmtree(self.path, ignore_errors=True)
+        self._let_go()
+        for place in self.places:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _begun_here() -> str:
+    """Return what the names of folders begin with that are being made on this host."""
+    return f"{_BEGUN}{hashlib.blake2b(socket.gethostname().encode(), digest_size=8).hexdigest()}-"
+
+
+def _is_left_begun(folder: Path) -> bool:
+    """Tell whether a folder of this user and host that was being made is held by nobody."""
+    of_folder, opener = folder.lstat(), folder / _OPENER
+    if of_folder.st_uid != os.geteuid() or not stat.S_ISDIR(of_folder.st_mode):
+        return False
+    # Whoever has not come to hold it makes it once more.
+    return not (os.path.lexists(opener) and is_locked(opener))
 
 
 def _is_left(folder: Path) -> bool:

@@ -25,6 +25,10 @@ LONGER = {
         210,
         "where a plane is, which ranks it serves there, who may come",
     ),
+    "omniload/actors/reaper.py": (
+        215,
+        "the opener's side of the reaper, and the folder that both remove, whole or as it is made",
+    ),
     "omniload/actors/local/plane.py": (
         390,
         "every role and rank of one process, which know each other: opened, changed, closed, and the ways between them",

@@ -162,7 +162,7 @@ class AttachedCluster(Cluster):
             self.address = str(ray.get_runtime_context().gcs_address)
             self._folder = PlaneFolder()
             # Before the folder: it is removed, too, where this process is killed with the next line.
-            self._reaper = Reaper(self.namespace, [self._folder.path])
+            self._reaper = Reaper(self.namespace, self._folder.places)
             self._folder.make()
         except BaseException:
             ray.shutdown()
@@ -243,7 +243,7 @@ class PrivateCluster(Cluster):
         self._folder = PlaneFolder()
         self._node: RayNode | None = None
         # Before the first file and process: the reaper ends them if this process is killed now.
-        self._reaper = Reaper(mark, [self._folder.path])
+        self._reaper = Reaper(mark, self._folder.places)
         try:
             self._folder.make()
             with marked(mark):

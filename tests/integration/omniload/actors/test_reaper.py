@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,8 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from omniload.actors import reaper
 from omniload.actors.reaper import PlaneFolder, Reaper, marked
 from omniload.actors.reaper_process import MARKS, clean_up, end_all, marks_of
+from omniload.base.linux.file_lock import FileLock, is_locked
 
 _SLEEPER = "import signal; print('up', flush=True); signal.pause()"
 _LONG_S = 60
@@ -280,6 +283,71 @@ def test_a_folder_of_another_host_is_left_alone_as_neither_its_locks_nor_its_pro
     monkeypatch.setattr(socket, "gethostname", lambda: "other")
 
     assert made_beside(a_left_folder)
+
+
+_BEGINNER = """
+import os, signal, sys, tempfile
+from pathlib import Path
+from omniload.actors import reaper
+tempfile.tempdir = sys.argv[1]
+def stay(*_):
+    print("there", flush=True)
+    signal.pause()
+if sys.argv[2] == "made":
+    reaper.FileLock = stay
+else:
+    Path.rename = stay
+reaper.PlaneFolder().make()
+"""
+
+
+@pytest.mark.parametrize("until", ["made", "held"])
+def test_a_folder_whose_opener_was_killed_as_it_made_it_is_removed_by_the_next_start_of_its_host(
+    tmp_path, monkeypatch, until
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    opener = subprocess.Popen(
+        [sys.executable, "-c", _BEGINNER, str(tmp_path), until], stdout=subprocess.PIPE
+    )
+
+    with ending(opener):
+        assert opener.stdout.readline() == b"there\n"
+        opener.stdout.close()
+        (begun,) = tmp_path.iterdir()
+        # A start that finds it empty takes it away, and whoever is about to hold it makes it again.
+        if until == "held":
+            assert made_beside(begun)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(socket, "gethostname", lambda: "other")
+        assert made_beside(begun)
+    assert not made_beside(begun)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", "opener"])
+def test_a_folder_that_another_start_takes_away_before_it_is_held_is_made_again(
+    tmp_path, monkeypatch, name
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    others = [tmp_path]
+
+    def held(path):
+        if others:
+            others.pop()
+            lock = FileLock(path) if name else None
+            shutil.rmtree(path.parent)
+            return lock or FileLock(path)
+        return FileLock(path)
+
+    monkeypatch.setattr(reaper, "FileLock", held)
+    folder = PlaneFolder()
+    folder.make()
+
+    assert others == []
+    assert list(tmp_path.iterdir()) == [folder.path]
+    assert is_locked(folder.path / "opener")
+    folder.remove()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_says_nothing_of_its_opener_or_leads_elsewhere_is_left_alone(
