@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from typing_extensions import override
 
-from omniload.base.clock import overslept_s
+from omniload.base.clock import Deadline
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
 
@@ -28,7 +28,6 @@ __all__ = [
     "GIVE_UP_AFTER_S",
     "LEAST_BYTES_S",
     "Callers",
-    "Deadline",
     "allowing",
     "hanging_calls",
     "left_s",
@@ -51,38 +50,6 @@ _LOOK_EVERY_S = 1.0
 _GIVEN_UP_WITHIN_S = 2.0
 # A thread is kept for the next call that long: to start one costs more than many a call.
 _IDLE_S = 60.0
-
-
-class Deadline:
-    """When a call of a store must have answered; time in which this process is stopped does not count.
-
-    Args:
-        limit_s: Seconds from now.
-        now_s: A clock that never goes back.
-    """
-
-    def __init__(self, limit_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
-        self.limit_s, self._now_s = limit_s, now_s
-        self.until = now_s() + limit_s
-
-    def left_s(self) -> float:
-        """Return the seconds that are left."""
-        return self.until - self._now_s()
-
-    def renew(self) -> None:
-        """Begin the limit anew."""
-        self.until = self._now_s() + self.limit_s
-
-    def wait(self, ended: Callable[[float], Result], longest_s: float) -> Result:
-        """Wait for ``longest_s`` at most by a function that is told how long, and return what that does."""
-        turn_s, began_s = max(0.0, min(self.left_s(), longest_s)), self._now_s()
-        try:
-            return ended(turn_s)
-        finally:
-            now_s = self._now_s()
-            # No more than the whole limit: the call may have begun it anew since, and others may wait for it too.
-            most = max(self.until, now_s + self.limit_s)
-            self.until = min(self.until + overslept_s(turn_s, now_s - began_s), most)
 
 
 _current: contextvars.ContextVar[Deadline | None] = contextvars.ContextVar("deadline", default=None)

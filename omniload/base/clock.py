@@ -2,12 +2,22 @@
 
 import math
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from typing_extensions import override
 
-__all__ = ["LONGEST_WAIT_S", "Clock", "FakeClock", "SystemClock", "overslept_s", "wait_of"]
+__all__ = [
+    "LONGEST_WAIT_S",
+    "Clock",
+    "Deadline",
+    "FakeClock",
+    "SystemClock",
+    "overslept_s",
+    "wait_of",
+]
 
+Result = TypeVar("Result")
 _LATE_S = 1.0
 """A wait that ends so much later than it was to says that its process did not run; less is a busy machine."""
 LONGEST_WAIT_S = 2e9
@@ -34,6 +44,38 @@ def overslept_s(asked_s: float, took_s: float) -> float:
     """
     late_s = took_s - asked_s
     return late_s if late_s > _LATE_S else 0.0
+
+
+class Deadline:
+    """When what is waited for must be there; time in which this process is stopped does not count.
+
+    Args:
+        limit_s: Seconds from now.
+        now_s: A clock that never goes back.
+    """
+
+    def __init__(self, limit_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.limit_s, self._now_s = limit_s, now_s
+        self.until = now_s() + limit_s
+
+    def left_s(self) -> float:
+        """Return the seconds that are left."""
+        return self.until - self._now_s()
+
+    def renew(self) -> None:
+        """Begin the limit anew."""
+        self.until = self._now_s() + self.limit_s
+
+    def wait(self, ended: Callable[[float], Result], longest_s: float) -> Result:
+        """Wait for ``longest_s`` at most by a function that is told how long, and return what that does."""
+        turn_s, began_s = max(0.0, min(self.left_s(), longest_s)), self._now_s()
+        try:
+            return ended(turn_s)
+        finally:
+            now_s = self._now_s()
+            # No more than the whole limit: the call may have begun it anew since, and others may wait for it too.
+            most = max(self.until, now_s + self.limit_s)
+            self.until = min(self.until + overslept_s(turn_s, now_s - began_s), most)
 
 
 class Clock(Protocol):

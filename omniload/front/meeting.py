@@ -14,15 +14,16 @@ other waits for it.
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
 from omniload.actors.address import Head, HostPlace, Hosts, PlaneAddress
+from omniload.base.clock import Deadline
 from omniload.base.config import StrictModel
 from omniload.base.errors import (
     ConfigError,
@@ -51,6 +52,8 @@ __all__ = [
 _A_FOLDER_EACH = ", and each start of the job a folder of its own where address= names one"
 _MOST_LETTERS = 512 << 10
 """Letters of a note of values at most: no rank reads one of 1 MiB."""
+_TURNS = 4
+"""Reads in the whole of a limit: torch's store warns of each that ends without a note."""
 _THERE_S = 1.0
 """Longest wait for a note that was posted before another that was read."""
 _LEAVE_S, _STUCK_S = 10.0, 12.0
@@ -140,18 +143,24 @@ class Joined(StrictModel):
 def read_as(
     rendezvous: Rendezvous, key: str, kind: type[Note], *, of_rank: int, timeout_s: float
 ) -> Note | None:
-    """Read another rank's note.
-
-    Returns:
-        The note; ``None`` where it did not come in time.
+    """Return another rank's note, or ``None``: not there in time, in which this process was not stopped.
 
     Raises:
         OmniloadError: What the other rank failed with.
         ConfigError: The note is of another release, or damaged.
     """
-    text = rendezvous.read(key, timeout_s)
-    if text is None:
-        return None
+    return _read_by(rendezvous, key, kind, of_rank, Deadline(timeout_s))
+
+
+def _read_by(
+    rendezvous: Rendezvous, key: str, kind: type[Note], of_rank: int, deadline: Deadline
+) -> Note | None:
+    """Read a note as ``read_as``, within a limit that others may share."""
+    # In turns: of the one in which this process was stopped nobody knows what had passed by then, and it counts whole.
+    turn_s = deadline.limit_s / _TURNS
+    while (text := deadline.wait(partial(rendezvous.read, key), turn_s)) is None:
+        if deadline.left_s() <= 0:
+            return None
     try:
         # A failure stands under the key of the note that it takes the place of, so it is looked for first.
         raise Failure.model_validate_json(text).error(of_rank)
@@ -187,13 +196,11 @@ def wait_for_ranks(
         OmniloadError: What one of them failed with.
     """
     # One limit for all: they come side by side, and are read one after the other.
-    until_s = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     found: dict[int, Note] = {}
     absent = []
     for rank, key in keys:
-        left_s = max(0.0, until_s - time.monotonic())
-        note = read_as(rendezvous, key, kind, of_rank=rank, timeout_s=left_s)
-        if note is None:
+        if (note := _read_by(rendezvous, key, kind, rank, deadline)) is None:
             absent.append(rank)
         else:
             found[rank] = note
@@ -366,8 +373,7 @@ class Meeting:
         self._on_the_way_out(lambda: self.post(f"left/{self.launch.rank}", "{}"))
 
     def _last_read(self, key: str) -> str | None:
-        place = f"{self.prefix}/{key}"
-        return self._on_the_way_out(lambda: self.rendezvous.read(place, _LEAVE_S))
+        return self._on_the_way_out(lambda: self.rendezvous.read(f"{self.prefix}/{key}", _LEAVE_S))
 
     def _once(self, key: str, note: Arrival | Joined) -> None:
         if not self.post(f"{key}/{self.launch.rank}", note.model_dump_json()):

@@ -1,7 +1,6 @@
 """Answers of Ray actors, with the errors that were raised in them."""
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
@@ -9,6 +8,7 @@ from typing import Any, TypeVar
 
 from omniload.actors.gate import CLOSED
 from omniload.actors.ray.environment import RayActorError, RayError, RayTaskError, ray
+from omniload.base.clock import Deadline
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import DefectError, OmniloadError, UnavailableError, project_error
 from omniload.base.log import get_logger, place_of_lines
@@ -99,27 +99,26 @@ def wait_for_ref(ref: Any, timeout_s: float, check: Callable[[], None]) -> bool:
     Raises:
         UnavailableError: Ray has ended on this host.
     """
-    until_s = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     while True:
         check()
-        left_s = until_s - time.monotonic()
         try:
-            if ray.wait([ref], timeout=max(0.0, min(left_s, _TURN_S)))[0]:
+            # A look of its own each time, also where no time is left.
+            if deadline.wait(lambda turn_s: ray.wait([ref], timeout=turn_s)[0], _TURN_S):
                 return True
         except OSError as error:
             raise _of_ended_ray(error) from None
-        if left_s <= _TURN_S:
+        if deadline.left_s() <= 0:
             return False
 
 
 def wait_for_future(answer: "Future[Any]", timeout_s: float, check: Callable[[], None]) -> bool:
     """Wait for a future in short turns, calling ``check`` before each; return whether it was done in time."""
-    until_s = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     while not answer.done():
         check()
-        left_s = until_s - time.monotonic()
-        wait([answer], timeout=max(0.0, min(left_s, _TURN_S)))
-        if left_s <= _TURN_S:
+        deadline.wait(partial(wait, [answer]), _TURN_S)
+        if deadline.left_s() <= 0:
             break
     return answer.done()
 

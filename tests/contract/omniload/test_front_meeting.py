@@ -2,15 +2,25 @@
 
 import dataclasses
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from omniload.actors.address import Head, HostPlace
+from omniload.base.clock import Deadline, FakeClock
 from omniload.base.errors import ConfigError, UnavailableError
 from omniload.front import meeting as meetings
 from omniload.front.launch import Launch, Place
-from omniload.front.meeting import Arrival, HostAssignment, Invitation, Meeting, NodeUp
+from omniload.front.meeting import (
+    Arrival,
+    HostAssignment,
+    Invitation,
+    Joined,
+    Meeting,
+    NodeUp,
+    wait_for_ranks,
+)
 from omniload.front.mix_values import MixValues
 from omniload.front.rendezvous import FolderRendezvous
 
@@ -78,6 +88,36 @@ def test_a_rank_that_does_not_come_is_named(rank):
 
     with pytest.raises(UnavailableError, match=r"ranks \[2, 3\] have not joined rank 0 on"):
         rank(0, 0.2).gather(HEAD)
+
+
+class LateNotes:
+    """A rendezvous of a process that is stopped for an hour in its first read; notes of the ranks are there after."""
+
+    def __init__(self, clock, notes=()):
+        self._clock, self._notes, self._stops = clock, dict(notes), [3600.0]
+
+    def read(self, key, timeout_s):
+        if self._stops:
+            self._clock.sleep(timeout_s + self._stops.pop())
+            return None
+        if key not in self._notes:
+            self._clock.sleep(timeout_s)
+        return self._notes.get(key)
+
+
+def test_a_rank_that_was_stopped_as_it_waited_has_the_rest_of_its_time(monkeypatch):
+    clock = FakeClock()
+    monkeypatch.setattr(meetings, "Deadline", partial(Deadline, now_s=clock.now_s))
+    note = Joined(host="a", pid=7)
+    keys = [(rank, f"joined/{rank}") for rank in (1, 2)]
+
+    there = LateNotes(clock, {key: note.model_dump_json() for _, key in keys})
+    assert wait_for_ranks(there, keys, 30.0, Joined) == {1: note, 2: note}
+    assert clock.now_s() == 3607.5
+
+    with pytest.raises(UnavailableError, match=r"ranks \[1, 2\] have not joined .* within 30 s"):
+        wait_for_ranks(LateNotes(clock), keys, 30.0, Joined)
+    assert clock.now_s() == 2 * 3600.0 + 7.5 + 30.0
 
 
 def test_a_node_that_does_not_start_ends_the_meeting_with_its_reason(rank):

@@ -8,7 +8,6 @@ from fusefs.stores import deadlines
 from fusefs.stores.deadlines import (
     MOST_ABANDONED,
     Callers,
-    Deadline,
     allowing,
     left_s,
     renew,
@@ -20,7 +19,6 @@ from fusefs.stores.remote.client import ReplacingBackend
 from fusefs.stores.remote.object_store import ObjectStore
 from fusefs.stores.remote.rename_store import RenamingStore, ReplacingStore
 from fusefs.stores.retry import RetryingStore
-from omniload.base.clock import FakeClock
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs.builders import some_files
 
@@ -292,37 +290,3 @@ def test_where_the_system_gives_no_thread_the_store_is_unavailable_and_asked_aga
             callers.call("find", "f", lambda: "found")
 
         assert callers.call("find", "f", lambda: "found") == "found"
-
-
-def test_time_in_which_the_process_is_stopped_is_none_of_a_limit():
-    clock = FakeClock()
-    deadline = Deadline(60.0, clock.now_s)
-
-    deadline.wait(clock.sleep, 1.0)
-    deadline.wait(lambda turn_s: clock.sleep(turn_s + 3_600.0), 1.0)
-
-    assert deadline.left_s() == 58.0
-
-
-def test_a_limit_that_began_anew_while_its_process_went_on_is_no_longer_than_itself():
-    clock = FakeClock()
-    deadline = Deadline(30.0, clock.now_s)
-
-    def stopped(turn_s):
-        clock.sleep(turn_s + 3_600.0)
-        deadline.renew()  # by the call's own thread, which ran first
-
-    deadline.wait(stopped, 1.0)
-
-    assert deadline.left_s() == 30.0
-
-
-def test_a_wait_within_a_limit_is_no_longer_than_what_is_left_and_late_turns_of_a_busy_machine_count():
-    clock = FakeClock()
-    deadline = Deadline(1.0, clock.now_s)
-
-    deadline.wait(lambda turn_s: clock.sleep(turn_s + 0.5), 5.0)
-    deadline.wait(clock.sleep, 5.0)
-
-    assert clock.slept_s == [1.5, 0.0]
-    assert deadline.left_s() == -0.5

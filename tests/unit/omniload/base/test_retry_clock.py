@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from omniload.base.clock import LONGEST_WAIT_S, FakeClock, SystemClock, wait_of
+from omniload.base.clock import LONGEST_WAIT_S, Deadline, FakeClock, SystemClock, wait_of
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from omniload.base.retry import backoff_s, with_retries
 
@@ -114,3 +114,37 @@ def test_a_wait_is_as_long_as_allowed_or_as_any_wait_bears(timeout_s, waited_s):
 @pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan"), "7", None])
 def test_what_is_no_finite_length_of_time_is_no_wait(timeout_s):
     assert wait_of(timeout_s) is None
+
+
+def test_time_in_which_the_process_is_stopped_is_none_of_a_limit():
+    clock = FakeClock()
+    deadline = Deadline(60.0, clock.now_s)
+
+    deadline.wait(clock.sleep, 1.0)
+    deadline.wait(lambda turn_s: clock.sleep(turn_s + 3_600.0), 1.0)
+
+    assert deadline.left_s() == 58.0
+
+
+def test_a_limit_that_began_anew_while_its_process_went_on_is_no_longer_than_itself():
+    clock = FakeClock()
+    deadline = Deadline(30.0, clock.now_s)
+
+    def stopped(turn_s):
+        clock.sleep(turn_s + 3_600.0)
+        deadline.renew()  # by the call's own thread, which ran first
+
+    deadline.wait(stopped, 1.0)
+
+    assert deadline.left_s() == 30.0
+
+
+def test_a_wait_within_a_limit_is_no_longer_than_what_is_left_and_late_turns_of_a_busy_machine_count():
+    clock = FakeClock()
+    deadline = Deadline(1.0, clock.now_s)
+
+    deadline.wait(lambda turn_s: clock.sleep(turn_s + 0.5), 5.0)
+    deadline.wait(clock.sleep, 5.0)
+
+    assert clock.slept_s == [1.5, 0.0]
+    assert deadline.left_s() == -0.5

@@ -2,9 +2,11 @@
 
 import threading
 from concurrent.futures import Future
+from functools import partial
 
 import pytest
 
+from omniload.base.clock import Deadline, FakeClock
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import DefectError, IntegrityError, StateError, UnavailableError
 
@@ -102,6 +104,46 @@ def test_a_missing_file_of_a_role_is_no_end_of_ray(monkeypatch):
 
     with pytest.raises(MissingInActorError):
         answers.value_of("a batch")
+
+
+@pytest.fixture
+def stopped(monkeypatch):
+    """A clock, and waits of its first turn in which this process was stopped for an hour; nothing ever comes."""
+    clock, stops = FakeClock(), [3600.0]
+
+    def late(turn_s):
+        clock.sleep(turn_s + (stops.pop() if stops else 0.0))
+
+    def ray_wait(refs, timeout):
+        late(timeout)
+        return [], refs
+
+    monkeypatch.setattr(answers, "Deadline", partial(Deadline, now_s=clock.now_s))
+    monkeypatch.setattr(answers.ray, "wait", ray_wait)
+    monkeypatch.setattr(answers, "wait", lambda _, timeout: late(timeout))
+    return clock
+
+
+def test_time_in_which_a_process_is_stopped_does_not_count_as_it_waits_for_an_answer(stopped):
+    with pytest.raises(UnavailableError, match="constructor-0 gave no answer within 60 s"):
+        answers.answer_to("a batch", "constructor-0")
+
+    assert stopped.now_s() == pytest.approx(3660.0)
+
+
+def test_time_in_which_a_process_is_stopped_does_not_count_as_it_waits_for_a_future(stopped):
+    assert not answers.wait_for_future(Future(), 60.0, lambda: None)
+
+    assert stopped.now_s() == pytest.approx(3660.0)
+
+
+@pytest.mark.parametrize("waits", ["wait_for_ref", "wait_for_future"])
+def test_no_time_is_one_look(stopped, waits):
+    looks = []
+
+    assert not getattr(answers, waits)(Future(), 0.0, lambda: looks.append("looked"))
+
+    assert looks == ["looked"]
 
 
 def test_what_the_head_was_asked_is_waited_for_before_ray_is_left():
