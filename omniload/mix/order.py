@@ -50,7 +50,6 @@ class Span:
     """Consecutive positions that lie in one block of one epoch."""
 
     epoch: int
-    """The epoch."""
     block: int
     """Number of the block in the epoch's order."""
     offset: int
@@ -77,13 +76,11 @@ class Located:
     """Where the records of a range of positions are stored."""
 
     epochs_N: NDArray[np.int64]
-    """Epoch of each position."""
     blocks_N: NDArray[np.int64]
     """Block of the epoch's order."""
     units_N: NDArray[np.int64]
     """Unit of the source, as numbered by whoever made the order."""
     rows_N: NDArray[np.int64]
-    """Row within the unit."""
 
 
 class Order:

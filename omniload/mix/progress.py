@@ -48,7 +48,6 @@ class SourceProgress:
     position: int
     """Raw position of its next sample."""
     epochs: float
-    """Times it was gone through."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

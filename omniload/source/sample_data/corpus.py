@@ -78,7 +78,6 @@ class Text:
     """One document and where it comes from."""
 
     name: str
-    """Path or qualified name."""
     text: str
 
 
@@ -87,9 +86,7 @@ class Installation:
     """Where to look."""
 
     stdlib: Path
-    """Folder of the standard library."""
     site_packages: Path
-    """Folder of installed packages."""
 
     def modules(self) -> list[Path]:
         """Return the standard library's modules but for its tests, in digest order."""
