@@ -10,11 +10,10 @@ Shape suffixes:
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
 __all__ = ["TOLERANCE", "exchanged"]
 
@@ -56,7 +55,7 @@ def exchanged(
     # Looked at before anything is made: longest-first dealing of many items mostly comes close enough by itself.
     if loads_B.max() <= enough:
         return bins_N
-    kind = _ListBins if len(costs) <= _FEW * num_bins else _ArrayBins
+    kind: type[_ListBins | _ArrayBins] = _ListBins if len(costs) <= _FEW * num_bins else _ArrayBins
     bins = kind.of(costs, bins_N, loads_B, counts)
     trials = min(_TRIALS_PER_BIN * num_bins, _MOST_TRIALS)
     lightest = _Lightest.of(loads_B)
@@ -80,8 +79,14 @@ def exchanged(
     return bins.bins_N()
 
 
-class _Bins(Protocol):
+@dataclass(slots=True)
+class _ListBins:
     """Bins while they exchange items: members of each, sorted by cost."""
+
+    items: list[list[int]]
+    costs: list[list[float]]
+    loads_B: NDArray[np.float64]
+    counts: tuple[int, int]
 
     @classmethod
     def of(
@@ -92,41 +97,6 @@ class _Bins(Protocol):
         counts: tuple[int, int],
     ) -> Self:
         """Return the bins of a dealing; ``loads_B`` is kept up to date from now on."""
-        ...
-
-    def best_exchange(self, heavy: int, light: int) -> tuple[int, int] | None:
-        """Return what to give and what to take back, by place in the bin; -1 takes nothing.
-
-        The best exchange shifts half of the difference of the loads. Only one that
-        leaves both bins below the heavy one is returned.
-        """
-        ...
-
-    def exchange(self, heavy: int, light: int, give: int, take: int) -> None:
-        """Carry out an exchange."""
-        ...
-
-    def bins_N(self) -> NDArray[np.int64]:
-        """Return the bin of each item."""
-        ...
-
-
-@dataclass(slots=True)
-class _ListBins(_Bins):
-    items: list[list[int]]
-    costs: list[list[float]]
-    loads_B: NDArray[np.float64]
-    counts: tuple[int, int]
-
-    @override
-    @classmethod
-    def of(
-        cls,
-        costs: NDArray[np.float64],
-        bins_N: NDArray[np.int64],
-        loads_B: NDArray[np.float64],
-        counts: tuple[int, int],
-    ) -> Self:
         order = np.lexsort((costs, bins_N))
         ends = np.cumsum(np.bincount(bins_N, minlength=len(loads_B))).tolist()
         items, sorted_costs = order.tolist(), costs[order].tolist()
@@ -138,8 +108,12 @@ class _ListBins(_Bins):
             counts=counts,
         )
 
-    @override
     def best_exchange(self, heavy: int, light: int) -> tuple[int, int] | None:
+        """Return what to give and what to take back, by place in the bin; -1 takes nothing.
+
+        The best exchange shifts half of the difference of the loads. Only one that
+        leaves both bins below the heavy one is returned.
+        """
         half = float(self.loads_B[heavy] - self.loads_B[light]) / 2
         give_H, take_L = self.costs[heavy], self.costs[light]
         least, most = self.counts
@@ -165,7 +139,6 @@ class _ListBins(_Bins):
                     smallest, found = missed, (at, place - 1 + shift)
         return found
 
-    @override
     def exchange(self, heavy: int, light: int, give: int, take: int) -> None:
         given = self.items[heavy].pop(give), self.costs[heavy].pop(give)
         if take >= 0:
@@ -180,7 +153,6 @@ class _ListBins(_Bins):
         self.items[b].insert(at, item)
         self.costs[b].insert(at, cost)
 
-    @override
     def bins_N(self) -> NDArray[np.int64]:
         sizes = [len(items) for items in self.items]
         out_N = np.empty(sum(sizes), np.int64)
@@ -191,13 +163,14 @@ class _ListBins(_Bins):
 
 
 @dataclass(slots=True)
-class _ArrayBins(_Bins):
+class _ArrayBins:
+    """As ``_ListBins``, in arrays."""
+
     items: list[NDArray[np.int64]]
     costs: list[NDArray[np.float64]]
     loads_B: NDArray[np.float64]
     counts: tuple[int, int]
 
-    @override
     @classmethod
     def of(
         cls,
@@ -215,7 +188,6 @@ class _ArrayBins(_Bins):
             counts=counts,
         )
 
-    @override
     def best_exchange(self, heavy: int, light: int) -> tuple[int, int] | None:
         gap = float(self.loads_B[heavy] - self.loads_B[light])
         give_H, take_L = self.costs[heavy], self.costs[light]
@@ -239,7 +211,6 @@ class _ArrayBins(_Bins):
         place = above[best] if missed_above[best] <= missed_below[best] else below[best]
         return best, int(place) + shift
 
-    @override
     def exchange(self, heavy: int, light: int, give: int, take: int) -> None:
         # Views, and sound: an exchange puts new arrays in the place of old ones, and changes none.
         given = self.items[heavy][give : give + 1]
@@ -263,7 +234,6 @@ class _ArrayBins(_Bins):
         self.items[b], self.costs[b] = items, costs
         self.loads_B[b] = costs.sum()
 
-    @override
     def bins_N(self) -> NDArray[np.int64]:
         sizes = [len(items) for items in self.items]
         out_N = np.empty(sum(sizes), np.int64)
