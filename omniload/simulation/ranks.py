@@ -1,11 +1,11 @@
 """Ranks under a virtual clock: they take their batches as a rank's handle does, and train in step."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
-from typing import Protocol
 
 from typing_extensions import override
 
@@ -17,42 +17,50 @@ from omniload.simulation.wire import Wire
 __all__ = ["LocalRank", "Rank", "RayRank", "Trainer"]
 
 
-class Rank(Protocol):
+@dataclass(slots=True)
+class Rank(ABC):
     """What takes the batches of one rank."""
 
     process: Process
     wire: Wire
-    held_bytes: int
+    rank: int
+    window: int
+    """Steps that are planned at once, and that it asks for at once."""
+    constructor: SimulatedConstructor
+    planner: SimulatedPlanner
+    held_bytes: int = field(default=0, init=False)
     """Of batches that are on their way to it, or wait for it."""
-    place: int
+    place: int = field(default=0, init=False)
     """Of the step that it took last, among those that came together."""
+    _waiting: tuple[int, Then] | None = field(default=None, init=False)
+    _beside: deque[Then] = field(default_factory=deque, init=False)
+    """What threads beside the one that takes are woken for."""
 
+    @abstractmethod
     def take(self, step: int, have: Then) -> None:
         """Take a step, and then call ``have``."""
-        ...
 
     def let_go(self) -> None:
-        """Have threads go on that wait for the one that takes: it has taken, and leaves the interpreter to them."""
-        ...
+        """Have threads go on that wait for the one that takes: it has its batch, and leaves the core to them."""
+        while self._beside:
+            self._beside.popleft()()
 
+    @abstractmethod
     def look(self) -> None:
         """See whether what it waits for is built by now."""
-        ...
+
+    def _tell_taken(self, step: int) -> None:
+        """Tell the planner that this rank has a step."""
+        planner, wire = self.planner, self.wire
+        hear = partial(planner.hear, StepTaken(step=step, dp_rank=self.rank))
+        telling_s = wire.end_s(self.process)
+        self.process.work(telling_s, lambda: wire.carry(self.process, planner.process, hear))
 
 
 @dataclass(slots=True)
 class RayRank(Rank):
     """A rank beside a constructor's process: asks for windows of steps, and for the next one while it has one."""
 
-    process: Process
-    wire: Wire
-    rank: int
-    window: int
-    """Steps that it asks for at once."""
-    constructor: SimulatedConstructor
-    planner: SimulatedPlanner
-    held_bytes: int = 0
-    place: int = 0
     _held: deque[int] = field(default_factory=deque, init=False)
     """Bytes of the batches at hand."""
     _came: list[int] | None = field(default=None, init=False)
@@ -62,9 +70,6 @@ class RayRank(Rank):
     """The step behind those at hand."""
     _unanswered: int | None = field(default=None, init=False)
     """The step that the constructor is to answer once it is built."""
-    _waiting: tuple[int, Then] | None = field(default=None, init=False)
-    _beside: deque[Then] = field(default_factory=deque, init=False)
-    """What threads beside the one that takes are woken for."""
 
     @override
     def take(self, step: int, have: Then) -> None:
@@ -80,11 +85,6 @@ class RayRank(Rank):
         # Else its question is on its way: asked again, the constructor would answer twice.
         elif self._asked is None:
             self._ask(step)
-
-    @override
-    def let_go(self) -> None:
-        while self._beside:
-            self._beside.popleft()()
 
     def _ask(self, step: int) -> None:
         self._asked = step
@@ -141,7 +141,7 @@ class RayRank(Rank):
     def _hand_out(self, step: int, have: Then) -> None:
         self.held_bytes -= self._held.popleft()
         if not self._held:  # said with the last of those that came together
-            self._beside.append(partial(_tell_taken, self, step))
+            self._beside.append(partial(self._tell_taken, step))
         have()
 
 
@@ -149,17 +149,8 @@ class RayRank(Rank):
 class LocalRank(Rank):
     """A rank in the process of its plane: its batches are there once they are built."""
 
-    process: Process
-    wire: Wire
-    rank: int
-    window: int
-    """Steps that are planned at once: that they were taken is said as seldom."""
-    constructor: SimulatedConstructor
-    planner: SimulatedPlanner
-    held_bytes: int = 0
-    place: int = 0
     _told_next: int = field(default=0, init=False)
-    _waiting: tuple[int, Then] | None = field(default=None, init=False)
+    """Step that is told of at the latest when it was taken: as seldom as steps are planned."""
 
     @override
     def take(self, step: int, have: Then) -> None:
@@ -182,20 +173,8 @@ class LocalRank(Rank):
         is_known = step < self._told_next and self.constructor.machine.has(step + 1)
         if not is_known:
             self._told_next = step + self.window
-            _tell_taken(self, step)
+            self._tell_taken(step)
         self.process.work(self.wire.end_s(self.process), have)
-
-    @override
-    def let_go(self) -> None:
-        """Do nothing: the threads of its plane's process share the interpreter with it throughout."""
-
-
-def _tell_taken(rank: RayRank | LocalRank, step: int) -> None:
-    """Tell the planner that a rank has a step."""
-    planner, wire = rank.planner, rank.wire
-    hear = partial(planner.hear, StepTaken(step=step, dp_rank=rank.rank))
-    telling_s = wire.end_s(rank.process)
-    rank.process.work(telling_s, lambda: wire.carry(rank.process, planner.process, hear))
 
 
 @dataclass(slots=True)
