@@ -112,7 +112,8 @@ class RecordSource(Source):
         if self._pipeline.concat is not None:
             return self.shards[self.shard_at(position)], ""
         found = self._order.locate(position, position + 1)
-        return self._places(int(found.units_N[0]))(int(found.rows_N[0]))
+        unit, row = int(found.units_N[0]), int(found.rows_N[0])
+        return self._places(unit, self._format.found_at)(row)
 
     @override
     def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
@@ -236,12 +237,14 @@ class RecordSource(Source):
             reason=self._reason,
         )
 
-    def _places(self, unit: int) -> Callable[[int], tuple[str, str]]:
-        """Return what says where a record of a unit stands, by its row."""
+    def _places(
+        self, unit: int, place_of: Callable[[str, int, int, int], tuple[str, str]] | None = None
+    ) -> Callable[[int], tuple[str, str]]:
+        """Return what says where a record of a unit stands, by its row; as ``place_of`` of the format says it."""
         shard = int(self._order.shards_of(np.asarray([unit], np.int64))[0])
         path = self.shards[shard] if self.shards else ""
         first = self._order.number_in_shard(unit, 0)  # once, as it goes through all units
-        return partial(self._format.place_of, path, unit, first)
+        return partial(place_of or self._format.place_of, path, unit, first)
 
     def _judge_samples(self, block: Block, rows_N: NDArray[np.int64], samples: Samples) -> None:
         """Raise or tell of records that could not be made samples, as ``on_error`` says."""

@@ -219,6 +219,14 @@ class Format(Protocol):
         """
         return shard, self.name_of_record(before + row)
 
+    def found_at(self, shard: str, unit: int, before: int, row: int) -> tuple[str, str]:
+        """Return what ``place_of`` does, by a name that is in the data, where records have one: it is read for that.
+
+        Raises:
+            OmniloadError: As for ``read_unit``.
+        """
+        return self.place_of(shard, unit, before, row)
+
     def first_records(self) -> Records:
         """Decode a few records from the start of the source, from at most about ``FIRST_BYTES`` or one unit.
 

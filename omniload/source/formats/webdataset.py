@@ -72,6 +72,8 @@ class WebDatasetFormat(IndexedFormat):
         # The 3: an index of a release before knows of no links, or of hard ones alone.
         kind = f"webdataset/3/{config.unit}"
         self._units = index_of(files, self._index, kind=kind, cache=cache, unpacks=True)
+        self._keys: dict[int, list[str]] = {}
+        """Of units that were asked about: an audit asks about each piece of a step."""
 
     @override
     def read_unit(self, unit: int) -> Records:
@@ -98,6 +100,23 @@ class WebDatasetFormat(IndexedFormat):
             samples = list(_samples(members_of(archive, ends=False)))
         require_as_indexed(file.path, place, len(samples), "samples")
         return data, start, samples
+
+    @override
+    def found_at(self, shard: str, unit: int, before: int, row: int) -> tuple[str, str]:
+        if unit not in self._keys:
+            self._keys[unit] = [sample.key for sample in self._headers_of(unit)]
+        return shard, f"sample {self._keys[unit][row]!a}"
+
+    def _headers_of(self, unit: int) -> list[_Sample]:
+        """Return the samples of a unit, of which headers alone are read where the archive is not compressed."""
+        place = self._units[unit]
+        file = self._files[place.shard]
+        if codec_of(file) is not None:
+            return self._samples_of(unit)[2]
+        with reading(file, "headers"):
+            samples = list(_samples(members_of(_plain(file, place.start, place.stop), ends=False)))
+        require_as_indexed(file.path, place, len(samples), "samples")
+        return samples
 
     @override
     def doubt(self) -> str:
@@ -173,7 +192,7 @@ class WebDatasetFormat(IndexedFormat):
         digest = xxhash.xxh3_128()
         plain = codec_of(file) is None
         with reading(file, "headers"):
-            archive = _plain(file) if plain else _decompressed(file)
+            archive = _plain(file, 0, file.size_bytes) if plain else _decompressed(file)
             # Every header is digested as it is read; of what members hold, a sample is.
             archive.digest = digest
             starts: list[int] = []
@@ -193,8 +212,14 @@ class WebDatasetFormat(IndexedFormat):
         return byte_ranges(file, begin, ends, unit_bytes=self._config.unit, content=content)
 
 
-def _plain(file: ShardFile) -> TarBytes:
-    """Read headers through a window: small members come with the header before them."""
+def _plain(file: ShardFile, at: int, stop: int) -> TarBytes:
+    """Return whole members of an archive, whose headers are read through a window: small ones come with the one before.
+
+    Args:
+        file: The archive.
+        at: Where the first of them begins.
+        stop: Where the last of them ends.
+    """
     window = [0, b""]
 
     def fetch(start: int, stop: int) -> bytes:
@@ -208,7 +233,7 @@ def _plain(file: ShardFile) -> TarBytes:
             window[:] = at, held
         return held[start - at : stop - at]
 
-    return TarBytes(path=file.path, at=0, stop=file.size_bytes, fetch=fetch)
+    return TarBytes(path=file.path, at=at, stop=stop, fetch=fetch)
 
 
 def _decompressed(file: ShardFile) -> TarBytes:
