@@ -89,7 +89,7 @@ class Host:
     def process(self, role: Role, width: float = 1.0, *, timers: float = 0.0) -> Process:
         """Start a process, whose timers keep so many cores busy."""
         # Until now others had the cores that its timers take.
-        self._advance()
+        self.settle()
         # Timers of hundreds of ranks, simulated on a few cores, would take more than those.
         timers = min(timers, self._left - self.cores * _LEAST_LEFT)
         made = Process(self, role, width, timers)
@@ -104,13 +104,9 @@ class Host:
         self._sent_at_s = max(self._sent_at_s, self.clock.now_s) + size_bytes / self._network
         return self._sent_at_s - self.clock.now_s
 
-    def settle(self) -> None:
-        """Count what processes have had until now."""
-        self._advance()
-
     def begin(self, process: Process, seconds: float, then: Then) -> None:
         """Run a job of a process."""
-        self._advance()
+        self.settle()
         # Only those that have work are gone through at each event, of thousands.
         if not process.jobs:
             self._running.append(process)
@@ -122,7 +118,8 @@ class Host:
         wanted = sum(min(len(process.jobs), process.width) for process in self._running)
         return min(1.0, self._left / wanted) if wanted else 1.0
 
-    def _advance(self) -> None:
+    def settle(self) -> None:
+        """Count what processes have had until now."""
         passed_s = self.clock.now_s - self._at_s
         self._at_s = self.clock.now_s
         # Most calls are of one moment, in which hundreds of ranks begin: they are not gone through each time.
@@ -153,7 +150,7 @@ class Host:
     def _end(self, turn: int) -> None:
         if turn != self._turn:
             return
-        self._advance()
+        self.settle()
         # Collected first: a job that begins in the middle would change the shares that the others are judged by.
         ended: list[Then] = []
         for process in self._running:

@@ -1,6 +1,7 @@
 """What a simulation found, and the meter over its processes that finds it."""
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
@@ -144,28 +145,6 @@ class _Holds(Protocol):
     def held_bytes(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Before:
-    """What a process had done when the steps began that count."""
-
-    busy_s: float
-    messages: int
-    message_bytes: int
-    batches: int
-
-    @classmethod
-    def of(cls, process: Process) -> "_Before":
-        return cls(
-            busy_s=process.busy_s,
-            messages=process.messages,
-            message_bytes=process.message_bytes,
-            batches=process.batches,
-        )
-
-
-_NOTHING = _Before(busy_s=0.0, messages=0, message_bytes=0, batches=0)
-
-
 @dataclass(slots=True, kw_only=True)
 class Meter:
     """What the processes of a simulated plane do in the steps that count, and the most that each holds."""
@@ -178,8 +157,8 @@ class Meter:
     loaders: Sequence[SimulatedLoader]
     constructors: Sequence[SimulatedConstructor]
     ranks: Sequence[Rank]
-    _before: dict[int, _Before] = field(default_factory=dict, init=False)
-    """By the ``id`` of a process."""
+    _before: dict[int, Process] = field(default_factory=dict, init=False)
+    """Copies of processes as they were when the steps began that count, by the ``id`` of each."""
     _peaks: dict[int, int] = field(default_factory=dict, init=False)
     """Bytes, the same."""
     _planned_before: int = field(default=0, init=False)
@@ -187,7 +166,7 @@ class Meter:
 
     def begin(self) -> None:
         """Count from now on."""
-        self._before = {id(process): _Before.of(process) for process in self._processes()}
+        self._before = {id(process): copy(process) for process in self._processes()}
         self._planned_before = self.planner.steps
         self._spent_before_s = self.planner.spent_s
 
@@ -265,9 +244,9 @@ class Meter:
     def _busy_s(self, process: Process) -> float:
         return process.busy_s - self._before_of(process).busy_s
 
-    def _before_of(self, process: Process) -> _Before:
-        """Return what a process had done; nothing where it was started since, to read a source."""
-        return self._before.get(id(process), _NOTHING)
+    def _before_of(self, process: Process) -> Process:
+        """Return a process as it was; one that was started since, to read a source, had done nothing."""
+        return self._before.get(id(process)) or Process(process.host, process.role, process.width)
 
     def _roles(self) -> list[Role]:
         return list(dict.fromkeys(process.role for process in self._processes()))

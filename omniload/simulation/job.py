@@ -105,7 +105,7 @@ def _token_s(costs: SourceCosts) -> float:
     return costs.token_s + costs.block_s / max(1.0, tokens)
 
 
-def a_planner_of(job: Job, profile: Profile, num_steps: int | None) -> Planner:
+def a_planner_of(job: Job, profile: Profile) -> Planner:
     """Return the planner of a job that begins at step 0."""
     spec = job.spec
     return Planner(
@@ -115,5 +115,4 @@ def a_planner_of(job: Job, profile: Profile, num_steps: int | None) -> Planner:
         state=MixState.start(len(spec.mix.names)),
         # Nothing is resumed from it, so that nothing is compared.
         fingerprint={},
-        num_steps=num_steps,
     )

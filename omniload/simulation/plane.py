@@ -143,7 +143,7 @@ class _Run:
         self.planner = SimulatedPlanner(
             process=planning,
             wire=self.wire,
-            machine=a_planner_of(self.job, self.profile, None),
+            machine=a_planner_of(self.job, self.profile),
             costs=costs.times(self.messages.roles["planner"].own),
             thread=Lane(planning, 1),
             loader_of=loader_of,

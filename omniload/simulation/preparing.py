@@ -79,25 +79,11 @@ def with_runtime(profile: Profile, spec: PlaneSpec, job: Job, shown: Shown) -> P
         profile = profile.model_copy(update={"builds": {**profile.builds, runtime: builds}})
     if runtime not in profile.messages:
         with shown(f"measuring the {runtime} runtime", 1) as advance:
-            messages = _measure_messages(runtime, job, profile)
+            is_local = runtime == "local"
+            messages = _between_threads() if is_local else _between_processes(job, profile)
             advance(1)
         profile = profile.model_copy(update={"messages": {**profile.messages, runtime: messages}})
     return profile
-
-
-def _measure_messages(runtime: str, job: Job, profile: Profile) -> MessageCosts:
-    """Measure messages between roles: threads of this process, or processes of a Ray of our own.
-
-    Args:
-        runtime: ``local`` or ``ray``.
-        job: The job, whose samples, sources and rows the small plane has.
-        profile: What was measured of its sources, and of building.
-
-    Raises:
-        ConfigError: Ray is asked for and not installed.
-        UnavailableError: Ray did not start.
-    """
-    return _between_threads() if runtime == "local" else _between_processes(job, profile)
 
 
 def even_roles(end_s: float) -> dict[Role, RoleCosts]:

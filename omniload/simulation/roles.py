@@ -87,7 +87,7 @@ class SimulatedConstructor:
         commands = self.machine.handle(BuildSteps(plans=plans))
         fetches = [command for command in commands if isinstance(command, FetchSlices)]
         if not fetches:
-            return seconds, _nothing
+            return seconds, lambda: None  # no step of the window was new
         (fetch,) = fetches
         if self.in_one_process:
             # One loader has all sources there.
@@ -174,10 +174,6 @@ class SimulatedConstructor:
         self.machine.handle(command)
         for key in [key for key in self._sizes if key[0] < command.step]:
             self.held_bytes -= self._sizes.pop(key)
-
-
-def _nothing() -> None:
-    """Do nothing: no step of a window was new."""
 
 
 def _each(calls: Sequence[Then]) -> None:

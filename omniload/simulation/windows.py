@@ -8,13 +8,14 @@ Everything is processor time, so that other work on the machine counts for littl
 
 import tempfile
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
+from typing import TypeAlias
 
 import numpy as np
 
@@ -70,15 +71,8 @@ _TOKENS_BUILT = 16 << 20
 """Tokens that are read to measure building, about."""
 
 
-class _Timed:
-    """Processor seconds by what they were spent on, in the order of the events."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, list[float]] = {}
-
-    def add(self, what: str, seconds: float) -> None:
-        """Note what one event or step of a kind took."""
-        self.seconds.setdefault(what, []).append(seconds)
+_Timed: TypeAlias = defaultdict[str, list[float]]
+"""Processor seconds by what they were spent on, of each event or step of a kind."""
 
 
 def _mean_of(passes: Sequence[_Timed], what: str) -> float:
@@ -87,7 +81,7 @@ def _mean_of(passes: Sequence[_Timed], what: str) -> float:
     Planning is the same each time, down to the event: what differs is what the machine and the interpreter did
     meanwhile, such as a collection of garbage.
     """
-    found = np.asarray([timed.seconds.get(what, []) for timed in passes])
+    found = np.asarray([timed.get(what, []) for timed in passes])
     return float(np.median(found, axis=0).mean()) if found.size else 0.0
 
 
@@ -124,7 +118,7 @@ def with_planner(profile: Profile, job: Job, shown: Shown) -> Profile:
 
 
 def _planned(job: Job, profile: Profile, windows: int, advance: Callable[[int], object]) -> _Timed:
-    planner, timed = a_planner_of(job, profile, None), _Timed()
+    planner, timed = a_planner_of(job, profile), _Timed(list)
     sources = [HollowSource(s, costs) for s, costs in enumerate(job.costs(profile))]
     # On Ray there is one in any case: a planner that takes the place of a lost one reads it.
     has_journal = runtime_of(job.spec) == "ray" or job.spec.run_dir is not None
@@ -197,9 +191,9 @@ class _TimedPlanner:
     def _count(self, event: PlannerEvent, seconds: float, steps: int) -> None:
         if steps:
             # What the event itself takes is little beside a step, and counted with it.
-            self._timed.add("step", seconds / steps)
+            self._timed["step"].append(seconds / steps)
         elif isinstance(event, SamplesReported | StepTaken):
-            self._timed.add("taken" if isinstance(event, StepTaken) else "report", seconds)
+            self._timed["taken" if isinstance(event, StepTaken) else "report"].append(seconds)
 
     def _time_parts(self, plans: Sequence[StepPlan]) -> None:
         # All are alike but for a rank: of thousands a few tell what one takes.
@@ -208,7 +202,8 @@ class _TimedPlanner:
         for dp_ranks in parts:
             for plan in plans:
                 plan.part_of(dp_ranks)
-        self._timed.add("part", (time.process_time() - began_s) / (len(parts) * len(plans)))
+        passed_s = time.process_time() - began_s
+        self._timed["part"].append(passed_s / (len(parts) * len(plans)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

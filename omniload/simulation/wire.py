@@ -67,13 +67,9 @@ class Wire:
         # What goes to another host passes Ray's processes of both.
         for host in hosts:
             if (node := self.nodes.get(id(host))) is not None:
-                node.work(self.end_s(node, size_bytes), _nothing)
+                node.work(self.end_s(node, size_bytes), lambda: None)
         sender.host.clock.after(latency_s, then)
 
     def connections_by(self) -> Counter[int]:
         """Return to how many processes each speaks, by its ``id``."""
         return Counter(end for pair in self.connections for end in pair)
-
-
-def _nothing() -> None:
-    """Do nothing: nobody waits for it."""
