@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from omniload.actors.plane import PlaneSpec
@@ -18,7 +18,7 @@ from omniload.base.errors import StateError, UnavailableError, system_refusals
 from omniload.base.linux.file_lock import FileLock, is_locked
 from omniload.base.log import get_logger
 
-__all__ = ["LOCK_NAME", "PlaneClaim", "claim", "launch_of"]
+__all__ = ["LOCK_NAME", "claim", "launch_of"]
 
 LOCK_NAME = ".plane.lock"
 """File in the run's folder. It stays; what counts is the lock on it."""
@@ -35,23 +35,13 @@ _JOIN = (
 )
 
 
-class PlaneClaim:
-    """Holds what makes a plane the only one of its name; the kernel lets go with the process."""
-
-    def __init__(self, held: "FileLock | socket.socket | None") -> None:
-        self._held = held
-
-    def close(self) -> None:
-        """Let others open the plane."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
-
-
-def claim(spec: PlaneSpec, environment: Mapping[str, str] = os.environ) -> PlaneClaim:
+def claim(spec: PlaneSpec, environment: Mapping[str, str] = os.environ) -> Callable[[], None]:
     """Take a plane: by its run's folder, and without one by the launch that this process is part of.
 
     A plane without either may be opened as often as one likes, and so may that of a single rank.
+
+    Returns:
+        A function that lets others open the plane; the kernel does so as well, with the end of the process.
 
     Raises:
         ConfigError: The run's folder cannot be used.
@@ -59,14 +49,15 @@ def claim(spec: PlaneSpec, environment: Mapping[str, str] = os.environ) -> Plane
         UnavailableError: Its mix is being changed, and that takes long.
     """
     if spec.run_dir is not None:
-        return PlaneClaim(_locked(spec.run_dir))
+        return _locked(spec.run_dir).close
     launch = launch_of(environment)
     if launch is None or spec.tree.world_size == 1:
-        return PlaneClaim(None)
+        return lambda: None
     # With mix and ranks: one launch may open several planes, one to train from and one to evaluate with.
     identity = f"{os.getuid()}\n{launch}\n{spec.tree!r}\n{spec.mix.model_dump_json()}"
     digest = hashlib.blake2b(identity.encode(), digest_size=12).hexdigest()
-    return PlaneClaim(_bound(f"\0omniload-plane-{digest}", launch))
+    held = _bound(f"\0omniload-plane-{digest}", launch)
+    return (lambda: None) if held is None else held.close
 
 
 def launch_of(environment: Mapping[str, str]) -> str | None:

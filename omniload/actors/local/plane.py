@@ -94,7 +94,7 @@ class LocalPlane(DataPlane):
         try:
             self._asked_before = last_question(spec.run_dir)
             # First, so that it is let go of last: nobody opens the run before these threads have ended.
-            self._opened.callback(claim(spec).close)
+            self._opened.callback(claim(spec))
             self._logs = RoleLogs(None if spec.run_dir is None else logs_folder(spec.run_dir))
             self._opened.callback(self._logs.close)
             self._opened.callback(self._end_threads)

@@ -79,7 +79,7 @@ class RayPlane(DataPlane):
         self._opened = ExitStack()
         try:
             self._asked_before = last_question(spec.run_dir)
-            self._opened.callback(claim(spec).close)
+            self._opened.callback(claim(spec))
             spec = with_versions(spec.with_edits())
             mix = spec.history.latest
             costs = costs_of(mix, kept_profiles(spec.cache_dir, mix.names))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -301,7 +301,8 @@ LAUNCH = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29502"}
 
 def test_each_further_rank_of_a_launch_is_refused_however_many_there_are(tmp_path):
     spec = a_spec(tmp_path, dp=64)
-    with closing(claim(spec, LAUNCH)):
+    with ExitStack() as held:
+        held.callback(claim(spec, LAUNCH))
         for _ in range(63):
             with pytest.raises(
                 StateError, match=rf"is open in process {os.getpid()} with the same"
@@ -324,12 +325,10 @@ def test_a_rank_is_refused_by_one_that_has_taken_the_name_and_does_not_listen_ye
     listens = threading.Timer(0.05, lambda: socket.socket.listen(bound[0], 8))
     listens.start()
 
-    with (
-        closing(first),
-        pytest.raises(StateError, match=rf"is open in process {os.getpid()} with the same"),
-    ):
+    with pytest.raises(StateError, match=rf"is open in process {os.getpid()} with the same"):
         claim(spec, LAUNCH)
     listens.join()
+    first()
 
 
 def test_a_name_whose_holder_ends_as_it_is_asked_is_taken(tmp_path, monkeypatch, caplog):
@@ -338,15 +337,16 @@ def test_a_name_whose_holder_ends_as_it_is_asked_is_taken(tmp_path, monkeypatch,
 
     class Asking(socket.socket):
         def connect(self, name):
-            first.close()
+            first()
             super().connect(name)
 
     with monkeypatch.context() as ending:
         ending.setattr(socket, "socket", Asking)
         second = claim(spec, LAUNCH)
 
-    with closing(second), pytest.raises(StateError, match="with the same mix and ranks"):
+    with pytest.raises(StateError, match="with the same mix and ranks"):
         claim(spec, LAUNCH)
+    second()
     assert not caplog.messages
 
 
