@@ -133,7 +133,7 @@ class LocalPlane(DataPlane):
             self.loader.ranges,
             self.activity_of(_CONSTRUCTOR),
         )
-        link = _LocalLoaderLink(self.loader, self._readers, _LOADER)
+        link = _LocalLoaderLink(self.loader, self._readers)
         planning = self.activity_of("planner")
         planning.figures.note(restarts=spec.restarts)
         self.planner = PlannerShell(
@@ -323,13 +323,10 @@ def _change_mix(plane: "LocalPlane", request: EditRequest) -> EditTaken:
 class _LocalLoaderLink(LoaderLink):
     """A way to the source loader."""
 
-    def __init__(self, shell: LoaderShell, pool: DaemonPool, name: str) -> None:
-        self._shell, self._pool, self._name = shell, pool, name
+    name = _LOADER
 
-    @property
-    @override
-    def name(self) -> str:
-        return self._name
+    def __init__(self, shell: LoaderShell, pool: DaemonPool) -> None:
+        self._shell, self._pool = shell, pool
 
     @override
     def read_ahead(self, command: ReadAhead) -> "Future[SamplesReported]":
@@ -347,16 +344,8 @@ class _LocalLoaderLink(LoaderLink):
 class _LocalConstructorLink(ConstructorLink):
     """A way to the data constructor."""
 
-    def __init__(
-        self, shell: ConstructorShell, dp_ranks: tuple[int, ...], pool: DaemonPool
-    ) -> None:
-        self._shell, self._pool = shell, pool
-        self._dp_ranks = dp_ranks
-
-    @property
-    @override
-    def dp_ranks(self) -> Sequence[int]:
-        return self._dp_ranks
+    def __init__(self, shell: ConstructorShell, dp_ranks: Sequence[int], pool: DaemonPool) -> None:
+        self._shell, self.dp_ranks, self._pool = shell, dp_ranks, pool
 
     @override
     def build(self, plans: Sequence[StepPlan], served: RanksServed) -> "Future[int]":

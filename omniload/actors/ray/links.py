@@ -85,17 +85,12 @@ class RayLoaderLink(LoaderLink):
         serves: "Callable[[RayLoaderLink, int], bool]",
     ) -> None:
         """Lead to an actor; ``serves`` tells whether this way is still that of a source."""
-        self._actor, self._name, self._turn, self._serves = actor, name, turn, serves
-
-    @property
-    @override
-    def name(self) -> str:
-        return self._name
+        self._actor, self.name, self._turn, self._serves = actor, name, turn, serves
 
     def lead_to(self, serving: Serving) -> None:
         """Lead to a later life of the loader; what the one before it was asked is asked again by the planner."""
         if serving.turn > self._turn:  # calls may overtake each other
-            self._actor, self._name, self._turn = serving.actor, serving.name, serving.turn
+            self._actor, self.name, self._turn = serving.actor, serving.name, serving.turn
 
     @override
     def read_ahead(self, command: ReadAhead) -> "Future[SamplesReported]":
@@ -105,7 +100,7 @@ class RayLoaderLink(LoaderLink):
 
     def _ask(self, command: ReadAhead, answer: "Future[SamplesReported]") -> None:
         """Ask the loader; where it is lost, ask again a little later, unless another has taken its place."""
-        actor, name = self._actor, self._name
+        actor, name = self._actor, self.name
 
         def settle(done: "Future[Any]") -> None:
             error = done.exception()
@@ -136,11 +131,11 @@ class RayLoaderLink(LoaderLink):
 
     @override
     def take_over(self, command: TakeOver) -> "Future[None]":
-        return future_of(self._actor.take_over.remote(command), self._name)
+        return future_of(self._actor.take_over.remote(command), self.name)
 
     @override
     def release(self, command: ReleaseSamples) -> None:
-        log_failure(self._actor.release.remote(command), self._name, "release samples")
+        log_failure(self._actor.release.remote(command), self.name, "release samples")
 
 
 class RayLoaderLinks:
@@ -183,12 +178,7 @@ class RayConstructorLink(ConstructorLink):
     """A way to a data constructor."""
 
     def __init__(self, actor: Any, dp_ranks: Sequence[int], life: int) -> None:  # noqa: ANN401 -- as above
-        self._actor, self._dp_ranks, self._life = actor, dp_ranks, life
-
-    @property
-    @override
-    def dp_ranks(self) -> Sequence[int]:
-        return self._dp_ranks
+        self._actor, self.dp_ranks, self._life = actor, dp_ranks, life
 
     def lead_to(self, actor: Any, life: int) -> None:  # noqa: ANN401 -- as above
         """Lead to a later life of the constructor; what it is to build is told it again by the planner."""

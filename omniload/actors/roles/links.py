@@ -29,10 +29,8 @@ _LOG = get_logger(__name__)
 class LoaderLink(Protocol):
     """A way to a source loader."""
 
-    @property
-    def name(self) -> str:
-        """Its name as a role."""
-        ...
+    name: str
+    """Its name as a role."""
 
     def read_ahead(self, command: ReadAhead) -> "Future[SamplesReported]":
         """Start reading; the future holds the report, and is cancelled where another loader is asked instead."""
@@ -50,10 +48,8 @@ class LoaderLink(Protocol):
 class ConstructorLink(Protocol):
     """A way to a data constructor."""
 
-    @property
-    def dp_ranks(self) -> Sequence[int]:
-        """Data-parallel ranks that it serves when the plane is opened."""
-        ...
+    dp_ranks: Sequence[int]
+    """Data-parallel ranks that it serves when the plane is opened."""
 
     def build(self, plans: Sequence[StepPlan], served: RanksServed) -> "Future[int]":
         """Start building consecutive steps for some ranks; without steps, let it know the ranks.
