@@ -56,7 +56,8 @@ class SampleQueue:
     """Position from which on these shards are left out; records before it may be of any shard."""
     needed: tuple[int, ...] = ()
     """Positions that are read whatever their shard: of carried pieces, and of a record that is begun."""
-    _seen_positions: int = field(default=0, init=False)
+    seen_positions: int = field(default=0, init=False)
+    """Raw positions reported so far."""
     _seen_tokens: int = field(default=0, init=False)
     _seen_bytes: int = field(default=0, init=False)
     shortest: int | None = field(default=None, init=False)
@@ -111,7 +112,7 @@ class SampleQueue:
             self.tokens = int(self.table.lengths_N.sum())
         self.asked_to = self.table.stop
         # What is usable of so many records, was said of others.
-        self._seen_positions = self._seen_tokens = self._seen_bytes = 0
+        self.seen_positions = self._seen_tokens = self._seen_bytes = 0
         self.shortest = None
 
     def report(self, table: SampleTable, cursor: Cursor, size_bytes: int = 0) -> bool:
@@ -122,7 +123,7 @@ class SampleQueue:
         """
         if table.start != self.table.stop:
             return False
-        self._seen_positions += table.stop - table.start
+        self.seen_positions += table.stop - table.start
         self._seen_tokens += int(table.lengths_N.sum())
         self._seen_bytes += size_bytes
         if len(table):
@@ -172,9 +173,9 @@ class SampleQueue:
             end: Position before which the range ends.
         """
         start, stop = self.next_range(tokens)
-        stop = min(stop, start + (max(4 * epoch, _SMALL_READ) if self._seen_positions else epoch))
-        if self._seen_positions < epoch:
-            stop = min(stop, start + max(_FEW_READ, _MOST_GROWTH * self._seen_positions))
+        stop = min(stop, start + (max(4 * epoch, _SMALL_READ) if self.seen_positions else epoch))
+        if self.seen_positions < epoch:
+            stop = min(stop, start + max(_FEW_READ, _MOST_GROWTH * self.seen_positions))
         # Carried pieces are of a known place, and no step is planned before all of them are read again.
         stop = max(stop, self.reach)
         self.asked_to = int(min(stop, self._read_from(start)[0], end))
@@ -205,21 +206,16 @@ class SampleQueue:
     def next_range(self, tokens: int) -> tuple[int, int]:
         """Return the raw positions to read for about ``tokens`` more tokens, as far as is known."""
         start = self.table.stop
-        if self._seen_positions == 0:
+        if self.seen_positions == 0:
             return start, start + _FIRST_READ
         # Not 0: there may have been none.
-        per_position = max(self._seen_tokens / self._seen_positions, 1 / 16)
+        per_position = max(self._seen_tokens / self.seen_positions, 1 / 16)
         return start, start + min(max(math.ceil(tokens / per_position), 1), _LARGEST_READ)
 
     @property
     def token_bytes(self) -> float:
         """Bytes of a loader's memory per token, with all that stands beside the tokens; 0 while none was seen."""
         return self._seen_bytes / max(self._seen_tokens, 1)
-
-    @property
-    def seen_positions(self) -> int:
-        """Raw positions reported so far."""
-        return self._seen_positions
 
 
 def queues_of(state: MixState) -> list[SampleQueue]:

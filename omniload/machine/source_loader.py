@@ -65,7 +65,8 @@ class SourceLoader:
     _held: defaultdict[int, HeldSamples] = field(
         default_factory=lambda: defaultdict(HeldSamples), init=False
     )
-    _held_bytes: int = field(default=0, init=False)
+    held_bytes: int = field(default=0, init=False)
+    """What held samples take of memory, over all sources; counted as they come and go, as sources are many."""
     _taken_over: dict[int, int] = field(default_factory=dict, init=False)
     """Sources of which what is asked for may have been read by another loader only, and from which position on."""
     _life: int = field(default=0, init=False)
@@ -86,9 +87,9 @@ class SourceLoader:
             case SamplesRead(source=source, block=block):
                 held_of = self._held[source]
                 # By the difference: a block may take the place of others, or be held already.
-                self._held_bytes -= held_of.size_bytes
+                self.held_bytes -= held_of.size_bytes
                 held_of.hold(block)
-                self._held_bytes += held_of.size_bytes
+                self.held_bytes += held_of.size_bytes
                 # Rising, as the planner names them: it compares them with what it asked for.
                 without = tuple(sorted(block.without))
                 return (_reported(source, (block,), without),)
@@ -114,7 +115,7 @@ class SourceLoader:
     def forget(self, source: int) -> None:
         """Let go of a source that another loader serves."""
         if (held := self._held.pop(source, None)) is not None:
-            self._held_bytes -= held.size_bytes
+            self.held_bytes -= held.size_bytes
         self._taken_over.pop(source, None)
         self.names = {s: name for s, name in self.names.items() if s != source}
 
@@ -224,20 +225,15 @@ class SourceLoader:
         blocks = self._held[source].blocks
         return (blocks[0].table.start, blocks[-1].table.stop) if blocks else (0, 0)
 
-    def held_bytes(self) -> int:
-        """Return what held samples take of memory, over all sources."""
-        # Counted as blocks come and go: it is asked for with each read, and sources are many.
-        return self._held_bytes
-
     def _holds(self, read: Read) -> bool:
         held = self._held[read.source].find(read.start, read.stop, frozenset(read.without))
         return bool(held) and held[-1].table.stop == read.stop
 
     def _release(self, source: int, floor: int) -> None:
         held = self._held[source]
-        self._held_bytes -= held.size_bytes
+        self.held_bytes -= held.size_bytes
         held.release(floor)
-        self._held_bytes += held.size_bytes
+        self.held_bytes += held.size_bytes
         if source in self._taken_over:
             self._taken_over[source] = max(self._taken_over[source], floor)
 

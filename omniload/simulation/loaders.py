@@ -334,6 +334,6 @@ class SimulatedLoader:
     def held_bytes(self) -> int:
         """What it holds: samples, and decoded blocks as far as the cap has room; the rest lies on disk."""
         # Samples are held whatever the cap is: it bounds decoded blocks, which lie on disk where there is no room.
-        samples = self.machine.held_bytes()
+        samples = self.machine.held_bytes
         blocks = sum(self.costs[s].block_bytes // self._readers_of(s) for s in self._blocks)
         return max(samples, min(samples + blocks, self.memory))

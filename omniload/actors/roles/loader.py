@@ -317,7 +317,7 @@ class LoaderShell:
     def _count_held(self) -> None:
         """Leave so much less to decoded blocks."""
         with self._lock:
-            held_bytes = self._machine.held_bytes()
+            held_bytes = self._machine.held_bytes
         # One limit for both, as ``loader.memory`` says what the process takes.
         self._memory.set_others(held_bytes)
         self._activity.figures.note(held_bytes=held_bytes, **self._caches.figures())

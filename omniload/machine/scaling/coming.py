@@ -179,8 +179,8 @@ class Pace:
     _reached: tuple[int, float] | None = field(default=None, init=False)
     _steps: float = field(default=0.0, init=False)
     _passed_s: float = field(default=0.0, init=False)
-    _stride: int = field(default=1, init=False)
-    """Steps between the last two that were reached."""
+    stride: int = field(default=1, init=False)
+    """Steps that are reached at once, where several are planned together."""
     _since_pause_s: float = field(default=math.inf, init=False)
     """That steps have taken, other than long ones, since the last pause."""
 
@@ -192,27 +192,22 @@ class Pace:
         self._reached = step, now_s
         if step <= before:
             return  # the first, or of a planner that took over and is not as far
-        self._stride = step - before
+        self.stride = step - before
         passed_s = now_s - before_s
         if self._steps:
-            usual_s = self._stride * self._passed_s / self._steps
+            usual_s = self.stride * self._passed_s / self._steps
             longest_s = _PAUSE_S + _PAUSE_STEPS * usual_s
             if passed_s <= longest_s:
                 self._since_pause_s += passed_s
             elif self._since_pause_s >= _AVERAGE_S:
                 passed_s, self._since_pause_s = longest_s, 0.0
         left = math.exp(-passed_s / _AVERAGE_S)
-        self._steps = left * self._steps + self._stride
+        self._steps = left * self._steps + self.stride
         self._passed_s = left * self._passed_s + passed_s
 
     def steps_in(self, duration_s: float) -> float:
         """Return how many steps go by in a time; 0 while that is not known."""
         return duration_s * self._steps / self._passed_s if self._passed_s else 0.0
-
-    @property
-    def stride(self) -> int:
-        """Steps that are reached at once, where several are planned together."""
-        return self._stride
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -349,7 +349,7 @@ class Simulation:
 
     def _look_at_buffers(self) -> None:
         alive = [loader for lives in self._lives for loader in lives if loader is not None]
-        self.most_held = max(self.most_held, sum(loader.held_bytes() for loader in alive))
+        self.most_held = max(self.most_held, sum(loader.held_bytes for loader in alive))
 
     def _added(self) -> list[str]:
         changes = [change for change, _ in self.changes]

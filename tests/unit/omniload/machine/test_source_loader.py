@@ -77,7 +77,7 @@ def test_what_was_read_is_held_and_reported():
 
     assert loader.handle(read) == (reported(read),)
     assert loader.held_positions(0) == (5, 7)
-    assert loader.held_bytes() == bytes_of([3, 4])
+    assert loader.held_bytes == bytes_of([3, 4])
 
 
 def test_asked_again_it_answers_from_what_it_holds():
@@ -158,7 +158,7 @@ def test_blocks_are_let_go_once_all_of_them_is_behind_the_floor():
 
     loader.handle(ReleaseSamples(floors={0: 2, 1: 9}))
     assert loader.held_positions(0) == (2, 3)
-    assert loader.held_bytes() == bytes_of([5])
+    assert loader.held_bytes == bytes_of([5])
 
 
 def test_releasing_everything_leaves_nothing():
@@ -167,7 +167,7 @@ def test_releasing_everything_leaves_nothing():
     loader.handle(ReleaseSamples(floors={0: 50}))
 
     assert loader.held_positions(0) == (0, 0)
-    assert loader.held_bytes() == 0
+    assert loader.held_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_parts_that_come_late_or_twice_are_held_once_and_in_order(parts):
     loader = a_loader(*(read_of(lengths[a:b], start=a) for a, b in parts))
 
     # A part that comes between two others, or around them, may be held in one block more.
-    assert loader.held_bytes() <= bytes_of(lengths, blocks=len(parts) + 1)
+    assert loader.held_bytes <= bytes_of(lengths, blocks=len(parts) + 1)
     found = lists(loader.slices(ask(*((i, 0, n) for i, n in enumerate(lengths)))))
     assert found == [tokens_of(0, i, 0, n).tolist() for i, n in enumerate(lengths)]
     (report,) = loader.handle(ReadAhead(source=0, start=1, stop=9))
@@ -366,7 +366,7 @@ def test_a_source_that_is_forgotten_is_held_no_more_and_the_others_are():
 
     loader.forget(0)
 
-    assert loader.held_bytes() == bytes_of([5])
+    assert loader.held_bytes == bytes_of([5])
     assert loader.names == {1: "code"}
     assert loader.unread([ask((0, 0, 3))]) == ()
     with pytest.raises(StateError, match="released, or never read"):
@@ -396,13 +396,13 @@ def test_what_held_samples_take_is_nothing_once_all_are_let_go_of(events):
                 loader.forget(source)
 
     holds_any = any(loader.held_positions(source) != (0, 0) for source in (0, 1))
-    assert (loader.held_bytes() > 0) == holds_any
+    assert (loader.held_bytes > 0) == holds_any
     loader.handle(ReleaseSamples(floors={0: 1 << 30, 1: 1 << 30}))
-    assert loader.held_bytes() == 0
+    assert loader.held_bytes == 0
 
 
 def test_a_range_that_is_read_twice_takes_its_memory_once():
     loader = a_loader(read_of([3, 5]))
     loader.handle(read_of([3, 5]))
 
-    assert loader.held_bytes() == bytes_of([3, 5])
+    assert loader.held_bytes == bytes_of([3, 5])
