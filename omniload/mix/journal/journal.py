@@ -308,12 +308,13 @@ def _leading_up(storage: JournalStorage, state: JsonObject, digest: str) -> _Hea
         )
     if found.lost and state["step"] == 0:
         # A start before the first checkpoint, or one whose state was forgotten: which of them, only the user can tell.
+        aside = storage.move_aside()
         _LOG.warning(
             "%s holds %d steps of a run, and this one begins at step 0: they are moved to %s. To go on with them, "
             "move them back and give the state; another run_dir leaves them where they are",
             storage,
             found.lost,
-            storage.move_aside(),
+            aside,
         )
         return None
     return found
