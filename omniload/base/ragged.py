@@ -20,6 +20,7 @@ __all__ = [
     "gather_across",
     "gather_ranges",
     "numbers_of",
+    "offsets_of",
     "run_of",
     "taken_across",
 ]
@@ -36,6 +37,13 @@ the order of a file: none of them is looked at."""
 def numbers_of(rows: Rows) -> NDArray[np.int64]:
     """Return the numbers of sequences as an array, ``[N]``."""
     return np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
+
+
+def offsets_of(lengths_N: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where sequences of some lengths begin that lie end to end, and where the last ends, ``[N + 1]``."""
+    offsets = np.zeros(len(lengths_N) + 1, np.int64)
+    np.cumsum(lengths_N, out=offsets[1:])
+    return offsets
 
 
 def run_of(rows: Rows) -> range | None:
@@ -64,7 +72,7 @@ class Ragged:
         values = (
             np.concatenate(sequences).astype(dtype, copy=False) if sequences else np.empty(0, dtype)
         )
-        return cls(values_V=values, offsets=np.concatenate(([0], np.cumsum(lengths))))
+        return cls(values_V=values, offsets=offsets_of(lengths))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -200,8 +208,7 @@ def gather_across(
         return few
     _require_within(columns, which_N, starts_N, stops_N)
     lengths_N = stops_N - starts_N
-    offsets = np.zeros(len(lengths_N) + 1, np.int64)
-    np.cumsum(lengths_N, out=offsets[1:])
+    offsets = offsets_of(lengths_N)
     if not offsets[-1]:
         return np.empty(0, dtype), offsets
     # A place below the window's size and a length below it add up to what 31 bits hold.

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.base.ragged import Ragged, Ranges
+from omniload.base.ragged import Ragged, Ranges, offsets_of
 
 __all__ = [
     "ALWAYS_USED",
@@ -213,8 +213,7 @@ def spans_of(mask: Ragged) -> Ragged:
     # From the right: an empty sequence begins where the next one does.
     sequences = np.searchsorted(mask.offsets, starts, side="right") - 1
     bounds = np.column_stack((starts, stops)) - mask.offsets[sequences][:, None]
-    offsets = np.zeros(len(mask) + 1, np.int64)
-    np.cumsum(2 * np.bincount(sequences, minlength=len(mask)), out=offsets[1:])
+    offsets = offsets_of(2 * np.bincount(sequences, minlength=len(mask)))
     return Ragged(values_V=bounds.astype(np.int32).reshape(-1), offsets=offsets)
 
 
@@ -233,7 +232,7 @@ def starts_in(starts: NDArray[np.int64], offsets: NDArray[np.int64]) -> Ragged:
     sizes = np.bincount(owners, minlength=len(offsets) - 1)
     return Ragged(
         values_V=(starts - offsets[owners]).astype(np.int32),
-        offsets=np.concatenate(([0], np.cumsum(sizes))),
+        offsets=offsets_of(sizes),
     )
 
 

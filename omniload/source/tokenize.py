@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError
 from omniload.base.extras import missing_extra
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, offsets_of
 from omniload.mix.schema.tokenizers import (
     BpeTokenizer,
     ByteTokenizer,
@@ -125,8 +125,7 @@ class ByteEncoder(Tokenizer):
         column = text_bytes(texts if isinstance(texts, pa.Array) else pa.array(texts, pa.string()))
         lengths = column.lengths_N
         ends_after = lengths > 0
-        offsets = np.zeros(len(column) + 1, np.int64)
-        np.cumsum(lengths + ends_after, out=offsets[1:])
+        offsets = offsets_of(lengths + ends_after)
         is_end = np.zeros(int(offsets[-1]), np.bool_)
         is_end[offsets[1:][ends_after] - 1] = True
         values = np.full(len(is_end), _BYTES_END, np.int32)
@@ -254,8 +253,7 @@ class BpeEncoder(Tokenizer):
 
 
 def _ids(ids: Sequence[Sequence[int]]) -> Ragged:
-    offsets = np.zeros(len(ids) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, ids), np.int64, len(ids)), out=offsets[1:])
+    offsets = offsets_of(np.fromiter(map(len, ids), np.int64, len(ids)))
     values = np.fromiter(chain.from_iterable(ids), np.int32, int(offsets[-1]))
     return Ragged(values_V=values, offsets=offsets)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, offsets_of
 from omniload.mix.schema.tokenizers import EncodingName
 from omniload.source.byte_pairs.encodings import ENCODINGS
 from omniload.source.byte_pairs.files import RANKS, parse_ranks, read_tokenizer
@@ -175,10 +175,8 @@ def open_tiktoken(
 
 def _joined(ids: Sequence[NDArray[np.uint32]], lengths_N: NDArray[np.int64]) -> Ragged:
     values_V = np.concatenate(ids) if ids else np.zeros(0, np.uint32)
-    offsets = np.zeros(len(lengths_N) + 1, np.int64)
-    np.cumsum(lengths_N, out=offsets[1:])
     # Ids are below 2^31, so the bits are the same.
-    return Ragged(values_V=values_V.view(np.int32), offsets=offsets)
+    return Ragged(values_V=values_V.view(np.int32), offsets=offsets_of(lengths_N))
 
 
 @contextmanager

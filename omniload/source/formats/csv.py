@@ -16,7 +16,7 @@ from pyarrow import csv
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, offsets_of
 from omniload.mix.sources import CsvSource
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.content import digested
@@ -209,7 +209,7 @@ def _with_bad(records: Records, bad: NDArray[np.int64], reason: str) -> Records:
     bad_B[bad] = True
     lengths[~bad_B] = records.column.lengths_N
     bad_B[~bad_B] = records.bad_B
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    offsets = offsets_of(lengths)
     column = Ragged(values_V=records.column.values_V, offsets=offsets)
     return Records(column=column, bad_B=bad_B, reason=reason)
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, offsets_of
 from omniload.mix.sources import MegatronSource
 from omniload.source.files import ShardFile, beside, reading
 from omniload.source.formats.content import digest_of_ranges, even_ranges
@@ -190,7 +190,7 @@ def _document_ends(file: ShardFile, index: ShardFile, head: _Head) -> NDArray[np
     """
     lengths = _array(index, _HEAD, head.sequences, "<i4")
     _refuse(index, lengths < 0, lengths, "sequence {} has the length {}")
-    starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))) * head.dtype.itemsize
+    starts = offsets_of(lengths) * head.dtype.itemsize
     pointers = _array(index, head.pointers_at, head.sequences, "<i8")
     _refuse(
         index,
@@ -243,7 +243,7 @@ def _places(file: ShardFile, start: int, stop: int) -> _Places:
     lengths = _array(index, _HEAD + 4 * first, last - first, "<i4") * head.dtype.itemsize
     # One pointer: sequences lie end to end, so lengths say where the others begin.
     (begin,) = _array(index, head.pointers_at + 8 * first, 1, "<i8") if last > first else (0,)
-    ends = begin + np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    ends = begin + offsets_of(lengths)
     if lengths.min(initial=0) < 0 or begin < 0 or ends[-1] > file.size_bytes:
         raise IntegrityError(
             f"{index.path}: documents {start} to {stop} lie in bytes {begin} to {ends[-1]} of {file.size_bytes}; "

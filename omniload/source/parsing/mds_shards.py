@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError, IntegrityError
-from omniload.base.ragged import Ragged, gather_ranges
+from omniload.base.ragged import Ragged, gather_ranges, offsets_of
 from omniload.base.state import shown
 from omniload.mix.sources import MdsSource
 from omniload.source.files import ShardFile
@@ -305,7 +305,7 @@ def _cast(
         lambda at: f"has an array of {sizes[at]} bytes, of ids of {widths[at]}",
     )
     starts = np.where(faults.bad_N, stops, starts)
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum((stops - starts) // widths)))
+    offsets = offsets_of((stops - starts) // widths)
     ids = np.empty(0 if len(types) == 1 else int(offsets[-1]), np.int32)
     for number, dtype in enumerate(types):
         mine = np.flatnonzero(chosen == number)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, offsets_of
 from omniload.mix.columns import said_of_inside
 from omniload.source.columns import drained
 from omniload.source.formats.format import Records
@@ -209,7 +209,7 @@ def list_offsets(lists: pa.Array) -> NDArray[np.int64]:
     """Return where the lists of an array begin among its flattened values, and where the last ends."""
     if pa.types.is_fixed_size_list(lists.type) or lists.null_count:
         lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-        return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
+        return offsets_of(lengths)
     stored = lists.offsets.to_numpy()
     # A slice begins somewhere in the values; ``flatten`` has cut them there.
     offsets: NDArray[np.int64] = stored.astype(np.int64) - int(stored[0])

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from omniload.base.errors import UnavailableError
-from omniload.base.ragged import Ragged, Rows
+from omniload.base.ragged import Ragged, Rows, offsets_of
 from omniload.base.writing import FULL, free_in
 from omniload.source.columns import Pieces, lengths_bytes, take, text_array
 
@@ -98,7 +98,7 @@ class HeldColumn:
     def move_to(self, folder: Path) -> None:
         """Write its values to a file, and read them from there from now on."""
         if self.values_bytes:
-            ends = np.concatenate(([0], np.cumsum(self.lengths_R * self.dtype.itemsize)))
+            ends = offsets_of(self.lengths_R * self.dtype.itemsize)
             with _spilling(folder), _nameless_file(folder) as file:
                 for values in self._values:
                     _add_to(file, memoryview(values))
@@ -131,7 +131,7 @@ class SpilledColumn:
         """Return what was added, at least once; the column takes no more."""
         lengths_R = np.concatenate(self._lengths)
         # Written as they came: only here is it known where each begins.
-        ends = np.concatenate(([0], np.cumsum(lengths_R * self._dtype.itemsize)))
+        ends = offsets_of(lengths_R * self._dtype.itemsize)
         # An empty file cannot be mapped.
         shown = _mapped(self._file) if ends[-1] else None
         return HeldColumn(_binary(pa.py_buffer(ends), shown, len(lengths_R)), self._dtype, shown)

@@ -26,7 +26,7 @@ from pydantic import Field, ValidationError
 
 from omniload.base.config import StrictModel
 from omniload.base.errors import IntegrityError
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, offsets_of
 from omniload.mix.columns import COLUMNS
 from omniload.source.formats.format import Records
 
@@ -198,7 +198,7 @@ def _parsed(name: str, body: memoryview, records: int | None) -> EncodedUnit:
     columns = {}
     for column in header.columns:
         lengths_B, values_V = next(arrays), next(arrays)
-        offsets = np.concatenate(([0], np.cumsum(lengths_B, dtype=np.int64)))
+        offsets = offsets_of(lengths_B)
         dtype = np.dtype(np.int32) if column.name == _TOKENS else COLUMNS[column.name].dtype
         columns[column.name] = Ragged(values_V=values_V.astype(dtype, copy=False), offsets=offsets)
     return EncodedUnit(

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, offsets_of
 from omniload.mix.config import SourceConfig, TokenizerConfig
 from omniload.mix.schema.transforms import (
     ChatTransform,
@@ -367,4 +367,4 @@ def _of_unit(column: HeldColumn, places_B: NDArray[np.int64]) -> Ragged:
     taken = column.take(places_B[there])
     lengths_B = np.zeros(len(places_B), np.int64)
     lengths_B[there] = taken.lengths_N
-    return Ragged(values_V=taken.values_V, offsets=np.concatenate(([0], np.cumsum(lengths_B))))
+    return Ragged(values_V=taken.values_V, offsets=offsets_of(lengths_B))

@@ -24,7 +24,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, offsets_of
 from omniload.mix.columns import LOSS_MASK, REJECTED_AT
 from omniload.mix.schema.transforms import ChatTransform, MessageNames, PreferenceTransform
 from omniload.source.tokenize import Tokenizer
@@ -318,7 +318,7 @@ def pairs_of(tokens_S: Ragged, mask_S: Ragged, bad_N: NDArray[np.bool_], reason:
     mask_V = mask_S.values_V.copy()
     # The first token of a side follows nothing: else the last one of the chosen side would predict it.
     mask_V[tokens_S.offsets[:-1][tokens_S.lengths_N > 0]] = False
-    trained = np.concatenate(([0], np.cumsum(mask_V)))
+    trained = offsets_of(mask_V)
     trained_S = trained[ends_S] - trained[tokens_S.offsets[:-1]]
     there_N = tokens_S.lengths_N[::2] > 0
     silent_N = there_N & ((trained_S[::2] == 0) | (trained_S[1::2] == 0))
@@ -328,10 +328,10 @@ def pairs_of(tokens_S: Ragged, mask_S: Ragged, bad_N: NDArray[np.bool_], reason:
     sizes_N = np.diff(tokens_S.offsets[::2])
     # A pair is there whole or not at all.
     keeps_V = np.repeat(there_N, sizes_N)
-    offsets = np.concatenate(([0], np.cumsum(sizes_N * there_N)))
+    offsets = offsets_of(sizes_N * there_N)
     places = Ragged(
         values_V=tokens_S.lengths_N[::2][there_N].astype(np.int32),
-        offsets=np.concatenate(([0], np.cumsum(there_N, dtype=np.int64))),
+        offsets=offsets_of(there_N),
     )
     return Samples(
         tokens=Ragged(values_V=tokens_S.values_V[keeps_V], offsets=offsets),

@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, offsets_of
 from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
 from omniload.mix.schema.transforms import ImagesTransform
 from omniload.source.parsing.image_cells import ENCODED, ENCODED_SIZES
@@ -189,7 +189,7 @@ class ImageEncoder:
                 [each.text for each in batch.rendered_S], [each.spans for each in batch.rendered_S]
             )
             is_marker_V = tokens.values_V == marker_id
-            before = np.concatenate(([0], np.cumsum(is_marker_V)))
+            before = offsets_of(is_marker_V)
             found_S = before[tokens.offsets[1:]] - before[tokens.offsets[:-1]]
             wanted_S = [len(images) for images in batch.images_S]
             wrong_S = np.flatnonzero(found_S != wanted_S).tolist()
@@ -346,5 +346,5 @@ def _those_there(column_N: Ragged, there_N: NDArray[np.bool_]) -> Ragged:
         return column_N
     return Ragged(
         values_V=column_N.values_V[np.repeat(there_N, sizes_N)],
-        offsets=np.concatenate(([0], np.cumsum(sizes_N * there_N))),
+        offsets=offsets_of(sizes_N * there_N),
     )

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from omniload.base.ragged import Ragged, gather_ranges
+from omniload.base.ragged import Ragged, gather_ranges, offsets_of
 from omniload.mix.columns import (
     COLUMNS,
     GRIDS,
@@ -293,7 +293,7 @@ def _images_between(
     patches = grids.values_V[::2].astype(np.int64) * grids.values_V[1::2]
     # Values of a patch: within a source all have as many.
     depth = len(images.values_V) // max(1, int(patches.sum()))
-    before = np.concatenate(([0], np.cumsum(patches * depth)))
+    before = offsets_of(patches * depth)
     first_image = grids.offsets[owner_N] // 2
     firsts, lasts = first_image + firsts_N, first_image + lasts_N
     made = {}
@@ -326,7 +326,7 @@ def _filtered(samples: Samples, config: FilterTransform) -> Samples:
 
 
 def _sums(mask: Ragged) -> NDArray[np.int64]:
-    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(mask.values_V, dtype=np.int64)))
+    before = offsets_of(mask.values_V)
     # By running sums: ``reduceat`` gives the next value for an empty sample, and not 0.
     return before[mask.offsets[1:]] - before[mask.offsets[:-1]]
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import IntegrityError
-from omniload.base.ragged import Ragged, numbers_of
+from omniload.base.ragged import Ragged, numbers_of, offsets_of
 from omniload.mix.columns import DOCUMENT_STARTS, LOSS_MASK, starts_in
 from omniload.mix.order import Span
 from omniload.mix.pieces import SUB_LIMIT
@@ -164,7 +164,7 @@ def sequences_of(
             f"{most:,} sequences of {config.tokens} tokens begin in one record, and a record gives at most "
             f"{SUB_LIMIT:,}; raise tokens of the transform concat"
         )
-    return Sequences(held=held, firsts_R=np.append(0, np.cumsum(counts_R)), skipped_R=skipped_R)
+    return Sequences(held=held, firsts_R=offsets_of(counts_R), skipped_R=skipped_R)
 
 
 def _lay(laid: dict[str, Layer], part: Samples, parts: int) -> None:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, offsets_of
 from omniload.base.settings.registry import FAILURES, Registered, registered
 from omniload.mix.schema.transforms import MapTransform
 from omniload.source.transforms.encoders import Samples
@@ -94,7 +94,7 @@ class MapFunction:
         ids = np.asarray(made.flatten())
         if ids.min(initial=0) < 0:
             raise self._refused(f"gives the token id {int(ids.min())}; ids are 0 or more")
-        whole = Ragged(values_V=ids, offsets=np.concatenate(([0], np.cumsum(lengths_K))))
+        whole = Ragged(values_V=ids, offsets=offsets_of(lengths_K))
         return replace(samples, tokens=_scattered(whole, given_N, len(tokens)))
 
     def _called(self, records: pa.Array) -> pa.Array:
@@ -173,7 +173,7 @@ def spread(samples: Samples, rows_K: NDArray[np.int64], count: int) -> Samples:
 def _scattered(column: Ragged, rows_K: NDArray[np.int64], count: int) -> Ragged:
     lengths_N = np.zeros(count, np.int64)
     lengths_N[rows_K] = column.lengths_N
-    return Ragged(values_V=column.values_V, offsets=np.concatenate(([0], np.cumsum(lengths_N))))
+    return Ragged(values_V=column.values_V, offsets=offsets_of(lengths_N))
 
 
 def _plain(options: Mapping[str, object]) -> dict[str, object]:
