@@ -173,7 +173,6 @@ class Rate:
 class Stats:
     """What is known of a mix before it is trained on."""
 
-    level: str
     steps: int
     """Steps of the run that ``epochs`` are of."""
     tokens_per_step: float

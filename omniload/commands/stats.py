@@ -208,7 +208,6 @@ def _gathered(
         for s, name in enumerate(mix.names)
     }
     return Stats(
-        level=mix.mix.level,
         steps=expected.total.stop,
         tokens_per_step=per_step,
         sources=tuple(

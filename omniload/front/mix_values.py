@@ -30,20 +30,16 @@ class MixValues(StrictModel):
         said = mix.model_dump(mode="json", exclude=own, exclude_defaults=True)
         return cls(values={key: with_urls_hidden(repr(value)) for key, value in _leaves(said, "")})
 
-    def said_beside(self, theirs: "MixValues", whose: str) -> str:
-        """Return the first keys that differ, with both values: ``seed is 5, on rank 0 17``.
-
-        Args:
-            theirs: The values of another mix.
-            whose: What to call that.
-        """
-        keys = dict.fromkeys((*self.values, *theirs.values))
-        differ = [key for key in keys if self.values.get(key) != theirs.values.get(key)]
+    def said_beside(self, of_rank_0: "MixValues") -> str:
+        """Return the first keys that differ, with both values: ``seed is 5, on rank 0 17``."""
+        theirs = of_rank_0.values
+        keys = dict.fromkeys((*self.values, *theirs))
+        differ = [key for key in keys if self.values.get(key) != theirs.get(key)]
         if not differ:
             # Secrets are in neither, and all else is.
             return "in the order of its keys, or in what is secret, such as a password in a URL"
         said = [
-            f"{key} is {_shown(self.values.get(key))}, {whose} {_shown(theirs.values.get(key))}"
+            f"{key} is {_shown(self.values.get(key))}, on rank 0 {_shown(theirs.get(key))}"
             for key in differ[:_NAMED]
         ]
         more = len(differ) - _NAMED

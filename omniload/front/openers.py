@@ -198,7 +198,7 @@ class OpenTogether(OpenClient):
         if invitation.mix != _digest(self.spec.mix):
             of_0 = meeting.values_of_0()
             own = MixValues.of(self.spec.mix)
-            said = "" if of_0 is None else f": {own.said_beside(of_0, 'on rank 0')}"
+            said = "" if of_0 is None else f": {own.said_beside(of_0)}"
             raise ConfigError(
                 f"rank {self.launch.rank} opens another mix than rank 0, or with other settings{said}; give all ranks "
                 "the same file and keywords, and open their loaders in the same order"

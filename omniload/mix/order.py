@@ -34,7 +34,7 @@ import numpy as np
 import numpy.random  # here: a process forked while a reader's thread loads it could never load it
 from numpy.typing import NDArray
 
-from omniload.base.ragged import Rows, numbers_of
+from omniload.base.ragged import Rows, numbers_of, offsets_of
 from omniload.mix.config import ShuffleConfig
 
 __all__ = ["ORDER_VERSION", "BlockOrder", "Located", "Order", "Span", "sorted_places"]
@@ -75,9 +75,6 @@ class BlockOrder:
 class Located:
     """Where the records of a range of positions are stored."""
 
-    epochs_N: NDArray[np.int64]
-    blocks_N: NDArray[np.int64]
-    """Block of the epoch's order."""
     units_N: NDArray[np.int64]
     """Unit of the source, as numbered by whoever made the order."""
     rows_N: NDArray[np.int64]
@@ -216,27 +213,18 @@ class Order:
             ValueError: ``start`` is negative or after ``stop``.
         """
         parts = [self._locate(span) for span in self.spans(start, stop)]
-        columns = np.concatenate(parts, axis=1) if parts else np.empty((4, 0), np.int64)
-        return Located(
-            epochs_N=columns[0], blocks_N=columns[1], units_N=columns[2], rows_N=columns[3]
-        )
+        columns = np.concatenate(parts, axis=1) if parts else np.empty((2, 0), np.int64)
+        return Located(units_N=columns[0], rows_N=columns[1])
 
     def _locate(self, span: Span) -> NDArray[np.int64]:
-        """Return epochs, blocks, units and rows of one span, ``[4, N]``."""
+        """Return units and rows of one span, ``[2, N]``."""
         held, count = self.block_of(span.epoch, span.block), span.stop - span.start
         units, rows = held.units_U, numbers_of(held.rows[span.offset : span.offset + count])
         ends = np.cumsum(self._rows_of_unit[units])
         # From the right: the first row of a unit is the one at which the unit before ends.
         which = np.searchsorted(ends, rows, side="right")
         begins = ends - self._rows_of_unit[units]
-        return np.stack(
-            (
-                np.full(count, span.epoch),
-                np.full(count, span.block),
-                units[which],
-                rows - begins[which],
-            )
-        )
+        return np.stack((units[which], rows - begins[which]))
 
     def _enter(self, epoch: int) -> None:
         """Lay out the units of ``epoch`` and the offsets of its blocks."""
@@ -253,7 +241,7 @@ class Order:
             self._ordered_U = self._units_U[np.argsort(rank[self._shards_U], kind="stable")]
         begins = np.arange(0, len(self._ordered_U), self._block_units)
         block_rows = np.add.reduceat(self._rows_of_unit[self._ordered_U], begins)
-        self._block_offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(block_rows)))
+        self._block_offsets = offsets_of(block_rows)
         self._epoch = epoch
 
     def _permutation(

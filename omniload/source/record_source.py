@@ -92,8 +92,8 @@ class RecordSource(Source):
         self._reader = replace(self._reader, tokens=tokens)
         return self
 
-    @override
     def share(self, memory: BlockMemory) -> None:
+        """Decode blocks within a budget that is shared with other sources, from the next block on."""
         self._memory = memory
 
     @override

@@ -3,7 +3,6 @@
 from typing import Protocol
 
 from omniload.mix.fingerprint import SourceFacts
-from omniload.source.block_memory import BlockMemory
 from omniload.source.parts.sample_block import SampleBlock
 
 __all__ = ["Source"]
@@ -40,10 +39,6 @@ class Source(Protocol):
             transforms_digest=self.transforms_digest,
             drawn_before_digest=self.drawn_before_digest,
         )
-
-    def share(self, memory: BlockMemory) -> None:
-        """Decode blocks within a budget that is shared with other sources, from the next block on."""
-        ...
 
     def give_way(self) -> None:
         """Drop decoded blocks where all sources hold too many (``BlockMemory.is_over``), and no disk takes them."""

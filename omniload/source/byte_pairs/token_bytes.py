@@ -94,12 +94,8 @@ class TokenBytes:
             for place in _places(text, its)
         ]
         at = np.searchsorted(ends_V, np.asarray(places, np.int64), side="right")
-        edges = np.zeros(len(ends_V) + 1, np.int32)
-        # ``at``: spans that begin at one token each count; by index the last alone would.
-        np.add.at(edges, at[0::2], 1)
-        np.add.at(edges, at[1::2] + 1, -1)
-        inside: NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
-        return inside
+        at[1::2] += 1
+        return marked_ranges(at, len(ends_V))
 
 
 def _size(text: str) -> int:
@@ -151,10 +147,11 @@ def _trims(state: dict[str, Any]) -> bool:
     return bool(state["type"] != "TemplateProcessing")
 
 
-def marked_ranges(bounds: Sequence[int], size: int) -> NDArray[np.bool_]:
+def marked_ranges(bounds: Sequence[int] | NDArray[np.int64], size: int) -> NDArray[np.bool_]:
     """Return a mask that is true from each even bound to the next odd one; ranges may touch."""
     edges = np.zeros(size + 1, np.int32)
     places = np.asarray(bounds, np.int64)
+    # ``at``: ranges that begin at one token each count; by index the last alone would.
     np.add.at(edges, places[0::2], 1)
     np.add.at(edges, places[1::2], -1)
     inside: NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0

@@ -68,11 +68,6 @@ class DistinctRecords:
         begin = int(self._begins_U[unit])
         return self._first.between(begin, begin + int(self._rows_U[unit]))
 
-    @property
-    def share(self) -> float:
-        """Share of the records that are."""
-        return self._first.total() / max(1, self._first.count)
-
 
 def _keys_by(records: Records, by: str) -> NDArray[np.uint64]:
     """Return the key of each record of a unit: of what the source names as its key, or of all that it holds."""

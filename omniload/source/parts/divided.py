@@ -202,10 +202,6 @@ class DividedSource(Source):
         return self._lost if self._lost > _LOST_MOST else 0
 
     @override
-    def share(self, memory: BlockMemory) -> None:
-        self.own.share(memory)
-
-    @override
     def give_way(self) -> None:
         self.own.give_way()
 

@@ -231,7 +231,7 @@ def test_any_split_of_a_range_among_any_readers_gives_the_same_sequences(
     stops = (start + np.cumsum([0, *lengths])).tolist()
     whole = make().read(start, stops[-1])
     source, _ = divided(make, readers, fates)
-    source.share(BlockMemory(limit_bytes))
+    source.own.share(BlockMemory(limit_bytes))
 
     blocks = [source.read(a, b) for a, b in pairwise(stops)]
 

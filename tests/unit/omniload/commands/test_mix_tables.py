@@ -73,7 +73,6 @@ def stats_of(num_sources, **changes):
     source |= changes
     none_S = np.zeros(num_sources, np.int64)
     return Stats(
-        level="token",
         steps=1,
         tokens_per_step=80.0,
         sources=[SourceStats(name=f"s{i:03}", **source) for i in range(num_sources)],
