@@ -11,9 +11,7 @@ until the index is deleted.
 
 import hashlib
 import os
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +25,7 @@ from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.log import get_logger
 from omniload.base.reading import open_file
-from omniload.base.writing import FULL, free_in
+from omniload.base.writing import FULL, free_in, write_whole
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import MAX_UNIT_RECORDS, UnitTable
 from omniload.source.parsing.beginnings import said_of_shard
@@ -40,7 +38,7 @@ __all__ = [
     "index_folder",
     "index_of",
     "key_of_file",
-    "tell_not_kept",
+    "write_kept",
 ]
 
 INDEX_VERSION = 3
@@ -77,7 +75,16 @@ def index_folder(mix_path: Path) -> Path:
     return Path(cache) / "omniload" / "index" / f"{mix_path.stem}.{digest}"
 
 
-def tell_not_kept(folder: Path, error: OSError) -> None:
+def write_kept(path: Path, content: bytes) -> None:
+    """Keep what was found of sources in a folder of indexes, whole or not at all; a run goes on without."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
+    except OSError as error:
+        _tell_not_kept(path.parent, error)
+
+
+def _tell_not_kept(folder: Path, error: OSError) -> None:
     """Warn that a folder of indexes keeps nothing, and why: once in a process, not for each of 1,000 sources."""
     if (folder, error.errno) in _told:
         return
@@ -292,9 +299,6 @@ def _require_records(path: str, rows_U: NDArray[Any]) -> None:
 
 
 def _save(path: Path, files: Sequence[ShardFile], units: Sequence[FileUnits]) -> None:
-    """Write the index whole or not at all; a run does not fail for want of it."""
-    # A name of its own: loaders, shadows and checks of a run may build one index at once.
-    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.unfinished")
     keys = [key_of_file(file) for file in files]
     columns = [
         # A name need not be UTF-8.
@@ -303,12 +307,7 @@ def _save(path: Path, files: Sequence[ShardFile], units: Sequence[FileUnits]) ->
         [unit.content for unit in units],
         *([getattr(unit, name) for unit in units] for name in _OF_UNITS),
     ]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as out, pa.ipc.new_file(out, _SCHEMA) as stored:
-            stored.write_table(pa.table(columns, schema=_SCHEMA))
-        os.replace(unfinished, path)  # noqa: PTH105 -- replaces in one step
-    except OSError as error:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-        tell_not_kept(path.parent, error)
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_file(out, _SCHEMA) as stored:
+        stored.write_table(pa.table(columns, schema=_SCHEMA))
+    write_kept(path, out.getvalue())

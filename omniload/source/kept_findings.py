@@ -19,12 +19,11 @@ from omniload.base.config import StrictModel
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
 from omniload.base.reading import open_file
-from omniload.base.writing import write_whole
 from omniload.mix.config import TokenizerConfig
 from omniload.mix.sources import SourceConfig
 from omniload.source.byte_pairs.files import file_of, library_of
 from omniload.source.files import ShardFile
-from omniload.source.index import key_of_file, tell_not_kept
+from omniload.source.index import key_of_file, write_kept
 from omniload.source.survey.spread import Differences
 
 __all__ = ["FoundSource", "keep_findings", "kept_findings", "key_of_source", "key_of_tokenizer"]
@@ -116,13 +115,8 @@ def kept_findings(folder: Path | None) -> Mapping[str, tuple[str, FoundSource]]:
 
 def keep_findings(folder: Path | None, found: Mapping[str, tuple[str, FoundSource]]) -> None:
     """Keep what was found; a folder that cannot be written is told, and not needed."""
-    if folder is None:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / _NAME, orjson.dumps({"version": _VERSION, "sources": found}))
-    except OSError as error:
-        tell_not_kept(folder, error)
+    if folder is not None:
+        write_kept(folder / _NAME, orjson.dumps({"version": _VERSION, "sources": found}))
 
 
 def _digest(parts: Iterable[str]) -> str:

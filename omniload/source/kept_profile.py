@@ -14,8 +14,7 @@ from pydantic import Field, ValidationError
 from omniload.base.config import StrictModel
 from omniload.base.errors import StateError
 from omniload.base.reading import open_file
-from omniload.base.writing import write_whole
-from omniload.source.index import tell_not_kept
+from omniload.source.index import write_kept
 
 __all__ = ["KeptProfile", "keep", "kept_profiles"]
 
@@ -34,11 +33,7 @@ class KeptProfile(StrictModel):
 
 def keep(folder: Path, source: str, profile: KeptProfile) -> None:
     """Keep what was measured; a folder that cannot be written is told, and not needed."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(_path(folder, source), orjson.dumps(profile.model_dump()))
-    except OSError as error:
-        tell_not_kept(folder, error)
+    write_kept(_path(folder, source), orjson.dumps(profile.model_dump()))
 
 
 def kept_profiles(folder: Path | None, sources: Iterable[str]) -> dict[str, KeptProfile]:

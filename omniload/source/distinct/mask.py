@@ -28,7 +28,6 @@ from omniload.base.log import get_logger
 from omniload.base.ragged import Ragged, Rows, numbers_of
 from omniload.base.reading import open_file
 from omniload.base.units import format_bytes
-from omniload.base.writing import write_whole
 from omniload.mix.config import OnError
 from omniload.mix.schema.splits import TRAIN, content_keys, in_split
 from omniload.mix.sources import RegisteredSource, SourceConfig, TextSource
@@ -36,7 +35,7 @@ from omniload.source.distinct.drawn_before import DrawnBefore
 from omniload.source.distinct.first_seen import KEY_BYTES, Bits, FirstSeen
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import Format, Records
-from omniload.source.index import key_of_file, tell_not_kept
+from omniload.source.index import key_of_file, write_kept
 from omniload.source.parsing.image_cells import ENCODED
 from omniload.source.spec import SourceSpec
 
@@ -189,11 +188,7 @@ def _keep(path: Path, of: str, first: Bits) -> None:
     out = pa.BufferOutputStream()
     with pa.ipc.new_file(out, schema) as stored:
         stored.write_table(pa.table([column], schema=schema))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, out.getvalue())
-    except OSError as error:
-        tell_not_kept(path.parent, error)
+    write_kept(path, out.getvalue())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
