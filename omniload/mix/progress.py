@@ -113,10 +113,7 @@ def fold(
     Raises:
         StateError: The journal is of another mix, does not reach ``step``, or starts after it.
     """
-    begun = len(edits_in(base))
-    # With what was found of the sources that edits up to the base had added.
-    held = history.fingerprint_at(begun, fingerprint)
-    state = MixState.from_json(base, history.of_revision(begun).names, held)
+    state = _state_in(base, history, fingerprint)
     names = history.latest.names
     parsed = [StepRecord.from_json(record, names) for record in records]
     until = state.step + len(parsed) if step is None else step
@@ -130,12 +127,19 @@ def states_of(history: History, tail: Tail) -> list[MixState]:
     Raises:
         StateError: The journal is of another mix or other data, or damaged.
     """
-    # A base has the sources of its own revision; records behind it may name those of later edits.
-    begun = len(edits_in(tail.base))
-    held = history.fingerprint_at(begun, fingerprint_in(tail.base))
-    base = MixState.from_json(tail.base, history.of_revision(begun).names, held)
-    weights = weights_by_state(history, held)
+    fingerprint = fingerprint_in(tail.base)
+    base = _state_in(tail.base, history, fingerprint)
+    weights = weights_by_state(history, fingerprint)
     return states_in(tail, base, history.latest.names, weights, history.entering)
+
+
+def _state_in(
+    base: Mapping[str, Json], history: History, fingerprint: Mapping[str, str]
+) -> MixState:
+    """Return the state of a base: of the sources of its own revision, which records behind it may go beyond."""
+    begun = len(edits_in(base))
+    held = history.fingerprint_at(begun, fingerprint)
+    return MixState.from_json(base, history.of_revision(begun).names, held)
 
 
 def state_json_at(
@@ -157,11 +161,7 @@ def state_json_at(
 def progress_of(
     history: History, base: Mapping[str, Json], records: Sequence[Mapping[str, Json]]
 ) -> RunProgress:
-    """Sum up a journal.
-
-    Raises:
-        StateError: The journal is damaged or of another mix.
-    """
+    """Sum up a journal; raises ``StateError`` where it is damaged or of another mix."""
     known, first = fingerprint_in(base), base.get("step")
     state = fold(history, base, records, known)
     mix = history.of_revision(state.mix_revision)
@@ -216,11 +216,7 @@ def _part_gone(state: MixState, ways_S: Sequence[tuple[int, float]]) -> float:
 
 
 def fingerprint_in(base: Mapping[str, Json]) -> dict[str, str]:
-    """Return the fingerprint that a journal was written under.
-
-    Raises:
-        StateError: There is none.
-    """
+    """Return the fingerprint that a journal was written under; raises ``StateError`` where there is none."""
     fingerprint = base.get("fingerprint")
     if not isinstance(fingerprint, dict):
         raise StateError(
@@ -230,11 +226,7 @@ def fingerprint_in(base: Mapping[str, Json]) -> dict[str, str]:
 
 
 def records_in(fingerprint: Mapping[str, str], names: Sequence[str]) -> list[int]:
-    """Return the records in an epoch of each source, as the fingerprint says.
-
-    Raises:
-        StateError: It does not say them.
-    """
+    """Return the records in an epoch of each source; raises ``StateError`` where the fingerprint does not say them."""
     return [_records_of(fingerprint, name) for name in names]
 
 

@@ -1,6 +1,6 @@
 """What a journal says: its base and records, the state before any step, and what its last writer had come to."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -113,6 +113,22 @@ def _record_in(line: JournalLine) -> JsonObject:
             )
 
 
+def _states_after(
+    base: MixState,
+    records: Iterable[StepRecord],
+    weights_by_state: Callable[[MixState], Sequence[int]],
+    entering: Entering,
+) -> Iterator[MixState]:
+    """Yield ``base``, and the state after each record."""
+    state = base
+    yield state
+    for record in records:
+        # Of the record's own revision: it was drawn under the edits that were known then.
+        begun = entering(state, record.revision)
+        state = record.applied_to(begun, weights_by_state(begun))
+        yield state
+
+
 def state_before(
     step: int,
     base: MixState,
@@ -132,19 +148,13 @@ def state_before(
     Raises:
         StateError: The journal does not reach ``step``, or starts after it.
     """
-    state = base
-    for record in records:
+    for state in _states_after(base, records, weights_by_state, entering):
         if state.step == step:
-            break
-        # Of the record's own revision: it was drawn under the edits that were known then.
-        begun = entering(state, record.revision)
-        state = record.applied_to(begun, weights_by_state(begun))
-    if state.step != step:
-        raise StateError(
-            f"the journal covers steps {base.step} to {base.step + len(records)}, step {step} is outside; "
-            "choose a step within"
-        )
-    return state
+            return state
+    raise StateError(
+        f"the journal covers steps {base.step} to {base.step + len(records)}, step {step} is outside; "
+        "choose a step within"
+    )
 
 
 def read_tail(path: Path | JournalStorage, ahead: int) -> Tail:
@@ -181,9 +191,5 @@ def states_in(
     Raises:
         StateError: The journal is of another mix or other data, or damaged.
     """
-    states = [base]
-    for stored in tail.records:
-        record = StepRecord.from_json(stored, names)
-        begun = entering(states[-1], record.revision)
-        states.append(record.applied_to(begun, weights_by_state(begun)))
-    return states
+    records = (StepRecord.from_json(stored, names) for stored in tail.records)
+    return list(_states_after(base, records, weights_by_state, entering))

@@ -54,11 +54,7 @@ def stream_of(file: ShardFile) -> pa.NativeFile:
 
 
 def chunks_of(stream: pa.NativeFile, file: ShardFile) -> Iterator[pa.Buffer]:
-    """Read the stream of a shard to its end.
-
-    Raises:
-        IntegrityError: What was decompressed is compressed once more.
-    """
+    """Read the stream of a shard to its end; raises ``IntegrityError`` where it gives what is compressed once more."""
     chunk, codec = stream.read_buffer(_SCAN_BYTES), codec_of(file)
     if codec is not None and (said := said_of_unpacked(chunk[:_HEAD_BYTES].to_pybytes(), codec)):
         raise IntegrityError(f"{file.path}: {said}")
@@ -79,12 +75,19 @@ def range_of(file: ShardFile, start: int, stop: int) -> pa.Buffer:
         data = stream.read_buffer(stop - start)
         # Read to its end: only there does a stream say that it was cut short, or that its check is wrong.
         more = codec_of(file) is not None and len(stream.read_buffer(1)) > 0
+    _require_indexed(file, start, stop, data, more=more)
+    return data
+
+
+def _require_indexed(
+    file: ShardFile, start: int, stop: int, data: pa.Buffer, *, more: bool
+) -> None:
+    """Refuse a range that holds less than its index says, or has ``more`` behind it."""
     if len(data) != stop - start or more:
         raise IntegrityError(
             f"{file.path}: bytes {start} to {stop} gave {'more' if more else len(data)}; "
             "the file is not the one that was indexed, start anew"
         )
-    return data
 
 
 def require_held_whole(file: ShardFile, size_bytes: int) -> None:
@@ -168,11 +171,7 @@ class ForwardReader:
         begun.at += len(data)
         # Only at its end does a stream say that it was cut short, or that its check is wrong.
         more = is_last and len(begun.stream.read_buffer(1)) > 0
-        if len(data) != stop - start or more:
-            raise IntegrityError(
-                f"{file.path}: bytes {start} to {stop} gave {'more' if more else len(data)}; "
-                "the file is not the one that was indexed, start anew"
-            )
+        _require_indexed(file, start, stop, data, more=more)
         if is_last:
             begun.stream.close()
         else:
