@@ -144,13 +144,13 @@ class Lru(Generic[Key, Value]):
     def pop(self, key: Key) -> Value | None:
         """Remove a value, pinned or not, and return it; None where there is none."""
         with self._lock:
-            return self._pop(key)
+            return self._popped(key) if key in self._lines else None
 
     def pop_where(self, chosen: Callable[[Key], bool]) -> list[Value]:
         """Remove the values of all chosen keys, and return them."""
         with self._lock:
             keys = [key for key in self._lines if chosen(key)]
-            return [self._lines_popped(key).value for key in keys]
+            return [self._popped(key) for key in keys]
 
     def clear(self) -> None:
         """Remove all values."""
@@ -158,13 +158,10 @@ class Lru(Generic[Key, Value]):
             self._lines.clear()
             self._used = 0
 
-    def _pop(self, key: Key) -> Value | None:
-        return self._lines_popped(key).value if key in self._lines else None
-
-    def _lines_popped(self, key: Key) -> _Line[Value]:
+    def _popped(self, key: Key) -> Value:
         line = self._lines.pop(key)
         self._used -= line.size
-        return line
+        return line.value
 
     def _make_room(self, size: int, but: Key | None = None) -> list[tuple[Key, Value]] | None:
         missing = self._used + size - self.capacity
@@ -177,5 +174,5 @@ class Lru(Generic[Key, Value]):
                 leaving.append(key)
                 missing -= line.size
                 if missing <= 0:
-                    return [(key, self._lines_popped(key).value) for key in leaving]
+                    return [(key, self._popped(key)) for key in leaving]
         return None

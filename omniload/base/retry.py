@@ -12,13 +12,13 @@ Result = TypeVar("Result")
 
 
 def backoff_s(
-    *, first_s: float = 0.1, factor: float = 2.0, longest_s: float = 5.0, attempts: int = 5
+    *, first_s: float = 0.1, longest_s: float = 5.0, attempts: int = 5
 ) -> Iterator[float]:
-    """Yield the waits between ``attempts`` attempts: growing by ``factor``, capped at ``longest_s``."""
+    """Yield the waits between ``attempts`` attempts: each twice the one before, capped at ``longest_s``."""
     wait_s = first_s
     for _ in range(attempts - 1):
         yield min(wait_s, longest_s)
-        wait_s *= factor
+        wait_s *= 2
 
 
 def with_retries(

@@ -1,8 +1,8 @@
-"""The Stateful protocol: plain JSON out, plain JSON in. And the digest that such JSON carries of itself."""
+"""States as plain JSON: their version, and the digest that such JSON carries of itself."""
 
 import hashlib
 from collections.abc import Mapping
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 import orjson
 
@@ -11,7 +11,6 @@ from omniload.base.errors import StateError
 __all__ = [
     "Json",
     "JsonObject",
-    "Stateful",
     "json_digest",
     "require_version",
     "sealed",
@@ -25,19 +24,6 @@ JsonObject: TypeAlias = dict[str, Json]
 
 SEAL = "blake2b"
 """Key of the digest in an object that carries one."""
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """Whatever can be saved and restored, after torchdata's protocol of the same name."""
-
-    def state_dict(self) -> JsonObject:
-        """Return the state as plain JSON with a ``version``."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """Continue from ``state``; raise ``StateError`` where it does not fit."""
-        ...
 
 
 def require_version(state: Mapping[str, Json], version: int, *, of: str) -> None:

@@ -115,14 +115,8 @@ class SampleQueue:
         self.seen_positions = self._seen_tokens = self._seen_bytes = 0
         self.shortest = None
 
-    def report(self, table: SampleTable, cursor: Cursor, size_bytes: int = 0) -> bool:
-        """Take in a report of samples that weigh so much; those before ``cursor`` were drawn in an earlier life.
-
-        Returns:
-            False when the report is a repetition and was ignored.
-        """
-        if table.start != self.table.stop:
-            return False
+    def report(self, table: SampleTable, cursor: Cursor, size_bytes: int = 0) -> None:
+        """Take in the news of a report, which weigh so much; samples before ``cursor`` were drawn earlier."""
         self.seen_positions += table.stop - table.start
         self._seen_tokens += int(table.lengths_N.sum())
         self._seen_bytes += size_bytes
@@ -140,7 +134,6 @@ class SampleQueue:
         self.tokens += int(table.lengths_N.sum())
         # Less than was asked for, where reading takes its time: the rest is asked for again.
         self.asked_to = table.stop
-        return True
 
     def draw(self, count: int) -> None:
         """Remove the first ``count`` samples."""

@@ -141,10 +141,6 @@ class SourceLoader:
                 ]
         return tuple(reads)
 
-    def slices(self, request: SliceRequest) -> SampleColumns:
-        """Return the asked token ranges of one source; see ``slices_of``."""
-        return self.slices_of([request])[0]
-
     def slices_of(self, requests: Sequence[SliceRequest]) -> list[SampleColumns]:
         """Return the asked ranges of each request, copied end to end, in the order asked for.
 

@@ -43,7 +43,7 @@ from omniload.plan.drawing import draw_candidates
 from omniload.plan.place_tree import BucketAxis, ClientPlaceTree, MeshAxis
 from omniload.plan.placement import Distribution, Placement, imbalance_of, place, require_dealing
 
-__all__ = ["DGraph", "Node", "SampleGraph", "State"]
+__all__ = ["DGraph", "Node", "State"]
 
 State: TypeAlias = Literal["loaded", "mixed", "distributed", "costed", "balanced"]
 """How far the members of a graph have come."""
@@ -352,10 +352,6 @@ class DGraph:
                 f"{call} was called on a graph that is {self.state} already; call it before "
                 f"the call {self.nodes[-1].call}"
             )
-
-
-SampleGraph = DGraph
-"""The name that some accounts of the paper use."""
 
 
 def _columns(

@@ -5,8 +5,7 @@ import pytest
 
 from omniload.base.errors import StateError
 from omniload.base.ragged import Ragged, gather_ranges, numbers_of, run_of
-from omniload.base.state import Stateful, require_version
-from omniload.client import Client
+from omniload.base.state import require_version
 from omniload.mix.samples import SampleTable
 from tests.support.plane.builders import a_table
 
@@ -86,15 +85,3 @@ def test_a_state_of_another_version_is_refused(found):
 
 def test_a_state_of_this_version_is_read():
     require_version({"version": 1}, 1, of="cache")
-
-
-def test_what_can_be_saved_and_restored_is_told_apart():
-    class Counter:
-        def state_dict(self):
-            return {"version": 1}
-
-        def load_state_dict(self, state):
-            pass
-
-    assert isinstance(Counter(), Stateful)
-    assert not isinstance(Client, Stateful)

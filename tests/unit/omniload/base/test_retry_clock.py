@@ -24,7 +24,7 @@ def scripted(*outcomes):
 
 
 def test_waits_grow_and_are_capped():
-    assert list(backoff_s(first_s=1, factor=3, longest_s=5, attempts=5)) == [1, 3, 5, 5]
+    assert list(backoff_s(first_s=1, longest_s=5, attempts=6)) == [1, 2, 4, 5, 5]
 
 
 def test_one_attempt_waits_for_nothing():

@@ -19,19 +19,17 @@ def a_queue(*lengths, start=0, cursor=(0, 0, 0)):
 def test_reports_follow_each_other():
     queue = a_queue(3, 4)
 
-    assert queue.report(a_table([5], start=2), (0, 0, 0))
+    queue.report(a_table([5], start=2), (0, 0, 0))
     assert queue.table.lengths_N.tolist() == [3, 4, 5]
     assert queue.tokens == 12
     assert queue.table.stop == 3
 
 
-def test_a_repeated_or_early_report_is_ignored():
+def test_a_repeated_or_early_report_adds_nothing():
     queue = a_queue(3, 4)
 
-    assert not queue.report(a_table([3, 4]), (0, 0, 0))
-    assert not queue.report(a_table([9], start=7), (0, 0, 0))
-    assert queue.tokens == 7
-    assert queue.seen_positions == 2
+    assert queue.news_of(a_table([3, 4]), ()) is None
+    assert queue.news_of(a_table([9], start=7), ()) is None
 
 
 def test_samples_before_the_cursor_were_drawn_already():

@@ -49,6 +49,10 @@ def ask(*ranges, source=0):
     )
 
 
+def slices_of(loader, request):
+    return loader.slices_of([request])[0]
+
+
 def reported(read):
     """Return what is told of a read."""
     table, size_bytes = read.block.table, read.block.size_bytes
@@ -112,7 +116,7 @@ def test_a_range_of_which_a_part_is_held_is_read_again_by_who_takes_over():
 def test_ranges_come_in_the_order_asked_for_from_any_block():
     loader = a_loader(read_of([3, 4]), read_of([5], start=2), read_of([6, 7], start=3))
 
-    slices = loader.slices(ask((4, 1, 7), (0, 0, 3), (2, 2, 4), (1, 3, 4), (3, 0, 1)))
+    slices = slices_of(loader, ask((4, 1, 7), (0, 0, 3), (2, 2, 4), (1, 3, 4), (3, 0, 1)))
 
     assert lists(slices) == [
         tokens_of(0, 4, 0, 7)[1:].tolist(),
@@ -126,7 +130,7 @@ def test_ranges_come_in_the_order_asked_for_from_any_block():
 def test_parts_of_one_sample_may_be_asked_for_twice():
     loader = a_loader(read_of([6]))
 
-    assert lists(loader.slices(ask((0, 0, 4), (0, 3, 6)))) == [
+    assert lists(slices_of(loader, ask((0, 0, 4), (0, 3, 6)))) == [
         tokens_of(0, 0, 0, 6)[:4].tolist(),
         tokens_of(0, 0, 0, 6)[3:].tolist(),
     ]
@@ -141,13 +145,13 @@ def test_samples_of_one_record_are_told_apart():
 
     asked = replace(ask((0, 0, 3)), subs_N=np.array([1], np.int32))
 
-    assert lists(loader.slices(asked)) == [[3, 4, 5]]
+    assert lists(slices_of(loader, asked)) == [[3, 4, 5]]
 
 
 def test_sources_are_held_apart():
     loader = a_loader(read_of([3]), read_of([4], source=1))
 
-    assert lists(loader.slices(ask((0, 0, 4), source=1))) == [tokens_of(1, 0, 0, 4).tolist()]
+    assert lists(slices_of(loader, ask((0, 0, 4), source=1))) == [tokens_of(1, 0, 0, 4).tolist()]
 
 
 def test_blocks_are_let_go_once_all_of_them_is_behind_the_floor():
@@ -181,7 +185,7 @@ def test_a_sample_that_is_not_held_is_a_state_error(asked, shown):
     loader = a_loader(read_of([3, 4], start=2))
 
     with pytest.raises(StateError, match=f"source 'web' {shown}"):
-        loader.slices(ask(asked))
+        slices_of(loader, ask(asked))
 
 
 def test_a_record_that_gave_no_sample_cannot_be_asked_for():
@@ -189,7 +193,7 @@ def test_a_record_that_gave_no_sample_cannot_be_asked_for():
     empty = SamplesRead(source=0, block=block)
 
     with pytest.raises(StateError, match="asked for 1 to 1"):
-        a_loader(empty).slices(ask((1, 0, 1)))
+        slices_of(a_loader(empty), ask((1, 0, 1)))
 
 
 def test_a_dropped_record_between_others_cannot_be_asked_for():
@@ -198,13 +202,13 @@ def test_a_dropped_record_between_others_cannot_be_asked_for():
     loader = a_loader(SamplesRead(source=0, block=SampleRange(table, tokens)))
 
     with pytest.raises(StateError, match="asked for 1 to 1"):
-        loader.slices(ask((1, 0, 2)))
+        slices_of(loader, ask((1, 0, 2)))
 
 
 def test_a_range_never_runs_into_the_sample_behind():
     loader = a_loader(read_of([3, 4]))
 
-    assert lists(loader.slices(ask((0, 1, 9), (1, 6, 8)))) == [
+    assert lists(slices_of(loader, ask((0, 1, 9), (1, 6, 8)))) == [
         tokens_of(0, 0, 0, 3)[1:].tolist(),
         [],
     ]
@@ -215,7 +219,7 @@ def test_a_range_that_starts_before_its_sample_is_a_state_error_and_not_another_
     loader = a_loader(read_of([5, 6]))
 
     with pytest.raises(StateError, match="which are none; resume from an earlier checkpoint"):
-        loader.slices(ask(asked))
+        slices_of(loader, ask(asked))
 
 
 def masked_read(lengths, *, start=0, source=0):
@@ -231,7 +235,7 @@ def test_columns_are_cut_with_the_tokens_and_whole_ones_stay_with_the_first_piec
     loader = a_loader(masked_read([7, 8]), masked_read([9], start=2))
 
     asked = replace(ask((2, 3, 8), (1, 0, 4)), columns=("loss_mask", "scores"))
-    found = loader.slices(asked)
+    found = slices_of(loader, asked)
 
     assert lists(found) == [tokens_of(0, 2, 0, 9)[3:8].tolist(), tokens_of(0, 1, 0, 8)[:4].tolist()]
     assert found.others["loss_mask"][0].tolist() == [False, True, False, False, True]
@@ -242,10 +246,10 @@ def test_columns_are_cut_with_the_tokens_and_whole_ones_stay_with_the_first_piec
 def test_a_column_that_nobody_asked_for_is_not_handed_out():
     loader = a_loader(masked_read([7, 8]))
 
-    assert set(loader.slices(replace(ask((0, 0, 4)), columns=("loss_mask",))).others) == {
+    assert set(slices_of(loader, replace(ask((0, 0, 4)), columns=("loss_mask",))).others) == {
         "loss_mask"
     }
-    assert loader.slices(ask((0, 0, 4))).others == {}
+    assert slices_of(loader, ask((0, 0, 4))).others == {}
 
 
 def test_ranges_of_a_source_without_a_mask_are_trained_on_whole():
@@ -295,7 +299,7 @@ def test_what_another_loader_had_read_is_read_before_it_is_handed_out():
     )
     loader.handle(read_of([3] * 4, start=10))
     assert loader.unread(asked[:2]) == ()
-    assert lists(loader.slices(ask((13, 1, 3)))) == [tokens_of(0, 13, 0, 3)[1:].tolist()]
+    assert lists(slices_of(loader, ask((13, 1, 3)))) == [tokens_of(0, 13, 0, 3)[1:].tolist()]
 
 
 def test_what_was_released_is_not_read_again():
@@ -305,7 +309,7 @@ def test_what_was_released_is_not_read_again():
 
     assert loader.unread([ask((14, 0, 3), (15, 0, 3))]) == (Read(source=0, start=15, stop=16),)
     with pytest.raises(StateError, match="released, or never read"):
-        loader.slices(ask((14, 0, 3)))
+        slices_of(loader, ask((14, 0, 3)))
 
 
 @pytest.mark.parametrize(
@@ -324,7 +328,7 @@ def test_parts_that_come_late_or_twice_are_held_once_and_in_order(parts):
 
     # A part that comes between two others, or around them, may be held in one block more.
     assert loader.held_bytes <= bytes_of(lengths, blocks=len(parts) + 1)
-    found = lists(loader.slices(ask(*((i, 0, n) for i, n in enumerate(lengths)))))
+    found = lists(slices_of(loader, ask(*((i, 0, n) for i, n in enumerate(lengths)))))
     assert found == [tokens_of(0, i, 0, n).tolist() for i, n in enumerate(lengths)]
     (report,) = loader.handle(ReadAhead(source=0, start=1, stop=9))
     assert (report.table.start, report.table.stop) == (1, 9)
@@ -370,7 +374,7 @@ def test_a_source_that_is_forgotten_is_held_no_more_and_the_others_are():
     assert loader.names == {1: "code"}
     assert loader.unread([ask((0, 0, 3))]) == ()
     with pytest.raises(StateError, match="released, or never read"):
-        loader.slices(ask((0, 0, 3)))
+        slices_of(loader, ask((0, 0, 3)))
 
 
 @given(

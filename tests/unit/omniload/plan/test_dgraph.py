@@ -4,7 +4,7 @@ import pytest
 from omniload.mix.config import MixConfig, Stage
 from omniload.mix.schedule import MixSchedule
 from omniload.plan.cost import QuadraticCost
-from omniload.plan.dgraph import DGraph, SampleGraph
+from omniload.plan.dgraph import DGraph
 from omniload.plan.place_tree import ClientPlaceTree
 
 COST = QuadraticCost(768.0, 1.0)
@@ -172,10 +172,6 @@ def test_an_empty_step_is_placed_as_nothing():
     assert placement.buckets_N.tolist() == []
     assert placement.loads_BM.tolist() == [[0, 0], [0, 0]]
     assert (placement.imbalance, placement.imbalance_before) == (1.0, 1.0)
-
-
-def test_the_other_name_of_the_paper_is_kept():
-    assert SampleGraph is DGraph
 
 
 @pytest.mark.parametrize(
