@@ -40,7 +40,7 @@ _OPEN_S = 60.0
 
 
 class PresentActor:
-    """What every actor answers to whoever keeps the roster, or waits on another host."""
+    """An actor's answers to the keeper of the roster, and to ranks that wait on another host."""
 
     _told_board: Board
     _lives: threading.Thread
@@ -50,10 +50,10 @@ class PresentActor:
     ) -> Activity:
         """Be seen to be there; return the role's activity. Whatever this process logs is the role's.
 
-        Without a board on this host its heartbeats are told to whoever asks.
+        Without a board on this host it tells its heartbeats when it is asked for them.
         """
         end_by_sigterm()
-        # Nobody wakes it: it lives as long as the process, and whoever replaces this one hears of its end.
+        # Nobody wakes it: it lives as long as the process, and the keeper hears of its end.
         self._lives = threading.Thread(
             target=threading.Event().wait, name="omniload-lives", daemon=True
         )

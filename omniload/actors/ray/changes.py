@@ -141,7 +141,7 @@ def _have_taken_up(
     try:
         taken: EditTaken = answer_to(told, PLANNER, check=check)
     except UnavailableError as error:
-        # Up to this one edit: whoever asks next may have had another kept by the planner that follows.
+        # Up to this one edit: the planner that follows may have kept a later one.
         kept = History(mix, read_history(run_dir, mix).edits[: len(before.edits) + 1])
         if kept.edits == before.edits or kept.edits[-1].change != asked.change:
             if not has_ended(told):

@@ -37,7 +37,7 @@ _LEAST_LOADER_THREADS = 5
 """Four calls at once, and one that stays."""
 _PLANNER_THREADS = 6
 _FOLLOWS_S = 10.0
-"""Longest that whoever asks for processes waits for those that take over roles: to start one takes seconds."""
+"""Longest wait for the process of a member that takes over a role: to start one takes seconds."""
 _TURN_S = 0.2
 _BURIED_KEPT = 64
 """Members that ended last: an edit that has begun with one may ask for it yet."""
@@ -108,13 +108,13 @@ class Crew:
         self._numbers, self._turns = count(), count(1)
         self._threads: dict[str, int] = {}
         self.sources_of: dict[str, tuple[int, ...]] = {}
-        """Sources that each loader is to serve; whoever changes it makes another one."""
+        """Sources that each loader is to serve; a change makes another mapping."""
         for share in shares:
             self.add_loader(share.threads, share.sources)
         self.coming: dict[int, str] = {}
         """Sources on their way to another loader, which opens them first."""
         self.changing = Turn()
-        """Held by whoever changes which sources there are, or who serves them."""
+        """Held during a change of which sources there are, or which loader serves them."""
         self.changed = threading.Condition()
         """Notified once another member holds a role, or serves sources."""
         self.dp_ranks_of = {name: tuple(ranks) for name, ranks in address.dp_ranks_of.items()}
@@ -127,7 +127,7 @@ class Crew:
         self.moved_at: dict[int, int] = {}
         """Turn in which each source was moved last."""
         self.noted_at: dict[int, int] = {}
-        """Turn in which it was noted last who serves a source: whoever knows of a later one asks no loader before."""
+        """Turn in which the loader of a source was noted last: a constructor that knows of it asks none before."""
         self.known_to_planner: dict[str, Member] = {}
         """Holders of roles when the planner of now began."""
         self.facts: dict[int, SourceFacts] = {}
@@ -152,7 +152,7 @@ class Crew:
         self.actors = {m: actor for m, actor in self.actors.items() if m.role != role}
 
     def move(self, sources: Sequence[int], role: str) -> None:
-        """Have another loader serve sources from now on; who is asked for them is told by whoever hands them over."""
+        """Have another loader serve sources from now on; the hand-over tells constructors which loader to ask."""
         self.moved_at |= dict.fromkeys(sources, next(self._turns))
         self.sources_of = {
             name: tuple(s for s in each if s not in sources) + tuple(sources) * (name == role)
@@ -223,7 +223,7 @@ class Crew:
         return self.actors[member].open.remote(self._planner_opening(member))
 
     def _planner_opening(self, member: Member) -> PlannerOpening:
-        # Noted as it is told: whoever takes over while it begins is told of once it has.
+        # Noted as it is told: of a member that takes over while it begins, it is told once it has.
         self.known_to_planner = dict(self.holders)
         return PlannerOpening(
             spec=self.spec,
@@ -285,7 +285,7 @@ class Crew:
     def bury(self, member: Member) -> None:
         """Have Ray, and who reads heartbeats, know of the end of a member.
 
-        Behind whatever else its end calls for, as Ray takes up to 25 ms: ranks wait for whoever takes over.
+        Behind whatever else its end calls for, as Ray takes up to 25 ms: ranks wait for the next member.
         """
         self._end_by_ray(member)
         self.board.forget(member.name)
@@ -304,7 +304,7 @@ class Crew:
 
 
 def pids_of(crew: Crew, check: Callable[[], None]) -> dict[str, int]:
-    """Return the process of every role; of one whose holder is lost, that of whoever follows within some seconds.
+    """Return the process of every role; of one whose holder is lost, that of the next member within some seconds.
 
     A role that nobody has by then is left out, as is one whose process does not answer.
 

@@ -103,7 +103,7 @@ def require_unconnected() -> None:
 def miss_hosts_soon() -> None:
     """Have connections to another host that is out of reach end soon; call it before this process joins a Ray.
 
-    Ray itself leaves them to the kernel for two minutes, and whoever leaves Ray waits for them.
+    Ray itself leaves them to the kernel for two minutes, and a process that leaves Ray waits for them.
     """
     os.environ.setdefault("RAY_grpc_client_keepalive_timeout_ms", str(_MISSED_AFTER_MS))
     Config.initialize("")  # Ray keeps what it read from the environment when it was imported

@@ -14,7 +14,7 @@ from omniload.base.log import place_of_lines
 __all__ = ["Search", "actor_named", "await_newest", "newest_actor", "newest_of"]
 
 _LOOK_S = 0.1
-"""Ray's head answers in milliseconds, or is out of reach: whoever waits for it looks at the plane so often."""
+"""Ray's head answers in milliseconds, or is out of reach: a rank that waits for it looks at the plane so often."""
 _FOUND_S = 60.0
 """Longest wait for the member that takes the place of a lost one."""
 

@@ -105,7 +105,7 @@ class HeadWatch:
 
 
 class Raylet:
-    """The raylet of this host's node, whoever started it: batches come through it, and Ray does not tell of its end."""
+    """The raylet of this host's node: batches come through it, and Ray does not tell of its end."""
 
     def __init__(self, pid: int) -> None:
         """Hold the process of that number; none where it is 0, or has just ended."""
@@ -141,7 +141,7 @@ def raylet_here() -> int:
         with socket.socket(socket.AF_UNIX) as asking:
             asking.settimeout(_EVERY_S)
             asking.connect(worker.global_worker.node.raylet_socket_name)
-            # Of whoever listens there; 0 for one of another container.
+            # Of the process that listens there; 0 for one of another container.
             known = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except (ImportError, AttributeError, TypeError, OSError):
         return 0  # a Ray that has moved it, or is not there: its end is told by the calls that fail

@@ -81,7 +81,7 @@ class Keeper:
         return self._roster.is_whole() and self._shadows.have_decoded(self._roster.shadows())
 
     def check(self) -> None:
-        """Return while lost roles are replaced: whoever else is to tell of the plane's end may be lost with it.
+        """Return while lost roles are replaced: roles that are to tell of the plane's end may be lost with it.
 
         Raises:
             OmniloadError: Why none is any more.
@@ -248,10 +248,10 @@ class Keeper:
 
     def _move(self, sources: Sequence[int], role: str, taken: "Future[None]") -> None:
         if not taken.set_running_or_notify_cancel():
-            return  # whoever asked has given up
+            return  # the mover has given up
         self._crew.move(sources, role)
         taken.set_result(None)
-        # Whoever takes the role while nobody holds it is handed all its sources.
+        # A member that takes a role which nobody holds is handed all its sources.
         if (holder := self._roster.holder_of(role)) is not None:
             self._handing_over.sources(holder, sources)
 

@@ -1,7 +1,7 @@
 """Ways between the roles as Ray actors: the planner's to loaders and constructors, and a constructor's to loaders.
 
 Each leads to the member that holds the role, and is led to the one that takes its place. Of a source the hand-over with
-the highest number counts: whoever is told of an earlier one later does not go back.
+the highest number counts: a role that is told of an earlier one later does not go back.
 """
 
 import threading
@@ -231,7 +231,7 @@ class LoaderHolders:
             return tuple(sorted({self._names[actor] for actor in self._actors.values()}))
 
     def turns(self, sources: Sequence[int]) -> tuple[int, ...]:
-        """Return the number of the last hand-over known of each source: whoever served it before is not asked."""
+        """Return the number of the last hand-over known of each source: loaders from before it are not asked."""
         with self._changed:
             return tuple(self._turns.get(source, -1) for source in sources)
 

@@ -57,7 +57,7 @@ class PlannerOpening:
 
 
 class PlannerActor(PresentActor):
-    """The planner, as ranks ask it first, then whoever changes the mix, and last the keeper of the roster.
+    """The planner: methods for ranks come first, then those for changes of the mix, then those for the keeper.
 
     The first planner is opened by a method, for the reason that loaders are; those after it take over as they start.
     """

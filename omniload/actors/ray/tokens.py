@@ -67,7 +67,7 @@ def _is_there(loader: Any) -> bool:  # noqa: ANN401 -- Ray's loader has no stati
     try:
         there: bool = loader.has_token(ignore_auth_mode=True)
     except RayError:
-        return True  # a file that cannot be read: Ray says so as it is joined, to whoever tells of that
+        return True  # a file that cannot be read: Ray says so as it is joined
     return there
 
 

@@ -67,7 +67,7 @@ class Moves:
     def place(self, member: Member) -> str:
         """Return the node that a member is to be started on: its new one where it moves, else home.
 
-        Whoever follows a lost one is at home: Ray may not know yet that a host is gone, and would wait for it.
+        The member after a lost one is at home: Ray may not know yet that a host is gone, and would wait for it.
         """
         node = self._node_of[member] = self._next.pop(member.role, self._home)
         if node != self._home:

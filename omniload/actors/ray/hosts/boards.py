@@ -51,7 +51,7 @@ class HostsBoard(Board):
         self._here, self._roles_away, self._waited_for = here, roles_away, waited_for or {}
         self._began_s = time.monotonic()
         self._told: dict[str, dict[str, Progress]] = {}
-        """What each role that is asked has told last, by name: whoever is gone from there has ended."""
+        """Heartbeats that each role that is asked has told last, by name: a role that is gone from there has ended."""
         self._late: dict[str, Any] = {}
         """Answers that have not come yet, by role: who is stopped is not asked over and over."""
         self._looked_for: dict[str, Future[Any]] = {}
@@ -96,7 +96,7 @@ class HostsBoard(Board):
                     actor = self._looked_for[role].result(_ANSWER_S)
                     self._late[role] = actor.heartbeats.remote()
                 except FutureTimeoutError:
-                    continue  # whoever waits has to look whether the opener is there still
+                    continue  # a rank that waits has to look whether the opener is there still
                 except (ValueError, UnavailableError, RayError) as error:
                     _LOG.debug("%s cannot be asked for heartbeats: %s", role, error)
                 del self._looked_for[role]

@@ -1,7 +1,7 @@
 """Stands in for an agent of a node of Ray until somebody asks it something, and then becomes it.
 
 The agent for environments of tasks takes 0.6 s of processor time to start, while the actors of a plane do too, and
-no plane asks it. Whoever runs tasks of their own on the plane's Ray may: then it is there, a second later.
+no plane asks it. A user who runs tasks on the plane's Ray may: then it is there, a second later.
 
     python -I -S late_agent.py ADDRESS PORT COMMAND...
 """

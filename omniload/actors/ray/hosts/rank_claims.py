@@ -1,7 +1,7 @@
 """Which process has which rank, and which ranks a planner that took over need not wait for.
 
 A rank tells each planner anew what it has, within a second. One that ended beside the planner before never does: of
-this host its lock tells that, of another host whoever reads the heartbeats there.
+this host its lock tells that, of another host the board of its heartbeats.
 """
 
 import threading

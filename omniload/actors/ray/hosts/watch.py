@@ -27,7 +27,7 @@ Looked = tuple[frozenset[str], list[JsonObject]]
 
 
 class HostWatch:
-    """Looks at processes of its host for whoever asks. Holds nothing between two calls."""
+    """Looks at processes of its host when the keeper asks. Holds nothing between two calls."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = SystemClock() if clock is None else clock

@@ -1,7 +1,8 @@
 """What a process of a Ray of our own runs: it has the roles loaded, then is Ray's worker as any other.
 
-Whoever starts a node begins one process beforehand, which loads what roles need while Ray's servers start, and Ray once
-somebody asks. Ray starts a process ahead of each actor: that asks for a fork of the loaded one in its place, and ends.
+The process that starts a node begins another beforehand, which loads what roles need while Ray's servers start, and Ray
+once somebody asks. Ray starts a process ahead of each actor: that asks for a fork of the loaded one in its place, and
+ends.
 Loading takes 1.2 s of processor time and 60 MB of memory that each of them would have to itself. Where nobody answers,
 it loads by itself.
 

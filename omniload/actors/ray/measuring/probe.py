@@ -388,5 +388,5 @@ class _Driven:
 def _taken_after_a_pause(taker: Taker) -> float:
     """Rest, and take a batch that is at hand; return what that takes of a core that nobody else wants."""
     time.sleep(_PAUSE_S)
-    # Whoever else has the core is in the one, and to look at the other takes a twentieth of it.
+    # Other work on the core is in the one, and to look at the other takes a twentieth of it.
     return min(took(taker))

@@ -77,7 +77,7 @@ class BatchesAhead:
         """Have the batches that were asked for at hand, none at the end of the data; those behind are asked for soon.
 
         Returns:
-            Whether they had come; an error is left to whoever waits for them.
+            Whether they had come; an error is left to the rank, which waits for them.
         """
         if self._asked is None:
             return False
@@ -127,6 +127,6 @@ class BatchesAhead:
             asked = constructor.take_several.remote(step, self._most, *rank)
             # Not by Ray's own future: where this host's raylet has gone, that ends the process without a word.
             while not wait_for_ref(asked, self._limit_s, check):
-                pass  # whoever waits for it says so
+                pass  # the rank that waits for it says so
             del before
             return value_of(asked)

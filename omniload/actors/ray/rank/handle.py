@@ -112,7 +112,7 @@ class RayHandle(RankHandle):
                 self.first_step = asked.step
             self._planner.become(dp_rank, self._generation, self._node)
             self._lead_to(*self._find_constructor(self._constructor_role))
-            # Last of what can fail: once it was claimed, whoever takes this place comes after this rank.
+            # Last of what can fail: once it was claimed, the next rank of this place comes after this one.
             if self._lock is None:
                 self._lock = self._claim(self._generation, dp_rank)
         except BaseException:
@@ -178,7 +178,7 @@ class RayHandle(RankHandle):
         self._post_heartbeats()
 
     def leave(self, limit_s: float) -> bool:
-        """Give the rank back, and have whoever waits for a batch leave Ray.
+        """Give the rank back, and have threads that wait for a batch leave Ray.
 
         Returns:
             Whether that happened within the limit.

@@ -1,4 +1,4 @@
-"""A rank's way to the planner: what it has taken is told there, and whoever takes the planner's place is followed."""
+"""A rank's way to the planner: the rank tells there which steps it has, and follows to the next planner."""
 
 import threading
 import time
@@ -73,7 +73,7 @@ class PlannerLink:
                 self._tell(*taken)
 
     def look(self) -> None:
-        """See whether the planner lives, and follow to the next one; called often by whoever waits.
+        """See whether the planner lives, and follow to the next one; a rank that waits calls it often.
 
         A planner that is stopped gives no answer, so none is waited for.
 
@@ -84,7 +84,7 @@ class PlannerLink:
         with self._looking:
             self._look(time.monotonic())
             if not self._lost:
-                self.tell()  # whoever waits relies on no other thread
+                self.tell()  # a rank that waits relies on no other thread
 
     def watch(
         self,
@@ -107,7 +107,7 @@ class PlannerLink:
             next_s = time.monotonic() + every_s
             while not left.is_set():
                 self._to_tell.wait(max(0.0, next_s - time.monotonic()))
-                # Whoever waits is told what ails the planner, or the plane.
+                # A rank that waits is told what ails the planner, or the plane.
                 with suppress(OmniloadError, RayError), gate.inside():
                     self.tell()
                     if (now_s := time.monotonic()) >= next_s:
@@ -197,7 +197,7 @@ class PlannerLink:
 
     def _follow(self) -> None:
         """Lead to the planner that was started last, once Ray's head has told which; tell it what the rank has."""
-        # It answers in milliseconds, or is out of reach: whoever waits has to look whether the opener is there still.
+        # It answers in milliseconds, or is out of reach: a rank that waits has to look whether the opener is there.
         # An answer that is taken up by the next look would tell of a planner that was lost before it.
         wait((self._search.ask(),), _LOOK_S)
         if (found := self._search.found()) is None:

@@ -6,7 +6,7 @@ A move is the hand-over of a lost loader (design page 0009) with the old one ali
                   ──▶ constructors ask the new one ──▶ old one drops the sources
 
 Before the keeper takes it up, a move that fails has changed nothing. From then on the sources
-are the new one's: whoever is lost, the roster hands over what is its role's. A move that takes too
+are the new one's: if a member is lost, the roster hands over what is its role's. A move that takes too
 long after that is not undone: it goes on, and the old one drops the sources once it is through.
 """
 
@@ -103,8 +103,8 @@ class Mover:
         with self._turn(f"{role} ends"):
             if left := self._crew.sources_of[role]:
                 raise StateError(f"{role} serves {len(left)} sources; move them first")
-            # It is asked yet by whoever has not heard of a move: a call to one that has ended would be asked again
-            # elsewhere, late.
+            # It is asked yet by constructors that have not heard of a move: a call to one that has ended would be asked
+            # again elsewhere, late.
             if self._leaving.answers(role):
                 raise StateError(
                     f"{role} still answers for sources that were moved; end it once all constructors ask others"
@@ -210,7 +210,7 @@ class _Left:
 
 
 class _Leaving:
-    """What loaders of a crew are to drop. For whoever has the turn of ``crew.changing``."""
+    """Sources that loaders of a crew are to drop. For the thread that has the turn of ``crew.changing``."""
 
     def __init__(self, crew: Crew, gate: Gate) -> None:
         self._crew, self._gate = crew, gate

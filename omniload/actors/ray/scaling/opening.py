@@ -15,7 +15,7 @@ from omniload.mix.fingerprint import SourceFacts, differences, source_parts
 __all__ = ["OPENING_S", "Check", "event_of_opening", "open_in_all", "open_in_shadows"]
 
 Check = Callable[[], None]
-"""Raises once the plane is closed, which would wait for whoever waits here."""
+"""Raises once the plane is closed, which would wait for a call that waits here."""
 OPENING_S = 600.0
 """Longest wait for a loader to start and open sources; the plane goes on meanwhile."""
 _LOG = get_logger(__name__)

@@ -167,7 +167,7 @@ class Scaling:
         try:
             said = self._carry_out(command)
         except MoveUnderWayError as error:
-            # It has happened, whoever has not heard of it yet: it counts, and is not tried again.
+            # It has happened, though some have not heard of it yet: it counts, and is not tried again.
             said = str(error)
         except OmniloadError as error:
             self._gate.check()
