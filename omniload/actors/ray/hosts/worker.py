@@ -2,9 +2,8 @@
 
 The process that starts a node begins another beforehand, which loads what roles need while Ray's servers start, and Ray
 once somebody asks. Ray starts a process ahead of each actor: that asks for a fork of the loaded one in its place, and
-ends.
-Loading takes 1.2 s of processor time and 60 MB of memory that each of them would have to itself. Where nobody answers,
-it loads by itself.
+ends. Loading takes 1.2 s of processor time and 60 MB of memory that each of them would have to itself. Where nobody
+answers, it loads by itself.
 
     python worker.py --ahead LISTENER OPENER
     python worker.py --raylet-name=SOCKET OPTIONS-OF-RAY...

@@ -61,7 +61,8 @@ def test_a_plane_that_waits_for_a_change_of_its_mix_says_so_once(tmp_path, caplo
 
     monkeypatch.setattr(claims, "is_locked", look)
 
-    claim(a_spec_of(tmp_path)).close()
+    end_claim = claim(a_spec_of(tmp_path))
+    end_claim()
 
     (told,) = caplog.messages
     said = "is being changed by a command, such as omniload mix add: waiting for at most 60 s"
