@@ -46,6 +46,8 @@ WAITING = {
     "trainer": (
         *("trainer_integration", "integration/benchmarks", "chat_images"),
         *("front_rendezvous", "front_ranks"),
+        # Pages run in the process of the lane, and their scripts are forked where ranks are.
+        *("docs_snippets", "docs_torchrun"),
     ),
     # The faults and contracts of planes, which would hold up the last lane: this one ends before the others.
     "files": ("fusefs", "contract/omniload", "faults/omniload"),
