@@ -1,6 +1,7 @@
 """What simulated planes come to, where it can be worked out."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -151,36 +152,57 @@ def test_messages_take_longer_where_ranks_train_and_as_long_as_ever_at_full_spee
     assert cpu_of(rested, 0.0) == cpu_of(a_profile(), 0.0)
 
 
+@cache
+def with_even_takes(ranks):
+    """Return a job whose ranks train, and what it comes to, also at full speed, if each batch takes as long."""
+    job = a_job(a_windowed_mix(), ranks=ranks, steps=64, step_s=0.5, cores=64.0)
+    even = with_messages(takes_s=((1e-3,),))
+    return job, simulated(job, even), simulated(replace(job, step_s=0.0), even)
+
+
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("place", [0, 1, 6])
 def test_a_rank_that_has_trained_takes_a_batch_of_a_window_in_a_time_of_its_place(ranks, place):
-    job = a_job(a_windowed_mix(), ranks=ranks, steps=64, step_s=0.5, cores=64.0)
+    job, before, even_at_once = with_even_takes(ranks)
     takes_s = (*[(1e-3,)] * place, (0.04,), (1e-3,))
-    slow, even = with_messages(takes_s=takes_s), with_messages(takes_s=((1e-3,),))
+    slow = with_messages(takes_s=takes_s)
 
-    found, before = simulated(job, slow), simulated(job, even)
+    found = simulated(job, slow)
 
     # Once for the eight steps of a window.
     assert found.waits.mean_s - before.waits.mean_s == pytest.approx(0.039 / 8)
     assert found.waits.p99_s == pytest.approx(0.04)
     assert found.waits.p50_s == before.waits.p50_s == pytest.approx(1e-3)
-    at_once = replace(job, step_s=0.0)
-    assert simulated(at_once, slow) == simulated(at_once, even)
+    assert simulated(replace(job, step_s=0.0), slow) == even_at_once
+
+
+def in_training_and_at_full_speed(rank=None):
+    """Return what one rank comes to, by what a message and a batch take it; all else is free."""
+    roles = even_roles(0.0) | ({"rank": rank} if rank else {})
+    return [
+        simulated(
+            a_job(a_windowed_mix(), ranks=1, cores=8.0, steps=64, step_s=step_s),
+            with_messages(roles=roles),
+        )
+        for step_s in (0.5, 0.0)
+    ]
+
+
+@pytest.fixture(scope="module")
+def of_a_free_rank():
+    return in_training_and_at_full_speed()
 
 
 @pytest.mark.parametrize("cost", [{"end_s": 0.01}, {"byte_s": 1e-5}, {"batch_s": 0.01}])
-def test_what_a_rank_takes_in_is_waited_for_only_at_full_speed(cost):
-    messages = a_profile().messages["ray"]
-    rank = messages.roles["rank"].model_copy(update={"end_s": 0.0, **cost})
-    slow, free = (with_messages(roles=even_roles(0.0) | more) for more in ({"rank": rank}, {}))
+def test_what_a_rank_takes_in_is_waited_for_only_at_full_speed(cost, of_a_free_rank):
+    rank = a_profile().messages["ray"].roles["rank"].model_copy(update={"end_s": 0.0, **cost})
 
-    def of(profile, step_s):
-        job = a_job(a_windowed_mix(), ranks=1, cores=8.0, steps=64, step_s=step_s)
-        return simulated(job, profile)
+    trained, at_once = in_training_and_at_full_speed(rank)
 
-    assert of(slow, 0.5).waits == of(free, 0.5).waits
-    assert of(slow, 0.5).cpu_step_s > of(free, 0.5).cpu_step_s + 1e-3
-    assert of(slow, 0.0).waits.longest_s > of(free, 0.0).waits.longest_s + 5e-3
+    free, free_at_once = of_a_free_rank
+    assert trained.waits == free.waits
+    assert trained.cpu_step_s > free.cpu_step_s + 1e-3
+    assert at_once.waits.longest_s > free_at_once.waits.longest_s + 5e-3
 
 
 def test_at_full_speed_one_core_is_busy_all_the_time():

@@ -83,7 +83,7 @@ def test_a_source_that_cannot_keep_up_gets_readers_as_its_job_goes_on():
     sources = {"web": some_costs(**long), "code": some_costs(**long | {"token_s": 1e-8})}
 
     def found(readers):
-        job = a_heavy_job(cores=4.0, rows=16, length=2_048, steps=600, readers=readers)
+        job = a_heavy_job(cores=4.0, rows=64, length=2_048, steps=150, readers=readers)
         return simulate(job, planned(a_profile(sources=sources), job))
 
     alone, followed = found(1), found(None)
@@ -95,26 +95,26 @@ def test_a_source_that_cannot_keep_up_gets_readers_as_its_job_goes_on():
 
 
 def test_a_stage_of_the_mix_has_its_readers_before_it_begins():
-    # Ten steps a second, of which web is a tenth, and all of each from a later step on.
+    # Five steps in two seconds, of which web is a tenth, and all of each from a later step on.
     before = {"from_step": 0, "weights": {"web": 1, "code": 9}}
-    long = {"lengths": [2_000] * 60, "token_s": 6.9e-6}
+    long = {"lengths": [2_000] * 60, "token_s": 6.2e-6}
     sources = {"web": some_costs(**long), "code": some_costs(**long | {"token_s": 1e-8})}
 
-    def found(steps, *, stage_at=600):
+    def found(steps, *, stage_at=150):
         stages = [before, {"from_step": stage_at, "weights": {"web": 1}}]
         mix = a_mix(
-            rows=16,
+            rows=64,
             length=2_048,
             mix={"stages": stages},
             runtime={"kind": "ray", "prefetch_steps": 4, "loaders": 1},
         )
-        job = a_job(mix, cores=8.0, step_s=0.1, steps=steps)
+        job = a_job(mix, cores=8.0, step_s=0.4, steps=steps)
         return simulate(job, planned(a_profile(sources=sources), job))
 
-    assert found(200).readers == 0  # half a minute has to pass first
-    assert found(550).readers == 3
-    assert found(550, stage_at=6_000).readers == 0
-    assert found(700).waits.longest_s < 0.1  # two seconds where nothing is foreseen
+    assert found(50).readers == 0  # half a minute has to pass first
+    assert found(137).readers == 3
+    assert found(137, stage_at=1_500).readers == 0
+    assert found(175).waits.longest_s < 0.1  # eight seconds where nothing is foreseen
 
 
 @pytest.mark.parametrize(("cores", "readers"), [(2.0, 2), (4.0, 4), (16.0, 8)])
