@@ -90,7 +90,7 @@ def with_messages(**changes):
 def test_cores_that_idle_beside_work_are_missed_where_all_are_wanted_and_nowhere_else():
     def speeds_of(**changes):
         found = [
-            simulated(a_job(a_windowed_mix(), steps=64, **changes), with_messages(idle=idle))
+            simulated(a_job(a_windowed_mix(), steps=32, **changes), with_messages(idle=idle))
             for idle in (0.0, 0.2)
         ]
         return [each.tokens_per_s for each in found]
@@ -144,7 +144,7 @@ def test_messages_take_longer_where_ranks_train_and_as_long_as_ever_at_full_spee
     }
 
     def cpu_of(profile, step_s):
-        return simulated(a_job(a_windowed_mix(), steps=64, step_s=step_s), profile).cpu_step_s
+        return simulated(a_job(a_windowed_mix(), steps=32, step_s=step_s), profile).cpu_step_s
 
     rested, free = with_messages(roles=roles), with_messages(roles=even_roles(0.0))
     beyond = [cpu_of(each, 0.1) - cpu_of(free, 0.1) for each in (rested, a_profile())]
@@ -155,7 +155,7 @@ def test_messages_take_longer_where_ranks_train_and_as_long_as_ever_at_full_spee
 @cache
 def with_even_takes(ranks):
     """Return a job whose ranks train, and what it comes to, also at full speed, if each batch takes as long."""
-    job = a_job(a_windowed_mix(), ranks=ranks, steps=64, step_s=0.5, cores=64.0)
+    job = a_job(a_windowed_mix(), ranks=ranks, steps=32, step_s=0.5, cores=64.0)
     even = with_messages(takes_s=((1e-3,),))
     return job, simulated(job, even), simulated(replace(job, step_s=0.0), even)
 
@@ -181,7 +181,7 @@ def in_training_and_at_full_speed(rank=None):
     roles = even_roles(0.0) | ({"rank": rank} if rank else {})
     return [
         simulated(
-            a_job(a_windowed_mix(), ranks=1, cores=8.0, steps=64, step_s=step_s),
+            a_job(a_windowed_mix(), ranks=1, cores=8.0, steps=32, step_s=step_s),
             with_messages(roles=roles),
         )
         for step_s in (0.5, 0.0)

@@ -32,7 +32,7 @@ _SIZES = {"few": (16, 16), "short": (16, 4), "many": (64, 16)}
 
 @cache
 def planned_job(rows, ahead):
-    job = a_job(a_mix(rows=rows, runtime={"kind": "ray", "prefetch_steps": ahead}), steps=128)
+    job = a_job(a_mix(rows=rows, runtime={"kind": "ray", "prefetch_steps": ahead}), steps=64)
     costs = {"report_s": 1e-4, "taken_s": 1e-5, "step_s": 1e-3, "part_s": 1e-4}
     planner = PlannerCosts(ranks=1, sources=2, tokens=job.spec.mix.batch.tokens, **costs)
     return job, a_profile(planners=(planner,))
