@@ -46,9 +46,11 @@ test: $(STAMP) ## Run every check and every test
 lanes: $(COMPILED) $(FRAMEWORKS_STAMP)
 	@$(BIN)/python -m tests.lanes -m "not soak"
 
-# Beside the checks, which use one core: lanes that start together would each compile torch and Ray.
+# Beside the checks, which use one core: lanes that start together would each compile torch and Ray, and those of many
+# texts would each make hypothesis's table of letters.
 $(COMPILED): $(STAMP)
 	@$(BIN)/python -c "import hypothesis, moto.server, pyarrow.dataset, ray, torch.distributed.checkpoint, torch.distributed.fsdp"
+	@$(BIN)/python -c "from hypothesis import strategies; strategies.text().validate()"
 	@$(BIN)/python -m pytest --quiet --collect-only tests/house/test_house_lanes.py > /dev/null
 	@$(BIN)/python -m compileall -q omniload fusefs snapshot trainer_integration
 	@touch $(COMPILED)
