@@ -31,11 +31,16 @@ BEHIND = 5
 """Niceness of what only computes."""
 COMPUTING = {
     # What imports torch, or everything, is together.
-    "units": ("unit", "house", "mutants", "property/trainer_integration"),
+    "units": (
+        *("unit", "house", "mutants", "property/trainer_integration"),
+        # It looks at the trees of all modules, which the house's rules have parsed.
+        "docs/test_docs_messages.py",
+    ),
     # As much as the others, in processor seconds: the last of two leaves a core without work.
     "properties": ("property", "histories", "unit/snapshot"),
 }
-"""Lanes of whole folders, whose tests touch the machine only where a marker says so; the innermost folder decides."""
+"""Lanes of whole folders, or of one file, whose tests touch the machine only where a marker says so; the innermost
+folder decides."""
 WAITING = {
     "packages": (
         *("distribution", "frameworks"),

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.docs.snippets import ROOT, documents
-
-PACKAGES = ("omniload", "fusefs", "snapshot", "trainer_integration")
+from tests.docs.snippets import documents
+from tests.house.modules import source_files, tree_of
 
 OTHERS = {"strftime_now is undefined", "SecurityError"}
 """What jinja says, of a template that it refuses."""
@@ -52,9 +51,8 @@ def strings() -> str:
     """Return every string of the packages, a hole before and after each."""
     found = {
         text
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for path in source_files()
+        for node in ast.walk(tree_of(path))
         if (text := text_of(node))
     }
     return HOLE + HOLE.join(sorted(found)) + HOLE

@@ -54,6 +54,7 @@ def test_every_test_file_has_a_lane_and_every_lane_has_tests():
         ("integration/omniload/test_front_ranks.py", "trainer"),
         ("integration/trainer_integration/test_external_launchers.py", "trainer"),
         ("integration/trainer_integration/checkpoint/test_striped_hdfs.py", "packages"),
+        ("docs/test_docs_messages.py", "units"),
         ("docs/test_docs_snippets.py", "trainer"),
         ("docs/test_docs_site.py", "images"),
         ("integration/omniload/test_front_hosts.py", "jobs"),
