@@ -73,8 +73,8 @@ LONGER = {
         "what a rank tells and asks, the thread that watches, and how the next planner is found",
     ),
     "omniload/actors/ray/cluster.py": (
-        335,
-        "starts, joins, looks at and ends a Ray: our own, and another's",
+        400,
+        "starts, joins, waits for, looks at and ends a Ray: our own, and another's",
     ),
     "omniload/actors/ray/hosts/node.py": (
         205,

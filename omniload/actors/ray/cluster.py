@@ -4,19 +4,23 @@ Our own has private folders and a private token, listens on loopback only unless
 behind. Its head is where the plane is opened; a node joins it on each other host of the job.
 """
 
+import logging
 import os
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 from typing_extensions import override
 
+from omniload.actors.ray.answers import ask_head, wait_for_future, wait_for_head
 from omniload.actors.ray.environment import (
     new_namespace,
     ray,
@@ -26,7 +30,7 @@ from omniload.actors.ray.hosts.node import RayNode, start_node
 from omniload.actors.ray.hosts.node_plan import NodePlan
 from omniload.actors.ray.tokens import own_token, use_given_token
 from omniload.actors.reaper import PlaneFolder, Reaper, marked
-from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
+from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
 from omniload.base.linux.network import LOOPBACK
 from omniload.base.log import get_logger
 
@@ -40,6 +44,8 @@ __all__ = [
 ]
 
 _LOG = get_logger(__name__)
+_CONNECTED_WITHIN_S, _TOLD_AFTER_S, _LEAVE_S = 150.0, 10.0, 10.0
+"""Longest that Ray may take to connect a process; when its user is told; and longest wait for one that is given up."""
 _SERVERS = ("gcs_server", "raylet")
 """Without one of these no actor is started, and those that run end within a minute."""
 
@@ -92,7 +98,7 @@ def connect(
     options = {"_node_ip_address": node_address} if node_address else {}
     if folder is not None:
         options["_temp_dir"] = str(folder)
-    _init_ray(address=address, namespace=namespace, **options)
+    _init_ray(partial(_connected, address), address=address, namespace=namespace, **options)
 
 
 def node_here() -> str:
@@ -100,19 +106,76 @@ def node_here() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def _init_ray(**options: Any) -> Any:  # noqa: ANN401 -- what Ray takes and returns
+def _init_ray(
+    carried_out: Callable[[Callable[[], Any]], Any],
+    **options: Any,  # noqa: ANN401 -- what Ray takes and returns
+) -> Any:  # noqa: ANN401
     """Connect to Ray, and keep this process's own answer to SIGTERM.
 
     Ray puts a trace and an abort in its place: a training script that saves a checkpoint when it
     is asked to end would die instead. Python lets the main thread alone put it back.
     """
     answer = signal.getsignal(signal.SIGTERM)
+    init = partial(ray.init, configure_logging=False, log_to_driver=False, **options)
     try:
-        with _addresses_as_they_are():
-            return ray.init(configure_logging=False, log_to_driver=False, **options)
+        with _addresses_as_they_are(), _no_word_of_sigterm():
+            return carried_out(init)
     finally:
         if answer is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, answer)
+
+
+def _connected(address: str, init: Callable[[], Any]) -> Any:  # noqa: ANN401 -- as above
+    """Connect to a Ray that runs; say for whom that waits, and give up in the end.
+
+    In a thread: where its head is stopped, Ray waits for an hour, and nothing but this process's end ends that.
+
+    Raises:
+        StateError: A call of before waits yet.
+        UnavailableError: Ray does not answer; it must not be shut down, see ``wait_for_head``.
+    """
+    if not wait_for_head(0.0):
+        raise StateError(
+            "this process waits yet for a Ray that did not answer, and cannot be connected to another; start a new one"
+        )
+    late = f"the Ray at {address} has not connected this process within"
+    context = ask_head(init)
+    if not wait_for_future(context, _TOLD_AFTER_S, lambda: None):
+        _LOG.warning("%s %.0f of %.0f s: %s", late, _TOLD_AFTER_S, _CONNECTED_WITHIN_S, _why_late())
+        if not wait_for_future(context, _CONNECTED_WITHIN_S - _TOLD_AFTER_S, lambda: None):
+            raise UnavailableError(
+                f"{late} {_CONNECTED_WITHIN_S:.0f} s: {_why_late()}; end this process, which waits for it yet, and "
+                "start again"
+            )
+    return context.result()
+
+
+def _why_late() -> str:
+    """Say which server of Ray's that this process started is stopped, as a job that is suspended in part has it."""
+    with suppress(psutil.Error):
+        for process in psutil.Process().children(recursive=True):
+            name, pid = process.name(), process.pid
+            if name in _SERVERS and process.status() == psutil.STATUS_STOPPED:
+                return f"its {name}, process {pid}, is stopped (kill -CONT {pid} has it go on)"
+    return (
+        "no server of it that this process started is stopped; load on this machine is "
+        f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    )
+
+
+@contextmanager
+def _no_word_of_sigterm() -> Iterator[None]:
+    """Keep Ray from warning that its answer to SIGTERM, which is not wanted, is not set."""
+
+    def is_of_another(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("SIGTERM handler is not set")
+
+    logger = logging.getLogger("ray._private.worker")
+    logger.addFilter(is_of_another)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_of_another)
 
 
 @contextmanager
@@ -144,6 +207,7 @@ class AttachedCluster(Cluster):
         Raises:
             ConfigError: No Ray answers there, or not to this token.
             StateError: This process already uses Ray.
+            UnavailableError: It does not answer in time.
         """
         require_unconnected()
         asked = use_given_token()
@@ -152,6 +216,8 @@ class AttachedCluster(Cluster):
         self.node_address = ""
         try:
             connect(address, self.namespace)
+        except UnavailableError:
+            raise
         except Exception as error:
             raise ConfigError(
                 f"runtime.address {address!r}: no Ray can be joined there ({type(error).__name__}: "
@@ -249,7 +315,9 @@ class PrivateCluster(Cluster):
             with marked(mark):
                 self.address = self._join()
         except BaseException:
-            self.close()
+            # Ray ends a process that it leaves under a call. The reaper ends it behind this process.
+            if wait_for_head(_LEAVE_S):
+                self.close()
             raise
 
     def _join(self) -> str:
@@ -277,7 +345,9 @@ class PrivateCluster(Cluster):
                 f"Ray {ray.__version__} cannot be started by omniload on several hosts or on ports of a range; install "
                 "Ray 2.54 to 2.60, which is tested, or start a Ray yourself and name it by runtime.address"
             )
+        # Ray ties what it starts to the thread that starts it: it would end with one of ours.
         context = _init_ray(
+            lambda init: init(),
             address="local",
             namespace=self.namespace,
             num_cpus=self._workers,

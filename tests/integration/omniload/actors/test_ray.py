@@ -382,3 +382,41 @@ def test_a_ray_of_a_program_that_had_imported_ray_lets_no_outsider_in_and_says_w
     assert "raylet ended with -9" in told
     assert outsider.returncode != 0
     assert "joined" not in outsider.stdout
+
+
+STOPPED = """
+import psutil
+from omniload.actors.ray import cluster
+from omniload.base.errors import UnavailableError
+
+start = cluster.start_node
+
+def halfway(plan):
+    node = start(plan)
+    (head,) = [each for each in psutil.Process().children() if each.name() == "gcs_server"]
+    head.suspend()
+    print(head.pid, flush=True)
+    return node
+
+cluster.start_node = halfway
+cluster._CONNECTED_WITHIN_S, cluster._TOLD_AFTER_S, cluster._LEAVE_S = 2.0, 1.0, 0.0
+try:
+    cluster.PrivateCluster(object_store_bytes=100 << 20, workers=1)
+except UnavailableError as error:
+    print(error, flush=True)
+"""
+
+
+def test_a_head_that_is_stopped_as_its_opener_connects_is_named_and_ended_with_the_process():
+    opener = subprocess.Popen(
+        [sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    pid = int(opener.stdout.readline())
+    head = psutil.Process(pid)
+
+    told, logged = opener.communicate(timeout=120)
+
+    said = f"its gcs_server, process {pid}, is stopped (kill -CONT {pid} has it go on)"
+    assert f"has not connected this process within 1 of 2 s: {said}" in logged
+    assert f"has not connected this process within 2 s: {said}; end this process" in told
+    head.wait(60)

@@ -1,15 +1,19 @@
 """A Ray that starts slowly or not at all: tried once more, and then told with what to do."""
 
+import shutil
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from omniload.base.clock import FakeClock
-from omniload.base.errors import UnavailableError
+from omniload.base.errors import StateError, UnavailableError
 
 pytest.importorskip("ray")
 from omniload.actors.ray import cluster as ray_cluster
-from omniload.actors.ray.cluster import PrivateCluster
+from omniload.actors.ray.answers import wait_for_head
+from omniload.actors.ray.cluster import PrivateCluster, connect
 from omniload.actors.ray.hosts import node as ray_node
 
 
@@ -127,3 +131,43 @@ def test_ctrl_c_is_no_reason_to_start_once_more(outcomes):
         PrivateCluster(object_store_bytes=0, workers=1)
 
     assert len(outcomes) == 1
+
+
+@pytest.fixture
+def stuck(monkeypatch):
+    """A Ray that does not connect until this is set; waits for it are over at once."""
+    answers = threading.Event()
+    monkeypatch.setattr(ray_cluster.ray, "init", lambda **_: answers.wait(60.0))
+    monkeypatch.setattr(ray_cluster, "wait_for_future", lambda *_: False)
+    yield answers
+    answers.set()
+    assert wait_for_head(60.0)
+
+
+def test_a_ray_that_does_not_connect_a_process_is_told_and_given_up(stuck, caplog):
+    with pytest.raises(
+        UnavailableError,
+        match=r"127\.0\.0\.2:1 has not connected this process within 150 s: no server .* start again",
+    ):
+        connect("127.0.0.2:1", "job")
+    assert "has not connected this process within 10 of 150 s: no server" in caplog.text
+
+    with pytest.raises(StateError, match="waits yet for a Ray that did not answer"):
+        connect("127.0.0.2:1", "job")
+
+
+def test_a_ray_that_was_given_up_is_left_to_the_reaper_as_its_end_would_end_this_process(
+    stuck, outcomes, monkeypatch
+):
+    monkeypatch.setattr(ray_cluster, "connect", connect)
+    monkeypatch.setattr(ray_cluster, "_LEAVE_S", 0.0)
+    node = FakeNode()
+    outcomes.append(node)
+
+    with pytest.raises(UnavailableError, match="has not connected this process"):
+        PrivateCluster(object_store_bytes=0, workers=1)
+
+    assert (FakeReaper.begun, FakeReaper.closed, node.killed) == (1, 0, False)
+    FakeReaper.closed = 1
+    (left,) = Path(ray_cluster.tempfile.gettempdir()).iterdir()
+    shutil.rmtree(left)
