@@ -78,12 +78,30 @@ def with_runtime(profile: Profile, spec: PlaneSpec, job: Job, shown: Shown) -> P
             advance(1)
         profile = profile.model_copy(update={"builds": {**profile.builds, runtime: builds}})
     if runtime not in profile.messages:
-        with shown(f"measuring the {runtime} runtime", 1) as advance:
-            is_local = runtime == "local"
-            messages = _between_threads() if is_local else _between_processes(job, profile)
-            advance(1)
+        messages = _measure_messages(runtime, job, profile, shown)
         profile = profile.model_copy(update={"messages": {**profile.messages, runtime: messages}})
     return profile
+
+
+def _measure_messages(runtime: str, job: Job, profile: Profile, shown: Shown) -> MessageCosts:
+    """Measure messages between roles: threads of this process, or processes of a Ray of our own.
+
+    Args:
+        runtime: ``local`` or ``ray``.
+        job: The job, whose samples, sources and rows the small plane has.
+        profile: What was measured of its sources, and of building.
+        shown: Shows what is measured now, and how far it is.
+
+    Raises:
+        ConfigError: Ray is asked for and not installed.
+        UnavailableError: Ray did not start.
+    """
+    if runtime == "ray":
+        return _between_processes(job, profile, shown)
+    with shown("measuring the local runtime", 1) as advance:
+        found = _between_threads()
+        advance(1)
+    return found
 
 
 def even_roles(end_s: float) -> dict[Role, RoleCosts]:
@@ -127,7 +145,7 @@ class _Message:
     """What its process is known to do for each."""
 
 
-def _between_processes(job: Job, profile: Profile) -> MessageCosts:
+def _between_processes(job: Job, profile: Profile, shown: Shown) -> MessageCosts:
     from omniload.actors.ray.measuring.probe import probe  # noqa: PLC0415 -- an extra, absent for local users
 
     with ExitStack() as held:
@@ -135,13 +153,11 @@ def _between_processes(job: Job, profile: Profile) -> MessageCosts:
         kinds = (Reference.few, Reference.short, Reference.many)
         references = [kind(job, profile) for kind in kinds]
         specs = [each.written(folder) for each, folder in zip(references, folders, strict=True)]
-        read = [_read_alone(spec) for spec in specs]
-        found = probe(specs, _CALLS, Client)
+        read = _read_alone(specs, shown)
+        found = probe(specs, _CALLS, Client, shown)
         # Around the planes: a machine that grows slower meanwhile is in both.
-        sources = [
-            _middle_of([*before, *_read_alone(spec)])
-            for before, spec in zip(read, specs, strict=True)
-        ]
+        again = _read_alone(specs, shown)
+        sources = [_middle_of([*pair[0], *pair[1]]) for pair in zip(read, again, strict=True)]
     call = found.call
     # There and back are two messages with two ends each.
     least_s = (call.asking_s + call.answering_s) / 4
@@ -185,11 +201,16 @@ def _some_that_were(seconds: Sequence[float]) -> tuple[float, ...]:
     return tuple(ordered[(2 * n + 1) * len(ordered) // (2 * count)] for n in range(count))
 
 
-def _read_alone(spec: PlaneSpec) -> list[SourceCosts]:
-    """Return what reading takes of some sources of a small plane, which are all the same."""
-    names = spec.mix.names[:_READ_ALONE]
-    some = spec.mix.model_copy(update={"sources": {name: spec.mix.sources[name] for name in names}})
-    return list(measure_sources(replace(spec, mix=some), _unheard).values())
+def _read_alone(specs: Sequence[PlaneSpec], shown: Shown) -> list[list[SourceCosts]]:
+    """Return what reading takes of some sources of each small plane, which are all the same."""
+    named = [spec.mix.names[:_READ_ALONE] for spec in specs]
+    found = []
+    with shown("measuring what small planes read", sum(map(len, named))) as advance:
+        for spec, names in zip(specs, named, strict=True):
+            sources = {name: spec.mix.sources[name] for name in names}
+            some = spec.mix.model_copy(update={"sources": sources})
+            found.append(list(measure_sources(replace(spec, mix=some), advance).values()))
+    return found
 
 
 def _middle_of(measured: Sequence[SourceCosts]) -> SourceCosts:

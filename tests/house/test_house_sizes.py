@@ -90,7 +90,7 @@ LONGER = {
         "what processes, takes of batches and planes spend, of which probe makes one table",
     ),
     "omniload/actors/ray/measuring/probe.py": (
-        399,
+        400,
         "planes side by side, the process of each, that of a rank, and ranks at speed, at rest and with pauses",
     ),
     "omniload/actors/ray/scaling/shell.py": (195, "one look at every loader, and every change"),

@@ -18,7 +18,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing.connection import Connection
@@ -73,6 +73,7 @@ _OPENS_S, _ANSWERS_S, _ENDS_S = 600.0, 300.0, 60.0
 
 
 _Takers = Callable[[RankHandle], Taker]
+_Shown = Callable[[str, float], AbstractContextManager[Callable[[float], object]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +98,14 @@ class Probed:
     """Part of what planes at full speed wanted of cores that nobody had, as a core idled meanwhile."""
 
 
-def probe(specs: Sequence[PlaneSpec], calls: int, taker: _Takers) -> Probed:
+def probe(specs: Sequence[PlaneSpec], calls: int, taker: _Takers, shown: _Shown) -> Probed:
     """Open planes side by side, measure calls beside the first and them in turns, end them, and the first as the last.
 
     Args:
         specs: The planes: one loader, one constructor, sources without end.
         calls: Calls to measure.
         taker: Gives what a rank of a run takes its batches with: what runs before its clock begins warms caches.
+        shown: Shows what is done now, and how far it is.
 
     Raises:
         OmniloadError: A plane did not open.
@@ -114,28 +116,32 @@ def probe(specs: Sequence[PlaneSpec], calls: int, taker: _Takers) -> Probed:
         for plane in planes:
             # All before any is waited for: they end side by side, as they open.
             opened.callback(plane.stop)
-        for plane in planes:
-            plane.answer(_OPENS_S)
-        call, node_bytes = planes[0].asked(("calls", calls))
+        with shown("opening small planes on Ray", len(planes) + 1) as advance:
+            for plane in planes:
+                plane.answer(_OPENS_S)
+                advance(1)
+            call, node_bytes = planes[0].asked(("calls", calls), advance)
         turns: list[list[Spent]] = []
         until_s = time.monotonic() + _MOST_S
-        with IdleBesideWork() as cores:
+        at_speed = shown("measuring them at full speed", (_WARM_TURNS + _TURNS) * len(planes))
+        with at_speed as advance, IdleBesideWork() as cores:
             while len(turns) < _WARM_TURNS + _TURNS:
-                turns.append([plane.asked("turn") for plane in planes])
+                turns.append([plane.asked("turn", advance) for plane in planes])
                 if len(turns) >= _WARM_TURNS + _LEAST_TURNS and time.monotonic() > until_s:
                     break
         first, *others = planes
         for end in (_Beside.stop, _Beside.close):
             for plane in others:
                 end(plane)
-        clock = cores_at_rest([first.asked("rest") for _ in range(_RESTS)])
+        with shown("measuring one at rest", _RESTS) as advance:
+            clock = cores_at_rest([first.asked("rest", advance) for _ in range(_RESTS)])
         # By turns too. A job's ranks wake a constructor together, each from a process of its own that has rested.
-        apart, together = zip(
-            *[[first.asked(each) for each in ("apart", "together")] for _ in range(_PACES)],
-            strict=True,
-        )
-        # A job's opener has none of its ranks, each of which looks after the plane by the clock.
-        clock["opener"] = cores_at_rest([first.asked("leave")])["opener"]
+        with shown("measuring steps after pauses", 2 * _PACES + 1) as advance:
+            both = ("apart", "together")
+            paced = [[first.asked(each, advance) for each in both] for _ in range(_PACES)]
+            # A job's opener has none of its ranks, each of which looks after the plane by the clock.
+            clock["opener"] = cores_at_rest([first.asked("leave", advance)])["opener"]
+    apart, together = zip(*paced, strict=True)
     of_planes = zip(*turns[_WARM_TURNS:], strict=True)
     return Probed(
         # All have the same roles, and do the same by the clock.
@@ -189,10 +195,12 @@ class _Beside:
             raise found
         return found
 
-    def asked(self, what: object) -> Any:  # noqa: ANN401 -- as above
-        """Ask, and wait for the answer."""
+    def asked(self, what: object, advance: Callable[[float], object]) -> Any:  # noqa: ANN401 -- as above
+        """Ask, wait for the answer, and tell that it is there."""
         self.ask(what)
-        return self.answer(_ANSWERS_S)
+        answer = self.answer(_ANSWERS_S)
+        advance(1)
+        return answer
 
     def _lost(self) -> UnavailableError:
         self._process.join(_ENDS_S)

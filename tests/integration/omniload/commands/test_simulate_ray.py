@@ -45,7 +45,28 @@ def test_a_small_plane_tells_what_messages_take_at_each_role_and_a_job_is_simula
     spec = PlaneSpec(mix=mix, base_dir=tmp_path, tree=ClientPlaceTree.of(dp=2))
     job = Job(spec=spec, originals=mix.names, cores=2.0, steps=16)
 
-    profile = with_runtime(measured_sources(spec, unseen), spec, job, unseen)
+    told = []
+
+    @contextmanager
+    def shown(what, total):
+        done = []
+        yield done.append
+        told.append((what, total, sum(done)))
+
+    profile = with_runtime(measured_sources(spec, unseen), spec, job, shown)
+
+    # What takes minutes is told in parts, each as it is done; fewer turns at full speed do where they take long.
+    assert [what for what, _, _ in told] == [
+        "measuring what building takes",
+        "measuring what small planes read",
+        "opening small planes on Ray",
+        "measuring them at full speed",
+        "measuring one at rest",
+        "measuring steps after pauses",
+        "measuring what small planes read",
+    ]
+    assert {what for what, total, done in told if done != total} <= {"measuring them at full speed"}
+    assert all(0 < done <= total for _, total, done in told)
 
     costs = profile.messages["ray"]
     # Between a hundredth of a millisecond and a tenth of a second, on any machine.
