@@ -40,7 +40,7 @@ def numbers_of(rows: Rows) -> NDArray[np.int64]:
 
 
 def offsets_of(lengths_N: NDArray[Any]) -> NDArray[np.int64]:
-    """Return where sequences of some lengths begin that lie end to end, and where the last ends, ``[N + 1]``."""
+    """Return where sequences of some lengths begin end to end, and where the last ends: running sums, ``[N + 1]``."""
     offsets = np.zeros(len(lengths_N) + 1, np.int64)
     np.cumsum(lengths_N, out=offsets[1:])
     return offsets
