@@ -41,6 +41,16 @@ class Client:
     def next_batch(self, timeout: float | None = None) -> Batch | None:
         """Return the batch of ``next_step``, or ``None`` when the data has ended.
 
+        Args, Raises: as of ``wait_for_batch``.
+        """
+        batch = self.wait_for_batch(timeout)
+        if batch is not None:
+            self.hand_out()
+        return batch
+
+    def wait_for_batch(self, timeout: float | None = None) -> Batch | None:
+        """Return the batch of ``next_step``, which it stays until ``hand_out``; ``None`` when the data has ended.
+
         Args:
             timeout: Longest wait in seconds; ``None`` for the mix's ``runtime.batch_timeout``,
                 half an hour unless it says otherwise. After 10 s the log says whom it waits
@@ -56,9 +66,9 @@ class Client:
         if timeout is not None and timeout_s is None:
             raise ConfigError(f"timeout is {timeout!r}; give seconds above 0, or None")
         began_s = time.perf_counter()
-        batch, self._peeked = self._peeked, None
-        if batch is None:
-            batch = self._handle.take(self.next_step, timeout_s)
+        if self._peeked is None:
+            self._peeked = self._handle.take(self.next_step, timeout_s)
+        batch = self._peeked
         self.last_wait_s = time.perf_counter() - began_s
         BATCH_WAIT_SECONDS.observe(self.last_wait_s)
         if batch is None:
@@ -66,10 +76,17 @@ class Client:
         assert batch.step == self.next_step, (
             f"asked for step {self.next_step}, got step {batch.step}"
         )
-        # Only now that it is handed out: a wait that ended in an error is repeated for the same step.
-        self._handle.taken(self.next_step)
-        self.next_step += 1
         return batch
+
+    def hand_out(self) -> None:
+        """Count the batch that was waited for as handed out.
+
+        The caller has it by then: a wait that ended in an error or was interrupted, or a batch that could not be made
+        what a loop takes, is repeated for the same step.
+        """
+        self._handle.taken(self.next_step)
+        # In one line: an interrupt comes before both or behind both.
+        self.next_step, self._peeked = self.next_step + 1, None
 
     def peek(self) -> Batch | None:
         """Return the batch that ``next_batch`` will return, if it is ready; it is not handed out.

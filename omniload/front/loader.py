@@ -189,7 +189,8 @@ class Loader:
             return self._next_batch(left_s)
 
     def _next_batch(self, timeout: float | None) -> TrainingBatch | None:
-        batch = self._open_once().next_batch(timeout)
+        client = self._open_once()
+        batch = client.wait_for_batch(timeout)
         if batch is None:
             # Not of a rank that joins a plane at its end: it begins at a later step.
             if self._state is None and not self.next_step and not self._first_is_checked:
@@ -207,11 +208,12 @@ class Loader:
         if len(batch.tokens_by_source) > len(self.source_tags):  # an edit of the mix added some
             self.source_names = tuple(batch.tokens_by_source)
             self.source_tags = tuple(batch.source_tags.get(name, {}) for name in self.source_names)
-        if self._ahead is None:
-            return self._form.of(batch)
-        handed = self._ahead.hand_over(batch)
-        # After the one that is handed out, so that this step does not wait for its copies.
-        self._ahead.begin(self._open_once().peek())
+        handed = self._form.of(batch) if self._ahead is None else self._ahead.hand_over(batch)
+        # Only now that it is made: one that fails, or is interrupted, before is the next one still.
+        client.hand_out()
+        if self._ahead is not None:
+            # After the one that is handed out, so that this step does not wait for its copies.
+            self._ahead.begin(client.peek())
         return handed
 
     def observe(self, rows: PackedRows, losses: object = None, *, rewards: object = None) -> None:

@@ -87,15 +87,14 @@ class Handle:
         pass
 
 
-def a_loader(stream, **handles):
+def a_loader(stream, form=BatchForm, **handles):
     made = []
 
     def open_client(_stack, state):
         made.append(Handle(state, **handles))
         return Client(made[-1])
 
-    form = BatchForm(arrays=Arrays(stream), device="cpu")
-    return Loader(open_client, form), made
+    return Loader(open_client, form(arrays=Arrays(stream), device="cpu")), made
 
 
 def train(loader, fields=("tokens", "labels")):
@@ -273,3 +272,23 @@ def test_a_client_that_peeks_hands_out_the_same_batch():
     assert client.next_batch() is peeked
     assert client.state_dict() == {"step": 1}
     assert np.array_equal(client.next_batch().microbatches[0].tokens_RT[0, :3], [11, 12, 13])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_batch_that_could_not_be_made_is_the_next_one_still(error):
+    failing = [None, error("no memory is left"), None]
+
+    class Form(BatchForm):
+        def of(self, batch):
+            if failing and (fault := failing.pop(0)) is not None:
+                raise fault
+            return super().of(batch)
+
+    loader, _ = a_loader(None, Form)
+    loader.next_batch()
+
+    with pytest.raises(error):
+        loader.next_batch()
+
+    assert loader.state_dict() == {"step": 1}
+    assert [step for step, _, _ in train(loader)] == [1, 2, 3, 4]

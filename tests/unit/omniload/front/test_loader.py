@@ -26,10 +26,9 @@ class FakeClient:
         self.last_wait_s = 0.5
         self.closed = 0
 
-    def next_batch(self, timeout=None):
+    def wait_for_batch(self, timeout=None):
         if self.next_step == self.stop:
             return None
-        self.next_step += 1
         rows = np.zeros((1, 2), np.int32)
         part = Microbatch(
             tokens_RT=rows,
@@ -39,8 +38,11 @@ class FakeClient:
             keys_K4=np.zeros((0, 4), np.int64),
         )
         return Batch(
-            step=self.next_step - 1, microbatches=(part,), loss_tokens=0, imbalance=1.0, bound=1.0
+            step=self.next_step, microbatches=(part,), loss_tokens=0, imbalance=1.0, bound=1.0
         )
+
+    def hand_out(self):
+        self.next_step += 1
 
     def state_dict(self):
         return {"step": self.next_step}
@@ -74,13 +76,13 @@ def test_a_loop_over_epochs_is_told_once_that_a_mix_has_none(caplog):
 
 def test_threads_that_ask_one_loader_wait_for_each_other_and_share_its_steps():
     class Waiting(FakeClient):
-        def next_batch(self, timeout=None):
+        def wait_for_batch(self, timeout=None):
             step, self.asked = self.next_step, [*getattr(self, "asked", []), threading.get_ident()]
             if step == 0:
                 other.start()
                 assert not other_had_its_own.wait(0.05)  # the first asks alone
             self.next_step = step
-            return super().next_batch(timeout)
+            return super().wait_for_batch(timeout)
 
     def ask():
         steps.append(loader.next_batch().step)
@@ -100,14 +102,14 @@ def test_threads_that_ask_one_loader_wait_for_each_other_and_share_its_steps():
 
 def test_a_thread_waits_for_another_one_that_asks_no_longer_than_it_says():
     class Waiting(FakeClient):
-        def next_batch(self, timeout=None):
+        def wait_for_batch(self, timeout=None):
             if self.next_step == 0:
                 others = [threading.Thread(target=ask, args=(each,)) for each in (0.01, -1, "1")]
                 for other in others:
                     other.start()
                 for other in others:
                     other.join(10)
-            return super().next_batch(timeout)
+            return super().wait_for_batch(timeout)
 
     def ask(timeout):
         try:
@@ -130,12 +132,12 @@ def test_a_timeout_beyond_what_locks_bear_is_the_longest_that_they_do_beside_ano
     timeout,
 ):
     class Waiting(FakeClient):
-        def next_batch(self, timeout=None):
+        def wait_for_batch(self, timeout=None):
             limits.append(timeout)
             if self.next_step == 0:
                 other.start()
                 assert not ended.wait(0.05)  # it waits for its turn
-            return super().next_batch(timeout)
+            return super().wait_for_batch(timeout)
 
     def ask():
         try:
@@ -279,11 +281,11 @@ def steps_of(loader):
 class TaggedClient(FakeClient):
     """Batches of two sources, and from step 2 on of a third, that an edit has added."""
 
-    def next_batch(self, timeout=None):
+    def wait_for_batch(self, timeout=None):
         names = ("web", "code") if self.next_step < 2 else ("web", "code", "books")
         tags = {"code": {"domain": "software"}, "books": {"domain": "prose"}}
         return replace(
-            super().next_batch(timeout),
+            super().wait_for_batch(timeout),
             tokens_by_source=dict.fromkeys(names, 1),
             source_tags={name: held for name, held in tags.items() if name in names},
         )
