@@ -15,7 +15,7 @@ from pathlib import Path
 
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import StateError, UnavailableError, system_refusals
-from omniload.base.linux.file_lock import FileLock, is_locked
+from omniload.base.linux.file_lock import FileLock, is_held_here, is_locked
 from omniload.base.log import get_logger
 
 __all__ = ["LOCK_NAME", "claim", "launch_of"]
@@ -32,6 +32,10 @@ _LOG = get_logger(__name__)
 _JOIN = (
     "end it if it is of a job before; give another job a run_dir of its own; and of one job leave rank= and "
     "world_size= of omniload.open to the launcher: rank 0 opens the plane, and the others join it"
+)
+_CLOSE = (
+    "this process itself has it, by a loader that is not closed: go on with that one, or close() it before you open "
+    "another, as where a cell of a notebook is run again; give another job a run_dir of its own"
 )
 
 
@@ -80,8 +84,10 @@ def _locked(run_dir: Path) -> FileLock:
             return FileLock(place)
         except BlockingIOError as error:
             if is_locked(place):
+                # Nobody is to end the process that asks, as that of a notebook.
+                remedy = _CLOSE if is_held_here(place) else _JOIN
                 raise StateError(
-                    f"the data plane of {run_dir} is open in {error.strerror}: {_JOIN}"
+                    f"the data plane of {run_dir} is open in {error.strerror}: {remedy}"
                 ) from None
         if time.monotonic() > until_s:
             raise UnavailableError(
@@ -117,7 +123,7 @@ def _bound(name: str, launch: str) -> socket.socket | None:
                 break
             raise StateError(
                 f"the data plane of this launch ({launch}) is open in process {pid} with the same mix and ranks: "
-                f"{_JOIN}"
+                f"{_CLOSE if pid == os.getpid() else _JOIN}"
             )
         # It has the name and does not listen yet, which a busy machine makes long; or has just ended, and it is free.
         threading.Event().wait(_MOMENT_S)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["FileLock", "is_locked", "locked"]
+__all__ = ["FileLock", "is_held_here", "is_locked", "locked"]
 
 _LONGEST_HOLDER = 256
 
@@ -118,6 +118,16 @@ class FileLock:
         _held.discard(self)
         os.close(self._descriptor)
         self._descriptor = -1
+
+
+def is_held_here(path: Path) -> bool:
+    """Tell whether a ``FileLock`` of this process has a file.
+
+    Raises:
+        OSError: There is no such file.
+    """
+    found = path.stat()
+    return any(os.path.samestat(os.fstat(lock._descriptor), found) for lock in list(_held))
 
 
 def _leave_to_parent() -> None:

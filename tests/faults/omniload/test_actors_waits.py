@@ -224,7 +224,9 @@ def test_a_plane_of_a_run_is_opened_once(tmp_path):
 
     with (
         LocalPlane(spec),
-        pytest.raises(StateError, match=rf"is open in process {os.getpid()} on .*: end it if"),
+        pytest.raises(
+            StateError, match=rf"is open in process {os.getpid()} on .*: this process .* close\(\)"
+        ),
     ):
         LocalPlane(spec)
     LocalPlane(spec).close()

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from omniload.base.linux.file_lock import FileLock, is_locked, locked
+from omniload.base.linux.file_lock import FileLock, is_held_here, is_locked, locked
 
 
 @pytest.mark.parametrize(("shared", "is_free"), [(True, True), (False, False)])
@@ -93,3 +93,13 @@ def test_one_that_was_forked_neither_holds_a_file_nor_lets_go_of_it(tmp_path):
     assert is_locked(tmp_path / "lock")
     held.close()
     assert not is_locked(tmp_path / "lock")
+
+
+def test_a_process_knows_the_locks_that_it_holds_itself(tmp_path):
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    other.touch()
+    held = FileLock(mine)
+
+    assert (is_held_here(mine), is_held_here(other)) == (True, False)
+    held.close()
+    assert not is_held_here(mine)
