@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from omniload.base.errors import UnavailableError
+from omniload.base.log import get_logger
 from omniload.batch.microbatch import Batch, own_part
 from omniload.front.arguments import timeout_from
 from omniload.front.rows import Arrays, Fields, Labels, SideStream, TrainingBatch
 
 __all__ = ["BatchForm", "CopyAhead", "turn_within"]
 
+_LOG = get_logger(__name__)
 _LEAST_S = 0.001
 """Seconds that a thread has at least that gets its turn as its timeout ends."""
 
@@ -81,7 +83,10 @@ class CopyAhead:
         return handed
 
     def begin(self, batch: Batch | None) -> None:
-        """Begin to copy the next batch; ``None`` where it is not built yet."""
+        """Begin to copy the next batch; ``None`` where it is not built yet.
+
+        One that the device has no memory for is not copied ahead: its fields are, as they are read.
+        """
         if batch is None:
             return
         copies: list[Any] = []
@@ -92,8 +97,18 @@ class CopyAhead:
 
         # Without the fields of a first batch nothing is copied: what a loop uses is not known yet.
         rows = self._form.of(batch)
-        rows.fill(self._fields, put)
-        self._ahead = _Ahead(of=batch, rows=rows, copies=copies, mark=self._stream.mark())
+        try:
+            rows.fill(self._fields, put)
+            mark = self._stream.mark()
+        except RuntimeError as error:  # ``torch.OutOfMemoryError`` is one
+            # Raised here, it would take the batch before along, which is handed out already.
+            _LOG.warning(
+                "step %d is not copied ahead of its turn, but as its fields are read: %s; leave the device room for "
+                "two batches, or open the mix without device= and copy by batch.to()",
+                *(batch.step, error),
+            )
+            return
+        self._ahead = _Ahead(of=batch, rows=rows, copies=copies, mark=mark)
 
     def drop(self) -> None:
         """Forget the copies under way: the loader goes on at another step, or as another rank."""

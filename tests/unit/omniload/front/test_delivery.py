@@ -171,6 +171,22 @@ def test_a_failure_ahead_is_raised_by_the_batch_that_it_is_of():
         loader.next_batch()
 
 
+def test_a_batch_that_the_device_has_no_room_for_ahead_of_its_turn_takes_none_along(caplog):
+    class Full(LateStream):
+        def copied(self, tensor):
+            if len(self.left) == 6:  # half of step 3
+                self.left.clear()
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().copied(tensor)
+
+    found, expected = train(a_loader(Full())[0]), train(a_loader(None)[0])
+
+    assert [(step, state) for step, _, state in found] == [(n, {"step": n + 1}) for n in range(5)]
+    for (_, tensors, _), (_, wanted, _) in zip(found, expected, strict=True):
+        assert torch.equal(tensors, wanted)
+    assert caplog.text.count("step 3 is not copied ahead of its turn") == 1
+
+
 def test_a_loaded_state_forgets_what_is_under_way():
     loader, _ = a_loader(LateStream())
     train_three = [int(loader.next_batch().microbatches[0].tokens[0, 0]) for _ in range(3)]
