@@ -290,7 +290,10 @@ def _leniently(line: bytes, strict: orjson.JSONDecodeError) -> object:
         MemoryError: Memory is lacking to tell.
     """
     refusal = BadLineError(f"is not JSON: {strict}")
-    if what := said_of_beginning(line) or _BEGUN.get(line.strip()) or said_of_stand_in(line):
+    begun = line.strip()
+    if begun.startswith(b"[") and begun.endswith(b","):  # with its first object on the same line
+        begun = b"["
+    if what := said_of_beginning(line) or _BEGUN.get(begun) or said_of_stand_in(line):
         raise BadLineError(what)
     # Told by itself: an editor shows nothing there, and the line looks sound.
     if line.startswith(_BOM):

@@ -83,6 +83,7 @@ BAD_LINES = {
     "is not JSON: unexpected end": b'{"text": "cut',
     r"is a JSON list, not an object; .*: jq -c '\.\[\]' FILE": b'["text"]',
     r"begins a list that goes over several lines; .*: jq -c '\.\[\]' FILE": b" [\r",
+    "begins a list that goes over several lines; of a file": b'[{"text": "one"},\r',
     "begins an object that goes over several lines; .*: jq -c . FILE": b"{",
     "is compressed by gzip; give the file a name that ends in .gz": b"\x1f\x8b\x08\x00",
     "is compressed by zstd; give the file a name that ends in .zst": b"\x28\xb5\x2f\xfd\x00",
