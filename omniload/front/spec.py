@@ -113,10 +113,22 @@ def spec_of(
 def kept_in(
     run_dir: str | Path | None, mix: str | Path | Mapping[str, object] | MixConfig, spec: PlaneSpec
 ) -> PlaneSpec:
-    """Return the run with the folder that keeps its journal and its mix, where there is one."""
+    """Return the run with the folder that keeps its journal and its mix, where there is one.
+
+    Raises:
+        ConfigError: It is no path, or an empty one, which would be the folder that the process happens to be in.
+    """
     if run_dir is None:
         return spec
-    return replace(spec, run_dir=Path(run_dir), read=text_as_run(mix, spec.mix))
+    try:
+        folder = None if run_dir == "" else Path(run_dir)
+    except TypeError:
+        folder = None
+    if folder is None:
+        raise ConfigError(
+            f"run_dir is {run_dir!r}; give the path of a folder, such as 'runs/a', or None to keep nothing of the run"
+        )
+    return replace(spec, run_dir=folder, read=text_as_run(mix, spec.mix))
 
 
 def _mix_of(

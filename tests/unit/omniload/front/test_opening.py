@@ -28,6 +28,12 @@ def test_steps_that_are_no_number_of_steps_are_refused(steps):
         omniload.open(MIX, steps=steps)
 
 
+@pytest.mark.parametrize("run_dir", ["", 5])
+def test_a_folder_of_the_run_that_is_no_path_is_refused(run_dir):
+    with pytest.raises(ConfigError, match=r"^run_dir is .*; give the path of a folder"):
+        omniload.open(MIX, run_dir=run_dir)
+
+
 @pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf"), "60", None])
 def test_a_timeout_that_is_no_time_is_refused(timeout):
     with pytest.raises(ConfigError, match=r"^timeout is .*; give the seconds"):
