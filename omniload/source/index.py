@@ -11,7 +11,9 @@ until the index is deleted.
 
 import hashlib
 import os
+import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -245,11 +247,7 @@ def _load(path: Path) -> dict[_Key, FileUnits]:
 
 
 def _require_columns(table: pa.Table) -> None:
-    """Refuse a table that was written otherwise, whose offsets lead elsewhere, or that lacks a value.
-
-    Raises:
-        ValueError: It is such a table.
-    """
+    """Refuse a table that was written otherwise, whose offsets lead elsewhere, or that lacks a value."""
     if not table.schema.equals(_SCHEMA):
         raise ValueError(f"its columns are {', '.join(table.schema.names)}")
     table.validate(full=True)
@@ -271,11 +269,7 @@ def _counts(units: Mapping[str, pa.ListArray]) -> NDArray[np.int64]:
 
 
 def _require_units(rows_U: NDArray[Any], starts_U: NDArray[Any], stops_U: NDArray[Any]) -> None:
-    """Refuse numbers that no file has.
-
-    Raises:
-        ValueError: A count or a place is negative, a count is none that is built, or a unit stops before it starts.
-    """
+    """Refuse numbers that no file has."""
     if min(column.min(initial=0) for column in (rows_U, starts_U)) < 0:
         raise ValueError("a count or a start is negative")
     if rows_U.max(initial=0) > MAX_UNIT_RECORDS:
@@ -285,11 +279,7 @@ def _require_units(rows_U: NDArray[Any], starts_U: NDArray[Any], stops_U: NDArra
 
 
 def _require_records(path: str, rows_U: NDArray[Any]) -> None:
-    """Refuse a count that is no file's, before memory is taken for as many.
-
-    Raises:
-        ConfigError: With the unit and what to do.
-    """
+    """Refuse a count that is no file's, before memory is taken for as many."""
     unit = int(rows_U.argmax()) if len(rows_U) else 0
     if len(rows_U) and (records := int(rows_U[unit])) > MAX_UNIT_RECORDS:
         raise ConfigError(
@@ -299,6 +289,7 @@ def _require_records(path: str, rows_U: NDArray[Any]) -> None:
 
 
 def _save(path: Path, files: Sequence[ShardFile], units: Sequence[FileUnits]) -> None:
+    """Write the index whole or not at all; a run does not fail for want of it."""
     keys = [key_of_file(file) for file in files]
     columns = [
         # A name need not be UTF-8.
@@ -307,7 +298,15 @@ def _save(path: Path, files: Sequence[ShardFile], units: Sequence[FileUnits]) ->
         [unit.content for unit in units],
         *([getattr(unit, name) for unit in units] for name in _OF_UNITS),
     ]
-    out = pa.BufferOutputStream()
-    with pa.ipc.new_file(out, _SCHEMA) as stored:
-        stored.write_table(pa.table(columns, schema=_SCHEMA))
-    write_kept(path, out.getvalue())
+    # Not by ``write_kept``: a pipe that stands in its place goes, and a large index is in memory once.
+    # A name of its own: loaders, shadows and checks of a run may build one index at once.
+    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("wb") as out, pa.ipc.new_file(out, _SCHEMA) as stored:
+            stored.write_table(pa.table(columns, schema=_SCHEMA))
+        os.replace(unfinished, path)  # noqa: PTH105 -- replaces in one step
+    except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        _tell_not_kept(path.parent, error)

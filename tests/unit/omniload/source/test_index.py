@@ -227,10 +227,11 @@ def test_a_full_disk_is_told_once_for_all_sources_with_what_to_do(folder, monkey
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(index, "write_whole", full)
+    monkeypatch.setattr(index.pa.ipc, "new_file", full)
     for source in ("web", "code", "web"):
         kept = IndexCache(folder=folder / "cache", source=source)
         index_of(find_files(["*.x"], folder, source=source), Builder(), kind="k", cache=kept)
+    monkeypatch.setattr(index, "write_whole", full)
     keep_findings(folder / "cache", {})
 
     (told,) = caplog.messages
