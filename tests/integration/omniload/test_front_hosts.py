@@ -156,6 +156,7 @@ def a_ray_of_others(hosts, scratch):
             node.communicate(timeout=60)
 
 
+@pytest.mark.soak  # 20 s of a processor: test_served_hosts joins such a Ray from both of its hosts too
 def test_a_ray_that_runs_already_is_used_on_both_hosts_and_outlives_the_plane(
     warm_python, hosts, mix, alone, scratch
 ):

@@ -102,6 +102,7 @@ def test_a_pull_brings_names_and_a_container_what_it_touches(place, engines, tmp
     assert "defect" not in store.logged()
 
 
+@pytest.mark.soak  # 10 s of a processor: test_containerd has what a first start touched come first too
 def test_what_the_first_start_touched_comes_first_on_another_node(place, engines, tmp_path):
     with MountedStore(tmp_path / "first", tmp_path / "cache") as first:
         podman = engines(first.root)
