@@ -54,6 +54,7 @@ class _Fullness:
     """What is kept of a source."""
 
     source: str
+    """Its name."""
     units: int
     """Units that hold records and whose tokens are kept once they are made; 0 where they never are."""
     kept: int
@@ -67,7 +68,9 @@ class _KeptShards:
     """What a shard cache holds on this machine."""
 
     path: str
+    """The folder."""
     limit: int
+    """Most bytes that it takes."""
     held: int
     """Bytes that it takes now, for this mix and others."""
     shards: int

@@ -48,6 +48,7 @@ class _Document:
     length: int
     tokens: NDArray[np.int32]
     trained: int
+    """Labels that are trained on."""
     trained_T: NDArray[np.bool_] | None
     """Which of the tokens are a label of one before them; ``None`` where no mask leaves any out."""
 

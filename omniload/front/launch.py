@@ -40,7 +40,9 @@ class Launch:
     """One process of a job."""
 
     rank: int
+    """Its number, from 0."""
     world_size: int
+    """Processes of the job."""
     attempt: str
     """Tells one start of the job from the next, where the launcher restarts it."""
     found_in: str

@@ -244,9 +244,11 @@ class _Ahead:
     """Whether there are no others."""
     firsts_L: NDArray[np.int64]
     counts_L: NDArray[np.int64]
+    """Samples of each source."""
     lengths_E: NDArray[np.int64]
     """Length of the sample that finishes at each edge; 0 where none does."""
     sizes_E: NDArray[np.int64]
+    """Tokens of it."""
     after_E: NDArray[np.int64]
     """What is served of the source once it is drawn."""
     starts_E: NDArray[np.int64]

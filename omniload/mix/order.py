@@ -50,6 +50,7 @@ class Span:
     """Consecutive positions that lie in one block of one epoch."""
 
     epoch: int
+    """The epoch."""
     block: int
     """Number of the block in the epoch's order."""
     offset: int
@@ -78,6 +79,7 @@ class Located:
     units_N: NDArray[np.int64]
     """Unit of the source, as numbered by whoever made the order."""
     rows_N: NDArray[np.int64]
+    """Row within the unit."""
 
 
 class Order:

@@ -48,6 +48,7 @@ class SourceProgress:
     position: int
     """Raw position of its next sample."""
     epochs: float
+    """Times it was gone through."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,8 +45,11 @@ class SourceProfile:
     """What a source holds."""
 
     name: str
+    """Name in the mix file."""
     records: int
+    """Records, counted."""
     shards: int
+    """Files."""
     size_bytes: int
     """Bytes of the files, as stored."""
     sampled_records: int
@@ -60,6 +63,7 @@ class SourceProfile:
     bad_records: int
     """Records of the sample that could not be decoded."""
     longest_tokens: int
+    """Longest sampled record."""
     units: int = 1
     """Units that hold records."""
     between: float = 0.0

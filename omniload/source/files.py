@@ -73,6 +73,7 @@ class ShardFile:
     path: str
     """Path or URL, as messages show it."""
     size_bytes: int
+    """Its size."""
     stamp: str
     """What changes when the file is written again: modification time in ns, or a store's tag."""
     mark: str = ""

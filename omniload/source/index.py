@@ -116,7 +116,9 @@ class IndexCache:
     """Where the index of a source is kept."""
 
     folder: Path
+    """The folder; created when needed."""
     source: str
+    """Name of the source."""
 
     def path(self, kind: str) -> Path:
         """Return the file that keeps units cut in the way ``kind`` says."""

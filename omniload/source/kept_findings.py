@@ -40,13 +40,17 @@ class FoundSource:
     """What is known of a source when no more than its first records were decoded."""
 
     name: str
+    """Name in the mix file."""
     format: str
+    """Format of the source, as the mix file names it."""
     shards: int
+    """Files."""
     looked: int
     """Files of which some records were decoded; of tables, an index has seen the columns of all."""
     units: int
     """Parts that can be decoded on their own."""
     records: int
+    """Records, counted."""
     size_bytes: int
     """Bytes of the files, as stored."""
     tokens_per_record: float

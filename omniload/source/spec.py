@@ -26,6 +26,7 @@ class SourceSpec:
     tokenizer: TokenizerConfig | None = None
     """Tokenizer of the mix; needed when the source holds text."""
     seed: int = 0
+    """Seed of the mix."""
     row_length: int | None = None
     """Tokens of a row, which samples with images are cut to; ``None`` leaves them whole."""
 

@@ -59,11 +59,13 @@ class _Found:
     microbatch: int
     text: str
     shard: str
+    """The file that holds it."""
     place: str
     """What people call the record in that file; empty where it is the file, or several are joined."""
     loss: float | None
     """Mean loss of a label, as the trainer reported it; ``None`` where it did not."""
     tokens: NDArray[np.int32] = field(repr=False)
+    """Its token ids."""
 
 
 @click.command

@@ -31,6 +31,7 @@ class ShardsFound:
     like: tuple[str, ...] = ()
     """Other paths, those that are most like it first."""
     shards: int = 0
+    """How many were looked through."""
 
 
 def shards_like(change: SkipShard, paths_of: Mapping[str, Sequence[str]]) -> ShardsFound:

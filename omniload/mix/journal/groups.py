@@ -118,6 +118,7 @@ class BatchDecision:
 
     batch: int
     groups: int
+    """Groups of it."""
     surplus: Surplus
     rounds: tuple[RoundDecision, ...]
     """Steps that were drawn for it, in order; none where enough groups waited."""

@@ -18,6 +18,7 @@ class StepRecord:
     """What one step changed."""
 
     step: int
+    """The step."""
     revision: int
     """Revision of the mix it was drawn under."""
     digest: str

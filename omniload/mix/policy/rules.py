@@ -55,6 +55,7 @@ class PolicyInput:
     losses: Mapping[str, float]
     """Mean loss of a label of each source of which any was reported."""
     labels: Mapping[str, int]
+    """Labels of them."""
     rewards: Mapping[str, SourceRewards] = field(default_factory=dict)
     """Groups of answers, and answers, of each source of which any were reported."""
 

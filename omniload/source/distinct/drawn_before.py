@@ -86,6 +86,7 @@ class DrawnSoFar:
     names: tuple[str, ...]
     """Files of the source, ``[F]``, each by a name that no other has."""
     rows_F: NDArray[np.int64]
+    """Records of each."""
 
     def by_shard(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
         """Yield each file of which records were drawn, and their numbers there."""

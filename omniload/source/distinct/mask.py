@@ -198,6 +198,7 @@ class RecordRules:
     on_error: OnError = field(default_factory=OnError)
     """What happens to one that cannot be decoded."""
     splits: Mapping[str, float] = field(default_factory=dict)
+    """Splits of the source."""
     split: str = TRAIN
     """The split that is drawn of it."""
     distinct: DistinctRecords | None = None

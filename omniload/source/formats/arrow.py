@@ -198,10 +198,13 @@ class _Message:
     kind: str
     """``schema``, ``dictionary`` or ``batch``."""
     start: int
+    """Its first byte."""
     stop: int
+    """The byte after its body."""
     rows: int
     """Rows of a batch; 0 for the others."""
     metadata: bytes
+    """The flatbuffer."""
 
 
 def messages_of(file: ShardFile) -> Iterator[_Message]:

@@ -222,7 +222,9 @@ class _Rows:
     quoted: bool
     delimiter: int
     at: int = 0
+    """Bytes seen."""
     quotes: int = 0
+    """Quotes seen."""
     before: int = _NEWLINE
     """The byte before the next chunk."""
     waits: bool = False

@@ -54,9 +54,13 @@ class Unit(NamedTuple):
     """One unit: where it lies, and how many records it holds."""
 
     shard: int
+    """Number of its shard."""
     start: int
+    """As ``UnitTable.starts_U``."""
     stop: int
+    """As ``UnitTable.stops_U``."""
     rows: int
+    """Records in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +68,13 @@ class UnitTable:
     """What can be decoded on its own: row groups, byte ranges, groups of files."""
 
     rows_U: NDArray[np.int64]
+    """Records in each unit."""
     shards_U: NDArray[np.int64]
     """Number of the shard that holds it; never falling."""
     starts_U: NDArray[np.int64]
     """Where the unit starts; a row group, a byte or a file, as the format counts."""
     stops_U: NDArray[np.int64]
+    """Where it stops."""
     contents_F: tuple[str, ...] = ()
     """Digest of what each file holds, in the order of the files; empty for one that holds no record."""
     are_whole_files: bool = False

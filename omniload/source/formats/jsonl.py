@@ -341,6 +341,7 @@ class _LineReader:
     """What is read of a line."""
 
     key: str
+    """Key of the text."""
     nested: bool
     """Whether the text may be a list or an object."""
     known_by: str | None

@@ -57,6 +57,7 @@ class _Layout:
     """How the ids of a file lie."""
 
     start: int
+    """First byte of the ids."""
     dtype: np.dtype[Any]
     row: int
     """Ids of a row; 0 where a token ends documents."""

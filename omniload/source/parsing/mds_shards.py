@@ -56,6 +56,7 @@ class MdsShard:
     """Compressed file; empty where there is none."""
     samples: int
     size_bytes: int
+    """Bytes of the plain file."""
     columns: tuple[str, ...]
     encodings: tuple[str, ...]
     sizes: tuple[int, ...]

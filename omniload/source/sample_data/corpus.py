@@ -78,6 +78,7 @@ class Text:
     """One document and where it comes from."""
 
     name: str
+    """Path or qualified name."""
     text: str
 
 
@@ -86,7 +87,9 @@ class Installation:
     """Where to look."""
 
     stdlib: Path
+    """Folder of the standard library."""
     site_packages: Path
+    """Folder of installed packages."""
 
     def modules(self) -> list[Path]:
         """Return the standard library's modules but for its tests, in digest order."""

@@ -43,8 +43,11 @@ class SampleSource:
     config: dict[str, str]
     """What a mix file in the corpus' folder says of it."""
     records: int
+    """Documents."""
     text_bytes: int
+    """Bytes of their text."""
     stored_bytes: int
+    """Bytes of its files."""
     tokens: int
     """Tokens, with one end-of-document token a document."""
     lengths_log2: tuple[int, ...]
@@ -58,7 +61,9 @@ class SampleCorpus:
     folder: Path
     """Where it lies; the sources' paths start here."""
     sources: tuple[SampleSource, ...]
+    """Its sources."""
     vocab_size: int
+    """Vocabulary of its tokenizer."""
     built: bool
     """False when it was there already."""
 

@@ -35,10 +35,13 @@ class KeptShard:
     """A shard of a store, whose blocks are kept once they were read."""
 
     cache: "ShardCache"
+    """Where its blocks are kept."""
     version: CopyVersion
     """Name and size of its copy."""
     store: "fsspec.AbstractFileSystem"
+    """The store that holds it."""
     path: str
+    """Where, in the store."""
     stamp: str
     """What changes when it is written again."""
 

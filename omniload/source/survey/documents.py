@@ -63,7 +63,9 @@ class Survey:
     """A source that is open to be looked at, once."""
 
     records: int
+    """Records, counted."""
     units: int
+    """Units that hold records."""
     wanted: int
     """Documents that will be looked at."""
     behind: float

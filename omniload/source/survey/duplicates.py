@@ -32,6 +32,7 @@ class Duplicates:
     one_in: int
     """One of so many hashes was kept; 1 for all of them."""
     documents_S: NDArray[np.int64]
+    """Documents of each source."""
     repeated_S: NDArray[np.int64]
     """Those that equal an earlier one of the same source."""
     elsewhere_S: NDArray[np.int64]

@@ -67,6 +67,7 @@ class EncodedUnit:
     tokens: Ragged
     """Token ids (int32), ``[B]``; empty where no sample was made."""
     others: Mapping[str, Ragged] = field(default_factory=dict)
+    """Further columns by name."""
     bad_B: NDArray[np.bool_]
     """The format could not decode the record."""
     kept_B: NDArray[np.bool_]

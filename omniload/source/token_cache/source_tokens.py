@@ -75,6 +75,7 @@ class SourceTokens:
     folder: str
     names_U: Sequence[str]
     rows_U: NDArray[np.int64]
+    """Records of each unit."""
 
     @classmethod
     def of(
