@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from logging import DEBUG, WARNING
 from typing import Any
 
 from omniload.base.errors import UnavailableError
@@ -67,6 +68,7 @@ class CopyAhead:
         self._ahead: _Ahead | None = None
         self._last: TrainingBatch | None = None
         self._fields = Fields()
+        self._has_warned = False
 
     def hand_over(self, batch: Batch) -> TrainingBatch:
         """Return a batch that the trainer may use now, with the copies under way where they are of this batch."""
@@ -102,11 +104,13 @@ class CopyAhead:
             mark = self._stream.mark()
         except RuntimeError as error:  # ``torch.OutOfMemoryError`` is one
             # Raised here, it would take the batch before along, which is handed out already.
-            _LOG.warning(
+            _LOG.log(
+                DEBUG if self._has_warned else WARNING,
                 "step %d is not copied ahead of its turn, but as its fields are read: %s; leave the device room for "
                 "two batches, or open the mix without device= and copy by batch.to()",
                 *(batch.step, error),
             )
+            self._has_warned = True
             return
         self._ahead = _Ahead(of=batch, rows=rows, copies=copies, mark=mark)
 

@@ -187,6 +187,15 @@ def test_a_batch_that_the_device_has_no_room_for_ahead_of_its_turn_takes_none_al
     assert caplog.text.count("step 3 is not copied ahead of its turn") == 1
 
 
+def test_a_device_without_room_for_two_batches_is_told_of_once(caplog):
+    class Full(LateStream):
+        def copied(self, tensor):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert [step for step, _, _ in train(a_loader(Full())[0])] == list(range(5))
+    assert [each.levelname for each in caplog.records].count("WARNING") == 1
+
+
 def test_a_loaded_state_forgets_what_is_under_way():
     loader, _ = a_loader(LateStream())
     train_three = [int(loader.next_batch().microbatches[0].tokens[0, 0]) for _ in range(3)]
