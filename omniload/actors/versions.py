@@ -1,9 +1,9 @@
-"""Which version of a data set a run reads: the same in all of its processes, and to its end."""
+"""What is asked of a run's sources before they are opened: that none takes the run's own files, and their versions."""
 
 from dataclasses import replace
 
 from omniload.actors.plane import PlaneSpec
-from omniload.source.formats.opening import at_versions
+from omniload.source.formats.opening import at_versions, require_apart_from_run
 
 __all__ = ["with_versions"]
 
@@ -14,8 +14,18 @@ def with_versions(spec: PlaneSpec) -> PlaneSpec:
     Who restarts a loader, or begins another, then reads what the others do, whatever was committed meanwhile.
 
     Raises:
+        ConfigError: A source takes files of the run's own folder.
         OmniloadError: As for opening the sources.
     """
+    if spec.run_dir is not None:
+        for name, config in spec.mix.sources.items():
+            require_apart_from_run(
+                name,
+                config,
+                base_dir=spec.base_dir,
+                run_dir=spec.run_dir,
+                has_journal=not spec.mix.runtime.journal,
+            )
     mix, kept = spec.mix, (spec.state or {}).get("fingerprint")
     found = kept if isinstance(kept, dict) else {}
     sources = {

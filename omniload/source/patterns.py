@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from omniload.base.concurrency.calls_under_way import under_way
@@ -32,6 +33,7 @@ from omniload.source.files import (
     said,
     shortened,
 )
+from omniload.source.run_files import may_be_of_run, refuse_run_files
 from omniload.source.stores.asking import entry_of
 
 __all__ = ["LISTING_S", "FileNames", "find_files", "is_url", "listing", "natural_order"]
@@ -99,7 +101,7 @@ def find_files(
 
     Raises:
         ConfigError: A pattern names nothing, what is no file, a file that the format does not
-            know, or a store that cannot be opened.
+            know, one that a run keeps in its folder, or a store that cannot be opened.
         UnavailableError: A store did not answer.
     """
     for pattern in patterns:
@@ -125,10 +127,20 @@ def find_files(
                 else f"{where} matches no file under {base_dir}; correct the path, "
                 "relative paths start at the mix file"
             )
+        if asked := [file for file in files if may_be_of_run(file.path)]:
+            refuse = partial(_refuse_run_files, where, asked)
+            limited(
+                LISTING_S, refuse, what=f"sources.{source}.path, files called as those of a run"
+            )
         for file in sorted(files, key=natural_order):
             # Two patterns may take one file: it keeps its place under the first.
             found.setdefault(file.path, file)
     return tuple(found.values())
+
+
+def _refuse_run_files(where: str, files: Sequence[ShardFile]) -> None:
+    with listing(where):
+        refuse_run_files(where, files)
 
 
 def _where(pattern: str, source: str) -> str:

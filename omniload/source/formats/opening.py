@@ -16,10 +16,11 @@ from omniload.base.concurrency.time_limit import LimitedCalls, call_within
 from omniload.base.errors import ConfigError
 from omniload.mix.schema.records import MOST_BLOCK_UNITS
 from omniload.mix.sources import SOURCE_TYPES, SourceConfig
-from omniload.source.files import ShardFile, digest_of, digest_of_texts, reading
+from omniload.source.files import ShardFile, digest_of, digest_of_texts, reading, shortened
 from omniload.source.formats.format import Format
 from omniload.source.formats.spec import FormatSpec
-from omniload.source.patterns import LISTING_S, find_files
+from omniload.source.patterns import LISTING_S, find_files, is_url
+from omniload.source.run_files import require_apart
 from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import ShardCache
 
@@ -29,6 +30,7 @@ __all__ = [
     "at_versions",
     "open_format",
     "open_shards",
+    "require_apart_from_run",
     "shards_of",
     "spec_of",
 ]
@@ -118,6 +120,32 @@ def shards_of(
     return spec.shards(
         find_files(config.paths, base_dir, source=name, names=spec.names, calls=calls)
     )
+
+
+def require_apart_from_run(
+    name: str, config: SourceConfig, *, base_dir: Path, run_dir: Path, has_journal: bool
+) -> None:
+    """Refuse a source that takes files of the run that reads it, which need not be there yet.
+
+    Args:
+        name: Its name.
+        config: What the mix file says of it.
+        base_dir: Folder that relative paths start at.
+        run_dir: The run's folder.
+        has_journal: Whether the run keeps its journal there.
+
+    Raises:
+        ConfigError: It takes one of them.
+    """
+
+    def taken(file: str) -> bool:
+        spec = spec_of(config.type)
+        return spec.find is None and spec.names.taken(file)
+
+    for pattern in config.paths:
+        if not is_url(pattern):
+            where = f"sources.{name}.path: {shortened(pattern)!r}"
+            require_apart(where, pattern, base_dir, run_dir, has_journal=has_journal, taken=taken)
 
 
 def at_versions(

@@ -9,6 +9,8 @@ from omniload.front.delivery import BatchForm
 from omniload.front.launch import Place
 from omniload.front.opening import form_at
 from omniload.front.rows import NumpyArrays
+from omniload.mix.config import JsonlSource
+from omniload.source.formats.opening import shards_of
 from tests.support.plane.builders import a_mix
 
 MIX = {
@@ -94,6 +96,33 @@ def test_a_run_that_is_new_is_open_at_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="matches no file"):
         omniload.open(MIX, run_dir="run", arrays="numpy")
+
+
+@pytest.mark.parametrize("path", ["**/*", "*/*.json", "./*/logs/*", "*/[jk]*.{md,jsonl}"])
+def test_a_source_that_would_take_the_files_of_its_own_run_is_refused_at_the_first_start(
+    tmp_path, monkeypatch, path
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("text of a document", encoding="utf-8")
+    mix = MIX | {"sources": {"web": {"type": "text", "path": path}}}
+
+    with pytest.raises(
+        ConfigError, match=r"takes .*/run/.*, which this run writes: .* put run_dir elsewhere"
+    ):
+        omniload.open(mix, run_dir="run", arrays="numpy")
+
+
+def test_no_file_of_any_run_is_data_of_a_source(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("text of a document", encoding="utf-8")
+    with omniload.open(MIX, run_dir="run", steps=2, arrays="numpy") as loader:
+        list(loader)
+    held = [file for file in tmp_path.glob("run/**/*") if file.is_file() and file.name[0] != "."]
+
+    assert len(held) >= 6
+    for file in held:
+        with pytest.raises(ConfigError, match="is no data"):
+            shards_of("web", JsonlSource(type="jsonl", path=str(file)), base_dir=tmp_path)
 
 
 class TwoByTwo:
