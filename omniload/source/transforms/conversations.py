@@ -51,7 +51,10 @@ def variables_of(record: str, names: MessageNames) -> dict[str, Any]:
     given = value if isinstance(value, dict) else {"messages": value}
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise BadConversationError(f"holds {shown(value)}, not a list of messages with {wanted}")
+        none = ", as it has none" * (messages == [])
+        raise BadConversationError(
+            f"holds {shown(value)}, not a list of messages with {wanted}{none}"
+        )
     return {
         "messages": [named(i, message, names) for i, message in enumerate(messages)],
         "tools": given.get("tools"),
@@ -99,9 +102,12 @@ def with_tools(record: str, messages_key: str, tools_key: str) -> str:
             messages = orjson.loads(messages)
         except orjson.JSONDecodeError:
             return str(messages)  # of which is told what any other text is told
-    given = messages if isinstance(messages, dict) else {"messages": messages}
+    given = {"messages": messages} if isinstance(messages, list) and messages else messages
+    # What is no conversation is told as the record has it: under no key of ours, without tools.
+    if tools is not None and isinstance(given, dict) and given.get("messages"):
+        given = given | {"tools": tools}
     try:
-        return orjson.dumps(given if tools is None else given | {"tools": tools}).decode()
+        return orjson.dumps(given).decode()
     except TypeError as error:  # it writes what nests 254 deep, and reads four times that
         raise BadConversationError(f"cannot be written as JSON: {error}") from error
 

@@ -212,7 +212,7 @@ def test_samples_do_not_depend_on_how_they_are_read_together(models):
 @pytest.mark.parametrize(
     ("record", "fault"),
     [
-        ([], "not a list of messages"),
+        ([], r"holds \[\], not a list of messages with role and content, as it has none; mend it"),
         ({"prompt": "a"}, "not a list of messages"),
         ([{"content": "a"}], "message 0 is .*, not an object with a role"),
         ("no json", "holds the text 'no json', not a list of messages"),
@@ -530,6 +530,28 @@ def test_tools_that_are_no_list_make_a_bad_record(models, tmp_path, tools, said)
     )
 
     with pytest.raises(IntegrityError, match=said):
+        source.read(0, 1)
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize(
+    ("chat", "held"), [([], r"\[\]"), ("[]", r"\[\]"), (5, "5"), (None, "null"), ({}, "{}")]
+)
+def test_what_is_no_conversation_is_told_as_its_record_has_it_beside_tools_too(
+    models, tmp_path, chat, held, tools
+):
+    (tmp_path / "chats.jsonl").write_bytes(orjson.dumps({"chat": chat, "tools": tools}) + b"\n")
+    config = JsonlSource(
+        type="jsonl",
+        path=str(tmp_path / "chats.jsonl"),
+        text="chat",
+        transforms=(ChatTransform(type="chat", tools="tools"),),
+    )
+    source = open_source(
+        SourceSpec("sft", config, seed=1, tokenizer=BPE, base_dir=models / "marked")
+    )
+
+    with pytest.raises(IntegrityError, match=f": holds {held}, not a list of messages with role"):
         source.read(0, 1)
 
 
