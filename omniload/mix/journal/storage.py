@@ -18,6 +18,8 @@ from omniload.mix.journal.room import Room
 
 __all__ = ["FileStorage", "JournalStorage"]
 
+_BLOCK = 1 << 20
+
 
 class JournalStorage(Protocol):
     """Bytes that one planner adds to, and anyone reads; as ``str`` what messages call it.
@@ -196,16 +198,50 @@ class FileStorage(JournalStorage):
 
     @override
     def move_aside(self) -> str:
-        names = (f"{self._path.name}.aside-{number}" for number in itertools.count(1))
-        aside = next(name for name in names if not self._path.with_name(name).exists())
+        """Give it the first name that is free; of two that begin alike the longer holds both, and is kept alone.
+
+        A run that is begun again and again, as one is that is written at, draws the same each time.
+        """
         with _writing(self._path, 0):
-            self._path.rename(self._path.with_name(aside))
-        return aside
+            asides = self._asides()
+            for aside in asides:
+                if _begins_with(aside, self._path):
+                    self._path.unlink()
+                    return aside.name
+            held = [aside for aside in asides if _begins_with(self._path, aside)]
+            names = (f"{self._path.name}.aside-{number}" for number in itertools.count(1))
+            free = (path for name in names if not (path := self._path.with_name(name)).exists())
+            # At once: there is no moment in which steps of one of them lie nowhere.
+            aside = self._path.replace(held[0]) if held else self._path.rename(next(free))
+            for other in held[1:]:
+                other.unlink()
+        return aside.name
+
+    def _asides(self) -> list[Path]:
+        """Return the files that were moved aside, the first one first."""
+        begin = f"{self._path.name}.aside-"
+        numbers = [
+            int(number)
+            for path in self._path.parent.iterdir()
+            if path.name.startswith(begin) and (number := path.name[len(begin) :]).isdecimal()
+        ]
+        return [self._path.with_name(f"{begin}{number}") for number in sorted(numbers)]
 
     @override
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _begins_with(whole: Path, part: Path) -> bool:
+    """Whether the bytes of a file are the first ones of another, or all of them; of what is no file none are."""
+    if not (whole.is_file() and part.is_file() and part.stat().st_size <= whole.stat().st_size):
+        return False
+    with whole.open("rb") as longer, part.open("rb") as shorter:
+        while block := shorter.read(_BLOCK):
+            if longer.read(len(block)) != block:
+                return False
+    return True
 
 
 def _write_whole(file: BinaryIO, content: bytes, offset: int) -> None:

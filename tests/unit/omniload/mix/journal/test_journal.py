@@ -285,6 +285,44 @@ def test_a_run_from_the_start_moves_the_steps_that_are_there_aside_and_says_wher
     assert not path.with_name("j.aside-2").exists()
 
 
+def test_a_run_that_is_begun_again_and_again_keeps_each_of_its_steps_aside_once(tmp_path, caplog):
+    found = states(6)
+    path = tmp_path / "j"
+    for count in (3, 5, 2, 6, 6):
+        a_journal(path, found[:count])
+    for count in (4, 2, 3):
+        a_journal(path, found[:count], fingerprint={"seed": "8"})
+    opened(path, found[0]).close()
+
+    kept = {each.name: len(steps_in(each)[1]) for each in tmp_path.glob("j*")}
+    assert kept == {"j": 0, "j.aside-1": 5, "j.aside-2": 3}
+    assert caplog.text.count("moved to j.aside-1") == 5
+    assert caplog.text.count("moved to j.aside-2") == 3
+
+
+def test_journals_that_were_moved_aside_before_and_that_another_begins_with_are_one(tmp_path):
+    found = states(6)
+    path = tmp_path / "j"
+    for number, count in ((1, 3), (2, 4), (3, 6), (5, 1)):
+        a_journal(tmp_path / f"j.aside-{number}", found[:count])
+    (tmp_path / "j.aside-4").write_text("what is damaged\n")
+    (tmp_path / "j.aside-copy").write_text("")
+    a_journal(path, found[:5])
+
+    opened(path, found[0]).close()
+
+    # In the third, as it was: the others are looked at as one that is longer than each of them is moved.
+    assert sorted(each.name for each in tmp_path.glob("j.*")) == [
+        *("j.aside-1", "j.aside-2", "j.aside-3", "j.aside-4", "j.aside-5", "j.aside-copy"),
+    ]
+    a_journal(path, states(7))
+    opened(path, found[0]).close()
+    assert steps_in(tmp_path / "j.aside-1") == (0, [0, 1, 2, 3, 4, 5])
+    assert sorted(each.name for each in tmp_path.glob("j.*")) == [
+        *("j.aside-1", "j.aside-4", "j.aside-copy"),
+    ]
+
+
 def test_steps_that_were_moved_aside_are_moved_back_and_gone_on_with(tmp_path):
     found = states(5)
     path = a_journal(tmp_path / "j", found[:4])
