@@ -14,7 +14,7 @@ __all__ = ["chosen", "serve"]
 
 
 def _nobody_waits() -> None:
-    """Report the mount to no process."""
+    """Report the mount, or that another process has it, to no process."""
 
 
 def serve(
@@ -24,6 +24,7 @@ def serve(
     *,
     name: str = "omnifs",
     ready: Callable[[], None] = _nobody_waits,
+    let_go: Callable[[], None] = _nobody_waits,
 ) -> None:
     """Mount, answer until unmounted or asked to end by SIGTERM, SIGINT or SIGHUP, unmount.
 
@@ -36,6 +37,7 @@ def serve(
         options: The kernel's side.
         name: What ``mount`` and ``df`` call it.
         ready: Called once, when the mount is usable.
+        let_go: Called where another process has taken the mount over, before that one is ready.
 
     Raises:
         ConfigError: The binding that was asked for is not installed.
@@ -50,12 +52,12 @@ def serve(
         goes_on = ", or go on with it: --take-over" if can_go_on else ""
         raise StateError(f"{mountpoint!r} is a mount already; unmount it{goes_on}")
     if chosen(options) == "device":
-        device_binding.serve(filesystem, mountpoint, options, name=name, ready=ready)
+        device_binding.serve(filesystem, mountpoint, options, name=name, ready=ready, let_go=let_go)
         return
     # Here and not above: pyfuse3 and trio are an extra, which the other binding does without.
     from fusefs.bridge.libfuse import binding  # noqa: PLC0415
 
-    binding.serve(filesystem, mountpoint, options, name=name, ready=ready)
+    binding.serve(filesystem, mountpoint, options, name=name, ready=ready, let_go=let_go)
 
 
 def chosen(options: BridgeOptions) -> str:

@@ -6,11 +6,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 
 from fusefs.bridge import server
 from fusefs.bridge.process.launch import run_daemon
-from fusefs.bridge.process.unmount_notice import UnmountNotifier
+from fusefs.bridge.process.unmount_notice import UnmountClient, UnmountNotifier
 from fusefs.mounts.lifecycle import WATCHED, MountConfig
 from fusefs.stores.deadlines import hanging_calls
 from fusefs.stores.retry import RetryingStore
@@ -26,6 +27,8 @@ from omniload.base.retry import backoff_s
 __all__ = ["main"]
 
 _LOG = get_logger(__name__)
+_BEFORE_WITHIN_S = 300.0
+"""For a process that had the mount before to publish what it still holds."""
 
 
 def _waits_s(give_up_after_s: float) -> list[float]:
@@ -43,6 +46,7 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
 
     Raises:
         IntegrityError: At its end, files could not be published.
+        StateError: Whether the process that had the mount before has published everything is not known.
     """
     # Before anything waits for the store: from here on a signal leaves neither a mount nor a traceback.
     mounted = _ended_once()
@@ -64,9 +68,9 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
     shown = StoreFileSystem(files, SpoolPlace(config.spool_directory, config.spool_limit))
     stops: list[Callable[[], None]] = []
     notifier = UnmountNotifier(config.mountpoint, bridge=server.chosen(config), watched=watched)
+    before = _before(config)
 
     def claim() -> None:
-        _claimed(notifier.listen)
         _claimed(lambda: stops.append(_answer_scrapes(config.metrics_port)))
         if (disk := config.files.disk_cache) is not None:
             _claimed(lambda: files.use_disk_cache(disk))
@@ -76,24 +80,73 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
         if config.take_over:
             # Beside the requests: the process before this one may still be publishing for a while.
             threading.Thread(target=claim, name="fusefs-claim", daemon=True).start()
-        else:
-            _listen(notifier)
+        # Who unmounts once this is ready asks this process: the one before has let the name go.
+        _listen(notifier)
         ready()
 
     try:
         if not config.take_over:
             stops.append(_answer_scrapes(config.metrics_port))
-        server.serve(shown, config.mountpoint, config, ready=started)
+        server.serve(shown, config.mountpoint, config, ready=started, let_go=notifier.let_go)
     finally:
         for stop in stops:
             stop()
         # Behind the mount, and before the store: nobody writes any more, and what is left can still be published.
         lost = shown.close()
         files.close()
+        # Who waits for the end of the mount waits for all that was written there, by whichever process.
+        lost += _lost_by(before) if before is not None and mounted.is_set() else ()
         # Last: port, disk cache and store are free for the mount that comes next.
         notifier.notify(lost)
     if lost:
         raise IntegrityError(f"what was written last to {len(lost)} files is lost: {lost}")
+
+
+def _before(config: MountConfig) -> UnmountClient | None:
+    """Return what tells of the end of the process that has the mount which this one takes over."""
+    if not config.take_over:
+        return None
+    try:
+        return UnmountClient.of(config.mountpoint)
+    except (
+        StateError
+    ) as error:  # the take-over fails for the same reason, or that process is about to end
+        _LOG.info("%s", error)
+        return None
+
+
+def _lost_by(before: UnmountClient) -> Sequence[str]:
+    """Wait until the process that had the mount before is gone; return which files it could not publish.
+
+    Raises:
+        StateError: It ended without a word, or is still there.
+    """
+    process = before.about["process"]
+    said: list[float] = []
+
+    def report(waited_s: float) -> None:
+        if not said:
+            _LOG.warning(
+                "waiting for at most %.0f s until process %s, which had the mount before, has published what it holds",
+                _BEFORE_WITHIN_S,
+                process,
+            )
+        said.append(waited_s)
+
+    with closing(before):
+        try:
+            lost = before.wait(_BEFORE_WITHIN_S, report)
+        except TimeoutError:
+            raise StateError(
+                f"process {process}, which had the mount before, still publishes after {_BEFORE_WITHIN_S:g} s and goes "
+                "on by itself; wait for it to end, and read the mount's log"
+            ) from None
+    if lost is None:
+        raise StateError(
+            f"process {process}, which had the mount before, ended before it said that everything is published; read "
+            "the mount's log, and run omniload fs verify"
+        )
+    return lost
 
 
 def _ended_once() -> threading.Event:
@@ -123,7 +176,7 @@ def _check_spool(directory: str | None) -> None:
 
 
 def _listen(notifier: UnmountNotifier) -> None:
-    """Serve processes that wait for the end; a process that had the mount before may be publishing yet."""
+    """Serve processes that wait for the end; a process of an older release, which had the mount, may have the name."""
     try:
         notifier.listen()
     except StateError:

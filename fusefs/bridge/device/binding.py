@@ -201,6 +201,7 @@ def serve(
     *,
     name: str,
     ready: Callable[[], None],
+    let_go: Callable[[], None],
 ) -> None:
     """Mount, answer until unmounted or asked to end, unmount; as ``fusefs.bridge.server.serve``.
 
@@ -214,7 +215,7 @@ def serve(
     )
     handed = False
     try:
-        handed = _served(connection, target, options, ready)
+        handed = _served(connection, target, options, ready, let_go)
     finally:
         if connection.loop.connected and not handed:
             detach(target)
@@ -292,7 +293,11 @@ def _check_same_mount(device: str, target: str) -> None:
 
 
 def _served(
-    connection: _Connection, target: str, options: BridgeOptions, ready: Callable[[], None]
+    connection: _Connection,
+    target: str,
+    options: BridgeOptions,
+    ready: Callable[[], None],
+    let_go: Callable[[], None],
 ) -> bool:
     """Serve to the end; return whether the mount lives on in another process."""
     loop = connection.loop
@@ -304,7 +309,10 @@ def _served(
         }
 
     mount = ServedMount(target, connection.device, connection.filesystem, loop)
-    with ended_by_signals(loop.end, target), closing(HandOver(mount, state, loop.end)) as hand_over:
+    with (
+        ended_by_signals(loop.end, target),
+        closing(HandOver(mount, state, loop.end, let_go)) as hand_over,
+    ):
         # After INIT was answered, which would put read-ahead back to 128 KiB.
         tune_kernel(options, target)
         ready()

@@ -299,12 +299,12 @@ class _Service:
         """Whether the mount lives on in another process."""
         return self._hand_over is not None and self._hand_over.handed
 
-    def run(self, ready: Callable[[], None]) -> None:
+    def run(self, ready: Callable[[], None], let_go: Callable[[], None]) -> None:
         """Answer until unmounted, asked to end, or handed over."""
         main = pyfuse3.main()
         self._loop.start(main)
         # Dropped where the end comes first: its thread may wait inside the mount until that is gone.
-        self._loop.start(self._begin(ready))
+        self._loop.start(self._begin(ready, let_go))
         try:
             with ended_by_signals(self._loop.end, self._target):
                 self._loop.run(main)
@@ -313,7 +313,7 @@ class _Service:
                 self._hand_over.close()
             self._loop.close()
 
-    async def _begin(self, ready: Callable[[], None]) -> None:
+    async def _begin(self, ready: Callable[[], None], let_go: Callable[[], None]) -> None:
         # Asked by a thread, so that the loop answers it. Its answer comes after that of INIT, which
         # would put read-ahead back to what libfuse asks for. What the answer says does not matter.
         # A daemon: where the mount ends before it is answered, its process must not wait for it.
@@ -323,7 +323,7 @@ class _Service:
         tune_kernel(self._options, self._target)
         if (device := self._loop.reader.device) is not None:
             mount = ServedMount(self._target, device, self._filesystem, self._loop)
-            self._hand_over = HandOver(mount, self._state, pyfuse3.terminate)
+            self._hand_over = HandOver(mount, self._state, pyfuse3.terminate, let_go)
         ready()
 
     def _state(self) -> dict[str, Any]:
@@ -356,6 +356,7 @@ def serve(
     *,
     name: str,
     ready: Callable[[], None],
+    let_go: Callable[[], None],
 ) -> None:
     """Mount, answer until unmounted or asked to end, unmount; as ``fusefs.bridge.server.serve``."""
     target = os.path.realpath(mountpoint)
@@ -379,7 +380,7 @@ def serve(
     try:
         filesystem.connected(_Libfuse())
         pyfuse3.trio = loop.as_trio  # type: ignore[attr-defined]
-        service.run(ready)
+        service.run(ready, let_go)
     finally:
         pyfuse3.trio = trio  # type: ignore[attr-defined]
         # Without ``unmount``, libfuse closes its descriptor and the mount goes on by the other one.

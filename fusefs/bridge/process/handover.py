@@ -191,6 +191,7 @@ def handed_over(
     listener: "Door | socket.socket",
     device: int,
     state: Callable[[], dict[str, Any]],
+    let_go: Callable[[], None] = lambda: None,
 ) -> bool:
     """Answer a peer that asks for the mount; return whether it is theirs now.
 
@@ -199,6 +200,7 @@ def handed_over(
         listener: Closed when the mount is theirs.
         device: /dev/fuse.
         state: Stops the service and returns what the next process needs; may raise StateError.
+        let_go: Called once the mount is theirs: frees what else the next process takes before it tells that it serves.
     """
     with peer:
         try:
@@ -209,6 +211,7 @@ def handed_over(
             _await_ready(peer)
             peer.sendall(_YOURS)
             listener.close()  # the new process listens there once this connection has ended
+            let_go()
         except (OSError, OmniloadError) as error:
             _LOG.warning("the mount stays with this process: %s", error)
             _send_refusal(peer, str(error))

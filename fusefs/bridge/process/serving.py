@@ -81,12 +81,17 @@ class HandOver:
         mount: The mount.
         state: What the next process needs of this binding; asked for once no request is under way.
         over: Called once the mount is the next process's.
+        let_go: As of ``handed_over``.
     """
 
     def __init__(
-        self, mount: ServedMount, state: Callable[[], Mapping[str, Any]], over: Callable[[], None]
+        self,
+        mount: ServedMount,
+        state: Callable[[], Mapping[str, Any]],
+        over: Callable[[], None],
+        let_go: Callable[[], None],
     ) -> None:
-        self._mount, self._state, self._over = mount, state, over
+        self._mount, self._state, self._over, self._let_go = mount, state, over, let_go
         self.handed = False
         """Whether the mount lives on in another process."""
         listener = listen(mount.target)
@@ -106,7 +111,7 @@ class HandOver:
         loop.unwatch(door.fileno())
         loop.take_requests(on=False)
         is_blocking = os.get_blocking(device)
-        self.handed = handed_over(door.next(), door, device, self._whole_state)
+        self.handed = handed_over(door.next(), door, device, self._whole_state, self._let_go)
         if self.handed:
             self._over()
             return

@@ -58,8 +58,10 @@ class UnmountNotifier:
     def __init__(self, mountpoint: str, **about: Any) -> None:  # noqa: ANN401 -- JSON values
         self._target = os.path.realpath(mountpoint)
         self._about = {"version": 1, "process": os.getpid(), **about}
-        self._lock = threading.Lock()
+        self._lock, self._accepting = threading.Lock(), threading.Lock()
         self._waiting: list[socket.socket] = []
+        self._listener: socket.socket | None = None
+        self._has_let_go = False
 
     def listen(self) -> None:
         """Answer from now on, in a thread.
@@ -67,6 +69,8 @@ class UnmountNotifier:
         Raises:
             StateError: Another process answers for that mount point.
         """
+        if self._has_let_go:
+            return
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(_address(self._target, os.getuid()))
@@ -78,9 +82,22 @@ class UnmountNotifier:
                 f"the end of {self._target!r} cannot be reported, so umount will not wait for it: {error}; "
                 f"{_who_answers(_address(self._target, os.getuid()))} has the name"
             ) from error
+        self._listener = listener
         threading.Thread(
             target=self._answer, args=(listener,), name="fusefs-unmount-notice", daemon=True
         ).start()
+
+    def let_go(self) -> None:
+        """Answer nobody any more, as another process has the mount; who waits already hears of this one's end."""
+        self._has_let_go = True
+        if self._listener is None:
+            return
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        # Until then the kernel keeps the address for it, which the next process takes.
+        if self._accepting.acquire(timeout=_ANSWER_WITHIN_S):
+            self._listener.close()
+            self._accepting.release()
 
     def notify(self, lost: Sequence[str]) -> None:
         """Say that all is done that will be done, and which files could not be published."""
@@ -93,8 +110,11 @@ class UnmountNotifier:
     def _answer(self, listener: socket.socket) -> None:
         while True:
             try:
-                peer, _ = listener.accept()
+                with self._accepting:
+                    peer, _ = listener.accept()
             except OSError as error:
+                if self._has_let_go:
+                    return
                 if listener.fileno() < 0:  # closed: nobody is answered any more
                     self._hang_up()
                     return

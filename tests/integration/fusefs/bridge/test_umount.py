@@ -382,6 +382,18 @@ def test_a_daemon_that_lacks_descriptors_for_a_while_answers_afterwards(daemon, 
     assert not thread.is_alive()
 
 
+def test_who_asks_once_a_process_has_let_the_mount_go_reaches_the_next_one(daemon):
+    daemon.notifier.listen()
+    after = UnmountNotifier(daemon.folder, bridge="the next one")
+
+    daemon.notifier.let_go()
+    daemon.notifier.listen()  # as a thread would that still waits for the address
+    after.listen()
+
+    with contextlib.closing(UnmountClient.of(daemon.folder)) as waiter:
+        assert waiter.about["bridge"] == "the next one"
+
+
 def test_one_address_has_one_process(daemon):
     daemon.notifier.listen()
 

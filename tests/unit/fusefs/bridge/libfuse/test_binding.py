@@ -21,6 +21,13 @@ def test_whatever_ends_a_mount_before_its_first_request_takes_it_away(monkeypatc
     monkeypatch.setattr(binding.pyfuse3, "close", lambda *, unmount: closed.append(unmount))
 
     with pytest.raises(SystemExit):
-        binding.serve(Refusing(), str(tmp_path), BridgeOptions(), name="omnifs", ready=lambda: None)
+        binding.serve(
+            Refusing(),
+            str(tmp_path),
+            BridgeOptions(),
+            name="omnifs",
+            ready=lambda: None,
+            let_go=lambda: None,
+        )
 
     assert closed == [True]

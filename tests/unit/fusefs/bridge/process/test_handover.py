@@ -77,9 +77,11 @@ def test_the_address_is_let_go_before_the_connection_is():
     peer = Peer(dies=False)
     listener = Listener(peer)
 
-    assert handover.handed_over(listener.peer, listener, 0, dict)
+    assert handover.handed_over(
+        listener.peer, listener, 0, dict, lambda: peer.heard.append("let go")
+    )
     assert listener.closed
-    assert peer.heard[-2:] == [b"yours", "closed"]
+    assert peer.heard[-3:] == [b"yours", "let go", "closed"]
 
 
 @pytest.mark.parametrize("error", [StateError("no \udcff"), KeyError("a defect"), OSError(5, "x")])

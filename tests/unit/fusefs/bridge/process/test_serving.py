@@ -70,7 +70,12 @@ def asked(monkeypatch, device):
         monkeypatch.setattr(serving, "Door", Door)
         monkeypatch.setattr(serving, "handed_over", handed_over)
         mount = serving.ServedMount("/mnt", device, Kept(), loop)
-        found = serving.HandOver(mount, lambda: {"own": 1}, lambda: loop.takes.append("end"))
+        found = serving.HandOver(
+            mount,
+            lambda: {"own": 1},
+            lambda: loop.takes.append("end"),
+            lambda: loop.takes.append("let go"),
+        )
         loop.calls[7]()
         return found
 
@@ -82,13 +87,15 @@ def test_who_asks_while_the_mount_is_handed_over_waits_for_the_outcome(asked, is
     """Finishing requests runs the loop, which must not begin a second hand-over within the first."""
     loop, watched = Watching(), []
 
-    def handed_over(*_):
+    def handed_over(*given):
         watched.append(dict(loop.calls))
+        if is_handed:
+            given[-1]()
         return is_handed
 
     assert asked(handed_over, loop).handed is is_handed
     assert watched == [{}]
-    assert loop.takes == [False, "end" if is_handed else True]
+    assert loop.takes == ([False, "let go", "end"] if is_handed else [False, True])
     assert list(loop.calls) == ([] if is_handed else [7])
 
 
@@ -99,7 +106,7 @@ def test_the_next_process_does_not_wait_in_its_reads_and_this_one_goes_on_as_it_
     os.set_blocking(device, waits)
     seen = []
 
-    def refused(_peer, _door, descriptor, state):
+    def refused(_peer, _door, descriptor, state, _let_go):
         seen.append((state(), os.get_blocking(descriptor)))
         return False
 
@@ -114,7 +121,7 @@ def test_a_mount_whose_requests_do_not_end_is_not_handed_over(asked):
     loop = Watching()
     loop.finishes = False
 
-    def handed_over(_peer, _door, _device, state):
+    def handed_over(_peer, _door, _device, state, _let_go):
         with pytest.raises(StateError, match="requests still wait for the store after"):
             state()
         return False
