@@ -378,7 +378,7 @@ class Loader:
         if self._loops_ended == 2 and not handed_out:  # as of ``for epoch in range(3)``
             _LOG.warning(
                 "this loop got no batch: the one before had the last. A mix has no epochs to loop over; have steps= "
-                "count the steps of all, or amounts of the mix say epochs"
+                "count the steps of all, or amounts of the mix say epochs; open a split anew for each evaluation"
             )
 
     @override

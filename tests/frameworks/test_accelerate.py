@@ -159,6 +159,31 @@ def test_a_mix_keeps_its_place_and_ends_an_accumulation(mix, tmp_path):
     resumed.base_dataloader.close()
 
 
+def test_each_evaluation_goes_through_a_split_and_a_checkpoint_keeps_no_place_in_it(mix, tmp_path):
+    held = mix.with_name("held.yaml")
+    held.write_text(mix.read_text() + "splits: {eval: 0.3}\n")
+
+    def evaluated(host_of, folder=None):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        host, seen = host_of(cpu=True), []
+        made = [DataLoader(held, steps=4), DataLoader(held, split="eval", steps=3)]
+        training, held_out = host.prepare(*made)
+        if folder is not None:
+            host.load_state(folder)
+        for batch in training:
+            seen.append((batch.step, [batch.step for batch in held_out]))
+            if batch.step == 1:
+                host.save_state(tmp_path / host_of.__module__)
+        for loader in made:
+            loader.close()
+        return seen
+
+    for host_of in (Accelerator, accelerate.Accelerator):
+        whole = evaluated(host_of)
+        assert whole == [(step, [0, 1, 2]) for step in range(4)]
+        assert evaluated(host_of, tmp_path / host_of.__module__) == whole[2:]
+
+
 def test_accelerates_own_prepare_leaves_a_mix_as_it_is_and_saves_its_state(mix, tmp_path):
     host = accelerate.Accelerator(cpu=True)
     with DataLoader(mix, steps=4) as loader:

@@ -68,7 +68,7 @@ class Accelerator(accelerate.Accelerator):
         ]
 
     def _save_places(self, models: Any, weights: Any, folder: str) -> None:  # noqa: ARG002 -- accelerate's hook
-        states = [each.state_dict() for each in self._kept()]
+        states = [_place_of(each) for each in self._kept()]
         if states:
             save_states(folder, states, rank=self.process_index, world_size=self.num_processes)
 
@@ -84,9 +84,16 @@ class Accelerator(accelerate.Accelerator):
             elastic=all(each.base_dataloader.is_mix for each in kept),
         )
         for each, state in zip(kept, states, strict=True):
+            if each.base_dataloader.is_held_out:
+                continue
             each.load_state_dict(state)
             # What accelerate answers with until it asks for a batch.
             each.dl_state_dict = dict(state)
+
+
+def _place_of(prepared: Any) -> dict[str, Any]:
+    """Return the place of a loader; of what is held out none, as each evaluation begins anew."""
+    return {} if prepared.base_dataloader.is_held_out else prepared.state_dict()
 
 
 class _Hosted(DataLoader[Any]):

@@ -6,7 +6,6 @@ module keeps the place of ours in the checkpoint's folder, one file per rank, an
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import transformers
 
@@ -17,9 +16,6 @@ from trainer_integration.hosts.rank_states import has_states, load_states, save_
 from trainer_integration.loader.data_loader import DataLoader
 
 __all__ = ["ExactResume", "Trainer", "model_inputs"]
-
-_BEGINS: WeakKeyDictionary[DataLoader[Any], dict[str, Any]] = WeakKeyDictionary()
-"""Where each mix that is evaluated on stood before it was."""
 
 
 def model_inputs(batch: TrainingBatch) -> dict[str, Any]:
@@ -95,10 +91,8 @@ class ExactResume(_Base):
                 "eval_dataset is the loader that is trained on, and training would go on behind what was evaluated; "
                 "open the mix once more, with rank=0, world_size=1"
             )
-        if found in _BEGINS:
-            found.load_state_dict(_BEGINS[found])
-        else:
-            _BEGINS[found] = found.state_dict()
+        # A mix of its own too, as of files that are held out.
+        found.begin_anew()
         return prepare_mix(found, self.args.device)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **keywords: Any) -> Any:

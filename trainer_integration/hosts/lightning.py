@@ -32,13 +32,10 @@ class DataLoader(data_loader.DataLoader):
     _before: dict[str, Any] | None = None
     """State before the last batch; ``None`` where that batch is done with."""
     _latest: Iterator[Any] | None = None
-    _first: dict[str, Any] | None = None
-    """Where a split of a mix begins, once it was gone through."""
 
     def __init__(self, dataset: Any, *args: Any, **keywords: Any) -> None:
         """Take the arguments of ``trainer_integration.DataLoader``."""
         super().__init__(dataset, *args, **keywords)
-        self._is_split = self.is_mix and keywords.get("split") is not None
         if not self.is_mix and self.generator is None:
             self.generator = torch.Generator().manual_seed(torch.initial_seed())
             sampler: Any = self.sampler
@@ -51,13 +48,7 @@ class DataLoader(data_loader.DataLoader):
     @override
     def __iter__(self) -> Any:
         self._before = None
-        if self._is_split:
-            # Lightning goes through it at each validation, and through its first batches before the first step.
-            if self._first is None:
-                self._first = self.place()
-            else:
-                super().load_state_dict(self._first)
-        elif self._latest is not None and self._is_at_end():
+        if self._latest is not None and self._is_at_end():
             # Lightning counts batches and asks for none after the last: what samplers draw then is drawn here.
             next(self._latest, None)
         self._latest = batches = super().__iter__()

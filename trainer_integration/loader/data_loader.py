@@ -56,9 +56,26 @@ _TORCHS = {
 class MixBatches(IterableDataset[TrainingBatch]):
     """Batches of an open mix, from where its loader stands."""
 
-    def __init__(self, loader: Loader, form: Callable[[Any], Any]) -> None:
-        """Hand out the batches of ``loader``; ``form`` makes of each what the training loop takes."""
-        self.loader, self.form = loader, form
+    _beginning: dict[str, Any] | None = None
+    """Where the first loop began; ``None`` before any."""
+
+    def __init__(
+        self, loader: Loader, form: Callable[[Any], Any], *, held_out: bool = False
+    ) -> None:
+        """Hand out the batches of ``loader``; ``form`` makes of each what the training loop takes.
+
+        ``held_out`` of what is evaluated on, which each loop goes through from its beginning.
+        """
+        self.loader, self.form, self.held_out = loader, form, held_out
+
+    def begin_anew(self) -> None:
+        """Go back to where the first loop began; before any, note that place."""
+        if self._beginning is None:
+            # One of several ranks has no place before it has joined the others.
+            self.loader.start()
+            self._beginning = self.loader.state_dict()
+        elif self.loader.state_dict() != self._beginning:
+            self.loader.load_state_dict(self._beginning)
 
     def __len__(self) -> int:
         """Return the batches of the loader from where it was opened, as a map dataset's length is that of an epoch."""
@@ -94,7 +111,8 @@ def open_batches(mix: Mix, positional: tuple[Any, ...], keywords: dict[str, Any]
                 f"{name}={value!r:.60} does not go with a mix: {_TORCHS[name]}; leave it out"
             )
     form = keywords.pop("collate_fn", None) or as_it_is
-    return MixBatches(open_mix(mix, **keywords), form)
+    held_out = keywords.get("split") is not None
+    return MixBatches(open_mix(mix, **keywords), form, held_out=held_out)
 
 
 def refuse_loader(dataset: object) -> None:
@@ -128,11 +146,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     Arguments, batches, seeding and errors are torch's. The state is of the batches handed out,
     whatever the workers have prefetched; for a map dataset it resumes without loading a sample,
     on any number of workers. In place of a dataset it takes a mix, and the keywords of
-    ``omniload.open`` with it.
+    ``omniload.open`` with it; with ``split=`` each loop begins anew, with no other mix.
     """
 
     _pending: Mapping[str, Any] | None = None
     """A state that the next iterator begins with."""
+    _moved = False
+    """Whether the next loop over what is held out goes on at a place that was loaded."""
     _progress: Progress | None = None
     """Of the last iterator made."""
     _remade = False
@@ -240,6 +260,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             StateError: It is no state, or of other samples, batches, samplers or workers.
         """
         if self._batches is not None:
+            if self.is_held_out:
+                self._batches.begin_anew()
+                self._moved = bool(state_dict)
             self._batches.loader.load_state_dict(_without_marks(state_dict))
             return
         if not isinstance(state_dict, Mapping):
@@ -267,14 +290,27 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return self._batches is not None
 
     @property
+    def is_held_out(self) -> bool:
+        """Whether the batches are of a split of a mix, which each loop goes through from its beginning."""
+        return self._batches is not None and self._batches.held_out
+
+    def begin_anew(self) -> None:
+        """Have the next loop over a mix begin where the first one did."""
+        if self._batches is not None:
+            self._batches.begin_anew()
+
+    @property
     def server_pid(self) -> int | None:
         """The process that owns the workers which this rank shares, once it has joined them."""
         return None if self._share is None else self._share.server_pid
 
     @property
     def use_stateful_dataloader(self) -> bool:
-        """Whether accelerate is to save the state of this loader itself: that of a mix, which it does not rebuild."""
-        return self.is_mix
+        """Whether accelerate is to save the state of this loader itself: that of a mix, which it does not rebuild.
+
+        What is held out has no place to keep: each evaluation begins anew.
+        """
+        return self.is_mix and not self.is_held_out
 
     @property
     def _is_accelerate_prepared(self) -> bool:
@@ -326,6 +362,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self._pending is not None:
             # Kept workers stand at a place of their own.
             self._end_kept_workers()
+        if self.is_held_out and not self._moved:
+            self.begin_anew()
+        self._moved = False
         return super().__iter__()
 
     @override

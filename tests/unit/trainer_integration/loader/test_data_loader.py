@@ -573,6 +573,9 @@ class Steps:
     def __len__(self):
         return 3
 
+    def start(self):
+        pass
+
     def __iter__(self):
         while self.next_step < 3:
             self.next_step += 1
@@ -590,8 +593,8 @@ class Steps:
 def mix_of_steps(monkeypatch):
     """Return a function that opens a loader over a mix of three steps."""
 
-    def opened(form=lambda step: -step):
-        batches = MixBatches(Steps(), form)
+    def opened(form=lambda step: -step, **keywords):
+        batches = MixBatches(Steps(), form, **keywords)
         monkeypatch.setattr(data_loader, "open_batches", lambda *_: batches)
         return DataLoader("mix.yaml")
 
@@ -601,6 +604,23 @@ def mix_of_steps(monkeypatch):
 def test_batches_of_a_mix_pass_through_collate_fn_and_are_as_many_as_its_steps(mix_of_steps):
     assert list(mix_of_steps()) == [0, -1, -2]
     assert len(mix_of_steps()) == 3
+
+
+def test_each_loop_over_a_split_begins_anew_and_over_another_mix_goes_on(mix_of_steps):
+    for held_out, second in ((False, [-2]), (True, [0, -1, -2])):
+        loader = mix_of_steps(held_out=held_out)
+        first = iter(loader)
+        assert [next(first), next(first)] == [0, -1]
+        state = loader.state_dict()
+        assert list(loader) == second, held_out
+        loader.load_state_dict(state)
+        assert list(loader) == [-2]
+        assert list(loader) == (second if held_out else [])
+        assert loader.use_stateful_dataloader is not held_out
+
+    resumed = mix_of_steps(held_out=True)
+    resumed.load_state_dict(state)  # before any loop
+    assert [list(resumed), list(resumed)] == [[-2], [0, -1, -2]]
 
 
 def test_keys_that_frameworks_add_to_the_state_of_a_mix_are_borne(mix_of_steps):
