@@ -168,6 +168,10 @@ class MixConfig(StrictModel):
     @classmethod
     def _version_1_means_what_it_meant(cls, content: object) -> object:
         if not isinstance(content, Mapping) or content.get("version") != 1:
+            if isinstance(content, Mapping) and "include" in content:  # a file's is put in before
+                raise fault_at(
+                    "a mapping includes no files; give the path of the mix file", "include"
+                )
             return content
         # Refused, not taken: releases that know no other version read these files as well, and must read the same.
         if "include" in content:

@@ -5,6 +5,7 @@ import subprocess
 import pytest
 import yaml
 
+import omniload
 from omniload.base.config import parse_yaml
 from omniload.base.errors import ConfigError
 from omniload.base.secrets import names_secret
@@ -205,6 +206,11 @@ def test_version_1_has_no_include(tmp_path):
         ConfigError, match=r"mix.yaml:3: include: include came with version 2; write version: 2"
     ):
         load_mix(mix)
+
+
+def test_a_file_that_was_read_by_others_is_told_to_be_given_by_its_path():
+    with pytest.raises(ConfigError, match=r"include: a mapping includes no files; give the path"):
+        omniload.open({"version": 2, "include": "sources.yaml", "seed": 1})
 
 
 def test_secrets_are_known_by_the_words_of_their_names():
