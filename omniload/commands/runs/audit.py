@@ -72,7 +72,10 @@ class _Found:
 @run_argument
 @click.option("--step", type=click.IntRange(min=0), required=True, help="Step to look at.")
 @click.option("--rank", type=click.IntRange(min=0), help="Only this data-parallel rank.")
-@click.option("--grep", help="Only samples whose text in this step contains this.")
+@click.option(
+    "--grep",
+    help="Only samples whose text in this step contains this, with special tokens or without.",
+)
 @click.option(
     "--html",
     "page",
@@ -193,6 +196,8 @@ def _found(rehearsal: Rehearsal, part: StepPlan, spec: PlaneSpec, grep: str | No
     for p, tokens in enumerate(rehearsal.tokens_of(part.pieces)):
         # All of it where something is sought: it may stand behind the words that are shown.
         text = text_of(tokens, tokenizer, 0 if grep else _TEXT_WIDTH)
+        if grep is not None and grep not in text:  # of special tokens, such as those of a chat
+            text = text_of(tokens, tokenizer, special=True)
         if grep is None or grep in text:
             pieces = part.pieces
             source, position = int(pieces.sources_P[p]), int(pieces.positions_P[p])

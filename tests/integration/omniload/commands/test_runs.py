@@ -18,6 +18,7 @@ from omniload.mix.config import BalanceConfig, load_mix
 from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.mix.run_record import write_run_record
 from omniload.plan.place_tree import ClientPlaceTree
+from tests.support.chats import CHATML, conversations, write_model
 from tests.support.plane.corpora import write_texts
 from tests.support.plane.edits.mix_commands import a_mix_file, a_run, json_of, run_mix
 
@@ -145,6 +146,30 @@ def test_audit_finds_text(mix_path, tmp_path):
     assert wanted in found
     assert len(found) < len(everything)
     assert all(words in sample["text"] for sample in found)
+
+
+def test_audit_finds_the_special_tokens_of_conversations(tmp_path):
+    write_model(tmp_path, CHATML)
+    lines = [json.dumps({"messages": messages}) for messages in conversations(60)]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines))
+    path = tmp_path / "mix.yaml"
+    path.write_text("""
+version: 1
+seed: 1
+tokenizer: {type: bpe, path: tokenizer.json}
+sources: {sft: {type: jsonl, path: chats.jsonl, text: messages, transforms: [{type: chat}]}}
+mix: {stages: [{weights: {sft: 1}}]}
+pack: {length: 256}
+batch: {tokens: 2048, micro_tokens: 1024}
+""")
+    a_run(tmp_path / "run", path)
+
+    def found(words):
+        samples = json_of("audit", tmp_path / "run", "--step", 3, "--grep", words)["samples"]
+        return {(sample["position"], sample["first_token"]) for sample in samples}
+
+    assert found("<|im_start|>system") == found("be brief")
+    assert 0 < len(found("be brief")) < len(found("<|im_end|>"))
 
 
 def test_audit_that_finds_nothing_says_so(mix_path, tmp_path):
