@@ -54,8 +54,8 @@ class MegatronIterator(Iterator[Any]):
     def __init__(self, loader: DataLoader, *, attention_mask: bool = False) -> None:
         """Hand out the batches of ``loader``: those of a mix under Megatron's names, others as they are.
 
-        A loader over a dataset begins its next epoch by itself, as Megatron asks for steps and not for
-        epochs; a mix ends.
+        A loader over a dataset, or over what a mix holds out, begins its next epoch by itself, as
+        Megatron asks for steps and not for epochs; a mix ends.
         """
         self._loader, self._attention_mask = loader, attention_mask
         self._batches: Iterator[Any] | None = None
@@ -76,7 +76,7 @@ class MegatronIterator(Iterator[Any]):
             self._batches = iter(self._loader)
         # ``self`` stands for the end, as no batch is it: a mix may hand out anything through ``collate_fn``.
         batch = next(self._batches, self)
-        if batch is self and not self._loader.is_mix:
+        if batch is self and (self._loader.is_held_out or not self._loader.is_mix):
             self._batches = iter(self._loader)
             batch = next(self._batches, self)
         if batch is self:

@@ -161,6 +161,19 @@ def test_a_microbatch_of_a_mix_has_megatrons_names_and_masks(mix):
     assert torch.equal(made["cu_seqlens"], batch.cu_seqlens)
 
 
+def test_what_a_mix_holds_out_is_evaluated_on_again_and_again(mix):
+    held = mix.with_name("held.yaml")
+    held.write_text(mix.read_text() + "splits: {eval: 0.3}\n", encoding="utf-8")
+    with DataLoader(held, split="eval", steps=3) as loader:
+        seen = [[digest(batch) for batch in titan(loader)] for _ in range(2)]
+        iterator = MegatronIterator(loader)  # two evaluations of four microbatches each
+        tokens = [next(iterator)["tokens"].tolist() for _ in range(8)]
+
+    assert len(seen[0]) == 3
+    assert seen[0] == seen[1]
+    assert tokens == [made[0] for made in [*seen[0] * 2, *seen[0][:2]]]
+
+
 @pytest.mark.parametrize("made", [MegatronIterator, titan])
 def test_labels_of_models_that_shift_are_refused(made, mix):
     with DataLoader(mix, labels="unshifted") as loader, pytest.raises(ConfigError, match="shifted"):
