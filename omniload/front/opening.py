@@ -22,7 +22,7 @@ from omniload.front.settings import Settings
 from omniload.front.spec import Runtime, kept_in, spec_of
 from omniload.mix.config import MixConfig
 from omniload.mix.run_record import RUN_RECORD_NAME
-from omniload.mix.schema.source_base import tags_of
+from omniload.mix.sources import tags_of
 from omniload.plan.strategies import deals_images
 from omniload.source.tokenize import open_tokenizer
 

@@ -19,7 +19,7 @@ from omniload.machine.messages import ReleaseSteps, SliceRequest
 from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, ColumnRanges
 from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
-from omniload.mix.schema.source_base import tags_of, values_per_patch_of
+from omniload.mix.sources import tags_of, values_per_patch_of
 from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed
 

@@ -6,7 +6,7 @@ To add a format: its keys here, with a line in ``SourceConfig``; its reader in a
 knows formats one by one.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -42,6 +42,8 @@ __all__ = [
     "TokenType",
     "UnitBytes",
     "WebDatasetSource",
+    "tags_of",
+    "values_per_patch_of",
 ]
 
 LARGEST_UNIT_BYTES = 1 << 30
@@ -362,3 +364,14 @@ SOURCE_TYPES: tuple[str, ...] = tuple(
     for model in get_args(get_args(SourceConfig)[0])
 )
 """Types of sources, as a mix file writes them."""
+
+
+def values_per_patch_of(sources: Mapping[str, SourceBase]) -> int:
+    """Return the values of a patch of the images of a mix, which are all of one size; 0 where it has none."""
+    found = (source.images_transform for source in sources.values())
+    return next((each.values_per_patch for each in found if each is not None), 0)
+
+
+def tags_of(sources: Mapping[str, SourceBase]) -> dict[str, dict[str, str]]:
+    """Return the tags of the sources that have any, by name."""
+    return {name: source.tags for name, source in sources.items() if source.tags}

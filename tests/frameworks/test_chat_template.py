@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from omniload.mix.config import BpeTokenizer
-from omniload.mix.schema.transforms import ChatTransform, PreferenceTransform
+from omniload.mix.schema.transforms import ChatTransform, CompletionTransform, PreferenceTransform
 from omniload.mix.sources import JsonlSource, ParquetSource
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
@@ -155,6 +155,58 @@ def test_pairs_of_other_names_are_two_conversations_that_were_renamed_by_hand(tm
         assert block.tokens[i].tolist() == ids[0] + ids[1]
         assert block.others["loss_mask"][i].astype(int).tolist() == masks[0] + masks[1]
         assert block.others["rejected_at"][i].tolist() == [len(ids[0])]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("style", ["messages", "alpaca"])
+def test_prompts_with_an_answer_are_conversations_of_which_theirs_is_that_of_the_last_turn(
+    tmp_path, kind, style
+):
+    write_model(tmp_path / "model", LLAMA)
+    chats = [
+        [
+            {"role": "system", "content": f"be {i}"},
+            {"role": "user", "content": f"why {'so ' * (i % 5)}{i}?"},
+            {"role": "assistant", "content": f"since {i}"},
+        ]
+        for i in range(40)
+    ]
+    rows = [{"prompt": chat[:-1], "completion": chat[-1:]} for chat in chats]
+    said, text = {}, "completion"
+    if style == "alpaca":
+        said, text = {"prompt": ("instruction", "input")}, "output"
+        chats = [chat[1:] for chat in chats]
+        rows = [
+            {"instruction": asked["content"], "input": None, "output": answer["content"]}
+            for asked, answer in chats
+        ]
+        for i in range(0, 40, 2):
+            rows[i]["input"] = f"of {i}"
+            chats[i][0]["content"] += f"\n\nof {i}"
+    (tmp_path / "a.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    config = (JsonlSource if kind == "jsonl" else ParquetSource)(
+        type=kind,
+        path=f"a.{kind}",
+        text=text,
+        transforms=(CompletionTransform(type="completion", **said),),
+        shuffle={"method": "none"},
+    )
+    tokenizer = BpeTokenizer(type="bpe", path="model")
+
+    source = open_source(SourceSpec("sft", config, seed=0, tokenizer=tokenizer, base_dir=tmp_path))
+
+    block = source.read(0, 40)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "model")
+    for i, chat in enumerate(chats):
+        # As TRL masks what it calls prompt and completion: what a prompt for an answer comes to is read.
+        asked = theirs.apply_chat_template(chat[:-1], add_generation_prompt=True)["input_ids"]
+        whole = theirs.apply_chat_template(chat)["input_ids"]
+        assert whole[: len(asked)] == asked
+        assert block.tokens[i].tolist() == whole
+        assert block.others["loss_mask"][i].tolist() == [
+            place >= len(asked) for place in range(len(whole))
+        ]
 
 
 def require_theirs(block, chats, model, tools=None):

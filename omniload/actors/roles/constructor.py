@@ -21,7 +21,7 @@ from omniload.machine.data_constructor import (
 from omniload.machine.messages import ReleaseSteps, SliceRequest
 from omniload.mix.columns import ColumnRanges
 from omniload.mix.config import MixConfig
-from omniload.mix.schema.source_base import tags_of, values_per_patch_of
+from omniload.mix.sources import tags_of, values_per_patch_of
 from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed
 

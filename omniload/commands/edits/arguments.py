@@ -19,7 +19,8 @@ from omniload.base.settings.faults import said_of_fault
 from omniload.commands.options import json_option
 from omniload.mix.edits.edit import SetAmounts, SetWeights
 from omniload.mix.schema.amounts import Amount
-from omniload.mix.schema.transforms import ChatTransform, PreferenceTransform, TransformConfig
+from omniload.mix.schema.messages import MessageTransform
+from omniload.mix.schema.transforms import TransformConfig
 from omniload.mix.sources import Name, SourceBase, SourceConfig
 
 __all__ = [
@@ -217,6 +218,6 @@ def _with_paths(source: Source, placed: Callable[[str], str]) -> Source:
 
 
 def _placed(transform: TransformConfig, placed: Callable[[str], str]) -> TransformConfig:
-    if isinstance(transform, ChatTransform | PreferenceTransform) and transform.template:
+    if isinstance(transform, MessageTransform) and transform.template:
         return transform.model_copy(update={"template": placed(transform.template)})
     return transform

@@ -8,9 +8,9 @@ from pydantic_core import PydanticCustomError
 from omniload.base.config import fault_at
 from omniload.base.errors import ConfigError
 from omniload.mix.schema.amounts import Amount
+from omniload.mix.schema.source_base import SourceBase
 from omniload.mix.schema.stages import Stage, WeightsConfig
 from omniload.mix.schema.weights import GroupCap
-from omniload.mix.sources import SourceBase
 
 __all__ = [
     "beyond_fractions",

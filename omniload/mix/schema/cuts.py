@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from omniload.base.config import fault_at
 from omniload.mix.schema.records import Overlong
-from omniload.mix.sources import SourceBase
+from omniload.mix.schema.source_base import SourceBase
 
 __all__ = ["Packing", "documents_cut", "no_sequences"]
 

@@ -8,10 +8,10 @@ from pydantic import AfterValidator, Field, model_validator
 from omniload.base.config import StrictModel, fault_at
 from omniload.mix.columns import COLUMNS, LOSS_MASK
 from omniload.mix.schema.conditions import Where
+from omniload.mix.schema.messages import ChatTransform, CompletionTransform, MessageTransform
 from omniload.mix.schema.records import Dedupe, OnError, Overlong, ShuffleConfig
 from omniload.mix.schema.splits import TRAIN, Name, Splits, share_of
 from omniload.mix.schema.transforms import (
-    ChatTransform,
     ClampTransform,
     ConcatTransform,
     FilterTransform,
@@ -24,9 +24,9 @@ from omniload.mix.schema.transforms import (
     is_of_text,
 )
 
-__all__ = ["Paths", "SourceBase", "tags_of", "values_per_patch_of"]
+__all__ = ["Paths", "SourceBase"]
 
-_MAKES_TOKENS = (ChatTransform, PreferenceTransform, ImagesTransform)
+_MAKES_TOKENS = MessageTransform | ImagesTransform
 
 
 def _not_empty(path: str) -> str:
@@ -89,9 +89,15 @@ class SourceBase(StrictModel):
 
     @property
     def beside_columns(self) -> tuple[str, ...]:
-        """Keys or columns that are read beside that of the text: those of pairs, and of the tools of conversations."""
+        """Keys or columns that are read beside that of the text: of prompts, rejected answers, and tools."""
         first = encoding_of(self.transforms)
-        return first.beside if isinstance(first, ChatTransform | PreferenceTransform) else ()
+        return first.beside if isinstance(first, MessageTransform) else ()
+
+    @property
+    def may_lack_beside(self) -> bool:
+        """Whether a record may be without one of those, as not every conversation has tools."""
+        first = encoding_of(self.transforms)
+        return isinstance(first, MessageTransform) and first.may_lack
 
     @property
     def pair_columns(self) -> tuple[str, ...]:
@@ -149,7 +155,7 @@ class SourceBase(StrictModel):
     def is_nested(self) -> bool:
         """Whether its text may be nested values, such as lists of messages, that a transform takes as JSON."""
         first = encoding_of(self.transforms)
-        return isinstance(first, ChatTransform | PreferenceTransform)
+        return isinstance(first, MessageTransform)
 
     @property
     def key_column(self) -> str | None:
@@ -194,17 +200,6 @@ class SourceBase(StrictModel):
         return self
 
 
-def values_per_patch_of(sources: Mapping[str, SourceBase]) -> int:
-    """Return the values of a patch of the images of a mix, which are all of one size; 0 where it has none."""
-    found = (source.images_transform for source in sources.values())
-    return next((each.values_per_patch for each in found if each is not None), 0)
-
-
-def tags_of(sources: Mapping[str, SourceBase]) -> dict[str, dict[str, str]]:
-    """Return the tags of the sources that have any, by name."""
-    return {name: source.tags for name, source in sources.items() if source.tags}
-
-
 def _require_columns(source: SourceBase) -> None:
     """Refuse conditions and keys where records have no columns to read them from.
 
@@ -230,6 +225,7 @@ def _require_transforms_fit(source: SourceBase) -> None:
     Raises:
         PydanticCustomError: Says which.
     """
+    first = encoding_of(source.transforms)
     for i, transform in enumerate(source.transforms):
         at = ("transforms", i)
         before = source.transforms[:i]
@@ -240,12 +236,18 @@ def _require_transforms_fit(source: SourceBase) -> None:
             raise fault_at(f"transforms[{i}]: {_why_not_of_text(source, i)}", *at)
         if isinstance(transform, MapTransform):
             _require_mapped(source, i)
-        several = isinstance(transform, PreferenceTransform) or source.beside_columns
-        if transform.type in ("chat", "preference") and several and not source.holds_objects:
-            what = "" if isinstance(transform, PreferenceTransform) else " with tools"
+        if transform is first and source.beside_columns and not source.holds_objects:
+            what = " with tools" if isinstance(transform, ChatTransform) else ""
             raise fault_at(
                 f"transforms[{i}]: {transform.type}{what} reads several keys of a record, and the source is of type "
                 f"{_type_of(source)}; use jsonl, parquet or arrow",
+                *at,
+            )
+        key = getattr(source, "column", None) or getattr(source, "text", None)
+        if isinstance(transform, CompletionTransform) and key in transform.beside:
+            raise fault_at(
+                f"transforms[{i}]: prompt is {key!r}, which text of the source names too, as the key of the answer; "
+                "name two keys",
                 *at,
             )
         if isinstance(transform, ClampTransform) and source.pair_columns:
@@ -269,9 +271,11 @@ def _why_not_of_text(source: SourceBase, i: int) -> str:
     others = [each.type for each in source.transforms[:i] if isinstance(each, _MAKES_TOKENS)]
     if not others:
         return f"{type_} comes after another; {first}"
-    if isinstance(source.transforms[i], ChatTransform | PreferenceTransform) and others == [
-        "images"
-    ]:
+    if {type_, *others} == {"completion", "images"}:
+        return (
+            "completion reads no images; write messages, and use chat with images right behind it"
+        )
+    if isinstance(source.transforms[i], MessageTransform) and others == ["images"]:
         return f"{type_} comes after images, which go into its messages; put images right behind it"
     # To put it first helps nobody here: the other one would be refused in its place.
     return (

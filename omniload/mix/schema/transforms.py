@@ -18,20 +18,20 @@ from pydantic import (
     model_validator,
 )
 
-from omniload.base.config import LocalPath, StrictModel, fault_at
+from omniload.base.config import StrictModel, fault_at
 from omniload.base.settings.faults import NAME_PATTERN
 from omniload.base.settings.quantities import Count
 from omniload.mix.schema.image_tiles import ImageTiles
+from omniload.mix.schema.messages import ChatTransform, CompletionTransform, PreferenceTransform
 
 __all__ = [
     "ChatTransform",
     "ClampTransform",
+    "CompletionTransform",
     "ConcatTransform",
     "FilterTransform",
-    "ImageWords",
     "ImagesTransform",
     "MapTransform",
-    "MessageNames",
     "MiddleTransform",
     "Options",
     "PreferenceTransform",
@@ -43,145 +43,6 @@ __all__ = [
 _MOST_TOKENS = 1 << 30
 MOST_PIXELS = 1 << 26
 """Pixels of a stored image at most: 192 MiB once decoded, and below where Pillow warns by itself."""
-
-
-Word = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class MessageNames(StrictModel):
-    """What messages call their keys and roles: ``{role: from, content: value, roles: {human: user, gpt: assistant}}``.
-
-    A template is given ``role`` and ``content`` by those names, and every other key as it stands. As with
-    ``transformers``, a null is no key, and what was thought (``reasoning_content``, ``thinking`` or ``reasoning``, the
-    first that there is) is given as ``reasoning_content`` and ``thinking``.
-    """
-
-    role: Word = "role"
-    """Key of who speaks."""
-    content: Word = "content"
-    """Key of what is said. Named otherwise, each message has it."""
-    roles: Annotated[dict[Word, Word], Field(min_length=1)] | None = None
-    """Every role of the messages, and what the template calls it; a message of another is a bad record. Without it,
-    roles are given to the template as they stand."""
-
-    @model_validator(mode="after")
-    def _keys_differ(self) -> Self:
-        if self.role == self.content:
-            raise fault_at(
-                f"role and content are both {self.content!r}; name two keys of a message", "content"
-            )
-        return self
-
-
-class ImageWords(StrictModel):
-    """What a template writes for an image, and what the processor of its model puts around the placeholders."""
-
-    marker: Annotated[str, Field(min_length=1, max_length=64)]
-    """What the template writes, such as ``<start_of_image>``: before, placeholders and after take its place."""
-    before: Annotated[str, Field(max_length=256)] = ""
-    """Text before the placeholders, of special tokens too; it is tokenised with the text that it stands in."""
-    after: Annotated[str, Field(max_length=256)] = ""
-    """Text behind them."""
-
-
-class _OfMessages(StrictModel):
-    """What makes tokens of messages, by names that it has as ``messages``."""
-
-    image: Annotated[str, Field(min_length=1, max_length=64)] | ImageWords | None = None
-    """What the template writes for an image, such as ``<|image_pad|>`` or ``<image>``: there the ``images`` transform
-    right behind this one puts its patches. Images are parts of messages, ``{type: image}``, or stand where the
-    ``marker`` of ``images`` does in a text. Where the processor of a model puts words around its placeholders that the
-    template does not write: ``{marker: ..., before: ..., after: ...}``."""
-
-    @property
-    def image_words(self) -> ImageWords | None:
-        """What the template writes for an image, however the mix says it."""
-        return ImageWords(marker=self.image) if isinstance(self.image, str) else self.image
-
-    @model_serializer(mode="wrap")
-    def _as_it_is_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write names that change nothing as releases know it that had none: their runs and caches are gone on with."""
-        content: dict[str, Any] = handler(self)
-        if content.get("messages") == MessageNames().model_dump():
-            del content["messages"]
-        for key in ("tools", "image"):
-            if content.get(key, ()) is None:
-                del content[key]
-        return content
-
-
-class ChatTransform(_OfMessages):
-    """Conversations to tokens, by the chat template of a model. Makes the text; sets ``loss_mask``.
-
-    A record is a list of messages, ``[{"role": ..., "content": ...}, ...]``, or an object with the keys ``messages``,
-    ``tools`` and ``documents``: as JSON, or as nested columns of a table. The template says how a conversation ends:
-    the tokenizer's ``end_of_document`` is not added.
-    """
-
-    type: Literal["chat"]
-    template: LocalPath | None = None
-    """File of the template (Jinja); else ``chat_template.jinja`` or ``tokenizer_config.json`` beside the tokenizer, of
-    several templates there the one called ``default``."""
-    loss: Literal["assistant", "all"] = "assistant"
-    """Tokens that are trained on: those of the assistant's turns (what the template's ``generation`` blocks hold, or,
-    where it has none, what each turn adds behind the prompt for it), or all."""
-    date: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")] | None = None
-    """Day that ``strftime_now`` of the template gives: samples stay the same. Without it there is no such function."""
-    messages: MessageNames = MessageNames()
-    """What messages call their keys and roles, where that is not ``role`` and ``content``."""
-    tools: Word | None = None
-    """Key or column of the tools that a conversation may call, where they stand beside its messages: a list, or a text
-    that is JSON of one. A null is none, and so are an empty list and a line of JSON without the key. Not named, they
-    are not read."""
-
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """Keys or columns beside that of the messages."""
-        return () if self.tools is None else (self.tools,)
-
-
-class PreferenceTransform(_OfMessages):
-    """Preference pairs to tokens: a prompt with each of two answers. Makes the text; sets ``loss_mask``.
-
-    The key or column under ``text`` of the source holds the chosen answer. Both sides are one sample, which is never
-    cut: ``batch.pairs`` says which documents they are. Answers are trained on, prompts are read.
-    """
-
-    type: Literal["preference"]
-    prompt: Annotated[str, Field(min_length=1)] | None = "prompt"
-    """Key or column of the prompt; ``null`` where both answers are whole conversations: what they begin with alike is
-    the prompt."""
-    rejected: str = Field(default="rejected", min_length=1)
-    """Key or column of the rejected answer."""
-    form: Literal["chat", "text"] = "chat"
-    """What prompts and answers are: lists of messages, for a chat template; or texts, joined as they are, with the
-    tokenizer's end of a document behind each answer. There images stand where their ``marker`` does in the prompt."""
-    template: LocalPath | None = None
-    """As of ``chat``."""
-    date: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")] | None = None
-    """As of ``chat``."""
-    messages: MessageNames = MessageNames()
-    """As of ``chat``, for prompts and answers alike."""
-
-    @model_validator(mode="after")
-    def _texts_have_no_names(self) -> Self:
-        if self.form == "text" and self.messages != MessageNames():
-            raise fault_at(
-                "messages names keys, and form is text, which has none; leave one of them out",
-                "messages",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _texts_have_a_prompt(self) -> Self:
-        if self.form == "text" and self.prompt is None:
-            raise fault_at("prompt is null and form is text; name the key of the prompt", "prompt")
-        return self
-
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """Keys or columns beside that of the chosen answer."""
-        return (self.rejected,) if self.prompt is None else (self.rejected, self.prompt)
 
 
 class ImagesTransform(StrictModel):
@@ -349,7 +210,7 @@ class MapTransform(StrictModel):
     function: Name
     """Its name among the entry points ``omniload.transforms``."""
     of: Literal["text", "tokens"] = "text"
-    """``text``: the text of records, before anything makes tokens of it; a conversation or a pair is JSON there.
+    """``text``: the text of records, before anything makes tokens of it; of messages, or of several keys, it is JSON.
     ``tokens``: the token ids of samples, the end of a document among them."""
     drops: bool = False
     """Whether it may leave records out, by a null or an empty one in their place; if not, that stops the run."""
@@ -360,6 +221,7 @@ class MapTransform(StrictModel):
 # A closed list. The file names a transform, never a class to import.
 TransformConfig = Annotated[
     ChatTransform
+    | CompletionTransform
     | PreferenceTransform
     | ImagesTransform
     | ClampTransform

@@ -15,7 +15,12 @@ from typing_extensions import override
 
 from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged
-from omniload.mix.schema.transforms import ChatTransform, TransformConfig, encoding_of
+from omniload.mix.schema.transforms import (
+    ChatTransform,
+    CompletionTransform,
+    TransformConfig,
+    encoding_of,
+)
 from omniload.mix.sources import LARGEST_UNIT_BYTES
 from omniload.source.columns import text_bytes
 
@@ -31,6 +36,7 @@ __all__ = [
     "Records",
     "Unit",
     "UnitTable",
+    "doubt_of_prompt",
     "doubt_of_tools",
     "require_as_indexed",
     "said_of_place",
@@ -328,3 +334,23 @@ def doubt_of_tools(transforms: Sequence[TransformConfig], filled: Collection[str
             "name, unless later ones have them"
         )
     return ""
+
+
+def doubt_of_prompt(transforms: Sequence[TransformConfig], there: Collection[str]) -> str:
+    """Say which part of a prompt none of the first lines has; empty where there is none such.
+
+    Args:
+        transforms: Of the source.
+        there: Keys that any of the first lines has, whatever lies under them.
+    """
+    completion = encoding_of(transforms)
+    # A prompt under one key is in every line, or its line is a bad one.
+    if not isinstance(completion, CompletionTransform) or not completion.may_lack:
+        return ""
+    absent = next((key for key in completion.beside if key not in there), None)
+    if absent is None:
+        return ""
+    return (
+        f"none of the first lines has a key {absent!r}, which prompt of the transform completion names: correct the "
+        "name, unless later ones have it"
+    )

@@ -29,6 +29,7 @@ from omniload.source.formats.format import (
     MAX_UNIT_BYTES,
     IndexedFormat,
     Records,
+    doubt_of_prompt,
     doubt_of_tools,
     require_as_indexed,
 )
@@ -89,7 +90,7 @@ class JsonlFormat(IndexedFormat):
             nested=config.is_nested,
             known_by=config.key_column,
             beside=config.beside_columns,
-            may_lack=not config.pair_columns,
+            may_lack=config.may_lack_beside,
             where=config.where,
         )
         if self._read.wants_text_alone:
@@ -150,11 +151,14 @@ class JsonlFormat(IndexedFormat):
         if first is None:
             return ""
         _, data = first
+        there: set[str] = set()
         filled: set[str] = set()
         for line in data.to_pybytes().split(_NEWLINES)[:_FIRST_LINES]:
             with suppress(BadLineError):  # told by whoever reads records
-                filled.update(key for key, value in (object_of(line) or {}).items() if value)
-        return doubt_of_tools(self._transforms, filled)
+                held = object_of(line) or {}
+                there.update(held)
+                filled.update(key for key, value in held.items() if value)
+        return doubt_of_tools(self._transforms, filled) or doubt_of_prompt(self._transforms, there)
 
     def _first_lines(self) -> tuple[ShardFile, pa.Buffer] | None:
         """Return the first shard that has lines, and its first whole lines."""

@@ -27,11 +27,10 @@ from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
 from omniload.base.ragged import Ragged, offsets_of
 from omniload.mix.config import SourceConfig, TokenizerConfig
+from omniload.mix.schema.messages import MessageTransform
 from omniload.mix.schema.transforms import (
-    ChatTransform,
     ImagesTransform,
     MapTransform,
-    PreferenceTransform,
     encoding_of,
     is_of_text,
 )
@@ -58,7 +57,7 @@ __all__ = [
 MAKING_VERSION = 1
 """Raised whenever the same text, tokenizer and transforms come to other tokens."""
 CHAT_MAKING_VERSION = 2
-"""The same of conversations and pairs: where a template is given other messages, entries of texts stay as they are."""
+"""The same of whatever messages become: where a template is given other messages, entries of texts stay as they are."""
 
 # Of ``on_error`` neither: an entry says what is bad, and whoever reads it does as its source says.
 _NOT_OF_TOKENS = {
@@ -154,7 +153,7 @@ def folder_of_source(
     encoding = encoding_of(config.transforms)
     made = (
         encoding.model_dump(mode="json", exclude={"template"}) | {"version": CHAT_MAKING_VERSION}
-        if isinstance(encoding, ChatTransform | PreferenceTransform)
+        if isinstance(encoding, MessageTransform)
         else None
     )
     said = {

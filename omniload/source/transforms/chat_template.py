@@ -17,7 +17,7 @@ import orjson
 from omniload.base.errors import ConfigError
 from omniload.base.extras import missing_extra
 from omniload.base.reading import read_small_file
-from omniload.mix.schema.transforms import MessageNames
+from omniload.mix.schema.messages import MessageNames
 from omniload.source.transforms.conversations import (
     AS_TEMPLATES_SAY,
     BadConversationError,

@@ -5,19 +5,24 @@ A record is JSON of a list of messages, or of an object that holds one under ``m
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import orjson
 
 from omniload.base.errors import IntegrityError
-from omniload.mix.schema.transforms import MessageNames
+from omniload.mix.schema.messages import MessageNames
 
 __all__ = [
     "AS_TEMPLATES_SAY",
     "BadConversationError",
+    "messages_under",
     "named",
+    "require_answer",
     "shown",
+    "text_under",
     "texts_in",
+    "texts_of_arguments",
     "variables_of",
     "with_tools",
 ]
@@ -29,6 +34,8 @@ _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 message has by both, as transformers does."""
 _SHOWN = 160
 """Letters of a value that a message quotes."""
+_SHOWN_OF_KEY = 60
+"""Those of one that a message quotes behind its key."""
 
 
 class BadConversationError(IntegrityError):
@@ -74,6 +81,18 @@ def texts_in(value: object) -> Iterator[str]:
             left += (*each.keys(), *each.values())
         elif isinstance(each, list):
             left += each
+
+
+def texts_of_arguments(record: str) -> Iterator[str]:
+    """Give the arguments of tool calls in a conversation that are texts; nothing of what is none."""
+    with suppress(ValueError, TypeError, AttributeError):
+        value = orjson.loads(record)
+        messages = value["messages"] if isinstance(value, dict) and "messages" in value else value
+        for message in messages:
+            for call in message.get("tool_calls") or ():
+                arguments = call.get("function", call).get("arguments")
+                if isinstance(arguments, str):
+                    yield arguments
 
 
 def with_tools(record: str, messages_key: str, tools_key: str) -> str:
@@ -147,6 +166,69 @@ def named(number: int, message: object, names: MessageNames) -> dict[str, Any]:
     if thought is not None:
         named = {"thinking": thought, **named, "reasoning_content": thought}
     return named if names.roles is None else named | {"role": names.roles[role]}
+
+
+def text_under(key: str, value: object) -> str:
+    """Return the text under a key.
+
+    Raises:
+        BadConversationError: It is none, or an empty one.
+    """
+    if not isinstance(value, str) or not value:
+        raise BadConversationError(f"{key} is {_quoted(value)}, not a text that says something")
+    return value
+
+
+def messages_under(
+    key: str, value: object, names: MessageNames, *, role: str = "assistant"
+) -> list[Any]:
+    """Return the messages under a key, by the names that templates know.
+
+    A message alone, or the text of one by ``role``, stands for a list of it.
+
+    Raises:
+        BadConversationError: There is something else, or a message that ``named`` refuses.
+    """
+    if isinstance(value, str) and value:
+        return [{"role": role, "content": value}]
+    given = [value] if isinstance(value, dict) else value
+    if not isinstance(given, list) or not all(
+        isinstance(each, dict) and isinstance(each.get(names.role), str) for each in given
+    ):
+        raise BadConversationError(
+            f"{key} is {_quoted(value)}, not a list of messages with {names.role} and {names.content}"
+        )
+    try:
+        return [named(i, message, names) for i, message in enumerate(given)]
+    except BadConversationError as error:
+        raise BadConversationError(f"{key}: {error}") from None
+
+
+def require_answer(key: str, asked: list[Any], answer: list[Any], *, by: str, remedy: str) -> None:
+    """Refuse an answer that holds the prompt once more, as sets write it that keep a text of the prompt besides.
+
+    Args:
+        key: Key of the answer.
+        asked: Messages of the prompt.
+        answer: Those of the answer.
+        by: What the prompt is called.
+        remedy: What to do about it.
+
+    Raises:
+        BadConversationError: It begins with what the prompt begins with.
+    """
+    if asked and answer and _said(answer[0]) == _said(asked[0]):
+        raise BadConversationError(
+            f"{key} begins with what {by} does: it is a whole conversation; {remedy}"
+        )
+
+
+def _said(message: Mapping[str, Any]) -> tuple[object, object]:
+    return message.get("role"), message.get("content")
+
+
+def _quoted(value: object) -> str:
+    return orjson.dumps(value).decode()[:_SHOWN_OF_KEY]
 
 
 def shown(value: object) -> str:

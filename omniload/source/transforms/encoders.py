@@ -1,20 +1,21 @@
-"""Samples, and how text becomes them: documents as they are, conversations and preference pairs.
+"""Samples, and how text becomes them: documents as they are, conversations, prompts with an answer, preference pairs.
 
-Of conversations and pairs there is a mask of what the assistant says. A pair is a prompt with its chosen answer, and
-behind it the prompt with the rejected one::
+Of all but documents there is a mask of what is answered. A pair is a prompt with its chosen answer, and behind it the
+prompt with the rejected one::
 
     tokens        p p p c c c | p p p r r
     loss_mask     0 0 0 1 1 1 | 0 0 0 1 1
     rejected_at   6
 
 Shape suffixes:
-    N  records, each a sample or none      S  sides of pairs, twice as many: chosen and rejected in turns
+    N  records, each a sample or none
+    S  prompts with an answer: one a record, or of pairs two, chosen and rejected in turns
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Protocol
 
@@ -26,15 +27,29 @@ from typing_extensions import override
 
 from omniload.base.ragged import Ragged, offsets_of
 from omniload.mix.columns import LOSS_MASK, REJECTED_AT
-from omniload.mix.schema.transforms import ChatTransform, MessageNames, PreferenceTransform
+from omniload.mix.schema.messages import ChatTransform, CompletionTransform, PreferenceTransform
 from omniload.source.tokenize import Tokenizer
 from omniload.source.transforms.chat_template import ChatTemplate, Rendered, require_no_marks
-from omniload.source.transforms.conversations import BadConversationError, named, with_tools
+from omniload.source.transforms.conversations import (
+    BadConversationError,
+    messages_under,
+    require_answer,
+    text_under,
+    texts_of_arguments,
+    with_tools,
+)
 
-__all__ = ["ChatEncoder", "Encoder", "PlainEncoder", "PreferenceEncoder", "Samples", "pairs_of"]
+__all__ = [
+    "ChatEncoder",
+    "CompletionEncoder",
+    "Encoder",
+    "PlainEncoder",
+    "PreferenceEncoder",
+    "Samples",
+    "pairs_of",
+]
 
 _NOTHING = Rendered("", ())
-_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,17 +106,7 @@ class ChatEncoder(Encoder):
 
     @override
     def encode(self, texts: pa.Array) -> Samples:
-        records: Sequence[Any] = texts.to_pylist()
-        rendered, reason = [], ""
-        bad_N = np.zeros(len(records), np.bool_)
-        for i, record in enumerate(records):
-            try:
-                rendered.append(self.rendered(record) if record else _NOTHING)
-            except BadConversationError as error:
-                bad_N[i] = True
-                reason = reason or str(error)
-                # It keeps its place among the others, and has no token.
-                rendered.append(_NOTHING)
+        rendered, bad_N, reason = _rendered(texts, lambda record: (self.rendered(record),))
         tokens, mask = self._tokenizer.encode_spans(
             [each.text for each in rendered], [each.spans for each in rendered]
         )
@@ -113,7 +118,7 @@ class ChatEncoder(Encoder):
     @override
     def doubt(self, texts: pa.Array) -> str:
         for record in texts.to_pylist():
-            arguments = [text for text in _texts_of_arguments(record) if _escaped(text) != text]
+            arguments = [text for text in texts_of_arguments(record) if _escaped(text) != text]
             with suppress(BadConversationError):  # told by whoever makes samples
                 text = self.rendered(record).text if arguments else ""
                 if any(_escaped(each) in text and each not in text for each in arguments):
@@ -134,18 +139,6 @@ class ChatEncoder(Encoder):
         return self._template.render(
             record, wants_spans=self.masks, names=self._names, placed=placed
         )
-
-
-def _texts_of_arguments(record: str) -> Iterator[str]:
-    """Give the arguments of tool calls in a conversation that are texts; nothing of what is none."""
-    with suppress(ValueError, TypeError, AttributeError):
-        value = orjson.loads(record)
-        messages = value["messages"] if isinstance(value, dict) and "messages" in value else value
-        for message in messages:
-            for call in message.get("tool_calls") or ():
-                arguments = call.get("function", call).get("arguments")
-                if isinstance(arguments, str):
-                    yield arguments
 
 
 def _escaped(text: str) -> str:
@@ -175,24 +168,8 @@ class PreferenceEncoder(Encoder):
 
     @override
     def encode(self, texts: pa.Array) -> Samples:
-        rendered: list[Rendered] = []
-        reason = ""
-        bad_N = np.zeros(len(texts), np.bool_)
-        for i, record in enumerate(texts.to_pylist()):
-            try:
-                rendered += self.sides(record) if record else (_NOTHING, _NOTHING)
-            except BadConversationError as error:
-                bad_N[i] = True
-                reason = reason or str(error)
-                rendered += (_NOTHING, _NOTHING)
-        tokens_S, mask_S = self._tokenizer.encode_spans(
-            [each.text for each in rendered],
-            [each.spans for each in rendered],
-            # What a template writes is meant as special tokens; what stands in a text of somebody's is text.
-            special=self._template is not None,
-        )
-        if self._template is None:
-            tokens_S, mask_S = self._ended(tokens_S, mask_S)
+        rendered, bad_N, reason = _rendered(texts, self.sides, sides=2)
+        tokens_S, mask_S = _tokens_of(rendered, self._template, self._tokenizer)
         return pairs_of(tokens_S, mask_S, bad_N, reason)
 
     def sides(
@@ -213,24 +190,23 @@ class PreferenceEncoder(Encoder):
         """
         # It was written by us, of several keys of a record.
         found, config = orjson.loads(record), self._config
-        if self._template is not None:
-            require_no_marks(record, found)
         if self._template is None:
             assert config.prompt is not None, "the model has seen to it"
             prompt, *answers = (
-                _text(found[key], key) for key in (config.prompt, self._chosen, config.rejected)
+                text_under(key, found[key])
+                for key in (config.prompt, self._chosen, config.rejected)
             )
-            first, second = (
-                Rendered(prompt + answer, ((len(prompt), len(prompt) + len(answer)),))
-                for answer in answers
-            )
+            first, second = (_joined(prompt, answer) for answer in answers)
             return first, second
+        require_no_marks(record, found)
         keys = self._chosen, config.rejected
         names = config.messages
-        sides = [_messages(found[key], key, names) for key in keys]
+        sides = [messages_under(key, found[key], names) for key in keys]
         if config.prompt is not None:
-            asked = _messages(found[config.prompt], config.prompt, names, role="user")
-            self._require_answers(asked, sides)
+            asked = messages_under(config.prompt, found[config.prompt], names, role="user")
+            remedy = "write prompt: null, for which what both begin with is the prompt"
+            for key, side in zip(keys, sides, strict=True):
+                require_answer(key, asked, side, by=config.prompt, remedy=remedy)
         else:
             pairs = zip(*sides, strict=False)
             # What both sides begin with is what was asked.
@@ -251,94 +227,172 @@ class PreferenceEncoder(Encoder):
         first, second = (self._template.render_answer(asked, of_answer(side)) for side in sides)
         return first, second
 
-    def _require_answers(self, asked: list[Any], sides: list[list[Any]]) -> None:
-        """Refuse answers that hold the prompt once more, as sets write them that keep a text of it besides."""
-        for key, side in zip((self._chosen, self._config.rejected), sides, strict=True):
-            if asked and side and _said(side[0]) == _said(asked[0]):
-                raise BadConversationError(
-                    f"{key} begins with what {self._config.prompt} does: it is a whole conversation; write "
-                    "prompt: null, for which what both begin with is the prompt"
-                )
 
-    def _ended(self, tokens_S: Ragged, mask_S: Ragged) -> tuple[Ragged, Ragged]:
-        """Put the end of a document behind each side that is there."""
-        end = self._tokenizer.end_of_document_id
-        if end is None:
-            return tokens_S, mask_S
-        there_S = tokens_S.lengths_N > 0
-        # ``insert`` takes places in what is there before; a side that is empty gets none.
-        at = tokens_S.offsets[1:][there_S]
-        offsets = tokens_S.offsets.copy()
-        offsets[1:] += np.cumsum(there_S)
-        return (
-            Ragged(values_V=np.insert(tokens_S.values_V, at, np.int32(end)), offsets=offsets),
-            Ragged(values_V=np.insert(mask_S.values_V, at, np.True_), offsets=offsets),
-        )
+class CompletionEncoder(Encoder):
+    """Renders each prompt with its answer, and tokenises all of them together.
 
-
-def _said(message: Mapping[str, Any]) -> tuple[object, object]:
-    return message.get("role"), message.get("content")
-
-
-def _text(value: object, key: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise BadConversationError(f"{key} is {_shown(value)}, not a text that says something")
-    return value
-
-
-def _messages(
-    value: object, key: str, names: MessageNames, *, role: str = "assistant"
-) -> list[Any]:
-    """Return the messages under a key, by the names that templates know.
-
-    A message alone, or the text of one by ``role``, stands for a list of it.
+    Args:
+        config: What the mix file says.
+        answer: Key of the answer.
+        template: For messages; ``None`` for texts.
+        tokenizer: Tokenizer of the mix.
     """
-    if isinstance(value, str) and value:
-        return [{"role": role, "content": value}]
-    given = [value] if isinstance(value, dict) else value
-    if not isinstance(given, list) or not all(
-        isinstance(each, dict) and isinstance(each.get(names.role), str) for each in given
-    ):
-        raise BadConversationError(
-            f"{key} is {_shown(value)}, not a list of messages with {names.role} and {names.content}"
+
+    def __init__(
+        self,
+        config: CompletionTransform,
+        answer: str,
+        template: ChatTemplate | None,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._config, self._answer = config, answer
+        self._template, self._tokenizer = template, tokenizer
+
+    @override
+    def encode(self, texts: pa.Array) -> Samples:
+        rendered, bad_N, reason = _rendered(texts, lambda record: (self.rendered(record),))
+        tokens, mask = _tokens_of(rendered, self._template, self._tokenizer)
+        silent = "its answer has no token; use a template that writes it"
+        made = _answered(tokens, mask, bad_N, reason or silent)
+        return made if self._config.loss == "answer" else replace(made, others={})
+
+    @override
+    def doubt(self, texts: pa.Array) -> str:
+        if self._template is not None or self._tokenizer.end_of_document_id is not None:
+            return ""
+        return (
+            "no token ends its answers, so a model does not learn where to stop: name the one that ends a document "
+            "under tokenizer.end_of_document"
         )
-    try:
-        return [named(i, message, names) for i, message in enumerate(given)]
-    except BadConversationError as error:
-        raise BadConversationError(f"{key}: {error}") from None
+
+    def rendered(self, record: str) -> Rendered:
+        """Return the text of a prompt and its answer, with what is trained on.
+
+        Args:
+            record: JSON of an object with its keys.
+
+        Raises:
+            BadConversationError: One of them says nothing, or the template refuses them.
+        """
+        found, key, config = orjson.loads(record), self._answer, self._config
+        if self._template is None:
+            return _joined(self._asked(found), text_under(key, found[key]))
+        require_no_marks(record, found)
+        if isinstance(config.prompt, str):
+            prompt = found[config.prompt]
+            asked = messages_under(config.prompt, prompt, config.messages, role="user")
+        else:
+            asked = [{"role": "user", "content": self._asked(found)}]
+        answer = messages_under(key, found[key], config.messages)
+        by = " and ".join(config.beside)
+        require_answer(key, asked, answer, by=by, remedy="use the transform chat")
+        if not asked or not answer:
+            raise BadConversationError(
+                f"{key} has {len(answer)} messages behind a prompt of {len(asked)}; both say something"
+            )
+        return self._template.render_answer(asked, answer)
+
+    def _asked(self, found: Mapping[str, object]) -> str:
+        """Return the text of a prompt, of which parts may be missing where it has several."""
+        config = self._config
+        if isinstance(config.prompt, str):
+            return text_under(config.prompt, found[config.prompt])
+        said = [key for key in config.prompt if found[key] not in (None, "")]
+        if not said:
+            raise BadConversationError(
+                f"{' and '.join(config.prompt)} say nothing; a prompt has a text under one of them"
+            )
+        return "\n\n".join(text_under(key, found[key]) for key in said)
 
 
-def _shown(value: object) -> str:
-    return orjson.dumps(value).decode()[:_SHOWN]
+def _rendered(
+    texts: pa.Array, render: Callable[[str], Sequence[Rendered]], sides: int = 1
+) -> tuple[list[Rendered], NDArray[np.bool_], str]:
+    """Render records; one that is none keeps its place among the others, and has no token.
+
+    Returns:
+        So many texts of each record; which records are bad, ``[N]``; and what is wrong with the first of them.
+    """
+    rendered, reason = list[Rendered](), ""
+    bad_N = np.zeros(len(texts), np.bool_)
+    for i, record in enumerate(texts.to_pylist()):
+        try:
+            rendered += render(record) if record else (_NOTHING,) * sides
+        except BadConversationError as error:
+            bad_N[i] = True
+            reason = reason or str(error)
+            rendered += (_NOTHING,) * sides
+    return rendered, bad_N, reason
+
+
+def _joined(prompt: str, answer: str) -> Rendered:
+    return Rendered(prompt + answer, ((len(prompt), len(prompt) + len(answer)),))
+
+
+def _tokens_of(
+    rendered_S: Sequence[Rendered], template: ChatTemplate | None, tokenizer: Tokenizer
+) -> tuple[Ragged, Ragged]:
+    """Return token ids and masks of prompts with an answer; of texts the end of a document stands behind each."""
+    tokens_S, mask_S = tokenizer.encode_spans(
+        [each.text for each in rendered_S],
+        [each.spans for each in rendered_S],
+        # What a template writes is meant as special tokens; what stands in a text of somebody's is text.
+        special=template is not None,
+    )
+    end = tokenizer.end_of_document_id if template is None else None
+    if end is None:
+        return tokens_S, mask_S
+    there_S = tokens_S.lengths_N > 0
+    # ``insert`` takes places in what is there before; one that is empty gets none.
+    at = tokens_S.offsets[1:][there_S]
+    offsets = tokens_S.offsets.copy()
+    offsets[1:] += np.cumsum(there_S)
+    return (
+        Ragged(values_V=np.insert(tokens_S.values_V, at, np.int32(end)), offsets=offsets),
+        Ragged(values_V=np.insert(mask_S.values_V, at, np.True_), offsets=offsets),
+    )
 
 
 def pairs_of(tokens_S: Ragged, mask_S: Ragged, bad_N: NDArray[np.bool_], reason: str) -> Samples:
     """Make a sample of every two sides; a pair of which a side trains on nothing is bad."""
-    ends_S = tokens_S.offsets[1:]
-    mask_V = mask_S.values_V.copy()
-    # The first token of a side follows nothing: else the last one of the chosen side would predict it.
-    mask_V[tokens_S.offsets[:-1][tokens_S.lengths_N > 0]] = False
-    trained = offsets_of(mask_V)
-    trained_S = trained[ends_S] - trained[tokens_S.offsets[:-1]]
-    there_N = tokens_S.lengths_N[::2] > 0
-    silent_N = there_N & ((trained_S[::2] == 0) | (trained_S[1::2] == 0))
-    if silent_N.any():
-        bad_N, there_N = bad_N | silent_N, there_N & ~silent_N
-        reason = reason or "an answer has no token; both sides of a pair say something"
-    sizes_N = np.diff(tokens_S.offsets[::2])
-    # A pair is there whole or not at all.
-    keeps_V = np.repeat(there_N, sizes_N)
-    offsets = offsets_of(sizes_N * there_N)
+    silent = "an answer has no token; both sides of a pair say something"
+    made = _answered(tokens_S, mask_S, bad_N, reason or silent, sides=2)
+    there_N = made.tokens.lengths_N > 0
     places = Ragged(
         values_V=tokens_S.lengths_N[::2][there_N].astype(np.int32),
         offsets=offsets_of(there_N),
     )
+    return replace(made, others={**made.others, REJECTED_AT: places})
+
+
+def _answered(
+    tokens_S: Ragged, mask_S: Ragged, bad_N: NDArray[np.bool_], reason: str, *, sides: int = 1
+) -> Samples:
+    """Make a sample of so many prompts with an answer; one of which an answer trains on nothing is bad.
+
+    Args:
+        tokens_S: Their token ids.
+        mask_S: What is trained on.
+        bad_N: Records that are bad already.
+        reason: What is wrong with the first of those; without such, what is said of an answer of no token.
+        sides: Prompts with an answer that a record has.
+    """
+    firsts_S = tokens_S.offsets[:-1]
+    mask_V = mask_S.values_V.copy()
+    # The first token of a side follows nothing: else the last one of the side before it would predict it.
+    mask_V[firsts_S[tokens_S.lengths_N > 0]] = False
+    trained = offsets_of(mask_V)
+    trained_NS = (trained[tokens_S.offsets[1:]] - trained[firsts_S]).reshape(-1, sides)
+    there_N = tokens_S.lengths_N[::sides] > 0
+    silent_N = there_N & (trained_NS == 0).any(axis=1)
+    bad_N, there_N = bad_N | silent_N, there_N & ~silent_N
+    sizes_N = np.diff(tokens_S.offsets[::sides])
+    # A pair is there whole or not at all.
+    keeps_V = np.repeat(there_N, sizes_N)
+    offsets = offsets_of(sizes_N * there_N)
     return Samples(
         tokens=Ragged(values_V=tokens_S.values_V[keeps_V], offsets=offsets),
-        others={
-            LOSS_MASK: Ragged(values_V=mask_V[keeps_V], offsets=offsets),
-            REJECTED_AT: places,
-        },
+        others={LOSS_MASK: Ragged(values_V=mask_V[keeps_V], offsets=offsets)},
         bad_N=bad_N if bad_N.any() else None,
-        reason=reason,
+        reason=reason if bad_N.any() else "",
     )

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from omniload.base.errors import ConfigError
-from omniload.mix.schema.transforms import ImagesTransform, ImageWords
+from omniload.mix.schema.messages import ImageWords
+from omniload.mix.schema.transforms import ImagesTransform
 from omniload.source.transforms.chat_template import ChatTemplate, Rendered
 from omniload.source.transforms.conversations import BadConversationError
 

@@ -5,18 +5,24 @@ from pathlib import Path
 
 from omniload.base.errors import ConfigError
 from omniload.mix.config import SourceConfig
-from omniload.mix.schema.transforms import (
+from omniload.mix.schema.messages import (
     ChatTransform,
-    MapTransform,
-    MiddleTransform,
+    CompletionTransform,
+    MessageTransform,
     PreferenceTransform,
-    encoding_of,
 )
+from omniload.mix.schema.transforms import MapTransform, MiddleTransform, encoding_of
 from omniload.source.byte_pairs.files import folder_of
 from omniload.source.spec import SourceSpec
 from omniload.source.tokenize import Tokenizer, open_tokenizer
 from omniload.source.transforms.chat_template import ChatTemplate, TemplateFiles, read_template
-from omniload.source.transforms.encoders import ChatEncoder, PlainEncoder, PreferenceEncoder
+from omniload.source.transforms.encoders import (
+    ChatEncoder,
+    CompletionEncoder,
+    Encoder,
+    PlainEncoder,
+    PreferenceEncoder,
+)
 from omniload.source.transforms.fill_in_middle import MiddleFiller
 from omniload.source.transforms.image_places import (
     ChatLayout,
@@ -64,10 +70,8 @@ def _opened(spec: SourceSpec) -> Pipeline:
     first, images = encoding_of(config.transforms), config.images_transform
     # A template that the mix file names lies where other paths of it start; one that it does not, with the tokenizer.
     folder = spec.base_dir, folder_of(tokenizer, spec.base_dir)
-    if isinstance(first, PreferenceTransform) and images is None:
-        return _of_pairs(name, config, first, opened, folder=folder)
-    if isinstance(first, ChatTransform) and images is None:
-        return _of_chat(name, config, first, opened, folder=folder)
+    if isinstance(first, MessageTransform) and images is None:
+        return _of_messages(name, config, first, opened, folder=folder)
     if images is None:
         return Pipeline(PlainEncoder(opened), config.transforms)
     layout: Layout | None = None
@@ -85,16 +89,25 @@ def _opened(spec: SourceSpec) -> Pipeline:
     return Pipeline(encoder, config.transforms, f"{read} {digest}".strip(), cut_at)
 
 
-def _of_chat(
+def _of_messages(
     name: str,
     config: SourceConfig,
-    chat: ChatTransform,
+    transform: MessageTransform,
     opened: Tokenizer,
     *,
     folder: tuple[Path, Path],
 ) -> Pipeline:
-    template, digest = _template_of(name, chat, folder)
-    encoder = ChatEncoder(template, opened, chat, _text_key(config))
+    key, template, digest = _text_key(config), None, ""
+    if isinstance(transform, ChatTransform) or transform.form == "chat":
+        template, digest = _template_of(name, transform, folder)
+    encoder: Encoder
+    if isinstance(transform, CompletionTransform):
+        encoder = CompletionEncoder(transform, key, template, opened)
+    elif isinstance(transform, PreferenceTransform):
+        encoder = PreferenceEncoder(transform, key, template, opened)
+    else:
+        assert template is not None, "conversations have one"
+        encoder = ChatEncoder(template, opened, transform, key)
     return Pipeline(encoder, config.transforms, digest)
 
 
@@ -127,23 +140,8 @@ def _text_key(config: SourceConfig) -> str:
     return str(getattr(config, "column", None) or getattr(config, "text", None) or "")
 
 
-def _of_pairs(
-    name: str,
-    config: SourceConfig,
-    pairs: PreferenceTransform,
-    opened: Tokenizer,
-    *,
-    folder: tuple[Path, Path],
-) -> Pipeline:
-    chosen = _text_key(config)
-    if pairs.form == "text":
-        return Pipeline(PreferenceEncoder(pairs, chosen, None, opened), config.transforms)
-    template, digest = _template_of(name, pairs, folder)
-    return Pipeline(PreferenceEncoder(pairs, chosen, template, opened), config.transforms, digest)
-
-
 def _template_of(
-    name: str, config: ChatTransform | PreferenceTransform, folder: tuple[Path, Path]
+    name: str, config: MessageTransform, folder: tuple[Path, Path]
 ) -> tuple[ChatTemplate, str]:
     """Return the template that a transform names, compiled, and its digest."""
     base_dir, beside = folder

@@ -28,6 +28,7 @@ from omniload.mix.columns import (
 from omniload.mix.schema.transforms import (
     ChatTransform,
     ClampTransform,
+    CompletionTransform,
     ConcatTransform,
     FilterTransform,
     ImagesTransform,
@@ -167,7 +168,9 @@ class Pipeline:
                     samples = function.of_samples(samples)
                 case ConcatTransform():
                     break
-                case ChatTransform() | PreferenceTransform() | ImagesTransform() | MapTransform():
+                case ChatTransform() | CompletionTransform() | PreferenceTransform():
+                    pass  # the encoder
+                case ImagesTransform() | MapTransform():
                     pass  # the encoder, or before it
         return samples
 

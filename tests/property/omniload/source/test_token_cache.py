@@ -95,6 +95,13 @@ SOURCES = {
         "transforms": [{"type": "chat", "messages": {"role": "from", "content": "value"}}],
         "on_error": SKIP,
     },
+    "completion": {
+        "type": "jsonl",
+        "path": "*.jsonl",
+        "unit": 900,
+        "transforms": [{"type": "completion", "prompt": ["lang", "some"]}],
+        "on_error": SKIP,
+    },
 }
 
 
@@ -130,7 +137,7 @@ def opened(folder, kind, cache, *, seed=3, method="block", key_file="", **change
     config = TypeAdapter(SourceConfig).validate_python(
         SOURCES[kind] | {"shuffle": {"method": method, "block_units": 3}} | changes
     )
-    talks = kind in ("chat", "joined chat", "names")
+    talks = kind in ("chat", "joined chat", "names", "completion")
     tokenizer = BpeTokenizer(type="bpe", path="model") if talks else BYTES
     said = TokenCacheConfig(path=str(cache), key_file=key_file) if cache else None
     return open_source(

@@ -13,7 +13,7 @@ from omniload.importing.imported import Asked, mix_text
 from omniload.importing.tools import TOOLS, read_as, tool_of
 from omniload.mix.config import MixConfig
 from omniload.mix.schema.amounts import Amount
-from omniload.mix.schema.transforms import MessageNames
+from omniload.mix.schema.messages import MessageNames
 
 SIZES = {"row_tokens": 64, "step_tokens": 640, "micro_tokens": None, "seed": None}
 TOKENIZER = {"type": "bytes"}

@@ -65,9 +65,10 @@ def test_relative_paths_start_at_the_file_and_others_stay():
     )
 
 
-def test_the_template_of_a_chat_starts_at_the_file():
+@pytest.mark.parametrize("kind", ["chat", "completion", "preference"])
+def test_a_template_starts_at_the_file(kind):
     source = JsonlSource(
-        type="jsonl", path="a.jsonl", transforms=({"type": "chat", "template": "t.jinja"},)
+        type="jsonl", path="a.jsonl", transforms=({"type": kind, "template": "t.jinja"},)
     )
 
     assert with_absolute_paths(source, FOLDER).transforms[0].template == "/data/more/t.jinja"

@@ -17,12 +17,8 @@ from tokenizers import Tokenizer
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.columns import LOSS_SPANS
 from omniload.mix.config import BpeTokenizer, ByteTokenizer
-from omniload.mix.schema.transforms import (
-    ChatTransform,
-    ClampTransform,
-    FilterTransform,
-    MessageNames,
-)
+from omniload.mix.schema.messages import MessageNames
+from omniload.mix.schema.transforms import ChatTransform, ClampTransform, FilterTransform
 from omniload.mix.sources import (
     ArrowSource,
     JsonlSource,
