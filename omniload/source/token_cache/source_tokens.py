@@ -27,7 +27,7 @@ from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
 from omniload.base.ragged import Ragged, offsets_of
 from omniload.mix.config import SourceConfig, TokenizerConfig
-from omniload.mix.schema.messages import MessageTransform
+from omniload.mix.schema.messages import ChatTransform, MessageTransform
 from omniload.mix.schema.transforms import (
     ImagesTransform,
     MapTransform,
@@ -44,6 +44,7 @@ from omniload.source.token_cache.entry import ENTRY_VERSION, EncodedUnit
 from omniload.source.transforms.encoders import Samples
 
 __all__ = [
+    "ANSWER_MAKING_VERSION",
     "CHAT_MAKING_VERSION",
     "MAKING_VERSION",
     "Filling",
@@ -57,7 +58,9 @@ __all__ = [
 MAKING_VERSION = 1
 """Raised whenever the same text, tokenizer and transforms come to other tokens."""
 CHAT_MAKING_VERSION = 2
-"""The same of whatever messages become: where a template is given other messages, entries of texts stay as they are."""
+"""The same of conversations: where a template is given other messages, entries of texts stay as they are."""
+ANSWER_MAKING_VERSION = 3
+"""The same of prompts with an answer or two, whose masks are found in another way."""
 
 # Of ``on_error`` neither: an entry says what is bad, and whoever reads it does as its source says.
 _NOT_OF_TOKENS = {
@@ -151,11 +154,11 @@ def folder_of_source(
         seal: Name of the seal of its entries.
     """
     encoding = encoding_of(config.transforms)
-    made = (
-        encoding.model_dump(mode="json", exclude={"template"}) | {"version": CHAT_MAKING_VERSION}
-        if isinstance(encoding, MessageTransform)
-        else None
-    )
+    made = None
+    if isinstance(encoding, MessageTransform):
+        is_chat = isinstance(encoding, ChatTransform)
+        version = CHAT_MAKING_VERSION if is_chat else ANSWER_MAKING_VERSION
+        made = encoding.model_dump(mode="json", exclude={"template"}) | {"version": version}
     said = {
         "versions": [ENTRY_VERSION, MAKING_VERSION],
         # By what a source says, less what decides nothing: a key that is new enters of itself.

@@ -377,8 +377,9 @@ def _answered(
         reason: What is wrong with the first of those; without such, what is said of an answer of no token.
         sides: Prompts with an answer that a record has.
     """
-    firsts_S = tokens_S.offsets[:-1]
-    mask_V = mask_S.values_V.copy()
+    firsts_S, seen = tokens_S.offsets[:-1], offsets_of(mask_S.values_V)
+    # To its end: a span is marked up to the token that its last character begins in, and more may hold the rest of it.
+    mask_V = seen[1:] > np.repeat(seen[firsts_S], tokens_S.lengths_N)
     # The first token of a side follows nothing: else the last one of the side before it would predict it.
     mask_V[firsts_S[tokens_S.lengths_N > 0]] = False
     trained = offsets_of(mask_V)

@@ -44,7 +44,11 @@ def records(style):
     """Return pairs as their publishers write them."""
     for i in range(COUNT):
         prompt = f"how many are {i} and {i}? " + "think " * (i % 7)
-        chosen, rejected = f"{2 * i}", f"{i} und {i} sind {2 * i + 1} " + "oder " * (i % 5)
+        # What ends with a character of several tokens is trained on to the last of them.
+        chosen, rejected = (
+            f"{2 * i}{' 😀' * (i % 3)}",
+            f"{i} und {i} sind {2 * i + 1} " + "oder " * (i % 5),
+        )
         asked = [{"role": "user", "content": prompt}]
         sides = [[{"role": "assistant", "content": said}] for said in (chosen, rejected)]
         if style == "texts":

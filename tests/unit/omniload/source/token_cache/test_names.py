@@ -2,7 +2,7 @@
 
 import pytest
 
-from omniload.mix.schema.transforms import ChatTransform
+from omniload.mix.schema.transforms import ChatTransform, PreferenceTransform
 from omniload.mix.sources import JsonlSource, TextSource
 from omniload.source.formats.opening import open_format
 from omniload.source.spec import SourceSpec
@@ -44,11 +44,23 @@ def test_units_of_one_file_have_names_of_their_own_that_the_other_files_do_not_d
     assert before[2:] == after[2:]
 
 
+CHAT = (ChatTransform(type="chat"),)
+PAIRS = (PreferenceTransform(type="preference"),)
+
+
 @pytest.mark.parametrize(
-    ("transforms", "changes"), [((), False), ((ChatTransform(type="chat"),), True)]
+    ("version", "transforms", "changes"),
+    [
+        ("CHAT_MAKING_VERSION", (), False),
+        ("CHAT_MAKING_VERSION", CHAT, True),
+        ("CHAT_MAKING_VERSION", PAIRS, False),
+        ("ANSWER_MAKING_VERSION", (), False),
+        ("ANSWER_MAKING_VERSION", CHAT, False),
+        ("ANSWER_MAKING_VERSION", PAIRS, True),
+    ],
 )
-def test_entries_of_texts_stay_where_templates_are_given_other_messages(
-    monkeypatch, transforms, changes
+def test_entries_of_others_stay_where_conversations_or_answers_are_made_otherwise(
+    monkeypatch, version, transforms, changes
 ):
     config = JsonlSource(type="jsonl", path="*.jsonl", transforms=transforms)
 
@@ -57,6 +69,6 @@ def test_entries_of_texts_stay_where_templates_are_given_other_messages(
         return folder_of_source(config, **of_run)
 
     before = folder()
-    monkeypatch.setattr(source_tokens, "CHAT_MAKING_VERSION", 3)
+    monkeypatch.setattr(source_tokens, version, 4)
 
     assert (folder() != before) == changes

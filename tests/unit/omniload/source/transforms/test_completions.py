@@ -90,7 +90,7 @@ def by_hand(folder, asked, said, *, form="chat", end=(END,)):
     return found.ids + [library.token_to_id(token) for token in end], mask
 
 
-PAIRS = [(f"how many are {i} and {i}? ", f"{2 * i} " * (1 + i % 3)) for i in range(7)]
+PAIRS = [(f"how many are {i} and {i}? ", f"{2 * i} " * (1 + i % 3) + "😀") for i in range(7)]
 ROWS = [{"prompt": asked, "completion": answer} for asked, answer in PAIRS]
 
 
@@ -171,7 +171,11 @@ def test_with_loss_all_there_is_no_mask_and_the_tokens_stay(folder, tmp_path, fo
         ({"prompt": None, "completion": "b"}, {}, "prompt is null, not a list of messages with"),
         ({"prompt": "", "completion": "b"}, {"form": "text"}, 'prompt is "", not a text that says'),
         ({"prompt": "a", "completion": ""}, {"form": "text"}, 'completion is "", not a text that'),
-        ({"prompt": "a", "completion": ""}, {}, 'completion is "", not a list of messages with'),
+        (
+            {"prompt": "a", "completion": ""},
+            {},
+            'completion is "", not a list of messages with role and con',
+        ),
         ({"prompt": "a", "completion": []}, {}, "completion has 0 messages behind a prompt of 1"),
         ({"prompt": [], "completion": "b"}, {}, "completion has 1 messages behind a prompt of 0"),
         (
