@@ -196,7 +196,8 @@ def messages_under(
         isinstance(each, dict) and isinstance(each.get(names.role), str) for each in given
     ):
         raise BadConversationError(
-            f"{key} is {_quoted(value)}, not a list of messages with {names.role} and {names.content}"
+            f"{key} is {_quoted(value)}, not a list of messages with {names.role} and {names.content}, nor a text that "
+            "says something"
         )
     try:
         return [named(i, message, names) for i, message in enumerate(given)]

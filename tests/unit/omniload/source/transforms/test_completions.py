@@ -174,7 +174,7 @@ def test_with_loss_all_there_is_no_mask_and_the_tokens_stay(folder, tmp_path, fo
         (
             {"prompt": "a", "completion": ""},
             {},
-            'completion is "", not a list of messages with role and con',
+            'completion is "", not a list of messages with role and content, nor a text that says',
         ),
         ({"prompt": "a", "completion": []}, {}, "completion has 0 messages behind a prompt of 1"),
         ({"prompt": [], "completion": "b"}, {}, "completion has 1 messages behind a prompt of 0"),
