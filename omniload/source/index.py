@@ -65,16 +65,32 @@ _SCHEMA = pa.schema(
 _READERS = 8
 _HEAD_BYTES = 64
 _log = get_logger(__name__)
+_NO_HOME = Path("~")
 _told: set[tuple[Path, int | None]] = set()
 """Folders that were told of, each with the number of the error."""
 
 
-def index_folder(mix_path: Path) -> Path:
-    """Return the folder that keeps the indexes of a mix file's sources, under the user's cache folder."""
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+def index_folder(mix_path: Path) -> Path | None:
+    """Return the folder that keeps the indexes of a mix file's sources, under the user's cache folder.
+
+    ``None`` where the user has none, as a container's that no file of users names: nothing is kept, and that is warned
+    of once.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME")
+    try:
+        above = Path(cache) if cache else Path("~/.cache").expanduser()
+    except RuntimeError:
+        if (_NO_HOME, None) not in _told:
+            _told.add((_NO_HOME, None))
+            _log.warning(
+                "user %d has no home, and neither HOME nor XDG_CACHE_HOME is set: indexes, and what was found or "
+                "measured of sources, are made anew in every start; set XDG_CACHE_HOME to a folder that keeps them",
+                os.geteuid(),
+            )
+        return None
     # Mix files of one name lie in many folders, and have indexes of their own.
     digest = hashlib.blake2b(os.fsencode(mix_path.resolve()), digest_size=6).hexdigest()
-    return Path(cache) / "omniload" / "index" / f"{mix_path.stem}.{digest}"
+    return above / "omniload" / "index" / f"{mix_path.stem}.{digest}"
 
 
 def write_kept(path: Path, content: bytes) -> None:

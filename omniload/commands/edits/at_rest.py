@@ -190,7 +190,9 @@ def _facts_of(life: RunLife, history: History) -> SourceFacts:
         shell.close()
 
 
-def _shard_in(change: SkipShard, mix: MixConfig, base_dir: Path, cache_dir: Path) -> SkipShard:
+def _shard_in(
+    change: SkipShard, mix: MixConfig, base_dir: Path, cache_dir: Path | None
+) -> SkipShard:
     """Return the change with the shard that it means; of all sources files are listed, of those that have it opened.
 
     Raises:

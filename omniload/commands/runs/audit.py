@@ -145,7 +145,7 @@ def _spec_before(
     base: Mapping[str, Json],
     records: Sequence[Mapping[str, Json]],
     step: int,
-    cache_dir: Path,
+    cache_dir: Path | None,
 ) -> tuple[PlaneSpec, str]:
     """Return what plans ``step`` alone, and the digest that the journal has for it.
 

@@ -278,6 +278,22 @@ def test_a_mix_file_in_a_folder_whose_name_is_no_utf8_has_an_index_too(tmp_path)
     assert index_folder(one) != index_folder(other)
 
 
+def test_a_user_without_a_home_keeps_no_indexes_and_is_told_once(monkeypatch, caplog):
+    def homeless(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pathlib.Path.expanduser", homeless)
+
+    with caplog.at_level("WARNING"):
+        folders = [index_folder(Path("/data", name)) for name in ("a.yaml", "b.yaml")]
+
+    assert folders == [None, None]
+    (said,) = caplog.messages
+    assert "has no home" in said
+    assert "set XDG_CACHE_HOME to a folder" in said
+
+
 @pytest.mark.timeout(30)
 def test_a_pipe_in_place_of_an_index_is_not_waited_for(indexed, folder):
     indexed()
