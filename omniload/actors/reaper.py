@@ -16,7 +16,7 @@ from pathlib import Path
 
 from omniload.actors import reaper_process
 from omniload.actors.reaper_process import LEAVE, MARKS, PATIENCE_S
-from omniload.base.errors import UnavailableError
+from omniload.base.errors import StateError, UnavailableError
 from omniload.base.linux.file_lock import FileLock, is_locked
 from omniload.base.log import get_logger
 
@@ -36,8 +36,16 @@ class PlaneFolder:
     """The folder of a plane's files on this host: the next start removes one whose opener and reaper were killed."""
 
     def __init__(self) -> None:
-        # Short: the paths of Ray's sockets below it must stay under 107 characters.
-        self.path = Path(tempfile.gettempdir()) / f"{_FOLDERS}{secrets.token_hex(4)}"
+        """Choose its name; ``StateError`` where no folder of temporary files can be written."""
+        try:
+            above = Path(tempfile.gettempdir())
+        except FileNotFoundError as error:
+            raise StateError(
+                f"a data plane on Ray needs a folder for its files on this host ({error.strerror}); make room or "
+                "rights in one of them, or set TMPDIR to one that can be written"
+            ) from error
+        # Short: the paths of Ray's sockets in it are limited.
+        self.path = above / f"{_FOLDERS}{secrets.token_hex(4)}"
         # What is empty yet cannot say in a file whose it is.
         self._begun = self.path.with_name(f"{_begun_here()}{secrets.token_hex(4)}")
         self._lock: FileLock | None = None

@@ -26,7 +26,7 @@ LONGER = {
         "where a plane is, which ranks it serves there, who may come",
     ),
     "omniload/actors/reaper.py": (
-        215,
+        225,
         "the opener's side of the reaper, and the folder that both remove, whole or as it is made",
     ),
     "omniload/actors/local/plane.py": (
@@ -77,7 +77,7 @@ LONGER = {
         "starts, joins, waits for, looks at and ends a Ray: our own, and another's",
     ),
     "omniload/actors/ray/hosts/node.py": (
-        205,
+        215,
         "starts a node of Ray without the processes that no data plane asks, and with what its workers are forked from",
     ),
     "omniload/actors/ray/plane.py": (230, "opens and closes every actor"),

@@ -23,6 +23,7 @@ from typing_extensions import override
 from omniload.actors.ray.answers import ask_head, wait_for_future, wait_for_head
 from omniload.actors.ray.environment import (
     new_namespace,
+    place_traces,
     ray,
     require_unconnected,
 )
@@ -115,6 +116,7 @@ def _init_ray(
     Ray puts a trace and an abort in its place: a training script that saves a checkpoint when it
     is asked to end would die instead. Python lets the main thread alone put it back.
     """
+    place_traces()
     answer = signal.getsignal(signal.SIGTERM)
     init = partial(ray.init, configure_logging=False, log_to_driver=False, **options)
     try:

@@ -6,6 +6,7 @@ share one token, and no other process of the machine can join.
 """
 
 import atexit
+import faulthandler
 import os
 import secrets
 import sys
@@ -61,6 +62,7 @@ __all__ = [
     "RayTaskError",
     "miss_hosts_soon",
     "new_namespace",
+    "place_traces",
     "ray",
     "require_unconnected",
 ]
@@ -98,6 +100,27 @@ def require_unconnected() -> None:
         "this process is connected to a Ray cluster already; close it (ray.shutdown()) before the data plane is "
         "opened, or set runtime.kind to local"
     )
+
+
+def place_traces() -> None:
+    """Say where a crash is traced, where ``sys.stderr`` has no descriptor; call it before this process joins a Ray.
+
+    Ray asks that object for one, and refuses to start without: one that a script put in its place to keep a log has
+    none, and a daemon whose standard files are closed has no such object.
+    """
+    if faulthandler.is_enabled() or _descriptor_of(sys.stderr) is not None:
+        return
+    descriptor = _descriptor_of(sys.__stderr__)
+    # Held by the process for as long as it lasts, as traces are written when nothing can be opened any more.
+    where = os.open(os.devnull, os.O_WRONLY) if descriptor is None else descriptor
+    faulthandler.enable(where, all_threads=False)
+
+
+def _descriptor_of(file: object) -> int | None:
+    try:
+        return int(file.fileno())  # type: ignore[attr-defined]
+    except (AttributeError, OSError, ValueError):  # none at all, of none, closed
+        return None
 
 
 def miss_hosts_soon() -> None:

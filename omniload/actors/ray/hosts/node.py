@@ -20,7 +20,13 @@ from typing_extensions import override
 
 from omniload.actors.ray.environment import ray
 from omniload.actors.ray.hosts import worker
-from omniload.actors.ray.hosts.node_plan import NodePlan, begin_loading, ports_of, without_agents
+from omniload.actors.ray.hosts.node_plan import (
+    NodePlan,
+    begin_loading,
+    places_of,
+    ports_of,
+    without_agents,
+)
 from omniload.base.clock import SystemClock
 from omniload.base.log import get_logger
 
@@ -114,7 +120,6 @@ def start_node(plan: NodePlan) -> RayNode | None:
         parameters = RayParams(
             num_cpus=plan.workers,
             node_ip_address=plan.address,
-            temp_dir=plan.folder,
             object_store_memory=plan.object_store_bytes,
             include_dashboard=False,
             # Roles write their own lines, by role: Ray's copies would only be copied once more.
@@ -123,6 +128,7 @@ def start_node(plan: NodePlan) -> RayNode | None:
             worker_path=worker.__file__,
             gcs_address=plan.head,
             **ports_of(plan),
+            **places_of(plan),
         )
         # ``spawn_reaper``: Ray's own watch on its processes, beside ours, which ends what that one misses.
         node: RayNode = LeanNode(

@@ -7,15 +7,19 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from omniload.actors.ray.hosts import late_agent, worker
+from omniload.base.errors import ConfigError
 from omniload.base.linux.network import free_ports
 
-__all__ = ["NodePlan", "begin_loading", "ports_of", "without_agents"]
+__all__ = ["NodePlan", "begin_loading", "places_of", "ports_of", "without_agents"]
 
 _NO_AGENT = shutil.which("cat")
 """It reads the pipe that the raylet holds, and ends with it."""
+_MOST_BYTES = 107
+"""Of the path of a Unix socket: what the kernel takes, less the zero behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,31 @@ def ports_of(plan: NodePlan) -> dict[str, Any]:
         return told | ({"gcs_server_port": 0} if plan.head is None else {})
     left = [port for port in ports if port > found[len(servers) - 1]]
     return told | {"worker_port_list": ",".join(map(str, left))}
+
+
+def places_of(plan: NodePlan) -> dict[str, Any]:
+    """Return what Ray is told of its folder and its sockets: they lie in that folder itself.
+
+    Those of a session of Ray's lie 51 bytes deeper, which leaves 21 of 107 for the folder of temporary files; that of
+    a job of Slurm or PBS takes more.
+
+    Raises:
+        ConfigError: Their paths are longer than those of sockets may be.
+    """
+    folder = Path(plan.folder)
+    raylet = str(folder / "raylet")
+    over = len(os.fsencode(worker.place_of(raylet))) - _MOST_BYTES
+    if over > 0:
+        size = len(os.fsencode(folder.parent))
+        raise ConfigError(
+            f"{folder.parent}, the folder of temporary files, is a path of {size} bytes, and sockets of Ray below it "
+            f"take one of {size - over} at most; set TMPDIR to a shorter one, such as /tmp"
+        )
+    return {
+        "temp_dir": plan.folder,
+        "raylet_socket_name": raylet,
+        "plasma_store_socket_name": str(folder / "plasma"),
+    }
 
 
 def without_agents(command: Sequence[str]) -> list[str]:

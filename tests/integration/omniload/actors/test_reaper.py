@@ -17,6 +17,7 @@ import pytest
 from omniload.actors import reaper
 from omniload.actors.reaper import PlaneFolder, Reaper, marked
 from omniload.actors.reaper_process import MARKS, clean_up, end_all, marks_of
+from omniload.base.errors import StateError
 from omniload.base.linux.file_lock import FileLock, is_locked
 
 _SLEEPER = "import signal; print('up', flush=True); signal.pause()"
@@ -348,6 +349,18 @@ def test_a_folder_that_another_start_takes_away_before_it_is_held_is_made_again(
     assert is_locked(folder.path / "opener")
     folder.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_host_without_a_folder_for_temporary_files_is_told_with_those_that_were_tried(
+    monkeypatch,
+):
+    def none_usable():
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp', '/']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none_usable)
+
+    with pytest.raises(StateError, match=r"\(No usable .* \['/tmp', '/'\]\); make room .* TMPDIR"):
+        PlaneFolder()
 
 
 def test_a_folder_that_says_nothing_of_its_opener_or_leads_elsewhere_is_left_alone(

@@ -1,5 +1,9 @@
-"""Whose Ray a process is connected to that wants to open a data plane."""
+"""Whose Ray a process is connected to that wants to open a data plane, and where its crashes are traced."""
 
+import faulthandler
+import os
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +11,7 @@ import pytest
 pytest.importorskip("ray")
 
 from omniload.actors.ray import environment
-from omniload.actors.ray.environment import new_namespace, require_unconnected
+from omniload.actors.ray.environment import new_namespace, place_traces, require_unconnected
 from omniload.base.errors import StateError
 
 
@@ -44,3 +48,54 @@ def test_a_process_that_uses_no_ray_may_open_a_plane(monkeypatch):
     connected(monkeypatch, None)
 
     require_unconnected()
+
+
+class Tee:
+    """What a script puts in the place of ``sys.stderr`` to keep a log: written to, and nothing else."""
+
+    def write(self, text):
+        return len(text)
+
+
+@pytest.fixture
+def no_traces(monkeypatch):
+    """A process that traces no crashes yet; returns how it is asked to, by the descriptor."""
+    asked = []
+    monkeypatch.setattr(faulthandler, "is_enabled", lambda: bool(asked))
+    monkeypatch.setattr(faulthandler, "enable", lambda file, **_: asked.append(file))
+    return asked
+
+
+def test_crashes_are_traced_to_the_first_standard_error_where_a_script_has_put_another_in_its_place(
+    monkeypatch, no_traces, tmp_path
+):
+    with (tmp_path / "stderr").open("w") as first:
+        monkeypatch.setattr(sys, "stderr", Tee())
+        monkeypatch.setattr(sys, "__stderr__", first)
+
+        place_traces()
+        place_traces()
+
+        assert no_traces == [first.fileno()]
+
+
+def test_crashes_of_a_process_without_standard_error_are_traced_nowhere(monkeypatch, no_traces):
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(sys, "__stderr__", None)
+
+    place_traces()
+
+    (descriptor,) = no_traces
+    assert str(Path(f"/proc/self/fd/{descriptor}").readlink()) == os.devnull
+    os.close(descriptor)
+
+
+def test_where_standard_error_has_a_descriptor_ray_is_left_to_choose(
+    monkeypatch, no_traces, tmp_path
+):
+    with (tmp_path / "stderr").open("w") as file:
+        monkeypatch.setattr(sys, "stderr", file)
+
+        place_traces()
+
+    assert no_traces == []

@@ -1,9 +1,12 @@
 """What a raylet is told to start."""
 
+from pathlib import Path
+
 import pytest
 
-from omniload.actors.ray.hosts import node_plan
-from omniload.actors.ray.hosts.node_plan import NodePlan, ports_of, without_agents
+from omniload.actors.ray.hosts import node_plan, worker
+from omniload.actors.ray.hosts.node_plan import NodePlan, places_of, ports_of, without_agents
+from omniload.base.errors import ConfigError
 
 
 def test_agents_that_no_plane_asks_are_not_begun_and_one_comes_with_the_first_who_asks():
@@ -56,3 +59,28 @@ def test_too_few_ports_for_a_rank_that_joins_are_told_with_what_a_rank_takes(
     ((count, said),) = told
     assert said.endswith(why)
     assert (count, bool(said)) == (4 if head else 7, bool(head))
+
+
+def in_folder(above_bytes):
+    above = "/" + "t" * (above_bytes - 1)
+    return NodePlan(
+        folder=f"{above}/omniload-ray-00000000", address="", workers=1, object_store_bytes=0
+    )
+
+
+def test_sockets_lie_in_the_nodes_folder_itself_where_a_long_path_of_temporary_files_leaves_room():
+    plan = in_folder(72)
+
+    places = places_of(plan)
+
+    assert places.pop("temp_dir") == plan.folder
+    assert sorted(places) == ["plasma_store_socket_name", "raylet_socket_name"]
+    assert {str(Path(path).parent) for path in places.values()} == {plan.folder}
+    assert len(worker.place_of(places["raylet_socket_name"])) == 107
+
+
+def test_a_folder_of_temporary_files_whose_path_is_too_long_for_sockets_is_refused_with_the_limit():
+    with pytest.raises(
+        ConfigError, match=r"is a path of 75 bytes, .* one of 72 at most; set TMPDIR"
+    ):
+        places_of(in_folder(75))
