@@ -232,5 +232,5 @@ def _as_written(life: RunLife) -> MixConfig:
 
 def _state_at(run_dir: Path, history: History, step: int) -> JsonObject:
     """Return the state before ``step`` from the run's journal."""
-    base, records = read_journal(journal_of(run_dir))
+    base, records = read_journal(journal_of(run_dir), step)
     return state_json_at(history, base, records, step)

@@ -22,7 +22,7 @@ from omniload.mix.edits.shards import ShardsFound, shard_meant, shards_like
 from omniload.mix.edits.stages import gone_through_in
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.journal.place import journal_of
-from omniload.mix.journal.reading import read_journal, read_tail
+from omniload.mix.journal.reading import read_extent, read_journal, read_tail
 from omniload.mix.progress import fingerprint_in, fold, records_in
 from omniload.mix.run_record import RUN_RECORD_NAME, RunLife, read_run_record
 from omniload.mix.state import MixState
@@ -104,7 +104,7 @@ def _stand_of(run: Path, history: History, step: int) -> tuple[MixState, list[in
     Raises:
         StateError: The journal does not reach back to it, or is damaged.
     """
-    base, records = read_journal(journal_of(run))
+    base, records = read_journal(journal_of(run), step)
     fingerprint = fingerprint_in(base)
     found = history.fingerprint_at(len(history.edits), fingerprint)
     state = fold(history, base, records, fingerprint, step)
@@ -136,12 +136,13 @@ def _skipping(run: Path, history: History, change: SkipSteps, planned: int) -> H
                 else f"skip steps below {planned}"
             )
         )
-    base, records = read_journal(journal_of(run))
-    begun = base.get("step")
-    if isinstance(begun, int) and change.first < begun:
+    journal = journal_of(run)
+    begun = read_extent(journal).first_step
+    if change.first < begun:
         raise StateError(
             f"the journal of {run} begins at step {begun}, step {change.first} is before it; skip later steps"
         )
+    base, records = read_journal(journal, change.stop)
     # The first of them draws what the step behind the last would have drawn.
     behind = fold(history, base, records, fingerprint_in(base), change.stop)
     return history.edited(change, change.first, behind=behind, at_rest=True)

@@ -14,7 +14,6 @@ from rich.text import Text
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.secrets import without_secrets
-from omniload.base.state import Json
 from omniload.base.writing import write_whole
 from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, say, table
 from omniload.commands.opening import tokenizer_of
@@ -31,7 +30,8 @@ from omniload.mix.config import MixConfig
 from omniload.mix.edits.edits_file import read_history
 from omniload.mix.journal.losses import PieceKey, PieceLoss, losses_of_step
 from omniload.mix.journal.place import journal_of
-from omniload.mix.journal.reading import read_journal, read_worlds
+from omniload.mix.journal.reading import read_extent, read_journal, read_worlds
+from omniload.mix.journal.storage import JournalStorage
 from omniload.mix.progress import state_json_at
 from omniload.mix.run_record import RunLife, read_run_record
 from omniload.plan.place_tree import ClientPlaceTree, MeshAxis
@@ -105,9 +105,8 @@ def audit(  # noqa: PLR0913, PLR0917 -- one for each option
       omniload mix audit demo/run --step 12 --html step-12.html
     """  # noqa: D301 -- click's own marker
     life = read_run_record(run).life_at(step)
-    base, records = read_journal(journal_of(run))
     index = cache_dir or index_folder(life.mix_path)
-    spec, journaled = _spec_before(run, life, base, records, step, index)
+    spec, journaled = _spec_before(run, life, step, index)
     if rank is not None and rank >= (num_ranks := spec.tree.size_of("dp")):
         raise ConfigError(
             f"--rank {rank}: step {step} had data-parallel ranks 0 to {num_ranks - 1}; give one of them"
@@ -142,8 +141,6 @@ def audit(  # noqa: PLR0913, PLR0917 -- one for each option
 def _spec_before(
     run: Path,
     life: RunLife,
-    base: Mapping[str, Json],
-    records: Sequence[Mapping[str, Json]],
     step: int,
     cache_dir: Path | None,
 ) -> tuple[PlaneSpec, str]:
@@ -152,15 +149,16 @@ def _spec_before(
     Raises:
         StateError: The journal does not hold the step, or belongs to another mix.
     """
-    digests = {record.get("step"): str(record.get("digest")) for record in records}
-    if step not in digests:
-        first = base.get("step")
+    journal = journal_of(run)
+    base, records = read_journal(journal, step)
+    if not records or records[-1]["step"] != step:
+        extent = read_extent(journal)
         raise StateError(
-            f"the journal holds {len(digests)} steps from step {first}, step {step} is not among them; "
-            "choose one within"
+            f"the journal holds {extent.next_step - extent.first_step} steps from step {extent.first_step}, "
+            f"step {step} is not among them; choose one within"
         )
     mix = life.mix()
-    revision = next(int(str(r["revision"])) for r in records if r.get("step") == step)
+    revision = int(str(records[-1]["revision"]))
     history = read_history(run, mix)
     # One step ahead, so that nothing is read for steps that nobody looks at; what is in a step does not rest on it.
     mix = mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"prefetch_steps": 1})})
@@ -169,19 +167,19 @@ def _spec_before(
     spec = PlaneSpec(
         mix=mix,
         base_dir=life.base_dir,
-        tree=_tree_at(run, life, step),
+        tree=_tree_at(journal, life, step),
         state=state,
         num_steps=step + 1,
         cache_dir=cache_dir,
         # As far as they held then: steps that are skipped since stand in the journal until the run goes on.
         edits=history.edits[:revision],
     )
-    return spec, digests[step]
+    return spec, str(records[-1]["digest"])
 
 
-def _tree_at(run: Path, life: RunLife, step: int) -> ClientPlaceTree:
+def _tree_at(journal: Path | JournalStorage, life: RunLife, step: int) -> ClientPlaceTree:
     """Return the ranks that trained on a step: those that a start was made with, or that came in their place."""
-    worlds = [World.from_json(noted) for noted in read_worlds(journal_of(run))]
+    worlds = [World.from_json(noted) for noted in read_worlds(journal)]
     later = [world for world in worlds if life.from_step <= world.step <= step]
     if later:
         return later[-1].tree

@@ -1,5 +1,6 @@
 """``omniload mix diff``: what two mix files or runs have different, and from which step on."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.history import History
 from omniload.mix.edits.wanted import later_keys
 from omniload.mix.journal.place import journal_of
-from omniload.mix.journal.reading import read_journal
+from omniload.mix.journal.reading import read_digests, read_journal
 from omniload.mix.progress import fingerprint_in
 from omniload.mix.run_record import read_run_record
 
@@ -36,8 +37,8 @@ class _Side:
     history: History
     fingerprint: dict[str, str]
     """Empty for a file: its data is not looked at."""
-    digests: dict[int, str]
-    """By step; empty for a file."""
+    digests: Iterator[tuple[int, str]]
+    """Of each step, in order, as the journal is read; none for a file."""
 
 
 @click.command
@@ -65,8 +66,7 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
         if all(side.fingerprint for side in sides)
         and sides[0].fingerprint.get(key) != sides[1].fingerprint.get(key)
     ]
-    step = first_other(sides[0].digests, sides[1].digests)
-    common = len(sides[0].digests.keys() & sides[1].digests.keys())
+    common, step = first_other(sides[0].digests, sides[1].digests)
     if as_json:
         emit_json(
             {
@@ -152,13 +152,14 @@ def _side(path: Path) -> _Side:
         raise ConfigError(f"{path}: no such file or folder; give a mix file or the folder of a run")
     # A folder is a run, whatever is in it: what it lacks is then told by name.
     if not path.is_dir():
-        return _Side(history=History(load_mix(path)[0]), fingerprint={}, digests={})
+        return _Side(history=History(load_mix(path)[0]), fingerprint={}, digests=iter(()))
     mix = read_run_record(path).last.mix()
-    base, records = read_journal(journal_of(path))
+    journal = journal_of(path)
+    base, _ = read_journal(journal, 0)
     return _Side(
         history=read_history(path, mix),
         fingerprint=fingerprint_in(base),
-        digests={int(str(r["step"])): str(r["digest"]) for r in records},
+        digests=read_digests(journal),
     )
 
 

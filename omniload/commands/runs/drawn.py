@@ -147,7 +147,7 @@ def _spec_at(run: Path, step: int | None, state: Path | None, cache_dir: Path | 
     assert step is not None, "one of them is given"
     life = read_run_record(run).life_at(step)
     mix = life.mix()
-    base, records = read_journal(journal_of(run))
+    base, records = read_journal(journal_of(run), step)
     return PlaneSpec(
         mix=mix,
         base_dir=life.base_dir,

@@ -1,8 +1,7 @@
 """``omniload mix show``: how far a run has come."""
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -22,8 +21,7 @@ from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.found import never_reached
 from omniload.mix.journal.groups import GroupProgress, group_progress
 from omniload.mix.journal.place import journal_of
-from omniload.mix.journal.reading import read_journal
-from omniload.mix.journal.records import bad_in
+from omniload.mix.journal.reading import read_extent, read_journal
 from omniload.mix.progress import RunProgress, progress_of
 from omniload.mix.run_record import read_run_record
 from omniload.mix.schema.stages import said_epochs
@@ -46,13 +44,14 @@ def show(run: Path, as_json: bool) -> None:
       omniload mix show demo/run
     """  # noqa: D301 -- click's own marker
     life = read_run_record(run).last
-    base, records = read_journal(journal_of(run))
+    journal = journal_of(run)
+    extent = read_extent(journal)
+    # A run that goes on may have more by now: both reads tell of the same steps.
+    base, records = read_journal(journal, max(extent.first_step, extent.next_step - 1))
     history = read_history(run, life.mix())
-    progress = progress_of(history, base, records)
+    progress = replace(progress_of(history, base, records), first_step=extent.first_step)
     groups = group_progress(run, history.latest.names)
-    pace, skipped = _pace_of(run), Counter[str]()
-    for record in records:
-        skipped.update(bad_in(record))
+    pace = _pace_of(run)
     ahead = [edit.revision for edit in never_reached(history, progress.next_step)]
     if as_json:
         edits = history.edits_as_json(len(history.edits))
@@ -65,7 +64,7 @@ def show(run: Path, as_json: bool) -> None:
                 "edits_ahead": ahead,
                 "stages_by_epochs": stages_by_epochs_json(history),
                 "groups": None if groups is None else asdict(groups),
-                "skipped": dict(skipped),
+                "skipped": dict(extent.skipped),
                 "steps_per_s": pace.steps_per_s,
                 "has_ended": pace.has_ended,
                 "tokens_per_s": pace.steps_per_s * history.latest.batch.tokens,
@@ -73,7 +72,7 @@ def show(run: Path, as_json: bool) -> None:
         )
         return
     console = output()
-    console.print(_sources_of(progress, skipped))
+    console.print(_sources_of(progress, extent.skipped))
     ranks = ", ".join(f"{axis} {size}" for axis, size in life.sizes.items())
     say(
         console,

@@ -135,9 +135,27 @@ def _others(
     return {name: (a, b) for name, (a, b) in pairs.items() if a != b}
 
 
-def first_other(one: Mapping[int, str], other: Mapping[int, str]) -> int | None:
-    """Return the first step that both runs have and that held other samples in them; by digests of their steps."""
-    return next((s for s in sorted(one.keys() & other.keys()) if one[s] != other[s]), None)
+def first_other(
+    one: Iterator[tuple[int, str]], other: Iterator[tuple[int, str]]
+) -> tuple[int, int | None]:
+    """Compare the steps of two runs, each with the digest of its samples, in order.
+
+    Returns:
+        How many steps both have, and the first of them that held other samples.
+    """
+    common, found = 0, None
+    a, b = next(one, None), next(other, None)
+    while a is not None and b is not None:
+        if a[0] < b[0]:
+            a = next(one, None)
+        elif b[0] < a[0]:
+            b = next(other, None)
+        else:
+            if found is None and a[1] != b[1]:
+                found = a[0]
+            common += 1
+            a, b = next(one, None), next(other, None)
+    return common, found
 
 
 def leaves_of(content: Mapping[str, Any]) -> dict[str, Any]:

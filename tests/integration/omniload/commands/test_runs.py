@@ -13,8 +13,10 @@ from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.client import Client
+from omniload.machine import planner
 from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import BalanceConfig, load_mix
+from omniload.mix.journal.lines import JournalLine
 from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.mix.run_record import write_run_record
 from omniload.plan.place_tree import ClientPlaceTree
@@ -279,6 +281,29 @@ def test_audit_refuses_data_with_other_records(mix_path, tmp_path):
 
     assert isinstance(result.exception, StateError)
     assert "sources.text.records" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("show",), ("audit", "--step", 10), ("drawn", "--step", 10, "-o", "drawn")]
+)
+def test_a_verb_takes_in_no_record_of_a_step_before_the_last_base(
+    mix_path, tmp_path, monkeypatch, arguments
+):
+    monkeypatch.setattr(planner, "_BASE_EVERY", 4)
+    monkeypatch.chdir(tmp_path)
+    a_run(tmp_path / "run", mix_path, dp=1)
+    taken, parse = [], JournalLine.parsed
+    monkeypatch.setattr(
+        JournalLine, "parsed", lambda line: taken.append(line.text[:9]) or parse(line)
+    )
+    verb, *options = arguments
+
+    result = run_mix(verb, tmp_path / "run", *options)
+
+    assert result.exit_code == 0, result.output
+    steps = [int(text[8:]) for text in taken if text.startswith(b'{"step":')]
+    # Steps 10 and 11 begin alike in nine bytes.
+    assert steps == ([8, 9, 1, 1] if verb == "show" else [8, 9, 1])
 
 
 def test_audit_refuses_a_damaged_journal(mix_path, tmp_path):

@@ -1,6 +1,8 @@
 """What two mixes have different, where stages of them wait for epochs."""
 
-from omniload.mix.edits.comparison import differences_of
+import pytest
+
+from omniload.mix.edits.comparison import differences_of, first_other
 from omniload.mix.edits.edit import SetWeights
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import by_epochs
@@ -55,3 +57,18 @@ def test_stages_that_wait_are_numbered_as_in_the_file_however_many_edits_lie_bef
     begun = at_an_end(history, 6).edited(SetWeights(weights={"web": 2}), 6)
     assert [each[:2] for each in by_epochs(begun)] == [(1, 6), (2, None)]
     assert by_epochs(begun)[0][2].weights == {"web": 1, "code": 3}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "found"),
+    [
+        ("", "0a", (0, None)),
+        ("0a 1b", "2c", (0, None)),
+        ("0a 1b 2c", "1b 2c 3d", (2, None)),
+        ("2c 3d 4e 5f", "0a 1b 2c 3x 4x", (3, 3)),
+    ],
+)
+def test_steps_of_two_runs_are_compared_as_they_are_read(one, other, found):
+    steps = [iter([(int(step[0]), step[1]) for step in each.split()]) for each in (one, other)]
+
+    assert first_other(*steps) == found

@@ -1,5 +1,7 @@
 """The end of a journal: what a planner that takes over reads, and what it may add."""
 
+from dataclasses import replace
+
 import orjson
 import pytest
 from hypothesis import given
@@ -7,8 +9,17 @@ from hypothesis import strategies as st
 
 from omniload.base.errors import IntegrityError, StateError
 from omniload.mix.journal.journal import Journal
-from omniload.mix.journal.lines import line_of, sound_lines
-from omniload.mix.journal.reading import read_journal, read_tail, states_in
+from omniload.mix.journal.lines import JournalLine, line_of, sound_lines
+from omniload.mix.journal.reading import (
+    Extent,
+    read_digests,
+    read_extent,
+    read_journal,
+    read_tail,
+    state_before,
+    states_in,
+)
+from omniload.mix.journal.records import StepRecord
 from omniload.mix.state import MixState
 from tests.support.plane.journals import (
     NAMES,
@@ -74,6 +85,61 @@ def test_a_journal_of_many_blocks_without_a_base_is_read_from_its_start(tmp_path
     assert read_tail(path, 3).first_step == 0
     assert read_tail(based, 3).first_step == 35
     assert read_tail(based, 6).first_step == 28
+
+
+@pytest.mark.parametrize("step", [0, 9, 10, 11, 38, 39])
+def test_a_step_is_read_from_the_last_base_that_leads_to_it_and_what_is_behind_it_is_not(
+    tmp_path, step
+):
+    path = a_journal(tmp_path / "j", FOUND, every=10)
+    whole = path.read_bytes()
+
+    base, stored = read_journal(path, step)
+
+    assert base["step"] == step // 10 * 10
+    assert [record["step"] for record in stored] == list(
+        range(base["step"], min(step + 1, len(FOUND) - 1))
+    )
+    records = [StepRecord.from_json(record, NAMES) for record in stored]
+    start = MixState.from_json(base, NAMES, PRINT)
+    reached = state_before(step, start, records, lambda _: WEIGHTS)
+    assert reached.digest() == FOUND[step].digest()
+    # Damage of a later line is none of this step.
+    path.write_bytes(whole.replace(b'"step":38,', b'"step":37,', 1))
+    assert step >= 38 or read_journal(path, step) == (base, stored)
+
+
+@pytest.mark.parametrize("step", [4, 40])
+def test_a_step_that_no_journal_leads_to_is_told_with_those_that_it_has(tmp_path, step):
+    path = a_journal(tmp_path / "j", FOUND, first=5, every=10)
+
+    with pytest.raises(StateError, match=rf"covers steps 5 to 39, step {step} is outside"):
+        read_journal(path, step)
+
+
+def test_a_whole_journal_is_summed_up_and_its_digests_are_read_one_after_another(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "j"
+    bad = [{0: 2}, {}, {0: 1, 1: 4}, {}, {}, {}]
+    with opened(path, FOUND[3]) as journal:
+        for record, found in zip(records_between(FOUND[3:10]), bad, strict=True):
+            journal.append(replace(record, bad=found).to_json(NAMES))
+    parsed, parse = [], JournalLine.parsed
+    monkeypatch.setattr(
+        JournalLine, "parsed", lambda line: parsed.append(line.text[:9]) or parse(line)
+    )
+
+    assert read_extent(path) == Extent(
+        first_step=3, next_step=9, skipped={NAMES[0]: 3, NAMES[1]: 4}
+    )
+    assert parsed.count(b'{"step":3') + parsed.count(b'{"step":5') == len(parsed) - 2
+
+    parsed.clear()
+    digests_read = read_digests(path)
+    assert next(digests_read) == (3, "digest 3")
+    assert parsed.count(b'{"step":4') == 0
+    assert list(digests_read) == [(step, f"digest {step}") for step in range(4, 9)]
 
 
 def test_a_planner_that_takes_over_leaves_the_journal_of_an_unbroken_run(tmp_path):
