@@ -320,6 +320,11 @@ class CsvSource(SourceBase):
     unit: UnitBytes = 4 << 20
     """A plain shard is cut into ranges of about this size for random access; compressed ones are one range."""
 
+    @property
+    @override
+    def reads_beside(self) -> bool:
+        return True
+
 
 class RegisteredSource(SourceBase):
     """Files of a format of yours, which a reader decodes that an installed distribution registers."""

@@ -88,6 +88,11 @@ class SourceBase(StrictModel):
         return False
 
     @property
+    def reads_beside(self) -> bool:
+        """Whether keys or columns beside that of the text can be read with it."""
+        return self.holds_objects
+
+    @property
     def beside_columns(self) -> tuple[str, ...]:
         """Keys or columns that are read beside that of the text: of prompts, rejected answers, and tools."""
         first = encoding_of(self.transforms)
@@ -236,11 +241,11 @@ def _require_transforms_fit(source: SourceBase) -> None:
             raise fault_at(f"transforms[{i}]: {_why_not_of_text(source, i)}", *at)
         if isinstance(transform, MapTransform):
             _require_mapped(source, i)
-        if transform is first and source.beside_columns and not source.holds_objects:
+        if transform is first and source.beside_columns and not source.reads_beside:
             what = " with tools" if isinstance(transform, ChatTransform) else ""
             raise fault_at(
                 f"transforms[{i}]: {transform.type}{what} reads several keys of a record, and the source is of type "
-                f"{_type_of(source)}; use jsonl, parquet or arrow",
+                f"{_type_of(source)}; use jsonl, csv, parquet or arrow",
                 *at,
             )
         key = getattr(source, "column", None) or getattr(source, "text", None)
@@ -272,16 +277,11 @@ def _why_not_of_text(source: SourceBase, i: int) -> str:
     if not others:
         return f"{type_} comes after another; {first}"
     if {type_, *others} == {"completion", "images"}:
-        return (
-            "completion reads no images; write messages, and use chat with images right behind it"
-        )
+        return "completion reads no images; write messages, and use chat with images behind it"
     if isinstance(source.transforms[i], MessageTransform) and others == ["images"]:
         return f"{type_} comes after images, which go into its messages; put images right behind it"
     # To put it first helps nobody here: the other one would be refused in its place.
-    return (
-        f"{type_} comes after another, {others[0]}, and one transform makes tokens of a record; leave one of them "
-        "out"
-    )
+    return f"{type_} comes after another, {others[0]}, and one transform makes tokens of a record; leave one out"
 
 
 def _goes_into_messages(source: SourceBase, i: int) -> bool:

@@ -1,4 +1,4 @@
-"""Comma-separated values with a header: one row is one record, one column is read.
+"""Comma-separated values with a header: one row is one record, of which one column is read or several.
 
 A quoted field may hold newlines, so where a row ends depends on the quotes before it: an even number
 of them. That holds as long as quotes open and close fields (RFC 4180); a quote inside a field that is
@@ -23,7 +23,7 @@ from omniload.source.formats.content import digested
 from omniload.source.formats.format import IndexedFormat, Records, Unit, require_as_indexed
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
-from omniload.source.parsing.arrow_columns import records_of
+from omniload.source.parsing.arrow_columns import records_of, texts_in
 from omniload.source.parsing.beginnings import said_of_beginning
 from omniload.source.parsing.compressed import (
     chunks_of,
@@ -47,7 +47,7 @@ _HEAD_BYTES = 16
 
 
 class CsvFormat(IndexedFormat):
-    """Reads a column of text."""
+    """Reads a column of text, or several that become one object."""
 
     holds_text = True
     units_are_bytes = True
@@ -59,6 +59,9 @@ class CsvFormat(IndexedFormat):
         # With the column: the header is looked at for it when a shard is indexed, and never again. Of 2, compressed
         # shards go to their end.
         kind = f"csv 2/{config.delimiter}/{config.quoted}/{config.unit}/{config.text}"
+        self._names = (config.text, *config.beside_columns)
+        if config.beside_columns:
+            kind += f"/{list(config.beside_columns)}"
         self._units = index_of(files, self._index, kind=kind, cache=cache, unpacks=True)
 
     @override
@@ -93,7 +96,7 @@ class CsvFormat(IndexedFormat):
         data = b"".join((memoryview(header), memoryview(body))).removeprefix(_BOM)
         bad: dict[int, str] = {}
         try:
-            column = self._column(data, self._config.text)
+            columns = self._columns(data, self._names)
         except pa.ArrowInvalid:
             # A row has too many fields or too few. Arrow hands such rows over as text and drops them;
             # as Latin-1 any bytes are text, and commas, quotes and newlines stay what they are. The header too: Arrow
@@ -103,15 +106,19 @@ class CsvFormat(IndexedFormat):
                 bad[at] = f"has {row.actual_columns} fields, not {row.expected_columns}"
                 return "skip"
 
-            latin, name = (held.decode("latin-1") for held in (data, self._config.text.encode()))
-            column = _from_latin(self._column(latin.encode(), name, note))
-        require_as_indexed(path, unit, len(column) + len(bad), "rows")
-        texts = [chunk.view(pa.large_string()) for chunk in column.chunks]
+            latin, *names = (
+                held.decode("latin-1") for held in (data, *map(str.encode, self._names))
+            )
+            columns = [_from_latin(each) for each in self._columns(latin.encode(), names, note)]
+        require_as_indexed(path, unit, len(columns[0]) + len(bad), "rows")
+        texts = {
+            name: pa.chunked_array(
+                [chunk.view(pa.large_string()) for chunk in column.chunks], pa.large_string()
+            )
+            for name, column in zip(self._names, columns, strict=True)
+        }
         records = records_of(
-            pa.chunked_array(texts, pa.large_string()),
-            where,
-            "text",
-            named=(self._config.text,),
+            texts_in(texts, self._names, "nested"), where, "text", named=self._names
         )
         if not bad:
             return records
@@ -120,9 +127,12 @@ class CsvFormat(IndexedFormat):
             records, np.array(sorted(bad), np.int64), f"{row_at(where, worst)}: {bad[worst]}"
         )
 
-    def _column(
-        self, data: bytes, name: str, note: Callable[[csv.InvalidRow], str] | None = None
-    ) -> pa.ChunkedArray:
+    def _columns(
+        self,
+        data: bytes,
+        names: Sequence[str],
+        note: Callable[[csv.InvalidRow], str] | None = None,
+    ) -> list[pa.ChunkedArray]:
         table = csv.read_csv(
             pa.BufferReader(data),
             # In one thread, else a bad row is told without its number; in one block, else a long row is refused.
@@ -131,13 +141,13 @@ class CsvFormat(IndexedFormat):
             convert_options=csv.ConvertOptions(
                 # Bytes: one row that is no text must not refuse all.
                 check_utf8=False,
-                include_columns=[name],
-                column_types={name: pa.large_binary()},
+                include_columns=list(names),
+                column_types=dict.fromkeys(names, pa.large_binary()),
                 # An empty field is an empty text, and no null.
                 strings_can_be_null=False,
             ),
         )
-        return table.column(0)
+        return [table.column(i) for i in range(len(names))]
 
     def _parse_options(
         self, note: Callable[[csv.InvalidRow], str] | None = None
@@ -166,14 +176,14 @@ class CsvFormat(IndexedFormat):
         if not len(ends):
             raise ConfigError(f"{file.path}: is empty, without a header; remove it, or write one")
         with reading(file, "its header"):
-            self._require_column(file, int(ends[0]))
+            self._require_columns(file, int(ends[0]))
         start, ends, content = int(ends[0]), ends[1:], digest.hexdigest()
         if plain:
             return byte_ranges(file, start, ends, unit_bytes=self._config.unit, content=content)
         # Up to its last byte, behind which blank lines may lie.
         return whole_shard(file, start, rows.at, rows=len(ends), content=content)
 
-    def _require_column(self, file: ShardFile, stop: int) -> None:
+    def _require_columns(self, file: ShardFile, stop: int) -> None:
         if stop > _LARGEST_HEADER:
             raise ConfigError(
                 f"{file.path}: its first row has {stop:,} bytes, more than a header of {_LARGEST_HEADER:,}; "
@@ -185,13 +195,16 @@ class CsvFormat(IndexedFormat):
         names = csv.read_csv(
             pa.BufferReader(header), parse_options=self._parse_options()
         ).column_names
-        if names.count(self._config.text) != 1:
-            has = "no column" if self._config.text not in names else "more than one column"
+        odd = next((name for name in self._names if names.count(name) != 1), None)
+        if odd is not None:
+            has = "no column" if odd not in names else "more than one column"
             # Quoted: pandas gives its index no name.
             shown = ", ".join(map(repr, names))[:300]
+            choice = (
+                said_of_choice("text", names) if odd == self._config.text else "correct the name"
+            )
             raise ConfigError(
-                f"{file.path}: has {has} {self._config.text!r}; its first row has {shown}: "
-                f"{said_of_choice('text', names)}, or name the delimiter"
+                f"{file.path}: has {has} {odd!r}; its first row has {shown}: {choice}, or name the delimiter"
             )
 
 

@@ -1,5 +1,6 @@
 """Preference pairs from files to a loss: each side is what its tokenizer and template make of it alone."""
 
+import csv
 import json
 from itertools import islice
 from pathlib import Path
@@ -99,6 +100,11 @@ def write(kind, style):
     if kind == "jsonl":
         lines = (json.dumps({"id": i, **row}) + "\n" for i, row in enumerate(rows))
         Path("pairs.jsonl").write_text("".join(lines), encoding="utf-8")
+    elif kind == "csv":
+        with Path("pairs.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
     elif kind == "parquet":
         pq.write_table(pa.Table.from_pylist(rows), "pairs.parquet", row_group_size=7)
     else:
@@ -136,6 +142,7 @@ def sides_of(rows):
     ("kind", "style"),
     [
         *(("jsonl", style) for style in STYLES),
+        ("csv", "texts"),
         *(("parquet", style) for style in STYLES if style != "prompt text"),
         *(("arrow", style) for style in STYLES if style != "prompt text"),
     ],
@@ -263,7 +270,7 @@ def test_packing_that_cuts_pairs_is_refused(folder, changes, said):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ({"type": "csv", "text": "chosen"}, "source is of type csv; use jsonl, parquet or arrow"),
+        ({"type": "mds", "text": "chosen"}, "is of type mds; use jsonl, csv, parquet or arrow"),
         (
             {"transforms": [{"type": "preference"}, {"type": "clamp", "tokens": 9}]},
             "clamp would cut a pair",

@@ -1,6 +1,7 @@
 """Prompts with one answer under keys of their own: the answer is trained on, as of the same conversation."""
 
-from itertools import chain
+import csv
+from itertools import chain, product
 
 import numpy as np
 import orjson
@@ -10,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from omniload.base.errors import IntegrityError
+from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.config import BpeTokenizer
 from omniload.mix.schema.transforms import (
     ChatTransform,
@@ -18,7 +19,7 @@ from omniload.mix.schema.transforms import (
     ConcatTransform,
     PreferenceTransform,
 )
-from omniload.mix.sources import ArrowSource, CsvSource, JsonlSource, ParquetSource
+from omniload.mix.sources import ArrowSource, CsvSource, JsonlSource, MdsSource, ParquetSource
 from omniload.source.formats.opening import open_format
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
@@ -29,7 +30,8 @@ from tests.support.chats import CHATML, write_model
 END = "<eos>"
 BPE = BpeTokenizer(type="bpe", path="model", end_of_document=END)
 ENDLESS = BpeTokenizer(type="bpe", path="model")
-KINDS = {"jsonl": JsonlSource, "parquet": ParquetSource, "arrow": ArrowSource}
+TABLES = {"jsonl": JsonlSource, "parquet": ParquetSource, "arrow": ArrowSource}
+KINDS = TABLES | {"csv": CsvSource}
 ALPACA = ("instruction", "input")
 NAMES = {"role": "from", "content": "value", "roles": {"human": "user", "gpt": "assistant"}}
 
@@ -46,6 +48,11 @@ def write(path, rows):
     table = pa.Table.from_pylist(rows)
     if path.suffix == ".jsonl":
         path.write_bytes(lines_of(rows))
+    elif path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
     elif path.suffix == ".parquet":
         pq.write_table(table, path, row_group_size=3)
     else:
@@ -71,11 +78,12 @@ def a_spec(folder, path, *transforms, text="completion", tokenizer=BPE, policy="
 
 
 def samples_of(spec, count):
-    """Return tokens and mask of each sample."""
+    """Return tokens and mask of each sample of so many records."""
     block = open_source(spec).read(0, count)
     mask = block.others.get("loss_mask")
     return [
-        (block.tokens[i].tolist(), None if mask is None else mask[i].tolist()) for i in range(count)
+        (block.tokens[i].tolist(), None if mask is None else mask[i].tolist())
+        for i in range(len(block.tokens))
     ]
 
 
@@ -94,8 +102,13 @@ PAIRS = [(f"how many are {i} and {i}? ", f"{2 * i} " * (1 + i % 3) + "😀") for
 ROWS = [{"prompt": asked, "completion": answer} for asked, answer in PAIRS]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("style", ["texts", "messages", "message", "other names"])
+@pytest.mark.parametrize(
+    ("kind", "style"),
+    [
+        ("csv", "texts"),
+        *product(TABLES, ["texts", "messages", "message", "other names"]),
+    ],
+)
 def test_prompt_and_answer_are_one_conversation_of_which_the_answer_is_trained_on(
     folder, tmp_path, kind, style
 ):
@@ -127,6 +140,9 @@ def test_parts_of_a_prompt_that_say_nothing_are_left_out_and_a_blank_line_joins_
         {"instruction": "greet", "input": None, "output": "hello you"},
         {"instruction": None, "input": "alone", "output": "yes"},
     ]
+    if kind == "csv":
+        # Where another row is no row, as bytes: letters beyond ASCII stay what they are.
+        rows.append({"instruction": "grüße", "input": 'a "quoted", \n漢 text', "output": "é"})
     if kind == "jsonl":
         rows.append({"instruction": "greet", "output": "a key is missing"})
     write(tmp_path / f"a.{kind}", rows)
@@ -134,7 +150,8 @@ def test_parts_of_a_prompt_that_say_nothing_are_left_out_and_a_blank_line_joins_
 
     found = samples_of(spec, len(rows))
 
-    prompts = ["add\n\n1 and 2", "greet", "greet", "alone", "greet"]
+    last = 'grüße\n\na "quoted", \n漢 text' if kind == "csv" else "greet"
+    prompts = ["add\n\n1 and 2", "greet", "greet", "alone", last]
     assert found == [
         by_hand(folder, asked, row["output"], form=form)
         for asked, row in zip(prompts, rows, strict=False)
@@ -260,15 +277,47 @@ IMAGES = {"type": "images", "placeholder": 3}
     "transforms", [[{"type": "completion"}, IMAGES], [IMAGES, {"type": "completion"}]]
 )
 def test_images_are_of_chats_alone(transforms):
-    said = "completion reads no images; write messages, and use chat with images right behind it"
+    said = "completion reads no images; write messages, and use chat with images behind it"
 
     with pytest.raises(ValidationError, match=said):
         ParquetSource(type="parquet", path="a", text="b", images="c", transforms=transforms)
 
 
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (b"a,b,c,d", "has 4 fields, not 3"),
+        (b"a,\xff,c", "column 'completion' or 'prompt' is not UTF-8"),
+        (b"\xff,a,c", None),
+        (b"a,,c", 'prompt is "", not a list of messages with role'),
+    ],
+)
+def test_a_row_of_csv_is_told_by_what_is_wrong_with_either_column(folder, tmp_path, row, said):
+    lines = [b"other,prompt,completion", "x,ä,ö".encode(), row, "y,漢,é".encode()]
+    (tmp_path / "a.csv").write_bytes(b"\n".join(lines))
+
+    if said is not None:
+        with pytest.raises(IntegrityError, match=said):
+            open_source(a_spec(folder, tmp_path / "a.csv")).read(0, 3)
+    found = samples_of(a_spec(folder, tmp_path / "a.csv", policy="skip"), 3)
+
+    whole = [("ä", "ö"), ("漢", "é")] if said else [("ä", "ö"), ("a", "c"), ("漢", "é")]
+    assert found == [by_hand(folder, *pair) for pair in whole]
+
+
+def test_a_table_or_a_csv_without_the_column_of_the_prompt_is_refused(folder, tmp_path):
+    rows = [{"question": "a", "completion": "b"}]
+    for kind in ("csv", "parquet", "arrow"):
+        write(tmp_path / f"a.{kind}", rows)
+        with pytest.raises(ConfigError, match=r"has no column 'prompt'; .*question"):
+            open_source(a_spec(folder, tmp_path / f"a.{kind}"))
+
+
 def test_several_keys_are_read_of_formats_that_have_them():
     with pytest.raises(ValidationError, match="completion reads several keys of a record, and the"):
-        CsvSource(type="csv", path="a", transforms=(CompletionTransform(type="completion"),))
+        MdsSource(
+            type="mds", path="a", text="b", transforms=(CompletionTransform(type="completion"),)
+        )
 
 
 @pytest.mark.parametrize(
