@@ -45,7 +45,10 @@ LONGER = {
         225,
         "how a planner begins or takes over, and what ranks, edits and the keeper ask of it",
     ),
-    "omniload/actors/ray/head_watch.py": (165, "the head of a Ray, and the raylet of a host"),
+    "omniload/actors/ray/head_watch.py": (
+        210,
+        "the head of a Ray, the raylet of a host, and who of both is stopped",
+    ),
     "omniload/actors/ray/hosts/members.py": (180, "hosts of a job, and of a rank that joins alone"),
     "omniload/actors/ray/hosts/rank_claims.py": (
         175,
@@ -55,7 +58,7 @@ LONGER = {
         170,
         "the watch of each host: begun, asked, heard, lost, and when another follows it",
     ),
-    "omniload/actors/ray/answers.py": (260, "every way in which an answer comes or does not"),
+    "omniload/actors/ray/answers.py": (265, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
         340,
         "every actor of a plane, who holds what, in which process, and which sources",

@@ -38,11 +38,15 @@ _ASKED_HEAD: "set[Future[Any]]" = set()
 _LOG = get_logger(__name__)
 
 
-def ask_head(ask: Callable[[], T]) -> "Future[T]":
+def ask_head(ask: Callable[[], T], until: threading.Event | None = None) -> "Future[T]":
     """Ask Ray's head something in a thread of its own; return the answer to be.
 
     Where the head is out of reach the call returns after a minute, if at all: whoever asks from another host waits for
     as long as it likes.
+
+    Args:
+        ask: The call.
+        until: Set once what Ray starts in that call may end: Linux ends it with the thread that started it.
     """
     answer: Future[T] = Future()
     _ASKED_HEAD.add(answer)
@@ -53,6 +57,8 @@ def ask_head(ask: Callable[[], T]) -> "Future[T]":
             answer.set_result(ask())
         except Exception as error:  # noqa: BLE001 -- told to whoever waits
             answer.set_exception(error)
+        if until is not None:
+            until.wait()
 
     threading.Thread(target=run, name="omniload-head", daemon=True).start()
     return answer

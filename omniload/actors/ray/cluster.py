@@ -10,14 +10,13 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
 from typing_extensions import override
 
 from omniload.actors.ray.answers import ask_head, wait_for_future, wait_for_head
@@ -27,6 +26,7 @@ from omniload.actors.ray.environment import (
     ray,
     require_unconnected,
 )
+from omniload.actors.ray.head_watch import SERVERS, once_none_is_stopped, why_late
 from omniload.actors.ray.hosts.node import RayNode, start_node
 from omniload.actors.ray.hosts.node_plan import NodePlan
 from omniload.actors.ray.tokens import own_token, use_given_token
@@ -47,8 +47,6 @@ __all__ = [
 _LOG = get_logger(__name__)
 _CONNECTED_WITHIN_S, _TOLD_AFTER_S, _LEAVE_S = 150.0, 10.0, 10.0
 """Longest that Ray may take to connect a process; when its user is told; and longest wait for one that is given up."""
-_SERVERS = ("gcs_server", "raylet")
-"""Without one of these no actor is started, and those that run end within a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +97,12 @@ def connect(
     options = {"_node_ip_address": node_address} if node_address else {}
     if folder is not None:
         options["_temp_dir"] = str(folder)
-    _init_ray(partial(_connected, address), address=address, namespace=namespace, **options)
+    _init_ray(
+        partial(_connected, f"the Ray at {address}"),
+        address=address,
+        namespace=namespace,
+        **options,
+    )
 
 
 def node_here() -> str:
@@ -127,10 +130,19 @@ def _init_ray(
             signal.signal(signal.SIGTERM, answer)
 
 
-def _connected(address: str, init: Callable[[], Any]) -> Any:  # noqa: ANN401 -- as above
-    """Connect to a Ray that runs; say for whom that waits, and give up in the end.
+def _connected(
+    which: str,
+    init: Callable[[], Any],
+    until: threading.Event | None = None,
+) -> Any:  # noqa: ANN401 -- as above
+    """Connect to a Ray; say for whom that waits, and give up in the end.
 
     In a thread: where its head is stopped, Ray waits for an hour, and nothing but this process's end ends that.
+
+    Args:
+        which: The Ray, for messages.
+        init: Connects.
+        until: As of ``ask_head``, where Ray starts its processes in that call.
 
     Raises:
         StateError: A call of before waits yet.
@@ -140,29 +152,16 @@ def _connected(address: str, init: Callable[[], Any]) -> Any:  # noqa: ANN401 --
         raise StateError(
             "this process waits yet for a Ray that did not answer, and cannot be connected to another; start a new one"
         )
-    late = f"the Ray at {address} has not connected this process within"
-    context = ask_head(init)
+    late = f"{which} has not connected this process within"
+    context = ask_head(partial(once_none_is_stopped, init), until)
     if not wait_for_future(context, _TOLD_AFTER_S, lambda: None):
-        _LOG.warning("%s %.0f of %.0f s: %s", late, _TOLD_AFTER_S, _CONNECTED_WITHIN_S, _why_late())
+        _LOG.warning("%s %.0f of %.0f s: %s", late, _TOLD_AFTER_S, _CONNECTED_WITHIN_S, why_late())
         if not wait_for_future(context, _CONNECTED_WITHIN_S - _TOLD_AFTER_S, lambda: None):
             raise UnavailableError(
-                f"{late} {_CONNECTED_WITHIN_S:.0f} s: {_why_late()}; end this process, which waits for it yet, and "
+                f"{late} {_CONNECTED_WITHIN_S:.0f} s: {why_late()}; end this process, which waits for it yet, and "
                 "start again"
             )
     return context.result()
-
-
-def _why_late() -> str:
-    """Say which server of Ray's that this process started is stopped, as a job that is suspended in part has it."""
-    with suppress(psutil.Error):
-        for process in psutil.Process().children(recursive=True):
-            name, pid = process.name(), process.pid
-            if name in _SERVERS and process.status() == psutil.STATUS_STOPPED:
-                return f"its {name}, process {pid}, is stopped (kill -CONT {pid} has it go on)"
-    return (
-        "no server of it that this process started is stopped; load on this machine is "
-        f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-    )
 
 
 @contextmanager
@@ -310,6 +309,7 @@ class PrivateCluster(Cluster):
         self.namespace = mark if self._to_join is None else self._to_join[1]
         self._folder = PlaneFolder()
         self._node: RayNode | None = None
+        self._ended = threading.Event()
         # Before the first file and process: the reaper ends them if this process is killed now.
         self._reaper = Reaper(mark, self._folder.places)
         try:
@@ -347,9 +347,8 @@ class PrivateCluster(Cluster):
                 f"Ray {ray.__version__} cannot be started by omniload on several hosts or on ports of a range; install "
                 "Ray 2.54 to 2.60, which is tested, or start a Ray yourself and name it by runtime.address"
             )
-        # Ray ties what it starts to the thread that starts it: it would end with one of ours.
         context = _init_ray(
-            lambda init: init(),
+            partial(_connected, "the Ray that this process starts", until=self._ended),
             address="local",
             namespace=self.namespace,
             num_cpus=self._workers,
@@ -371,7 +370,7 @@ class PrivateCluster(Cluster):
         """Return which server of this node has ended, and how; empty while all run."""
         ended = [] if self._node is None else self._node.dead_processes()
         return next(
-            (f"{kind} ended with {it.returncode}" for kind, it in ended if kind in _SERVERS), ""
+            (f"{kind} ended with {it.returncode}" for kind, it in ended if kind in SERVERS), ""
         )
 
     @override
@@ -390,6 +389,7 @@ class PrivateCluster(Cluster):
                 self._node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
                 self._node = None
         finally:
+            self._ended.set()
             # Also what Ray could not end, such as an actor that was stopped.
             self._reaper.close()
             self._folder.remove()

@@ -1,5 +1,6 @@
 """Whether the servers of a plane's Ray are there: where one died alone, Ray ends the process without a word of ours."""
 
+import os
 import random
 import socket
 import struct
@@ -10,12 +11,25 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+import psutil
+
 from omniload.actors.lifeline import answers
 from omniload.actors.ray.processes import HeldProcess, Process
 from omniload.base.errors import UnavailableError
 
-__all__ = ["HeadWatch", "Raylet", "between_looks_s", "check_servers", "raylet_here"]
+__all__ = [
+    "SERVERS",
+    "HeadWatch",
+    "Raylet",
+    "between_looks_s",
+    "check_servers",
+    "once_none_is_stopped",
+    "raylet_here",
+    "why_late",
+]
 
+SERVERS = ("gcs_server", "raylet")
+"""Without one of these no actor is started, and those that run end within a minute."""
 _EVERY_S = 5.0
 _MOST_LOOKS = 100
 """A second, by all ranks together: each is a connection that the head takes."""
@@ -25,8 +39,38 @@ _LATE_S = 1.0
 """A look that is later says that its own process did not run; ten that are less late together say nothing."""
 _SILENT_S = 50.0
 """Ray ends a process whose head it has not reached for a minute, with a line of its own: ours comes before."""
+_STOPPED_S = 0.1
+"""Between looks at a server that is stopped."""
 _CREDENTIALS = struct.Struct("3i")
 """Process, user and group."""
+
+
+def why_late() -> str:
+    """Say which server of Ray's that this process started is stopped, or that none is, and how busy the machine is."""
+    return _stopped() or (
+        "no server of it that this process started is stopped; load on this machine is "
+        f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    )
+
+
+def once_none_is_stopped(connect: Callable[[], Any]) -> Any:  # noqa: ANN401 -- what Ray returns
+    """Connect to Ray once no server of it that this process started is stopped; who asks limits the wait.
+
+    Ray waits half a minute for a raylet, in which no other thread of Python runs, and then ends this process.
+    """
+    while _stopped():
+        threading.Event().wait(_STOPPED_S)
+    return connect()
+
+
+def _stopped() -> str:
+    """Return which of them is, as a job that is suspended in part has it, and what to do; empty where none is."""
+    with suppress(psutil.Error):
+        for process in psutil.Process().children(recursive=True):
+            name, pid = process.name(), process.pid
+            if name in SERVERS and process.status() == psutil.STATUS_STOPPED:
+                return f"its {name}, process {pid}, is stopped (kill -CONT {pid} has it go on)"
+    return ""
 
 
 def between_looks_s(ranks: int) -> float:

@@ -385,6 +385,8 @@ def test_a_ray_of_a_program_that_had_imported_ray_lets_no_outsider_in_and_says_w
 
 
 STOPPED = """
+import sys
+
 import psutil
 from omniload.actors.ray import cluster
 from omniload.base.errors import UnavailableError
@@ -393,7 +395,7 @@ start = cluster.start_node
 
 def halfway(plan):
     node = start(plan)
-    (head,) = [each for each in psutil.Process().children() if each.name() == "gcs_server"]
+    (head,) = [each for each in psutil.Process().children() if each.name() == sys.argv[1]]
     head.suspend()
     print(head.pid, flush=True)
     return node
@@ -407,16 +409,22 @@ except UnavailableError as error:
 """
 
 
-def test_a_head_that_is_stopped_as_its_opener_connects_is_named_and_ended_with_the_process():
+@pytest.mark.parametrize("server", ["gcs_server", "raylet"])
+def test_a_server_that_is_stopped_as_its_opener_connects_is_named_and_ended_with_the_process(
+    server,
+):
     opener = subprocess.Popen(
-        [sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", STOPPED, server],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     pid = int(opener.stdout.readline())
     head = psutil.Process(pid)
 
     told, logged = opener.communicate(timeout=120)
 
-    said = f"its gcs_server, process {pid}, is stopped (kill -CONT {pid} has it go on)"
+    said = f"its {server}, process {pid}, is stopped (kill -CONT {pid} has it go on)"
     assert f"has not connected this process within 1 of 2 s: {said}" in logged
     assert f"has not connected this process within 2 s: {said}; end this process" in told
     head.wait(60)

@@ -156,6 +156,47 @@ def test_a_ray_that_does_not_connect_a_process_is_told_and_given_up(stuck, caplo
         connect("127.0.0.2:1", "job")
 
 
+def test_a_ray_of_an_unknown_version_that_does_not_start_is_told_and_given_up(
+    stuck, outcomes, monkeypatch, caplog
+):
+    monkeypatch.setattr(ray_cluster, "_LEAVE_S", 0.0)
+    outcomes.append(None)  # what is started here is no node of ours
+
+    with pytest.raises(
+        UnavailableError,
+        match="the Ray that this process starts has not connected this process within 150 s: no server",
+    ):
+        PrivateCluster(object_store_bytes=0, workers=1)
+
+    assert "within 10 of 150 s: no server" in caplog.text
+    assert FakeReaper.closed == 0
+    FakeReaper.closed = 1
+    (left,) = Path(ray_cluster.tempfile.gettempdir()).iterdir()
+    shutil.rmtree(left)
+
+
+def test_a_ray_of_an_unknown_version_is_not_left_by_the_thread_that_started_it(
+    outcomes, monkeypatch
+):
+    started = []
+
+    def init(**_):
+        started.append(threading.current_thread())
+        return SimpleNamespace(address_info={"gcs_address": "127.0.0.1:1"})
+
+    monkeypatch.setattr(ray_cluster.ray, "init", init)
+    outcomes.append(None)
+
+    cluster = PrivateCluster(object_store_bytes=0, workers=1)
+
+    assert cluster.address == "127.0.0.1:1"
+    (thread,) = started
+    assert thread.is_alive()
+    cluster.close()
+    thread.join(60.0)
+    assert not thread.is_alive()
+
+
 def test_a_ray_that_was_given_up_is_left_to_the_reaper_as_its_end_would_end_this_process(
     stuck, outcomes, monkeypatch
 ):
