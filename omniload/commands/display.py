@@ -26,11 +26,13 @@ __all__ = [
     "colour_of",
     "emit_json",
     "excerpt",
+    "letter_of",
     "lines_of",
     "output",
     "progress",
     "row_bar",
     "say",
+    "shows_colours",
     "stacked_bar",
     "table",
 ]
@@ -152,6 +154,16 @@ def colour_of(source: int) -> str:
     return _COLOURS[source % len(_COLOURS)]
 
 
+def shows_colours(console: Console) -> bool:
+    """Whether what differs by colour alone can be told apart: not in a pipe or a file, nor under ``NO_COLOR``."""
+    return console.color_system is not None and not console.no_color
+
+
+def letter_of(source: int) -> str:
+    """Return what stands for a source, by its number, where there are no colours."""
+    return chr(ord("A") + source % 26)
+
+
 def bar(part: float, width: int) -> str:
     """Draw ``part`` of 1 as a bar of at most ``width`` cells, to an eighth of a cell."""
     eighths = round(min(max(part, 0.0), 1.0) * width * 8)
@@ -172,14 +184,24 @@ def stacked_bar(parts: Sequence[float], width: int) -> Text:
     return drawn
 
 
-def row_bar(lengths_D: Sequence[int], sources_D: Sequence[int], capacity: int, width: int) -> Text:
+def row_bar(
+    lengths_D: Sequence[int],
+    sources_D: Sequence[int],
+    capacity: int,
+    width: int,
+    *,
+    in_colour: bool = True,
+) -> Text:
     """Draw a row of documents: a colour for each source, two shades for neighbours, dots for padding.
+
+    Without colours a letter stands for each source, and a small one for every other document.
 
     Args:
         lengths_D: Tokens of each document of the row, in order.
         sources_D: Number of the source of each.
         capacity: Tokens in the row.
         width: Cells to draw; each shows the document at its middle.
+        in_colour: Whether colours are shown where this is printed.
     """
     ends_D = list(accumulate(lengths_D))
     drawn = Text()
@@ -187,6 +209,9 @@ def row_bar(lengths_D: Sequence[int], sources_D: Sequence[int], capacity: int, w
         document = bisect_right(ends_D, (cell + 0.5) * capacity / width)
         if document == len(ends_D):
             drawn.append("·", Style(dim=True))
+        elif not in_colour:
+            letter = letter_of(sources_D[document])
+            drawn.append(letter.lower() if document % 2 else letter)
         else:
             shade = "█▓"[document % 2]
             drawn.append(shade, Style(color=colour_of(sources_D[document])))

@@ -18,9 +18,11 @@ from omniload.commands.display import (
     colour_of,
     emit_json,
     excerpt,
+    letter_of,
     output,
     row_bar,
     say,
+    shows_colours,
     table,
 )
 from omniload.commands.opening import open_spec, tokenizer_of
@@ -119,11 +121,14 @@ def preview(  # noqa: PLR0913 -- options
         emit_json({"step": step, "rows": [_as_json(row, tokenizer) for row in shown]})
         return
     console = output()
+    in_colour = shows_colours(console)
     for row in shown:
-        console.print(*_row_text(row, spec.mix.pack.length, tokenizer), sep="\n")
+        console.print(
+            *_row_text(row, spec.mix.pack.length, tokenizer, in_colour=in_colour), sep="\n"
+        )
     legend = Text("sources: ")
     for s, name in enumerate(spec.mix.names):
-        legend.append(f"█ {name}  ", colour_of(s))
+        legend.append(f"{'█' if in_colour else letter_of(s)} {name}  ", colour_of(s))
     console.print(legend)
     if page is not None:
         say(console, f"page: {page}")
@@ -241,7 +246,9 @@ def _record(document: _Document) -> str:
     return f"{document.position}" + (f".{document.sub}" if document.sub else "")
 
 
-def _row_text(row: _Row, capacity: int, tokenizer: Tokenizer | None) -> list[object]:
+def _row_text(
+    row: _Row, capacity: int, tokenizer: Tokenizer | None, *, in_colour: bool
+) -> list[object]:
     documents = row.documents
     lengths = [document.length for document in documents]
     sources = [document.source_number for document in documents]
@@ -272,7 +279,7 @@ def _row_text(row: _Row, capacity: int, tokenizer: Tokenizer | None) -> list[obj
     return [
         table(title, columns, cells),
         *([Text(f"... and {more} more documents")] if more > 0 else []),
-        row_bar(lengths, sources, capacity, _BAR_WIDTH),
+        row_bar(lengths, sources, capacity, _BAR_WIDTH, in_colour=in_colour),
         Text(excerpt(f"cu_seqlens {bounds}", _BAR_WIDTH + 20), "dim"),
         "",
     ]

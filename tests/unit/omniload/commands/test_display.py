@@ -19,6 +19,7 @@ from omniload.commands.display import (
     lines_of,
     progress,
     row_bar,
+    shows_colours,
     stacked_bar,
     table,
 )
@@ -61,6 +62,24 @@ def test_documents_of_one_source_next_to_each_other_can_be_told_apart():
 
     assert drawn.plain == "██▓▓██"
     assert {span.style.color.name for span in drawn.spans} == {colour_of(1)}
+
+
+def test_sources_and_documents_of_a_row_can_be_told_apart_without_colours():
+    drawn = row_bar([2, 2, 2, 1], [0, 1, 1, 27], 8, 8, in_colour=False)
+
+    assert drawn.plain == "AAbbBBb·"
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({"force_terminal": True, "color_system": "standard"}, True),
+        ({"force_terminal": True, "color_system": "standard", "no_color": True}, False),
+        ({"file": io.StringIO()}, False),
+    ],
+)
+def test_a_pipe_shows_no_colours_nor_does_a_terminal_that_is_to_have_none(settings, shown):
+    assert shows_colours(Console(**settings)) is shown
 
 
 def test_a_row_without_documents_is_all_padding():
