@@ -116,7 +116,8 @@ def kept_in(
     """Return the run with the folder that keeps its journal and its mix, where there is one.
 
     Raises:
-        ConfigError: It is no path, or an empty one, which would be the folder that the process happens to be in.
+        ConfigError: It is no path, or an empty one, which would be the folder that the process happens to be in; or
+            what is kept there could not name it, as that is text.
     """
     if run_dir is None:
         return spec
@@ -128,6 +129,13 @@ def kept_in(
         raise ConfigError(
             f"run_dir is {run_dir!r}; give the path of a folder, such as 'runs/a', or None to keep nothing of the run"
         )
+    try:
+        str(folder.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"run_dir is {str(folder)!r}, and {str(folder.absolute())!r} is not UTF-8, as the names of a run's folder "
+            "and of those above it have to be; rename what is not, or name another folder"
+        ) from error
     return replace(spec, run_dir=folder, read=text_as_run(mix, spec.mix))
 
 

@@ -1,5 +1,7 @@
 """``omniload.open``: what is refused before a source is touched."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,11 @@ def test_steps_that_are_no_number_of_steps_are_refused(steps):
 def test_a_folder_of_the_run_that_is_no_path_is_refused(run_dir):
     with pytest.raises(ConfigError, match=r"^run_dir is .*; give the path of a folder"):
         omniload.open(MIX, run_dir=run_dir)
+
+
+def test_a_folder_of_the_run_whose_name_is_no_text_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"^run_dir is .*caf\\udce9' is not UTF-8, .*; rename"):
+        omniload.open(MIX, run_dir=tmp_path / os.fsdecode(b"caf\xe9"))
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf"), "60", None])
