@@ -190,8 +190,9 @@ def _connected(launch: Launch, timeout_s: float, *, hosted: bool) -> Store:
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_536:
         raise ConfigError(
-            f"rank {launch.rank} of {launch.world_size} has no process group, and MASTER_ADDR is {host!r}, MASTER_PORT "
-            f"{port!r}; start by torchrun, call init_process_group first, or name a folder by address="
+            f"rank {launch.rank} of {launch.world_size}, by {launch.found_in}, has no process group, and MASTER_ADDR "
+            f"is {host!r}, MASTER_PORT {port!r}; start by torchrun, call init_process_group first, or name a folder by "
+            "address=; a process that is alone takes rank=0 and world_size=1"
         )
     try:
         store = TCPStore(
@@ -205,7 +206,8 @@ def _connected(launch: Launch, timeout_s: float, *, hosted: bool) -> Store:
         )
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         raise UnavailableError(
-            f"rank {launch.rank} finds no store at {host}:{port} within {timeout_s:g} s ({error}); does rank 0 run?"
+            f"rank {launch.rank} of {launch.world_size}, by {launch.found_in}, finds no store at {host}:{port} within "
+            f"{timeout_s:g} s ({error}); does rank 0 run? A process that is alone takes rank=0 and world_size=1"
         ) from error
     if launch.rank == 0 and not hosted:
         _HOSTED[host, int(port)] = store

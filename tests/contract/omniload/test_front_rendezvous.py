@@ -164,7 +164,9 @@ def test_ranks_without_a_meeting_place_are_told_how_to_have_one(monkeypatch, por
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", port)
 
-    with pytest.raises(ConfigError, match="start by torchrun"):
+    with pytest.raises(
+        ConfigError, match=r"rank 1 of 2, by the test, .* start by torchrun, .* alone takes rank=0"
+    ):
         rendezvous_of(Launch(rank=1, world_size=2, attempt="", found_in="the test"), 1.0)
 
 
@@ -172,7 +174,10 @@ def test_a_store_that_nobody_hosts_is_unavailable(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "9")
 
-    with pytest.raises(UnavailableError, match=r"finds no store at 127\.0\.0\.1:9"):
+    with pytest.raises(
+        UnavailableError,
+        match=r"rank 1 of 2, by the test, finds no store at 127\.0\.0\.1:9 .* alone takes rank=0",
+    ):
         rendezvous_of(Launch(rank=1, world_size=2, attempt="", found_in="the test"), 0.5)
 
 
