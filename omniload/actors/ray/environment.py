@@ -32,6 +32,9 @@ os.environ.setdefault("RAY_agent_register_timeout_ms", "120000")
 os.environ.setdefault("RAY_worker_niceness", "0")
 # Ray's head keeps what became of each of the last hundred thousand calls, for a dashboard that is not started.
 os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+# Ray kills actors where a host's memory is full by 95 %, whoever fills it: a trainer may, for good, and roles that take
+# their place would be killed as well.
+os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
 _EXCEPTHOOK = None if "ray" in sys.modules else sys.excepthook
 

@@ -99,3 +99,7 @@ def test_where_standard_error_has_a_descriptor_ray_is_left_to_choose(
         place_traces()
 
     assert no_traces == []
+
+
+def test_ray_kills_no_role_for_the_memory_that_others_of_its_host_take():
+    assert os.environ["RAY_memory_monitor_refresh_ms"] == "0"  # noqa: SIM112 -- as Ray spells it
