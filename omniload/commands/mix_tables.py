@@ -45,6 +45,8 @@ __all__ = [
 _BAR_WIDTH = 8
 MOST_ROWS = 64
 """Sources that a table lists; laying out a thousand takes longer than finding them, and nobody reads them."""
+_MOST_STEPS = 16
+"""Steps that a table of shares lists; a terminal has no room for more columns."""
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 _PAIRS_SHOWN = 10
 _WARNINGS_SHOWN = 10
@@ -65,14 +67,20 @@ def shares_table(mix: MixConfig) -> Table:
     waiting = [stage for stage in mix.mix.stages if stage.waits]
     # Of those that wait what holds once their ramps have ended.
     ends = [stage.from_step + stage.ramp_steps for stage in waiting]
-    shares = [shares_at(mix, step) for step in (*steps, *ends)]
+    shown = [(step, f"step {step:,}") for step in steps]
+    shown += [
+        (end, f"once {said_epochs(stage.from_epochs or {})}")
+        for end, stage in zip(ends, waiting, strict=True)
+    ]
+    left = len(shown) - _MOST_STEPS
+    shares = [shares_at(mix, step) for step, _ in shown[:_MOST_STEPS]]
     rows: list[list[Cell]] = [
         [Text(name, colour_of(s)), *(_share_cell(at[name], s) for at in shares)]
         for s, name in enumerate(mix.names[:MOST_ROWS])
     ]
-    columns = [("source", False), *((f"step {step:,}", False) for step in steps)]
-    columns += [(f"once {said_epochs(stage.from_epochs or {})}", False) for stage in waiting]
-    return table(f"shares by {mix.mix.level}", columns, bounded(rows, len(mix.names)))
+    columns = [("source", False), *((said, False) for _, said in shown[:_MOST_STEPS])]
+    title = f"shares by {mix.mix.level}" + f", and at {left:,} more steps: --json" * (left > 0)
+    return table(title, columns, bounded(rows, len(mix.names)))
 
 
 def said_of_files(found: Sequence[FoundSource]) -> str:

@@ -1,6 +1,7 @@
 """Weights of the sources at a step: stages, and ramps between them."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -191,7 +192,8 @@ def boundaries(mix: MixConfig) -> tuple[int, ...]:
 
 def stage_at(stages: Sequence[Stage], step: int) -> int:
     """Return the index of the stage that a step is in."""
-    return max(i for i, stage in enumerate(stages) if stage.from_step <= step)
+    # Stages begin one after another; one that waits begins behind every step.
+    return bisect_right(stages, step, key=lambda stage: stage.from_step) - 1
 
 
 def part_done(stage: Stage, steps: float) -> float:

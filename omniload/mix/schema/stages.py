@@ -285,7 +285,7 @@ class WeightsConfig(StrictModel):
             raise fault_at(said, "stages", i, "from_epochs")
         return {**content, "stages": found}  # type: ignore[dict-item]
 
-    @property
+    @cached_property
     def waits(self) -> bool:
         """Whether a stage of the file begins by epochs."""
         return any(stage.waits for stage in self.stages)

@@ -282,8 +282,7 @@ def warnings_of_a_step(mix: MixConfig, sizes: SourceSizes) -> list[str]:
         per_step = min(per_step, mix.rows_per_step * float(sizes.tokens_per_sample_S.max()))
     most_S = np.zeros(len(mix.names))
     for step in boundaries(mix):
-        drawn = [tokens_by_step(mix, sizes, k, tokens_per_step=per_step) for k in (step, step + 1)]
-        most_S = np.maximum(most_S, (drawn[1] - drawn[0]) / sizes.epoch_tokens_S)
+        most_S = np.maximum(most_S, _tokens_at(mix, sizes, step, per_step) / sizes.epoch_tokens_S)
     warnings = [
         f"a single step goes through {name} {'over ' * (epochs > 1e6)}{min(epochs, 1e6):,.1f} times: it holds "
         f"{sizes.samples_S[s]:,.0f} records of about {sizes.tokens_per_sample_S[s]:,.0f} tokens; add data, lower its "
@@ -309,6 +308,17 @@ def _way(mix: MixConfig, start: int, stop: int, points: int) -> NDArray[np.float
     parts_K = np.array([part_done(stage, done) for done in done_K.tolist()], np.float64)
     way_K: NDArray[np.float64] = (parts_K - parts_K[0]) / (parts_K[-1] - parts_K[0])
     return way_K
+
+
+def _tokens_at(mix: MixConfig, sizes: SourceSizes, step: int, total: float) -> NDArray[np.float64]:
+    """Return the tokens of each source drawn in a step of ``total``, ``[S]``, whatever was drawn before it."""
+    if mix.mix.amounts is not None:  # every step draws alike, as long as there is enough
+        return tokens_by_step(mix, sizes, 1, tokens_per_step=total)
+    shares_S = _weights(mix, step)
+    if mix.mix.counted == "sample":
+        shares_S = shares_S * sizes.tokens_per_sample_S
+        shares_S = shares_S / shares_S.sum()
+    return shares_S * total
 
 
 def _weights(mix: MixConfig, step: int) -> NDArray[np.float64]:

@@ -18,6 +18,7 @@ from omniload.commands import opening
 from omniload.commands.bench import bench
 from omniload.commands.check import check
 from omniload.commands.plan import plan
+from omniload.plan.forecast import forecast
 from omniload.plan.forecast.forecast import warnings_of_a_step
 from omniload.plan.forecast.sizes import SourceSizes
 from omniload.source.parsing import compressed
@@ -361,6 +362,27 @@ def test_a_step_of_epochs_without_end_is_told_in_a_few_digits():
 
     assert "goes through web over 1,000,000.0 times" in warning
     assert len(warning) < 200
+
+
+@pytest.mark.parametrize("level", ["token", "sample"])
+def test_a_step_of_many_stages_is_told_by_the_weights_of_its_own_stage(level, monkeypatch):
+    every = [
+        {"from_step": i, "weights": {"web": 1, "code": 3 if i == 50 else 1}} for i in range(100)
+    ]
+    mix = a_mix(mix={"stages": every, "level": level})
+    sizes = SourceSizes(samples_S=np.array([1e6, 4.0]), tokens_per_sample_S=np.array([24.0, 8.0]))
+    asked, weights = [], forecast.weights_at
+    monkeypatch.setattr(
+        forecast, "weights_at", lambda *given: asked.append(given) or weights(*given)
+    )
+
+    found = warnings_of_a_step(mix, sizes)
+
+    # Of 128 tokens web has half, or, where it has half of the samples, a quarter: its 32 tokens, and no more.
+    assert [text.partition("times")[0] for text in found] == (
+        ["a single step goes through web 2.0 "] if level == "token" else []
+    )
+    assert len(asked) == 100
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,19 @@ def test_a_long_table_says_how_much_it_leaves_out(sources, rows, last, capsys):
 
 
 @pytest.mark.parametrize(
+    ("stages", "columns", "said"), [(16, 17, ""), (1000, 17, "and at 984 more steps: --json")]
+)
+def test_a_table_of_many_stages_says_how_many_it_leaves_out(stages, columns, said):
+    every = [{"from_step": step, "weights": {"web": 1, "code": 1}} for step in range(stages)]
+    mix = a_mix(mix={"stages": every})
+
+    shares = shares_table(mix)
+
+    assert len(shares.columns) == columns
+    assert str(shares.title).endswith(said or "token")
+
+
+@pytest.mark.parametrize(
     ("rows", "micro_rows", "dp", "said"),
     [
         (8, 2, 1, "1 data-parallel rank, with 4 microbatches of 2 rows"),

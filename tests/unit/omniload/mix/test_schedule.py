@@ -54,6 +54,43 @@ def test_boundaries_are_where_weights_start_or_stop_to_change():
     assert boundaries(mix) == (0, 10, 14, 20)
 
 
+class Looked(list):
+    """Stages that count those of them that were looked at."""
+
+    looked = 0
+
+    def __getitem__(self, at):
+        self.looked += 1
+        return super().__getitem__(at)
+
+    def __iter__(self):
+        for stage in super().__iter__():
+            self.looked += 1
+            yield stage
+
+
+@pytest.mark.parametrize("step", [0, 5_000, 29_998, 10**9])
+def test_weights_of_a_step_look_at_few_of_ten_thousand_stages(step):
+    stages = Looked(
+        Stage(from_step=3 * i, weights={"web": 1 + i % 5, "code": 1}) for i in range(10_000)
+    )
+
+    web, _ = weights_at(stages, NAMES, step)
+
+    assert web == pytest.approx(1 - 1 / (2 + min(step // 3, 9_999) % 5))
+    assert stages.looked < 20
+
+
+def test_whether_a_stage_waits_is_asked_of_each_stage_once(monkeypatch):
+    asked = []
+    every = [{"from_step": i, "weights": {"web": 1, "code": 1}} for i in range(100)]
+    weights = a_mix(mix={"stages": every}).mix
+    monkeypatch.setattr(Stage, "waits", property(lambda stage: bool(asked.append(stage))))
+
+    assert [weights.waits for _ in range(50)] == [False] * 50
+    assert len(asked) == 100
+
+
 def test_weights_stay_as_they_are_for_as_many_steps_as_is_said():
     found = [weights_at(STAGES, NAMES, step) for step in range(40)]
 
