@@ -150,9 +150,15 @@ def _unsure(after: History, edit: Edit, planned: int, *, at_rest: bool) -> str:
     if edit.step < planned:
         return ""  # steps that are skipped, or planned anew: those there are
     if at_rest and edit.undoes in never_held(after.edits):
+        skip = after.edits[edit.undoes - 1]
+        waiting = [stage.from_epochs for stage in after.latest.mix.stages if stage.waits]
+        had_begun = after.of_revision(skip.revision - 1).mix.stages
+        begun = [s.from_step for s in had_begun if s.from_epochs in waiting and not s.waits]
+        # A skip takes back what had begun by epochs behind its step, and only a planner finds it anew.
+        upto = f", up to step {min(begun):,}, where a stage by epochs had begun" if begun else ""
         return (
-            f"the skip held at no step: the run goes on from any state that it had before; one saved since, behind "
-            f"step {after.edits[edit.undoes - 1].step:,}, holds other samples and is refused"
+            f"the skip held at no step: the run goes on from any state that it had before{upto}; one saved since, "
+            f"behind step {skip.step:,}, holds other samples and is refused"
         )
     if at_rest:
         return f"no data plane is up: it holds once the run goes on to step {edit.step:,}"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from omniload.base.errors import ConfigError, StateError
+from omniload.mix.config import Stage
 from omniload.mix.edits.amounts import require_drawable
 from omniload.mix.edits.edit import AddSource, Change, Edit, never_held, said_of_going_back
 from omniload.mix.edits.history import History
@@ -155,8 +156,25 @@ def _is_alike(history: History, state: MixState, due: int) -> bool:
         edit.revision in void or (edit.undoes in void and edit.undoes > known) for edit in before
     )
     # A stage that had begun by epochs is taken back by them, and found anew at the steps that are planned from there.
-    kept = history.of_revision(known).mix == history.of_revision(due).mix
+    kept = _without_cuts(history, known) == _without_cuts(history, due)
     return are_void and (kept or not history.base.mix.waits)
+
+
+def _without_cuts(history: History, revision: int) -> list[Stage]:
+    """Return the stages of a revision, without those that go on as the one before: an edit begins one at its step."""
+    found: list[Stage] = []
+    for stage in history.of_revision(revision).mix.stages:
+        before = found[-1] if found else None
+        goes_on = (
+            before is not None
+            and stage.from_epochs is None
+            and stage.ramp_steps == 0
+            and stage.weights == before.weights
+            and stage.from_step >= before.from_step + before.ramp_steps
+        )
+        if not goes_on:
+            found.append(stage)
+    return found
 
 
 def require_found(history: History, facts_S: Sequence[SourceFacts]) -> None:

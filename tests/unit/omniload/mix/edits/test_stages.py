@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, StateError
 from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.edit import (
     BeginStage,
@@ -16,6 +16,7 @@ from omniload.mix.edits.edit import (
     said_of,
 )
 from omniload.mix.edits.edits_file import read_history, write_history
+from omniload.mix.edits.found import require_reached
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import gone_through_in, with_begun
 from omniload.mix.state import MixState
@@ -181,6 +182,27 @@ def test_a_skip_across_a_beginning_begins_the_stage_at_its_first_step_and_undone
     again = with_begun(undone, standing(7, 20), RECORDS_S)
     assert again.shares_at(99)["web"] == 0.25
     assert again.edits[-1].step == 7
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_a_skip_that_is_undone_at_once_leaves_states_good_up_to_a_beginning_behind_it(began):
+    history = waiting()
+    if began:
+        history = with_begun(history, standing(7, 20), RECORDS_S)
+    behind = replace(standing(9, 24), mix_revision=len(history.edits))
+    skipped = history.edited(SkipSteps(first=5, stop=9), 5, behind=behind, at_rest=True)
+    undone = skipped.edited(Undo(), 5, at_rest=True)
+
+    for step in (6, 7):
+        require_reached(undone, standing(step, 19), 0)
+    later = replace(standing(8, 22), mix_revision=len(history.edits))
+    said = EditTaken.of(skipped, undone, 5, 5, at_rest=True)
+    if began:
+        with pytest.raises(StateError, match="edit 2 was made afterwards"):
+            require_reached(undone, later, later.mix_revision)
+    else:
+        require_reached(undone, later, later.mix_revision)
+    assert ("step 7, where a stage by epochs had begun" in said.unsure) == began
 
 
 def test_a_stage_that_has_not_held_for_a_step_does_so_behind_a_skip_too():
