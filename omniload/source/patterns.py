@@ -9,6 +9,7 @@ import glob
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,19 +129,13 @@ def find_files(
                 "relative paths start at the mix file"
             )
         if asked := [file for file in files if may_be_of_run(file.path)]:
-            refuse = partial(_refuse_run_files, where, asked)
-            limited(
-                LISTING_S, refuse, what=f"sources.{source}.path, files called as those of a run"
-            )
+            refuse = partial(refuse_run_files, where, asked)
+            with listing(where):
+                limited(LISTING_S, refuse, what=f"sources.{source}.path, files called as of a run")
         for file in sorted(files, key=natural_order):
             # Two patterns may take one file: it keeps its place under the first.
             found.setdefault(file.path, file)
     return tuple(found.values())
-
-
-def _refuse_run_files(where: str, files: Sequence[ShardFile]) -> None:
-    with listing(where):
-        refuse_run_files(where, files)
 
 
 def _where(pattern: str, source: str) -> str:
@@ -183,6 +178,7 @@ def listing(where: str) -> Iterator[None]:
         ConfigError: The store cannot be opened as it is set up, or does not let us in.
         UnavailableError: It did not answer.
     """
+    begin_s = time.monotonic()
     try:
         yield
     except OmniloadError:
@@ -201,7 +197,12 @@ def listing(where: str) -> Iterator[None]:
         )
         if isinstance(refusal, ConfigError):  # such as a name too long, which no second try mends
             raise ConfigError(f"{where} cannot be listed: {refusal}") from error
-        raise UnavailableError(f"{where} cannot be listed: {said(error)}; try again") from error
+        # Clients of stores try some times by themselves, which takes as long as each of them has it.
+        asked_s = time.monotonic() - begin_s
+        asked = f"it was asked for {asked_s:.0f} s; " if asked_s >= 1.0 else ""
+        raise UnavailableError(
+            f"{where} cannot be listed: {said(error)}; {asked}try again once it answers"
+        ) from error
 
 
 def _usable(

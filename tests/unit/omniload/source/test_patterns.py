@@ -7,13 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from omniload.mix.config import JsonlSource, ParquetSource
 from omniload.mix.sources import SOURCE_TYPES, NumpySource
 from omniload.source.files import beside, local_file
 from omniload.source.formats.opening import open_format, spec_of
 from omniload.source.index import FileUnits, IndexCache, index_of
-from omniload.source.patterns import FileNames, find_files
+from omniload.source.patterns import FileNames, find_files, listing
 from omniload.source.spec import SourceSpec
 
 LINES = FileNames(suffixes=frozenset({".jsonl"}), compressed=True)
@@ -285,3 +285,24 @@ def test_what_a_client_of_s3_refuses_is_not_to_be_tried_again(tmp_path, monkeypa
         found(tmp_path, url)
 
     assert "SECRET-WORD" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "told"),
+    [
+        (13.4, "; it was asked for 13 s; try again once it answers"),
+        (0.2, "; try again once it answers"),
+    ],
+)
+def test_a_store_that_refuses_is_told_with_how_long_it_was_asked(monkeypatch, asked_s, told):
+    times = iter([100.0, 100.0 + asked_s])
+    monkeypatch.setattr("omniload.source.patterns.time.monotonic", lambda: next(times))
+
+    with (
+        pytest.raises(UnavailableError) as error,
+        listing("sources.web.path: 's3://bucket/*.jsonl'"),
+    ):
+        raise ConnectionRefusedError("Could not connect to the endpoint")
+
+    assert str(error.value).startswith("sources.web.path: 's3://bucket/*.jsonl' cannot be listed: ")
+    assert str(error.value).endswith(f"Could not connect to the endpoint{told}")
