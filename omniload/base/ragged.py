@@ -297,7 +297,21 @@ def _views(
     short = np.flatnonzero(views_N4[:, 0] <= _INLINE_BYTES)
     if len(short):
         views_N4[short, 2:] = 0
-        bytes_N16 = views_N4.view(np.uint8)
+        _write_inline(views_N4, short, columns, which_N, starts_N, lengths_N)
+    return [None, pa.py_buffer(views_N4), *windows]
+
+
+def _write_inline(
+    views_N4: NDArray[np.int32],
+    short: NDArray[np.int64],
+    columns: Sequence[NDArray[Any]],
+    which_N: NDArray[np.integer[Any]],
+    starts_N: NDArray[np.int64],
+    lengths_N: NDArray[np.int64],
+) -> None:
+    """Write the values of ranges so short that they stand in their views; ``short`` is where those are."""
+    bytes_N16 = views_N4.view(np.uint8)
+    if len(short) <= _FEW * len(columns):
         for i, which, start, length in zip(
             short.tolist(),
             which_N[short].tolist(),
@@ -307,7 +321,18 @@ def _views(
         ):
             inline = columns[which][start : start + length].view(np.uint8)
             bytes_N16[i, 4 : 4 + len(inline)] = inline
-    return [None, pa.py_buffer(views_N4), *windows]
+        return
+    # The first values of all ranges of a column at once, then the second: rows may hold a document in two tokens each.
+    dtype = columns[0].dtype
+    most = _INLINE_BYTES // dtype.itemsize
+    values_NI = bytes_N16[:, 4 : 4 + most * dtype.itemsize].view(dtype)
+    ordered = short[np.argsort(which_N[short], kind="stable")]
+    bounds = np.searchsorted(which_N[ordered], np.arange(len(columns) + 1)).tolist()
+    for column, (first, last) in zip(columns, pairwise(bounds), strict=True):
+        at = ordered[first:last]
+        for i in range(most):
+            at = at[lengths_N[at] > i]
+            values_NI[at, i] = column[starts_N[at] + i]
 
 
 def _gather_long(

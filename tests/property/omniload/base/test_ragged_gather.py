@@ -143,3 +143,24 @@ def test_a_range_that_is_not_within_its_column_is_refused_and_never_read(
 def test_ranges_of_unequal_number_are_refused():
     with pytest.raises(ValueError, match="2 columns, 2 starts and 1 stops"):
         gather_across([np.arange(9)], np.zeros(2, int), np.array([0, 1]), np.array([3]))
+
+
+class Looked(np.ndarray):
+    """A column that counts how often a part of it was taken."""
+
+    looked = 0
+
+    def __getitem__(self, at):
+        Looked.looked += 1
+        return super().__getitem__(at)
+
+
+def test_many_ranges_of_two_tokens_are_copied_without_a_look_at_each(monkeypatch):
+    monkeypatch.setattr(Looked, "looked", 0)
+    columns = [np.arange(20_000, dtype=np.int32).view(Looked) for _ in range(3)]
+    starts = np.arange(10_000) * 2
+
+    values, _ = gather_across(columns, np.arange(10_000) % 3, starts, starts + 2)
+
+    assert values.tolist() == list(range(20_000))
+    assert Looked.looked < 30
