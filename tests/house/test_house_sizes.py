@@ -80,7 +80,7 @@ LONGER = {
         "starts, joins, waits for, looks at and ends a Ray: our own, and another's",
     ),
     "omniload/actors/ray/hosts/node.py": (
-        215,
+        220,
         "starts a node of Ray without the processes that no data plane asks, and with what its workers are forked from",
     ),
     "omniload/actors/ray/plane.py": (230, "opens and closes every actor"),

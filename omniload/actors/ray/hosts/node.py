@@ -83,6 +83,11 @@ class _Loads:
         super().kill_all_processes(check_alive, allow_graceful, wait)  # type: ignore[misc]
 
 
+def _is_lasting() -> bool:
+    """Tell whether Ray may tie what it starts to this thread: one beside the main one may end long before the plane."""
+    return threading.current_thread() is threading.main_thread()
+
+
 def start_node(plan: NodePlan) -> RayNode | None:
     """Start a node whose processes end with this one, however it ends.
 
@@ -132,7 +137,7 @@ def start_node(plan: NodePlan) -> RayNode | None:
         )
         # ``spawn_reaper``: Ray's own watch on its processes, beside ours, which ends what that one misses.
         node: RayNode = LeanNode(
-            parameters, head=plan.head is None, shutdown_at_exit=False, spawn_reaper=True
+            parameters, head=plan.head is None, shutdown_at_exit=False, spawn_reaper=_is_lasting()
         )
     except (ImportError, TypeError, AttributeError) as error:
         # The node is Ray's inside and may change; ray.init is its promise, and only slower.

@@ -15,6 +15,7 @@ from omniload.actors.ray import cluster as ray_cluster
 from omniload.actors.ray.answers import wait_for_head
 from omniload.actors.ray.cluster import PrivateCluster, connect
 from omniload.actors.ray.hosts import node as ray_node
+from omniload.actors.ray.hosts.node_plan import NodePlan
 
 
 class FakeNode:
@@ -101,6 +102,24 @@ def outcomes(monkeypatch, tmp_path):
     yield script
     assert FakeReaper.begun == FakeReaper.closed
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ray_ties_what_it_starts_to_no_thread_that_may_end_before_the_plane(monkeypatch):
+    tied = []
+
+    class Node:
+        def __init__(self, parameters, *, spawn_reaper, **_):
+            tied.append(spawn_reaper)
+
+    monkeypatch.setattr("ray._private.node.Node", Node)
+    plan = NodePlan(folder="/tmp/a", address="127.0.0.1", workers=0, object_store_bytes=0)
+
+    ray_node.start_node(plan)
+    thread = threading.Thread(target=ray_node.start_node, args=(plan,))
+    thread.start()
+    thread.join(60.0)
+
+    assert tied == [True, False]
 
 
 def test_a_start_that_fails_once_is_tried_once_more(outcomes, caplog):
