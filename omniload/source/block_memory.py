@@ -167,10 +167,12 @@ class BlockMemory:
 
         Args:
             limit_bytes: What blocks, and decoding them, may take; ``None`` for any amount.
-            folder: Where blocks lie that do not fit; by default ``TMPDIR``, else ``/var/tmp``.
+            folder: Where blocks lie that do not fit; by default ``TMPDIR``, where that is one, else ``/var/tmp``.
         """
         self.limit_bytes = limit_bytes
-        self.folder = folder or Path(os.environ.get("TMPDIR") or _FOLDER)
+        # A container is often given the TMPDIR of its host, and not that folder.
+        usual = Path(os.environ.get("TMPDIR") or _FOLDER)
+        self.folder = folder or (usual if usual.is_dir() else Path(_FOLDER))
         # Its lock is taken twice by a thread in which the collector lets go of a block meanwhile.
         self._changed = threading.Condition()
         self._held: dict[int, weakref.ref[HeldBlock]] = {}

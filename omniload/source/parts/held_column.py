@@ -4,6 +4,7 @@ Shape suffixes:
     R  records of a block        N  records asked for        V  values of all records together
 """
 
+import errno
 import mmap
 import tempfile
 from collections.abc import Iterator
@@ -24,8 +25,12 @@ from omniload.source.columns import Pieces, lengths_bytes, take, text_array
 __all__ = ["HeldColumn", "SpillFullError", "SpilledColumn"]
 
 
+_REFUSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+"""A folder that is not to be written, as those of a container whose root is read-only."""
+
+
 class SpillFullError(UnavailableError):
-    """The folder has no room just now: what it was to take stays in memory."""
+    """The folder has no room just now, or may not be written: what it was to take stays in memory."""
 
 
 @contextmanager
@@ -34,10 +39,12 @@ def _spilling(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kind = SpillFullError if error.errno in FULL else UnavailableError
+        is_refused = error.errno in _REFUSED
+        kind = SpillFullError if is_refused or error.errno in FULL else UnavailableError
+        remedy = "; have it writable" if is_refused else f", {free_in(folder)}; make room"
         raise kind(
-            f"{folder}: a decoded block that is over loader.memory cannot be written there: {error.strerror or error}, "
-            f"{free_in(folder)}; make room, name another folder in loader.spill, or raise loader.memory"
+            f"{folder}: a decoded block that is over loader.memory cannot be written there: {error.strerror or error}"
+            f"{remedy}, name another folder in loader.spill, or raise loader.memory"
         ) from error
 
 

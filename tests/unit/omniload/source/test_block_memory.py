@@ -6,6 +6,7 @@ import io
 import itertools
 import os
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -171,6 +172,32 @@ def test_files_of_blocks_have_no_name(tmp_path):
 def test_a_folder_that_takes_no_block_is_told_with_the_remedy(tmp_path):
     with pytest.raises(UnavailableError, match=r"gone: a decoded block .*loader\.spill"):
         a_block(BlockMemory(1, tmp_path / "gone"), of_kib(20))
+
+
+def test_a_variable_that_names_a_folder_that_is_not_here_leaves_the_usual_one(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert BlockMemory(1).folder == tmp_path
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "of-the-host"))
+    assert BlockMemory(1).folder == Path("/var/tmp")
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_block_whose_folder_may_not_be_written_stays_in_memory_and_the_run_goes_on(
+    tmp_path, monkeypatch, caplog, number
+):
+    def refused(**_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+
+    block = a_block(BlockMemory(1, tmp_path), of_kib(20))
+
+    assert block.is_in_memory
+    (told,) = caplog.messages
+    assert f"{os.strerror(number)}; have it writable, name another folder in loader.spill" in told
 
 
 class SmallFile(io.FileIO):
