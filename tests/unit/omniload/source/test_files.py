@@ -319,7 +319,7 @@ def test_an_error_of_a_store_s_client_is_told_in_one_line(tmp_path, memory, monk
     monkeypatch.setattr(type(memory), "info", fail)
 
     with pytest.raises(
-        UnavailableError, match=r"no answer from the endpoint; try again$"
+        UnavailableError, match=r"no answer from the endpoint; try again once it answers$"
     ) as caught:
         found(tmp_path, pattern)
     assert "\n" not in str(caught.value)
