@@ -122,12 +122,7 @@ def find_files(
         where = _where(pattern, source)
         files = _usable(taken, pattern, base_dir, where, names)
         if not files:
-            raise ConfigError(
-                f"{where} matches no file of its store; correct the URL"
-                if is_url(pattern)
-                else f"{where} matches no file under {base_dir}; correct the path, "
-                "relative paths start at the mix file"
-            )
+            raise ConfigError(f"{where} matches no file{_where_none_is(pattern, base_dir)}")
         if asked := [file for file in files if may_be_of_run(file.path)]:
             refuse = partial(refuse_run_files, where, asked)
             with listing(where):
@@ -136,6 +131,12 @@ def find_files(
             # Two patterns may take one file: it keeps its place under the first.
             found.setdefault(file.path, file)
     return tuple(found.values())
+
+
+def _where_none_is(pattern: str, base_dir: Path) -> str:
+    if is_url(pattern) or Path(pattern).is_absolute():
+        return " of its store; correct the URL" if is_url(pattern) else "; correct the path"
+    return f" under {base_dir}; correct the path, relative paths start at the mix file"
 
 
 def _where(pattern: str, source: str) -> str:

@@ -71,8 +71,13 @@ def test_a_pattern_that_matches_nothing_is_named(tmp_path):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"'gone\.txt' matches no file"):
+    with pytest.raises(ConfigError, match=r"'gone\.txt' matches no file under .*, relative paths"):
         found(tmp_path, "gone.txt")
+
+
+def test_a_whole_path_that_is_missing_is_not_told_where_others_start(tmp_path):
+    with pytest.raises(ConfigError, match=r"/gone\.txt' matches no file; correct the path$"):
+        found(tmp_path, f"{tmp_path}/gone.txt")
 
 
 def test_a_folder_is_refused_with_a_pattern_to_write(tmp_path):
