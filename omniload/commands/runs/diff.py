@@ -22,7 +22,7 @@ from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.history import History
 from omniload.mix.edits.wanted import later_keys
 from omniload.mix.journal.place import journal_of
-from omniload.mix.journal.reading import read_digests, read_journal
+from omniload.mix.journal.reading import read_base, read_digests
 from omniload.mix.progress import fingerprint_in
 from omniload.mix.run_record import read_run_record
 
@@ -155,10 +155,9 @@ def _side(path: Path) -> _Side:
         return _Side(history=History(load_mix(path)[0]), fingerprint={}, digests=iter(()))
     mix = read_run_record(path).last.mix()
     journal = journal_of(path)
-    base, _ = read_journal(journal, 0)
     return _Side(
         history=read_history(path, mix),
-        fingerprint=fingerprint_in(base),
+        fingerprint=fingerprint_in(read_base(journal)),
         digests=read_digests(journal),
     )
 

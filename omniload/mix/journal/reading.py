@@ -16,6 +16,7 @@ from omniload.mix.state import COUNT_LIMIT, MixState
 __all__ = [
     "Extent",
     "Tail",
+    "read_base",
     "read_digests",
     "read_extent",
     "read_journal",
@@ -130,6 +131,16 @@ def read_journal(
     if step is not None and not begun <= step <= due:
         raise _outside(step, begun, due)
     return base_of(base)[0], [_record_in(line) for line in records]
+
+
+def read_base(path: Path | JournalStorage) -> JsonObject:
+    """Return the state that a journal begins with; what is behind it is not read.
+
+    Raises:
+        StateError: There is no journal, or it has another version.
+        IntegrityError: Its first line is damaged.
+    """
+    return base_of(next(sound_lines(path)))[0]
 
 
 def read_extent(path: Path | JournalStorage) -> Extent:

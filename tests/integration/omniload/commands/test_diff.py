@@ -3,6 +3,10 @@
 import pytest
 import yaml
 
+from omniload.mix.config import load_mix
+from omniload.mix.edits.history import History
+from omniload.mix.journal.reading import read_journal
+from omniload.mix.progress import state_json_at
 from tests.support.plane.edits.mix_commands import a_mix_file, a_run, json_of, run_mix
 
 
@@ -52,11 +56,18 @@ def test_runs_are_compared_by_their_data_and_the_first_step_of_other_samples(mix
     a_run(tmp_path / "one", mix_path, steps=12)
     a_run(tmp_path / "again", mix_path, dp=1, steps=9)
     a_run(tmp_path / "other", changed(mix_path, change), steps=12)
+    history = History(load_mix(mix_path)[0])
+    state = state_json_at(history, *read_journal(tmp_path / "one" / "journal.jsonl", 7), 7)
+    a_run(tmp_path / "later", mix_path, state=state)
 
     again = json_of("diff", tmp_path / "one", tmp_path / "again")
+    later = json_of("diff", tmp_path / "later", tmp_path / "one")
     other = json_of("diff", tmp_path / "one", tmp_path / "other")
 
     assert (again["steps_compared"], again["samples_differ_from_step"]) == (9, None)
+    # Its journal begins at step 7, with the state that was gone on with in a folder of its own.
+    assert (later["steps_compared"], later["fingerprint"]) == (5, [])
+    assert later["samples_differ_from_step"] is None
     assert other["samples_differ_from_step"] == other["shares_differ_from_step"] == 5
     assert [each["key"] for each in other["fingerprint"]] == ["mix"]
 

@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
+from omniload.base.state import JsonObject
 from omniload.cli import command
 from omniload.client import Client
 from omniload.mix.config import load_mix
@@ -43,17 +44,21 @@ def a_mix_file(folder: Path, **changes: object) -> Path:
     return path
 
 
-def a_run(run_dir: Path, mix_path: Path, *, dp: int = 2, steps: int = 12) -> dict[int, list]:
-    """Take ``steps`` steps of a run; return the batches of every rank by step."""
+def a_run(
+    run_dir: Path, mix_path: Path, *, dp: int = 2, steps: int = 12, state: JsonObject | None = None
+) -> dict[int, list]:
+    """Take the steps of a run below ``steps``, from 0 or a state; return the batches of every rank by step."""
     mix, base_dir = load_mix(mix_path)
-    write_run_record(run_dir, mix_path, {"dp": dp})
+    first = 0 if state is None else int(str(state["step"]))
+    write_run_record(run_dir, mix_path, {"dp": dp}, from_step=first)
     spec = PlaneSpec(
         mix=mix,
         base_dir=base_dir,
         tree=ClientPlaceTree.of(dp=dp),
         run_dir=run_dir,
+        state=state,
         num_steps=steps,
     )
     with LocalPlane(spec) as plane:
         clients = [Client(plane.handle(rank)) for rank in range(dp)]
-        return {step: [client.next_batch() for client in clients] for step in range(steps)}
+        return {step: [client.next_batch() for client in clients] for step in range(first, steps)}
