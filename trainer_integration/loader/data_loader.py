@@ -4,6 +4,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
@@ -56,9 +57,6 @@ _TORCHS = {
 class MixBatches(IterableDataset[TrainingBatch]):
     """Batches of an open mix, from where its loader stands."""
 
-    _beginning: dict[str, Any] | None = None
-    """Where the first loop began; ``None`` before any."""
-
     def __init__(
         self, loader: Loader, form: Callable[[Any], Any], *, held_out: bool = False
     ) -> None:
@@ -68,14 +66,17 @@ class MixBatches(IterableDataset[TrainingBatch]):
         """
         self.loader, self.form, self.held_out = loader, form, held_out
 
+    @cached_property
+    def beginning(self) -> dict[str, Any]:
+        """Where loops begin, as it is first asked for: before a state is loaded or a batch handed out."""
+        # One of several ranks has no place before it has joined the others.
+        self.loader.start()
+        return self.loader.state_dict()
+
     def begin_anew(self) -> None:
         """Go back to where the first loop began; before any, note that place."""
-        if self._beginning is None:
-            # One of several ranks has no place before it has joined the others.
-            self.loader.start()
-            self._beginning = self.loader.state_dict()
-        elif self.loader.state_dict() != self._beginning:
-            self.loader.load_state_dict(self._beginning)
+        if self.beginning != self.loader.state_dict():
+            self.loader.load_state_dict(self.beginning)
 
     def __len__(self) -> int:
         """Return the batches of the loader from where it was opened, as a map dataset's length is that of an epoch."""
@@ -260,10 +261,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             StateError: It is no state, or of other samples, batches, samplers or workers.
         """
         if self._batches is not None:
-            if self.is_held_out:
-                self._batches.begin_anew()
-                self._moved = bool(state_dict)
-            self._batches.loader.load_state_dict(_without_marks(state_dict))
+            wanted = _without_marks(state_dict)
+            moves = bool(wanted and self.is_held_out and self._batches.beginning)
+            self._batches.loader.load_state_dict(wanted)
+            self._moved |= moves
             return
         if not isinstance(state_dict, Mapping):
             raise StateError(
@@ -350,8 +351,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _begin(self) -> Progress:
         """Return the progress of an iterator that begins now."""
-        # Read again, and not kept from ``load_state_dict``: between the two stands a plain mapping that may be asked
-        # for.
+        # Read again, and not kept from ``load_state_dict``: between the two it is plain, and may be asked for.
         state = None if self._pending is None else LoaderState.of(self._pending)
         self._progress = Progress(self, state)
         self._pending = None

@@ -586,7 +586,7 @@ class Steps:
 
     def load_state_dict(self, state):
         assert set(state) <= {"next_step"}, "a mix's state is sealed"
-        self.next_step = state["next_step"]
+        self.next_step = state.get("next_step", self.next_step)
 
 
 @pytest.fixture
@@ -621,6 +621,16 @@ def test_each_loop_over_a_split_begins_anew_and_over_another_mix_goes_on(mix_of_
     resumed = mix_of_steps(held_out=True)
     resumed.load_state_dict(state)  # before any loop
     assert [list(resumed), list(resumed)] == [[-2], [0, -1, -2]]
+
+    going = iter(resumed)
+    assert next(going) == 0
+    for empty in (
+        {},
+        {"_iterator_finished": True},
+    ):  # as accelerate has it of a loader without a place
+        resumed.load_state_dict(empty)
+    assert list(going) == [-1, -2]
+    assert list(resumed) == [0, -1, -2]
 
 
 def test_keys_that_frameworks_add_to_the_state_of_a_mix_are_borne(mix_of_steps):
