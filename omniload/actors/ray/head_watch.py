@@ -65,8 +65,8 @@ def once_none_is_stopped(connect: Callable[[], Any]) -> Any:  # noqa: ANN401 -- 
 
 def _stopped() -> str:
     """Return which of them is, as a job that is suspended in part has it, and what to do; empty where none is."""
-    with suppress(psutil.Error):
-        for process in psutil.Process().children(recursive=True):
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # one that has ended meanwhile says nothing of the others
             name, pid = process.name(), process.pid
             if name in SERVERS and process.status() == psutil.STATUS_STOPPED:
                 return f"its {name}, process {pid}, is stopped (kill -CONT {pid} has it go on)"

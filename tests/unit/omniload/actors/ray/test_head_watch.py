@@ -1,10 +1,11 @@
-"""How often ranks look at the head of their Ray, and when it is lost to them: arithmetic over a clock of the test."""
+"""How often ranks look at the head of their Ray, when it is lost to them, and whom of it they find stopped."""
 
+import psutil
 import pytest
 
 pytest.importorskip("ray")
 
-from omniload.actors.ray.head_watch import HeadWatch, between_looks_s, check_servers
+from omniload.actors.ray.head_watch import HeadWatch, between_looks_s, check_servers, why_late
 from omniload.base.errors import UnavailableError
 
 RAY_S = 60.0
@@ -147,3 +148,22 @@ def test_a_server_that_has_ended_is_named():
     check_servers(lambda: "")
     with pytest.raises(UnavailableError, match="Ray's gcs_server ended with -9, and the data"):
         check_servers(lambda: "gcs_server ended with -9")
+
+
+def test_a_process_that_ends_as_it_is_looked_at_hides_no_server_that_is_stopped(monkeypatch):
+    class Child:
+        def __init__(self, pid, name):
+            self.pid, self._name = pid, name
+
+        def name(self):
+            if not self._name:
+                raise psutil.NoSuchProcess(self.pid)
+            return self._name
+
+        def status(self):
+            return psutil.STATUS_STOPPED
+
+    children = [Child(2, ""), Child(3, "python"), Child(4, "raylet")]
+    monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: children)
+
+    assert why_late() == "its raylet, process 4, is stopped (kill -CONT 4 has it go on)"
