@@ -133,8 +133,9 @@ class CompletionTransform(StrictModel):
     """Key or column of the prompt; or a list of them, such as ``[instruction, input]``, whose texts a blank line joins.
     Of those a null or an empty text is left out, and so is a key that a line of JSON has not."""
     form: Literal["chat", "text"] = "chat"
-    """What prompt and answer are: lists of messages, or texts that stand for a message of the user and one of the
-    assistant, for a chat template; or texts, joined as they are, with the tokenizer's end of a document behind them."""
+    """What prompt and answer are: lists of messages, texts that are JSON of one, or texts that stand for a message of
+    the user and one of the assistant, for a chat template; or texts, joined as they are, with the tokenizer's end of a
+    document behind them."""
     loss: Literal["answer", "all"] = "answer"
     """Tokens that are trained on: those behind the prompt, or all."""
     template: LocalPath | None = None

@@ -245,7 +245,7 @@ def _require_transforms_fit(source: SourceBase) -> None:
             what = " with tools" if isinstance(transform, ChatTransform) else ""
             raise fault_at(
                 f"transforms[{i}]: {transform.type}{what} reads several keys of a record, and the source is of type "
-                f"{_type_of(source)}; use jsonl, csv, parquet or arrow",
+                f"{_type_of(source)}; use jsonl, csv, parquet, arrow or lance",
                 *at,
             )
         key = getattr(source, "column", None) or getattr(source, "text", None)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import orjson
+from typing_extensions import TypeIs
 
 from omniload.base.errors import IntegrityError
 from omniload.mix.schema.messages import MessageNames
@@ -184,17 +185,19 @@ def messages_under(
 ) -> list[Any]:
     """Return the messages under a key, by the names that templates know.
 
-    A message alone, or the text of one by ``role``, stands for a list of it.
+    A message alone, or the text of one by ``role``, stands for a list of it. A text that is JSON of a list of messages
+    is that list: a column of texts can hold no other.
 
     Raises:
         BadConversationError: There is something else, or a message that ``named`` refuses.
     """
     if isinstance(value, str) and value:
-        return [{"role": role, "content": value}]
+        written = _written_in(value, names)
+        if written is None:
+            return [{"role": role, "content": value}]
+        value = written
     given = [value] if isinstance(value, dict) else value
-    if not isinstance(given, list) or not all(
-        isinstance(each, dict) and isinstance(each.get(names.role), str) for each in given
-    ):
+    if not _are_messages(given, names):
         raise BadConversationError(
             f"{key} is {_quoted(value)}, not a list of messages with {names.role} and {names.content}, nor a text that "
             "says something"
@@ -203,6 +206,23 @@ def messages_under(
         return [named(i, message, names) for i, message in enumerate(given)]
     except BadConversationError as error:
         raise BadConversationError(f"{key}: {error}") from None
+
+
+def _are_messages(value: object, names: MessageNames) -> TypeIs[list[dict[str, Any]]]:
+    return isinstance(value, list) and all(
+        isinstance(each, dict) and isinstance(each.get(names.role), str) for each in value
+    )
+
+
+def _written_in(text: str, names: MessageNames) -> list[dict[str, Any]] | None:
+    """Return the messages that a text is JSON of; ``None`` for any other text, which is what somebody says."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return found if found and _are_messages(found, names) else None
 
 
 def require_answer(key: str, asked: list[Any], answer: list[Any], *, by: str, remedy: str) -> None:

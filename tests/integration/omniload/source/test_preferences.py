@@ -270,7 +270,10 @@ def test_packing_that_cuts_pairs_is_refused(folder, changes, said):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ({"type": "mds", "text": "chosen"}, "is of type mds; use jsonl, csv, parquet or arrow"),
+        (
+            {"type": "mds", "text": "chosen"},
+            "is of type mds; use jsonl, csv, parquet, arrow or lance",
+        ),
         (
             {"transforms": [{"type": "preference"}, {"type": "clamp", "tokens": 9}]},
             "clamp would cut a pair",

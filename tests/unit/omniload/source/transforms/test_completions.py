@@ -105,8 +105,8 @@ ROWS = [{"prompt": asked, "completion": answer} for asked, answer in PAIRS]
 @pytest.mark.parametrize(
     ("kind", "style"),
     [
-        ("csv", "texts"),
-        *product(TABLES, ["texts", "messages", "message", "other names"]),
+        *product(["csv"], ["texts", "written"]),
+        *product(TABLES, ["texts", "messages", "message", "other names", "written"]),
     ],
 )
 def test_prompt_and_answer_are_one_conversation_of_which_the_answer_is_trained_on(
@@ -120,6 +120,7 @@ def test_prompt_and_answer_are_one_conversation_of_which_the_answer_is_trained_o
         row = {
             "texts": (asked, answer),
             "message": (user, assistant),
+            "written": [orjson.dumps([message]).decode() for message in (user, assistant)],
         }.get(style, ([user], [assistant]))
         rows.append(dict(zip(("prompt", "completion"), row, strict=True)))
     write(tmp_path / f"a.{kind}", rows)
@@ -127,6 +128,15 @@ def test_prompt_and_answer_are_one_conversation_of_which_the_answer_is_trained_o
     found = samples_of(a_spec(folder, tmp_path / f"a.{kind}", **said), len(rows))
 
     assert found == [by_hand(folder, *pair) for pair in PAIRS]
+
+
+@pytest.mark.parametrize("said", ["[1, 2]", "[]", "[torn", '[{"role": 1}]', '{"role": "user"}'])
+def test_a_text_that_looks_like_a_list_and_is_none_of_messages_is_what_somebody_says(
+    folder, tmp_path, said
+):
+    write(tmp_path / "a.csv", [{"prompt": said, "completion": said}])
+
+    assert samples_of(a_spec(folder, tmp_path / "a.csv"), 1) == [by_hand(folder, said, said)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
