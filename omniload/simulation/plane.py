@@ -5,6 +5,7 @@ from functools import partial
 
 from omniload.actors.opening import runtime_of
 from omniload.actors.plane import require_rows
+from omniload.actors.ray.measuring.spent import PAUSE_S
 from omniload.base.errors import ConfigError
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.loader_groups import LoaderShare, most_of_one
@@ -115,7 +116,8 @@ class _Run:
         nodes = (
             {} if is_local else {id(host): self._process(host, "node", 2.0) for host in self.hosts}
         )
-        rests = self.job.step_s > 0
+        # Who rests for a part of the pause that was measured is taken to find as large a part of its caches gone.
+        rests = min(1.0, self.job.step_s / PAUSE_S)
         self.wire = Wire(self.messages, self.job.seed, _HOP_S, nodes, rests=rests)
         first = self.hosts[0]
         only = self._process(first, "process", self.profile.threads) if is_local else None

@@ -21,8 +21,9 @@ class Wire:
     """How much longer a message is on its way to another host."""
     nodes: dict[int, Process] = field(default_factory=dict)
     """Ray's own processes of each host, by the host's ``id``; none where roles are threads."""
-    rests: bool = False
-    """Whether ranks train, and processes rest meanwhile: caches and cores are then as others left them."""
+    rests: float = 0.0
+    """How much of the rest that was measured processes have while ranks train, up to all of it, 1: caches and cores are
+    then as others left them. 0 where ranks take batches as they come."""
     connections: set[frozenset[int]] = field(default_factory=set, init=False)
     """Pairs of processes that have spoken to each other, each by its ``id``."""
     _random: random.Random = field(init=False)
@@ -36,7 +37,7 @@ class Wire:
         process.message_bytes += size_bytes
         process.batches += batches
         costs = self.costs.roles[process.role]
-        times = costs.rested if self.rests else 1.0
+        times = 1.0 + self.rests * (costs.rested - 1.0)
         return times * (costs.end_s + size_bytes * costs.byte_s + batches * costs.batch_s)
 
     def take_s(self, place: int) -> float:

@@ -30,6 +30,7 @@ from omniload.actors.address import PlaneAddress
 from omniload.actors.plane import PlaneSpec, RankHandle
 from omniload.actors.ray.measuring.calls import Call, measured_calls
 from omniload.actors.ray.measuring.spent import (
+    PAUSE_S,
     Paced,
     PlaneSpent,
     Spent,
@@ -62,9 +63,8 @@ _LEAST_WINDOWS = 2
 """Of a turn. In fewer a loader may have nothing to do, and nothing is known of its messages, on a busy machine."""
 _FILLS_S = 0.3
 """Buffers of a plane whose rank asks for nothing are full by then."""
-_PAUSE_S, _PAUSES, _PACES, _APART, _TOGETHER = 0.04, 6, 4, 8, 4
-"""How long a rank rests before a batch, and before how many of a window, the first and those behind it; how often ranks
-do so, and for how many windows, where one does so by itself and where all get at their windows together."""
+_PAUSES, _PACES, _APART, _TOGETHER = 6, 4, 8, 4
+"""Batches of a window that a rank rests before; how often, and for how many windows, by itself and all together."""
 _PLACES = 4
 """The first of a window, the second, at which the next window is asked for, the third, which finds caches as asking
 left them, and those behind it, which are alike."""
@@ -395,6 +395,6 @@ class _Driven:
 
 def _taken_after_a_pause(taker: Taker) -> float:
     """Rest, and take a batch that is at hand; return what that takes of a core that nobody else wants."""
-    time.sleep(_PAUSE_S)
+    time.sleep(PAUSE_S)
     # Other work on the core is in the one, and to look at the other takes a twentieth of it.
     return min(took(taker))

@@ -12,6 +12,7 @@ from typing import Protocol
 import psutil
 
 __all__ = [
+    "PAUSE_S",
     "Paced",
     "PlaneSpent",
     "Spent",
@@ -25,6 +26,10 @@ __all__ = [
     "spent_by",
     "took",
 ]
+
+
+PAUSE_S = 0.04
+"""How long a rank rests before it takes a batch, where steps after pauses are measured."""
 
 
 class Taker(Protocol):

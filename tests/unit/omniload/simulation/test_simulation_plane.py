@@ -147,8 +147,9 @@ def test_messages_take_longer_where_ranks_train_and_as_long_as_ever_at_full_spee
         return simulated(a_job(a_windowed_mix(), steps=32, step_s=step_s), profile).cpu_step_s
 
     rested, free = with_messages(roles=roles), with_messages(roles=even_roles(0.0))
-    beyond = [cpu_of(each, 0.1) - cpu_of(free, 0.1) for each in (rested, a_profile())]
-    assert beyond[0] == pytest.approx(3 * beyond[1], rel=0.1)
+    for step_s, times in ((0.1, 3.0), (0.04, 3.0), (0.02, 2.0)):  # of a pause that is half as long
+        beyond = [cpu_of(each, step_s) - cpu_of(free, step_s) for each in (rested, a_profile())]
+        assert beyond[0] == pytest.approx(times * beyond[1], rel=0.1)
     assert cpu_of(rested, 0.0) == cpu_of(a_profile(), 0.0)
 
 
