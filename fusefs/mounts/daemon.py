@@ -108,9 +108,8 @@ def _before(config: MountConfig) -> UnmountClient | None:
         return None
     try:
         return UnmountClient.of(config.mountpoint)
-    except (
-        StateError
-    ) as error:  # the take-over fails for the same reason, or that process is about to end
+    except StateError as error:
+        # The take-over fails for the same reason, or that process is about to end.
         _LOG.info("%s", error)
         return None
 

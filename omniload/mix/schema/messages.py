@@ -181,8 +181,8 @@ class PreferenceTransform(_OfMessages):
     rejected: Key = "rejected"
     """Key or column of the rejected answer."""
     form: Literal["chat", "text"] = "chat"
-    """What prompts and answers are: lists of messages, for a chat template; or texts, joined as they are, with the
-    tokenizer's end of a document behind each answer. There images stand where their ``marker`` does in the prompt."""
+    """What prompts and answers are: as of ``completion``; texts have the tokenizer's end of a document behind each
+    answer. There images stand where their ``marker`` does in the prompt."""
     template: LocalPath | None = None
     """As of ``chat``."""
     date: Day | None = None
