@@ -135,10 +135,18 @@ def _paces(mix: MixConfig, steps: int, step_times: Sequence[tuple[float, int]]) 
     return [Pace(step_s=0.0, steps=many), *timed]
 
 
-def _of_turns(paces: Sequence[Pace], turns: int) -> list[Pace]:
-    """Return the paces of a simulation: where ranks wait, as many steps as all turns have, as p99 goes by how many."""
+def _of_runs(paces: Sequence[Pace], runs: Sequence[Sequence[Found]]) -> list[Pace]:
+    """Return the paces of a simulation: where ranks wait, as many steps as all turns have, as p99 goes by how many.
+
+    Training takes what steps of the runs took beside their waits: ranks sleep there and meet, which takes several
+    milliseconds on busy cores.
+    """
     full, *timed = paces
-    return [full, *(Pace(step_s=each.step_s, steps=turns * each.steps) for each in timed)]
+    found = [full]
+    for number, each in enumerate(timed, 1):
+        trained_s = median(of_turn[number].trained_s for of_turn in runs)
+        found.append(Pace(step_s=trained_s, steps=len(runs) * each.steps))
+    return found
 
 
 _LEAST_FULL = 3
@@ -246,8 +254,9 @@ def _compared(
     found = {}
     for cell, job in jobs.items():
         cores = median(each[0].cores for each in runs[cell])
+        driven = _of_runs(paces[cell], runs[cell])
         simulated = [
-            _simulated(job.spec, each[cell], _of_turns(paces[cell], turns), cores, seed)
+            _simulated(job.spec, each[cell], driven, cores, seed)
             for each in profiles
             for seed in range(_SEEDS)
         ]

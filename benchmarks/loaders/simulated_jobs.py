@@ -60,6 +60,11 @@ class Found:
     """Of each step of a run: what several runs have together is known from these alone."""
 
     @property
+    def trained_s(self) -> float:
+        """What a step took beside the wait of its last rank: training, and whatever ranks did to meet."""
+        return self.seconds / self.steps - self.waits.mean_s
+
+    @property
     def cpu_step_s(self) -> float:
         """Processor time of a step, of all processes."""
         return sum(self.by_role_s.values())

@@ -18,10 +18,11 @@ __all__ = ["READING", "Cell", "Compared", "Pairs", "rates_table", "roles_table",
 READING = """\
 Ranks touch nothing. Of runs on Ray they are processes of their own, in one process threads. A run is driven at full
 speed, each rank by itself, and with times that training takes in turn, at which all ranks begin together: what the
-last of them waits for its batch is the wait of the step. Of full speed the middle one of three paces or more of a run
-counts. What things take is measured anew for each number of ranks, as whoever asks has it, before each turn of its
-runs and after the last, messages once for all its sizes: each job is compared with simulations of all those profiles,
-with some seeds each, which decide how late messages are. A simulation gets as many cores as were left to the runs at
+last of them waits for its batch is the wait of the step. Ranks sleep and meet: what a step took of a run beside its
+wait is what training takes in the simulation. Of full speed the middle one of three paces or more of a run counts. What
+things take is measured anew for each number of ranks, as whoever asks has it, before each turn of its runs and after
+the last, messages once for all its sizes: each job is compared with simulations of all those profiles, with some seeds
+each, which decide how late messages are. A simulation gets as many cores as were left to the runs at
 full speed beside other work. Figures are medians, and ratios those of the medians; in brackets stands how far single
 runs and simulations go. Waits of runs are those of all their turns together, and a simulation has as many steps as
 all of them. Runs apart is the largest figure of a turn over the smallest. Idle beside work is the part of what
@@ -113,7 +114,7 @@ def roles_table(pairs: Pairs, paces: Sequence[Pace]) -> Table:
     return Table(
         caption="Processor time of a step in ms by role: of runs, and simulated over that; a node is Ray's own "
         "processes and the one that opened the job",
-        columns=("ranks", "tokens a rank and step", "training, ms", *roles),
+        columns=("ranks", "tokens a rank and step", "sleep, ms", *roles),
         rows=tuple(rows),
     )
 
@@ -142,6 +143,7 @@ def waits_table(pairs: Pairs, paces: Sequence[Pace]) -> Table:
                     cell.ranks,
                     f"{cell.rank_tokens:,}",
                     f"{pace.step_s * 1e3:.0f}",
+                    f"{median(each.trained_s for each in runs) * 1e3:.1f}",
                     *cells,
                     f"{together.p50_s * 1e3:.2f}",
                     middle,
@@ -149,13 +151,15 @@ def waits_table(pairs: Pairs, paces: Sequence[Pace]) -> Table:
                 )
             )
     turns = len(next(iter(pairs.values())).runs)
-    counts = ", ".join(f"{pace.steps} steps of {pace.step_s * 1e3:.0f} ms" for pace in paces[1:])
+    counts = ", ".join(
+        f"{pace.steps} steps with a sleep of {pace.step_s * 1e3:.0f} ms" for pace in paces[1:]
+    )
     parts = ("run", "simulated", "simulated over run", "runs apart", "agrees")
     of_figures = [f"{figure}, {part}" for figure in ("mean", "p99") for part in parts]
     return Table(
         caption=f"Waits of a step in ms where training takes a while, {counts} in each of {turns} turns",
         columns=(
-            "ranks", "tokens a rank and step", "training, ms", *of_figures, "p50, run", "p50, simulated",
+            "ranks", "tokens a rank and step", "sleep, ms", "training, ms", *of_figures, "p50, run", "p50, simulated",
             "step with its wait, simulated over run",
         ),
         rows=tuple(rows),

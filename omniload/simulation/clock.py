@@ -85,6 +85,12 @@ class Host:
         self._at_s = 0.0
         self._turn = 0
         self._sent_at_s = 0.0
+        self.rest = 0.0
+        """Part of its cores that nothing has wanted, on average over late steps: who runs finds caches and cores as
+        others left them."""
+        self._had_s = 0.0
+        self._looked_s = 0.0, 0.0
+        self._looks = 0
 
     def process(self, role: Role, width: float = 1.0, *, timers: float = 0.0) -> Process:
         """Start a process, whose timers keep so many cores busy."""
@@ -113,9 +119,23 @@ class Host:
         heapq.heappush(process.jobs, (process.done_s + seconds, next(self._numbers), then))
         self._look_ahead()
 
-    def _share(self) -> float:
+    def look(self, steps: int) -> None:
+        """Have the step that ends now count in ``rest``, as one of so many late ones."""
+        self.settle()
+        began_s, had_s = self._looked_s
+        self._looked_s = self._at_s, self._had_s
+        if not (passed_s := self._at_s - began_s):
+            return
+        self._looks = min(self._looks + 1, steps)
+        idle = 1.0 - (self._had_s - had_s) / (passed_s * self.cores)
+        self.rest += (max(0.0, idle) - self.rest) / self._looks
+
+    def _wanted(self) -> float:
+        """Return how many cores processes want, beside their timers."""
+        return sum(min(len(process.jobs), process.width) for process in self._running)
+
+    def _share(self, wanted: float) -> float:
         """Return the part of what processes want that they get."""
-        wanted = sum(min(len(process.jobs), process.width) for process in self._running)
         return min(1.0, self._left / wanted) if wanted else 1.0
 
     def settle(self) -> None:
@@ -123,7 +143,9 @@ class Host:
         passed_s = self.clock.now_s - self._at_s
         self._at_s = self.clock.now_s
         # Most calls are of one moment, in which hundreds of ranks begin: they are not gone through each time.
-        share = self._share() if passed_s else 0.0
+        wanted = self._wanted() if passed_s else 0.0
+        share = self._share(wanted)
+        self._had_s += passed_s * (min(wanted, self._left) + self.cores - self._left)
         for process in self._running if passed_s else ():
             had_s = passed_s * share * min(len(process.jobs), process.width)
             process.busy_s += had_s
@@ -138,7 +160,7 @@ class Host:
         self._turn += 1
         if not self._running:
             return
-        share, turn = self._share(), self._turn
+        share, turn = self._share(self._wanted()), self._turn
         soonest_s = min(
             (process.jobs[0][0] - process.done_s)
             * len(process.jobs)

@@ -5,7 +5,6 @@ from functools import partial
 
 from omniload.actors.opening import runtime_of
 from omniload.actors.plane import require_rows
-from omniload.actors.ray.measuring.spent import PAUSE_S
 from omniload.base.errors import ConfigError
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.loader_groups import LoaderShare, most_of_one
@@ -116,9 +115,8 @@ class _Run:
         nodes = (
             {} if is_local else {id(host): self._process(host, "node", 2.0) for host in self.hosts}
         )
-        # Who rests for a part of the pause that was measured is taken to find as large a part of its caches gone.
-        rests = min(1.0, self.job.step_s / PAUSE_S)
-        self.wire = Wire(self.messages, self.job.seed, _HOP_S, nodes, rests=rests)
+        trains = self.job.step_s > 0
+        self.wire = Wire(self.messages, self.job.seed, _HOP_S, nodes, trains=trains)
         first = self.hosts[0]
         only = self._process(first, "process", self.profile.threads) if is_local else None
         # Planner and loaders are on the opener's host, which is the first.
@@ -252,7 +250,7 @@ class _Run:
     def _ranks(self, only: Process | None) -> list[Rank]:
         made: list[Rank] = []
         # Threads of Ray do half of what a rank that trains takes for a message, and hold no lock of its interpreter.
-        width = 2.0 if self.wire.rests else 1.0
+        width = 2.0 if self.wire.trains else 1.0
         for constructor in self.constructors:
             its: list[Rank] = []
             for rank in constructor.machine.dp_ranks:
@@ -292,6 +290,9 @@ class _Run:
 
     def _begins(self, step: int) -> None:
         self._heard(step)
+        # Where nobody trains, what idles beside work is in what was measured at full speed.
+        for host in self.hosts if self.wire.trains else ():
+            host.look(self.warm_up)
         # What is under way counts as far as it has come: hosts count only as jobs begin and end.
         if step in (self.warm_up - 1, self.num_steps - 1):
             for host in self.hosts:

@@ -101,8 +101,8 @@ class RoleCosts(StrictModel):
     own: Annotated[float, Field(ge=1, le=64, allow_inf_nan=False)] = 1.0
     """Times as long as by itself that the planner plans where other processes use the same caches."""
     rested: Annotated[float, Field(ge=1, le=64, allow_inf_nan=False)] = 1.0
-    """Times as long that a message takes where ranks train for ``PAUSE_S`` or longer, and processes rest, between
-    two of them; 1 in profiles that were kept before this was measured."""
+    """Times as long that a message takes on a host of which nothing wants a core between two of them, as ranks train; 1
+    in profiles that were kept before this was measured."""
     clock: Annotated[float, Field(ge=0, le=64, allow_inf_nan=False)] = 0.0
     """Cores that it keeps busy while nobody asks for anything: heartbeats, and what Ray does by the clock."""
 

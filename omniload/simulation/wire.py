@@ -21,9 +21,8 @@ class Wire:
     """How much longer a message is on its way to another host."""
     nodes: dict[int, Process] = field(default_factory=dict)
     """Ray's own processes of each host, by the host's ``id``; none where roles are threads."""
-    rests: float = 0.0
-    """How much of the rest that was measured processes have while ranks train, up to all of it, 1: caches and cores are
-    then as others left them. 0 where ranks take batches as they come."""
+    trains: bool = False
+    """Whether ranks train between two batches; else they take them as they come."""
     connections: set[frozenset[int]] = field(default_factory=set, init=False)
     """Pairs of processes that have spoken to each other, each by its ``id``."""
     _random: random.Random = field(init=False)
@@ -37,7 +36,7 @@ class Wire:
         process.message_bytes += size_bytes
         process.batches += batches
         costs = self.costs.roles[process.role]
-        times = 1.0 + self.rests * (costs.rested - 1.0)
+        times = 1.0 + process.host.rest * (costs.rested - 1.0)
         return times * (costs.end_s + size_bytes * costs.byte_s + batches * costs.batch_s)
 
     def take_s(self, place: int) -> float:
@@ -47,7 +46,7 @@ class Wire:
             place: Of the batch among those that came together.
         """
         by_place = self.costs.takes_s
-        if not self.rests or not by_place:
+        if not self.trains or not by_place:
             return 0.0
         return self._random.choice(by_place[min(place, len(by_place) - 1)])
 

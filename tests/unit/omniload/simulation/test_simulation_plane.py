@@ -143,14 +143,24 @@ def test_messages_take_longer_where_ranks_train_and_as_long_as_ever_at_full_spee
         role: costs.model_copy(update={"rested": 3.0}) for role, costs in messages.roles.items()
     }
 
-    def cpu_of(profile, step_s):
-        return simulated(a_job(a_windowed_mix(), steps=32, step_s=step_s), profile).cpu_step_s
+    def found(profile, step_s, cores=2.0):
+        return simulated(a_job(a_windowed_mix(), steps=32, step_s=step_s, cores=cores), profile)
 
     rested, free = with_messages(roles=roles), with_messages(roles=even_roles(0.0))
-    for step_s, times in ((0.1, 3.0), (0.04, 3.0), (0.02, 2.0)):  # of a pause that is half as long
-        beyond = [cpu_of(each, step_s) - cpu_of(free, step_s) for each in (rested, a_profile())]
-        assert beyond[0] == pytest.approx(times * beyond[1], rel=0.1)
-    assert cpu_of(rested, 0.0) == cpu_of(a_profile(), 0.0)
+
+    def times_of(step_s, cores):
+        """Return how many times as much messages take as at full speed, and what part of the cores is idle."""
+        with_rest, ever, none = (found(each, step_s, cores) for each in (rested, a_profile(), free))
+        times = (with_rest.cpu_step_s - none.cpu_step_s) / (ever.cpu_step_s - none.cpu_step_s)
+        return times, 1.0 - with_rest.cpu_step_s / (cores * with_rest.seconds / with_rest.steps)
+
+    # Whoever has the cores to itself finds caches as others left them; beside a busy plane nobody rests.
+    of_paces = [times_of(*pace) for pace in ((10.0, 2.0), (0.01, 0.5), (0.005, 0.2))]
+    for times, idle in of_paces:
+        assert times == pytest.approx(1.0 + 2.0 * idle, rel=0.05)
+    assert of_paces[0][0] == pytest.approx(3.0, rel=0.02)
+    assert of_paces[-1][0] < 1.2
+    assert found(rested, 0.0).cpu_step_s == found(a_profile(), 0.0).cpu_step_s
 
 
 @cache
