@@ -66,6 +66,13 @@ class Place:
     ranks: tuple[int, ...] = ()
     """Numbers of all ranks by place along dp, then cp, then among peers; none where they rise in that order."""
 
+    def places_of(self, world_size: int) -> list[int]:
+        """Return the place of each rank of a job, in the order of dp, then cp: places share no rows."""
+        numbers = self.ranks or range(world_size)
+        same = world_size // (self.dp_size * self.cp_size)
+        place_of = {number: at // same for at, number in enumerate(numbers)}
+        return [place_of[number] for number in range(world_size)]
+
     def fetches(self, rank: int) -> bool:
         """Tell whether ``rank``, this one, asks the data plane itself; its peers get the batch from it."""
         return not self.peers or rank == self.peers[0]

@@ -59,11 +59,8 @@ _THERE_S = 1.0
 _LEAVE_S, _STUCK_S = 10.0, 12.0
 """Longest wait for a last note, and for a rendezvous that keeps to no limit of its own."""
 _KINDS: tuple[type[OmniloadError], ...] = (
-    ConfigError,
-    UnavailableError,
-    StateError,
-    IntegrityError,
-)
+    ConfigError, UnavailableError, StateError, IntegrityError
+)  # fmt: skip
 Note = TypeVar("Note", bound=StrictModel)
 Answer = TypeVar("Answer")
 
@@ -121,9 +118,11 @@ class NodeUp(StrictModel):
 class Invitation(StrictModel):
     """What rank 0 posts once the plane is up."""
 
-    version: Literal[4] = 4
+    version: Literal[5] = 5
     plane: PlaneAddress | None
     """Where it is; ``None`` for threads of rank 0, which alone asks them."""
+    deals: bool = False
+    """Whether rank 0 sends every rank its batches, as of a plane beside another one."""
     mix: str
     """Digest of the mix and its settings."""
     dp_size: int

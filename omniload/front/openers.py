@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
+from omniload.actors.address import PlaneAddress
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_ray_plane
 from omniload.actors.plane import DataPlane, PlaneSpec, RankHandle
@@ -21,18 +23,22 @@ from omniload.base.extras import missing_extra
 from omniload.base.linux.network import host_id
 from omniload.base.state import Json
 from omniload.client import Client
-from omniload.front.launch import Launch, Place
+from omniload.front.launch import Launch, Place, group_of_torch
 from omniload.front.loader import OpenClient
 from omniload.front.meeting import Invitation, Meeting, NodeUp
 from omniload.front.mix_values import MixValues
-from omniload.front.peers import FetchingHandle, FollowingHandle, Peers
+from omniload.front.peers import DealingHandle, FetchingHandle, FollowingHandle, Peers
 from omniload.front.rendezvous import FolderRendezvous, Rendezvous
 from omniload.mix.config import MixConfig
+from omniload.mix.schema.splits import TRAIN
 
 __all__ = ["OpenAlone", "OpenTogether", "take_turn", "torch_part"]
 
 _TORCH = "trainer_integration.loader.torch_arrays"
 """Adapters for torch, imported by name: this package imports none of those above it."""
+_PEERS = "trainer_integration.loader.torch_peers"
+_PARTS = {"peers_of": _PEERS, "all_peers": _PEERS, "exchange_of": _PEERS}
+"""Where parts are that are not there."""
 _OPENED = itertools.count()
 """Planes that this process has opened or joined: the n-th of every rank is one plane."""
 _WORKERS = 2
@@ -60,6 +66,8 @@ class OpenTogether(OpenClient):
 
     Where all ranks are peers along tp, pp and ep, rank 0 alone takes batches from the plane, which runs as threads of
     its process. Otherwise, or where the mix says ``runtime.kind: ray``, the plane runs as actors of a Ray cluster.
+    Beside a plane of several ranks that this process has open, as for evaluation, it runs as threads of rank 0, which
+    takes the batches of all ranks and sends the others theirs.
     """
 
     spec: PlaneSpec
@@ -70,7 +78,7 @@ class OpenTogether(OpenClient):
 
     @override
     def __call__(self, stack: ExitStack, state: Mapping[str, Json] | None) -> Client:
-        take_turn(stack)
+        is_beside = self._is_beside(stack)
         meeting = Meeting(
             self._rendezvous(),
             f"omniload/{self.launch.attempt}/{next(_OPENED)}",
@@ -79,6 +87,8 @@ class OpenTogether(OpenClient):
             self.timeout_s,
         )
         role = self._bring_up if self.launch.rank == 0 else self._join
+        if is_beside:
+            role = self._deal if self.launch.rank == 0 else self._follow
         if not self.place.fetches(self.launch.rank):
             role = self._follow
         try:
@@ -87,6 +97,22 @@ class OpenTogether(OpenClient):
         except BaseException as error:
             meeting.fail(error)
             raise
+
+    def _is_beside(self, stack: ExitStack) -> bool:
+        """Tell whether this process has another plane of several ranks open, and rank 0 may deal batches beside it.
+
+        Raises:
+            StateError: It has, and rank 0 could not send them, or would be what a training waits for.
+        """
+        mix = self.spec.mix
+        try:
+            take_turn(stack)
+        except StateError:
+            ends = mix.split != TRAIN or mix.mix.stop == "each_once"
+            if not ends or group_of_torch() != (self.launch.rank, self.launch.world_size):
+                raise
+            return True
+        return False
 
     def _bring_up(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
         # Said at the very end: nodes on other hosts live until then.
@@ -100,11 +126,41 @@ class OpenTogether(OpenClient):
             plane = ray_plane = stack.enter_context(open_ray_plane(spec, meeting.gather))
             address = ray_plane.address
         handle = plane.handle(self.place.dp_rank, self.place.cp_rank)
+        self._invite(meeting, spec, address)
+        # A rank that cannot join fails the job here, as it begins, and not later by a batch that it never takes.
+        meeting.wait_until_joined(range(1, self.launch.world_size))
+        client = stack.enter_context(Client(self._shared(handle, meeting)))
+        # The others' last questions are answered before the plane ends.
+        stack.callback(meeting.wait_until_left, range(1, self.launch.world_size))
+        return client
+
+    def _deal(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
+        """Take the batches of all ranks from threads of this process, and send the others theirs."""
+        stack.callback(meeting.end)
+        meeting.gather(None)
+        plane = stack.enter_context(LocalPlane(spec))
+        self._invite(meeting, spec, None, deals=True)
+        others = range(1, self.launch.world_size)
+        meeting.wait_until_joined(others)
+        places = product(range(self.place.dp_size), range(self.place.cp_size))
+        handles = [plane.handle(dp_rank, cp_rank) for dp_rank, cp_rank in places]
+        dealing = DealingHandle(
+            handles, self.place.places_of(self.launch.world_size), self._all(meeting)
+        )
+        client = stack.enter_context(Client(dealing))
+        stack.callback(meeting.wait_until_left, others)
+        return client
+
+    def _invite(
+        self, meeting: Meeting, spec: PlaneSpec, plane: PlaneAddress | None, *, deals: bool = False
+    ) -> None:
+        """Tell the other ranks where the plane is, and what it is of."""
         step = 0 if spec.state is None else spec.state["step"]
         assert isinstance(step, int), "the plane goes on from it"
         meeting.invite(
             Invitation(
-                plane=address,
+                plane=plane,
+                deals=deals,
                 mix=_digest(spec.mix),
                 dp_size=self.place.dp_size,
                 cp_size=self.place.cp_size,
@@ -112,12 +168,6 @@ class OpenTogether(OpenClient):
             ),
             MixValues.of(spec.mix),
         )
-        # A rank that cannot join fails the job here, as it begins, and not later by a batch that it never takes.
-        meeting.wait_until_joined(range(1, self.launch.world_size))
-        client = stack.enter_context(Client(self._shared(handle, meeting)))
-        # The others' last questions are answered before the plane ends.
-        stack.callback(meeting.wait_until_left, range(1, self.launch.world_size))
-        return client
 
     def _join(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
         from omniload.actors.ray.environment import miss_hosts_soon  # noqa: PLC0415 -- an extra
@@ -129,10 +179,9 @@ class OpenTogether(OpenClient):
         runtime = spec.mix.runtime
         listening = listening_of(runtime.bind, runtime.ports, os.environ.get("MASTER_ADDR"))
         assigned = meeting.arrive()
-        # Rank 0 asks the plane alone, by its own count, and this rank is about to ask it too.
+        # Rank 0 asks the plane alone. Its invitation tells whether it deals, or counts other ranks than this one.
         if assigned.head is None:
-            # Its invitation comes all the same, and tells what rank 0 counts.
-            raise self._disagreement(meeting.invitation())
+            return self._served(stack, meeting, spec)
         # A rank that is cut off would leave Ray for as long as its connections are given: two minutes.
         miss_hosts_soon()
         starts_node = assigned.first_of.get(host_id()) == self.launch.rank
@@ -163,20 +212,36 @@ class OpenTogether(OpenClient):
         return stack.enter_context(Client(self._shared(handle, meeting)))
 
     def _follow(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
-        """Take batches from the peer that fetches them."""
+        """Take batches from the peer that fetches them, or from rank 0 where it deals them."""
         meeting.arrive()
-        self._agree(meeting, meeting.invitation(), spec.state)
+        return self._served(stack, meeting, spec)
+
+    def _served(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
+        invitation = meeting.invitation()
+        self._agree(meeting, invitation, spec.state)
+        if not self.place.peers and not invitation.deals:
+            raise StateError(
+                f"rank {self.launch.rank} has another loader over several ranks open, and rank 0 has none; close and "
+                "open loaders on all ranks alike"
+            )
         stack.callback(meeting.leave)
         meeting.join()
-        # The note of the fetching rank, or its failure; rank 0 posts none, and has opened the plane by now.
-        meeting.wait_until_joined(rank for rank in self.place.peers[:1] if rank)
-        batch_timeout_s = spec.mix.runtime.batch_timeout
-        handle = FollowingHandle(self._peers(meeting), self.timeout_s, batch_timeout_s)
+        if invitation.deals:
+            peers = self._all(meeting)
+        else:
+            # The note of the fetching rank, or its failure; rank 0 posts none, and has opened the plane by now.
+            meeting.wait_until_joined(rank for rank in self.place.peers[:1] if rank)
+            peers = self._peers(meeting)
+        handle = FollowingHandle(peers, self.timeout_s, spec.mix.runtime.batch_timeout)
         return stack.enter_context(Client(handle))
 
     def _shared(self, handle: RankHandle, meeting: Meeting) -> RankHandle:
         """Return a rank's handle, which serves its peers too where it has some: they have joined."""
         return FetchingHandle(handle, self._peers(meeting)) if self.place.peers else handle
+
+    def _all(self, meeting: Meeting) -> Peers:
+        meet: Callable[..., Peers] = torch_part("all_peers")
+        return meet(self.launch.rank, meeting.prefix, self.timeout_s)
 
     def _peers(self, meeting: Meeting) -> Peers:
         meet: Callable[..., Peers] = torch_part("peers_of")
@@ -236,20 +301,21 @@ def take_turn(stack: ExitStack) -> None:
     """
     if not _TURN.acquire(blocking=False):
         raise StateError(
-            "this process has a loader over several ranks open already; close it before another is opened, or give "
-            "rank=0 and world_size=1 for a loader of this process alone, as for evaluation"
+            "this process has a loader over several ranks open already; close it before another is opened. Beside it "
+            "there may be one of a split, as for evaluation, once init_process_group was called; and with rank=0 and "
+            "world_size=1 loaders of this process alone"
         )
     stack.callback(_TURN.release)
 
 
 def torch_part(name: str) -> Callable[..., Any]:
-    """Return a part of the adapter for torch.
+    """Return a part of the adapters for torch.
 
     Raises:
         ConfigError: torch is not installed.
     """
     try:
-        part: Callable[..., Any] = getattr(import_module(_TORCH), name)
+        part: Callable[..., Any] = getattr(import_module(_PARTS.get(name, _TORCH)), name)
     except ModuleNotFoundError as error:
         raise missing_extra(
             "finding the other ranks without address= (or arrays='torch')", error

@@ -1,4 +1,4 @@
-"""One rank fetches, its peers are served by broadcast: the paper's ``broadcast_at``, on the trainer's side.
+"""One rank fetches, others are served by it: the paper's ``broadcast_at``, on the trainer's side.
 
 Ranks along tp, pp and ep train on the same rows. The first of them has a handle of the
 data plane; the others know the plane through it alone::
@@ -7,9 +7,13 @@ data plane; the others know the plane through it alone::
 
 So each peer has batch and state at hand, and asks nobody. A failure of the plane goes the
 same way: every peer raises it.
+
+A plane that is opened beside another one, as to evaluate between steps of training, has threads of rank 0 alone. That
+rank takes the batches of all ranks, and deals them out in the same manner.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Literal, Protocol, cast
 
 import numpy as np
@@ -23,20 +27,28 @@ from omniload.batch.microbatch import Batch, from_bytes, to_bytes
 from omniload.front.meeting import Failure
 from omniload.machine.messages import ResizeAsked
 
-__all__ = ["FetchingHandle", "FollowingHandle", "Kind", "Peers"]
+__all__ = ["DealingHandle", "FetchingHandle", "FollowingHandle", "Kind", "Peers"]
 
 Kind = Literal["hello", "batch", "end", "failure", "closed"]
 """What a message is: the state to begin with, a batch, the data's end, an error, the last one."""
 
 
 class Peers(Protocol):
-    """The ranks that train on the same rows, over the trainer's own way between ranks, such as NCCL or Gloo."""
+    """The ranks that one of them serves, over the trainer's own way between ranks, such as NCCL or Gloo."""
 
     fetching_rank: int
     """The rank that fetches."""
 
-    def give(self, kind: Kind, step: int, state: bytes, batch: NDArray[np.uint8]) -> None:
+    def give(
+        self, kind: Kind, step: int, state: bytes, batches: Sequence[NDArray[np.uint8]] = ()
+    ) -> None:
         """Send to all peers, in order, without waiting for them beyond a few steps.
+
+        Args:
+            kind: What it is.
+            step: Step of the batch, or before which the state stands.
+            state: The state as JSON, or a failure.
+            batches: The one that peers share; where they do not, one for each rank, this one among them.
 
         Raises:
             UnavailableError: A peer has not taken what was sent long before.
@@ -56,10 +68,9 @@ class Peers(Protocol):
         ...
 
 
-_NOTHING = np.empty(0, np.uint8)
 _STAY = (
-    "ranks along tp, pp and ep share one batch, and stay as they are; open the loader without them on the mesh, "
-    "or start again with the last state"
+    "ranks that have their batches from another rank stay as they are: those along tp, pp and ep, and all of a loader "
+    "beside another one; open the loader without them on the mesh, or start again with the last state"
 )
 
 
@@ -70,18 +81,16 @@ class FetchingHandle(RankHandle):
         self._handle, self._peers = handle, peers
         self.first_step = handle.first_step
         # A peer asks nobody: the state before its first step must be with it too.
-        peers.give("hello", self.first_step, self._state_before(self.first_step), _NOTHING)
+        peers.give("hello", self.first_step, self._state_before(self.first_step))
 
     @override
     def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
         try:
             batch = self._handle.take(step, timeout_s)
             state = self._state_before(step if batch is None else step + 1)
-            data = _NOTHING if batch is None else to_bytes(batch)
+            data = () if batch is None else (to_bytes(batch),)
         except Exception as error:  # of any kind: peers would wait for a batch that does not come
-            self._peers.give(
-                "failure", step, Failure.of(error).model_dump_json().encode(), _NOTHING
-            )
+            self._peers.give("failure", step, Failure.of(error).model_dump_json().encode())
             raise
         self._peers.give("end" if batch is None else "batch", step, state, data)
         return batch
@@ -102,13 +111,76 @@ class FetchingHandle(RankHandle):
     def close(self) -> None:
         try:
             # A peer that takes nothing any more must not keep the plane open.
-            self._peers.give("closed", 0, b"", _NOTHING)
+            self._peers.give("closed", 0, b"")
         finally:
             self._peers.close()
             self._handle.close()
 
     def _state_before(self, step: int) -> bytes:
         return json.dumps(self._handle.state_at(step)).encode()
+
+
+class DealingHandle(RankHandle):
+    """Handle of the rank whose threads a plane has: with each batch of its own it sends every other rank its own."""
+
+    def __init__(
+        self, handles: Sequence[RankHandle], places_R: Sequence[int], peers: Peers
+    ) -> None:
+        """Deal to all ranks.
+
+        Args:
+            handles: Of each place along dp and cp, that of this rank among them.
+            places_R: Of each rank, its place; this rank is the first.
+            peers: All ranks.
+        """
+        self._handles, self._places_R, self._peers = handles, places_R, peers
+        self.first_step = self._own.first_step
+        peers.give("hello", self.first_step, self._state_before(self.first_step))
+
+    @property
+    def _own(self) -> RankHandle:
+        return self._handles[self._places_R[0]]
+
+    @override
+    def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
+        try:
+            batches = [handle.take(step, timeout_s) for handle in self._handles]
+            ends = None in batches  # then of all of them: a step is of all ranks or of none
+            state = self._state_before(step if ends else step + 1)
+            found = [to_bytes(batch) for batch in batches if batch is not None]
+        except (
+            Exception
+        ) as error:  # of any kind: the others would wait for a batch that does not come
+            self._peers.give("failure", step, Failure.of(error).model_dump_json().encode())
+            raise
+        dealt = () if ends else [found[place] for place in self._places_R]
+        self._peers.give("end" if ends else "batch", step, state, dealt)
+        return batches[self._places_R[0]]
+
+    @override
+    def taken(self, step: int) -> None:
+        for handle in self._handles:
+            handle.taken(step)
+
+    @override
+    def state_at(self, step: int) -> JsonObject:
+        return self._own.state_at(step)
+
+    @override
+    def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
+        raise ConfigError(_STAY)
+
+    @override
+    def close(self) -> None:
+        try:
+            self._peers.give("closed", 0, b"")
+        finally:
+            self._peers.close()
+            for handle in self._handles:
+                handle.close()
+
+    def _state_before(self, step: int) -> bytes:
+        return json.dumps(self.state_at(step)).encode()
 
 
 class FollowingHandle(RankHandle):
@@ -142,7 +214,7 @@ class FollowingHandle(RankHandle):
         if found != step:
             raise StateError(
                 f"this rank asks for step {step}, and rank {self._peers.fetching_rank}, which fetches for it, has "
-                f"handed on step {found}: all ranks along tp, pp and ep take every batch, and load one state"
+                f"handed on step {found}: all ranks that it serves take every batch, and load one state"
             )
         # Nothing is sent behind the end: to be asked again would be to wait for nothing.
         self._ended = kind == "end"
@@ -183,5 +255,5 @@ class FollowingHandle(RankHandle):
         if kind not in wanted:
             raise StateError(
                 f"rank {rank} sent {kind!r} where {' or '.join(wanted)} was to come; open, load and close the loader "
-                "on all ranks along tp, pp and ep alike"
+                "on all ranks that it serves alike"
             )

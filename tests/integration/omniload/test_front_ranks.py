@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+import omniload
 from tests.support.plane.front_ranks import RANK, a_mix_file, environment, results_of, samples
 from tests.support.ports import free_port
 
@@ -83,12 +84,25 @@ def test_two_processes_of_torchrun_share_the_samples_of_one(mix, alone):
 def test_tensor_parallel_peers_are_handed_the_batches_and_states_of_the_rank_that_fetches(
     warm_python, mix, alone
 ):
-    found = torchrun(warm_python, mix, 4, steps=4, mesh={"dp": 2, "tp": 2})
+    held_out = yaml.safe_load(mix.read_text()) | {"splits": {"eval": 0.3}}
+    evaluates = mix.with_name("held_out.yaml")
+    evaluates.write_text(yaml.safe_dump(held_out))
+
+    found = torchrun(
+        warm_python, mix, 4, steps=4, mesh={"dp": 2, "tp": 2}, evaluates=str(evaluates)
+    )
 
     by_rank = {result["rank"]: result for result in found}
     assert samples([by_rank[0], by_rank[2]]) == alone
     for fetches, follows in ((0, 1), (2, 3)):
         assert by_rank[follows]["seen"] == by_rank[fetches]["seen"]
+        # Beside the training: each place has its own rows, also behind an evaluation that was left.
+        assert by_rank[follows]["held_out"] == by_rank[fetches]["held_out"]
+    with omniload.open(evaluates, split="eval", rank=0, world_size=1, arrays="numpy") as loader:
+        of_one = samples([{"seen": [[batch.step, batch.tokens.tolist()] for batch in loader]}])
+    dealt = [{"seen": by_rank[rank]["held_out"]} for rank in (0, 2)]
+    assert samples(dealt) == of_one
+    assert len(of_one) > 1
     states = [result["states"] for result in found]
     assert [state["step"] for state in states[0]] == [1, 2, 3, 4]
     assert states.count(states[0]) == 4

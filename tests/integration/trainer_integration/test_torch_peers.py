@@ -62,4 +62,4 @@ def test_a_peer_that_does_not_come_is_named(warm_python):
     (refused,), _ = two(warm_python, "absent")
 
     assert refused["error"] == "UnavailableError"
-    assert "has not met its peers [0, 1]" in refused["message"]
+    assert "has not met ranks [0, 1]" in refused["message"]

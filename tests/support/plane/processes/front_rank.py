@@ -34,6 +34,8 @@ def told(result):
 
 
 KEYWORDS = {key: value for key, value in json.loads(sys.argv[2]).items() if key != "plan"}
+HELD_OUT = KEYWORDS.pop("evaluates", "")
+"""Mix with the split that is evaluated beside the second step."""
 
 
 def with_mesh(keywords):
@@ -48,8 +50,17 @@ if "mesh" in KEYWORDS:
     KEYWORDS = with_mesh(KEYWORDS)
 
 
+def evaluated():
+    """Return what an evaluation hands out, opened behind one that is left after its first batch."""
+    of_ranks = {key: KEYWORDS[key] for key in ("mesh",) if key in KEYWORDS}
+    with omniload.open(HELD_OUT, split="eval", **of_ranks) as broken_off:
+        next(iter(broken_off))
+    with omniload.open(HELD_OUT, split="eval", **of_ranks) as evaluation:
+        return [[batch.step, batch.tokens.tolist()] for batch in evaluation]
+
+
 def main():
-    seen, states = [], []
+    seen, states, held_out = [], [], []
     try:
         with omniload.open(sys.argv[1], **KEYWORDS) as loader:
             for batch in loader:
@@ -59,6 +70,8 @@ def main():
                     sys.stdout.flush()
                 if "mesh" in KEYWORDS:
                     states.append(loader.state_dict())
+                if HELD_OUT and batch.step == 1:
+                    held_out = evaluated()
                 if "asked to end" in PLAN and batch.step == 1:
                     os.kill(os.getpid(), signal.SIGTERM)
                 if "back once" in PLAN and batch.step == 1:
@@ -73,7 +86,7 @@ def main():
         dist.barrier()
         dist.destroy_process_group()
     rank = int(os.environ.get("RANK", "0"))
-    used = {"ray": "ray" in sys.modules}
+    used = {"ray": "ray" in sys.modules, "held_out": held_out}
     told({"rank": rank, "seen": seen, "asked": len(ASKED_TO_END), "states": states, **used})
     return 0
 

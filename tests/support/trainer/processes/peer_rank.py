@@ -13,7 +13,7 @@ import numpy as np
 import torch.distributed as dist
 
 from omniload.base.errors import OmniloadError
-from trainer_integration.loader.torch_arrays import peers_of
+from trainer_integration.loader.torch_peers import peers_of
 
 RANK, PORT, PLAN = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 LONG_S, SHORT_S = 60.0, 1.0
@@ -32,7 +32,7 @@ def give(peers):
             store.wait(["taken"])  # the peer has met this rank, and waits for what never comes
             os.kill(os.getpid(), signal.SIGKILL)
         state = json.dumps({"step": step}).encode() if step % 2 else b""
-        peers.give("batch", step, state, np.full(step * 1000, step, np.uint8))
+        peers.give("batch", step, state, [np.full(step * 1000, step, np.uint8)])
 
 
 def take(peers):

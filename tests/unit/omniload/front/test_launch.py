@@ -155,9 +155,14 @@ def test_ranks_along_tp_pp_and_ep_are_peers_of_which_the_first_fetches(
     ],
 )
 def test_the_numbers_of_all_ranks_are_known_by_place(axes, sizes, ranks):
-    mesh = Mesh(axes, sizes, (0,) * len(sizes))
+    size, found = math.prod(sizes), {}
+    for at in np.ndindex(*sizes):
+        rank = int(np.ravel_multi_index(at, sizes))
+        place = place_of(a_launch(rank, size), Mesh(axes, sizes, at))
+        found[rank] = place.dp_rank * place.cp_size + place.cp_rank
 
-    assert place_of(a_launch(0, math.prod(sizes)), mesh).ranks == ranks
+    assert place.ranks == ranks
+    assert place.places_of(size) == [found[rank] for rank in range(size)]
 
 
 def test_a_mesh_that_numbers_another_rank_before_rank_0_is_refused():

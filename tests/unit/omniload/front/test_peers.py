@@ -2,6 +2,7 @@
 
 import json
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from omniload.base.errors import StateError, UnavailableError
 from omniload.batch.microbatch import Batch
 from omniload.client import Client
-from omniload.front.peers import FetchingHandle, FollowingHandle
+from omniload.front.peers import DealingHandle, FetchingHandle, FollowingHandle
 from tests.support.plane.builders import a_microbatch
 
 
@@ -27,7 +28,8 @@ class Wire:
         self.sent = deque()
         self.closed = False
 
-    def give(self, kind, step, state, batch):
+    def give(self, kind, step, state, batches=()):
+        (batch,) = batches or [np.empty(0, np.uint8)]
         self.sent.append((kind, step, state, batch))
 
     def take(self, timeout_s):
@@ -156,7 +158,75 @@ def test_a_state_that_is_not_at_hand_is_refused():
 
 def test_ranks_that_open_differently_are_told():
     wire = Wire()
-    wire.give("batch", 3, json.dumps({}).encode(), np.empty(0, np.uint8))
+    wire.give("batch", 3, json.dumps({}).encode())
 
     with pytest.raises(StateError, match="sent 'batch' where hello was to come"):
         FollowingHandle(wire, 1.0, 2.0)
+
+
+class Deals:
+    """The ways of one rank to three others in this process, each of which gets its own."""
+
+    fetching_rank = 0
+
+    def __init__(self):
+        self.ways = [Wire() for _ in range(4)]
+        self.closed = False
+
+    def give(self, kind, step, state, batches=()):
+        for way, own in zip(self.ways, batches or [None] * 4, strict=True):
+            way.give(kind, step, state, () if own is None else (own,))
+
+    def close(self):
+        self.closed = True
+
+
+class OfPlace(Fetched):
+    """A handle of a place, whose batches say which one it is."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.place = place
+
+    def take(self, step, timeout_s=None):
+        batch = super().take(step, timeout_s)
+        return batch and replace(batch, loss_tokens=self.place)
+
+
+@pytest.fixture
+def dealt():
+    """The clients of four ranks at two places, the first of which deals, with its handles and ways."""
+    handles, deals = [OfPlace(0), OfPlace(1)], Deals()
+    dealing = Client(DealingHandle(handles, [0, 1, 0, 1], deals))
+    others = [Client(FollowingHandle(way, 1.0, 2.0)) for way in deals.ways[1:]]
+    return [dealing, *others], handles, deals
+
+
+def test_each_rank_is_dealt_the_batches_of_its_place_and_all_have_one_state_and_end(dealt):
+    clients, handles, deals = dealt
+
+    for step in (3, 4):
+        batches = [client.next_batch() for client in clients]
+        assert [(batch.step, batch.loss_tokens) for batch in batches] == [
+            (step, place) for place in (0, 1, 0, 1)
+        ]
+        assert [client.state_dict() for client in clients] == [{"step": step + 1}] * 4
+
+    assert [client.next_batch() for client in clients] == [None] * 4
+    assert [handle.told for handle in handles] == [[3, 4], [3, 4]]
+    clients[0].close()
+    assert deals.closed
+    assert all(handle.closed for handle in handles)
+
+
+def test_what_keeps_one_place_from_its_batch_is_told_to_all_and_none_has_the_step_twice(dealt):
+    clients, handles, _ = dealt
+    handles[1].failure = UnavailableError("no reader answers")
+
+    for client in clients:
+        with pytest.raises(UnavailableError, match="no reader answers"):
+            client.next_batch()
+
+    handles[1].failure = None
+    assert [client.next_batch().step for client in clients] == [3] * 4
+    assert [client.next_batch().step for client in clients] == [4] * 4
