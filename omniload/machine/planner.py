@@ -130,7 +130,8 @@ class Planner:
 
         Raises:
             ConfigError: A source gives no samples at all.
-            IntegrityError: Ranks want a step in which a source has more bad records than its ``on_error`` allows.
+            IntegrityError: Ranks want a step in which a source has more bad records than its ``on_error`` allows, or
+                have one that the journal has lost.
             StateError: The state that the run resumed from is of other samples.
         """
         match event:

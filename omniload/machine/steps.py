@@ -119,9 +119,22 @@ class RankSteps:
         )
 
     def hear(self, event: StepTaken | RanksLost, planned: int) -> bool:
-        """Apply an event of ranks; return whether the slowest rank has come further."""
+        """Apply an event of ranks; return whether the slowest rank has come further.
+
+        Raises:
+            IntegrityError: A rank has taken a step that nobody has planned: the journal that a planner took over has
+                lost its end. Every step was on its disk or store before any rank was told of it.
+        """
         if isinstance(event, StepTaken):
-            return self.take((event.dp_rank, event.cp_rank), event.step)
+            rank = event.dp_rank, event.cp_rank
+            if event.step >= planned:
+                cp_size = 1 + max(cp_rank for _, cp_rank in self._wanted)
+                raise IntegrityError(
+                    f"{rank_name(*rank, cp_size)} has taken step {event.step}, and the run's journal, which this "
+                    f"planner took over, ends before step {planned}: records that were durable are gone; look after "
+                    "its disk or store, and start again from the last checkpoint"
+                )
+            return self.take(rank, event.step)
         return self.lose(event.ranks, planned)
 
     def take(self, rank: Rank, step: int) -> bool:

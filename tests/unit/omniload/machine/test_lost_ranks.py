@@ -2,6 +2,7 @@
 
 import pytest
 
+from omniload.base.errors import IntegrityError
 from omniload.machine.messages import (
     AppendJournal,
     PublishPlans,
@@ -71,6 +72,16 @@ def test_others_have_the_step_in_which_a_rank_ended_that_told_only_the_planner_b
     assert planner.ranks.slowest == 4
     assert planner.ranks.unheard == set()
     assert planner.waits().ranks == ("rank dp=0", "rank dp=1", "rank dp=2")
+
+
+def test_a_journal_that_has_lost_a_step_that_a_rank_has_is_told(planner):
+    # It ended before step 4, and every step is in it before any rank is told of it.
+    with pytest.raises(
+        IntegrityError, match=r"rank dp=1 has taken step 4, and the run's journal, .* before step 4"
+    ):
+        told(planner, *taken(3, 0), *taken(4, 1))
+
+    assert planner.ranks.slowest == 0
 
 
 def test_a_lost_rank_holds_the_others_up_behind_what_was_planned(planner):
