@@ -122,28 +122,33 @@ class PlannerActor(PresentActor):
             watch_unheard(self._shell.unheard, self._shell.lose, lost, self._closing)
         self._activity.figures.note(restarts=spec.restarts, lives=life + 1)
 
+    @property
+    def _planning(self) -> PlannerShell:
+        self.begun()  # who asks one that could not take over is told why
+        return self._shell
+
     def first_step(self) -> int:
         """Return the step that planning started from."""
+        self.begun()
         return self._first_step
 
     def taken(self, step: int, dp_rank: int, cp_rank: int, generation: int) -> None:
         """Tell that a rank's trainer has the batch of ``step``."""
-        self._shell.taken(step, dp_rank, cp_rank, generation)
+        self._planning.taken(step, dp_rank, cp_rank, generation)
 
     def state_at(self, step: int) -> JsonObject:
         """Return the state before ``step``."""
-        return self._shell.state_at(step)
+        return self._planning.state_at(step)
 
     def check(self) -> None:
         """Raise what ended the planning, if anything did; see ``PlannerShell.check``."""
-        # A rank that asks a planner which could not take over is told why, and not that it knows nothing of steps.
-        self.begun()
-        self._shell.check()
+        self._planning.check()
 
     def resize(self, asked: ResizeAsked) -> World:
         """Have other ranks; return those that there are from then on."""
+        planning = self._planning
         require_threads(asked.dp, len(self._constructors), self._ranks_served)
-        world = taken_within(self._shell.resize(asked), what="other ranks")
+        world = taken_within(planning.resize(asked), what="other ranks")
         self._board.forget_ranks(world.dp)
         return world
 
@@ -169,14 +174,14 @@ class PlannerActor(PresentActor):
 
     def history(self) -> History:
         """Return the mix and its edits."""
-        return self._shell.history()
+        return self._planning.history()
 
     def change(self, asked: ChangeAsked, beside: int | None) -> EditTaken:
         """Change the mix; a source that is added is served by the loader of source ``beside``."""
         # Before the planner takes it up: its first command for the new source needs a way to its loader.
         if beside is not None:
-            self._links.add(len(self._shell.history().latest.names), beside)
-        return taken_within(self._shell.change(asked))
+            self._links.add(len(self._planning.history().latest.names), beside)
+        return taken_within(self._planning.change(asked))
 
     def begun(self) -> None:
         """Raise why it could not take over."""
@@ -185,27 +190,27 @@ class PlannerActor(PresentActor):
 
     def released_to(self) -> int:
         """Return the step before which every rank has taken all."""
-        return self._shell.released_to()
+        return self._planning.released_to()
 
     def outstanding(self, sources: Sequence[int]) -> TakeOver:
         """Return what a loader would be told that takes sources over now."""
-        return self._shell.outstanding(sources)
+        return self._planning.outstanding(sources)
 
     def replace_loader(self, serving: Serving) -> None:
         """Have another loader take over sources; return when it may be asked for their samples."""
-        taken_over = self._shell.replace_loader(
+        taken_over = self._planning.replace_loader(
             serving.sources, lambda: self._links.follow(serving)
         )
         heard_within(_TAKE_OVER_S, taken_over, serving.name)
 
     def replace_constructor(self, number: int, actor: Any, life: int) -> None:  # noqa: ANN401 -- Ray's handle has no static type
         """Have another life of a constructor build what is under way."""
-        link = self._constructors[number]
-        self._shell.replace_constructor(number, lambda: link.lead_to(actor, life))
+        planning, link = self._planning, self._constructors[number]
+        planning.replace_constructor(number, lambda: link.lead_to(actor, life))
 
     def nodes_of_ranks(self) -> tuple[int, list[str | None]]:
         """Return the generation of the ranks, and the node of those of each data constructor; see ``RanksOn.of``."""
-        world, count = self._shell.world(), len(self._constructors)
+        world, count = self._planning.world(), len(self._constructors)
         served = [world.served_by(number, count).dp_ranks for number in range(count)]
         first = [link.dp_ranks for link in self._constructors]
         ranks_of = served if world.generation else first
@@ -219,5 +224,6 @@ class PlannerActor(PresentActor):
     def close(self) -> None:
         """Stop planning and close the journal."""
         self._closing.set()
-        self._shell.close()
-        self._end_metrics()
+        if self._failure is None:
+            self._shell.close()
+            self._end_metrics()

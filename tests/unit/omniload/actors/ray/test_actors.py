@@ -14,7 +14,7 @@ from omniload.actors.ray import planner_actor as planner_module
 from omniload.actors.ray.actors import ConstructorActor, LoaderActor
 from omniload.actors.ray.links import LoaderHolders, Loaders
 from omniload.actors.ray.planner_actor import PlannerActor
-from omniload.base.errors import StateError
+from omniload.base.errors import IntegrityError, StateError
 from omniload.base.ragged import Ragged
 from omniload.batch.rows import build_rows
 from omniload.machine.data_constructor import DataConstructor
@@ -93,6 +93,31 @@ def test_ranks_that_wait_for_a_planner_that_takes_over_see_that_it_waits_for_roo
         actor.open(SimpleNamespace(spec=None, facts=[], folder=tmp_path, life=1))
 
     assert told == [waits]
+
+
+def test_who_asks_a_planner_that_could_not_take_over_is_told_why(tmp_path, monkeypatch):
+    def make_successor(*_, **__):
+        raise IntegrityError("line 7 is damaged")
+
+    monkeypatch.setattr(planner_module, "make_successor", make_successor)
+    opening = SimpleNamespace(spec=None, facts=[], folder=tmp_path, life=1)
+    actor = PlannerActor("planner+1", None, None, opening)
+
+    for ask in (
+        lambda: actor.taken(3, 0, 0, 0),
+        lambda: actor.state_at(3),
+        lambda: actor.outstanding([0]),
+        lambda: actor.resize(None),
+        lambda: actor.replace_constructor(0, None, 1),
+        actor.nodes_of_ranks,
+        actor.first_step,
+        actor.released_to,
+        actor.check,
+    ):
+        with pytest.raises(IntegrityError, match="line 7 is damaged"):
+            ask()
+    actor.fail(StateError("it is told that the plane ends"))
+    actor.close()
 
 
 def test_ranks_that_wait_for_the_first_planner_see_that_it_opens_the_journal(tmp_path, monkeypatch):
