@@ -1,146 +1,49 @@
-"""Processes of a running data plane are killed and stopped at random: every step must come, and be the same.
+"""A running data plane is struck by a script of faults, or by random ones: every step must come, and be the same.
 
 python -m benchmarks.faults.chaos --help
 """
 
-import os
-import random
-import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 import click
 import fsspec
-import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.faults.full_disk import full_for
-from benchmarks.faults.machine_stops import MachineStops, seconds_within
+from benchmarks.faults.ailing_store import AilingStore
+from benchmarks.faults.machine_stops import MachineStops
+from benchmarks.faults.ordeal import CALM_STEPS, Ordeal, survive, table_of
+from benchmarks.faults.schedule import (
+    KINDS,
+    OF_JOURNALS,
+    OF_ROLES,
+    OF_STORES,
+    Fault,
+    Faults,
+    drawn,
+    written,
+)
+from benchmarks.faults.striking import Job
 from benchmarks.loaders.mixed_sources import MixedSources, build_sources, mix_of
-from benchmarks.report import Table, print_table, write_report
+from benchmarks.report import print_table, write_report
 from omniload.actors.local.plane import LocalPlane
-from omniload.actors.opening import open_ray_plane
 from omniload.actors.plane import PlaneSpec
-from omniload.actors.ray.plane import RayPlane
-from omniload.batch.digest import batch_digest, combined
+from omniload.batch.digest import batch_digest
 from omniload.client import Client
 from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
 
-__all__ = ["Faults", "Ordeal", "Wait", "main", "schedule_of", "survive"]
+__all__ = ["main", "mix_for", "put_sources", "unbroken"]
 
-_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _FULL = "full"
-_FULL_S = 5.0
-"""How long a disk is full: a small part of what a planner waits for room."""
-_RECOVERED_WITHIN_S = 120.0
-_FIRST_STEPS = 10
-_CALM_STEPS = 10
-"""Behind each fault, once the plane has recovered."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Faults:
-    """What is done to which roles, and how often."""
-
-    count: int
-    roles: tuple[str, ...]
-    """Beginnings of the names of roles: ``loader``, ``planner``, ``constructor``."""
-    kinds: tuple[str, ...] = ("kill",)
-    disk: Path | None = None
-    """Where the run's folder lies, which faults of kind ``full`` fill up, whatever the role."""
-    whole: bool = True
-    """Wait with the next fault until every role is held and every shadow stands ready."""
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Wait:
-    """How long the rank waited that waited longest for a step."""
-
-    seconds: float
-    begin_s: float
-    """When the first rank asked for the step: seconds of ``time.monotonic``."""
-    end_s: float
-    """When the last one had it."""
-
-
-@dataclass(slots=True)
-class Ordeal:
-    """What came of it."""
-
-    digests: list[int] = field(default_factory=list)
-    """Of each step, whatever the ranks."""
-    start: list[Wait] = field(default_factory=list)
-    """For the first steps, while shadows are being started."""
-    calm: list[Wait] = field(default_factory=list)
-    """For steps in which nothing was amiss."""
-    struck: dict[str, list[list[Wait]]] = field(default_factory=dict)
-    """For all steps after each fault until the plane had recovered, by what was done to which role."""
-
-
-def schedule_of(faults: Faults, roles: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield kind and role of each fault: a seed gives the same ones again."""
-    chance = random.Random(faults.seed)
-    struck = sorted(role for role in roles if role.startswith(faults.roles))
-    for _ in range(faults.count):
-        yield chance.choice(faults.kinds), chance.choice(struck)
-
-
-def survive(
-    plane: RayPlane, clients: Sequence[Client], mix: MixConfig, faults: Faults, *, step_s: float
-) -> Ordeal:
-    """Take steps of ``step_s`` seconds each, and strike a role whenever the plane has recovered.
-
-    Raises:
-        TimeoutError: A role was not replaced in time.
-    """
-    ordeal, built_ahead = Ordeal(), mix.steps_ahead + mix.steps_at_once
-
-    def take() -> Wait:
-        begin_s = time.monotonic()
-        batches = [client.next_batch() for client in clients]
-        end_s = time.monotonic()
-        assert None not in batches, "the mix has no end"
-        ordeal.digests.append(combined(batch_digest(batch) for batch in batches if batch))
-        time.sleep(step_s)  # the trainer's own time
-        return Wait(max(client.last_wait_s for client in clients), begin_s, end_s)
-
-    while len(ordeal.start) < _FIRST_STEPS or not plane.is_whole():
-        ordeal.start.append(take())
-    for kind, role in schedule_of(faults, list(plane.holders())):
-        if kind == _FULL:
-            assert faults.disk is not None, "asked for with the kind"
-            waits = _through_a_full_disk(faults.disk, take, built_ahead)
-            ordeal.struck.setdefault("full disk", []).append(waits)
-            ordeal.calm += [take() for _ in range(_CALM_STEPS)]
-            continue
-        struck = plane.holders()[role]
-        os.kill(plane.pids()[role], _SIGNALS[kind])
-        until_s, waits, after = time.monotonic() + _RECOVERED_WITHIN_S, list[Wait](), 0
-        while after < built_ahead or (faults.whole and not plane.is_whole()):
-            waits.append(take())
-            # Steps that were built before the fault say nothing of it.
-            after += plane.holders()[role] != struck
-            if time.monotonic() > until_s:
-                raise TimeoutError(f"{role} was not replaced within {_RECOVERED_WITHIN_S:.0f} s")
-        ordeal.struck.setdefault(f"{kind} {role.partition('-')[0]}", []).append(waits)
-        ordeal.calm += [take() for _ in range(_CALM_STEPS)]
-    return ordeal
-
-
-def _through_a_full_disk(disk: Path, take: Callable[[], Wait], built_ahead: int) -> list[Wait]:
-    """Take steps while the disk is full, and those that were built by then."""
-    waits, after = [], 0
-    with full_for(disk, _FULL_S) as has_room:
-        while after < built_ahead:
-            had_room = has_room.is_set()
-            waits.append(take())
-            after += had_room
-    return waits
+_ANSWERS_AFTER_S = 0.02
+"""What a store of objects takes for an answer."""
+_FEW_ROWS, _ROWS = 100, 500
+"""Documents of a row group: few where the store is struck, so that it is read all the time."""
 
 
 def unbroken(spec: PlaneSpec, steps: int) -> list[int]:
@@ -154,53 +57,19 @@ def unbroken(spec: PlaneSpec, steps: int) -> list[int]:
         return found
 
 
-def table_of(
-    ordeal: Ordeal, same: bool, shadows: int, stops: Sequence[tuple[float, float]]
-) -> Table:
-    """Return the waits by what was done; a fault counts with its longest.
-
-    Args:
-        ordeal: What came of the faults.
-        same: Whether all samples were those of an unbroken run.
-        shadows: How many each loader had.
-        stops: When the machine stood still, as ``MachineStops.spans`` has it.
-    """
-    spans = list(stops)
-
-    def longest_s(waits: Sequence[Wait]) -> tuple[float, float]:
-        return max(waits).seconds, max(
-            max(0.0, wait.seconds - seconds_within(spans, wait.begin_s, wait.end_s))
-            for wait in waits
-        )
-
-    rows = []
-    for what, done in (
-        ("its start", [[wait] for wait in ordeal.start]),
-        ("nothing", [[wait] for wait in ordeal.calm]),
-        *sorted(ordeal.struck.items()),
-    ):
-        felt_s, own_s = np.array([longest_s(waits) for waits in done]).T
-        rows.append((what, str(len(done)), *_spread(felt_s), *_spread(own_s)))
-    verdict = "the same samples as" if same else "OTHER SAMPLES THAN"
-    return Table(
-        columns=(
-            *("what was done", "times", "median ms", "p99 ms", "longest ms"),
-            *("less stops: median", "p99", "longest"),
-        ),
-        rows=tuple(rows),
-        caption=f"Longest wait of a rank for a step, shadows {shadows}; "
-        f"{len(ordeal.digests)} steps, {verdict} in an unbroken run",
-    )
-
-
-def _spread(waits_s: NDArray[np.float64]) -> tuple[str, ...]:
-    return tuple(f"{1000 * float(np.quantile(waits_s, q)):.0f}" for q in (0.5, 0.99, 1.0))
-
-
 def mix_for(
-    corpus: MixedSources, *, ranks: int, loaders: int, shadows: int, url: str | None = None
+    corpus: MixedSources,
+    *,
+    ranks: int,
+    loaders: int,
+    shadows: int,
+    url: str | None = None,
+    readers: int = 1,
 ) -> MixConfig:
-    """Return a mix of small steps over the corpus, which lies below a URL or beside the mix."""
+    """Return a mix of small steps over the corpus, which lies below a URL or beside the mix.
+
+    Its heaviest source has so many readers.
+    """
     mix = mix_of(
         corpus.names,
         corpus.weights,
@@ -208,6 +77,7 @@ def mix_for(
         micro_rows=8,
         length=1024,
         runtime={"kind": "ray", "loaders": loaders, "shadows": shadows, "prefetch_steps": 4},
+        loader={"readers": {corpus.names[-1]: readers}} if readers > 1 else {},
     )
     if url is None:
         return mix
@@ -227,18 +97,200 @@ def put_sources(folder: Path, corpus: MixedSources, url: str) -> None:
 
 
 READING = """\
-{count} faults from seed {seed}, each once the plane had recovered from the one before; {ranks} ranks, {loaders} source
-loaders with {shadows} shadows each, {sources} sources of pre-tokenised parquet, steps of {tokens:,} tokens,
-{step_ms:g} ms of the trainer's own time a step. A wait is that of `next_batch` in the rank that waited longest, over
-all steps from the fault until the lost role was held again, every shadow stood ready and what was built before was
-used up; of a start, that for each step until every shadow stood ready; of nothing, that for each of {calm} steps behind
-a recovery. Less stops: without the time in which the machine did not run one of its cores, as one process a core{how}
-saw it; in all {stops}. A sample that is lost or comes twice would show in the digest of its
-step, which is compared with an unbroken run in one process."""
+{faults}, each once the plane had recovered from the one before; {trial.ranks} ranks, {trial.loaders} source loaders
+with {trial.shadows} shadows each, {trial.sources} sources of pre-tokenised parquet{readers}, steps of {tokens:,}
+tokens, {trial.step_ms:g} ms of the trainer's own time a step. A wait is that of `next_batch` in the rank that waited
+longest, over all steps from the fault until the lost role was held again, every shadow stood ready and what was built
+before was used up; of a start, that for each step until every shadow stood ready; of nothing, that for each step
+between a recovery, {calm} steps at least, and the next fault. Less stops: without the time in which the machine did
+not run one of its cores, as one process a core{how} saw it; in all {stops}. Ended and replaced within: the longest
+time from the fault until the process that was struck had ended, which for one that is stopped is when that was
+noticed, and until another one was in its place, which of a shadow is until it stood ready with its first blocks
+decoded. A sample that is lost or comes twice would show in the digest of its step, which is compared with an unbroken
+run in one process.{store}{refusals}"""
+
+
+@contextmanager
+def _sources_at(
+    folder: Path, corpus: MixedSources, url: str | None, kinds: set[str]
+) -> Iterator[tuple[str | None, AilingStore | None]]:
+    """Build the corpus, and put it where it is to be read from."""
+    build_sources(folder, corpus)
+    if kinds & OF_STORES:
+        with AilingStore(folder, _ANSWERS_AFTER_S) as store:
+            yield store.url, store
+        return
+    if url is not None:
+        put_sources(folder, corpus, url)
+    yield url, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    """What is done to which job."""
+
+    faults: Faults
+    script: Sequence[Fault] | None
+    """Faults that were given; ``None`` to draw them."""
+    disk: Path | None
+    url: str | None
+    ranks: int
+    loaders: int
+    shadows: int
+    sources: int
+    readers: int
+    step_ms: float
+
+    @property
+    def kinds(self) -> set[str]:
+        """Kinds of faults that it has, or may have."""
+        given = self.script
+        return set(self.faults.kinds) if given is None else {fault.kind for fault in given}
+
+    @property
+    def corpus(self) -> MixedSources:
+        """What is trained on."""
+        rows = _FEW_ROWS if self.kinds & OF_STORES else _ROWS
+        return MixedSources(sources=self.sources, documents=2_000, group_rows=rows)
+
+    def mix(self, url: str | None = None) -> MixConfig:
+        """Return the mix over sources that lie below a URL, or beside it."""
+        return mix_for(
+            self.corpus,
+            ranks=self.ranks,
+            loaders=self.loaders,
+            shadows=self.shadows,
+            url=url,
+            readers=self.readers,
+        )
+
+    def require(self) -> None:
+        """Refuse what does not go together."""
+        if _FULL in self.kinds and self.disk is None:
+            raise click.UsageError("--kind full needs --disk, a small file system that it may fill")
+        if (of_store := self.kinds & OF_STORES) and self.url is not None:
+            raise click.UsageError(
+                f"--kind {min(of_store)} has a store of its own; leave --sources-at out"
+            )
+
+    def script_of(self, targets: Sequence[str]) -> Sequence[Fault]:
+        """Return the faults, and print them as ``--script`` reads them."""
+        try:
+            script = drawn(self.faults, targets) if self.script is None else self.script
+        except ValueError as error:
+            raise click.UsageError(f"--role: {error}") from None
+        for fault in script:
+            if fault.kind in OF_ROLES and fault.role not in targets:
+                there = ", ".join(targets)
+                raise click.UsageError(
+                    f"--script: {str(fault)!r} strikes what is not there; there are {there}"
+                )
+            click.echo(str(fault))
+        return script
+
+    def command(self) -> str:
+        """Return the command line that repeats it."""
+        drawn_by = (
+            *(f"--faults {self.faults.count}", *(f"--role {r}" for r in self.faults.roles)),
+            *(f"--kind {k}" for k in self.faults.kinds),
+        )
+        words = (
+            *(drawn_by if self.script is None else ("--script SCRIPT",)),
+            f"--ranks {self.ranks} --loaders {self.loaders} --sources {self.sources}",
+            *([] if self.readers == 1 else [f"--readers {self.readers}"]),
+            *([] if self.url is None else [f"--sources-at {self.url}"]),
+            *([] if self.disk is None else ["--disk DISK"]),
+            f"--shadows {self.shadows} --step-ms {self.step_ms:g} --seed {self.faults.seed}",
+        )
+        return f"python -m benchmarks.faults.chaos {' '.join(words)}"
+
+    def told(self) -> str:
+        """Say what was done."""
+        if self.script is None:
+            return f"{self.faults.count} faults from seed {self.faults.seed}"
+        return f"The faults of a script ({'; '.join(map(str, self.script))})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """What came of it."""
+
+    ordeal: Ordeal
+    same: bool
+    """Whether all samples were those of an unbroken run."""
+    stops: list[tuple[float, float]]
+    """When the machine stood still."""
+    first: bool
+    """Whether what watched it went before all others."""
+    took_s: float
+    counts: dict[str, int] | None
+    """Requests that a store of ours answered, refused, and was slow for."""
+
+    def stood(self) -> str:
+        """Say how long the machine stood still."""
+        seconds = sum(end_s - begin_s for begin_s, end_s in self.stops)
+        return f"{len(self.stops)} stops of {seconds:.1f} s within {self.took_s:.0f} s"
+
+    def of_store(self) -> str:
+        """Say what the store did, where it is ours."""
+        if self.counts is None:
+            return ""
+        return (
+            f" The store, a server of HTTP that takes {1000 * _ANSWERS_AFTER_S:.0f} ms for an answer, answered "
+            f"{self.counts['answered']} requests, refused {self.counts['refused']}, and was ten times slower for "
+            f"{self.counts['slow']}."
+        )
+
+    def of_refusals(self) -> str:
+        """Say which journals were refused."""
+        if not (refusals := self.ordeal.refusals):
+            return ""
+        return (
+            f" {len(refusals)} planes refused a damaged journal by name, and another one went on from the state "
+            f"before it, which the wait includes. The last one said: {refusals[-1]}."
+        )
+
+
+def _outcome_of(trial: _Trial, made: Path) -> _Outcome:
+    """Hold a trial, with its corpus in a folder."""
+    with _sources_at(made, trial.corpus, trial.url, trial.kinds) as (url, store):
+        mix, disk = trial.mix(url), trial.disk
+        kept = made / "run" if trial.kinds & OF_JOURNALS else None
+        spec = PlaneSpec(
+            mix=mix,
+            base_dir=made,
+            tree=ClientPlaceTree.of(dp=trial.ranks),
+            run_dir=kept if disk is None else disk / "run",
+        )
+        with MachineStops() as machine, Job(spec, ranks=trial.ranks, store=store, disk=disk) as job:
+            begun_s = time.monotonic()
+            ordeal = survive(
+                *(job, mix, trial.script_of),
+                step_s=trial.step_ms / 1000,
+                seed=trial.faults.seed,
+                says=click.echo,
+            )
+            took_s = time.monotonic() - begun_s
+            stops, first = machine.spans(), machine.real_time
+        counts = None if store is None else store.counts()
+        # A store that has ailed is no part of what all is compared with.
+        beside = trial.mix(None if store is not None else url)
+        whole = PlaneSpec(mix=beside, base_dir=made, tree=ClientPlaceTree.of(dp=1))
+        same = unbroken(whole, len(ordeal.digests)) == ordeal.digests and not ordeal.others
+    return _Outcome(
+        ordeal=ordeal, same=same, stops=stops, first=first, took_s=took_s, counts=counts
+    )
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--faults", "count", default=50, show_default=True, help="Faults in all.")
+@click.option(
+    "--script",
+    type=click.File(),
+    help="Faults, as they are printed where they are drawn: lines of STEP ROLE KIND [SECONDS]; - for standard input.",
+)
+@click.option(
+    "--faults", "count", default=50, show_default=True, help="Drawn in all, without --script."
+)
 @click.option("--role", "roles", multiple=True, default=("loader",), show_default=True)
 @click.option(
     "--kind",
@@ -246,7 +298,7 @@ step, which is compared with an unbroken run in one process."""
     multiple=True,
     default=("kill",),
     show_default=True,
-    type=click.Choice([*sorted(_SIGNALS), _FULL]),
+    type=click.Choice(list(KINDS)),
 )
 @click.option(
     "--disk",
@@ -257,77 +309,59 @@ step, which is compared with an unbroken run in one process."""
 @click.option("--ranks", default=4, show_default=True, type=click.IntRange(1))
 @click.option("--loaders", default=2, show_default=True, type=click.IntRange(1))
 @click.option("--sources", default=8, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--readers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 8),
+    help="Of the heaviest source.",
+)
 @click.option("--sources-at", "url", help="Read them from here: they are put there first.")
 @click.option("--step-ms", default=20.0, show_default=True, help="The trainer's own time a step.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
+@click.option("--name", default="chaos", show_default=True, help="Of the report.")
 def main(  # noqa: PLR0913 -- options
     *,
+    script: IO[str] | None,
     count: int,
     roles: tuple[str, ...],
     kinds: tuple[str, ...],
-    disk: Path | None,
-    shadows: int,
-    ranks: int,
-    loaders: int,
-    sources: int,
-    url: str | None,
-    step_ms: float,
     seed: int,
     report: bool,
+    name: str,
+    **words: Any,  # noqa: ANN401 -- fields of a trial
 ) -> None:
-    """Strike processes of a running plane and compare every step with an unbroken run.
+    """Strike a running plane and compare every step with an unbroken run.
 
     \b
     Example:
       python -m benchmarks.faults.chaos --faults 20 --kind kill --kind stop --no-report
     """  # noqa: D301 -- click's own marker
-    corpus = MixedSources(sources=sources, documents=2_000)
-    if _FULL in kinds and disk is None:
-        raise click.UsageError("--kind full needs --disk, a small file system that it may fill")
-    faults = Faults(count=count, roles=roles, kinds=kinds, seed=seed, disk=disk)
+    faults = Faults(count=count, roles=roles, kinds=kinds, seed=seed)
+    try:
+        given = None if script is None else written(script.read())
+    except ValueError as error:
+        raise click.UsageError(f"--script: {error}") from None
+    trial = _Trial(faults=faults, script=given, **words)
+    trial.require()
     with tempfile.TemporaryDirectory() as made:
-        build_sources(Path(made), corpus)
-        if url is not None:
-            put_sources(Path(made), corpus, url)
-        mix = mix_for(corpus, ranks=ranks, loaders=loaders, shadows=shadows, url=url)
-        tree, run_dir = ClientPlaceTree.of(dp=ranks), disk and disk / "run"
-        spec = PlaneSpec(mix=mix, base_dir=Path(made), tree=tree, run_dir=run_dir)
-        with MachineStops() as machine, open_ray_plane(spec) as plane:
-            clients = [Client(plane.handle(rank)) for rank in range(ranks)]
-            begun_s = time.monotonic()
-            ordeal = survive(plane, clients, mix, faults, step_s=step_ms / 1000)
-            took_s = time.monotonic() - begun_s
-            stops, first = machine.spans(), machine.real_time
-        whole = PlaneSpec(mix=mix, base_dir=Path(made), tree=ClientPlaceTree.of(dp=1))
-        same = unbroken(whole, len(ordeal.digests)) == ordeal.digests
-    table = table_of(ordeal, same, shadows, stops)
-    stood = (
-        f"{len(stops)} stops of {sum(end_s - begin_s for begin_s, end_s in stops):.1f} s "
-        f"within {took_s:.0f} s"
-    )
+        outcome = _outcome_of(trial, Path(made))
+    table = table_of(outcome.ordeal, outcome.same, trial.shadows, outcome.stops)
     print_table(table)
-    click.echo(stood)
+    click.echo(f"{outcome.stood()}{outcome.of_store()}{outcome.of_refusals()}")
     if report:
-        options = " ".join(
-            [f"--faults {count}", *(f"--role {r}" for r in roles), *(f"--kind {k}" for k in kinds)]
-            + [f"--ranks {ranks} --loaders {loaders} --sources {sources}"]
-            + ([] if url is None else [f"--sources-at {url}"])
-            + ([] if disk is None else ["--disk DISK"])
-        )
         path = write_report(
-            __file__, "chaos" if url is None else f"chaos_{url.partition('://')[0]}",
-            "Waits of ranks while processes of the data plane are killed",
-            f"python -m benchmarks.faults.chaos {options} --shadows {shadows} --step-ms {step_ms:g} --seed {seed}",
-            [table],
+            __file__, name, "Waits of ranks while a data plane is struck", trial.command(), [table],
             READING.format(
-                count=count, seed=seed, ranks=ranks, loaders=loaders, shadows=shadows, sources=sources,
-                tokens=mix.batch.tokens, step_ms=step_ms, calm=_CALM_STEPS, stops=stood,
-                how=", before all others," if first else ", none of which goes before others,",
+                trial=trial, faults=trial.told(), calm=CALM_STEPS, tokens=8 * 1024 * trial.ranks,
+                readers="" if trial.readers == 1 else f", the heaviest with {trial.readers} readers",
+                stops=outcome.stood(), store=outcome.of_store(), refusals=outcome.of_refusals(),
+                how=", before all others," if outcome.first else ", none of which goes before others,",
             ).replace("\n", " "),
         )  # fmt: skip
         click.echo(f"wrote {path.name}")
-    if not same:
+    if not outcome.same:
         raise SystemExit(1)
 
 

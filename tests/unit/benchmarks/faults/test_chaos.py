@@ -1,6 +1,7 @@
 """What a report of faults says of waits: longest of each fault, with and without the stops of the machine."""
 
 import errno
+import random
 import struct
 
 import pytest
@@ -8,9 +9,11 @@ from click.testing import CliRunner
 from fsspec.core import url_to_fs
 
 from benchmarks.faults import full_disk
-from benchmarks.faults.chaos import Ordeal, Wait, main, mix_for, put_sources, table_of
+from benchmarks.faults.chaos import main, mix_for, put_sources
 from benchmarks.faults.full_disk import full_for
 from benchmarks.faults.machine_stops import seconds_within, spans_in
+from benchmarks.faults.ordeal import Ordeal, Struck, Wait, table_of
+from benchmarks.faults.striking import damage
 from benchmarks.loaders.mixed_sources import MixedSources, build_sources
 from tests.support.disks import a_tmpfs
 
@@ -29,15 +32,29 @@ def test_a_stop_is_taken_off_the_wait_in_which_it_was_and_off_no_other():
         digests=[1, 2, 3],
         start=[Wait(0.5, 0.0, 0.5)],
         calm=[Wait(0.001, 1.0, 1.001)],
-        struck={"kill loader": [[Wait(0.4, 2.0, 2.4), Wait(0.2, 3.0, 3.2)]]},
+        struck={
+            "kill loader": [Struck([Wait(0.4, 2.0, 2.4), Wait(0.2, 3.0, 3.2)], 0.01, 0.05)],
+        },
     )
 
     (start, calm, killed) = table_of(ordeal, True, 1, [(2.05, 2.35), (5.0, 6.0)]).rows
 
-    assert start == ("its start", "1", "500", "500", "500", "500", "500", "500")
-    assert calm == ("nothing", "1", "1", "1", "1", "1", "1", "1")
+    assert start == ("its start", "1", "500", "500", "500", "500", "500", "500", "-", "-")
+    assert calm == ("nothing", "1", "1", "1", "1", "1", "1", "1", "-", "-")
     # The step that stood still leaves 100 ms, and another one then waited longest.
-    assert killed == ("kill loader", "1", "400", "400", "400", "200", "200", "200")
+    assert killed == ("kill loader", "1", "400", "400", "400", "200", "200", "200", "10", "50")
+
+
+def test_a_step_that_comes_once_more_with_other_samples_is_told():
+    ordeal = Ordeal(start=[Wait(0.0, 0.0, 0.0)], calm=[Wait(0.0, 0.0, 0.0)])
+    for step, digest in enumerate((5, 6, 7)):
+        ordeal.note(step, digest)
+
+    ordeal.note(1, 6)
+    assert ordeal.others == []
+    ordeal.note(2, 8)
+
+    assert (ordeal.digests, ordeal.others) == ([5, 6, 7], [2])
 
 
 def test_spans_of_cores_that_stood_still_together_are_one(tmp_path):
@@ -97,3 +114,42 @@ def test_a_disk_to_fill_has_to_be_named():
 
     assert result.exit_code == 2
     assert "--kind full needs --disk" in result.output
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_journal_is_torn_cut_or_has_another_bit(tmp_path, seed):
+    (whole, torn, cut, flipped), content = (
+        [tmp_path / name for name in ("whole", "torn-journal", "cut-journal", "flipped-journal")],
+        b"a base\n" + b"".join(b'{"step":%d}\n' % step for step in range(20)),
+    )
+    for path in (whole, torn, cut, flipped):
+        path.write_bytes(content)
+        if path is not whole:
+            damage(path, path.name, random.Random(seed))
+
+    last = content.splitlines(keepends=True)[-1]
+    written, left = torn.read_bytes(), cut.read_bytes()
+    assert written.startswith(content)
+    assert last.startswith(written.removeprefix(content))
+    assert len(content) < len(written) < len(content) + len(last)
+    assert content.startswith(left)
+    assert len(content) - len(last) < len(left) < len(content)
+    bits = [(a ^ b).bit_count() for a, b in zip(content, flipped.read_bytes(), strict=True)]
+    assert sorted(bits)[-2:] == [0, 1]
+
+
+def told(*words, script=""):
+    return CliRunner().invoke(main, [*words, "--no-report"], input=script).output
+
+
+def test_a_script_is_refused_by_its_line_before_anything_begins():
+    assert "--script: line 2: '40 loader-0 poke': 'poke' is no kind" in told(
+        "--script", "-", script="20 loader-0 kill\n40 loader-0 poke\n"
+    )
+
+
+def test_what_a_script_strikes_has_to_be_there():
+    assert "--kind full needs --disk" in told("--script", "-", script="20 - full\n")
+    assert "--kind delay has a store of its own; leave --sources-at out" in told(
+        "--kind", "delay", "--sources-at", "memory://store"
+    )

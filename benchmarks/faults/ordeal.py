@@ -1,0 +1,206 @@
+"""What befalls a job to which faults are done: how long ranks wait, who takes whose place, which samples come."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.faults.machine_stops import seconds_within
+from benchmarks.faults.schedule import OF_JOURNALS, Fault, together
+from benchmarks.faults.striking import Blow, Job, strike
+from benchmarks.report import Table
+from omniload.base.errors import IntegrityError
+from omniload.base.state import JsonObject
+from omniload.batch.digest import batch_digest, combined
+from omniload.mix.config import MixConfig
+
+__all__ = ["CALM_STEPS", "Ordeal", "Struck", "Wait", "survive", "table_of"]
+
+_RECOVERED_WITHIN_S = 120.0
+_FIRST_STEPS = 10
+CALM_STEPS = 10
+"""Behind each fault, once the plane has recovered."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Wait:
+    """How long the rank waited that waited longest for a step."""
+
+    seconds: float
+    begin_s: float
+    """When the first rank asked for the step: seconds of ``time.monotonic``."""
+    end_s: float
+    """When the last one had it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """What came of faults that were done at once."""
+
+    waits: Sequence[Wait]
+    """For all steps after them until the plane had recovered."""
+    ended_s: float | None = None
+    """When the last of the processes that were struck had ended; ``None`` where none was."""
+    replaced_s: float | None = None
+    """When another one was in the place of each."""
+
+
+@dataclass(slots=True)
+class Ordeal:
+    """What came of it."""
+
+    digests: list[int] = field(default_factory=list)
+    """Of each step, whatever the ranks."""
+    start: list[Wait] = field(default_factory=list)
+    """For the first steps, while shadows are being started."""
+    calm: list[Wait] = field(default_factory=list)
+    """For steps in which nothing was amiss."""
+    struck: dict[str, list[Struck]] = field(default_factory=dict)
+    """By what was done to which role."""
+    refusals: list[str] = field(default_factory=list)
+    """What planes said that ended; another one went on from the state before the fault."""
+    others: list[int] = field(default_factory=list)
+    """Steps that came once more, of which the samples were other ones."""
+
+    def note(self, step: int, digest: int) -> None:
+        """Take in a step, which may come once more where another plane goes on from before it."""
+        assert step <= len(self.digests), "steps come in order"
+        if step == len(self.digests):
+            self.digests.append(digest)
+        elif self.digests[step] != digest:
+            self.others.append(step)
+
+
+def survive(
+    job: Job,
+    mix: MixConfig,
+    script_of: Callable[[Sequence[str]], Sequence[Fault]],
+    *,
+    step_s: float,
+    seed: int = 0,
+    says: Callable[[str], None] = lambda _: None,
+) -> Ordeal:
+    """Take steps, and do each fault of a script once the plane has recovered from the one before.
+
+    Args:
+        job: What they are done to.
+        mix: What it trains on.
+        script_of: Gives the script, once every shadow stands ready, for what may be struck by name.
+        step_s: The trainer's own time a step, in seconds.
+        seed: Decides which bit of a journal is another one.
+        says: Told of each fault, once it is over.
+
+    Raises:
+        TimeoutError: It did not recover in time.
+        ValueError: The script strikes what is not there.
+        OmniloadError: The plane ended by a fault by which it may not.
+    """
+    ordeal, built_ahead = Ordeal(), mix.steps_ahead + mix.steps_at_once
+    before: JsonObject | None = None
+    """State to go on from where the plane refuses to: only where its journal is damaged."""
+
+    def take() -> Wait:
+        nonlocal before
+        begin_s, is_resumed = time.monotonic(), False
+        try:
+            batches = job.next_batches()
+        except IntegrityError as error:
+            if before is None:
+                raise
+            ordeal.refusals.append(str(error))
+            job.resume(before)
+            batches, before, is_resumed = job.next_batches(), None, True
+        end_s = time.monotonic()
+        ordeal.note(batches[0].step, combined(map(batch_digest, batches)))
+        time.sleep(step_s)  # the trainer's own time
+        return Wait(end_s - begin_s if is_resumed else job.longest_wait_s, begin_s, end_s)
+
+    while len(ordeal.start) < _FIRST_STEPS or not job.plane.is_whole():
+        ordeal.start.append(take())
+    for faults in together(script_of(job.targets())):
+        while len(ordeal.digests) < faults[0].step:
+            ordeal.calm.append(take())
+        before = job.state() if any(fault.kind in OF_JOURNALS for fault in faults) else None
+        waits, after = list[Wait](), 0
+        until_s = time.monotonic() + _RECOVERED_WITHIN_S + max(fault.seconds for fault in faults)
+        with ExitStack() as inside:
+            blow = strike(job, faults, inside, seed)
+            while after < built_ahead or not job.plane.is_whole():
+                waits.append(take())
+                # Steps that were built before the fault say nothing of it.
+                after += blow.is_over()
+                if time.monotonic() > until_s:
+                    raise TimeoutError(f"{' and '.join(map(str, faults))}: not over in time")
+        before = None
+        what = " and ".join(fault.what for fault in faults)
+        ordeal.struck.setdefault(what, []).append(_struck_of(blow, waits))
+        says(f"step {len(ordeal.digests)}, {what}: {1000 * max(waits).seconds:.0f} ms")
+        ordeal.calm += [take() for _ in range(CALM_STEPS)]
+    return ordeal
+
+
+def _struck_of(blow: Blow, waits: Sequence[Wait]) -> Struck:
+    def last_s(times_s: Sequence[float | None]) -> float | None:
+        return max((each for each in times_s if each is not None), default=None)
+
+    return Struck(
+        waits,
+        last_s([each.ended_s for each in blow.processes]),
+        last_s([each.replaced_s for each in blow.processes]),
+    )
+
+
+def table_of(
+    ordeal: Ordeal, same: bool, shadows: int, stops: Sequence[tuple[float, float]]
+) -> Table:
+    """Return the waits by what was done; a fault counts with its longest.
+
+    Args:
+        ordeal: What came of the faults.
+        same: Whether all samples were those of an unbroken run.
+        shadows: How many each loader had.
+        stops: When the machine stood still, as ``MachineStops.spans`` has it.
+    """
+    spans = list(stops)
+
+    def longest_s(waits: Sequence[Wait]) -> tuple[float, float]:
+        return max(waits).seconds, max(
+            max(0.0, wait.seconds - seconds_within(spans, wait.begin_s, wait.end_s))
+            for wait in waits
+        )
+
+    rows = []
+    for what, done in (
+        ("its start", [Struck([wait]) for wait in ordeal.start]),
+        ("nothing", [Struck([wait]) for wait in ordeal.calm]),
+        *sorted(ordeal.struck.items()),
+    ):
+        felt_s, own_s = np.array([longest_s(each.waits) for each in done]).T
+        ended, replaced = (
+            _longest([each.ended_s for each in done]),
+            _longest([each.replaced_s for each in done]),
+        )
+        rows.append((what, str(len(done)), *_spread(felt_s), *_spread(own_s), ended, replaced))
+    verdict = "the same samples as" if same and not ordeal.others else "OTHER SAMPLES THAN"
+    return Table(
+        columns=(
+            *("what was done", "times", "median ms", "p99 ms", "longest ms"),
+            *("less stops: median", "p99", "longest", "ended within", "replaced within"),
+        ),
+        rows=tuple(rows),
+        caption=f"Longest wait of a rank for a step, shadows {shadows}; "
+        f"{len(ordeal.digests)} steps, {verdict} in an unbroken run",
+    )
+
+
+def _longest(times_s: Sequence[float | None]) -> str:
+    return (
+        f"{1000 * max(each for each in times_s if each is not None):.0f}" if any(times_s) else "-"
+    )
+
+
+def _spread(waits_s: NDArray[np.float64]) -> tuple[str, ...]:
+    return tuple(f"{1000 * float(np.quantile(waits_s, q)):.0f}" for q in (0.5, 0.99, 1.0))

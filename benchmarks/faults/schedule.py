@@ -1,0 +1,164 @@
+"""Which faults befall a running plane, and when: a script, as a seed draws it or a file holds it.
+
+A line is one fault; what stands behind ``#`` is for people::
+
+    # step  role      kind   seconds
+    40      loader-0  kill
+    90      shadow-1  stop
+    140     -         store  20
+    140     planner   kill
+
+It is done once the plane has taken so many steps and has recovered from the line before. Lines of one step are done
+at once. What the kinds do is told in ``benchmarks.faults.striking``.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+__all__ = [
+    "KINDS",
+    "NO_ROLE",
+    "OF_JOURNALS",
+    "OF_ROLES",
+    "OF_STORES",
+    "Fault",
+    "Faults",
+    "drawn",
+    "together",
+    "written",
+]
+
+NO_ROLE = "-"
+"""Stands in the place of a role where none is struck."""
+OF_ROLES = frozenset({"kill", "stop"})
+OF_STORES = frozenset({"store", "delay"})
+OF_JOURNALS = frozenset({"torn-journal", "cut-journal", "flipped-journal"})
+KINDS: dict[str, float] = {
+    **dict.fromkeys((*sorted(OF_ROLES), *sorted(OF_JOURNALS)), 0.0),
+    # A small part of what a planner waits for room.
+    "full": 5.0,
+    **dict.fromkeys(sorted(OF_STORES), 20.0),
+}
+"""How long a fault of each kind lasts where nothing else is said, in seconds; 0 for one that is done at once."""
+_FIRST_STEP = 10
+_LEAST_STEPS, _MOST_STEPS = 10, 60
+"""Between two faults of a random script."""
+_LONGEST_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One line of a script."""
+
+    step: int
+    """Steps that are taken before, at least."""
+    role: str
+    """``loader-0``, ``planner``, ``constructor-0``; ``shadow-0`` for a shadow of ``loader-0``, ``reader-0`` for a
+    reader; ``NO_ROLE`` where the kind strikes none."""
+    kind: str
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        lasts = f" {self.seconds:g}" if KINDS[self.kind] else ""
+        return f"{self.step} {self.role} {self.kind}{lasts}"
+
+    @property
+    def what(self) -> str:
+        """What is done to which sort of role, in a word or two."""
+        return f"{self.kind} {self.role.partition('-')[0]}".strip().removesuffix(f" {NO_ROLE}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What a random script does to which roles, and how often."""
+
+    count: int
+    roles: tuple[str, ...]
+    """Beginnings of the names of roles: ``loader``, ``planner``, ``constructor``, ``shadow``, ``reader``."""
+    kinds: tuple[str, ...] = ("kill",)
+    seed: int = 0
+
+
+def drawn(faults: Faults, roles: Iterable[str]) -> list[Fault]:
+    """Return a random script; a seed gives the same one again.
+
+    Args:
+        faults: What is drawn from.
+        roles: Those that there are.
+
+    Raises:
+        ValueError: None of them is to be struck.
+    """
+    chance, steps = random.Random(faults.seed), random.Random(f"{faults.seed} steps")
+    struck = sorted(role for role in roles if role.startswith(faults.roles))
+    if not struck:
+        raise ValueError(
+            f"no role begins with {' or '.join(faults.roles)}; there are {sorted(roles)}"
+        )
+    script, step = list[Fault](), _FIRST_STEP
+    for _ in range(faults.count):
+        kind, role = chance.choice(faults.kinds), chance.choice(struck)
+        role = role if kind in OF_ROLES else NO_ROLE
+        script.append(Fault(step=step, role=role, kind=kind, seconds=KINDS[kind]))
+        step += steps.randint(_LEAST_STEPS, _MOST_STEPS)
+    return script
+
+
+def written(text: str) -> list[Fault]:
+    """Return the faults of a script in their order.
+
+    Raises:
+        ValueError: A line is none of a script; says which, and what belongs there.
+    """
+    script: list[Fault] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            script.append(_fault_of(words))
+        except ValueError as error:
+            raise ValueError(f"line {number}: {line.strip()!r}: {error}") from None
+        if len(script) > 1 and script[-1].step < script[-2].step:
+            raise ValueError(
+                f"line {number}: step {script[-1].step} comes behind step {script[-2].step}; put lines in order"
+            )
+    return script
+
+
+def _fault_of(words: Sequence[str]) -> Fault:
+    if len(words) not in (3, 4):
+        raise ValueError("write a step, a role or -, a kind, and for some kinds seconds")
+    step, role, kind, *lasts = words
+    if not (step.isascii() and step.isdigit()):
+        raise ValueError(f"{step!r} is no step; write a whole number")
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is no kind; write one of {', '.join(KINDS)}")
+    if (role == NO_ROLE) == (kind in OF_ROLES):
+        raise ValueError(
+            f"{kind} strikes a role; name one such as loader-0"
+            if kind in OF_ROLES
+            else f"{kind} strikes no role; write - and not {role!r}"
+        )
+    return Fault(step=int(step), role=role, kind=kind, seconds=_seconds_of(kind, lasts))
+
+
+def _seconds_of(kind: str, lasts: Sequence[str]) -> float:
+    if not lasts:
+        return KINDS[kind]
+    if not KINDS[kind]:
+        raise ValueError(f"{kind} is done at once; leave {lasts[0]!r} out")
+    try:
+        seconds = float(lasts[0])
+    except ValueError:
+        raise ValueError(f"{lasts[0]!r} is no number of seconds") from None
+    if not 0 < seconds <= _LONGEST_S:
+        raise ValueError(f"{lasts[0]} seconds; write more than 0 and at most {_LONGEST_S:g}")
+    return seconds
+
+
+def together(script: Iterable[Fault]) -> list[list[Fault]]:
+    """Return the faults that are done at once, in their order."""
+    return [list(faults) for _, faults in groupby(script, key=lambda fault: fault.step)]
