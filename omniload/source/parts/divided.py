@@ -48,6 +48,8 @@ _LOST_MOST = 5
 """Readers that may be lost in a row without a read; the next one would most likely be lost too."""
 _AGAIN_S = 600.0
 """After so long others are started again: there may be memory for them, or whatever ended them may be over."""
+_STORE_AWAY_S = 5.0
+"""The same where the store did not answer one that opened the source: that says nothing of readers."""
 _LOG = get_logger(__name__)
 _LOOK_S = 1.0
 """From one look at readers that no read has asked to the next."""
@@ -274,7 +276,7 @@ class DividedSource(Source):
     def _readers_now(self) -> Sequence[PartReader]:
         """Return those among whom this read is divided; nobody is waited for."""
         wanted, others = self._wanted - 1, self._others
-        if self._closed or (self.lost and self._clock.now_s() < self._again_s):
+        if self._closed or self._clock.now_s() < self._again_s:
             return ()
         self._end_beyond(wanted)
         self._start_missing()
@@ -319,22 +321,24 @@ class DividedSource(Source):
 
     def _are_missing(self) -> bool:
         """Tell whether some are to be started before a read wants them."""
-        return self._at_once and not self.lost and len(self._others) < self._num_wanted()
+        is_over = not self.lost and self._clock.now_s() >= self._again_s
+        return self._at_once and is_over and len(self._others) < self._num_wanted()
 
     def _lose(self, error: Exception) -> None:
         """Begin anew with other readers; one that is lost may have taken others along."""
-        self._lost += 1
-        self._again_s = self._clock.now_s() + _AGAIN_S
+        # An outage outlasts many that are started in it, and the reads here tell of it.
+        is_away = isinstance(error, UnavailableError) and not isinstance(error, ReaderLostError)
+        self._lost += not is_away
+        after_s = _AGAIN_S if self.lost else _STORE_AWAY_S if is_away else 0.0
+        self._again_s = self._clock.now_s() + after_s
         self._end_beyond(0)
         if self._closed:
             return
-        what = (
-            f"others are tried in {_AGAIN_S / 60:.0f} minutes"
-            if self.lost
-            else "others are started"
-        )
+        done = "could not open it" if is_away else "was lost"
+        what = f"others are tried in {after_s:.0f} s" if after_s else "others are started"
         _LOG.warning(
-            "source %s: a reader was lost, %s, this process reads all: %s", self.name, what, error
+            *("source %s: a reader %s, %s, this process reads all: %s", self.name, done, what),
+            error,
         )
 
     def _end_beyond(self, num: int) -> None:

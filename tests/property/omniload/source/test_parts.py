@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.base.clock import FakeClock
-from omniload.base.errors import StateError
+from omniload.base.errors import StateError, UnavailableError
 from omniload.source.parts.divided import DividedSource, OpenPart, ReaderLostError
 from tests.property.omniload.source.test_records import a_source, contents, samples
 
@@ -22,7 +22,9 @@ class Reader:
         self.parts, self.is_closed = [], False
 
     def facts(self):
-        return self.source.facts if next(self.fate) != "opening" else None
+        if (fate := next(self.fate)) == "store away":
+            raise UnavailableError("it cannot be listed; try again")
+        return self.source.facts if fate != "opening" else None
 
     def read(self, start, stop, part, without=()):
         self.parts.append(part)
@@ -204,8 +206,10 @@ class EndedReader(Reader):
     """A reader that has ended though nobody has asked it for anything, or not."""
 
     def facts(self):
-        if next(self.fate) == "ended":
+        if (fate := next(self.fate)) == "ended":
             raise ReaderLostError("it was killed")
+        if fate == "store away":
+            raise UnavailableError("it cannot be listed; try again")
         return self.source.facts
 
 
@@ -316,6 +320,33 @@ def test_after_many_were_lost_another_is_tried_every_ten_minutes_until_one_is_th
     assert reads(1, 0) == (7, 1, 7)
     assert reads(9, 60) == (7, 1, 7)
     assert reads(1, 60) == (8, 2, 0)
+
+
+def test_readers_that_open_in_an_outage_are_tried_until_it_is_over():
+    units, clock = [[[1], [2]]] * 4, FakeClock()
+    source, started = divided(
+        lambda: a_source(units)[0], 2, [*["store away"] * 12, *["there"] * 20], clock
+    )
+
+    def reads(count, advance_s):
+        for _ in range(count):
+            clock.advance(advance_s)
+            assert blocks_equal(source.read(0, 8), a_source(units)[0].read(0, 8))
+        return len(started), source.so_far.readers, source.lost
+
+    assert reads(9, 0.5) == (1, 1, 0)
+    assert reads(11, 5.0) == (12, 1, 0)
+    assert reads(1, 5.0) == (13, 2, 0)
+
+
+def test_readers_for_a_coming_step_that_open_in_an_outage_are_tried_now_and_then():
+    _, started, look = ahead_of_reads(["store away"] * 2 + ["there"] * 20, readers=2)
+
+    # One that cannot open it is followed five seconds later.
+    assert [(look(), len(started)) for _ in range(14)] == [
+        *[(0, 1)] * 5,
+        *[(1, 2), *[(0, 2)] * 5, *[(1, 3)] * 3],
+    ]
 
 
 def test_a_reader_that_finds_other_data_is_refused():
