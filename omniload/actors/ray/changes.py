@@ -242,7 +242,9 @@ class HandingOver:
         """
         late, self._late = self._late, []
         for planner, member, sources in late:
-            if planner == self._crew.holders[PLANNER] and self._holds(member):
+            # Of one that has ended whoever follows it is handed the sources: in an outage that takes as long to open.
+            is_gone = member in self._crew.buried or not self._holds(member)
+            if planner == self._crew.holders[PLANNER] and not is_gone:
                 mine = self._crew.sources_of[member.role]
                 self.sources(member, [s for s in sources if s in mine])
 

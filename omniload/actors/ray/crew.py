@@ -119,8 +119,8 @@ class Crew:
         """Notified once another member holds a role, or serves sources."""
         self.dp_ranks_of = {name: tuple(ranks) for name, ranks in address.dp_ranks_of.items()}
         self.actors: dict[Member, Any] = {}
-        self._buried: list[Member] = []
-        """Those of ``actors`` that have ended, the oldest first."""
+        self.buried: list[Member] = []
+        """Those of ``actors`` that have ended, the oldest first; a role may have no other yet."""
         self.holders: dict[str, Member] = {}
         self.serving: dict[int, Member] = {}
         """The loader of each source that constructors may ask: the planner has handed over what is outstanding."""
@@ -289,12 +289,12 @@ class Crew:
         """
         self._end_by_ray(member)
         self.board.forget(member.name)
-        self._buried = [*(each for each in self._buried if each != member), member]
+        self.buried = [*(each for each in self.buried if each != member), member]
         # One that is gone stays its role's holder, and who serves its sources, until another is.
         used = {*self.holders.values(), *self.serving.values()}
-        gone = {each for each in self._buried[:-_BURIED_KEPT] if each not in used}
+        gone = {each for each in self.buried[:-_BURIED_KEPT] if each not in used}
         if gone:
-            self._buried = [each for each in self._buried if each not in gone]
+            self.buried = [each for each in self.buried if each not in gone]
             self.actors = {m: actor for m, actor in self.actors.items() if m not in gone}
 
     def _end_by_ray(self, member: Member) -> None:

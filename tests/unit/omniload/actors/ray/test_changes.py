@@ -322,7 +322,7 @@ class CrewOfOne:
         self.holders = {m.role: m for m in (LEADS, PLANS, BUILDS)}
         self.dp_ranks_of, self.sources_of = {"constructor-0": (0,)}, {"loader-0": (0, 1)}
         self.actors = {m: Hearer() for m in self.holders.values()}
-        self.changed, self.noted = threading.Condition(), []
+        self.changed, self.noted, self.buried = threading.Condition(), [], []
 
     def holding(self, role):
         return self.actors[self.holders[role]]
@@ -372,6 +372,16 @@ def test_of_roles_that_were_replaced_meanwhile_nothing_is_told_again(handed_over
     handed_over.holders[role] = held_by
 
     handed_over.planner.answers[0].set_exception(UnavailableError("late"))
+    handed_over.handing_over.tell_again()
+
+    assert (len(handed_over.planner.heard), handed_over.constructor.heard) == (1, [])
+
+
+def test_a_loader_that_has_ended_as_it_took_over_is_handed_nothing_again(handed_over):
+    # It holds its role until another can: in an outage that one takes as long to open its sources.
+    handed_over.buried.append(LEADS)
+
+    handed_over.planner.answers[0].set_exception(UnavailableError("it has died"))
     handed_over.handing_over.tell_again()
 
     assert (len(handed_over.planner.heard), handed_over.constructor.heard) == (1, [])
