@@ -1,6 +1,7 @@
 """What befalls a job to which faults are done: how long ranks wait, who takes whose place, which samples come."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -135,11 +136,19 @@ def survive(
                 if time.monotonic() > until_s:
                     raise TimeoutError(f"{' and '.join(map(str, faults))}: not over in time")
         before = None
-        what = " and ".join(fault.what for fault in faults)
+        what = _named(faults)
         ordeal.struck.setdefault(what, []).append(_struck_of(blow, waits))
         says(f"step {len(ordeal.digests)}, {what}: {1000 * max(waits).seconds:.0f} ms")
         ordeal.calm += [take() for _ in range(CALM_STEPS)]
     return ordeal
+
+
+def _named(faults: Sequence[Fault]) -> str:
+    """Say what was done at once, what was done several times with its number."""
+    times = Counter(fault.what for fault in faults)
+    return " and ".join(
+        f"{what}, {count} times" if count > 1 else what for what, count in times.items()
+    )
 
 
 def _struck_of(blow: Blow, waits: Sequence[Wait]) -> Struck:
@@ -179,16 +188,15 @@ def table_of(
         *sorted(ordeal.struck.items()),
     ):
         felt_s, own_s = np.array([longest_s(each.waits) for each in done]).T
-        ended, replaced = (
-            _longest([each.ended_s for each in done]),
-            _longest([each.replaced_s for each in done]),
-        )
-        rows.append((what, str(len(done)), *_spread(felt_s), *_spread(own_s), ended, replaced))
+        _, *ended = _median_and_longest([each.ended_s for each in done])
+        replaced = _median_and_longest([each.replaced_s for each in done])
+        rows.append((what, str(len(done)), *_spread(felt_s), *_spread(own_s), *ended, *replaced))
     verdict = "the same samples as" if same and not ordeal.others else "OTHER SAMPLES THAN"
     return Table(
         columns=(
             *("what was done", "times", "median ms", "p99 ms", "longest ms"),
-            *("less stops: median", "p99", "longest", "ended within", "replaced within"),
+            *("less stops: median", "p99", "longest"),
+            *("ended within", "replaced: median", "within"),
         ),
         rows=tuple(rows),
         caption=f"Longest wait of a rank for a step, shadows {shadows}; "
@@ -196,10 +204,10 @@ def table_of(
     )
 
 
-def _longest(times_s: Sequence[float | None]) -> str:
-    return (
-        f"{1000 * max(each for each in times_s if each is not None):.0f}" if any(times_s) else "-"
-    )
+def _median_and_longest(times_s: Sequence[float | None]) -> tuple[str, str]:
+    known_s = [each for each in times_s if each is not None]
+    median, _, longest = _spread(np.array(known_s)) if known_s else ("-", "-", "-")
+    return median, longest
 
 
 def _spread(waits_s: NDArray[np.float64]) -> tuple[str, ...]:

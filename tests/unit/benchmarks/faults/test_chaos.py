@@ -34,15 +34,17 @@ def test_a_stop_is_taken_off_the_wait_in_which_it_was_and_off_no_other():
         calm=[Wait(0.001, 1.0, 1.001)],
         struck={
             "kill loader": [Struck([Wait(0.4, 2.0, 2.4), Wait(0.2, 3.0, 3.2)], 0.01, 0.05)],
+            "stop shadow": [Struck([Wait(0.0, 4.0, 4.0)], *each) for each in ((0.2, 1), (0.4, 2))],
         },
     )
 
-    (start, calm, killed) = table_of(ordeal, True, 1, [(2.05, 2.35), (5.0, 6.0)]).rows
+    (start, calm, killed, stopped) = table_of(ordeal, True, 1, [(2.05, 2.35), (5.0, 6.0)]).rows
 
-    assert start == ("its start", "1", "500", "500", "500", "500", "500", "500", "-", "-")
-    assert calm == ("nothing", "1", "1", "1", "1", "1", "1", "1", "-", "-")
+    assert start == ("its start", "1", *["500"] * 6, "-", "-", "-")
+    assert calm == ("nothing", *["1"] * 7, "-", "-", "-")
     # The step that stood still leaves 100 ms, and another one then waited longest.
-    assert killed == ("kill loader", "1", "400", "400", "400", "200", "200", "200", "10", "50")
+    assert killed == ("kill loader", "1", *["400"] * 3, *["200"] * 3, "10", "50", "50")
+    assert stopped == ("stop shadow", "2", *["0"] * 6, "400", "1500", "2000")
 
 
 def test_a_step_that_comes_once_more_with_other_samples_is_told():
