@@ -157,6 +157,8 @@ class _Files(SimpleHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 1024
+    """Connections that processes of a job open at once: of more than five, which is the default, some would hang."""
 
     @override
     def handle_error(self, request: object, client_address: object) -> None:

@@ -23,6 +23,7 @@ from tests.support.plane.two_hosts import (
     mend,
     on,
     processes_on,
+    slowed,
     wait_for_ray,
 )
 
@@ -193,8 +194,10 @@ def told_first(ranks):
         assert rank.stdout.readline().startswith('{"pid"'), rank.communicate()[1][-3000:]
 
 
-@pytest.mark.soak  # 10 s: as long as a rank waits before it says so
-def test_hosts_that_are_cut_off_for_less_than_the_limit_go_on_where_they_were(hosts, mix, scratch):
+@pytest.mark.soak  # a minute: as long as a rank waits before it says so, and a wire that takes as long
+def test_hosts_that_are_cut_off_for_less_than_the_limit_go_on_where_they_were_over_a_slow_wire(
+    hosts, mix, scratch
+):
     steps = 600  # more than are taken while the wire is cut
     words = [sys.executable, str(RANK), str(mix), json.dumps({"steps": steps})]
     whole = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True)
@@ -206,7 +209,9 @@ def test_hosts_that_are_cut_off_for_less_than_the_limit_go_on_where_they_were(ho
             assert "its host, or the way to it, does not answer" in lines_of_waits(ranks)[0]
         finally:
             mend(hosts[1])
-        done = [rank.communicate(timeout=LIMIT_S) for rank in ranks]
+        with slowed(hosts, "600kbit") as held_back:
+            done = [rank.communicate(timeout=LIMIT_S) for rank in ranks]
+            assert held_back() > 0
 
     found = [result for out, _ in done for result in results_of(out)]
     assert [len(result.get("seen", ())) for result in found] == [steps] * 2, found

@@ -1,4 +1,7 @@
-"""A rank that ends on another host than the planner, which is lost beside it: hosts are namespaces of the network."""
+"""A rank that ends on another host than the planner, which is lost beside it: hosts are namespaces of the network.
+
+The wire between them is a slow one.
+"""
 
 import json
 import signal
@@ -12,7 +15,7 @@ import yaml
 from omniload.actors.heartbeat_board import FolderBoard
 from tests.house.modules import ROOT
 from tests.support.plane.front_ranks import a_mix_file, environment
-from tests.support.plane.two_hosts import ADDRESSES, end_all_on, on, processes_on
+from tests.support.plane.two_hosts import ADDRESSES, end_all_on, on, processes_on, slowed
 
 pytestmark = pytest.mark.ray
 PROCESS = ROOT / "tests" / "support" / "plane" / "processes" / "served_rank.py"
@@ -76,20 +79,22 @@ def test_a_rank_that_ends_on_another_host_beside_the_planner_keeps_no_step_from_
         tell(rank, 2)
     for rank in ranks:
         hear(rank, 2)
-    # All that is planned.
-    tell(ranks[2], AHEAD)
-    hear(ranks[2], AHEAD)
-    boards = [FolderBoard(path).read() for path in scratch.glob("omniload-ray-*/board")]
-    (planner,) = [board["planner"].pid for board in boards if "planner" in board]
+    with slowed(hosts, "200kbit") as held_back:
+        # All that is planned.
+        tell(ranks[2], AHEAD)
+        hear(ranks[2], AHEAD)
+        boards = [FolderBoard(path).read() for path in scratch.glob("omniload-ray-*/board")]
+        (planner,) = [board["planner"].pid for board in boards if "planner" in board]
 
-    (process,) = [p for p in processes_on(hosts[0]) if p.pid == planner]
-    process.send_signal(signal.SIGKILL)
-    ranks[2].kill()
+        (process,) = [p for p in processes_on(hosts[0]) if p.pid == planner]
+        process.send_signal(signal.SIGKILL)
+        ranks[2].kill()
 
-    began_s = time.monotonic()
-    for rank in ranks[:2]:
-        tell(rank, AHEAD + 1)
-    heard = [hear(rank, AHEAD + 1) for rank in ranks[:2]]
-    print(f"waited {time.monotonic() - began_s:.1f} s")  # noqa: T201 -- a figure for whoever asks
+        began_s = time.monotonic()
+        for rank in ranks[:2]:
+            tell(rank, AHEAD + 1)
+        heard = [hear(rank, AHEAD + 1) for rank in ranks[:2]]
+        print(f"waited {time.monotonic() - began_s:.1f} s")  # noqa: T201 -- a figure for whoever asks
 
-    assert heard == [list(range(2, 2 + AHEAD + 1))] * 2
+        assert heard == [list(range(2, 2 + AHEAD + 1))] * 2
+        assert held_back() > 0

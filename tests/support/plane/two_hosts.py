@@ -24,6 +24,7 @@ __all__ = [
     "mend",
     "on",
     "processes_on",
+    "slowed",
     "two_hosts",
     "wait_for_ray",
 ]
@@ -90,6 +91,34 @@ def mend(host):
     """Put it back."""
     _ip("-n", host, "link", "set", _wire_of(host), "up")
     _ip("-n", host, "route", "add", "default", "dev", _wire_of(host))
+
+
+@contextmanager
+def slowed(hosts, rate):
+    """Let no more than ``rate`` (``200kbit``) through the wire either way; gives how often it has held a packet back.
+
+    Whoever sends more is slowed down by what is lost, as on a link that others fill.
+    """
+    limits = ("tbf", "rate", rate, "burst", "4kb", "latency", "200ms")
+    ends = {host: ("dev", _wire_of(host)) for host in hosts}
+
+    def held_back():
+        told = [_tc(host, "-s", "qdisc", "show", *end) for host, end in ends.items()]
+        return sum(int(text.partition("overlimits ")[2].split()[0]) for text in told)
+
+    try:
+        for host, end in ends.items():
+            _tc(host, "qdisc", "add", *end, "root", *limits)
+        yield held_back
+    finally:
+        for host, end in ends.items():
+            command = ["tc", "-n", host, "qdisc", "delete", *end, "root"]
+            subprocess.run(command, check=False, capture_output=True)
+
+
+def _tc(host, *words):
+    command = ["tc", "-n", host, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def _wire_of(host):
