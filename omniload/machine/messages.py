@@ -75,6 +75,9 @@ class SamplesReported:
     """Shards whose records were left out."""
     size_bytes: int = 0
     """What they take of its memory; 0 where that is not known."""
+    took_steps: float = field(default=0.0, compare=False)
+    """Steps that went by while the planner waited for them, at the pace of the job; 0 where that is not known, and of
+    a quick read. It says how far ahead the source is read, and nothing of its samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

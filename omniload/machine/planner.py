@@ -46,6 +46,7 @@ from omniload.machine.queue import (
     require_usable,
 )
 from omniload.machine.scaling.coming import Demand, Foresight
+from omniload.machine.scaling.leads import Leads
 from omniload.machine.steps import BadRecords, PlannedSteps, RankSteps
 from omniload.machine.strategy import place
 from omniload.mix.config import MixConfig
@@ -110,6 +111,7 @@ class Planner:
     _resumed: MixState = field(init=False)
     """The state that this life began with."""
     _demand: Demand | None = field(default=None, init=False)
+    _leads: Leads = field(default_factory=Leads, init=False)
     _starved: int | None = field(default=None, init=False)
     """Source that the last draw ran out of: needs are estimates, rough ones where weights count samples."""
 
@@ -192,8 +194,6 @@ class Planner:
 
     def outstanding(self, sources: Sequence[int]) -> tuple[TakeOver | ReadAhead, ...]:
         """Return the first commands to a loader that takes sources over: hold what is needed, answer what is asked."""
-        # A source whose edit is not taken up yet may be among them.
-        sources = [s for s in sources if s < len(self._queues)]
         floors_S = self._steps.state_before(self.released_to).widened(len(self._queues)).floors()
         return commands_of_take_over(self._queues, sources, floors_S, self.life)
 
@@ -206,6 +206,7 @@ class Planner:
         if table.start <= queue.checked_to:
             require_samples(resumed, source, self.names[source], table)
         queue.report(table, state.cursors_S[source], reported.size_bytes)
+        self._leads.note(source, reported.took_steps / self.mix.steps_at_once)
         self._metadata.add(source, table)
         return tuple(self._advance((source,)))
 
@@ -337,7 +338,7 @@ class Planner:
         # A rank waits: what one step needs is enough to go on.
         steps = 1 if step == self.ranks.slowest else self.mix.steps_at_once
         if self._demand is None or (self._demand.step, self._demand.steps) != (step, steps):
-            self._demand = Demand.of(self.history, self.state, steps, len(self._queues))
+            self._demand = self._leads.demand(self.history, self.state, steps, self._queues)
             needs = enumerate(self._demand.needs_S)
             self._demand.short.update(s for s, n in needs if self._is_short(s, n))
         return self._demand

@@ -274,6 +274,8 @@ def commands_of_take_over(
     queues: Sequence[SampleQueue], sources: Sequence[int], floors_S: Sequence[int], life: int
 ) -> tuple[TakeOver | ReadAhead, ...]:
     """Return the commands to a loader that takes sources over: hold what the lost loader held, and read on."""
+    # A source whose edit is not taken up yet may be among them.
+    sources = [s for s in sources if s < len(queues)]
     ends = {s: queues[s].table.stop for s in sources}
     asked = [
         ReadAhead(

@@ -6,7 +6,7 @@ what is asked of whom, and in how many messages.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from omniload.machine.messages import (
     StepTaken,
 )
 from omniload.machine.planner import Planner
+from omniload.machine.scaling.leads import ReadTimes
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.plan.records import StepPlan
 from omniload.simulation.clock import Lane, Process, Then
@@ -202,6 +203,8 @@ class SimulatedPlanner:
     """Bytes of the plans that some rank may need."""
     _tables: dict[int, deque[tuple[int, int]]] = field(default_factory=dict, init=False)
     """Of each source, end and bytes of what was reported and may be needed."""
+    _times: ReadTimes = field(default_factory=ReadTimes, init=False)
+    """Of reads, measured as in a run."""
 
     @property
     def steps(self) -> int:
@@ -236,10 +239,13 @@ class SimulatedPlanner:
                     seconds += self._publish(plans, sends)
                 case ReadAhead(source=source):
                     loader = self.loader_of[source]
-                    read = partial(loader.read, command, partial(self._report, loader))
+                    report = partial(self._report, loader, self._now_s)
+                    read = partial(loader.read, command, report)
                     seconds += self._send(sends, loader.process, read)
-                case ReleaseSamples(floors=floors):
+                case ReleaseSamples(floors=floors, ahead=ahead):
                     self._forget(floors)
+                    if ahead is not None:
+                        self._times.reach(ahead.step, self._now_s)
                     # Once a loader, however many sources it has: the message names them all.
                     for loader in {id(each): each for each in self.loader_of.values()}.values():
                         forget: Callable[[], object] = partial(loader.release, command)
@@ -275,9 +281,17 @@ class SimulatedPlanner:
         sends.append(partial(self.wire.carry, self.process, to, then, size_bytes))  # type: ignore[arg-type]
         return self.wire.end_s(self.process, size_bytes)
 
-    def _report(self, loader: SimulatedLoader, report: SamplesReported) -> None:
-        hear, size_bytes = partial(self.hear, report), size_of_table(report.table)
+    def _report(self, loader: SimulatedLoader, asked_s: float, report: SamplesReported) -> None:
+        hear, size_bytes = partial(self._hear_report, asked_s, report), size_of_table(report.table)
         self.wire.carry(loader.process, self.process, hear, size_bytes)
+
+    def _hear_report(self, asked_s: float, report: SamplesReported) -> None:
+        took_steps = self._times.steps_of(report.source, asked_s, self._now_s)
+        self.hear(replace(report, took_steps=took_steps))
+
+    @property
+    def _now_s(self) -> float:
+        return self.process.host.clock.now_s
 
     def _release(self, step: int) -> None:
         for each in [each for each in self._plans if each < step]:

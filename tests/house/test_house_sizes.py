@@ -101,7 +101,10 @@ LONGER = {
         235,
         "builds, asks again, and serves ranks that change",
     ),
-    "omniload/actors/roles/links.py": (175, "the ways to both roles, and who serves which ranks"),
+    "omniload/actors/roles/links.py": (
+        185,
+        "the ways to both roles, what reads take, and who serves which ranks",
+    ),
     "omniload/actors/roles/loader.py": (
         365,
         "reads ahead, opens and reads again, stands by, answers, looks for shards, and hands sources over",

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Protocol, assert_never
 
+from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
 from omniload.machine.messages import (
@@ -18,6 +19,7 @@ from omniload.machine.messages import (
     ServeWorld,
     TakeOver,
 )
+from omniload.machine.scaling.leads import ReadTimes
 from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed
 
@@ -77,10 +79,13 @@ class LoaderLinks:
     def __init__(
         self,
         link_of: Callable[[int], LoaderLink],
-        on_report: "Callable[[Future[SamplesReported]], None]",
+        on_report: "Callable[[Future[SamplesReported], float], None]",
+        clock: Clock | None = None,
     ) -> None:
-        """Reach the loader of a source by ``link_of``; what it reports goes to ``on_report``."""
+        """Reach the loader of a source by ``link_of``; reports go to ``on_report``, with the steps that each took."""
         self.of, self._on_report = link_of, on_report
+        self._clock = clock or SystemClock()
+        self._times = ReadTimes()
         self.taken_over: Future[None] = Future()
         """Ends as the take-over does that is told next."""
 
@@ -88,16 +93,22 @@ class LoaderLinks:
         """Pass a command on."""
         match command:
             case ReadAhead(source=source):
-                self.of(source).read_ahead(command).add_done_callback(self._on_report)
+                report = self.of(source).read_ahead(command)
+                report.add_done_callback(partial(self._hear, source, self._clock.now_s()))
             case TakeOver(ranges=ranges) if not ranges:
                 self.taken_over.set_result(None)
             case TakeOver(ranges=ranges):
                 told = self.of(next(iter(ranges))).take_over(command)
                 told.add_done_callback(partial(_pass_on, self.taken_over))
-            case ReleaseSamples(floors=floors):
+            case ReleaseSamples(floors=floors, ahead=ahead):
+                if ahead is not None:
+                    self._times.reach(ahead.step, self._clock.now_s())
                 # One message for each loader, not for each source: of those there are hundreds.
                 for link in {id(link): link for link in map(self.of, floors)}.values():
                     link.release(command)
+
+    def _hear(self, source: int, asked_s: float, report: "Future[SamplesReported]") -> None:
+        self._on_report(report, self._times.steps_of(source, asked_s, self._clock.now_s()))
 
 
 class ConstructorLinks:

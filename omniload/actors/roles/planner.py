@@ -369,11 +369,11 @@ class PlannerShell:
                 "the run ends before edit %d holds: %s", edit.revision, said_of(edit.change)
             )
 
-    def _on_report(self, future: "Future[SamplesReported]") -> None:
+    def _on_report(self, future: "Future[SamplesReported]", took_steps: float) -> None:
         if future.cancelled():  # the data plane is closing
             return
         if (error := future.exception()) is None:
-            self._events.put(future.result())
+            self._events.put(replace(future.result(), took_steps=took_steps))
         else:
             self._events.put(replace(_failed(error, "a source loader"), is_of_read=True))
 

@@ -30,11 +30,20 @@ from omniload.mix.edits.history import History
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.mix.state import MixState
 
-__all__ = ["Ahead", "Coming", "Demand", "Foresight", "Pace", "Rise", "read_to"]
+__all__ = [
+    "PLANS_READ_AHEAD",
+    "Ahead",
+    "Coming",
+    "Demand",
+    "Foresight",
+    "Pace",
+    "Rise",
+    "read_to",
+]
 
-_PLANS_READ_AHEAD = 4
+PLANS_READ_AHEAD = 4
 """Plans' worth of samples known ahead of the next plan, for each source by its share; half as many let every
-plan wait for a read."""
+plan wait for a read. Of a source whose reads take longer more are, see ``scaling.leads``."""
 _MOST_STEPS = 16
 """At which shares are told: seven changes of the mix, or three ramps."""
 _BENDS = 8
@@ -117,7 +126,7 @@ class Foresight:
 
 def read_to(history: History, step: int) -> int:
     """Return the farthest step that samples are read for where ``step`` is planned next."""
-    return step + _PLANS_READ_AHEAD * history.base.steps_at_once
+    return step + PLANS_READ_AHEAD * history.base.steps_at_once
 
 
 def _changes(history: History, step: int) -> set[int]:
@@ -285,6 +294,6 @@ def _targets_of(history: History, step: int, needs_S: Sequence[int]) -> list[int
     soon = dict(enumerate(weights_at(mix.mix.stages, mix.names, ahead)))
     tokens = mix.batch.tokens * together
     return [
-        max(need, int(soon.get(s, 0.0) * tokens)) * _PLANS_READ_AHEAD
+        max(need, int(soon.get(s, 0.0) * tokens)) * PLANS_READ_AHEAD
         for s, need in enumerate(needs_S)
     ]
