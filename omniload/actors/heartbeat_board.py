@@ -19,12 +19,12 @@ from typing import Protocol
 from typing_extensions import override
 
 from omniload.actors.rank_locks import rank_has_ended
-from omniload.base.concurrency.calls_under_way import calls_under_way, usual_call_s
+from omniload.base.concurrency.calls_under_way import calls_under_way, figures_of_calls
 from omniload.base.concurrency.threads import ending
 from omniload.base.errors import OmniloadError
 from omniload.base.log import RoleLog
 from omniload.base.writing import write_whole
-from omniload.machine.progress import USUAL_CALL, Progress, Task, dp_rank_of, is_rank, is_silent
+from omniload.machine.progress import Progress, Task, dp_rank_of, is_rank, is_silent
 
 __all__ = ["Activity", "Board", "Figures", "FolderBoard", "MemoryBoard"]
 
@@ -135,8 +135,8 @@ class Activity:
         if not tasks and (idle := self.idle()) is not None:
             tasks = (idle,)
         found = calls_under_way() if self._reads else []
-        if self._reads and (usual_s := usual_call_s()) is not None:
-            self.figures.note(**{USUAL_CALL: usual_s})
+        if self._reads:
+            self.figures.note(**figures_of_calls())
         calls = tuple(Task(doing=what, since_s=since_s) for what, since_s in found)
         return Progress(
             name=self.name,

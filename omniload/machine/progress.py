@@ -13,7 +13,6 @@ from omniload.base.state import JsonObject
 __all__ = [
     "AFTER_A_RANK",
     "SILENT_S",
-    "USUAL_CALL",
     "Progress",
     "Task",
     "Waits",
@@ -35,9 +34,6 @@ SILENT_S = 5.0
 
 _SAME_CALL_S = 0.5
 """Less than this may lie between two beginnings of one call: clocks of two hosts are compared again and again."""
-
-USUAL_CALL = "usual_call_seconds"
-"""Figure of a role that reads: what a call to a store usually takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,30 @@
-"""Waits that are worth a line: whom a waiting rank names, when its wait ends, and which call to a store is slow."""
+"""Waits that are worth a line: whom a waiting rank names, when its wait ends, and which call to a store is slow.
 
-from collections.abc import Mapping
+And which store is slow for one that holds a role, and not for one that stands by.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from omniload.machine.progress import USUAL_CALL, Progress, Task, ended_rank, reason_of
+from omniload.base.concurrency.calls_under_way import ENDED_CALLS, RECENT_CALL, USUAL_CALL
+from omniload.machine.progress import Progress, Task, ended_rank, reason_of
 
-__all__ = ["GiveUp", "Looked", "Say", "SlowCalls", "Wait"]
+__all__ = ["GiveUp", "Looked", "Quicker", "Say", "SlowCalls", "SlowStore", "Wait"]
 
 _FIRST_SAY_S = 10.0
 _LONGEST_SAY_S = 300.0
 _TIMES = 10
 _LEAST_S = 2.0
 """What takes less holds nobody up: samples are read ahead by more."""
+_SLOW_CALL_S = 0.25
+"""As above, of calls one after the other: each holds up those behind it."""
+_QUICKER = 4
+"""Times as quickly that the store of a shadow answers that is to take over."""
+_SLOW_FOR_S = 10.0
+_MEASURED_CALLS = 8
+"""Of holder and shadow, since the holder's became slow: as many as ``RECENT_CALL`` is of."""
+_FIRST_PAUSE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,3 +155,76 @@ def _said_of(role: Progress, name: str, doing: str, since_s: float) -> str:
 def _limit_s(role: Progress) -> float:
     usual_s = role.figures.get(USUAL_CALL)
     return float("inf") if usual_s is None else max(_LEAST_S, _TIMES * usual_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Quicker:
+    """A shadow is to take over, for what its store takes."""
+
+    name: str
+    """Of the shadow."""
+    why: str
+
+
+@dataclass(slots=True)
+class SlowStore:
+    """Tells of one role when the store of its holder has become slow while that of a shadow has not.
+
+    ::
+
+        calls of the holder    20 ms  20 ms  20 ms  300 ms  300 ms  300 ms ...      ten times what they took
+        calls of a shadow      20 ms                20 ms            20 ms ...      in the same time: it takes over
+
+    Both are measured from when the first became slow, by calls that a shadow makes anyway, as it decodes ahead. So a
+    store that is slow for all has nobody replaced. Nor do two that are slow in turn swap for ever: behind each
+    take-over is a pause, the first of five minutes, and each twice as long as the one before.
+    """
+
+    _holder: str = field(default="", init=False)
+    _usual_s: float = field(default=0.0, init=False)
+    """What a call of the holder took before it became slow."""
+    _slow_s: float = field(default=0.0, init=False)
+    """For how long it has been slow."""
+    _begun: dict[str, float] = field(default_factory=dict, init=False)
+    """Calls of each that had ended when it became slow, or when a shadow was first seen since."""
+    _rest_s: float = field(default=0.0, init=False)
+    """Left of the pause."""
+    _pause_s: float = field(default=_FIRST_PAUSE_S, init=False)
+
+    def see(self, holder: Progress, shadows: Sequence[Progress], passed_s: float) -> Quicker | None:
+        """Note another look at the last heartbeats; return who is to take over, where somebody is.
+
+        Args:
+            holder: Of the one that holds the role.
+            shadows: Of those that stand by.
+            passed_s: Since the look before, in which whoever looks has run.
+        """
+        self._rest_s = max(0.0, self._rest_s - passed_s)
+        recent_s, usual_s = holder.figures.get(RECENT_CALL), holder.figures.get(USUAL_CALL)
+        if recent_s is None or usual_s is None:
+            return None
+        if holder.name != self._holder:
+            self._holder, self._usual_s, self._slow_s = holder.name, usual_s, 0.0
+        if recent_s < max(_SLOW_CALL_S, _TIMES * self._usual_s):
+            # Up to here: what a slow call takes is not to become what is usual.
+            self._usual_s, self._slow_s = usual_s, 0.0
+            self._begun.clear()
+            return None
+        self._slow_s += passed_s
+        quick = [each for each in shadows if self._answers_by(each, recent_s / _QUICKER)]
+        is_due = self._slow_s >= _SLOW_FOR_S and self._rest_s == 0
+        if not self._answers_by(holder) or not is_due or not quick:
+            return None
+        found = min(quick, key=lambda each: each.figures[RECENT_CALL])
+        self._rest_s, self._pause_s = self._pause_s, 2 * self._pause_s
+        return Quicker(
+            found.name,
+            f"a call to its store takes {recent_s:.2g} s, where it took {self._usual_s:.2g} s, and "
+            f"{found.figures[RECENT_CALL]:.2g} s from {found.name} on {found.host or 'its host'}",
+        )
+
+    def _answers_by(self, role: Progress, limit_s: float = float("inf")) -> bool:
+        """Tell whether the last calls of a role took so long at most, and were made since the holder became slow."""
+        ended = role.figures.get(ENDED_CALLS, 0.0)
+        made = ended - self._begun.setdefault(role.name, ended)
+        return made >= _MEASURED_CALLS and role.figures.get(RECENT_CALL, limit_s) <= limit_s

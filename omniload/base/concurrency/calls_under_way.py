@@ -5,7 +5,20 @@ import statistics
 import time
 from collections import deque
 
-__all__ = ["calls_under_way", "under_way", "usual_call_s"]
+__all__ = [
+    "ENDED_CALLS",
+    "RECENT_CALL",
+    "USUAL_CALL",
+    "calls_under_way",
+    "figures_of_calls",
+    "under_way",
+]
+
+USUAL_CALL, RECENT_CALL = "usual_call_seconds", "recent_call_seconds"
+"""Figures of a process that reads: the median of what its last 64 calls took, and of the last eight, which tells of a
+store that has become slow long before the other."""
+ENDED_CALLS = "ended_calls_total"
+"""Figure of how many have ended."""
 
 _numbers = itertools.count()
 _calls: dict[int, tuple[str, float]] = {}
@@ -16,6 +29,9 @@ _calls: dict[int, tuple[str, float]] = {}
 _ended_s: deque[float] = deque(maxlen=64)
 """How long the last calls took."""
 _ENOUGH = 8
+_counted = itertools.count(1)
+_ended = [0]
+"""How many calls have ended; of threads that end one at once, a later one may say less for a moment."""
 
 
 class under_way:  # noqa: N801 -- said as a function is: ``with under_way(...)``
@@ -32,6 +48,7 @@ class under_way:  # noqa: N801 -- said as a function is: ``with under_way(...)``
     def __exit__(self, *_: object) -> None:
         began_s = _calls.pop(self._number)[1]
         _ended_s.append(time.monotonic() - began_s)
+        _ended[0] = next(_counted)
 
 
 def calls_under_way() -> list[tuple[str, float]]:
@@ -39,7 +56,10 @@ def calls_under_way() -> list[tuple[str, float]]:
     return list(_calls.copy().values())
 
 
-def usual_call_s() -> float | None:
-    """Return the median of what the last calls took, in seconds; ``None`` while they are too few to tell."""
-    ended_s = list(_ended_s)
-    return statistics.median(ended_s) if len(ended_s) >= _ENOUGH else None
+def figures_of_calls() -> dict[str, float]:
+    """Return the figures of this process's calls: what they take, in seconds, once there were enough to tell."""
+    figures: dict[str, float] = {ENDED_CALLS: _ended[0]}
+    if len(ended_s := list(_ended_s)) >= _ENOUGH:
+        figures[USUAL_CALL] = statistics.median(ended_s)
+        figures[RECENT_CALL] = statistics.median(ended_s[-_ENOUGH:])
+    return figures

@@ -33,6 +33,7 @@ from omniload.machine.roster.members import (
     StartMember,
     StepsReleased,
 )
+from omniload.machine.waiting import SlowStore
 
 __all__ = ["Roster"]
 
@@ -63,6 +64,8 @@ class _Role:
     """Left of the time in which the holder settles."""
     is_new: bool = False
     """Whether nobody has held it yet, so that the plane can do without."""
+    store: SlowStore = field(default_factory=SlowStore)
+    """Of the holder, and whether it is slow for it alone."""
 
     def members(self) -> list[Member]:
         held = [self.holder] if self.holder is not None else []
@@ -256,7 +259,26 @@ class Roster:
             beat.see(progress, is_stopped=member.name in seen.stopped, passed_s=passed_s)
             if not self._gave_up and (why := self._why_lost(member, progress, beat)) is not None:
                 commands += self._lose(member, why)  # none beside one that ends the plane
+        for role in self._roles.values():
+            commands += self._leave_slow_store(role, seen, passed_s)
         return tuple(commands)
+
+    def _leave_slow_store(
+        self, role: _Role, seen: MembersSeen, passed_s: float
+    ) -> tuple[RosterCommand, ...]:
+        """Have a shadow hold a role whose store answers, where the holder's has become slow."""
+        holder = None if role.holder is None else seen.beats.get(role.holder.name)
+        shadows = {m.name: m for m in role.standing_by if m.name in seen.beats}
+        if holder is None or not shadows or self._gave_up:
+            return ()
+        found = role.store.see(holder, [seen.beats[name] for name in shadows], passed_s)
+        if found is None:
+            return ()
+        quicker = shadows[found.name]
+        role.standing_by.remove(quicker)
+        role.standing_by.insert(0, quicker)
+        assert role.holder is not None, "its heartbeat was looked at"
+        return self._lose(role.holder, found.why)
 
     def _settle(self, passed_s: float) -> Iterable[RosterCommand]:
         """Start whoever is to stand by behind holders that have settled."""

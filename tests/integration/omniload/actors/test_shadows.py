@@ -19,8 +19,10 @@ from omniload.batch.digest import batch_digest
 from omniload.client import Client
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.house.modules import ROOT
+from tests.support.memory_groups import short_of_memory
 from tests.support.plane.corpora import a_corpus
 from tests.support.plane.processes.shadow_rank import ANSWER
+from tests.support.plane.sources import slowed_store
 from tests.support.plane.two_hosts import (
     ADDRESSES,
     NO_TOKEN,
@@ -131,6 +133,47 @@ def test_a_shadow_goes_on_without_a_store_that_is_gone_with_its_loader(tmp_path)
 
     assert steps == expected
     assert holder == "loader-0+1"
+
+
+def test_a_shadow_takes_over_from_a_loader_whose_store_is_slow_and_from_one_that_the_kernel_ends_for_memory(
+    tmp_path, monkeypatch
+):
+    slowed_store.install(tmp_path, monkeypatch)
+    written = a_mix(tmp_path)
+    sources = {
+        name: source.model_copy(update={"path": f"slowed://{tmp_path}/{name}/*.parquet"})
+        for name, source in written.sources.items()
+    }
+    runtime = written.runtime.model_copy(update={"kind": "ray", "loaders": 1, "shadows": 1})
+    local = written.model_copy(update={"sources": sources})
+    mix = local.model_copy(update={"runtime": runtime})
+
+    with (
+        open_plane(a_spec(tmp_path, mix, run_dir=tmp_path / "run")) as plane,
+        Client(plane.handle(0)) as client,
+    ):
+        until(plane.is_whole)
+        steps = steps_of(client, STEPS)
+
+        def next_holder(before):
+            steps.extend(steps_of(client, 1))
+            holder = plane.holders()["loader-0"]
+            return holder != before and holder
+
+        slowed_store.make_slow(members_of(plane)["loader-0"].pid)
+        second = until(lambda: next_holder("loader-0"))
+        until(plane.is_whole)
+        with short_of_memory(members_of(plane)[second]) as ended_for_memory:
+            third = until(lambda: next_holder(second))
+            assert ended_for_memory() == 1
+        until(plane.is_whole)
+        steps += steps_of(client, STEPS)
+
+    log = (tmp_path / "run" / "logs" / "keeper.log").read_text()
+    assert (second, third) == ("loader-0+1", "loader-0+2")
+    assert "loader-0 is replaced: a call to its store takes" in log
+    assert "s from loader-0+1 on" in log
+    assert steps == unbroken(a_spec(tmp_path, local), len(steps))
 
 
 def environment(scratch):

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omniload.machine.progress import USUAL_CALL, Progress, Task, rank_name, reason_of
+from omniload.base.concurrency.calls_under_way import USUAL_CALL
+from omniload.machine.progress import Progress, Task, rank_name, reason_of
 from omniload.machine.waiting import GiveUp, Looked, Say, SlowCalls, Wait
 
 NOW_S = 100.0

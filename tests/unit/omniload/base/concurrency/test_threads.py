@@ -3,11 +3,21 @@
 import logging
 import threading
 from concurrent.futures import CancelledError
+from types import SimpleNamespace
 
 import pytest
 
+from omniload.base.clock import FakeClock
+from omniload.base.concurrency import calls_under_way as calls
 from omniload.base.concurrency import threads
-from omniload.base.concurrency.calls_under_way import calls_under_way, under_way
+from omniload.base.concurrency.calls_under_way import (
+    ENDED_CALLS,
+    RECENT_CALL,
+    USUAL_CALL,
+    calls_under_way,
+    figures_of_calls,
+    under_way,
+)
 from omniload.base.concurrency.threads import DaemonPool, ending
 
 _LONG_S = 60
@@ -84,6 +94,25 @@ def test_calls_under_way_are_listed_the_oldest_first():
     assert [what for what, _ in inside] == ["reads a", "reads b"]
     assert inside[0][1] <= inside[1][1]
     assert len(calls_under_way()) == before
+
+
+def test_what_the_last_calls_took_is_told_of_a_few_sooner_than_of_many(monkeypatch):
+    clock = FakeClock()
+    monkeypatch.setattr(calls, "time", SimpleNamespace(monotonic=clock.now_s))
+
+    def after(count, took_s):
+        for _ in range(count):
+            with under_way("reads a"):
+                clock.advance(took_s)
+        return figures_of_calls()
+
+    before = after(0, 0.0)[ENDED_CALLS]
+    after(64, 1.0)
+    found = after(5, 20.0)
+
+    assert (found[USUAL_CALL], found[RECENT_CALL]) == (1.0, 20.0)
+    assert found[ENDED_CALLS] == before + 69
+    assert after(30, 20.0)[USUAL_CALL] == 20.0
 
 
 @pytest.fixture
