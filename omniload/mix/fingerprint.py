@@ -30,7 +30,7 @@ _NOT_MEMBERSHIP = {
 """What may change: what lies in files is told by what they hold, and a cap stops a run or does nothing."""
 _LATER_KEYS = (
     *("columns", "transforms", "images", "splits", "split", "key", "where", "dedupe"),
-    "overlong",
+    *("overlong", "known_by"),
 )
 """Keys that came after the first release: one that is not used leaves the digest as it was."""
 

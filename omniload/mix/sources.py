@@ -23,6 +23,7 @@ from omniload.mix.schema.transforms import FilterTransform, MiddleTransform, Opt
 
 __all__ = [
     "LARGEST_UNIT_BYTES",
+    "SAMPLE_NAME",
     "SOURCE_TYPES",
     "ArrowSource",
     "CsvSource",
@@ -48,10 +49,14 @@ __all__ = [
 
 LARGEST_UNIT_BYTES = 1 << 30
 """Bytes of a unit at most, which is decoded in memory at once."""
+SAMPLE_NAME = "__key__"
+"""What the library of WebDataset calls the name of a sample."""
 
 TokenType = Literal["uint8", "uint16", "uint32", "uint64", "int32", "int64"]
 Version = Annotated[int, Field(ge=1, lt=1 << 63)]
 UnitBytes = Annotated[Bytes, Field(ge=1, le=LARGEST_UNIT_BYTES)]
+# Left out where it is not given: a source without it is what it was to releases that did not know it.
+LaterKey = Annotated[str | None, Field(min_length=1, exclude_if=lambda key: key is None)]
 
 
 class _TextOrTokens(SourceBase):
@@ -92,7 +97,16 @@ class _TextOrTokens(SourceBase):
         return str(self.text if self.tokens is None else self.tokens)
 
 
-class _Table(_TextOrTokens):
+class _HasColumns(SourceBase):
+    has_columns = reads_beside = True
+
+    @property
+    @override
+    def key_column(self) -> str | None:
+        return getattr(self, self.key_field) if self.wants_keys else None
+
+
+class _Table(_HasColumns, _TextOrTokens):
     columns: dict[TableColumn, str] = Field(default_factory=dict)
     """Further columns of a sample, and the column of the file that each is read from: ``loss_mask`` (a list of 0 and 1,
     or of booleans, one for each token; a token of 0 is read but is no label), ``scores`` (a number, or a list of
@@ -107,18 +121,8 @@ class _Table(_TextOrTokens):
     def image_members(self) -> tuple[str, ...]:
         return () if self.images is None else (self.images,)
 
-    @property
-    @override
-    def holds_objects(self) -> bool:
-        return True
-
     key: str | None = None
     """Column of texts or integers that a document is known by, for splits; else its content is."""
-
-    @property
-    @override
-    def key_column(self) -> str | None:
-        return self.key if self.wants_keys else None
 
     @model_validator(mode="after")
     def _masks_go_with_tokens(self) -> Self:
@@ -156,7 +160,7 @@ class LanceSource(_Table):
     """A fragment is cut into ranges of rows of about this size, as stored, for random access."""
 
 
-class JsonlSource(SourceBase):
+class JsonlSource(_HasColumns):
     """Lines of JSON objects, plain or compressed (``.zst``, ``.gz``); one line is one record."""
 
     type: Literal["jsonl"]
@@ -167,16 +171,6 @@ class JsonlSource(SourceBase):
     unit: UnitBytes = 4 << 20
     """Lines of about this size are read together. A compressed shard is decompressed forward: what is behind the
     lines that were read last takes what lies between, and any other place takes it from its beginning."""
-
-    @property
-    @override
-    def holds_objects(self) -> bool:
-        return True
-
-    @property
-    @override
-    def key_column(self) -> str | None:
-        return self.key if self.wants_keys else None
 
 
 class TextSource(SourceBase):
@@ -275,14 +269,19 @@ class NumpySource(SourceBase):
         return False
 
 
-class WebDatasetSource(SourceBase):
+class WebDatasetSource(_HasColumns):
     """WebDataset's tar archives, plain or compressed; one sample, the members of one key, is one record."""
 
+    reads_beside, key_field = False, "known_by"
     type: Literal["webdataset"]
     text: Annotated[str, Field(pattern=r"^[^/.][^/]{0,63}$")] = "txt"
     """Extension of the member that holds the text, in small letters; one that ends in ``json`` is a JSON object."""
     key: str = "text"
     """Key of the text in a JSON object."""
+    known_by: LaterKey = None
+    """What a document is known by, for splits: ``__key__``, the name of its sample (``a/000`` of ``a/000.txt``), or a
+    key of a text or an integer in its JSON object; else its content is. That object, which ``where`` reads too, is the
+    member under ``text`` where that is one, else the member ``.json``."""
     images: tuple[Annotated[str, Field(pattern=r"^[^/.][^/.]{0,15}$")], ...] = ()
     """Extensions of the members that hold images, in small letters, such as ``[jpg, png]``: a sample's images are the
     members whose name ends in one of them, in the order of the archive. A transform of type ``images`` makes patches
@@ -296,22 +295,28 @@ class WebDatasetSource(SourceBase):
         return self.images
 
 
-class MdsSource(_TextOrTokens):
+class MdsSource(_HasColumns, _TextOrTokens):
     """Mosaic's MDS: a folder with ``index.json``, its shards plain or compressed by zstd; one sample is one record."""
 
+    reads_beside = False
     type: Literal["mds"]
     dtype: TokenType | None = None
     """Type of the ids in a column of ``bytes``; columns of ``ndarray`` say their own."""
     unit: UnitBytes = 4 << 20
     """A plain shard is cut into ranges of about this size for random access; compressed ones are one range."""
+    key: LaterKey = None
+    """Column of texts (``str``) or integers (``int``, ``uint8``, ...) that a document is known by, for splits; else its
+    content is."""
 
 
-class CsvSource(SourceBase):
+class CsvSource(_HasColumns):
     """Comma-separated values with a header, plain or compressed (``.zst``, ``.gz``); one row is one record."""
 
     type: Literal["csv"]
     text: str = "text"
     """Column of the text."""
+    key: LaterKey = None
+    """Column that a document is known by, for splits; else its content is."""
     # Any character but the quote, which begins a field of its own kind.
     delimiter: Annotated[str, Field(pattern=r"^[\x09\x20-\x21\x23-\x7e]$")] = ","
     """What stands between fields: one character, such as a tab."""
@@ -319,11 +324,6 @@ class CsvSource(SourceBase):
     """Whether fields may be quoted (``"``) and then hold newlines; where not, a quote is a letter like others."""
     unit: UnitBytes = 4 << 20
     """A plain shard is cut into ranges of about this size for random access; compressed ones are one range."""
-
-    @property
-    @override
-    def reads_beside(self) -> bool:
-        return True
 
 
 class RegisteredSource(SourceBase):

@@ -1,7 +1,7 @@
 """The keys that a source of any type has, and what they ask of each other: which transforms go together."""
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Self, TypeAlias
+from typing import Annotated, ClassVar, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -27,6 +27,8 @@ from omniload.mix.schema.transforms import (
 __all__ = ["Paths", "SourceBase"]
 
 _MAKES_TOKENS = MessageTransform | ImagesTransform
+_USE = "use jsonl, csv, parquet, arrow, lance, mds or webdataset"
+"""Whose records have columns."""
 
 
 def _not_empty(path: str) -> str:
@@ -43,6 +45,13 @@ Paths: TypeAlias = Pattern | Annotated[tuple[Pattern, ...], Field(min_length=1)]
 class SourceBase(StrictModel):
     """The keys that a source of any type has."""
 
+    has_columns: ClassVar[bool] = False
+    """Whether a record has keys or columns by name, which conditions and what it is known by can be read from."""
+    reads_beside: ClassVar[bool] = False
+    """Whether keys or columns beside that of the text can be read with it, as one object."""
+    key_field: ClassVar[str] = "key"
+    """Key of the source that names what a document is known by."""
+
     path: Paths
     """Files: paths, folders, globs with ``{0..9}`` and ``{a,b}``, or URLs that fsspec opens; relative ones start at the
     mix file. Of a folder, the files of the type are taken."""
@@ -56,8 +65,9 @@ class SourceBase(StrictModel):
     transforms: tuple[TransformConfig, ...] = ()
     """What is done to records on their way to samples, in order."""
     where: Where = Field(default_factory=dict)
-    """Conditions on columns (of ``jsonl``, on keys): only records for which all hold are drawn. ``{lang: [en, de]}`` is
-    one of several values, ``{lang: en}`` one, ``{quality: {at_least: 0.5}}`` a range; a null is left out."""
+    """Conditions on columns (of ``jsonl``, on keys; of ``webdataset``, on those of a JSON member): only
+    records for which all hold are drawn. ``{lang: [en, de]}`` is one of several values, ``{lang: en}`` one,
+    ``{quality: {at_least: 0.5}}`` a range; a null is left out."""
     dedupe: Dedupe | None = None
     """Of records that are equal, the first in the order of the files is drawn: equal by ``content``, their text, token
     ids and images, or by ``key``, what the source names there. A reading of the whole source finds them, once."""
@@ -81,16 +91,6 @@ class SourceBase(StrictModel):
         _require_transforms_fit(self)
         _require_columns(self)
         return self
-
-    @property
-    def holds_objects(self) -> bool:
-        """Whether a record has several keys or columns that can be read as one."""
-        return False
-
-    @property
-    def reads_beside(self) -> bool:
-        """Whether keys or columns beside that of the text can be read with it."""
-        return self.holds_objects
 
     @property
     def beside_columns(self) -> tuple[str, ...]:
@@ -211,15 +211,14 @@ def _require_columns(source: SourceBase) -> None:
     Raises:
         PydanticCustomError: Says which.
     """
-    if source.where and not source.holds_objects:
+    if source.where and not source.has_columns:
         raise fault_at(
-            f"where reads columns, and the source is of type {_type_of(source)}; use jsonl, parquet or arrow",
-            "where",
+            f"where reads columns, and the source is of type {_type_of(source)}; {_USE}", "where"
         )
     if source.dedupe == "key" and source.key_column is None:
-        remedy = "name the column" if source.holds_objects else "use jsonl, parquet or arrow"
         raise fault_at(
-            f"dedupe is key, and the source names none under key; {remedy}, or say content",
+            f"dedupe is key, and the source names none under {source.key_field}; "
+            f"{'name the column' if source.has_columns else _USE}, or say content",
             "dedupe",
         )
 

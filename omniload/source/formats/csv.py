@@ -1,12 +1,17 @@
 """Comma-separated values with a header: one row is one record, of which one column is read or several.
 
+Fields have no types: beside the text a condition reads them as the kind of value that it asks for, and a key as it
+stands. An empty field is no number, no truth and no key; of texts it is one.
+
 A quoted field may hold newlines, so where a row ends depends on the quotes before it: an even number
 of them. That holds as long as quotes open and close fields (RFC 4180); a quote inside a field that is
 not quoted would turn everything behind it inside out, and is refused where it stands.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +22,8 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged, offsets_of
+from omniload.mix.columns import said_of_inside
+from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import CsvSource
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.content import digested
@@ -33,6 +40,7 @@ from omniload.source.parsing.compressed import (
     require_held_whole,
     stream_of,
 )
+from omniload.source.parsing.conditions import kept_records, value_of_text
 from omniload.source.parsing.cutting import byte_ranges, whole_shard
 from omniload.source.parsing.token_lists import RowsAt, row_at, said_of_choice
 from omniload.source.patterns import FileNames
@@ -59,9 +67,14 @@ class CsvFormat(IndexedFormat):
         # With the column: the header is looked at for it when a shard is indexed, and never again. Of 2, compressed
         # shards go to their end.
         kind = f"csv 2/{config.delimiter}/{config.quoted}/{config.unit}/{config.text}"
-        self._names = (config.text, *config.beside_columns)
-        if config.beside_columns:
-            kind += f"/{list(config.beside_columns)}"
+        self._texts = (config.text, *config.beside_columns)
+        """Columns that make the text of a record."""
+        # Read here: a property of the configuration is worked out whenever it is asked for, and units are many.
+        self._key = config.key_column
+        keys = () if self._key is None else (self._key,)
+        self._names = tuple(dict.fromkeys((*self._texts, *keys, *config.where)))
+        if len(self._names) > 1:
+            kind += f"/{list(self._names[1:])}"
         self._units = index_of(files, self._index, kind=kind, cache=cache, unpacks=True)
 
     @override
@@ -91,7 +104,7 @@ class CsvFormat(IndexedFormat):
         self, header: pa.Buffer, body: pa.Buffer, unit: Unit, path: str, before: int
     ) -> Records:
         """Decode the rows of a unit, ``before`` of which its shard holds others; the header is no row."""
-        where = RowsAt(where=path, first=before)
+        place = partial(row_at, RowsAt(where=path, first=before))
         # Arrow leaves a mark of the byte order out too, but not where it is read as Latin-1 below.
         data = b"".join((memoryview(header), memoryview(body))).removeprefix(_BOM)
         bad: dict[int, str] = {}
@@ -110,22 +123,53 @@ class CsvFormat(IndexedFormat):
                 held.decode("latin-1") for held in (data, *map(str.encode, self._names))
             )
             columns = [_from_latin(each) for each in self._columns(latin.encode(), names, note)]
-        require_as_indexed(path, unit, len(columns[0]) + len(bad), "rows")
+        count = len(columns[0]) + len(bad)
+        require_as_indexed(path, unit, count, "rows")
+        records, faults = self._records(dict(zip(self._names, columns, strict=True)), path, before)
+        if bad:
+            rows = np.delete(np.arange(count), sorted(bad))
+            records = _spread(records, rows, count)
+            faults = bad | {int(rows[i]): said for i, said in faults.items()}
+        return records.with_faults(faults, place)
+
+    def _records(
+        self, columns: Mapping[str, pa.ChunkedArray], path: str, before: int
+    ) -> tuple[Records, dict[int, str]]:
+        """Return the records of rows that could be parsed, and what is wrong with one beside its text, by its row."""
+        where, rows = self._config.where, len(columns[self._config.text])
+        faults: dict[int, str] = {}
+        kept_B = keys_B = None
+        if where:
+            asked = {name: columns[name].to_pylist() for name in where}
+            kept_B, faults = kept_records(
+                where,
+                lambda i: {
+                    name: value_of_text(asked[name][i], name, where[name]) for name in where
+                },
+                rows,
+            )
+        if self._key is not None:
+            keys = columns[self._key].to_pylist()
+            keys_B = np.fromiter(map(key_of, keys), np.uint64, rows)
+            for i, key in enumerate(keys):
+                if not key and (kept_B is None or kept_B[i]):
+                    faults.setdefault(
+                        i, f"{self._key!r} is empty, and a key is a text or an integer"
+                    )
         texts = {
             name: pa.chunked_array(
-                [chunk.view(pa.large_string()) for chunk in column.chunks], pa.large_string()
+                [chunk.view(pa.large_string()) for chunk in columns[name].chunks], pa.large_string()
             )
-            for name, column in zip(self._names, columns, strict=True)
+            for name in self._texts
         }
         records = records_of(
-            texts_in(texts, self._names, "nested"), where, "text", named=self._names
+            texts_in(texts, self._texts, "nested"),
+            RowsAt(where=path, first=before),
+            "text",
+            kept_B,
+            named=self._texts,
         )
-        if not bad:
-            return records
-        worst = min(bad)
-        return _with_bad(
-            records, np.array(sorted(bad), np.int64), f"{row_at(where, worst)}: {bad[worst]}"
-        )
+        return replace(records, keys_B=keys_B), faults
 
     def _columns(
         self,
@@ -205,6 +249,7 @@ class CsvFormat(IndexedFormat):
             )
             raise ConfigError(
                 f"{file.path}: has {has} {odd!r}; its first row has {shown}: {choice}, or name the delimiter"
+                f"{said_of_inside(odd, names)}"
             )
 
 
@@ -214,17 +259,22 @@ def _from_latin(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(values, pa.large_binary())])
 
 
-def _with_bad(records: Records, bad: NDArray[np.int64], reason: str) -> Records:
-    """Put rows that could not be parsed back in their places."""
-    count = len(records.column) + len(bad)
-    bad_B = np.zeros(count, np.bool_)
-    lengths = np.zeros(count, np.int64)
-    bad_B[bad] = True
-    lengths[~bad_B] = records.column.lengths_N
-    bad_B[~bad_B] = records.bad_B
-    offsets = offsets_of(lengths)
-    column = Ragged(values_V=records.column.values_V, offsets=offsets)
-    return Records(column=column, bad_B=bad_B, reason=reason)
+def _spread(records: Records, rows: NDArray[np.int64], count: int) -> Records:
+    """Put the rows that could be parsed in their places among so many; what stands between them is empty."""
+
+    def spread(values: NDArray[Any], between: float) -> NDArray[Any]:
+        found = np.full(count, between, values.dtype)
+        found[rows] = values
+        return found
+
+    offsets = offsets_of(spread(records.column.lengths_N, 0))
+    return replace(
+        records,
+        column=Ragged(values_V=records.column.values_V, offsets=offsets),
+        bad_B=spread(records.bad_B, False),
+        keys_B=None if records.keys_B is None else spread(records.keys_B, 0),
+        kept_B=None if records.kept_B is None else spread(records.kept_B, True),
+    )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,8 +4,8 @@ Shape suffixes:
     U  units of a source      B  records of one unit        F  files of a source
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
@@ -162,6 +162,22 @@ class Records:
             reason=self.reason if bad_B.any() else "",
             kept_B=None if self.kept_B is None else self.kept_B[:count],
         )
+
+    def with_faults(self, faults: Mapping[int, str], place: Callable[[int], str]) -> "Records":
+        """Return the records, of which further ones are bad.
+
+        Args:
+            faults: What is wrong with each of those, by its row.
+            place: Says where a row lies, as a reason begins.
+        """
+        if not faults:
+            return self
+        first = min(faults)
+        told = bool(self.bad_B[:first].any())
+        bad_B = self.bad_B.copy()
+        bad_B[list(faults)] = True
+        reason = self.reason if told else f"{place(first)}: {faults[first]}"
+        return replace(self, bad_B=bad_B, reason=reason)
 
     @property
     def usable_B(self) -> NDArray[np.bool_]:

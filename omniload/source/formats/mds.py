@@ -10,8 +10,9 @@ A shard, all numbers little-endian::
 What a sample holds, and what ``index.json`` says of each shard, is read by ``parsing.mds_shards``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.ragged import Ragged
+from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import MdsSource
 from omniload.source.columns import text_array
 from omniload.source.files import ShardFile, beside, reading
@@ -27,21 +30,36 @@ from omniload.source.formats.format import MAX_UNIT_BYTES, IndexedFormat, Record
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import records_of
+from omniload.source.parsing.conditions import kept_records, wanted_kind
 from omniload.source.parsing.cutting import cuts, require_sizes
+from omniload.source.parsing.lines import BadLineError, number_in
 from omniload.source.parsing.mds_shards import (
     MdsShard,
     column_in,
+    encoding_in,
     ids_in,
     require_column,
     shards_in,
 )
 from omniload.source.parsing.shard_lists import listed_once, read_json
-from omniload.source.parsing.token_lists import RowsAt
+from omniload.source.parsing.token_lists import RowsAt, row_at
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "MdsFormat"]
 
 _INDEX = "index.json"
+_TEXT = "str"
+_INTEGERS = {"int": np.dtype("<i8")} | {
+    f"{sign}int{8 * width}": np.dtype(f"<{sign or 'i'}{width}")
+    for sign in ("", "u")
+    for width in (1, 2, 4, 8)
+}
+_NUMBERS = _INTEGERS | {f"float{8 * width}": np.dtype(f"<f{width}") for width in (2, 4, 8)}
+"""Encodings of numbers, and their types."""
+_KINDS = {"text": {_TEXT}, "number": {*_NUMBERS, "str_int", "str_float", "str_decimal"}}
+"""Encodings of the values that conditions ask for; none has truths."""
+_KEYS = {_TEXT, *_INTEGERS}
+"""Encodings of what a document may be known by."""
 
 
 class MdsFormat(IndexedFormat):
@@ -56,10 +74,14 @@ class MdsFormat(IndexedFormat):
     ) -> None:
         self.holds_text = config.holds_text
         self._files, self._described, self._config = files, described, config
+        # Read here: a property of the configuration is worked out whenever it is asked for, and units are many.
+        self._key = config.key_column
+        self._names = {config.column, *config.where, *filter(None, [self._key])}
         self._of_path = {file.path: each for file, each in zip(files, described, strict=True)}
         for file, each in zip(files, described, strict=True):
             # Here and not as shards are indexed: a kept index serves every column.
             require_column(file.path, each, config)
+            _require_asked(file.path, each, config)
         self._units = index_of(
             files, self._index, kind=f"mds/{config.unit}", cache=cache, unpacks=True
         )
@@ -75,15 +97,45 @@ class MdsFormat(IndexedFormat):
             _require_rising(file, offsets, described)
             first, last = int(offsets[0]), int(offsets[-1])
             data = _range_of(file, whole, first, last)
-        values = column_in(
-            np.frombuffer(data, np.uint8), offsets - first, described, self._config.column, where
-        )
-        if self.holds_text:
-            return records_of(
-                pa.chunked_array([text_array(values)]), where, "text", named=(self._config.column,)
+        bytes_V, ends = np.frombuffer(data, np.uint8), offsets - first
+        columns = {
+            name: (column_in(bytes_V, ends, described, name, where), encoding)
+            for name, encoding in zip(described.columns, described.encodings, strict=True)
+            if name in self._names
+        }
+        return self._records(columns, where, stop - start)
+
+    def _records(
+        self, columns: Mapping[str, tuple[Ragged, str]], where: RowsAt, count: int
+    ) -> Records:
+        """Return so many samples of some columns, each with its encoding, as records."""
+        name, asked = self._config.column, self._config.where
+
+        def value_at(column: str, i: int) -> str | int | float:
+            values, encoding = columns[column]
+            return _value_of(values[i].tobytes(), column, encoding)
+
+        kept_B, faults = None, dict[int, str]()
+        if asked:
+            kept_B, faults = kept_records(
+                asked, lambda i: {column: value_at(column, i) for column in asked}, count
             )
-        encoding = described.encodings[described.columns.index(self._config.column)]
-        return ids_in(values, encoding, self._config.dtype, (where, self._config.column))
+        values, encoding = columns[name]
+        if self.holds_text:
+            texts = pa.chunked_array([text_array(values)])
+            records = records_of(texts, where, "text", kept_B, named=(name,))
+        else:
+            records = ids_in(values, encoding, self._config.dtype, (where, name), kept_B)
+        if self._key is not None:
+            keys_B = np.zeros(count, np.uint64)
+            for i in range(count):
+                try:
+                    keys_B[i] = key_of(str(value_at(self._key, i)).encode())
+                except BadLineError as error:
+                    if kept_B is None or kept_B[i]:
+                        faults.setdefault(i, str(error))
+            records = replace(records, keys_B=keys_B)
+        return records.with_faults(faults, partial(row_at, where))
 
     def _index(self, file: ShardFile) -> FileUnits:
         described = self._of_path[file.path]
@@ -156,6 +208,49 @@ def _require_rising(file: ShardFile, offsets: NDArray[np.int64], described: MdsS
             f"{file.path}: its samples lie from byte {offsets[0]} to {offsets[-1]}, not one after the other between "
             f"{least} and {described.size_bytes}; replace it"
         )
+
+
+def _require_asked(path: str, described: MdsShard, config: MdsSource) -> None:
+    """Refuse a shard without a column of keys or conditions, or with another kind of one.
+
+    Raises:
+        ConfigError: With what the shard has.
+    """
+    if (key := config.key_column) is not None:
+        encoding = encoding_in(path, described, key, by=" for key")
+        if encoding not in _KEYS:
+            raise ConfigError(
+                f"{path}: column {key!r} is {encoding}, not texts or integers, as a key is"
+            )
+    for column, condition in config.where.items():
+        encoding = encoding_in(path, described, column, by=" for where")
+        wanted = wanted_kind(condition)
+        if encoding not in _KINDS.get(wanted, ()):
+            raise ConfigError(
+                f"{path}: column {column!r} is {encoding}, not a {wanted}, as where.{column} asks for"
+            )
+
+
+def _value_of(cell: bytes, column: str, encoding: str) -> str | int | float:
+    """Return what a sample holds in a column of texts or of numbers.
+
+    Raises:
+        BadLineError: Its bytes are none of such.
+    """
+    dtype = _NUMBERS.get(encoding)
+    if dtype is not None and len(cell) == dtype.itemsize:
+        found: int | float = np.frombuffer(cell, dtype)[0].item()
+        return found
+    if dtype is not None:
+        raise BadLineError(f"{column!r} has {len(cell)} bytes, and {encoding} has {dtype.itemsize}")
+    try:
+        text = cell.decode()
+    except UnicodeDecodeError as error:
+        raise BadLineError(f"{column!r} is not UTF-8: {error}") from error
+    read = text if encoding == _TEXT else number_in(text)
+    if read is None:
+        raise BadLineError(f"{column!r} is {text!r:.40}, and no number, as {encoding} is")
+    return read
 
 
 def _shards(files: Sequence[ShardFile]) -> tuple[ShardFile, ...]:

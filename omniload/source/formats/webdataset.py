@@ -5,6 +5,7 @@ header, for where samples start; a unit is a range of whole samples. Compressed 
 """
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +13,8 @@ import pyarrow as pa
 import xxhash
 from typing_extensions import override
 
-from omniload.mix.sources import WebDatasetSource
+from omniload.mix.schema.splits import key_of
+from omniload.mix.sources import SAMPLE_NAME, WebDatasetSource
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.content import digest_of_ranges, even_ranges
 from omniload.source.formats.format import (
@@ -31,9 +33,10 @@ from omniload.source.parsing.compressed import (
     require_held_whole,
     stream_of,
 )
+from omniload.source.parsing.conditions import keeps
 from omniload.source.parsing.cutting import byte_ranges, whole_shard
 from omniload.source.parsing.image_cells import encoded_columns
-from omniload.source.parsing.lines import BadLineError, text_of
+from omniload.source.parsing.lines import BadLineError, key_in, object_of, text_in, text_of
 from omniload.source.parsing.tar_members import Link, Member, TarBytes, members_of
 from omniload.source.patterns import FileNames
 
@@ -69,6 +72,10 @@ class WebDatasetFormat(IndexedFormat):
         self, files: Sequence[ShardFile], config: WebDatasetSource, cache: IndexCache | None = None
     ) -> None:
         self._files, self._config = files, config
+        # Read here: a property of the configuration is worked out whenever it is asked for, and samples are many.
+        self._known_by = config.key_column
+        self._object = config.text if config.text.endswith("json") else "json"
+        """Extension of the member that is an object, for conditions and what a document is known by."""
         # The 3: an index of a release before knows of no links, or of hard ones alone.
         kind = f"webdataset/3/{config.unit}"
         self._units = index_of(files, self._index, kind=kind, cache=cache, unpacks=True)
@@ -141,16 +148,23 @@ class WebDatasetFormat(IndexedFormat):
     def _records(self, path: str, data: memoryview, start: int, samples: list[_Sample]) -> Records:
         texts: list[str | None] = []
         images: list[list[memoryview]] = []
+        keys_B, kept_B = np.zeros(len(samples), np.uint64), np.ones(len(samples), np.bool_)
         reason = ""
-        for sample in samples:
+        for i, sample in enumerate(samples):
             try:
-                texts.append(self._text(sample, data, start))
+                text, keys_B[i], kept_B[i] = self._read(sample, data, start)
             except BadLineError as error:
-                texts.append(None)
+                text = None
                 reason = reason or f"{path}: sample {sample.key!a} at byte {sample.start}: {error}"
+            texts.append(text)
             # Images of a record that is left out are not decoded.
-            images.append(self._images(sample, data, start) if texts[-1] is not None else [])
-        records = Records.of_texts(texts, reason)
+            is_read = text is not None and kept_B[i]
+            images.append(self._images(sample, data, start) if is_read else [])
+        records = replace(
+            Records.of_texts(texts, reason),
+            keys_B=None if self._known_by is None else keys_B,
+            kept_B=kept_B if self._config.where else None,
+        )
         if not self._config.images:
             return records
         return replace(records, others=encoded_columns(images))
@@ -163,28 +177,38 @@ class WebDatasetFormat(IndexedFormat):
             if extension.rpartition(".")[2] in self._config.images
         ]
 
-    def _text(self, sample: _Sample, data: memoryview, start: int) -> str:
-        extension = self._config.text
-        read = {extension, *self._config.images}
-        for name, each in sample.members.items():
-            if each.link is not None and read & {name, name.rpartition(".")[2]}:
-                lies, option = _ELSEWHERE[each.link]
-                raise BadLineError(
-                    f".{name} is a {each.link} link, whose bytes lie elsewhere{lies}; pack it with tar {option}"
-                )
-        if sample.twice:
-            raise BadLineError(f"has two members .{sample.twice}")
-        member = sample.members.get(extension)
-        if member is None:
-            raise BadLineError(
-                f"has no member .{extension}; it has .{', .'.join(sorted(sample.members)[:12])}"
+    def _read(self, sample: _Sample, data: memoryview, start: int) -> tuple[str, int, bool]:
+        """Return the text of a sample, the hash of what it is known by, and whether it is drawn from at all.
+
+        Raises:
+            BadLineError: It has none.
+        """
+        where, key, held = self._config.where, self._known_by, None
+        if where or key not in {None, SAMPLE_NAME}:
+            held = _object_in(
+                _held(sample, self._object, data, start, {self._object}), self._object
             )
-        held = data[member.start - start : member.stop - start]
+            if where and not keeps(where, held):
+                return "", 0, False
+        text = self._text(sample, data, start, held)
+        if key is None:
+            return text, 0, True
+        name = sample.key.encode() if held is None or key == SAMPLE_NAME else key_in(held, key)
+        return text, key_of(name), True
+
+    def _text(
+        self, sample: _Sample, data: memoryview, start: int, held: dict[str, object] | None
+    ) -> str:
+        """Return the text of a sample, of which ``held`` is the object where that was read."""
+        config, extension = self._config, self._config.text
+        member = _held(sample, extension, data, start, {extension, *config.images})
         # Of ``seg.json`` as well: all behind the first dot is the extension.
         if extension.endswith("json"):
-            return text_of(held, self._config.key, nested=self._config.is_nested).decode()
+            if held is None:
+                return text_of(member, config.key, nested=config.is_nested).decode()
+            return text_in(held, config.key, nested=config.is_nested).decode()
         try:
-            return bytes(held).decode()
+            return bytes(member).decode()
         except UnicodeDecodeError as error:
             raise BadLineError(f".{extension} is not UTF-8: {error}") from error
 
@@ -210,6 +234,52 @@ class WebDatasetFormat(IndexedFormat):
         ends = np.array([*starts[1:], stop] if starts else [], np.int64)
         begin = starts[0] if starts else 0
         return byte_ranges(file, begin, ends, unit_bytes=self._config.unit, content=content)
+
+
+def _held(
+    sample: _Sample, extension: str, data: memoryview, start: int, read: AbstractSet[str]
+) -> memoryview:
+    """Return what the member of an extension holds.
+
+    Args:
+        sample: The sample.
+        extension: That of the member.
+        data: Bytes of the archive.
+        start: Where they begin in it.
+        read: Extensions of the members that are read with it, none of which may be a link.
+
+    Raises:
+        BadLineError: There is no such member, or there are two of any.
+    """
+    for name, each in sample.members.items():
+        if each.link is not None and read & {name, name.rpartition(".")[2]}:
+            lies, option = _ELSEWHERE[each.link]
+            raise BadLineError(
+                f".{name} is a {each.link} link, whose bytes lie elsewhere{lies}; pack it with tar {option}"
+            )
+    if sample.twice:
+        raise BadLineError(f"has two members .{sample.twice}")
+    member = sample.members.get(extension)
+    if member is None:
+        raise BadLineError(
+            f"has no member .{extension}; it has .{', .'.join(sorted(sample.members)[:12])}"
+        )
+    return data[member.start - start : member.stop - start]
+
+
+def _object_in(member: memoryview, extension: str) -> dict[str, object]:
+    """Return the object of a member; one that is blank holds none.
+
+    Raises:
+        BadLineError: It is no JSON object; says which member.
+    """
+    try:
+        found = object_of(member)
+    except BadLineError as error:
+        raise BadLineError(f".{extension} {error}") from error
+    if found is None:
+        raise BadLineError(f".{extension} is blank, not a JSON object")
+    return found
 
 
 def _plain(file: ShardFile, at: int, stop: int) -> TarBytes:

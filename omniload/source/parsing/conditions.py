@@ -1,4 +1,4 @@
-"""Conditions on the columns of records: a line at a time, and whole columns at once; both say the same.
+"""Conditions on the columns of records: a record at a time, and whole columns at once; both say the same.
 
 Shape suffixes:
     B  records of a unit
@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
 from omniload.mix.schema.conditions import Between, Condition, Value, kind_of
-from omniload.source.parsing.lines import BadLineError, value_in
+from omniload.source.parsing.lines import BadLineError, number_in, value_in
 from omniload.source.parsing.token_lists import type_asked_for
 
-__all__ = ["keeps", "kept_columns", "require_where", "wanted_kind"]
+__all__ = ["keeps", "kept_columns", "kept_records", "require_where", "value_of_text", "wanted_kind"]
+
+_TRUTHS = {"true": True, "false": False}
 
 _IS_KIND: Mapping[str, Callable[[pa.DataType], bool]] = {
     "text": lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
@@ -26,19 +28,63 @@ _IS_KIND: Mapping[str, Callable[[pa.DataType], bool]] = {
 }
 
 
-def keeps(where: Mapping[str, Condition], line: Mapping[str, object]) -> bool:
-    """Tell whether all conditions hold for the object of a line; a null is left out.
+def keeps(where: Mapping[str, Condition], record: Mapping[str, object]) -> bool:
+    """Tell whether all conditions hold for a record, such as the object of a line; a null is left out.
 
     Raises:
         BadLineError: It has no such key, or a value of another kind.
     """
     # All of them are looked up first: a key that is missing is told whatever the others say.
-    found = {key: value_in(line, key) for key in where}
+    found = {key: value_in(record, key) for key in where}
     for key, value in found.items():
         wanted = wanted_kind(where[key])
         if value is not None and kind_of(value) != wanted:
             raise BadLineError(f"{key!r} is {value!r:.40}, not a {wanted}, as where.{key} asks for")
     return all(value is not None and _holds(where[key], value) for key, value in found.items())
+
+
+def kept_records(
+    where: Mapping[str, Condition], record: Callable[[int], Mapping[str, object]], count: int
+) -> tuple[NDArray[np.bool_], dict[int, str]]:
+    """Tell of which records all conditions hold, one at a time.
+
+    Args:
+        where: The conditions.
+        record: Returns what a record of a number has under their columns; a ``BadLineError`` of it is a fault.
+        count: Records of the unit.
+
+    Returns:
+        Which are kept, ``[B]``, those with a fault among them, and what is wrong with each of these.
+    """
+    kept_B, faults = np.ones(count, np.bool_), {}
+    for i in range(count):
+        try:
+            kept_B[i] = keeps(where, record(i))
+        except BadLineError as error:
+            faults[i] = str(error)
+    return kept_B, faults
+
+
+def value_of_text(cell: bytes, column: str, condition: Condition) -> object:
+    """Return what a field of a file without types holds, as the kind of value that a condition asks for.
+
+    An empty field is an empty text, and null where a number or a truth is asked for. What cannot be read as the kind
+    stays a text, which is of another kind than the one that is asked for.
+
+    Raises:
+        BadLineError: It is not UTF-8.
+    """
+    try:
+        text = cell.decode()
+    except UnicodeDecodeError as error:
+        raise BadLineError(f"{column!r} is not UTF-8: {error}") from error
+    wanted = wanted_kind(condition)
+    if wanted == "text":
+        return text
+    if not text:
+        return None
+    read = _TRUTHS.get(text.lower()) if wanted == "truth" else number_in(text)
+    return text if read is None else read
 
 
 def _holds(condition: Condition, value: object) -> bool:

@@ -28,6 +28,7 @@ __all__ = [
     "PlainTexts",
     "key_in",
     "lacks_memory",
+    "number_in",
     "object_in",
     "object_of",
     "said_of_no_memory",
@@ -63,6 +64,10 @@ def _integer(text: str) -> int | float:
 
 
 _LENIENT = json.JSONDecoder(parse_int=_integer)
+_NUMBER = re.compile(
+    r"[+-]?(?:(?P<digits>\d+)|(?:\d+\.\d*|\.?\d+)(?:e[+-]?\d+)?|inf|infinity|nan)",
+    re.ASCII | re.IGNORECASE,
+)
 
 
 class BadLineError(IntegrityError):
@@ -258,6 +263,18 @@ def key_in(value: dict[str, object], key: str) -> bytes:
     if isinstance(known_by, bool) or not isinstance(known_by, str | int):
         raise BadLineError(f"{key!r} is {known_by!r:.40}, not a text or an integer, as a key is")
     return _utf8(str(known_by), key)
+
+
+def number_in(text: str) -> int | float | None:
+    """Return the number that a text is, read as one of a line is; ``None`` where it is none.
+
+    Written as any program does: ``7``, ``+7``, ``.5``, ``5.``, ``1E-3``, ``inf``, ``nan``, with blanks around it.
+    """
+    stripped = text.strip(" \t")
+    found = _NUMBER.fullmatch(stripped)
+    if found is None:
+        return None
+    return float(stripped) if found["digits"] is None else _integer(stripped)
 
 
 def value_in(value: Mapping[str, object], key: str) -> object:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged, gather_ranges, offsets_of
 from omniload.base.state import shown
+from omniload.mix.columns import said_of_inside
 from omniload.mix.sources import MdsSource
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import Records
@@ -30,7 +31,7 @@ from omniload.source.parsing.token_lists import (
     said_of_columns,
 )
 
-__all__ = ["MdsShard", "column_in", "ids_in", "require_column", "shards_in"]
+__all__ = ["MdsShard", "column_in", "encoding_in", "ids_in", "require_column", "shards_in"]
 
 _VERSION = 2
 _DTYPE_OF_CODE = {
@@ -155,16 +156,7 @@ def require_column(path: str, described: MdsShard, config: MdsSource) -> None:
     Raises:
         ConfigError: With what the shard has.
     """
-    if config.column not in described.columns:
-        raise ConfigError(
-            f"{path}: has no column {config.column!r}; it has {', '.join(described.columns)[:300]}"
-        )
-    if described.columns.count(config.column) > 1:
-        raise ConfigError(
-            f"{path}: has more than one column {config.column!r}; it has {', '.join(described.columns)[:300]}: "
-            "name another, or write the shard anew"
-        )
-    encoding = described.encodings[described.columns.index(config.column)]
+    encoding = encoding_in(path, described, config.column)
     kind, _, rest = encoding.partition(":")
     if config.holds_text and kind not in {"str", "bytes"}:
         raise ConfigError(
@@ -183,6 +175,26 @@ def require_column(path: str, described: MdsShard, config: MdsSource) -> None:
         raise ConfigError(
             f"{path}: column {config.column!r} is {encoding}; token ids are integers, name another column"
         )
+
+
+def encoding_in(path: str, described: MdsShard, column: str, *, by: str = "") -> str:
+    """Return the encoding of a column that a field of the source, ``by``, asks for.
+
+    Raises:
+        ConfigError: It is not there, or more than once; with what the shard has.
+    """
+    shown_columns = ", ".join(described.columns)[:300]
+    if column not in described.columns:
+        raise ConfigError(
+            f"{path}: has no column {column!r}{by}; it has {shown_columns}"
+            f"{said_of_inside(column, described.columns)}"
+        )
+    if described.columns.count(column) > 1:
+        raise ConfigError(
+            f"{path}: has more than one column {column!r}{by}; it has {shown_columns}: "
+            "name another, or write the shard anew"
+        )
+    return described.encodings[described.columns.index(column)]
 
 
 def column_in(
@@ -229,19 +241,28 @@ class _BadSamples:
     """Which samples of a unit hold no token ids, and what is wrong with the first of them."""
 
     bad_N: NDArray[np.bool_]
+    kept_N: NDArray[np.bool_] | None = None
+    """Which conditions leave: of the others nothing is said."""
     first: int = -1
     said: str = ""
 
     def note(self, wrong_N: NDArray[np.bool_], say: Callable[[int], str]) -> None:
         """Take in samples that are wrong; what is said of one before stands."""
-        if wrong_N.any():
-            at = int(wrong_N.argmax())
+        told_N = wrong_N if self.kept_N is None else wrong_N & self.kept_N
+        if told_N.any():
+            at = int(told_N.argmax())
             if self.first < 0 or at < self.first:
                 self.first, self.said = at, say(at)
-            self.bad_N |= wrong_N
+        self.bad_N |= wrong_N
 
 
-def ids_in(values: Ragged, encoding: str, dtype: str | None, place: tuple[RowsAt, str]) -> Records:
+def ids_in(
+    values: Ragged,
+    encoding: str,
+    dtype: str | None,
+    place: tuple[RowsAt, str],
+    kept_B: NDArray[np.bool_] | None = None,
+) -> Records:
     """Read the arrays of a column; what is none, or holds something else than token ids, is a bad record.
 
     Args:
@@ -249,8 +270,9 @@ def ids_in(values: Ragged, encoding: str, dtype: str | None, place: tuple[RowsAt
         encoding: What the index says of the column.
         dtype: Type of ids where they are bytes.
         place: That of the samples, and the name of the column.
+        kept_B: Which samples conditions leave; what is wrong with another is all one.
     """
-    faults = _BadSamples(bad_N=np.zeros(len(values), np.bool_))
+    faults = _BadSamples(bad_N=np.zeros(len(values), np.bool_), kept_N=kept_B)
     kind, _, rest = encoding.partition(":")
     named, _, shape = rest.partition(":")
     starts, stops = values.offsets[:-1].copy(), values.offsets[1:]
@@ -279,7 +301,8 @@ def ids_in(values: Ragged, encoding: str, dtype: str | None, place: tuple[RowsAt
     if faults.said:
         where, name = place
         reason = f"{row_at(where, faults.first)}: {said_of_columns([name])}{faults.said}"
-    return Records(column=column, bad_B=faults.bad_N, reason=reason)
+    bad_B = faults.bad_N if kept_B is None else faults.bad_N & kept_B
+    return Records(column=column, bad_B=bad_B, reason=reason, kept_B=kept_B)
 
 
 def _bytes_at(values: Ragged, places: NDArray[np.int64], faults: _BadSamples) -> NDArray[np.int64]:

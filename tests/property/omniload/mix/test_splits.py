@@ -9,11 +9,11 @@ from tempfile import mkdtemp
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.ipc
 import pyarrow.parquet as pq
 import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
@@ -21,15 +21,16 @@ from omniload.client import Client
 from omniload.mix.config import ByteTokenizer, MixConfig
 from omniload.mix.held_out import held_out
 from omniload.mix.schema.splits import in_split
-from omniload.mix.sources import ArrowSource, JsonlSource, ParquetSource
+from omniload.mix.sources import SourceConfig
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.examples import few
+from tests.support.plane.sources.written_rows import ROW_KINDS, write_rows
 
 DOCUMENTS = 150
 SPLITS = {"eval": 0.1, "test": 0.25}
-KINDS = {"parquet": ParquetSource, "arrow": ArrowSource, "jsonl": JsonlSource}
+SOURCE = TypeAdapter(SourceConfig)
 
 shares = st.dictionaries(
     st.sampled_from(("eval", "test", "dev")), st.floats(1e-9, 0.33, allow_nan=False), max_size=3
@@ -61,25 +62,25 @@ def split_of(known_by):
 
 @cache
 def corpus():
-    """Write the same documents in three formats and two orders of shards."""
+    """Write the same documents in each format that has columns and two orders of shards; return its part of a mix."""
     folder = Path(mkdtemp(prefix="omniload-test-splits-"))
+    sources = {}
     for order, step in (("rising", 1), ("mixed", 77)):
         which = [i * step % DOCUMENTS for i in range(DOCUMENTS)]
         for shard, some in enumerate((which[:60], which[60:65], which[65:])):
-            table = pa.table({"text": [text_of(i) for i in some], "id": some})
             place = folder / order
             place.mkdir(exist_ok=True)
-            pq.write_table(table, place / f"{shard}.parquet", row_group_size=13)
-            with pa.ipc.new_file(str(place / f"{shard}.arrow"), table.schema) as out:
-                out.write_table(table, max_chunksize=17)
-            lines = (orjson.dumps({"text": text_of(i), "id": f"{i}"}) + b"\n" for i in some)
-            (place / f"{shard}.jsonl").write_bytes(b"".join(lines))
-    return folder
+            for kind in ROW_KINDS:
+                # An integer and its digits are one key.
+                rows = [{"text": text_of(i), "id": f"{i}" if kind == "jsonl" else i} for i in some]
+                source = write_rows(kind, place, f"{shard}", rows)
+                sources[kind, order] = source | {"path": f"{order}/{source['path']}"}
+    return folder, sources
 
 
 @few(12, soak=250)
 @given(
-    kind=st.sampled_from(sorted(KINDS)),
+    kind=st.sampled_from(sorted(ROW_KINDS)),
     order=st.sampled_from(("rising", "mixed")),
     key=st.sampled_from((None, "id")),
     seed=st.integers(0, 1 << 40),
@@ -89,19 +90,22 @@ def test_a_source_gives_the_documents_of_its_split_and_no_others(kind, order, ke
     known_by = {
         text_of(i): f"{i}".encode() if key else text_of(i).encode() for i in range(DOCUMENTS)
     }
+    folder, sources = corpus()
     for split in ("eval", "test", "train"):
-        config = KINDS[kind](
-            type=kind,
-            path=f"{order}/*.{kind}",
-            text="text",
-            key=key,
-            shuffle={"method": shuffle, "block_units": 2},
-            splits=SPLITS,
-            split=split,
+        named = "known_by" if kind == "webdataset" else "key"
+        config = SOURCE.validate_python(
+            {
+                **sources[kind, order],
+                **({named: key} if key else {}),
+                **({} if kind in {"parquet", "arrow"} else {"unit": 900}),
+                "shuffle": {"method": shuffle, "block_units": 2},
+                "splits": SPLITS,
+                "split": split,
+            }
         )
         source = open_source(
             SourceSpec(
-                "web", config, seed=seed, tokenizer=ByteTokenizer(type="bytes"), base_dir=corpus()
+                "web", config, seed=seed, tokenizer=ByteTokenizer(type="bytes"), base_dir=folder
             )
         )
         start = seed % 40

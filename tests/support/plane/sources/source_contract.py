@@ -13,6 +13,7 @@ and where it differs from the usual::
 
     shards(folder)       a file of each shard
     everything(folder)   all files of all shards
+    number               column or key with the number of a record in its shard, where it has one
     empty_records        False where no record can be empty
     without_files        what is said when all of ``everything`` is gone
     without_store        what is said of a URL, where a library reads by itself and knows no stores of ours
@@ -29,12 +30,14 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+import xxhash
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError
 from omniload.client import Client
 from omniload.commands.opening import find_sources
+from omniload.mix.schema.conditions import Between
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.distinct.drawn_before import drawn_so_far, write_drawn
 from omniload.source.formats.opening import open_format
@@ -355,6 +358,39 @@ class SourceContract:
         found = [sample for part in parts for sample in samples(part)]
         assert found[: len(block.tokens)] == samples(block)
         assert sorted(set(found)) == sorted(samples(block))
+
+    def test_conditions_leave_records_out_and_positions_stay(self, opened, kind):
+        if (number := getattr(kind, "number", None)) is None:
+            pytest.skip("its records have no number in a column of their own")
+        every, some = opened(), opened(where={number: Between(at_least=10, at_most=19.5)})
+        epoch = every.positions_per_epoch
+        whole, left = every.read(0, epoch), some.read(0, epoch)
+
+        at = dict(zip(whole.table.positions_N.tolist(), samples(whole), strict=True))
+        assert some.positions_per_epoch == epoch
+        assert [at[p] for p in left.table.positions_N.tolist()] == samples(left)
+        assert sorted(samples(left)) == sorted(
+            expected_tokens(text)
+            for shard in range(SHARDS)
+            for text in texts_of_shard(shard)[10:20]
+        )
+
+    def test_a_hold_out_by_key_is_exact_and_disjoint(self, opened, kind):
+        if (number := getattr(kind, "number", None)) is None:
+            pytest.skip("its records have no number in a column of their own")
+        named = {kind.config(".").key_field: number, "splits": {"eval": 0.3}}
+        held_out, trained = (opened(**named, split=split) for split in ("eval", "train"))
+
+        found = [
+            sorted(samples(each.read(0, SHARDS * TEXTS_PER_SHARD))) for each in (held_out, trained)
+        ]
+
+        wanted = [[], []]
+        for shard in range(SHARDS):
+            for i, text in enumerate(texts_of_shard(shard)):
+                is_held = xxhash.xxh3_64_intdigest(f"{i}".encode()) / 2**64 < 0.3
+                wanted[not is_held].append(expected_tokens(text))
+        assert found == [sorted(each) for each in wanted]
 
     def test_a_source_without_files_is_refused(self, opened, folder, shards, kind):
         for shard in getattr(kind, "everything", lambda _: shards)(folder):

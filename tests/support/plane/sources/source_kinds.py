@@ -54,6 +54,7 @@ def tokens_of(texts):
 
 
 class ParquetTexts:
+    number = "id"
     suffix = ".parquet"
     tokenizer = ByteTokenizer(type="bytes")
 
@@ -96,6 +97,7 @@ class ParquetTokens(ParquetTexts):
 
 
 class PlainLines:
+    number = "id"
     suffix = ".jsonl"
     tokenizer = ByteTokenizer(type="bytes")
 
@@ -158,6 +160,7 @@ class TextFiles:
 class ArrowTexts:
     """A stream, as Hugging Face writes."""
 
+    number = "id"
     suffix = ".arrow"
     tokenizer = ByteTokenizer(type="bytes")
 
@@ -206,6 +209,8 @@ class ArrowTokens(ArrowTexts):
 class DictionaryTexts(ArrowTexts):
     """Texts by number, in a dictionary that grows between batches."""
 
+    number = None
+
     def write(self, path, texts):
         column = pa.array(texts, pa.string()).dictionary_encode()
         schema = pa.schema({"text": column.type})
@@ -239,6 +244,7 @@ class SavedToDisk(ArrowTexts):
 class LanceTexts:
     """A data set a shard, of one fragment and one file."""
 
+    number = "id"
     suffix = ".lance"
     tokenizer = ByteTokenizer(type="bytes")
     without_files = r"IntegrityError: .*part-0.lance: version 1 names data/.*, which is not there"
@@ -284,6 +290,7 @@ class LanceTexts:
 class LanceTokens(LanceTexts):
     """Rows that were deleted, and a column that was added in a file of its own."""
 
+    number = None
     tokenizer = None
     without_files = r"IntegrityError: .*part-0.lance: version 3 names data/.*, which is not there"
 
@@ -406,6 +413,7 @@ class FlatDocuments(NumpyDocuments):
 class CsvRows:
     """Every field quoted, newlines inside, and a column before and after."""
 
+    number = "id"
     suffix = ".csv"
     tokenizer = ByteTokenizer(type="bytes")
 
@@ -458,6 +466,7 @@ class TabbedRows(CsvRows):
 class MdsTexts:
     """By the layout that Mosaic documents: columns in the order of their names, an index beside them."""
 
+    number = "id"
     suffix = ".mds"
     tokenizer = ByteTokenizer(type="bytes")
     columns = (("id", "int", 8), ("text", "str", None), ("z", "bytes", None))
@@ -513,6 +522,7 @@ class MdsTexts:
 class MdsTokens(MdsTexts):
     """Arrays that say their own shape, in shards that zstd compressed."""
 
+    number = None
     suffix = ".mds"
     tokenizer = None
     columns = (("tokens", "ndarray:uint16", None),)
@@ -577,6 +587,7 @@ class WebDatasetTexts:
 class WebDatasetJson(WebDatasetTexts):
     """Objects behind long names, compressed."""
 
+    number = "n"
     suffix = ".tar.gz"
     mode, form = "w:gz", tarfile.PAX_FORMAT
 

@@ -173,7 +173,8 @@ def test_plan_and_stats_count_what_is_left(folder):
     ("kind", "source", "said"),
     [
         ("jsonl", {"dedupe": "key"}, "names none under key; name the column, or say content"),
-        ("csv", {"dedupe": "key"}, "use jsonl, parquet or arrow, or say content"),
+        ("csv", {"dedupe": "key"}, "names none under key; name the column, or say content"),
+        ("webdataset", {"dedupe": "key"}, "names none under known_by; name the column, or say"),
         ("jsonl", {"dedupe": "url"}, "dedupe"),
     ],
 )

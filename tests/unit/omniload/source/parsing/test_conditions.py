@@ -2,13 +2,13 @@
 
 import itertools
 import json
+import math
 from functools import reduce
 from operator import and_
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,10 +19,19 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.config import MixConfig
 from omniload.mix.fingerprint import SourceFacts, source_parts
 from omniload.mix.schema.conditions import Between
-from omniload.mix.sources import ArrowSource, JsonlSource, ParquetSource
+from omniload.mix.sources import (
+    ArrowSource,
+    CsvSource,
+    JsonlSource,
+    MdsSource,
+    ParquetSource,
+    WebDatasetSource,
+)
 from omniload.source.formats.opening import open_format
-from omniload.source.parsing.conditions import keeps, kept_columns
+from omniload.source.parsing.conditions import keeps, kept_columns, kept_records, value_of_text
+from omniload.source.parsing.lines import number_in
 from omniload.source.spec import SourceSpec
+from tests.support.plane.sources.written_rows import ROW_KINDS, write_rows
 
 LANGS, SCORES = ["en", "de", "fr", ""], [0.0, 0.25, 0.5, 1.0, -3.5, 1e300]
 COUNTS = [0, 1, -1, 2**53, 2**53 + 1, 2**62]
@@ -97,32 +106,67 @@ def test_lines_and_columns_are_kept_as_by_arrows_own_filter(found, where):
     assert by_lines == kept
 
 
+@given(rows, wheres)
+def test_fields_of_text_are_kept_as_the_values_that_they_write(found, where):
+    """A field has no null of its own: an empty one is an empty text, and no number and no truth."""
+
+    def cells(i):
+        row = {column: "" if value is None else f"{value}" for column, value in found[i].items()}
+        return {c: value_of_text(row[c].encode(), c, where[c]) for c in where}
+
+    kept_B, faults = kept_records(where, cells, len(found))
+
+    assert faults == {}
+    assert kept_B.tolist() == [keeps(where, row | {"lang": row["lang"] or ""}) for row in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *(("7", 7), ("-07", -7), ("+7", 7), (" 7\t", 7), ("5.", 5.0), (".5", 0.5), ("1E-3", 1e-3)),
+        *((str(2**64 - 1), 2**64 - 1), (str(2**64), 2.0**64), ("-Infinity", -math.inf)),
+        *(
+            (text, None)
+            for text in ("", " ", "x", "1_000", "1,5", "0x10", "\u0667", "7 8", "1e", ".", "+")
+        ),
+    ],
+)
+def test_a_field_is_a_number_where_a_program_writes_one_so(text, number):
+    read = number_in(text)
+
+    assert (read, type(read)) == (number, type(number))
+
+
 def a_mix(kind, where, **source):
+    held = {"type": kind, "path": f"web.{kind}", "text": "text"} if isinstance(kind, str) else kind
     return {
         "version": 2,
         "seed": 1,
         "tokenizer": {"type": "bytes"},
-        "sources": {
-            "web": {"type": kind, "path": f"web.{kind}", "text": "text", "where": where, **source}
-        },
+        "sources": {"web": {**held, "where": where, **source}},
         "mix": {"stages": [{"weights": {"web": 1}}], "stop": "each_once"},
         "pack": {"length": 16},
         "batch": {"tokens": 64, "micro_tokens": 32},
     }
 
 
+ROWS = [
+    {
+        "text": f"d{i}",
+        "lang": ["en", "de", None][i % 3],
+        "quality": i / 100,
+        "count": 2**53 + i,
+        "clean": i % 2 == 0,
+    }
+    for i in range(100)
+]
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    lines = [
-        {"text": f"d{i}", "lang": ["en", "de", None][i % 3], "quality": i / 100} for i in range(100)
-    ]
-    (tmp_path / "web.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    table = pa.Table.from_pylist(lines)
-    pq.write_table(table, "web.parquet", row_group_size=9)
-    coded = table.set_column(1, "lang", table["lang"].dictionary_encode())
-    with pa.ipc.new_file("web.arrow", coded.schema) as file:
-        file.write_table(coded, max_chunksize=7)
+    for kind in ("jsonl", "parquet", "arrow"):
+        write_rows(kind, tmp_path, "web", ROWS)
     return tmp_path
 
 
@@ -132,13 +176,19 @@ def drawn(mix, **words):
     return sorted(b"".join(texts).replace(b"\0", b"").split(b"d")[1:])
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow"])
-def test_records_are_drawn_for_which_all_conditions_hold(folder, kind):
-    where = {"lang": ["en", "fr"], "quality": {"at_least": 0.2, "at_most": 0.8}}
+@pytest.mark.parametrize("kind", ROW_KINDS)
+def test_records_are_drawn_for_which_all_conditions_hold(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    where = {
+        "lang": ["en", "fr"],
+        "quality": {"at_least": 0.2, "at_most": 0.8},
+        "count": [2**53 + i for i in range(31, 100)],
+        "clean": 1 if kind == "mds" else True,  # which has no truths
+    }
 
-    found = drawn(a_mix(kind, where))
+    found = drawn(a_mix(write_rows(kind, tmp_path, "web", ROWS), where))
 
-    assert found == sorted(str(i).encode() for i in range(100) if i % 3 == 0 and 20 <= i <= 80)
+    assert found == sorted(str(i).encode() for i in range(36, 81, 6))
 
 
 @pytest.mark.parametrize(
@@ -159,9 +209,20 @@ def test_conditions_that_cannot_be_meant_are_refused(where, said):
         checked(a_mix("jsonl", where), MixConfig, name="mix")
 
 
-def test_a_source_without_columns_has_no_conditions():
-    with pytest.raises(ConfigError, match="source is of type csv; use jsonl, parquet or arrow"):
-        checked(a_mix("csv", {"lang": "en"}), MixConfig, name="mix")
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"where": {"lang": "en"}}, "where reads columns, and the source is of type {0}; use {1}$"),
+        ({"dedupe": "key"}, "dedupe is key, and the source names none under key; use {1}, or say"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["text", "megatron", "numpy"])
+def test_a_source_without_columns_is_told_which_types_have_some(kind, asked, said):
+    types = "jsonl, csv, parquet, arrow, lance, mds or webdataset"
+    with pytest.raises(ConfigError, match=said.format(kind, types)):
+        checked(
+            a_mix({"type": kind, "path": "a"}, **({"where": {}} | asked)), MixConfig, name="mix"
+        )
 
 
 @pytest.mark.parametrize(
@@ -170,21 +231,38 @@ def test_a_source_without_columns_has_no_conditions():
         (
             "parquet",
             {"land": "en"},
-            "has no single column 'land' for where; it has text, lang, quality",
+            "has no single column 'land' for where; it has text, lang, quality, count, clean",
         ),
         (
             "arrow",
             {"quality": "high"},
             "column 'quality' is double, not a text, as where.quality asks for",
         ),
-        ("jsonl", {"land": "en"}, "has no key 'land'; it has lang, quality, text"),
+        ("jsonl", {"land": "en"}, "has no key 'land'; it has clean, count, lang, quality, text"),
+        (
+            "csv",
+            {"land": "en"},
+            "has no column 'land'; its first row has 'text', 'lang', 'quality'",
+        ),
+        ("lance", {"land": "en"}, "has no single column 'land' for where; it has text, lang"),
+        ("mds", {"land": "en"}, "has no column 'land' for where; it has clean, count, lang"),
+        (
+            "webdataset",
+            {"land": "en"},
+            "web.tar: sample 'web/0.*' at byte .*: has no key 'land'; it has clean",
+        ),
+        ("csv", {"lang": 1}, "row [0-9]+: 'lang' is 'en', not a number, as where.lang asks for"),
+        ("csv", {"quality": True}, "row [0-9]+: 'quality' is '0.[0-9]+', not a truth, as where.q"),
+        ("mds", {"lang": 1}, "column 'lang' is str, not a number, as where.lang asks for"),
+        ("mds", {"clean": True}, "column 'clean' is uint8, not a truth, as where.clean asks for"),
+        ("webdataset", {"quality": "a"}, "at byte .*: 'quality' is 0.*, not a text, as where.qual"),
         *(
             (
                 kind,
                 {"lang.code": "en"},
                 "; a name does not reach inside 'lang': write what is there",
             )
-            for kind in ("parquet", "arrow", "jsonl")
+            for kind in ROW_KINDS
         ),
         (
             "jsonl",
@@ -193,9 +271,10 @@ def test_a_source_without_columns_has_no_conditions():
         ),
     ],
 )
-def test_conditions_that_the_data_does_not_fit_are_told(folder, kind, where, said):
+def test_conditions_that_the_data_does_not_fit_are_told(tmp_path, monkeypatch, kind, where, said):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises((ConfigError, IntegrityError), match=said):
-        drawn(a_mix(kind, where))
+        drawn(a_mix(write_rows(kind, tmp_path, "web", ROWS), where))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
@@ -238,6 +317,13 @@ def test_conditions_are_part_of_what_a_run_is_and_none_change_nothing():
         ]
 
     assert parts(where={}) == parts() == "716304349403"
+    later = [
+        (CsvSource(type="csv", path="a"), "06603da5e6d6"),
+        (MdsSource(type="mds", path="a", text="t"), "596c3caa5de0"),
+        (WebDatasetSource(type="webdataset", path="a"), "050befe22e81"),
+    ]
+    for source, digest in later:
+        assert source_parts("web", source, facts)["sources.web"] == digest
     assert (
         len({parts(), parts(where={"a": 1}), parts(where={"a": [1]}), parts(where={"a": "1"})}) == 4
     )
