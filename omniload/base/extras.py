@@ -10,7 +10,14 @@ from pathlib import Path
 import omniload
 from omniload.base.errors import ConfigError
 
-__all__ = ["DISTRIBUTION", "EXTRA_OF", "install_line", "missing_extra", "refuse_namesake"]
+__all__ = [
+    "DISTRIBUTION",
+    "EXTRA_OF",
+    "install_line",
+    "missing_client",
+    "missing_extra",
+    "refuse_namesake",
+]
 
 DISTRIBUTION = "omniload-data"
 """Name of this distribution on a package index; the packages it holds keep theirs."""
@@ -19,6 +26,7 @@ _NAMESAKE = "omniload"
 
 EXTRA_OF = {
     "PIL": "images",
+    "gcsfs": "gcs",
     "google": "containerd",
     "grpc": "containerd",
     "hdfs_native": "hdfs",
@@ -28,6 +36,7 @@ EXTRA_OF = {
     "mlflow": "mlflow",
     "pyfuse3": "fuse",
     "ray": "ray",
+    "s3fs": "s3",
     "safetensors": "torch",
     "tensorboard": "tensorboard",
     "tiktoken": "tiktoken",
@@ -59,6 +68,14 @@ def missing_extra(
     return ConfigError(
         f"{what} needs the package {module}, which is not installed; {install_line(extra or EXTRA_OF[module])}"
     )
+
+
+def missing_client(error: ImportError) -> str:
+    """Return what a client of a store lacks, as it says itself, and the line that installs it where an extra does."""
+    # fsspec names the package in words, and in what was not found before them.
+    found = error.__cause__ if isinstance(error.__cause__, ImportError) else error
+    extra = EXTRA_OF.get((found.name or "").partition(".")[0])
+    return f"{error}; {install_line(extra)}" if extra else str(error)
 
 
 def refuse_namesake() -> None:

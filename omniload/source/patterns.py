@@ -20,6 +20,7 @@ from omniload.base.concurrency.calls_under_way import under_way
 from omniload.base.concurrency.forks import never_ended_by_a_fork
 from omniload.base.concurrency.time_limit import LimitedCalls, call_within
 from omniload.base.errors import ConfigError, OmniloadError, UnavailableError, system_refusal
+from omniload.base.extras import missing_client
 from omniload.base.linux.folders import held_in, matches_of
 from omniload.base.log import get_logger
 from omniload.base.secrets import note_secrets_of
@@ -187,15 +188,13 @@ def listing(where: str) -> Iterator[None]:
     except Exception as error:
         # These come from opening a store, whose clients raise them for wrong settings.
         if isinstance(error, ImportError | PermissionError | ValueError) or is_refusal(error):
-            raise ConfigError(f"{where} cannot be opened: {said(error)}") from error
+            why = missing_client(error) if isinstance(error, ImportError) else said(error)
+            raise ConfigError(f"{where} cannot be opened: {why}") from error
         if not is_outage(error):
             raise
         # Of the error without the name that it carries: the pattern says it, and it may be long.
-        refusal = (
-            system_refusal(OSError(error.errno, error.strerror))
-            if isinstance(error, OSError)
-            else None
-        )
+        bare = OSError(error.errno, error.strerror) if isinstance(error, OSError) else None
+        refusal = None if bare is None else system_refusal(bare)
         if isinstance(refusal, ConfigError):  # such as a name too long, which no second try mends
             raise ConfigError(f"{where} cannot be listed: {refusal}") from error
         # Clients of stores try some times by themselves, which takes as long as each of them has it.

@@ -20,6 +20,7 @@ from fusefs.stores.remote.object_store import ObjectStore
 from fusefs.stores.remote.rename_store import RenamingStore
 from fusefs.stores.remote.request_limits import limit_webhdfs, limits_of
 from omniload.base.errors import ConfigError, UnavailableError
+from omniload.base.extras import missing_client
 
 __all__ = ["fsspec_store"]
 
@@ -61,7 +62,9 @@ def _client_of(url: str, given: Mapping[str, Any]) -> tuple[fsspec.AbstractFileS
         try:
             client: tuple[fsspec.AbstractFileSystem, str]
             client = url_to_fs(url, skip_instance_cache=True, **given)
-        except (ImportError, ValueError, TypeError) as error:
+        except ImportError as error:
+            raise ConfigError(f"store {url!r}: {missing_client(error)}") from error
+        except (ValueError, TypeError) as error:
             raise ConfigError(
                 f"store {url!r}: {error}; install the package that opens it"
             ) from error

@@ -13,9 +13,11 @@ from omniload.base.extras import (
     DISTRIBUTION,
     EXTRA_OF,
     install_line,
+    missing_client,
     missing_extra,
     refuse_namesake,
 )
+from omniload.source.patterns import listing
 from tests.house.modules import ROOT, faults, source_files
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -85,6 +87,32 @@ def test_a_missing_module_of_ours_stays_a_fault_of_ours():
         missing_extra("the report", fault)
 
     assert raised.value is fault
+
+
+def refused_by_fsspec(module):
+    """Return the error of fsspec where the package of a client is not installed."""
+    try:
+        try:
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+        except ImportError as error:
+            raise ImportError(f"Install {module} to access it") from error
+    except ImportError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("s3fs", "; pip install 'omniload-data[s3]'"),
+        ("gcsfs", "; pip install 'omniload-data[gcs]'"),
+        ("adlfs", ""),
+    ],
+)
+def test_a_missing_client_of_a_store_is_told_with_the_line_that_installs_it(module, line):
+    assert missing_client(refused_by_fsspec(module)) == f"Install {module} to access it{line}"
+    said = re.escape(f"'x' cannot be opened: Install {module} to access it{line}")
+    with pytest.raises(ConfigError, match=f"{said}$"), listing("sources.web.path: 'x'"):
+        raise refused_by_fsspec(module)
 
 
 def test_several_extras_are_one_line():
