@@ -92,6 +92,8 @@ class PlaneAddress(StrictModel):
     """Number of the opener's host; empty where all ranks are on it."""
     elsewhere: dict[str, HostPlace] = Field(default_factory=dict)
     """What the plane has on other hosts, by their numbers."""
+    home_roles: tuple[str, ...] = ("planner", "loader-0")
+    """Roles on that host, any of which tells its heartbeats: two, as one may be lost just now."""
     host_of: dict[str, str] = Field(default_factory=dict)
     """Host of each data constructor that is not on the opener's."""
     lifeline: str = ""
@@ -154,8 +156,7 @@ class PlaneAddress(StrictModel):
         """Return roles of every other host, any of which can tell the heartbeats of its host."""
         roles: dict[str, tuple[str, ...]] = {}
         if host != self.host:
-            # Two of them: the one may be lost just now, and the loader may have been merged with another.
-            roles[self.host] = ("planner", "loader-0")
+            roles[self.host] = self.home_roles
         for name, there in self.host_of.items():
             if there != host:
                 roles[there] = (*roles.get(there, ()), name)

@@ -57,6 +57,7 @@ class Settings(TypedDict, total=False):
     constructors: int
     elastic: bool
     journal: str
+    place: Mapping[str, Any]
     bind: str
     ports: str
     metrics_port: int
@@ -73,6 +74,7 @@ class Settings(TypedDict, total=False):
     runtime_elastic: bool
     runtime_journal: str
     runtime_address: str
+    runtime_place: Mapping[str, Any]
     runtime_bind: str
     runtime_ports: str
     runtime_metrics_port: int

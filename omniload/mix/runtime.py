@@ -8,14 +8,26 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
+from typing_extensions import override
 
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.settings.quantities import Bytes, Seconds
 from omniload.base.units import parse_ports
 from omniload.mix.schema.splits import Name
 
-__all__ = ["LoaderConfig", "RuntimeConfig", "ScalingConfig", "ShardCacheConfig", "TokenCacheConfig"]
+__all__ = [
+    "AsksConfig",
+    "LoaderConfig",
+    "LoaderPlaceConfig",
+    "PlaceConfig",
+    "RuntimeConfig",
+    "ScalingConfig",
+    "ShardCacheConfig",
+    "TokenCacheConfig",
+]
 
+Text = Annotated[str, Field(min_length=1, max_length=253)]
+"""A word that Ray was given where its nodes were started."""
 _SHOWN = 12
 """Names that a message lists."""
 _HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
@@ -23,6 +35,13 @@ _INTERFACE = re.compile(r"[^\s/:]{1,15}")
 """What the kernel takes for the name of an interface."""
 _NUMBERS = re.compile(r"[0-9./]+")
 _LARGEST_PORT = 65_535
+_RAYS_OWN = {
+    "CPU": "give cpus",
+    "memory": "give memory",
+    "GPU": "no role computes on one: leave it out",
+    "object_store_memory": "what is in the object store is counted there: leave it out",
+}
+"""Resources that every node has, and what is said in their place."""
 _BUCKETS = frozenset({"s3", "gs", "gcs", "abfs", "abfss"})
 """Stores whose URLs name a bucket or a container first."""
 
@@ -123,6 +142,56 @@ class ScalingConfig(StrictModel):
         return self
 
 
+class AsksConfig(StrictModel):
+    """What each process of a role asks of a Ray that runs already, which starts it where so much is free."""
+
+    cpus: Annotated[float, Field(ge=0, le=4096)] = 0.0
+    """Cores of Ray's count; 0 asks for none, and takes what is there."""
+    memory: Bytes = 0
+    """Memory of Ray's count; 0 asks for none. Ray counts it and bounds nobody by it."""
+
+    def asked(self) -> dict[str, float]:
+        """Return the amount of each resource of Ray that is asked for, by the names that nodes have it under."""
+        each = {"CPU": self.cpus, "memory": float(self.memory)}
+        return {name: amount for name, amount in each.items() if amount}
+
+
+class LoaderPlaceConfig(AsksConfig):
+    """Nodes that source loaders and their shadows are on: those for which all of this holds."""
+
+    without_gpu: bool = False
+    """Only nodes that have no GPU by Ray's count."""
+    labels: dict[Text, str] = Field(default_factory=dict)
+    """Labels of the node, each with this value, such as ``{ray.io/node-group: readers}`` of KubeRay."""
+    resources: dict[Text, Annotated[float, Field(gt=0, le=1e9)]] = Field(default_factory=dict)
+    """Resources of the user's own that each loader asks for, such as ``{readers: 1}``: only nodes that have them."""
+
+    @field_validator("resources")
+    @classmethod
+    def _are_the_users_own(cls, resources: dict[str, float]) -> dict[str, float]:
+        for name in sorted(resources.keys() & _RAYS_OWN.keys()):
+            raise ValueError(f"found {name!r}, a resource of Ray's own; {_RAYS_OWN[name]}")
+        return resources
+
+    @override
+    def asked(self) -> dict[str, float]:
+        return super().asked() | self.resources
+
+
+class PlaceConfig(StrictModel):
+    """Where roles are in a Ray that runs already, and what they ask of it; none of this changes what is trained on."""
+
+    loaders: LoaderPlaceConfig | None = None
+    """Source loaders are spread over such nodes, each shadow on another one than its loader where there are several. By
+    default they are on the opener's node. Their sources must be there under the same paths."""
+    planner: AsksConfig = AsksConfig()
+    """What the planner asks for; it is on the opener's node."""
+    constructors: AsksConfig = AsksConfig()
+    """What each data constructor asks for; they are beside their ranks."""
+    wait: Annotated[Seconds, Field(gt=0)] = 300.0
+    """Longest that opening waits for nodes with room for all of them, before it says what is missing where."""
+
+
 class RuntimeConfig(StrictModel):
     """How the data plane runs; none of this changes what is trained on."""
 
@@ -149,6 +218,8 @@ class RuntimeConfig(StrictModel):
     or another URL of a store. It lies there under the name of the run's folder."""
     address: str = ""
     """A Ray that runs already, to be used in place of one of our own: ``HOST:PORT``, or ``auto`` for this machine's."""
+    place: PlaceConfig = PlaceConfig()
+    """On which of its nodes source loaders are, and what roles ask of it."""
     bind: str = ""
     """Where the Ray of our own listens: loopback by default; for ranks on several hosts an interface (``eth0``),
     a network (``10.0.0.0/8``) of which each host has an address, or ``auto``, the way to ``MASTER_ADDR``."""
@@ -228,6 +299,12 @@ class RuntimeConfig(StrictModel):
         if self.address and (self.bind or self.ports):
             raise ValueError(
                 f"runtime.address {self.address!r} names a Ray that listens where it was told; leave out bind and ports"
+            )
+        if not self.address and self.place != PlaceConfig():
+            raise fault_at(
+                "place is of a Ray that runs already, and runtime.address names none; give it, such as auto, or leave "
+                "place out",
+                "place",
             )
         return self
 

@@ -34,7 +34,7 @@ LONGER = {
         "every role and rank of one process, which know each other: opened, changed, closed, and the ways between them",
     ),
     "omniload/actors/ray/keeper.py": (
-        315,
+        320,
         "carries out every command of the roster, hears of ends, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (
@@ -83,7 +83,7 @@ LONGER = {
         220,
         "starts a node of Ray without the processes that no data plane asks, and with what its workers are forked from",
     ),
-    "omniload/actors/ray/plane.py": (230, "opens and closes every actor"),
+    "omniload/actors/ray/plane.py": (235, "opens and closes every actor"),
     "omniload/actors/ray/scaling/mover.py": (
         285,
         "every step of a move, what undoes it, and what is dropped after it",
@@ -115,8 +115,12 @@ LONGER = {
     ),
     "omniload/actors/roles/planner.py": (398, "one thread that speaks to every other role"),
     "omniload/actors/ray/hosts/placing.py": (
-        205,
-        "where members are, and for how long a node is left alone",
+        230,
+        "where members are, where they may be, and for how long a node is left alone",
+    ),
+    "omniload/actors/ray/hosts/nodes.py": (
+        195,
+        "which nodes there are, for whom each has room, what is missing, and the wait for it",
     ),
     "omniload/actors/ray/changes.py": (
         265,

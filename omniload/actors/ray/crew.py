@@ -4,11 +4,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from itertools import count
 from typing import Any
-
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from omniload.actors.address import PlaneAddress
 from omniload.actors.gate import Turn
@@ -19,12 +16,14 @@ from omniload.actors.ray.answers import value_of, wait_for_ref
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.hosts.beside_ranks import Moves
 from omniload.actors.ray.hosts.member_processes import MemberProcesses
-from omniload.actors.ray.hosts.placing import Placing, nodes_with_room
-from omniload.actors.ray.hosts.relay import BEATS
+from omniload.actors.ray.hosts.nodes import Team, nodes_seen, wait_for_room
+from omniload.actors.ray.hosts.placing import Placing
+from omniload.actors.ray.hosts.starting import Start, actor_of
 from omniload.actors.ray.layout import PLANNER, ranks_with_threads
 from omniload.actors.ray.links import Loaders, Serving
 from omniload.actors.ray.planner_actor import PlannerActor, PlannerOpening
 from omniload.actors.ray.processes import Process
+from omniload.base.clock import SystemClock
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.loader_groups import LoaderShare
 from omniload.machine.roster.members import Member
@@ -41,40 +40,6 @@ _FOLLOWS_S = 10.0
 _TURN_S = 0.2
 _BURIED_KEPT = 64
 """Members that ended last: an edit that has begun with one may ask for it yet."""
-
-
-@cache
-def _remote(shell: type, *, is_away: bool) -> Any:  # noqa: ANN401 -- Ray's decorated classes have no static type
-    """Return the actor class of a shell: one for all members, which Ray sends to its head once a plane."""
-    # Ray disassembles all methods that the class itself has, 0.1 s of processor time each time that it is sent.
-    bare = type(
-        shell.__name__, (shell,), {"__module__": shell.__module__, "__doc__": shell.__doc__}
-    )
-    # Not restarted by Ray: a restart would run __init__ again and lose what was held. The
-    # supervisor starts the whole plane again from the last saved state instead.
-    options: dict[str, Any] = {"max_restarts": 0, "num_cpus": 0}
-    if is_away:  # it has no folder of this host's heartbeats: the keeper asks for them
-        options["concurrency_groups"] = {BEATS: 1}
-    remote: Any = ray.remote
-    return remote(**options)(bare)
-
-
-def _actor_of(
-    shell: type,
-    member: Member,
-    *,
-    threads: int,
-    node: str,
-    is_away: bool = False,
-    is_soft: bool = False,
-) -> Any:  # noqa: ANN401 -- as above
-    """Return what starts the actor of a member, whose methods run in so many threads, on a node.
-
-    Another host may be gone by now: then Ray starts it where it can, if ``is_soft``.
-    """
-    here = NodeAffinitySchedulingStrategy(node_id=node, soft=is_soft)
-    remote = _remote(shell, is_away=is_away)
-    return remote.options(name=member.name, max_concurrency=threads, scheduling_strategy=here)
 
 
 class Crew:
@@ -94,12 +59,13 @@ class Crew:
             spec: The run.
             shares: What each loader carries.
             address: Where the plane is.
-            node: Node of this process, on which planner and loaders run; shadows of loaders may be on others.
+            node: Node of this process, on which the planner runs; loaders and shadows may be on others.
             processes: Those of members, once they are known.
         """
         self.spec, self.board = spec, FolderBoard(address.board)
         self._address, self._node, self.processes = address, node, processes
-        self.placing = Placing(node, nodes_with_room)
+        self._place = spec.mix.runtime.place
+        self.placing = Placing.of(node, self._place.loaders)
         """Which node each loader is on."""
         self.moves = Moves(node)
         """Which node each constructor is on whose ranks come and go."""
@@ -171,6 +137,15 @@ class Crew:
         coming = tuple(s for s, to in self.coming.items() if to == role)
         return (*self.sources_of[role], *coming)
 
+    def wait_for_room(self) -> None:
+        """Wait until there is room for the members that the plane is opened with, shadows too; see ``nodes``."""
+        team = Team(
+            home=self._node,
+            loaders=len(self.sources_of) * (1 + self.spec.mix.runtime.shadows),
+            constructors=[self._address.node_of(name, self._node) for name in self.dp_ranks_of],
+        )
+        wait_for_room(self._place, team, nodes_seen, SystemClock())
+
     def roster(self) -> Roster:
         """Return who is to be replaced, and when, with the first member of each role as its holder."""
         runtime = self.spec.mix.runtime
@@ -180,22 +155,34 @@ class Crew:
     def start(self, member: Member) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
         """Start the process of a member; return its actor."""
         if member.role in self.sources_of:
-            wanted = self._threads[member.role] + 1  # one stays
-            threads = max(_LEAST_LOADER_THREADS, wanted)
-            node = self.placing.place(member)
-            is_away = self.placing.is_away(member)
-            away = {"is_away": is_away, "is_soft": is_away}
-            bare = _actor_of(LoaderActor, member, threads=threads, node=node, **away)
-            actor = bare.remote(member.name, None if is_away else self.board, self._address.logs)
+            start = self._start_of_loader(member)
+            board = None if start.is_away else self.board
+            bare = actor_of(LoaderActor, member.name, start)
+            actor = bare.remote(member.name, board, self._address.logs)
         elif member.role in self.dp_ranks_of:
             actor = self._start_constructor(member)
         else:
-            bare = _actor_of(PlannerActor, member, threads=_PLANNER_THREADS, node=self._node)
+            asked = self._place.planner.asked()
+            start = Start(node=self._node, threads=_PLANNER_THREADS, asked=asked)
+            bare = actor_of(PlannerActor, member.name, start)
             # Only one that follows: the first is opened by a method, whose error says what is wrong with a run.
             opening = self._planner_opening(member) if member.number else None
             actor = bare.remote(member.name, self.board, self._address.logs, opening)
         self.actors = {**self.actors, member: actor}
         return actor
+
+    def _start_of_loader(self, member: Member) -> Start:
+        wanted = self._threads[member.role] + 1  # one stays
+        node, is_away = self.placing.place(member), self.placing.is_away(member)
+        place = None if self.placing.is_stranded(member) else self._place.loaders
+        return Start(
+            node=node,
+            threads=max(_LEAST_LOADER_THREADS, wanted),
+            asked={} if place is None else place.asked(),
+            is_away=is_away,
+            # Not where a user says which nodes: a member that cannot be there ends, and the next is placed anew.
+            is_soft=is_away and place is None,
+        )
 
     def _start_constructor(self, member: Member) -> Any:  # noqa: ANN401 -- as above
         mix, cp = self.spec.history.latest, self.spec.tree.size_of("cp")
@@ -208,7 +195,9 @@ class Crew:
         if not (is_away := member in self.moves.away()):
             board = FolderBoard(self._address.board_of(member.role))
         threads = 5 + 2 * ranks_with_threads(self.spec, len(ranks)) * cp
-        bare = _actor_of(ConstructorActor, member, threads=threads, node=node, is_away=is_away)
+        asked = self._place.constructors.asked()
+        start = Start(node=node, threads=threads, asked=asked, is_away=is_away)
+        bare = actor_of(ConstructorActor, member.name, start)
         return bare.remote(
             machine, self._loaders(self.serving), member.name, board, self._address.logs
         )

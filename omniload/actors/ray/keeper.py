@@ -165,9 +165,10 @@ class Keeper:
         self._relay.ask(away, now_s := time.monotonic())
         self._crew.processes.look(now_s, self._events.put)
         self._handing_over.tell_again()
-        # All of one role: only the roster knows which of them holds it, and which stands by.
+        # All of one role: the roster knows who of them holds it.
         for member in self._crew.placing.crowded():
-            self._carry(self._roster.handle(PlaceFound(member)))
+            found = PlaceFound(member, self._crew.placing.is_stranded(member))
+            self._carry(self._roster.handle(found))
         beats = self._crew.board.read()
         self._shadows.lead(self._roster.shadows(), time.monotonic(), self._events.put)
         for line in (*self._slow_calls.see(beats), *self._skipped.see(beats)):

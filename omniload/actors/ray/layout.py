@@ -12,6 +12,7 @@ __all__ = [
     "constructors_by_host",
     "cores_here",
     "dp_ranks_of_constructors",
+    "home_roles",
     "ranks_with_threads",
     "require_threads",
     "store_bytes",
@@ -64,6 +65,17 @@ def constructors_by_host(
             part = tuple(r for n, r in enumerate(ranks) if n * count // len(ranks) == i)
             found[f"constructor-{len(found)}"] = (host, part)
     return found
+
+
+def home_roles(spec: PlaneSpec, constructors: Sequence[str]) -> tuple[str, ...]:
+    """Return roles that tell the heartbeats of the opener's host, of ``constructors`` and all others that begin there.
+
+    Loaders that are placed would tell of the host where they are, and so would constructors that follow ranks.
+    """
+    runtime = spec.mix.runtime
+    if runtime.place.loaders is None:
+        return PLANNER, "loader-0"
+    return PLANNER, *(() if runtime.elastic else constructors[:1])
 
 
 def ranks_with_threads(spec: PlaneSpec, ranks: int) -> int:

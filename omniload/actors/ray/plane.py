@@ -57,7 +57,7 @@ _CLOSE_S, _LOOK_S = 10.0, 1.0
 
 
 class RayPlane(DataPlane):
-    """A data plane of Ray actors: planner and loaders on the opener's host, constructors beside their ranks."""
+    """A data plane of Ray actors: planner and, unless told, loaders on the opener's host, constructors beside ranks."""
 
     def __init__(self, spec: PlaneSpec, gather: Gather | None = None) -> None:
         """Start Ray and the actors, open the sources and start planning.
@@ -69,6 +69,7 @@ class RayPlane(DataPlane):
         Raises:
             ConfigError: A source or the batch is refused.
             StateError: ``spec.state`` does not fit, or this process uses Ray already.
+            UnavailableError: No nodes have room for what ``runtime.place`` asks for, within its limit.
         """
         # Before anything is started: a fault of the file costs no start of Ray.
         require_rows(spec)
@@ -116,6 +117,7 @@ class RayPlane(DataPlane):
         crew.serving = {
             s: crew.holders[role] for role, sources in crew.sources_of.items() for s in sources
         }
+        crew.wait_for_room()
         loaders = [crew.holders[role] for role in crew.sources_of]
         for member in (*loaders, crew.holders[PLANNER]):
             crew.start(member)

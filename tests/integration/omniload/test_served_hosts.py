@@ -28,6 +28,8 @@ from tests.support.plane.two_hosts import (
 
 pytestmark = pytest.mark.ray
 PROCESS = ROOT / "tests" / "support" / "plane" / "processes" / "served_rank.py"
+RESOURCES = "RAY_OVERRIDE_RESOURCES"
+"""By which Ray is told what else a node has, beside ``ray start --resources``."""
 STEPS = 10
 LIMIT_S = 120
 
@@ -248,7 +250,8 @@ def served_in_a_ray_of_others(hosts, mix, scratch, **runtime):
     nodes, head = [], ()
     try:
         for host in hosts:
-            node = begin_bare_node(host, *head, folder=scratch / host[-1], env=environment())
+            env = environment(**({RESOURCES: '{"readers": 1}'} if head else {}))
+            node = begin_bare_node(host, *head, folder=scratch / host[-1], env=env)
             nodes.append(node)
             head = (head_of(node),)
         place = {"kind": "ray", "address": head[0], "bind": "", "ports": ""}
@@ -278,13 +281,16 @@ def test_in_a_ray_that_runs_already_ranks_join_from_each_of_its_hosts_and_hear_o
     assert seen == unbroken
 
 
-def test_batches_of_ranks_on_a_node_of_a_ray_are_built_there_and_elsewhere_once_it_is_gone(
+def test_batches_of_ranks_on_a_node_of_a_ray_are_read_and_built_there_and_elsewhere_once_it_is_gone(
     hosts, mix, scratch, unbroken
 ):
     here, there = hosts
-    with served_in_a_ray_of_others(hosts, mix, scratch, constructors=2) as (join, _):
+    loaders = {"resources": {"readers": 1}, "cpus": 1, "memory": "1MiB"}
+    place = {"loaders": loaders, "constructors": {"cpus": 1}, "wait": 60}
+    with served_in_a_ray_of_others(hosts, mix, scratch, constructors=2, place=place) as (join, _):
         ranks = [join(host, rank, 2) for rank, host in enumerate(hosts)]
         seen = dict([step_of(ranks)])
+        assert wait_for(scratch, "loader-0", ADDRESSES[1]).name == "loader-0"
         beat = wait_for(scratch, "constructor-1", ADDRESSES[1])
         assert beat.pid in {process.pid for process in processes_on(there)}
         seen |= dict(step_of(ranks) for _ in range(3))
@@ -293,6 +299,7 @@ def test_batches_of_ranks_on_a_node_of_a_ray_are_built_there_and_elsewhere_once_
         ranks[0].tell("resize", 0, 1, 4, 1)
         seen |= dict(step_of(ranks[:1]) for _ in range(3))
         wait_for(scratch, "constructor-1", ADDRESSES[0])
+        assert wait_for(scratch, "loader-0", ADDRESSES[0]).name != "loader-0"
 
         ranks[0].tell("resize", 0, 2, 7, 2)
         ranks[1] = join(here, 1, 2, 7, 2)

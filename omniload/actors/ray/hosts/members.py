@@ -15,6 +15,7 @@ from omniload.actors.ray.layout import (
     constructors_by_host,
     cores_here,
     dp_ranks_of_constructors,
+    home_roles,
     store_bytes,
 )
 from omniload.actors.ray.processes import Process
@@ -168,6 +169,7 @@ def address_of(
         node_address=cluster.node_address,
         host=here,
         elsewhere=elsewhere,
+        home_roles=home_roles(spec, [n for n, (host, _) in placed.items() if host == here]),
         host_of={name: host for name, (host, _) in placed.items() if host != here},
         lifeline="" if lifeline is None else lifeline.address,
         terms=terms,

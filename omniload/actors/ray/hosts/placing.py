@@ -4,21 +4,26 @@ A first member is on the opener's node, as everything is where there is one node
 where the fewest of its role are. A node on which a member did not come to stand by has no other
 one for a while: its data or its Python may never be there, or it was only too busy. After two such nodes in a
 row shadows stay at home for as long. Each while is twice the one before; then shadows that crowd are spread again.
+
+Where a user says which nodes loaders are to be on, all members are spread over those. While none of them lives, the
+opener's node has them, as ranks wait; a loader without shadows moves on once there is one again.
 """
 
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
+from functools import partial
+from typing import Self
 
-from omniload.actors.ray.environment import RayError, ray
+from omniload.actors.ray.environment import ray
+from omniload.actors.ray.hosts.nodes import nodes_with_room, room_for
 from omniload.base.log import get_logger
 from omniload.machine.roster.members import Member
+from omniload.mix.runtime import LoaderPlaceConfig
 
-__all__ = ["Placing", "host_here", "nodes_with_room"]
+__all__ = ["Placing", "host_here"]
 
 _IN_VAIN = 2
 """Nodes in a row on which no member came to stand by; others would do no better."""
@@ -28,8 +33,6 @@ _FIRST_REST_S = 30.0
 _LONGEST_REST_S = 3600.0
 _LOOK_S = 30.0
 """Between two looks for a better place: Ray is asked which nodes it has."""
-_LEAST_CORES = 1.0
-"""Of a node that has room: cores that nobody in the Ray has claimed."""
 _LOG = get_logger(__name__)
 
 
@@ -56,6 +59,7 @@ class Placing:
         home: str,
         nodes_with_room: Callable[[], Sequence[str]],
         now_s: Callable[[], float] = time.monotonic,
+        wanted: Callable[[], Mapping[str, int]] | None = None,
     ) -> None:
         """Begin with nobody.
 
@@ -63,9 +67,16 @@ class Placing:
             home: Node of the opener.
             nodes_with_room: Returns the nodes that may have further members; asked only where a role has one already.
             now_s: Seconds of a clock that never goes back.
+            wanted: Returns the nodes that all members are to be on, each with for how many more it has room; ``None``
+                has first members at home.
         """
         self.home, self._nodes_with_room, self._now_s = home, nodes_with_room, now_s
+        self._wanted = wanted
         self._node_of: dict[Member, str] = {}
+        self._coming: dict[Member, str] = {}
+        """Those whose process is not known yet, with their nodes: Ray may not count there what they ask for."""
+        self._stranded: set[Member] = set()
+        """Those at home as no node that was wanted lived."""
         self._sent: set[Member] = set()
         """Those that were to be on another node than the opener's, wherever they are."""
         self._astray: Counter[str] = Counter()
@@ -77,29 +88,64 @@ class Placing:
         self._look_at_s = now_s() + _LOOK_S
         self._looked_for: Counter[str] = Counter()
 
+    @classmethod
+    def of(cls, home: str, wanted: LoaderPlaceConfig | None) -> Self:
+        """Return the placing of a plane that was opened on a node of this process's Ray; ``wanted`` is the user's."""
+        rooms = None if wanted is None else partial(room_for, wanted)
+        return cls(home, nodes_with_room, wanted=rooms)
+
     def place(self, member: Member) -> str:
         """Return the node that a member is to be started on."""
         its = Counter(node for each, node in self._node_of.items() if each.role == member.role)
-        nodes = [self.home, *self._others()] if its else [self.home]
         all_of = Counter(self._node_of.values())
-        # At home rather than anywhere else where that is equal: what a first member reads is surely there.
-        chosen = min(nodes, key=lambda node: (its[node], node != self.home, all_of[node]))
+        if self._wanted is not None:
+            chosen = self._place_as_wanted(member, its, all_of)
+        else:
+            nodes = [self.home, *self._others()] if its else [self.home]
+            # At home rather than anywhere else where that is equal: what a first member reads is surely there.
+            chosen = min(nodes, key=lambda node: (its[node], node != self.home, all_of[node]))
         # Noted before it is there: the next of its role is placed at once, and is to be elsewhere.
-        self._node_of[member] = chosen
+        self._node_of[member] = self._coming[member] = chosen
         if chosen != self.home:
             self._sent.add(member)
         return chosen
 
+    def _place_as_wanted(self, member: Member, its: Counter[str], all_of: Counter[str]) -> str:
+        rooms = self._rooms()
+        if not rooms:
+            self._stranded.add(member)
+            _LOG.warning(
+                "no node of Ray is left that runtime.place.loaders names: %s is started on the opener's node",
+                member.name,
+            )
+            return self.home
+        nodes = self._rested(rooms) or list(rooms)
+        # Where there is no room anywhere, what a lost member had there is given back in a moment.
+        return min(nodes, key=lambda node: (rooms[node] <= 0, its[node], all_of[node], node))
+
+    def _rooms(self) -> dict[str, int]:
+        """Return the nodes that are wanted, each with for how many more it has room."""
+        coming = Counter(self._coming.values())
+        rooms = {} if self._wanted is None else self._wanted()
+        return {node: room - coming[node] for node, room in rooms.items()}
+
+    def _rested(self, nodes: Iterable[str]) -> list[str]:
+        return [node for node in nodes if self._now_s() >= self._rest_of[node].until_s]
+
     def _others(self) -> list[str]:
         """Return the nodes beside the opener's that may have a member now."""
-        now_s = self._now_s()
-        if now_s < self._rest_of_others.until_s:
+        if self._now_s() < self._rest_of_others.until_s:
             return []
-        nodes = (node for node in self._nodes_with_room() if node != self.home)
-        return [node for node in nodes if now_s >= self._rest_of[node].until_s]
+        return self._rested(node for node in self._nodes_with_room() if node != self.home)
+
+    def _better(self) -> list[str]:
+        """Return the nodes that a member may move to."""
+        if self._wanted is None:
+            return [self.home, *self._others()]
+        return self._rested(node for node, room in self._rooms().items() if room > 0)
 
     def crowded(self) -> list[Member]:
-        """Return members of one role that share a node while another has none of that role; mostly nobody.
+        """Return members of one role that share a node, or are stranded, while another has none of it; mostly nobody.
 
         It looks twice a minute at most, and for one role after the other: no node is asked for many processes at once.
         """
@@ -111,7 +157,9 @@ class Placing:
         for member in self._ready:
             if where[member.role, self._node_of[member]] > 1:
                 sharing.setdefault(member.role, []).append(member)
-        nodes = [self.home, *self._others()] if sharing else []
+        for member in self._ready & self._stranded:
+            sharing.setdefault(member.role, []).append(member)
+        nodes = self._better() if sharing else []
         roles = [role for role in sharing if any(where[role, node] == 0 for node in nodes)]
         if not roles:
             return []
@@ -124,6 +172,7 @@ class Placing:
 
         Ray sends a process elsewhere where the nodes do not know of each other yet, or one is gone.
         """
+        self._coming.pop(member, None)
         asked = self._node_of.get(member, node)
         if node == asked:
             self._astray.pop(member.role, None)
@@ -139,6 +188,10 @@ class Placing:
     def is_away(self, member: Member) -> bool:
         """Tell whether a member was to be started on another node than the opener's, and has not ended."""
         return member in self._sent
+
+    def is_stranded(self, member: Member) -> bool:
+        """Tell whether a member is at home as no node that was wanted lived."""
+        return member in self._stranded
 
     def away(self) -> list[Member]:
         """Return the members of which that holds."""
@@ -164,37 +217,12 @@ class Placing:
             if self._in_vain >= _IN_VAIN:
                 self._rest_of_others.begin(now_s)
         self._node_of.pop(member, None)
-        self._ready.discard(member)
-        self._sent.discard(member)
+        self._coming.pop(member, None)
+        for of in (self._ready, self._sent, self._stranded):
+            of.discard(member)
 
 
 def host_here() -> str:
     """Return the name that people know this host by: the address of its node, on loopback alone the host's own name."""
     address = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
     return socket.gethostname() if address.startswith("127.") else address
-
-
-def nodes_with_room() -> list[str]:
-    """Return the numbers of the nodes that live and have a core that nobody has claimed, always in one order."""
-    try:
-        living = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        free = _free_by_node()
-    except (RayError, RuntimeError, ConnectionError) as error:
-        _LOG.warning("Ray does not say which nodes it has, so shadows stay on this one: %s", error)
-        return []
-    return sorted(
-        node["NodeID"]
-        for node in living
-        if free.get(node["NodeID"], node["Resources"]).get("CPU", 0.0) >= _LEAST_CORES
-    )
-
-
-def _free_by_node() -> dict[str, dict[str, float]]:
-    """Return what nobody has claimed of each node; nothing where this version of Ray does not say so."""
-    try:
-        state: Any = import_module("ray._private.state")
-        found: dict[str, dict[str, float]] = state.available_resources_per_node()
-    except (ImportError, AttributeError) as error:
-        _LOG.debug("what nodes have is taken for free: %s", error)
-        return {}
-    return found

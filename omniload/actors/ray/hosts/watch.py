@@ -2,14 +2,11 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
 from omniload.actors.heartbeat_board import FolderBoard
-from omniload.actors.ray.environment import ray
+from omniload.actors.ray.hosts.starting import Start, actor_of
 from omniload.actors.ray.processes import HeldProcess, Process
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.state import JsonObject
@@ -65,11 +62,4 @@ class HostWatch:
 
 def begin_watch(node: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
     """Start the watch of a node, which ends once nobody holds what is returned."""
-    there = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-    return _remote().options(scheduling_strategy=there).remote()
-
-
-@cache
-def _remote() -> Any:  # noqa: ANN401 -- as above
-    remote: Any = ray.remote
-    return remote(max_restarts=0, num_cpus=0)(HostWatch)
+    return actor_of(HostWatch, "", Start(node=node)).remote()

@@ -24,7 +24,7 @@ from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.cluster import AttachedCluster, node_here
 from omniload.actors.ray.environment import RayError, ray
-from omniload.actors.ray.hosts.placing import nodes_with_room
+from omniload.actors.ray.hosts.nodes import nodes_with_room
 from omniload.actors.status_file import read_status
 from omniload.batch.digest import batch_digest
 from omniload.client import Client

@@ -57,6 +57,7 @@ class FakeCrew:
         self.placing = SimpleNamespace(
             away=list,
             crowded=list,
+            is_stranded=lambda _member: False,
             is_astray=lambda _member, _node: False,
             stands_ready=lambda _member: None,
         )
@@ -156,6 +157,21 @@ def test_whoever_shares_a_node_gets_another_one_started_elsewhere_and_ends_once_
         ("start", 2),
         ("end", 1),
     ]
+
+
+def test_a_loader_that_is_stranded_gives_its_sources_to_one_that_begins_where_it_was_to_be():
+    made, opened = FakeCrew(), Future()
+    opened.set_result({})
+    made.open_loader = lambda _member: SimpleNamespace(future=lambda: opened)
+    left = [[FIRST]]
+    made.placing.crowded = lambda: left.pop() if left else []
+    made.placing.is_stranded = lambda member: member == FIRST
+    keeper = Keeper(made, Roster(roles={"loader-0": 0}), Shadows(made), Gate(), None)
+    keeper.begin()
+    done = [made.done.get(timeout=LIMIT_S) for _ in range(2)]
+    keeper.close()
+
+    assert done == [("start", Member("loader-0", 1)), ("end", FIRST)]
 
 
 def test_a_plane_is_whole_once_its_shadow_has_at_hand_what_it_would_begin_with():

@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("ray")
 from omniload.actors.plane import PlaneSpec
-from omniload.actors.ray.layout import constructors_by_host, dp_ranks_of_constructors
+from omniload.actors.ray.layout import constructors_by_host, dp_ranks_of_constructors, home_roles
+from omniload.mix.runtime import RuntimeConfig
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.builders import a_mix
 
@@ -58,3 +59,20 @@ def test_on_one_host_constructors_are_no_more_than_half_its_cores_unless_so_many
 
     assert len(found) == expected
     assert sorted(r for ranks in found.values() for r in ranks) == list(range(dp))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "roles"),
+    [
+        ({}, ("planner", "loader-0")),
+        # One that is elsewhere answers though the opener's host is cut off.
+        ({"place": {"loaders": {"cpus": 1}}}, ("planner", "constructor-3")),
+        ({"place": {"loaders": {"cpus": 1}}, "elastic": True}, ("planner",)),
+    ],
+)
+def test_the_openers_host_is_asked_for_by_roles_that_stay_on_it(tmp_path, runtime, roles):
+    settings = RuntimeConfig.model_validate({"kind": "ray", "address": "auto"} | runtime)
+    mix = a_mix().model_copy(update={"runtime": settings})
+    spec = PlaneSpec(mix=mix, base_dir=tmp_path, tree=ClientPlaceTree.of())
+
+    assert home_roles(spec, ["constructor-3", "constructor-4"]) == roles

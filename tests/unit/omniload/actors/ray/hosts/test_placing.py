@@ -245,46 +245,101 @@ def test_whoever_is_where_it_was_to_be_or_is_no_loader_is_not_astray():
     assert not placing.is_astray(Member("constructor-0"), "C")
 
 
-def a_node(name, *, cores=4.0, alive=True):
-    return {"NodeID": name, "Alive": alive, "Resources": {"CPU": cores} if cores else {}}
+def a_wanted(rooms, home="A"):
+    """Return a placing whose members are all to be on nodes of ``rooms``, and its clock."""
+    clock = FakeClock()
+    return Placing(home, lambda: [home], clock.now_s, lambda: rooms), clock
 
 
-def ray_with(monkeypatch, *nodes, free=None):
-    monkeypatch.setattr(placing_module, "ray", SimpleNamespace(nodes=lambda: list(nodes)))
-    state = SimpleNamespace(
-        **({} if free is None else {"available_resources_per_node": lambda: free})
-    )
-    monkeypatch.setattr(placing_module, "import_module", lambda _: state)
+@pytest.mark.parametrize(
+    ("rooms", "nodes"),
+    [
+        ({"C1": 9}, ["C1"] * 4),
+        ({"C1": 9, "C2": 9}, ["C1", "C2", "C1", "C2"]),
+        # What a member will have there is not counted by Ray yet.
+        ({"C1": 1, "C2": 9}, ["C1", "C2", "C2", "C2"]),
+        # The opener's node is one of them as any other.
+        ({"A": 9, "B": 9}, ["A", "B", "A", "B"]),
+    ],
+)
+def test_loaders_are_spread_over_the_nodes_that_are_wanted_for_as_many_as_each_has_room(
+    rooms, nodes
+):
+    placing, _ = a_wanted(rooms)
 
-
-def test_a_node_that_lives_and_has_a_core_that_nobody_claimed_has_room(monkeypatch):
-    nodes = [
-        a_node("C"),
-        a_node("A"),
-        a_node("gone", alive=False),
-        a_node("full"),
-        a_node("head", cores=0),
+    assert [placing.place(Member(f"loader-{number}")) for number in range(4)] == nodes
+    assert placing.away() == [
+        Member(f"loader-{number}") for number in range(4) if nodes[number] != "A"
     ]
-    free = {"C": {"CPU": 1.0}, "A": {"CPU": 4.0}, "full": {"CPU": 0.5}, "head": {"memory": 1.0}}
-
-    ray_with(monkeypatch, *nodes, free=free)
-
-    assert placing_module.nodes_with_room() == ["A", "C"]
 
 
-def test_where_ray_does_not_say_what_is_claimed_a_node_has_what_it_began_with(monkeypatch):
-    ray_with(monkeypatch, a_node("B"), a_node("head", cores=0))
+def test_a_shadow_is_on_another_of_the_nodes_that_are_wanted_where_there_is_one():
+    placing, _ = a_wanted({"C1": 9, "C2": 9})
+    assert placed(placing, "loader-0", range(3)) == ["C1", "C2", "C1"]
 
-    assert placing_module.nodes_with_room() == ["B"]
+    alone, _ = a_wanted({"C1": 9})
+    assert placed(alone, "loader-0", range(2)) == ["C1", "C1"]
 
 
-def test_where_ray_does_not_answer_there_is_no_other_node(monkeypatch):
-    def silent():
-        raise ConnectionError("no head")
+def test_what_a_member_asked_for_is_counted_once_as_soon_as_its_process_is_known():
+    rooms = {"C1": 2, "C2": 1}
+    placing, _ = a_wanted(rooms)
+    assert placed(placing, "loader-0", [0]) == ["C1"]
 
-    monkeypatch.setattr(placing_module, "ray", SimpleNamespace(nodes=silent))
+    rooms["C1"] = 1  # Ray counts it by now
+    assert not placing.is_astray(Member("loader-0"), "C1")
 
-    assert placing_module.nodes_with_room() == []
+    assert [placing.place(Member(f"loader-{n}")) for n in (1, 2)] == ["C2", "C1"]
+
+
+def test_where_none_has_room_a_member_waits_for_what_the_one_before_it_gives_back():
+    placing, _ = a_wanted({"C1": 0})
+
+    assert placed(placing, "loader-0", [1]) == ["C1"]
+
+
+def test_a_node_that_no_member_comes_to_is_left_alone_while_there_is_another_one():
+    placing, _ = a_wanted({"C1": 9, "C2": 9})
+    fail_on(placing, "C1", 1)
+
+    assert placed(placing, "loader-0", [2]) == ["C2"]
+    placing.end(Member("loader-0", 2), is_replaced=True)
+    assert placed(placing, "loader-0", [3]) == ["C1"]  # all are left alone, and one it must be
+
+
+def test_loaders_are_at_home_while_no_node_that_is_wanted_lives_and_move_once_one_does(caplog):
+    rooms = {}
+    placing, clock = a_wanted(rooms)
+    member = Member("loader-0", 1)
+    assert placing.place(member) == "A"
+    assert placing.is_stranded(member)
+    assert not placing.is_away(member)
+    assert "no node of Ray is left that runtime.place.loaders names: loader-0+1" in caplog.text
+    placing.stands_ready(member)
+
+    clock.advance(31)
+    assert placing.crowded() == []
+    rooms["C1"] = 1
+    clock.advance(31)
+    assert placing.crowded() == [member]
+    assert placing.place(Member("loader-0", 2)) == "C1"
+    placing.end(member, is_replaced=True)
+    assert not placing.is_stranded(member)
+
+
+def test_nobody_moves_to_a_node_that_is_wanted_and_full():
+    rooms = {"C1": 9}
+    placing, clock = a_wanted(rooms)
+    for life in range(2):
+        placing.place(Member("loader-0", life))
+        ready(placing, "loader-0", life)
+
+    rooms["C2"] = 0
+    clock.advance(31)
+    assert placing.crowded() == []
+    rooms["C2"] = 1
+    clock.advance(31)
+    assert sorted(m.number for m in placing.crowded()) == [0, 1]
 
 
 @pytest.mark.parametrize(("address", "host"), [("127.0.0.1", "node7"), ("10.0.0.2", "10.0.0.2")])

@@ -1,0 +1,193 @@
+"""The nodes of a Ray: which there are, which of them a role may be on, and for how many of it they have room."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from omniload.actors.ray.environment import RayError, ray
+from omniload.base.clock import Clock
+from omniload.base.errors import UnavailableError
+from omniload.base.log import get_logger
+from omniload.mix.runtime import LoaderPlaceConfig, PlaceConfig
+
+__all__ = [
+    "NodeSeen",
+    "Team",
+    "nodes_seen",
+    "nodes_with_room",
+    "room_for",
+    "wait_for_room",
+    "why_no_room",
+    "why_not",
+]
+
+_LEAST_CORES = 1.0
+"""Of a node that has room: cores that nobody in the Ray has claimed."""
+_MANY = 1 << 20
+"""Members for which a node has room where each asks for nothing."""
+_LOOK_S, _TOLD_AFTER_S = 1.0, 10.0
+_SHOWN = 8
+"""Nodes that a message lists."""
+_LOG = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSeen:
+    """A node that lives, as Ray tells of it."""
+
+    number: str
+    address: str
+    """IP address."""
+    has: Mapping[str, float]
+    """Amount of each resource that it has."""
+    free: Mapping[str, float]
+    """Of which nobody has claimed so much."""
+    labels: Mapping[str, str]
+
+    def room(self, asked: Mapping[str, float]) -> int:
+        """Return for how many members there is room that ask for so much each."""
+        # Ray counts in parts of ten thousand: what is free may be a trace less than a whole number.
+        each = [int(self.free.get(name, 0.0) / amount + 1e-6) for name, amount in asked.items()]
+        return min(each, default=_MANY)
+
+    def without(self, asked: Mapping[str, float]) -> "NodeSeen":
+        """Return the node with so much less that is free."""
+        free = {n: amount - asked.get(n, 0.0) for n, amount in self.free.items()}
+        return NodeSeen(
+            number=self.number, address=self.address, has=self.has, free=free, labels=self.labels
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Team:
+    """The members that a plane is opened with."""
+
+    home: str
+    """Node of the planner."""
+    loaders: int
+    """With their shadows."""
+    constructors: Sequence[str]
+    """The node of each."""
+
+
+def why_not(wanted: LoaderPlaceConfig, node: NodeSeen) -> str:
+    """Return why a loader may not be on a node, however little it does; empty where it may."""
+    if wanted.without_gpu and (gpus := node.has.get("GPU", 0.0)):
+        return f"has {gpus:g} GPUs"
+    for label, value in wanted.labels.items():
+        if (found := node.labels.get(label)) != value:
+            return f"has {'no label' if found is None else f'{found!r} for label'} {label!r}"
+    for name, amount in wanted.asked().items():
+        if (has := node.has.get(name, 0.0)) < amount:
+            return f"has {has:g} of {name!r}, less than the {amount:g} that a loader asks for"
+    return ""
+
+
+def room_for(wanted: LoaderPlaceConfig) -> dict[str, int]:
+    """Return the nodes that loaders are to be on, with for how many more each has room; none where Ray does not say."""
+    fit = [node for node in nodes_seen() if not why_not(wanted, node)]
+    return {node.number: node.room(wanted.asked()) for node in fit}
+
+
+def why_no_room(place: PlaceConfig, team: Team, nodes: Sequence[NodeSeen]) -> str:
+    """Return what is missing for the members of a plane to be where they are to be; empty where nothing is."""
+    left = {node.number: node for node in nodes}
+    there = [(team.home, "the planner", place.planner)]
+    there += [(node, "a data constructor", place.constructors) for node in team.constructors]
+    for number, who, asks in there:
+        node, asked = left.get(number), asks.asked()
+        if asked and (node is None or not node.room(asked)):
+            which = "a node that Ray does not name" if node is None else node.address
+            free = {n: 0.0 if node is None else node.free.get(n, 0.0) for n in asked}
+            return f"{who} asks for {_amounts(asked)} on {which}, which has {_amounts(free)} free"
+        if node is not None:
+            left[number] = node.without(asked)
+    wanted = place.loaders
+    if wanted is None:
+        return ""
+    reasons = {node.address: why_not(wanted, node) for node in left.values()}
+    fit = [node for node in left.values() if not reasons[node.address]]
+    room = sum(node.room(wanted.asked()) for node in fit)
+    if room >= team.loaders:
+        return ""
+    found = [f"{address} {why}" for address, why in reasons.items() if why]
+    found += [f"{node.address} has room for {node.room(wanted.asked())}" for node in fit]
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return (
+        f"nodes that runtime.place.loaders names have room for {room} of {team.loaders} source loaders and shadows: "
+        f"{'; '.join(sorted(found)[:_SHOWN])}{more}"
+    )
+
+
+def wait_for_room(
+    place: PlaceConfig,
+    team: Team,
+    look: Callable[[], Sequence[NodeSeen]],
+    clock: Clock,
+) -> None:
+    """Wait until there is room for all members of a plane.
+
+    Args:
+        place: Where they are to be.
+        team: The members.
+        look: Returns the nodes that there are.
+        clock: Of the wait.
+
+    Raises:
+        UnavailableError: There is none within ``place.wait``; says what is missing, and where.
+    """
+    began_s, is_told = clock.now_s(), False
+    if place == PlaceConfig():  # Ray is not even asked
+        return
+    while missing := why_no_room(place, team, look()):
+        waited_s = clock.now_s() - began_s
+        if waited_s >= place.wait:
+            raise UnavailableError(
+                f"{missing}; waited {waited_s:.0f} s for it: start such nodes, have others give theirs back, ask for "
+                "less in runtime.place, or wait longer by runtime.place.wait"
+            )
+        if waited_s >= _TOLD_AFTER_S and not is_told:
+            is_told = True
+            _LOG.warning("waiting for at most %.0f s for room: %s", place.wait, missing)
+        clock.sleep(_LOOK_S)
+
+
+def _amounts(asked: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} of {name!r}" for name, amount in asked.items())
+
+
+def nodes_seen() -> list[NodeSeen]:
+    """Return the nodes that live, always in one order; none where Ray does not say."""
+    try:
+        living = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        free = _free_by_node()
+    except (RayError, RuntimeError, ConnectionError) as error:
+        _LOG.warning("Ray does not say which nodes it has: %s", error)
+        return []
+    return [
+        NodeSeen(
+            number=node["NodeID"],
+            address=node["NodeManagerAddress"],
+            has=node["Resources"],
+            free=free.get(node["NodeID"], node["Resources"]),
+            labels=node.get("Labels", {}),
+        )
+        for node in sorted(living, key=lambda node: str(node["NodeID"]))
+    ]
+
+
+def nodes_with_room() -> list[str]:
+    """Return the numbers of the nodes that live and have a core that nobody has claimed, always in one order."""
+    return [n.number for n in nodes_seen() if n.free.get("CPU", 0.0) >= _LEAST_CORES]
+
+
+def _free_by_node() -> dict[str, dict[str, float]]:
+    """Return what nobody has claimed of each node; nothing where this version of Ray does not say so."""
+    try:
+        state: Any = import_module("ray._private.state")
+        found: dict[str, dict[str, float]] = state.available_resources_per_node()
+    except (ImportError, AttributeError) as error:
+        _LOG.debug("what nodes have is taken for free: %s", error)
+        return {}
+    return found

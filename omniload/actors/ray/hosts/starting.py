@@ -1,0 +1,56 @@
+"""How an actor is started on a node of Ray: one that is never moved, and never started again by Ray itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from omniload.actors.ray.environment import ray
+from omniload.actors.ray.hosts.relay import BEATS
+
+__all__ = ["Start", "actor_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where an actor is started, and with what."""
+
+    node: str
+    threads: int = 1
+    """In which its methods run."""
+    asked: Mapping[str, float] = field(default_factory=dict)
+    """What it asks for of each resource of Ray, by name; nothing where there is none."""
+    is_away: bool = False
+    """Whether it has no folder of the heartbeats of its host: the keeper asks for them."""
+    is_soft: bool = False
+    """Whether Ray may start it where it can, as its node may be gone by now."""
+
+
+def actor_of(shell: type, name: str, start: Start) -> Any:  # noqa: ANN401 -- Ray's decorated classes have no static type
+    """Return what starts the actor of a shell by a name; empty for one that nobody looks for."""
+    here = NodeAffinitySchedulingStrategy(node_id=start.node, soft=start.is_soft)
+    options: dict[str, Any] = {"max_concurrency": start.threads, "scheduling_strategy": here}
+    options |= {"name": name} if name else {}
+    if asked := dict(start.asked):
+        options["num_cpus"] = asked.pop("CPU", 0.0)
+        options |= {"memory": asked.pop("memory")} if "memory" in asked else {}
+        options["resources"] = asked
+    return _remote(shell, is_away=start.is_away).options(**options)
+
+
+@cache
+def _remote(shell: type, *, is_away: bool) -> Any:  # noqa: ANN401 -- as above
+    """Return the actor class of a shell: one for all members, which Ray sends to its head once a plane."""
+    # Ray disassembles all methods that the class itself has, 0.1 s of processor time each time that it is sent.
+    bare = type(
+        shell.__name__, (shell,), {"__module__": shell.__module__, "__doc__": shell.__doc__}
+    )
+    # Not restarted by Ray: a restart would run __init__ again and lose what was held. The
+    # supervisor starts the whole plane again from the last saved state instead.
+    options: dict[str, Any] = {"max_restarts": 0, "num_cpus": 0}
+    if is_away:
+        options["concurrency_groups"] = {BEATS: 1}
+    remote: Any = ray.remote
+    return remote(**options)(bare)
