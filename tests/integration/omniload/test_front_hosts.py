@@ -7,19 +7,24 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 
 from omniload.actors.reaper_process import MARKS
+from tests.docs.snippets import blocks_of
+from tests.house.modules import ROOT
 from tests.support.every_process import every_process
 from tests.support.plane.front_ranks import RANK, a_mix_file, environment, results_of, samples
 from tests.support.plane.two_hosts import (
     ADDRESSES,
     NO_TOKEN,
+    begin_bare_node,
     begin_ray,
     cut,
+    head_of,
     mend,
     on,
     processes_on,
@@ -136,15 +141,29 @@ def alive(processes):
 
 
 @contextmanager
-def a_ray_of_others(hosts, scratch):
-    """A node on each host, started as users do; gives the address of its head."""
+def bare_nodes(hosts, scratch, env):
+    """A node on each host without what no data plane asks; gives the address of their head, and the nodes."""
+    nodes, head = [], ()
+    try:
+        for host in hosts:
+            nodes.append(begin_bare_node(host, *head, folder=scratch / host[-1], env=env))
+            head = (head_of(nodes[-1]),)
+        yield head[0], nodes
+    finally:
+        for node in reversed(nodes):
+            node.communicate(timeout=LIMIT_S)
+
+
+@contextmanager
+def users_nodes(hosts, scratch, env):
+    """A node on each host, started as users do."""
     head = f"{ADDRESSES[0]}:21999"
     places = (["--head", "--port=21999", "--include-dashboard=false"], [f"--address={head}"])
     begun = []
     try:
         for host, place in zip(hosts, places, strict=True):
-            env = environment(**{MARKS: str(scratch)})
-            begun.append(begin_ray(host, *place, folder=scratch / host[-1], env=env))
+            marked = env | {MARKS: str(scratch)}
+            begun.append(begin_ray(host, *place, folder=scratch / host[-1], env=marked))
             wait_for_ray(begun[-1])
         yield head, begun
     finally:
@@ -157,35 +176,53 @@ def a_ray_of_others(hosts, scratch):
             node.communicate(timeout=60)
 
 
-@pytest.mark.soak  # 20 s of a processor: test_served_hosts joins such a Ray from both of its hosts too
-def test_a_ray_that_runs_already_is_used_on_both_hosts_and_outlives_the_plane(
-    warm_python, hosts, mix, alone, scratch
-):
-    # Each process of a role loads all that it needs there: of two sources, one loader.
-    content, one = yaml.safe_load(mix.read_text()), mix.with_name("one.yaml")
-    content["runtime"]["loaders"] = 1
-    one.write_text(yaml.safe_dump(content))
-    job = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29513", "WORLD_SIZE": "2"}
-    job |= {"TMPDIR": str(scratch), **NO_TOKEN}
-    with a_ray_of_others(hosts, scratch) as (head, nodes):
-        keywords = json.dumps({"steps": 4, "runtime": "ray", "runtime_address": head})
-        ranks = [
-            on(
-                host,
-                *(warm_python.path, RANK, one, keywords),
-                env=environment(**job, RANK=str(number)),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-            for number, host in enumerate(hosts)
-        ]
-        done = [rank.communicate(timeout=LIMIT_S) for rank in ranks]
+TRAIN = f"""
+import contextlib, os, runpy, sys
+from tests.support.plane.processes.served_rank import see_own_raylets
 
-        found = [result for out, _ in done for result in results_of(out)]
-        assert len(found) == 2, [err[-3000:] for _, err in done]
-        assert samples(found) == alone
+see_own_raylets()
+os.environ["RAY_ADDRESS"] = open("head").read()
+sys.argv = [{str(RANK)!r}, "mix.yaml", '{{"steps": 4}}']
+with open(f"rank-{{os.environ['RANK']}}", "w") as out, contextlib.redirect_stdout(out):
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""What stands for the page's ``train.py``, and says besides which of this machine's Rays is that of its host."""
+
+
+# Of nodes that users start each takes 20 s of a processor.
+@pytest.mark.parametrize("begun", [bare_nodes, pytest.param(users_nodes, marks=pytest.mark.soak)])
+def test_the_pages_launcher_for_a_ray_that_runs_already_uses_both_hosts_and_the_ray_outlives_it(
+    hosts, mix, alone, scratch, monkeypatch, begun
+):
+    page = blocks_of(ROOT / "docs/how-to/running/several-hosts.md")
+    (launcher,) = (block.text for block in page if "import ray\n" in block.text)
+    (scratch / "launch.py").write_text(launcher)
+    (scratch / "train.py").write_text(TRAIN)
+    content = yaml.safe_load(mix.read_text())
+    # Each process of a role loads all that it needs there: of two sources, one loader.
+    content["runtime"] |= {"kind": "ray", "address": "auto", "loaders": 1}
+    for source in content["sources"].values():
+        source["path"] = str(mix.parent / source["path"])
+    (scratch / "mix.yaml").write_text(yaml.safe_dump(content))
+    monkeypatch.chdir(scratch)  # as the folder of an image, in which each node begins
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = environment(TMPDIR=str(scratch), PATH=path, RAY_OVERRIDE_RESOURCES='{"ranks": 1}')
+    with begun(hosts, scratch, env) as (head, nodes):
+        (scratch / "head").write_text(head)
+        launched = on(
+            hosts[0],
+            *(sys.executable, "launch.py", len(hosts)),
+            env=env | NO_TOKEN | {"RAY_ADDRESS": head},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        said, _ = launched.communicate(timeout=LIMIT_S)
+        assert launched.returncode == 0, said[-3000:]
         assert [node.poll() for node in nodes] == [None, None]
-        assert list(scratch.glob("omniload-ray-*")) == []
+    found = [each for n in range(2) for each in results_of((scratch / f"rank-{n}").read_text())]
+    assert samples(found) == alone
+    assert all(result["seen"] for result in found)
+    assert list(scratch.glob("omniload-ray-*")) == []
 
 
 def told_first(ranks):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 from contextlib import contextmanager, suppress
@@ -11,7 +12,9 @@ import psutil
 import pytest
 
 from omniload.mix.run_record import read_run_record
+from tests.docs.snippets import blocks_of
 from tests.house.modules import ROOT
+from tests.support.namespaces import inside
 from tests.support.plane.corpora import a_corpus
 from tests.support.plane.two_hosts import ADDRESSES, on, processes_on
 from tests.support.trainer.run_lines import write_mix
@@ -95,8 +98,9 @@ def rank_on(host):
     found = []
     for process in processes_on(host):
         with suppress(psutil.Error):
-            # After the interpreter, its options and the file that is run.
-            if process.cmdline()[3:7] == ["-u", "-m", "omniload", "train"]:
+            words = process.cmdline()
+            # The agent that has started it has the same last word.
+            if words[-2:] == ["-u", "train.py"]:
                 found.append(process)
     (rank,) = found
     return rank
@@ -106,28 +110,57 @@ def events_in(run):
     return [line.what for line in read_log(run) if isinstance(line, EventLine)]
 
 
-def test_torchrun_on_two_hosts_starts_all_again_after_a_kill_and_the_samples_are_the_same(
-    warm_python, hosts, config
+def slurm_in(folder, hosts, python):
+    """Write what stands for Slurm and torchrun on two hosts into a folder of commands."""
+    each = [
+        # Torch asks for the address of the host's name, which nobody here knows: the address is the name.
+        f"SLURM_PROCID={number} {shlex.join(inside(host))} unshare --uts sh -c "
+        f"""'hostname {ADDRESSES[number]} && exec "$@"' sh "$@" & started+=($!)"""
+        for number, host in enumerate(hosts)
+    ]
+    worst = 'worst=0; for each in "${started[@]}"; do wait $each || worst=$?; done; exit $worst'
+    scripts = {
+        "scontrol": 'test "$1 $2" = "show hostnames" && tr , "\\n" <<< "$3"',
+        "srun": "\n".join(["export SLURM_STEP_ID=0 SLURM_NTASKS=2", *each, worst]),
+        "torchrun": f'exec {shlex.quote(str(python))} -m torch.distributed.run "$@"',
+    }
+    for name, text in scripts.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+
+
+def test_the_pages_script_for_slurm_starts_all_again_after_a_kill_and_the_samples_are_the_same(
+    warm_python, hosts, config, tmp_path, monkeypatch
 ):
     """With a rendezvous of c10d, whose store outlives a start, and a model of which each rank keeps a part."""
     content = json.loads(config.read_text())
     config.write_text(json.dumps(content | {"parallel": {"dp": 2, "fsdp": True}}))
-    job = ["--nnodes", 2, "--nproc-per-node", 1, "--max-restarts", 1, "--monitor-interval", 0.2]
-    job += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{ADDRESSES[0]}:29521", "--rdzv-id", "j"]
+    page = blocks_of(ROOT / "docs/how-to/running/several-hosts.md")
+    (script,) = (block.text for block in page if block.text.startswith("#!/bin/bash"))
+    (tmp_path / "train.sbatch").write_text(script)
+    words = ["train", "run", config.name]
+    lines = (
+        "import sys",
+        "from omniload.__main__ import main",
+        f"sys.argv[1:] = {words}",
+        "main()",
+    )
+    (tmp_path / "train.py").write_text("\n".join(lines))
+    (commands := tmp_path / "bin").mkdir()
+    slurm_in(commands, hosts, warm_python.path)
+    monkeypatch.chdir(tmp_path)
+    job = {"SLURM_JOB_ID": "4321", "SLURM_NNODES": "2", "SLURM_GPUS_ON_NODE": "1"}
+    job |= {"SLURM_JOB_NODELIST": ",".join(ADDRESSES), "PATH": f"{commands}:{os.environ['PATH']}"}
+    # As options of torchrun that the script leaves at their defaults.
+    job |= {"PET_MAX_RESTARTS": "1", "PET_MONITOR_INTERVAL": "0.2"}
 
-    def words(number):
-        # Torch asks for the address of the host's name, which nobody here knows: the address is the name.
-        named = ("unshare", "--uts", "sh", "-c", f'hostname {ADDRESSES[number]} && exec "$@"', "sh")
-        train = ("-m", "omniload", "train", "run", config)
-        return (*named, warm_python.path, "-m", "torch.distributed.run", *job, *train)
-
-    warm = environment(**warm_python.for_launchers)
-    with started(hosts, words, lambda _: warm) as (first, second):
-        said = reach(first, 20)
+    warm = environment(**warm_python.for_launchers, **job)
+    with started([""], lambda _: ("bash", "train.sbatch"), lambda _: warm) as (batch,):
+        said = reach(batch, 20)
         rank_on(hosts[1]).send_signal(signal.SIGKILL)
-        said += [first.communicate(timeout=LIMIT_S)[0], second.communicate(timeout=LIMIT_S)[0]]
+        said.append(batch.communicate(timeout=LIMIT_S)[0])
 
-    assert (first.returncode, second.returncode) == (0, 0), "".join(said)
+    assert batch.returncode == 0, "".join(said)
     run = config.parent / "run"
     before, after = attempts_of(read_log(run))
     # Rank 0 finds its peer gone, or is ended by its own agent, which counts no restart then.
