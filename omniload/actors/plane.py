@@ -1,7 +1,7 @@
 """What both runtimes share: what a run is, and the handle of a rank."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -52,6 +52,9 @@ class PlaneSpec:
     """Edits of the mix; those of a run with a folder are read there when its plane is opened."""
     read: MixText | None = None
     """Text of the mix, which the run's folder is to keep; ``None`` where the opener of the plane keeps it."""
+
+    passed_on: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables of the opener's environment that planner and loaders have as well, wherever they are."""
 
     @property
     def history(self) -> History:

@@ -58,6 +58,7 @@ class Settings(TypedDict, total=False):
     elastic: bool
     journal: str
     place: Mapping[str, Any]
+    env: Mapping[str, Any]
     bind: str
     ports: str
     metrics_port: int
@@ -75,6 +76,7 @@ class Settings(TypedDict, total=False):
     runtime_journal: str
     runtime_address: str
     runtime_place: Mapping[str, Any]
+    runtime_env: Mapping[str, Any]
     runtime_bind: str
     runtime_ports: str
     runtime_metrics_port: int

@@ -2,7 +2,7 @@
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
@@ -11,12 +11,14 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import override
 
 from omniload.base.config import StrictModel, fault_at
+from omniload.base.errors import ConfigError
 from omniload.base.settings.quantities import Bytes, Seconds
 from omniload.base.units import parse_ports
 from omniload.mix.schema.splits import Name
 
 __all__ = [
     "AsksConfig",
+    "EnvConfig",
     "LoaderConfig",
     "LoaderPlaceConfig",
     "PlaceConfig",
@@ -42,6 +44,9 @@ _RAYS_OWN = {
     "object_store_memory": "what is in the object store is counted there: leave it out",
 }
 """Resources that every node has, and what is said in their place."""
+_OF_CODE = ("LD_", "PYTHON", "RAY_")
+"""What the names of variables begin with that a mix file may not set: it names no code."""
+_SECRET = re.compile("SECRET|TOKEN|PASSW|CREDENTIAL|_KEY$|_KEY_", re.IGNORECASE)
 _BUCKETS = frozenset({"s3", "gs", "gcs", "abfs", "abfss"})
 """Stores whose URLs name a bucket or a container first."""
 
@@ -192,6 +197,56 @@ class PlaceConfig(StrictModel):
     """Longest that opening waits for nodes with room for all of them, before it says what is missing where."""
 
 
+Variable = Annotated[str, Field(min_length=1, max_length=128, pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class EnvConfig(StrictModel):
+    """Variables of the environment that roles have in a Ray that runs already, beside those of its nodes."""
+
+    set: dict[Variable, str] = Field(default_factory=dict)
+    """Variables of all roles, as Ray's ``runtime_env`` sets them before their processes begin. Ray shows them to
+    whoever may look at its jobs, and the run's folder keeps them: no secrets."""
+    pass_on: list[Variable] = Field(default_factory=list, max_length=256)
+    """Names of variables that the process which opens the plane has, such as ``AWS_SECRET_ACCESS_KEY``: the planner and
+    source loaders have them too. No value is written to a file, a log or Ray's tables."""
+
+    @field_validator("set", "pass_on")
+    @classmethod
+    def _name_no_code(cls, named: Collection[str]) -> Collection[str]:
+        for name in named:
+            if name.startswith(_OF_CODE):
+                raise ValueError(
+                    f"found {name!r}, which says what code a process runs, or is Ray's own; set it where the nodes of "
+                    "Ray are started"
+                )
+        return named
+
+    @field_validator("set")
+    @classmethod
+    def _holds_no_secret(cls, variables: dict[str, str]) -> dict[str, str]:
+        for name in variables:
+            if _SECRET.search(name):
+                raise ValueError(
+                    f"found {name!r}, which is a secret by its name; set it where rank 0 is started and name it in "
+                    "pass_on"
+                )
+        return variables
+
+    def passed_on(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that roles are handed of a process's environment.
+
+        Raises:
+            ConfigError: The process has not one of them.
+        """
+        missing = [name for name in self.pass_on if name not in environment]
+        if missing:
+            raise ConfigError(
+                f"runtime.env.pass_on names {missing[:_SHOWN]}, which the process that opens the data plane has not; "
+                "set them where it is started, or leave them out"
+            )
+        return {name: environment[name] for name in self.pass_on}
+
+
 class RuntimeConfig(StrictModel):
     """How the data plane runs; none of this changes what is trained on."""
 
@@ -220,6 +275,8 @@ class RuntimeConfig(StrictModel):
     """A Ray that runs already, to be used in place of one of our own: ``HOST:PORT``, or ``auto`` for this machine's."""
     place: PlaceConfig = PlaceConfig()
     """On which of its nodes source loaders are, and what roles ask of it."""
+    env: EnvConfig = EnvConfig()
+    """Variables of the environment that roles have there."""
     bind: str = ""
     """Where the Ray of our own listens: loopback by default; for ranks on several hosts an interface (``eth0``),
     a network (``10.0.0.0/8``) of which each host has an address, or ``auto``, the way to ``MASTER_ADDR``."""
@@ -300,12 +357,16 @@ class RuntimeConfig(StrictModel):
             raise ValueError(
                 f"runtime.address {self.address!r} names a Ray that listens where it was told; leave out bind and ports"
             )
-        if not self.address and self.place != PlaceConfig():
-            raise fault_at(
-                "place is of a Ray that runs already, and runtime.address names none; give it, such as auto, or leave "
-                "place out",
-                "place",
-            )
+        for name, is_given in {
+            "place": self.place != PlaceConfig(),
+            "env": self.env != EnvConfig(),
+        }.items():
+            if is_given and not self.address:
+                raise fault_at(
+                    f"{name} is of a Ray that runs already, and runtime.address names none; give it, such as auto, or "
+                    f"leave {name} out",
+                    name,
+                )
         return self
 
 

@@ -104,6 +104,7 @@ class LoaderActor(PresentActor, LoaderShell):
 
     def open(self, spec: PlaneSpec, sources: Sequence[int], life: int) -> dict[int, SourceFacts]:
         """Open the sources, once and before any other call, and return what was found; ``life`` lives were before."""
+        os.environ.update(spec.passed_on)
         if life:
             # A job that goes on waits for one that follows; in its reads it bears as long an outage.
             self.opens_again_s = PATIENT_S

@@ -9,9 +9,8 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -28,17 +27,15 @@ from omniload.actors.ray.environment import (
 )
 from omniload.actors.ray.head_watch import SERVERS, once_none_is_stopped, why_late
 from omniload.actors.ray.hosts.node import RayNode, start_node
-from omniload.actors.ray.hosts.node_plan import NodePlan
+from omniload.actors.ray.hosts.node_plan import Listening, NodePlan
 from omniload.actors.ray.tokens import own_token, use_given_token
 from omniload.actors.reaper import PlaneFolder, Reaper, marked
 from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
-from omniload.base.linux.network import LOOPBACK
 from omniload.base.log import get_logger
 
 __all__ = [
     "AttachedCluster",
     "Cluster",
-    "Listening",
     "PrivateCluster",
     "connect",
     "node_here",
@@ -47,16 +44,6 @@ __all__ = [
 _LOG = get_logger(__name__)
 _CONNECTED_WITHIN_S, _TOLD_AFTER_S, _LEAVE_S = 150.0, 10.0, 10.0
 """Longest that Ray may take to connect a process; when its user is told; and longest wait for one that is given up."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listening:
-    """Where a node listens."""
-
-    address: str = LOOPBACK
-    """IP address of this host."""
-    ports: range | None = None
-    """``None`` for any."""
 
 
 class Cluster(Protocol):
@@ -84,7 +71,11 @@ class Cluster(Protocol):
 
 
 def connect(
-    address: str, namespace: str, node_address: str = "", folder: Path | None = None
+    address: str,
+    namespace: str,
+    node_address: str = "",
+    folder: Path | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> None:
     """Join a job's cluster from another process of it.
 
@@ -93,8 +84,11 @@ def connect(
         namespace: Of the job's actors.
         node_address: IP address of the node on this host; empty to have Ray find it.
         folder: Of the node, where several of one host have that address.
+        variables: Of the environment of actors that this process starts.
     """
-    options = {"_node_ip_address": node_address} if node_address else {}
+    options: dict[str, Any] = {"_node_ip_address": node_address} if node_address else {}
+    if variables:  # without any Ray asks no agent, and has workers that stand ready
+        options["runtime_env"] = {"env_vars": dict(variables)}
     if folder is not None:
         options["_temp_dir"] = str(folder)
     _init_ray(
@@ -198,12 +192,18 @@ def _addresses_as_they_are() -> Iterator[None]:
 class AttachedCluster(Cluster):
     """The connection to a Ray that somebody else started; its actors end with this process."""
 
-    def __init__(self, address: str, namespace: str | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        namespace: str | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         """Connect.
 
         Args:
             address: Host and port of its head, or ``auto`` for the one that this machine is part of.
             namespace: Of the job's actors; a new one by default.
+            variables: As of ``connect``.
 
         Raises:
             ConfigError: No Ray answers there, or not to this token.
@@ -216,7 +216,7 @@ class AttachedCluster(Cluster):
         self.namespace = namespace or new_namespace()
         self.node_address = ""
         try:
-            connect(address, self.namespace)
+            connect(address, self.namespace, variables=variables)
         except UnavailableError:
             raise
         except Exception as error:

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -81,7 +82,8 @@ class RayPlane(DataPlane):
         try:
             self._asked_before = last_question(spec.run_dir)
             self._opened.callback(claim(spec))
-            spec = with_versions(spec.with_edits())
+            passed_on = runtime.env.passed_on(os.environ)
+            spec = replace(with_versions(spec.with_edits()), passed_on=passed_on)
             mix = spec.history.latest
             costs = costs_of(mix, kept_profiles(spec.cache_dir, mix.names))
             shares = partition(costs, num_loaders=runtime.loaders, max_loaders=runtime.scaling.most)

@@ -1,5 +1,6 @@
 """The planner as a Ray actor: opened or taking over, asked by ranks, and told by the keeper of who serves by now."""
 
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,7 @@ class PlannerActor(PresentActor):
 
     def open(self, opening: PlannerOpening) -> None:
         """Begin to plan; once and before any other call."""
+        os.environ.update(opening.spec.passed_on)
         spec, life = opening.spec, opening.life
         journal: Journal | None
         if life:

@@ -6,11 +6,11 @@ from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.cluster import (
     AttachedCluster,
     Cluster,
-    Listening,
     PrivateCluster,
     node_here,
 )
 from omniload.actors.ray.environment import ray
+from omniload.actors.ray.hosts.node_plan import Listening
 from omniload.actors.ray.layout import (
     constructors_by_host,
     cores_here,
@@ -51,7 +51,7 @@ def cluster_of(
 ) -> Cluster:
     """Return the Ray that a plane is opened in: one of our own, or the one that ``runtime.address`` names."""
     if runtime.address:
-        return AttachedCluster(runtime.address)
+        return AttachedCluster(runtime.address, variables=runtime.env.set)
     return PrivateCluster(object_store_bytes=bytes_, workers=workers, listening=listening)
 
 

@@ -12,14 +12,24 @@ from typing import Any
 
 from omniload.actors.ray.hosts import late_agent, worker
 from omniload.base.errors import ConfigError
-from omniload.base.linux.network import free_ports
+from omniload.base.linux.network import LOOPBACK, free_ports
 
-__all__ = ["NodePlan", "begin_loading", "places_of", "ports_of", "without_agents"]
+__all__ = ["Listening", "NodePlan", "begin_loading", "places_of", "ports_of", "without_agents"]
 
 _NO_AGENT = shutil.which("cat")
 """It reads the pipe that the raylet holds, and ends with it."""
 _MOST_BYTES = 107
 """Of the path of a Unix socket: what the kernel takes, less the zero behind it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Where a node listens."""
+
+    address: str = LOOPBACK
+    """IP address of this host."""
+    ports: range | None = None
+    """``None`` for any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

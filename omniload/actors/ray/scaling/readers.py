@@ -4,8 +4,9 @@ They are its own, and on no roster: a reader holds nothing, so the loader that n
 that it is stopped or stuck, ends it, reads its part itself, and starts another.
 """
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ _STOPPED_S = 0.5
 class ReaderActor:
     """Reads parts of a source. One call at a time."""
 
-    def __init__(self, name: str, logs: Path | None) -> None:
+    def __init__(self, name: str, logs: Path | None, passed_on: Mapping[str, str]) -> None:
+        os.environ.update(passed_on)
         end_by_sigterm()
         spare_host()
         keep_freed()
@@ -65,7 +67,9 @@ class RayReader(PartReader):
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         remote: Any = ray.remote
         actor_of = remote(max_restarts=0, num_cpus=0, scheduling_strategy=here)(ReaderActor)
-        self._actor = actor_of.remote(self._name, logs)
+        # The loader has them of whoever opened the plane.
+        passed_on = opening.mix.runtime.env.passed_on(os.environ)
+        self._actor = actor_of.remote(self._name, logs, passed_on)
         # Asked for first: calls of one actor are answered in turn, and opening may take minutes.
         self._process = self._actor.process.remote()
         self._opening = self._actor.open.remote(opening)

@@ -176,6 +176,15 @@ def test_a_shadow_takes_over_from_a_loader_whose_store_is_slow_and_from_one_that
     assert steps == unbroken(a_spec(tmp_path, local), len(steps))
 
 
+OF_OPENER = {
+    "OMP_NUM_THREADS": "1",
+    "OF_OPENER_SECRET": "x",
+    # As ``ray job submit`` has it of a job's own environment.
+    "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {"env_vars": {"OF_THE_JOB": "2"}}}',
+}
+VARIABLES = ("OF_THE_FILE", "OF_OPENER_SECRET", "OF_THE_JOB")
+
+
 def environment(scratch):
     mine = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
     return mine | NO_TOKEN | {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
@@ -208,7 +217,7 @@ class TwoNodes:
         self.plane = on(
             self.hosts[0],
             *(self.python, script, mix, run, nodes, json.dumps(keywords)),
-            env=environment(self.scratch) | {"OMP_NUM_THREADS": "1"},
+            env=environment(self.scratch) | OF_OPENER,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.said,
@@ -297,17 +306,18 @@ def move_between_hosts(hosts, folder, scratch, python, goes):
 
     with two_nodes(hosts, scratch, python) as nodes:
         nodes.start(1, nodes.head)
-        nodes.open(
-            folder / "mix.yaml",
-            folder / "run",
-            {"address": nodes.head, "loaders": 1, "shadows": 1, "silent_after": 20.0},
-        )
+        env = {"set": {"OF_THE_FILE": "1"}, "pass_on": ["OF_OPENER_SECRET"]}
+        keywords = {"address": nodes.head, "loaders": 1, "shadows": 1, "silent_after": 20.0}
+        nodes.open(folder / "mix.yaml", folder / "run", keywords | {"env": env})
+        assert nodes.ask("environ", "constructor-0", *VARIABLES) == ["1", None, "2"]
+        assert nodes.ask("environ", "planner", *VARIABLES) == ["1", "x", "2"]
         steps = nodes.ask("take", STEPS)
         wait_for_places(nodes, here, away, may_go_astray=True)
         nodes.ask("kill", "loader-0")
         steps += nodes.ask("take", STEPS)
         wait_for_places(nodes, away, here)
         lost = nodes.ask("holders")["loader-0"]
+        assert nodes.ask("environ", "loader-0", *VARIABLES) == ["1", "x", "2"]
         getattr(nodes, goes)(1)
         steps += nodes.ask("take", STEPS)
         wait_for_places(nodes, here, here)

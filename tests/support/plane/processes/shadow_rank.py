@@ -8,6 +8,7 @@ shadow_rank.py MIX RUN NODES KEYWORDS      it waits for so many nodes first; key
     where       the host of each role, as the status of the run says
     holders     the member that holds each role
     kill ROLE   SIGKILL for its process
+    environ ROLE NAME...      variables of the environment of the member that holds it
 """
 
 import faulthandler
@@ -29,6 +30,7 @@ from omniload.actors.status_file import read_status
 from omniload.batch.digest import batch_digest
 from omniload.client import Client
 from omniload.mix.config import load_mix
+from omniload.mix.runtime import RuntimeConfig
 from omniload.plan.place_tree import ClientPlaceTree
 
 ANSWER = "answer: "
@@ -63,12 +65,18 @@ def is_reached(node):
         return False
 
 
+def environ_of(member, names):
+    asked = ray.get_actor(member).__ray_call__.remote(lambda _: [os.environ.get(n) for n in names])
+    return ray.get(asked)
+
+
 def answers(plane, client, run):
     return {
         "take": lambda count: [batch_digest(client.next_batch()) for _ in range(int(count))],
         "whole": lambda: wait_until(plane.is_whole),
         "where": lambda: {role.name: role.host for role in read_status(run).roles},
         "holders": plane.holders,
+        "environ": lambda role, *names: environ_of(plane.holders()[role], names),
         "kill": lambda role: os.kill(plane.pids()[role], signal.SIGKILL),
     }
 
@@ -86,7 +94,7 @@ def answer_all(lines, able, within_s):
 def main(mix_file, run, nodes, keywords):
     wait_for_nodes(keywords["address"], nodes)
     mix, base_dir = load_mix(mix_file)
-    runtime = mix.runtime.model_copy(update={"kind": "ray"} | keywords)
+    runtime = RuntimeConfig.model_validate(mix.runtime.model_dump() | {"kind": "ray"} | keywords)
     spec = PlaneSpec(
         mix=mix.model_copy(update={"runtime": runtime}),
         base_dir=base_dir,

@@ -3,7 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from omniload.mix.runtime import RuntimeConfig
+from omniload.base.errors import ConfigError
+from omniload.mix.runtime import EnvConfig, RuntimeConfig
 
 
 @pytest.mark.parametrize(
@@ -22,9 +23,31 @@ from omniload.mix.runtime import RuntimeConfig
             {"address": "auto", "place": {"loaders": {"resources": {"CPU": 1}}}},
             "'CPU', a resource of Ray's own; give cpus",
         ),
+        ({"env": {"pass_on": ["HOME"]}}, "env is of a Ray that runs already"),
+        (
+            {"address": "auto", "env": {"set": {"LD_PRELOAD": "x"}}},
+            "which says what code a process",
+        ),
+        ({"address": "auto", "env": {"pass_on": ["PYTHONPATH"]}}, "which says what code a process"),
+        ({"address": "auto", "env": {"set": {"HF_TOKEN": "x"}}}, "a secret by its name; .*pass_on"),
+        ({"address": "auto", "env": {"set": {"AWS_SECRET_ACCESS_KEY": "x"}}}, "a secret by its"),
+        ({"address": "auto", "env": {"set": {"NOT=ONE": "x"}}}, "should match pattern"),
         ({"scaling": {"least": 9}}, "runtime.scaling.least is 9, more than most, 8"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, why):
     with pytest.raises(ValidationError, match=why):
         RuntimeConfig.model_validate(settings)
+
+
+def test_variables_are_passed_on_by_name_and_one_that_is_missing_is_told_without_any_value():
+    env = EnvConfig(pass_on=["HF_TOKEN", "AWS_PROFILE"])
+
+    found = env.passed_on({"HF_TOKEN": "hf_1", "AWS_PROFILE": "team", "HOME": "/root"})
+
+    assert found == {"HF_TOKEN": "hf_1", "AWS_PROFILE": "team"}
+    with pytest.raises(
+        ConfigError, match=r"pass_on names \['AWS_PROFILE'\], which the process"
+    ) as told:
+        env.passed_on({"HF_TOKEN": "hf_1"})
+    assert "hf_1" not in str(told.value)

@@ -90,7 +90,9 @@ def test_ranks_that_wait_for_a_planner_that_takes_over_see_that_it_waits_for_roo
 
     monkeypatch.setattr(planner_module, "make_successor", make_successor)
     with pytest.raises(StateError, match="it stays full"):
-        actor.open(SimpleNamespace(spec=None, facts=[], folder=tmp_path, life=1))
+        actor.open(
+            SimpleNamespace(spec=SimpleNamespace(passed_on={}), facts=[], folder=tmp_path, life=1)
+        )
 
     assert told == [waits]
 
@@ -131,7 +133,7 @@ def test_ranks_that_wait_for_the_first_planner_see_that_it_opens_the_journal(tmp
 
     monkeypatch.setattr(planner_module, "make_planner", lambda *_: None)
     monkeypatch.setattr(planner_module, "open_journal", open_journal)
-    spec = SimpleNamespace(run_dir=tmp_path)
+    spec = SimpleNamespace(run_dir=tmp_path, passed_on={})
     with pytest.raises(StateError, match="no such host"):
         actor.open(SimpleNamespace(spec=spec, facts=[], folder=tmp_path, life=0))
 

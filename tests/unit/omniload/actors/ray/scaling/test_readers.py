@@ -9,6 +9,7 @@ pytest.importorskip("ray")
 
 from omniload.actors.ray.scaling import readers
 from omniload.actors.ray.scaling.readers import RayReader
+from omniload.mix.runtime import RuntimeConfig
 from omniload.source.parts.divided import ReaderLostError
 
 
@@ -63,7 +64,7 @@ def cluster(monkeypatch):
 
 def a_reader():
     opening = SimpleNamespace(
-        number=0, mix=SimpleNamespace(runtime=SimpleNamespace(stuck_after=60.0))
+        number=0, mix=SimpleNamespace(runtime=RuntimeConfig(stuck_after=60.0))
     )
     return RayReader(opening, 1, "loader-0", None)
 
