@@ -379,7 +379,7 @@ def _sorted_file(mix: MixConfig, name: str, found: Differences) -> str:
         return ""
     remedy = "shuffle: {method: units} mixes over all files with the same memory, and reads them from places all over"
     if source.type == "jsonl":
-        remedy += "; of compressed shards, which it refuses, raise block_units"
+        remedy += "; where it refuses compressed shards, raise block_units"
     return (
         f"sources.{name}: {seen}, so its files look sorted, and shuffle method {shuffle.method} keeps records near "
         f"where they lie: steps will differ in how many records they hold, and of what kind; {remedy}"

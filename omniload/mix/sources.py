@@ -169,8 +169,8 @@ class JsonlSource(_HasColumns):
     key: str | None = None
     """Key of a text or an integer that a document is known by, for splits; else its content is."""
     unit: UnitBytes = 4 << 20
-    """Lines of about this size are read together. A compressed shard is decompressed forward: what is behind the
-    lines that were read last takes what lies between, and any other place takes it from its beginning."""
+    """Lines of about this size are read together. A compressed shard is entered before them: at a frame of zstd, or at
+    one of many places in gzip; what is read on from the lines before takes what lies between alone."""
 
 
 class TextSource(SourceBase):

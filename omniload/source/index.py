@@ -12,7 +12,7 @@ until the index is deleted.
 import hashlib
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -30,8 +30,7 @@ from omniload.base.reading import open_file
 from omniload.base.writing import FULL, free_in, write_whole
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import MAX_UNIT_RECORDS, UnitTable
-from omniload.source.parsing.beginnings import said_of_shard
-from omniload.source.parsing.compressed import codec_of
+from omniload.source.parsing.beginnings import codec_of, said_of_shard
 
 __all__ = [
     "INDEX_VERSION",
@@ -93,13 +92,19 @@ def index_folder(mix_path: Path) -> Path | None:
     return above / "omniload" / "index" / f"{mix_path.stem}.{digest}"
 
 
-def write_kept(path: Path, content: bytes) -> None:
-    """Keep what was found of sources in a folder of indexes, whole or not at all; a run goes on without."""
+def write_kept(path: Path, content: bytes) -> bool:
+    """Keep what was found of sources in a folder of indexes, whole or not at all; a run goes on without.
+
+    Returns:
+        Whether it is kept.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
     except OSError as error:
         _tell_not_kept(path.parent, error)
+        return False
+    return True
 
 
 def _tell_not_kept(folder: Path, error: OSError) -> None:
@@ -142,6 +147,11 @@ class IndexCache:
         digest = hashlib.blake2b(kind.encode(), digest_size=6).hexdigest()
         return self.folder / f"{self.source}.{digest}.index.arrow"
 
+    def access_folder(self, kind: str) -> Path:
+        """Return the folder beside it that keeps where its compressed shards can be entered."""
+        path = self.path(kind)
+        return path.with_name(path.name.removesuffix("index.arrow") + "access")
+
 
 def index_of(
     files: Sequence[ShardFile],
@@ -150,6 +160,7 @@ def index_of(
     kind: str,
     cache: IndexCache | None,
     unpacks: bool | None = False,
+    anew: Collection[str] = (),
 ) -> UnitTable:
     """Return the units of all files, building only what is not kept.
 
@@ -159,13 +170,14 @@ def index_of(
         kind: Says how files are cut; units cut otherwise are not taken from the cache.
         cache: Where the index is kept; ``None`` builds it every time.
         unpacks: Whether the type reads compressed shards; ``None`` where its shards may begin in any way.
+        anew: Paths of shards that are built though they are kept.
 
     Raises:
         ConfigError: A unit claims more records than any may hold.
         OmniloadError: What ``build`` raises, for the first file at fault.
     """
     kept = _load(cache.path(kind)) if cache else {}
-    missing = [file for file in files if key_of_file(file) not in kept]
+    missing = [file for file in files if key_of_file(file) not in kept or file.path in anew]
     built: dict[str, FileUnits] = {}
     find = partial(_units_of, build=build, unpacks=unpacks)
     if (

@@ -106,7 +106,8 @@ class ShuffleConfig(StrictModel):
 
     method: Literal["none", "shards", "block", "units", "full"] = "block"
     """``none``: as stored. ``shards``: shards permuted. ``block``: shards permuted, then rows inside a block.
-    ``units``: units of all shards permuted, then rows inside a block; not of JSON lines that are compressed.
+    ``units``: units of all shards permuted, then rows inside a block; of compressed JSON lines where a shard can be
+    entered at most 64 MiB before each.
     ``full``: all rows permuted, of a source of at most 4,096 units, which is decoded whole before its first sample."""
     block_units: int = Field(default=4, ge=1, le=MOST_BLOCK_UNITS)
     """Units (row groups, file ranges) whose rows are permuted together; they are held decoded, on the node's disk what

@@ -31,10 +31,9 @@ from omniload.source.formats.format import IndexedFormat, Records, Unit, require
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import records_of, texts_in
-from omniload.source.parsing.beginnings import said_of_beginning
+from omniload.source.parsing.beginnings import codec_of, said_of_beginning
 from omniload.source.parsing.compressed import (
     chunks_of,
-    codec_of,
     doubt_of_wholes,
     range_of,
     require_held_whole,

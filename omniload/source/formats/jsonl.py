@@ -8,6 +8,7 @@ position, so mending it later moves no other record.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,14 @@ from omniload.base.units import format_bytes
 from omniload.mix.schema.conditions import Condition
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import JsonlSource
+from omniload.source.access.points import (
+    NEAR_BYTES,
+    SMALL_BYTES,
+    AccessPoints,
+    KeptPoints,
+    require_near,
+)
+from omniload.source.access.streams import points_of
 from omniload.source.columns import Layer, text_bytes
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.content import digested
@@ -35,15 +44,17 @@ from omniload.source.formats.format import (
 )
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.parsing.beginnings import codec_of
 from omniload.source.parsing.compressed import (
     ForwardReader,
     chunks_of,
-    codec_of,
     range_of,
     require_no_bomb,
+    scan_of,
     stream_of,
 )
 from omniload.source.parsing.conditions import keeps
+from omniload.source.parsing.cutting import line_ranges
 from omniload.source.parsing.lines import (
     BadLineError,
     PlainTexts,
@@ -80,11 +91,6 @@ class JsonlFormat(IndexedFormat):
     ) -> None:
         self._files, self._unit_bytes = files, config.unit
         self._transforms = config.transforms
-        if config.shuffle.method == "units" and (packed := [f for f in files if codec_of(f)]):
-            raise ConfigError(
-                f"{packed[0].path}: is compressed, and shuffle.method: units reads its parts in any order, each from "
-                "the beginning of the shard; write method: block, or keep the shards plain"
-            )
         self._read = _LineReader(
             key=config.text,
             nested=config.is_nested,
@@ -95,11 +101,25 @@ class JsonlFormat(IndexedFormat):
         )
         if self._read.wants_text_alone:
             self._read = replace(self._read, plain=PlainTexts.of(config.text))
-        self._compressed = ForwardReader()
         # Whatever key is read, lines are cut alike: one index serves all.
-        self._units = index_of(
-            files, self._index, kind=f"lines/{config.unit}", cache=cache, unpacks=True
-        )
+        kind = f"lines/{config.unit}"
+        self._points = KeptPoints(cache, kind)
+        self._compressed = ForwardReader(self._points)
+        index = partial(index_of, files, self._index, kind=kind, cache=cache, unpacks=True)
+        self._units = index()
+        if config.shuffle.method == "units":
+            far = [file for i, file in enumerate(files) if self._last_start(i) > NEAR_BYTES]
+            # An index that an earlier release kept says nothing of places.
+            if anew := {file.path for file in far if self._points.farthest(file) is None}:
+                self._units = index(anew=anew)
+            require_near(far, self._points)
+        self._points.keep_only(files)
+
+    def _last_start(self, file: int) -> int:
+        """Return where the last unit of a file starts, decompressed; of a plain one 0, as all of it is near."""
+        first, behind = map(self._units.first_of, (file, file + 1))
+        is_packed = codec_of(self._files[file]) is not None
+        return int(self._units.starts_U[behind - 1]) if is_packed and behind > first else 0
 
     @override
     def read_unit(self, unit: int) -> Records:
@@ -110,7 +130,8 @@ class JsonlFormat(IndexedFormat):
                 data = range_of(file, start, stop)
             else:
                 is_last = unit + 1 == len(units) or units[unit + 1].shard != place.shard
-                data = self._compressed.range_of(file, start, stop, is_last=is_last)
+                number = unit - units.first_of(place.shard)
+                data = self._compressed.range_of(file, start, stop, number=number, is_last=is_last)
         # Lines are told by their number in the file, as editors count them.
         records = _records(data, self._read, file.path, units.rows_before(unit) + 1)
         require_as_indexed(file.path, place, len(records.column), "lines")
@@ -170,17 +191,23 @@ class JsonlFormat(IndexedFormat):
         return file, _first_lines_of(file, FIRST_BYTES)
 
     def _index(self, file: ShardFile) -> FileUnits:
-        digest = xxhash.xxh3_128()
-        with reading(file, "lines"), stream_of(file) as stream:
+        digest, packed = xxhash.xxh3_128(), codec_of(file) is not None
+        digests: list[int] = []
+        with reading(file, "lines"), scan_of(file) as stream:
             chunks = digested(digest, _no_zeros(chunks_of(stream, file), file))
-            if codec_of(file) is not None:
+            if packed:
                 chunks = _no_bomb(chunks, file)
-            units = _ranges(chunks, self._unit_bytes)
-        if len(units.rows) and (widest := int((units.stops - units.starts).max())) > MAX_UNIT_BYTES:
-            raise ConfigError(
-                f"{file.path}: a line makes a unit of {format_bytes(widest)}, more than "
-                f"{format_bytes(MAX_UNIT_BYTES)}; lower unit, or split the line"
-            )
+            units = line_ranges(chunks, self._unit_bytes, digests if packed else None)
+            widest = int((units.stops - units.starts).max(initial=0))
+            if widest > MAX_UNIT_BYTES:
+                raise ConfigError(
+                    f"{file.path}: a line makes a unit of {format_bytes(widest)}, more than "
+                    f"{format_bytes(MAX_UNIT_BYTES)}; lower unit, or split the line"
+                )
+            size = int(units.stops.max(initial=0))
+            is_large = packed and size > SMALL_BYTES
+            if is_large and (points := points_of(file, stream, size)) is not None:
+                self._points.keep(file, AccessPoints.of(points, units, digests))
         # Of every byte: newlines are looked for in all of them anyway.
         return replace(units, content=digest.hexdigest())
 
@@ -218,38 +245,6 @@ def _no_bomb(chunks: Iterator[pa.Buffer], file: ShardFile) -> Iterator[pa.Buffer
         size += chunk.size
         require_no_bomb(file, size)
         yield chunk
-
-
-def _ranges(chunks: Iterator[pa.Buffer], unit_bytes: int) -> FileUnits:
-    """Cut a file at the first newline after every ``unit_bytes``."""
-    rows: list[int] = []
-    stops: list[int] = []
-    start = at = carried = 0
-    unit_bytes, ended = max(1, unit_bytes), True
-    for chunk in chunks:
-        data = np.frombuffer(chunk, np.uint8)
-        ends: NDArray[np.int64] = np.flatnonzero(data == _NEWLINE) + (at + 1)
-        done = 0
-        while (cut := int(np.searchsorted(ends, start + unit_bytes))) < len(ends):
-            rows.append(carried + cut + 1 - done)
-            start, done, carried = int(ends[cut]), cut + 1, 0
-            stops.append(start)
-        carried += len(ends) - done
-        at += len(data)
-        # Whatever follows: a file of zeros may be of terabytes.
-        if at - start > MAX_UNIT_BYTES:
-            ended = False
-            break
-        ended = bool(data[-1] == _NEWLINE)
-    if at > start:
-        rows.append(carried + (not ended))
-        stops.append(at)
-    return FileUnits(
-        rows=np.array(rows, np.int64),
-        starts=np.array([0, *stops[:-1]] if stops else [], np.int64),
-        stops=np.array(stops, np.int64),
-        content="",
-    )
 
 
 def _records(data: pa.Buffer, read: "_LineReader", path: str, first_line: int) -> Records:

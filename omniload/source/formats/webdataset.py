@@ -25,9 +25,9 @@ from omniload.source.formats.format import (
 )
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.parsing.beginnings import codec_of
 from omniload.source.parsing.compressed import (
     chunks_of,
-    codec_of,
     doubt_of_wholes,
     range_of,
     require_held_whole,

@@ -1,8 +1,20 @@
 """What a file begins with that is not what its source reads, though it is sound, and the command that mends it."""
 
 from itertools import chain
+from pathlib import PurePosixPath
 
-__all__ = ["said_of_beginning", "said_of_shard", "said_of_stand_in", "said_of_unpacked"]
+from omniload.source.files import ShardFile
+
+__all__ = [
+    "codec_of",
+    "said_of_beginning",
+    "said_of_shard",
+    "said_of_stand_in",
+    "said_of_unpacked",
+]
+
+# By the name, as every reader of such shards goes by it; what is none fails as it is decompressed.
+_CODEC_OF_SUFFIX = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip", ".tgz": "gzip"}
 
 _PACKED = {
     b"\x1f\x8b": "is compressed by gzip; give the file a name that ends in .gz",
@@ -45,6 +57,11 @@ _CODINGS = {
     b'{\0"\0': "UTF-16LE",
     b'\0{\0"': "UTF-16",
 }
+
+
+def codec_of(file: ShardFile) -> str | None:
+    """Return how a shard is compressed, by its name; ``None`` where it is plain."""
+    return _CODEC_OF_SUFFIX.get(PurePosixPath(file.path).suffix.lower())
 
 
 def said_of_beginning(data: bytes) -> str:

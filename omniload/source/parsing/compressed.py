@@ -2,34 +2,44 @@
 
 import os
 import threading
+import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
+import xxhash
+import zstandard
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.log import get_logger
 from omniload.base.units import format_bytes
+from omniload.source.access.points import AccessPoints, KeptPoints
+from omniload.source.access.streams import ByteStream, FrameStream, entered
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import MAX_UNIT_BYTES
-from omniload.source.parsing.beginnings import said_of_unpacked
+from omniload.source.parsing.beginnings import codec_of, said_of_unpacked
 
 __all__ = [
     "ForwardReader",
     "chunks_of",
-    "codec_of",
     "doubt_of_wholes",
     "range_of",
     "require_held_whole",
     "require_no_bomb",
+    "scan_of",
     "stream_of",
 ]
 
 _SCAN_BYTES = 8 << 20
 _HEAD_BYTES = 16
+_NEAR_BYTES = 1 << 20
+"""What is decompressed on the way to a range sooner than a nearer place is looked for."""
+_UNDECODABLE = (IntegrityError, EOFError, zlib.error, zstandard.ZstdError)
+_log = get_logger(__name__)
 _LARGE_BYTES = 64 << 20
 """Bytes of a unit from which on it is told that it is decoded whole: 16 times those of a plain one."""
 _MOST_BEGUN = 64
@@ -37,13 +47,6 @@ _MOST_BEGUN = 64
 _MOST_TIMES = 500
 """Of what is larger than a unit may be: most bytes that a byte becomes. Text of web pages becomes 3 to 10 times as
 large, and a bomb of zstd tens of thousands of times."""
-# By the name, as every reader of such shards goes by it; what is none fails as it is decompressed.
-_CODEC_OF_SUFFIX = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip", ".tgz": "gzip"}
-
-
-def codec_of(file: ShardFile) -> str | None:
-    """Return how a shard is compressed, by its name; ``None`` where it is plain."""
-    return _CODEC_OF_SUFFIX.get(PurePosixPath(file.path).suffix.lower())
 
 
 def stream_of(file: ShardFile) -> pa.NativeFile:
@@ -53,7 +56,12 @@ def stream_of(file: ShardFile) -> pa.NativeFile:
     return opened if codec is None else pa.CompressedInputStream(opened, codec)
 
 
-def chunks_of(stream: pa.NativeFile, file: ShardFile) -> Iterator[pa.Buffer]:
+def scan_of(file: ShardFile) -> pa.NativeFile | FrameStream:
+    """Open what a shard holds from its first byte to its last, for whoever asks for its places behind that."""
+    return FrameStream(file) if codec_of(file) == "zstd" else stream_of(file)
+
+
+def chunks_of(stream: pa.NativeFile | FrameStream, file: ShardFile) -> Iterator[pa.Buffer]:
     """Read the stream of a shard to its end; raises ``IntegrityError`` where it gives what is compressed once more."""
     chunk, codec = stream.read_buffer(_SCAN_BYTES), codec_of(file)
     if codec is not None and (said := said_of_unpacked(chunk[:_HEAD_BYTES].to_pybytes(), codec)):
@@ -150,28 +158,89 @@ class _Begun:
     """A shard that is decompressed up to ``at``."""
 
     file: ShardFile
-    stream: pa.NativeFile
+    stream: ByteStream
     at: int = 0
+    points: AccessPoints | None = None
+    """What its units are compared with, where it was entered in its middle."""
+
+
+class _WrongPlaceError(Exception):
+    """What came by way of a place is not what was found of the shard."""
+
+
+@contextmanager
+def _compared(points: AccessPoints | None) -> Iterator[None]:
+    """Read inside from a shard; where it was entered by ``points``, nothing that goes wrong says anything of the shard.
+
+    Raises:
+        _WrongPlaceError: It was entered so, and does not decode, or is not what was indexed.
+    """
+    try:
+        yield
+    except (*_UNDECODABLE, OSError, pa.ArrowException) as error:
+        # Decoders raise OSError itself, without a number; the system's and a store's say what they say.
+        is_of_system = isinstance(error, OSError) and (type(error) is not OSError or error.errno)
+        if points is None or is_of_system:
+            raise
+        raise _WrongPlaceError(str(error)) from error
 
 
 class ForwardReader:
     """Ranges of the compressed shards of a source. Not thread-safe.
 
-    A range behind the one before it takes what lies between them; any other one takes the shard from its first byte.
+    A range behind the one before it takes what lies between them. Any other one takes the shard from the nearest place
+    before it where that can be entered, or from its first byte.
+
+    Args:
+        kept: Places of the shards. What is read by way of one is compared with what was found when they were indexed,
+            so that none is believed.
     """
 
-    def range_of(self, file: ShardFile, start: int, stop: int, *, is_last: bool) -> pa.Buffer:
-        """Return a range of what a shard holds; ``is_last`` says that nothing is behind it.
+    def __init__(self, kept: KeptPoints | None = None) -> None:
+        self._kept = kept
+        self._known: tuple[ShardFile, AccessPoints | None] | None = None
+        """Places of the shard that was asked for last."""
+        self._disbelieved: set[str] = set()
+
+    def range_of(
+        self, file: ShardFile, start: int, stop: int, *, number: int, is_last: bool
+    ) -> pa.Buffer:
+        """Return a range of what a shard holds.
+
+        Args:
+            file: The shard.
+            start: Its first byte.
+            stop: The byte behind its last.
+            number: Of the unit that the range is, among those of the shard.
+            is_last: Whether nothing is behind it.
 
         Raises:
-            IntegrityError: The shard holds less, or more behind the last range.
+            IntegrityError: The shard holds less, more behind the last range, or other bytes than were indexed.
         """
+        try:
+            return self._range_of(file, start, stop, number=number, is_last=is_last)
+        except _WrongPlaceError as error:
+            points = self._disbelieve(file, error)
+        data = self._range_of(file, start, stop, number=number, is_last=is_last)
+        if points is not None and not _is_unit(points, number, data):
+            raise IntegrityError(
+                f"{file.path}: bytes {start} to {stop} are others than when it was indexed; it was changed in place, "
+                "or it or the index is damaged: replace the file, or remove the index, and start anew"
+            )
+        return data
+
+    def _range_of(
+        self, file: ShardFile, start: int, stop: int, *, number: int, is_last: bool
+    ) -> pa.Buffer:
         begun = self._reached(file, start)
-        data = begun.stream.read_buffer(stop - start)
-        begun.at += len(data)
-        # Only at its end does a stream say that it was cut short, or that its check is wrong.
-        more = is_last and len(begun.stream.read_buffer(1)) > 0
-        _require_indexed(file, start, stop, data, more=more)
+        with _compared(begun.points):
+            data = begun.stream.read_buffer(stop - start)
+            begun.at += len(data)
+            # Only at its end does a stream say that it was cut short, or that its check is wrong.
+            more = is_last and len(begun.stream.read_buffer(1)) > 0
+            _require_indexed(file, start, stop, data, more=more)
+            if begun.points is not None and not _is_unit(begun.points, number, data):
+                raise IntegrityError(f"bytes {start} to {stop} are others than were indexed")
         if is_last:
             begun.stream.close()
         else:
@@ -180,19 +249,59 @@ class ForwardReader:
 
     def reach(self, file: ShardFile, start: int) -> None:
         """Decompress a shard up to where a range starts."""
-        _BEGUN.keep(self, self._reached(file, start))
+        try:
+            begun = self._reached(file, start)
+        except _WrongPlaceError as error:
+            self._disbelieve(file, error)
+            begun = self._reached(file, start)
+        _BEGUN.keep(self, begun)
 
     def _reached(self, file: ShardFile, start: int) -> _Begun:
         # Taken, not looked at: what fails in the middle is begun anew.
         begun = _BEGUN.take(self)
-        if begun is None or begun.file is not file or begun.at > start:
+        if begun is not None and (begun.file is not file or begun.at > start):
+            begun = None
+        at = 0 if begun is None else begun.at
+        if start - at > _NEAR_BYTES:
+            begun = self._entered(file, start, at) or begun
+        if begun is None:
             begun = _Begun(file, stream_of(file))
-        while begun.at < start:
-            skipped = begun.stream.read_buffer(min(start - begun.at, _SCAN_BYTES))
-            if not len(skipped):
-                break  # shorter than it was: the range says so
-            begun.at += len(skipped)
+        with _compared(begun.points):
+            while begun.at < start:
+                skipped = begun.stream.read_buffer(min(start - begun.at, _SCAN_BYTES))
+                if not len(skipped):
+                    break  # shorter than it was: the range says so
+                begun.at += len(skipped)
         return begun
+
+    def _entered(self, file: ShardFile, start: int, at: int) -> _Begun | None:
+        """Enter a shard at the last place before a range; ``None`` where that is no nearer than ``at``."""
+        if self._kept is None or file.path in self._disbelieved:
+            return None
+        if self._known is None or self._known[0] is not file:
+            self._known = file, self._kept.of(file)
+        points = self._known[1]
+        with _compared(points):
+            point = None if points is None else points.before(start)
+            if point is None or point.place <= at:
+                return None
+            return _Begun(file, entered(file, point), point.place, points)
+
+    def _disbelieve(self, file: ShardFile, error: _WrongPlaceError) -> AccessPoints | None:
+        """Enter a shard at its first byte from now on; return what was found when it was indexed."""
+        _log.warning(
+            "%s: cannot be entered where its index says (%s); it is read from its first byte, which is as exact and "
+            "takes longer: remove the index, and it is made anew",
+            *(file.path, error),
+        )
+        self._disbelieved.add(file.path)
+        return None if self._known is None else self._known[1]
+
+
+def _is_unit(points: AccessPoints, number: int, data: pa.Buffer) -> bool:
+    """Whether a range holds what the unit of a number did when the shard was indexed."""
+    # As lists: a shard may have had fewer units.
+    return bool(points.digests_U[number : number + 1].tolist() == [xxhash.xxh3_64_intdigest(data)])
 
 
 class _BegunShards:

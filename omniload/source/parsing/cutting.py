@@ -4,7 +4,11 @@ Shape suffixes:
     N  records of a shard        U  units of a shard
 """
 
+from collections.abc import Iterator
+
 import numpy as np
+import pyarrow as pa
+import xxhash
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
@@ -13,7 +17,9 @@ from omniload.source.files import ShardFile
 from omniload.source.formats.format import MAX_UNIT_BYTES
 from omniload.source.index import FileUnits
 
-__all__ = ["byte_ranges", "cuts", "require_sizes", "whole_shard"]
+__all__ = ["byte_ranges", "cuts", "line_ranges", "require_sizes", "whole_shard"]
+
+_NEWLINE = 10
 
 
 def cuts(ends_N: NDArray[np.int64], unit_bytes: int) -> NDArray[np.int64]:
@@ -78,6 +84,56 @@ def whole_shard(file: ShardFile, start: int, stop: int, *, rows: int, content: s
     )
     require_sizes(file, stops_U - starts_U)
     return FileUnits(rows=rows_U, starts=starts_U, stops=stops_U, content=content)
+
+
+def line_ranges(
+    chunks: Iterator[pa.Buffer], unit_bytes: int, digests: list[int] | None = None
+) -> FileUnits:
+    """Cut a file of lines at the first newline after every ``unit_bytes``; nothing of it is digested for ``content``.
+
+    Args:
+        chunks: What it holds, in order.
+        unit_bytes: Size of a unit.
+        digests: What the xxh3 of each unit is added to.
+    """
+    rows: list[int] = []
+    stops: list[int] = []
+    start = at = carried = 0
+    unit_bytes, ended = max(1, unit_bytes), True
+    digest = None if digests is None else xxhash.xxh3_64()
+    for chunk in chunks:
+        data = np.frombuffer(chunk, np.uint8)
+        ends: NDArray[np.int64] = np.flatnonzero(data == _NEWLINE) + (at + 1)
+        done = taken = 0
+        while (cut := int(np.searchsorted(ends, start + unit_bytes))) < len(ends):
+            rows.append(carried + cut + 1 - done)
+            start, done, carried = int(ends[cut]), cut + 1, 0
+            stops.append(start)
+            if digest is not None and digests is not None:
+                digest.update(chunk[taken : start - at])
+                digests.append(digest.intdigest())
+                digest.reset()
+                taken = start - at
+        if digest is not None:
+            digest.update(chunk[taken:])
+        carried += len(ends) - done
+        at += len(data)
+        # Whatever follows: a file of zeros may be of terabytes.
+        if at - start > MAX_UNIT_BYTES:
+            ended = False
+            break
+        ended = bool(data[-1] == _NEWLINE)
+    if at > start:
+        rows.append(carried + (not ended))
+        stops.append(at)
+        if digest is not None and digests is not None:
+            digests.append(digest.intdigest())
+    return FileUnits(
+        rows=np.array(rows, np.int64),
+        starts=np.array([0, *stops[:-1]] if stops else [], np.int64),
+        stops=np.array(stops, np.int64),
+        content="",
+    )
 
 
 def require_sizes(file: ShardFile, sizes_U: NDArray[np.int64]) -> None:

@@ -10,7 +10,6 @@ Names are text; bytes that are no UTF-8 are kept as lone surrogates, as ``os.fsd
 does, so that every name that a file system can hold survives.
 """
 
-import re
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from omniload.base.compression.streams import WINDOW_BYTES, inflate, unzstd
 from omniload.base.errors import IntegrityError
 from snapshot.oci.digest import digest_of
 
@@ -28,7 +28,6 @@ __all__ = [
     "MAX_BLOCK_BYTES",
     "MAX_ENTRIES",
     "MAX_FILE_BYTES",
-    "WINDOW_BYTES",
     "BlockRange",
     "BlockRef",
     "Entry",
@@ -39,8 +38,6 @@ __all__ = [
     "block_refs",
     "check_entry",
     "clean_path",
-    "inflate",
-    "unzstd",
 ]
 
 MAX_ENTRIES = 2_000_000
@@ -160,16 +157,6 @@ Format = Literal["tar", "gzip", "zstd:chunked"]
 
 # Uncompressed: what one read may cost in memory.
 MAX_BLOCK_BYTES = 64 << 20
-# A deflate stream refers back so far and no further.
-WINDOW_BYTES = 32 << 10
-
-# Check and length at the end of a member of gzip, which a decoder of bare deflate leaves to us.
-_TRAILER_BYTES = 8
-# Given to a decoder at once: a member that ends early copies the rest of its piece.
-_PIECE_BYTES = 16 << 10
-# Tools fill up a member with zeroes, as for a tape.
-_ZEROS = re.compile(rb"\0*")
-
 BLOCK = np.dtype(
     [
         ("stream_offset", "<u8"),
@@ -280,80 +267,6 @@ class LayerIndex:
         if number >= 0:
             window = unzstd(self.windows_W[number], WINDOW_BYTES)
         return inflate(raw, int(record["bits"]), window, size)
-
-
-def inflate(raw: bytes | memoryview, bits: int, window: bytes, size: int) -> bytes:
-    """Return up to ``size`` bytes of a deflate stream entered in its middle.
-
-    Args:
-        raw: From the byte that holds the first bit.
-        bits: How many high bits of the first byte belong to it, 1 to 7; 0 for all eight.
-        window: What the stream may refer back to.
-        size: Bytes wanted, at least 1.
-
-    Returns:
-        As many of them as ``raw`` holds; members of gzip that follow the first are read on.
-
-    Raises:
-        zlib.error: It is no such stream.
-
-    Source:
-        RFC 1951, section 3.2; ``inflatePrime`` of zlib, which Python's module lacks.
-    """
-    decoder = zlib.decompressobj(wbits=-15, zdict=window) if window else zlib.decompressobj(-15)
-    out, at, trailer_bytes = bytearray(), 0, _TRAILER_BYTES
-    piece = b""
-    # A stored block begins at a byte boundary, which a shift by the bits of the first byte would move. So
-    # those that belong to the block before are overwritten with the end of empty blocks, which say nothing.
-    if bits and raw:
-        filler = _FILLERS[8 - bits]
-        piece = filler[:-1] + bytes((raw[0] >> (8 - bits) << (8 - bits) | filler[-1],))
-        at = 1
-    # A piece may hold the end of one member and the beginning of the next, as eStargz writes them.
-    while len(out) < size:
-        out += decoder.decompress(piece, size - len(out))
-        if decoder.eof:
-            at += trailer_bytes - len(decoder.unused_data)
-            decoder, trailer_bytes = zlib.decompressobj(wbits=31), 0
-            padding = _ZEROS.match(raw, at)
-            at = padding.end() if padding else len(raw)
-        piece = bytes(raw[at : at + _PIECE_BYTES])
-        at += len(piece)
-        if not piece:
-            break
-    return bytes(out)
-
-
-def _fillers() -> tuple[bytes, ...]:
-    """Return, for 0 to 7 bits, empty deflate blocks that end after as many bits of a byte."""
-    # With fixed codes an empty block has 10 bits, which reaches every even number.
-    fixed, fixed_bits = 0b0000000_01_0, 10
-    # With dynamic codes and 19 code lengths it has 93, which reaches the odd ones.
-    # Codes of one bit for code lengths 1 and 18: 256 literals have none, "end of block" and
-    # one distance have a code of one bit, and the block is its end.
-    dynamic, dynamic_bits = 0x35FFC10000000000081E004, 93
-    found = []
-    for wanted in range(8):
-        value, length = (dynamic, dynamic_bits) if wanted % 2 else (0, 0)
-        while length % 8 != wanted:
-            value, length = value | fixed << length, length + fixed_bits
-        found.append(value.to_bytes((length + 7) // 8, "little"))
-    return tuple(found)
-
-
-_FILLERS = _fillers()
-
-
-def unzstd(raw: bytes | memoryview, size: int) -> bytes:
-    """Return the first ``size`` bytes of the frames in ``raw``, in memory bounded by ``size``.
-
-    Raises:
-        zstandard.ZstdError: They do not decode.
-    """
-    # Not ``decompress``: a frame that says how much it holds gets all of that, whatever the limit.
-    decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27)
-    with decoder.stream_reader(bytes(raw), read_across_frames=True) as reader:
-        return reader.read(size)
 
 
 @dataclass(frozen=True, slots=True)

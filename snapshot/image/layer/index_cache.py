@@ -22,10 +22,11 @@ import numpy as np
 import orjson
 import zstandard
 
+from omniload.base.compression.streams import unzstd
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.reading import read_kept_file
 from omniload.base.writing import write_whole
-from snapshot.image.layer.index import BLOCK, Entry, Extent, Format, LayerIndex, unzstd
+from snapshot.image.layer.index import BLOCK, Entry, Extent, Format, LayerIndex
 from snapshot.oci.digest import check_digest
 from snapshot.private_folder import is_own_folder, private_folder
 

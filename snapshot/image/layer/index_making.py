@@ -4,36 +4,30 @@ A table of contents is read alone, where the layer has one. Any other layer is r
 as it is, gzip in two passes. The first finds the places where a decoder can be restarted with
 32 KiB of memory. What lies between two of them, a span, is a block: to read one, exactly its bytes of
 the blob are fetched and nothing is decoded twice. The second pass proves that it is so.
-
-Source:
-    Mark Adler's zran.c; ``indexed_gzip`` finds the places.
 """
 
 import errno
 import hashlib
-import struct
 import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import zstandard
 
-from omniload.base.errors import ConfigError, IntegrityError, StateError
-from omniload.base.extras import missing_extra
-from omniload.base.log import get_logger
-from snapshot.image.layer.index import (
-    BLOCK,
-    MAX_BLOCK_BYTES,
-    WINDOW_BYTES,
-    Entry,
-    LayerIndex,
-    inflate,
+from omniload.base.compression.gzip_places import (
+    BrokenGzipError,
+    GzipPlace,
+    indexed_gzip,
+    places_of,
 )
+from omniload.base.compression.streams import inflate
+from omniload.base.errors import ConfigError, IntegrityError, StateError
+from omniload.base.log import get_logger
+from snapshot.image.layer.index import BLOCK, MAX_BLOCK_BYTES, Entry, LayerIndex
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.tar import ByteSource, read_table
 from snapshot.image.layer.toc import index_of_toc, zstd_place, zstd_toc
@@ -58,9 +52,6 @@ TAR_BLOCK_BYTES = 1 << 20
 # Uncompressed, between two places: what a small read costs, against 2 to 3 % of index.
 SPAN_BYTES = 1 << 20
 MAX_STREAM_BYTES = 1 << 40
-_HEAD = struct.Struct("<5sBBQQIII")
-_POINT = struct.Struct("<QQBB")
-_COPY_BYTES = 1 << 20
 
 
 def index_image(store: ImageStore, image: Image, cache: IndexCache) -> tuple[LayerIndex, ...]:
@@ -178,16 +169,6 @@ def _index_tar(path: Path, blob_digest: str) -> LayerIndex:
     )
 
 
-class _Place(NamedTuple):
-    """A place where decoding can start."""
-
-    blob_offset: int
-    stream_offset: int
-    bits: int
-    window: bytes
-    """Empty at the start of a member."""
-
-
 class _Hashing:
     """A source that hashes and counts what is read through it."""
 
@@ -226,15 +207,15 @@ def index_gzip(path: Path, blob_digest: str) -> LayerIndex:
     windows: list[bytes] = []
     compressor = zstandard.ZstdCompressor(level=3)
     for record, (point, following) in zip(blocks_B, pairwise(points), strict=True):
-        size = following.stream_offset - point.stream_offset
+        size = following.offset - point.offset
         if size > MAX_BLOCK_BYTES:
             raise IntegrityError(
                 f"layer {blob_digest}: {size} bytes without a place to start, more than "
                 f"{MAX_BLOCK_BYTES}; convert the image with 'omniload image convert'"
             )
-        record["stream_offset"], record["size"] = point.stream_offset, size
-        record["blob_offset"] = point.blob_offset
-        record["blob_size"] = following.blob_offset - point.blob_offset
+        record["stream_offset"], record["size"] = point.offset, size
+        record["blob_offset"] = point.raw_offset
+        record["blob_size"] = following.raw_offset - point.raw_offset
         record["bits"], record["window"] = point.bits, -1
         if point.window:
             record["window"] = len(windows)
@@ -244,7 +225,7 @@ def index_gzip(path: Path, blob_digest: str) -> LayerIndex:
         blob_digest=blob_digest,
         blob_bytes=blob_bytes,
         format="gzip",
-        stream_bytes=points[-1].stream_offset if points else 0,
+        stream_bytes=points[-1].offset if points else 0,
         diff_id=diff_id,
         blocks_B=blocks_B,
         windows_W=tuple(windows),
@@ -252,58 +233,37 @@ def index_gzip(path: Path, blob_digest: str) -> LayerIndex:
     )
 
 
-def _first_pass(path: Path, blob_digest: str) -> tuple[list[_Place], list[Entry], str]:
+def _first_pass(path: Path, blob_digest: str) -> tuple[list[GzipPlace], list[Entry], str]:
     """Decode the whole once: read the table, hash the stream, find the places."""
+    raw_bytes = path.stat().st_size
     try:
-        from indexed_gzip import IndexedGzipFile, NotCoveredError, ZranError  # noqa: PLC0415 -- an extra
-        from indexed_gzip.indexed_gzip import CrcError  # noqa: PLC0415 -- an extra
-    except ModuleNotFoundError as error:
-        raise missing_extra("a gzip layer", error) from error
-    try:
-        with IndexedGzipFile(
-            str(path), spacing=SPAN_BYTES, window_size=WINDOW_BYTES, readbuf_size=_COPY_BYTES
-        ) as file:
+        with (
+            path.open("rb") as blob,
+            indexed_gzip(blob, spacing_bytes=SPAN_BYTES, what="a gzip layer") as file,
+        ):
             source = _Hashing(file, layer=blob_digest)
             entries = list(read_table(source, layer=blob_digest))
             file.build_full_index()
             with tempfile.NamedTemporaryFile(prefix="omniload-") as exported:
-                # What can be asked of the library itself has neither bits nor windows.
                 file.export_index(filename=exported.name)
-                points = list(_points(Path(exported.name).read_bytes(), path.stat().st_size))
-    except (ZranError, CrcError, NotCoveredError, OSError) as error:
-        # A broken gzip has no number of the system's; a full disk says nothing of the layer.
+                points = list(places_of(Path(exported.name).read_bytes(), raw_bytes))
+    except (BrokenGzipError, OSError) as error:
+        # A full disk says nothing of the layer.
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
         raise IntegrityError(f"layer {blob_digest}: not a whole gzip: {error}") from error
     if source.size_bytes == 0:
         points = []
-    elif not points or points[-1].stream_offset != source.size_bytes:
-        points.append(_Place(path.stat().st_size, source.size_bytes, 0, b""))
+    elif not points or points[-1].offset != source.size_bytes:
+        points.append(GzipPlace(raw_bytes, source.size_bytes, 0, b""))
     return points, entries, f"sha256:{source.hasher.hexdigest()}"
-
-
-def _points(exported: bytes, blob_bytes: int) -> Iterator[_Place]:
-    """Read the library's export: a head, points, and a window for each point that needs one."""
-    magic, version, _, _, stream_bytes, _, window_bytes, count = _HEAD.unpack_from(exported)
-    if magic != b"GZIDX" or version > 1:
-        raise AssertionError(f"indexed_gzip exports {magic!r} version {version}; 1 is read")
-    at = _HEAD.size + count * _POINT.size
-    for number in range(count):
-        found = _POINT.unpack_from(exported, _HEAD.size + number * _POINT.size)
-        blob_offset, stream_offset, bits, has_window = found
-        window = exported[at : at + window_bytes] if has_window else b""
-        at += len(window)
-        if stream_offset >= stream_bytes:  # the end itself, where nothing is left to decode
-            yield _Place(blob_bytes, stream_bytes, 0, b"")
-            return
-        yield _Place(blob_offset, stream_offset, bits, window)
 
 
 def _second_pass(
     path: Path,
     blob_digest: str,
     blocks_B: np.ndarray[tuple[int], np.dtype[np.void]],
-    points: list[_Place],
+    points: list[GzipPlace],
     diff_id: str,
 ) -> None:
     """Decode block by block as a lazy read does, and write each digest into its record."""
@@ -312,14 +272,14 @@ def _second_pass(
         for number, (record, point) in enumerate(zip(blocks_B, points, strict=False)):
             # Deflate is a stream of bits: a place may begin within the byte before its own.
             early = 1 if point.bits else 0
-            file.seek(point.blob_offset - early)
+            file.seek(point.raw_offset - early)
             raw = file.read(int(record["blob_size"]) + early)
             try:
                 data = inflate(raw, point.bits, point.window, int(record["size"]))
             except zlib.error as error:
                 raise IntegrityError(
                     f"layer {blob_digest}: span {number}, {len(raw)} bytes at offset "
-                    f"{point.blob_offset - early}, does not decode alone: {error}; convert the "
+                    f"{point.raw_offset - early}, does not decode alone: {error}; convert the "
                     "image with 'omniload image convert'"
                 ) from error
             whole.update(data)

@@ -19,6 +19,7 @@ import numpy as np
 import orjson
 import zstandard
 
+from omniload.base.compression.streams import unzstd
 from omniload.base.errors import ConfigError, IntegrityError
 from snapshot.image.layer.index import (
     BLOCK,
@@ -31,7 +32,6 @@ from snapshot.image.layer.index import (
     LayerIndex,
     check_entry,
     clean_path,
-    unzstd,
 )
 from snapshot.oci.digest import hasher_of, verified
 from snapshot.oci.manifest import Descriptor, compression_of

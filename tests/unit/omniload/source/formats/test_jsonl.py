@@ -19,7 +19,7 @@ from omniload.mix.sources import JsonlSource, ShuffleConfig
 from omniload.source.formats import jsonl
 from omniload.source.formats.jsonl import JsonlFormat
 from omniload.source.formats.opening import open_format
-from omniload.source.parsing import compressed
+from omniload.source.parsing import compressed, cutting
 from omniload.source.patterns import find_files
 from omniload.source.spec import SourceSpec
 
@@ -138,7 +138,7 @@ def test_ranges_cover_the_file_and_end_at_newlines(content, ended, unit_bytes, c
     data = b"\n".join(content) + (b"\n" if ended else b"")
     chunks = (pa.py_buffer(data[at : at + chunk]) for at in range(0, len(data), chunk))
 
-    units = jsonl._ranges(chunks, unit_bytes)
+    units = cutting.line_ranges(chunks, unit_bytes)
 
     pieces = [data[a:b] for a, b in zip(units.starts.tolist(), units.stops.tolist(), strict=True)]
     assert b"".join(pieces) == data
@@ -198,17 +198,16 @@ def begun(monkeypatch):
     return begun
 
 
-def test_parts_of_a_compressed_shard_are_not_shuffled_over_all_shards(tmp_path):
-    for name in ("a.jsonl", "b.jsonl.gz"):
-        (tmp_path / name).write_bytes(gzip.compress(GOOD) if name.endswith("gz") else GOOD)
+def test_parts_of_small_compressed_shards_are_shuffled_over_all_shards_as_of_plain_ones(tmp_path):
+    for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl.zst"):
+        packed = {"gz": gzip.compress, "zst": zstandard.compress}.get(
+            name.rpartition(".")[2], bytes
+        )
+        (tmp_path / name).write_bytes(packed(GOOD))
     files = find_files(["*.jsonl*"], tmp_path, source="web")
     by_units = JsonlSource(type="jsonl", path="*.jsonl*", shuffle=ShuffleConfig(method="units"))
 
-    assert read(JsonlFormat(files[:1], by_units)) == ["one", "zwölf\n"]
-    with pytest.raises(
-        ConfigError, match=r"b\.jsonl\.gz: is compressed, and shuffle\.method: units"
-    ):
-        JsonlFormat(files, by_units)
+    assert read(JsonlFormat(files, by_units)) == ["one", "zwölf\n"] * 3
 
 
 def test_more_units_than_a_block_may_have_are_not_shuffled_in_full(tmp_path):

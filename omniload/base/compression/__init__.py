@@ -1,0 +1,1 @@
+"""Compressed streams that are entered in their middle."""

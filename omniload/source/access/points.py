@@ -1,0 +1,311 @@
+"""Places at which a compressed shard can be entered, and what keeps them.
+
+Shape suffixes:
+    P  places of a shard, rising      U  units of a shard
+"""
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+import orjson
+import xxhash
+import zstandard
+from numpy.typing import NDArray
+
+from omniload.base.compression.streams import WINDOW_BYTES, unzstd
+from omniload.base.errors import ConfigError, StateError
+from omniload.base.extras import install_line
+from omniload.base.log import get_logger
+from omniload.base.lru import Lru
+from omniload.base.reading import open_file
+from omniload.base.units import format_bytes
+from omniload.source.files import ShardFile
+from omniload.source.index import FileUnits, IndexCache, key_of_file, write_kept
+from omniload.source.parsing.beginnings import codec_of
+
+__all__ = [
+    "ACCESS_VERSION",
+    "NEAR_BYTES",
+    "SMALL_BYTES",
+    "AccessPoints",
+    "KeptPoints",
+    "Point",
+    "require_near",
+]
+
+ACCESS_VERSION = 1
+"""Version of a file of places, in its first line; one of another version counts as missing."""
+
+SMALL_BYTES = 8 << 20
+"""What a shard holds, decompressed, up to which it is entered at its first byte alone."""
+NEAR_BYTES = 64 << 20
+"""What may be decompressed on the way to a unit where units are read in any order."""
+
+_KEY = "omniload.access"
+_HEAD_BYTES, _MOST_BITS = 4 << 10, 7
+_HELD_BYTES = 64 << 20
+"""Places of all shards of a source together that are held in memory where no folder keeps them."""
+_log = get_logger(__name__)
+
+
+class Point(NamedTuple):
+    """A place where decoding can start."""
+
+    raw: int
+    """Byte of the file; where ``bits`` are more than none, the first of them lie in the byte before."""
+    place: int
+    """Byte of what the shard holds, decompressed."""
+    bits: int = 0
+    """High bits of the byte before that belong to what follows; of gzip alone."""
+    window: bytes = b""
+    """What lies before, of gzip alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessPoints:
+    """Where a shard can be entered, and a digest of each of its units: what is read by way of a place is compared."""
+
+    raws_P: NDArray[np.int64]
+    places_P: NDArray[np.int64]
+    """Rising, from above 0: at its first byte every shard can be entered."""
+    bits_P: NDArray[np.uint8]
+    windows_P: tuple[bytes, ...]
+    """As ``Point.window``, compressed with zstd; empty where a place needs none."""
+    digests_U: NDArray[np.uint64]
+    """xxh3 of what each unit holds, decompressed."""
+    farthest_bytes: int
+    """Most bytes from a place, or from the first byte, to the start of a unit that is entered there."""
+
+    @classmethod
+    def of(cls, points: Sequence[Point], units: FileUnits, digests: Sequence[int]) -> Self:
+        """Hold what was found of a shard.
+
+        Args:
+            points: Its places, rising.
+            units: Its units.
+            digests: Of each unit.
+        """
+        places_P = np.array([point.place for point in points], np.int64)
+        nearest_U = np.concatenate(([0], places_P))[
+            np.searchsorted(places_P, units.starts, side="right")
+        ]
+        compressor = zstandard.ZstdCompressor(level=3)
+        return cls(
+            raws_P=np.array([point.raw for point in points], np.int64),
+            places_P=places_P,
+            bits_P=np.array([point.bits for point in points], np.uint8),
+            windows_P=tuple(
+                compressor.compress(point.window) if point.window else b"" for point in points
+            ),
+            digests_U=np.array(digests, np.uint64),
+            farthest_bytes=int((units.starts - nearest_U).max(initial=0)),
+        )
+
+    def before(self, start: int) -> Point | None:
+        """Return the last place that is not behind a byte; ``None`` where that is the first byte of the shard."""
+        at = int(np.searchsorted(self.places_P, start, side="right")) - 1
+        if at < 0:
+            return None
+        window = self.windows_P[at]
+        return Point(
+            raw=int(self.raws_P[at]),
+            place=int(self.places_P[at]),
+            bits=int(self.bits_P[at]),
+            window=unzstd(window, WINDOW_BYTES) if window else b"",
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it takes, about."""
+        return sum(map(len, self.windows_P)) + 64 * len(self.raws_P) + 8 * len(self.digests_U)
+
+
+class KeptPoints:
+    """Places of the shards of a source: a file for each shard beside the index, or in memory where nothing is kept.
+
+    Args:
+        cache: Where the index of the source is kept.
+        kind: How its files are cut, as for ``index_of``.
+    """
+
+    def __init__(self, cache: IndexCache | None, kind: str) -> None:
+        self._folder = None if cache is None else cache.access_folder(kind)
+        self._held: Lru[str, AccessPoints] = Lru(_HELD_BYTES)
+        self._is_new = False
+        """Whether something was kept since what is not of the source was looked for."""
+
+    def keep(self, file: ShardFile, points: AccessPoints) -> None:
+        """Keep what was found of a shard, in place of what was found before."""
+        self._is_new = True
+        kept = self._folder is not None and write_kept(
+            self._path(self._folder, file), _encoded(file, points)
+        )
+        if not kept:
+            self._held.put(file.path, points, points.size_bytes)
+
+    def of(self, file: ShardFile) -> AccessPoints | None:
+        """Return what is kept of a shard as it is now; ``None`` where nothing is, or what is kept is damaged."""
+        held = self._held.get(file.path)
+        if held is not None or self._folder is None:
+            return held
+        path = self._path(self._folder, file)
+        try:
+            with open_file(path) as opened:
+                return _decoded(opened.read(), file)
+        except (FileNotFoundError, _OtherShardError):
+            return None
+        except (StateError, OSError, ValueError) as error:
+            _log.warning(
+                "%s: places cannot be read (%s); the shard is read from its start", path, error
+            )
+            return None
+
+    def farthest(self, file: ShardFile) -> int | None:
+        """Return ``AccessPoints.farthest_bytes`` of a shard without its places; ``None`` where nothing is kept."""
+        if (held := self._held.get(file.path)) is not None:
+            return held.farthest_bytes
+        if self._folder is None:
+            return None
+        try:
+            with open_file(self._path(self._folder, file)) as opened:
+                return int(_head_of(opened.read(_HEAD_BYTES), file)["farthest"])
+        except (StateError, OSError, ValueError):
+            return None
+
+    def keep_only(self, files: Sequence[ShardFile]) -> None:
+        """Once something was kept, remove what is of other shards: a folder would grow by all that there ever were."""
+        if self._folder is None or not self._is_new:
+            return
+        self._is_new = False
+        names = {self._path(self._folder, file).name for file in files}
+        with suppress(OSError):
+            for path in self._folder.iterdir():
+                if path.name not in names:
+                    path.unlink(missing_ok=True)
+
+    @staticmethod
+    def _path(folder: Path, file: ShardFile) -> Path:
+        path = file.path.encode(errors="surrogateescape")
+        return folder / f"{hashlib.blake2b(path, digest_size=12).hexdigest()}.access"
+
+
+def require_near(files: Sequence[ShardFile], kept: KeptPoints) -> None:
+    """Refuse shards whose units are far from where they can be entered, where those are read in any order.
+
+    Raises:
+        ConfigError: With what mends it.
+    """
+    for file in files:
+        distance = kept.farthest(file)
+        if distance is None or distance > NEAR_BYTES:
+            raise ConfigError(
+                f"{file.path}: shuffle.method: units enters a compressed shard in its middle, at most "
+                f"{format_bytes(NEAR_BYTES)} before what is wanted: {_said_of(file, distance)}, or write method: block"
+            )
+
+
+def _said_of(file: ShardFile, distance: int | None) -> str:
+    """Return why a shard cannot be entered near everything in it, and what mends that."""
+    if codec_of(file) == "gzip" and find_spec("indexed_gzip") is None:
+        return f"of gzip a package finds where, which is not installed; {install_line('gzip')}"
+    if distance is None:
+        return "where is kept nowhere; have indexes kept in a folder with room, by --cache-dir"
+    if codec_of(file) == "gzip":
+        return f"it has places up to {format_bytes(distance)} apart; write it in smaller shards"
+    return (
+        f"it has {format_bytes(distance)} in one frame of zstd, which is entered at its start; write it in many, "
+        f"zstd -dc {file.path} | pzstd > NEW.zst"
+    )
+
+
+class _OtherShardError(ValueError):
+    """What is kept is of another shard, or of this one at another time."""
+
+
+def _stamped(file: ShardFile) -> str:
+    """Return a digest of what tells a shard from another, or from itself at another time."""
+    key = "\0".join(map(str, key_of_file(file))).encode(errors="surrogateescape")
+    return hashlib.blake2b(key, digest_size=16).hexdigest()
+
+
+def _encoded(file: ShardFile, points: AccessPoints) -> bytes:
+    """Return a line of JSON, and behind it the columns one after the other, little-endian, and all windows."""
+    body = b"".join(
+        [
+            points.raws_P.astype("<i8").tobytes(),
+            points.places_P.astype("<i8").tobytes(),
+            points.digests_U.astype("<u8").tobytes(),
+            np.array(list(map(len, points.windows_P)), "<u4").tobytes(),
+            points.bits_P.tobytes(),
+            *points.windows_P,
+        ]
+    )
+    head = {
+        _KEY: ACCESS_VERSION,
+        "of": _stamped(file),
+        "places": len(points.raws_P),
+        "units": len(points.digests_U),
+        "farthest": points.farthest_bytes,
+        "check": xxhash.xxh3_128_hexdigest(body),
+    }
+    return orjson.dumps(head) + b"\n" + body
+
+
+def _head_of(data: bytes, file: ShardFile) -> dict[str, int | str]:
+    """Read the first line of what is kept of a shard.
+
+    Raises:
+        ValueError: It is none of this version, or not of this shard as it is now.
+    """
+    head = orjson.loads(data.partition(b"\n")[0])
+    if not isinstance(head, dict) or head.get(_KEY) != ACCESS_VERSION:
+        raise ValueError(f"it is not of version {ACCESS_VERSION}")
+    if head.get("of") != _stamped(file):
+        raise _OtherShardError("the shard is another by now")
+    if not all(isinstance(head.get(name), int) for name in ("places", "units", "farthest")):
+        raise ValueError("a number is missing in its first line")
+    return head
+
+
+def _decoded(data: bytes, file: ShardFile) -> AccessPoints:
+    """Read what is kept of a shard.
+
+    Raises:
+        ValueError: As for ``_head_of``, or it was altered or cut short.
+    """
+    head = _head_of(data, file)
+    body = data.partition(b"\n")[2]
+    if xxhash.xxh3_128_hexdigest(body) != head.get("check"):
+        raise ValueError("it was altered or cut short")
+    places, units = int(head["places"]), int(head["units"])
+    sizes = np.cumsum([0, 8 * places, 8 * places, 8 * units, 4 * places, places]).tolist()
+    raws_P, places_P, digests_U, lengths_P, bits_P = (
+        np.frombuffer(body[start:stop], dtype)
+        for start, stop, dtype in zip(
+            sizes, sizes[1:], ("<i8", "<i8", "<u8", "<u4", "u1"), strict=False
+        )
+    )
+    ends = (sizes[-1] + np.cumsum(lengths_P, dtype=np.int64)).tolist()
+    if (
+        (np.diff(places_P, prepend=0) < 0).any()
+        or raws_P.min(initial=1) < 1
+        or raws_P.max(initial=0) > file.size_bytes
+        or bits_P.max(initial=0) > _MOST_BITS
+    ):
+        raise ValueError("a place lies where none can be")
+    return AccessPoints(
+        raws_P=raws_P,
+        places_P=places_P,
+        bits_P=bits_P,
+        windows_P=tuple(
+            body[start:stop] for start, stop in zip([sizes[-1], *ends], ends, strict=False)
+        ),
+        digests_U=digests_U,
+        farthest_bytes=int(head["farthest"]),
+    )

@@ -1,0 +1,210 @@
+"""Compressed shards of lines that are read at any place."""
+
+import gzip
+import os
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.mix.sources import JsonlSource, ShuffleConfig
+from omniload.source.access import points, streams
+from omniload.source.access.points import KeptPoints
+from omniload.source.formats import jsonl
+from omniload.source.formats.jsonl import JsonlFormat
+from omniload.source.index import IndexCache
+from omniload.source.parsing import compressed
+from omniload.source.patterns import find_files
+
+RANDOM = random.Random(5)
+LINES = [
+    b'{"text": "%d %s"}\n' % (i, RANDOM.randbytes(RANDOM.randint(1, 400)).hex().encode())
+    for i in range(4_000)
+]
+DATA = b"".join(LINES)
+
+
+def in_parts(pack, size):
+    return b"".join(pack(DATA[at : at + size]) for at in range(0, len(DATA), size))
+
+
+PACKED = {
+    "frames.jsonl.zst": in_parts(zstandard.compress, 70_001),
+    "one_frame.jsonl.zst": zstandard.compress(DATA),
+    "one.jsonl.gz": gzip.compress(DATA),
+    "members.jsonl.gz": in_parts(gzip.compress, 65_280),
+}
+ENTERED = [name for name in PACKED if name != "one_frame.jsonl.zst"]
+
+
+@pytest.fixture(autouse=True)
+def near(monkeypatch):
+    """Have places lie near to one another, and be looked for at once."""
+    monkeypatch.setattr(streams, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(streams, "_GZIP_BYTES", 100_000)
+    monkeypatch.setattr(jsonl, "SMALL_BYTES", 1)
+    monkeypatch.setattr(compressed, "_NEAR_BYTES", 1)
+
+
+@pytest.fixture
+def opened(tmp_path):
+    def opens(name, method="block", packed=None, cache=True):
+        if packed is not None or not (tmp_path / name).exists():
+            (tmp_path / name).write_bytes(PACKED[name] if packed is None else packed)
+        files = find_files([name], tmp_path, source="web")
+        config = JsonlSource(
+            type="jsonl", path=name, unit=50_000, shuffle=ShuffleConfig(method=method)
+        )
+        return JsonlFormat(
+            files, config, IndexCache(folder=tmp_path / "cache", source="web") if cache else None
+        )
+
+    return opens
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Count the shards that were decompressed from their first byte."""
+    begun = []
+    stream_of = compressed.stream_of
+    monkeypatch.setattr(compressed, "stream_of", lambda file: begun.append(1) or stream_of(file))
+    return begun
+
+
+def texts(reader, unit):
+    column = reader.read_unit(unit).column
+    return [column[i].tobytes() for i in range(len(column))]
+
+
+def expected(reader, unit):
+    place = reader.units()[unit]
+    return [line[10:-2] for line in DATA[place.start : place.stop].splitlines()]
+
+
+@pytest.mark.parametrize("cache", [True, False], ids=["kept", "in memory"])
+@pytest.mark.parametrize("name", PACKED)
+def test_units_are_read_in_any_order_as_they_lie(opened, name, cache):
+    reader = opened(name, cache=cache)
+    last = len(reader.units()) - 1
+    assert last > 20
+
+    @given(st.lists(st.tuples(st.integers(0, last), st.booleans()), max_size=8))
+    def read_as_they_lie(units):
+        for unit, is_reached in units:
+            if is_reached:
+                reader.reach(unit)
+            assert texts(reader, unit) == expected(reader, unit)
+
+    read_as_they_lie()
+
+
+@pytest.mark.parametrize("name", ENTERED)
+def test_a_shard_is_entered_near_what_is_wanted_and_read_on_from_there(opened, begun, name):
+    reader = opened(name)
+    last = len(reader.units()) - 1
+    begun.clear()
+
+    for unit in (last, 7, 8, 9, last // 2, last // 2 + 1, last - 3):
+        assert texts(reader, unit) == expected(reader, unit)
+
+    assert begun == []
+
+
+def test_an_index_of_a_release_before_is_read_and_gains_places_where_they_are_asked_for(
+    opened, begun, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(jsonl, "NEAR_BYTES", 1)
+    monkeypatch.setattr(points, "NEAR_BYTES", 200_000)
+    reader = opened("one.jsonl.gz")
+    last = len(reader.units()) - 1
+    (folder,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
+    for path in folder.iterdir():
+        path.unlink()
+    begun.clear()
+
+    old = opened("one.jsonl.gz")
+    assert texts(old, last) == expected(old, last)
+    assert (list(folder.iterdir()), begun) == ([], [1])
+
+    anew = opened("one.jsonl.gz", method="units")
+    begun.clear()
+    assert texts(anew, last) == expected(anew, last)
+    assert (len(list(folder.iterdir())), begun) == (1, [])
+    for column in ("rows_U", "starts_U", "stops_U", "contents_F"):
+        assert np.array_equal(getattr(old.units(), column), getattr(anew.units(), column))
+
+
+def test_units_of_all_shards_are_shuffled_where_those_can_be_entered_nearby(opened, monkeypatch):
+    for module in (jsonl, points):
+        monkeypatch.setattr(module, "NEAR_BYTES", 300_000)
+
+    for name in ENTERED:
+        reader = opened(name, method="units")
+        assert texts(reader, 20) == expected(reader, 20)
+    with pytest.raises(
+        ConfigError, match=r"one_frame\.jsonl\.zst: shuffle\.method: units .* pzstd"
+    ):
+        opened("one_frame.jsonl.zst", method="units")
+
+    # A frame that is not large is near to its end.
+    for module in (jsonl, points):
+        monkeypatch.setattr(module, "NEAR_BYTES", len(DATA))
+    opened("one_frame.jsonl.zst", method="units")
+
+
+LIES = {
+    "another frame": lambda found: {"raws_P": np.roll(found.raws_P, 3)},
+    "another place": lambda found: {"places_P": found.places_P - 1_000},
+    "the middle of nowhere": lambda found: {"raws_P": found.raws_P + 11},
+    "the end": lambda found: {"raws_P": np.full_like(found.raws_P, 1 << 40)},
+    "other bits": lambda found: {"bits_P": (found.bits_P + 3) % 8},
+    "windows that are none": lambda found: {"windows_P": tuple(b"no" for _ in found.windows_P)},
+    "no windows": lambda found: {"windows_P": tuple(b"" for _ in found.windows_P)},
+    "windows of another place": lambda found: {
+        "windows_P": (*found.windows_P[3:], *found.windows_P[:3])
+    },
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+@pytest.mark.parametrize("name", ENTERED)
+def test_a_place_that_lies_is_not_believed(opened, monkeypatch, caplog, name, lie):
+    reader = opened(name)
+    kept_of = KeptPoints.of
+
+    def told(kept, file):
+        found = kept_of(kept, file)
+        return replace(found, **lie(found))
+
+    monkeypatch.setattr(KeptPoints, "of", told)
+    last = len(reader.units()) - 1
+
+    for unit in (last - 4, 12, last):
+        if unit == 12:
+            reader.reach(unit)
+        assert texts(reader, unit) == expected(reader, unit)
+
+    # Nothing of zstd, and no member of gzip, has a window: where none is wrong nothing is told.
+    is_told = "cannot be entered where its index says" in caplog.text
+    assert is_told == (
+        name == "one.jsonl.gz" or lie not in (LIES["no windows"], LIES["windows of another place"])
+    )
+
+
+def test_a_shard_changed_in_its_place_is_found_by_what_its_units_held(opened, tmp_path):
+    name = "stored.jsonl.gz"
+    reader = opened(name, packed=gzip.compress(DATA, 0))
+    last = len(reader.units()) - 1
+    before = (tmp_path / name).stat()
+    (tmp_path / name).write_bytes(gzip.compress(DATA.replace(b"a", b"b"), 0))
+    os.utime(tmp_path / name, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    with pytest.raises(
+        IntegrityError, match=r"bytes \d+ to \d+ are others than when it was indexed"
+    ):
+        reader.read_unit(last)
