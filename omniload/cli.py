@@ -59,7 +59,7 @@ _VERBS = {
     ),
     "show": (
         "omniload.commands.runs.show:show",
-        "Show how far a run has come: steps, shares against their targets, epochs, edits, groups of answers.",
+        "Show how far a run has come: steps, shares against their targets, epochs, edits, groups of answers, costs.",
     ),
     "simulate": (
         "omniload.commands.simulate:simulate",

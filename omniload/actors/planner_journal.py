@@ -1,20 +1,37 @@
-"""A planner's journal: where it lies, how it is gone on with, and what of the planner's commands it keeps."""
+"""A planner's journal: where it lies, how it is gone on with, what it keeps; and what ranks write beside it."""
 
 from collections.abc import Iterable
 from pathlib import Path
 
 from omniload.base.clock import Clock, SystemClock
-from omniload.base.errors import UnavailableError, system_refusals
+from omniload.base.errors import OmniloadError, UnavailableError, system_refusals
 from omniload.base.log import get_logger
 from omniload.base.retry import with_retries
-from omniload.machine.messages import AppendBase, AppendJournal, AppendWorld, PlannerCommand
+from omniload.machine.messages import (
+    AppendBase,
+    AppendJournal,
+    AppendWorld,
+    PlannerCommand,
+    TimesRead,
+)
 from omniload.machine.planner import Planner
+from omniload.mix.edits.edit import said_of
+from omniload.mix.edits.found import never_reached
+from omniload.mix.edits.history import History
 from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.place import journal_at
 from omniload.mix.journal.room import GIVE_UP_S, WAITS_S, Room
 from omniload.mix.journal.storage import JournalStorage
+from omniload.mix.journal.times import NO_TIMES, times_since
 
-__all__ = ["Kept", "claimed_place", "keep", "open_journal"]
+__all__ = [
+    "Kept",
+    "claimed_place",
+    "keep",
+    "open_journal",
+    "reported_times",
+    "warn_of_edits",
+]
 
 _LOG = get_logger(__name__)
 Kept = AppendJournal | AppendBase | AppendWorld
@@ -102,3 +119,24 @@ def _opened_patiently(folder: Path, url: str, room: Room, clock: Clock) -> Path 
     if has_refused:
         room.says("")
     return place
+
+
+def warn_of_edits(history: History, end: int) -> None:
+    """Tell of the edits that a run does not come to which ends before step ``end``."""
+    for edit in never_reached(history, end):
+        _LOG.warning("the run ends before edit %d holds: %s", edit.revision, said_of(edit.change))
+
+
+def reported_times(run_dir: Path | None, first: int) -> TimesRead:
+    """Return the latest compute times of a run's steps from ``first`` on; none where they cannot be read.
+
+    Args:
+        run_dir: Folder of the run; ``None`` for a plane without one.
+        first: The first step that is asked for.
+    """
+    # Figures never cost the run: the cost that holds stays.
+    try:
+        return TimesRead(times=NO_TIMES if run_dir is None else times_since(run_dir, first))
+    except OmniloadError as error:
+        _LOG.warning("no cost is fitted now: %s", error)
+        return TimesRead(times=NO_TIMES)

@@ -34,6 +34,7 @@ __all__ = [
     "split_rows",
     "stops_with_next",
     "unshifted",
+    "work_of",
 ]
 
 
@@ -277,6 +278,19 @@ def documents_of(part: Microbatch | CpSlice) -> Documents:
         positions=positions,
         pairs_P2=np.column_stack((second_P - 1, second_P)).astype(np.int64),
     )
+
+
+def work_of(part: Microbatch | CpSlice) -> tuple[int, int]:
+    """Return the tokens of the documents of some rows, and the sum of their squared lengths, as costs count them.
+
+    Documents that a sample joins and keeps apart count one by one; both sides of a pair are one, and padding is none.
+    """
+    starts = starts_inside(part.cu_seqlens, part.sources_D, part.columns_K)
+    bounds = with_starts(part.cu_seqlens, starts)
+    # A start inside a piece begins no padding: what is padding begins and ends at bounds of the rows.
+    holds = part.sources_D[part.cu_seqlens.searchsorted(bounds[:-1], side="right") - 1] >= 0
+    lengths = np.diff(bounds)[holds].astype(np.int64)
+    return int(lengths.sum()), int((lengths**2).sum())
 
 
 def _without_pairs(cu_seqlens: NDArray[np.int32], positions: NDArray[np.int32]) -> Documents:

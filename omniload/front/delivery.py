@@ -20,9 +20,10 @@ from typing import Any
 
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
+from omniload.batch.arrays import Arrays, SideStream
 from omniload.batch.microbatch import Batch, own_part
 from omniload.front.arguments import timeout_from
-from omniload.front.rows import Arrays, Fields, Labels, SideStream, TrainingBatch
+from omniload.front.rows import Fields, Labels, TrainingBatch
 
 __all__ = ["BatchForm", "CopyAhead", "turn_within"]
 

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn, Protocol, Self
 
 import numpy as np
@@ -22,11 +21,11 @@ from omniload.front.arguments import check_steps_left, require_rank, require_who
 from omniload.front.delivery import BatchForm, CopyAhead, turn_within
 from omniload.front.launch import group_of_torch
 from omniload.front.rows import PackedRows, TrainingBatch
-from omniload.mix.journal.losses import LossLog
-from omniload.mix.journal.rewards import RewardLog
+from omniload.mix.journal.notes import RunNotes
+from omniload.mix.journal.times import require_seconds
 from omniload.plan.groups.verdicts import checked_rewards, rewards_of_sources
 
-__all__ = ["Loader", "MixFacts", "OpenClient", "RunNotes"]
+__all__ = ["Loader", "MixFacts", "OpenClient"]
 
 _LOG = get_logger(__name__)
 _COPIED = (
@@ -103,15 +102,6 @@ def _end_dropped(pid: int, stack: ExitStack) -> None:
     # plane, which cannot wait for itself; and by no ``Thread``, whose locks the garbage collector may have interrupted.
     if pid == os.getpid():
         _thread.start_new_thread(stack.close, ())
-
-
-class RunNotes:
-    """What a rank notes in the folder of its run: figures of its loop."""
-
-    def __init__(self, run_dir: Path, rank: int, *, leads: bool = True) -> None:
-        """Note in ``run_dir``; ``leads`` where ``rank`` speaks for those that have the same batches."""
-        self.run_dir, self.leads = run_dir, leads
-        self.losses, self.rewards = LossLog(run_dir, rank), RewardLog(run_dir, rank)
 
 
 class Loader:
@@ -216,8 +206,15 @@ class Loader:
             self._ahead.begin(client.peek())
         return handed
 
-    def observe(self, rows: PackedRows, losses: object = None, *, rewards: object = None) -> None:
-        """Note the loss of each document, for ``omniload mix audit``, or rewards; policies go by both.
+    def observe(
+        self,
+        rows: PackedRows,
+        losses: object = None,
+        *,
+        rewards: object = None,
+        seconds: float | None = None,
+    ) -> None:
+        """Note the loss of each document, for ``omniload mix audit``, or rewards, which policies go by; or a time.
 
         It costs one copy of them to the host, and a line in the run's folder, which keeps the latest 64 MiB of each
         rank; without ``run_dir=`` nothing is kept. ``DynamicSampler`` notes the rewards of its rollouts by itself.
@@ -226,24 +223,29 @@ class Loader:
             rows: The batch that was handed out last, or one of its microbatches.
             losses: Loss of each of its labels, ``[R, T]``; any value where the label is -100.
             rewards: Reward of each answer of each of its ``pieces()``, ``[K, G]``; above 0 of a right answer.
+            seconds: What this rank took to compute with the rows, forward and backward, without waits for others:
+                ``balance.fit_every`` and ``omniload mix show`` fit the cost of documents to it.
 
         Raises:
             ConfigError: Losses have another shape than the labels, rewards another than the pieces, or the rows are
-                shared among cp peers; or neither is given.
+                shared among cp peers; or the seconds are none, or nothing is given.
         """
-        if losses is None and rewards is None:
-            raise ConfigError("observe is given neither losses nor rewards; give one of them")
+        if losses is rewards is seconds is None:
+            raise ConfigError("observe is given no losses, rewards or seconds; give one of them")
+        if seconds is not None:
+            took_s = require_seconds(seconds)
+            if self._notes is not None:
+                self._notes.times.add(self._open_once().next_step - 1, *rows.work(), took_s)
         if rewards is not None:
             self._note_rewards(rows, rewards)
         if losses is None:
             return
         # Checked even where nothing is kept: a try-out without a folder is told of wrong losses too.
         found = rows.losses_by_document(losses)
-        if self._notes is not None:
+        if (notes := self._notes) is not None:
             # Of the batch handed out last: the loop observes it before it asks for the next.
             step = self._open_once().next_step - 1
-            names = self.source_names
-            self._notes.losses.add(step, names, found.keys_K4, found.sums_K, found.labels_K)
+            notes.losses.add(step, self.source_names, found.keys_K4, found.sums_K, found.labels_K)
 
     def _note_rewards(self, rows: PackedRows, rewards: object) -> None:
         sources_K = np.array([piece.key[0] for piece in rows.pieces()], np.int64)

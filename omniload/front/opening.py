@@ -11,16 +11,19 @@ from typing import Literal, Unpack
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
 from omniload.base.extras import refuse_namesake
+from omniload.base.log import get_logger
 from omniload.base.state import Json
+from omniload.batch.arrays import Arrays, NumpyArrays
 from omniload.front.arguments import check_choices, steps_of, timeout_from
 from omniload.front.delivery import BatchForm
 from omniload.front.launch import DeviceMesh, Launch, Place, group_of_torch, launch_of, place_of
-from omniload.front.loader import Loader, MixFacts, OpenClient, RunNotes
+from omniload.front.loader import Loader, MixFacts, OpenClient
 from omniload.front.openers import OpenAlone, OpenTogether, torch_part
-from omniload.front.rows import Arrays, Labels, NumpyArrays
+from omniload.front.rows import Labels
 from omniload.front.settings import Settings
 from omniload.front.spec import Runtime, kept_in, spec_of
 from omniload.mix.config import MixConfig
+from omniload.mix.journal.notes import RunNotes
 from omniload.mix.run_record import RUN_RECORD_NAME
 from omniload.mix.sources import tags_of
 from omniload.plan.strategies import deals_images
@@ -32,6 +35,8 @@ __all__ = [
     "open_mix",
     "vocab_size_of",
 ]
+
+_LOG = get_logger(__name__)
 
 
 def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
@@ -88,7 +93,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     spec = spec_of(mix, split, settings, runtime, place, launch.restarts)
     spec = replace(kept_in(run_dir, mix, spec), num_steps=steps_of(steps))
     form = form_at(form_of(arrays, labels, device), place, launch.rank, spec.mix)
-    notes = _notes_in(spec.run_dir, launch, place)
+    notes = _notes_in(spec, launch, place)
     if launch.world_size == 1:
         loader = _loader_of(OpenAlone(spec), form, spec, state, notes, assumed_alone=rank is None)
         return _started(loader, spec, state)
@@ -108,10 +113,15 @@ def _started(loader: Loader, spec: PlaneSpec, state: Mapping[str, Json] | None) 
     return loader
 
 
-def _notes_in(run_dir: Path | None, launch: Launch, place: Place) -> RunNotes | None:
-    if run_dir is None:
+def _notes_in(spec: PlaneSpec, launch: Launch, place: Place) -> RunNotes | None:
+    """Return what this rank notes in the folder of its run; ``None`` without one, and what that costs is told."""
+    if spec.run_dir is None:
+        if spec.mix.balance.fit_every:
+            _LOG.warning(
+                "balance.fit_every fits no cost: ranks report times in the folder of a run; give run_dir="
+            )
         return None
-    return RunNotes(run_dir, launch.rank, leads=place.fetches(launch.rank))
+    return RunNotes(spec.run_dir, launch.rank, leads=place.fetches(launch.rank))
 
 
 def _refuse_misuse(split: str | None, run_dir: str | Path | None) -> None:

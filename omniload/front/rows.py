@@ -7,13 +7,14 @@ Shape suffixes:
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NoReturn, Protocol, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError
+from omniload.batch.arrays import Arrays
 from omniload.batch.images import EncodingArrays, ImageArrays, dealt_images, own_images
 from omniload.batch.microbatch import Batch, CpSlice, Microbatch, joined, rows_of
 from omniload.batch.rows import (
@@ -24,9 +25,10 @@ from omniload.batch.rows import (
     losses_by_document,
     pieces_of,
     unshifted,
+    work_of,
 )
 
-__all__ = ["Arrays", "Fields", "Labels", "NumpyArrays", "PackedRows", "SideStream", "TrainingBatch"]
+__all__ = ["Fields", "Labels", "PackedRows", "TrainingBatch"]
 
 Labels: TypeAlias = Literal["shifted", "unshifted"]
 """``shifted``: the label of a token is the next one, for a loop that compares logits and labels in place.
@@ -48,65 +50,6 @@ class Fields:
     """Of all its rows together."""
     parts: frozenset[str] = frozenset()
     """Of its microbatches."""
-
-
-class SideStream(Protocol):
-    """Copies tensors to a device beside what its user computes there."""
-
-    def copied(self, tensor: Any) -> Any:  # noqa: ANN401 -- the tensor type of whichever library
-        """Begin to copy a tensor of the host; return the copy, which nothing may use before ``arrive``."""
-        ...
-
-    def mark(self) -> object:
-        """Return a mark behind the copies begun so far."""
-        ...
-
-    def arrive(self, copies: Sequence[Any], mark: object) -> None:
-        """Have the user's stream wait for ``mark``; ``copies`` keep their memory until it is done with them."""
-        ...
-
-
-class Arrays(Protocol):
-    """Makes what the trainer computes with out of numpy arrays."""
-
-    def of(self, array: NDArray[Any]) -> Any:  # noqa: ANN401 -- the tensor type of whichever library
-        """Return ``array`` as a tensor that may be written to."""
-        ...
-
-    def check(self, device: object) -> None:
-        """Refuse a device that ``to`` cannot put tensors on.
-
-        Raises:
-            ConfigError: There is no such device here.
-        """
-        ...
-
-    def to(self, tensor: Any, device: object) -> Any:  # noqa: ANN401
-        """Return a tensor on a device."""
-        ...
-
-    def side_stream(self, device: object) -> SideStream | None:  # noqa: ARG002 -- of those that have any
-        """Return what copies to a device beside the trainer's work; ``None`` where nothing goes on beside it."""
-        return None
-
-
-class NumpyArrays(Arrays):
-    """Numpy itself, for JAX and for loops without torch."""
-
-    @override
-    def of(self, array: NDArray[Any]) -> NDArray[Any]:
-        return array
-
-    @override
-    def check(self, device: object) -> None:
-        raise ConfigError(
-            f"numpy arrays have no device {device!r}; install torch, or copy them by your own library"
-        )
-
-    @override
-    def to(self, tensor: NDArray[Any], device: object) -> NDArray[Any]:
-        self.check(device)
-        return tensor
 
 
 class PackedRows:
@@ -273,6 +216,13 @@ class PackedRows:
         # A tensor may lie on a device, in a type that numpy has not; one copy of 4 bytes a token.
         held = losses.detach().float().cpu() if hasattr(losses, "detach") else losses
         return losses_by_document(self._part, labels, np.asarray(held))
+
+    def work(self) -> tuple[int, int]:
+        """Return the tokens of the documents of the rows, and the sum of their squared lengths: what costs go by.
+
+        Padding counts as nothing; of rows that cp peers share, each has the work of the whole.
+        """
+        return work_of(self._part)
 
     @property
     def label_form(self) -> Labels:

@@ -32,6 +32,7 @@ class Settings(TypedDict, total=False):
     quadratic: float
     encoder_linear: float
     encoder_quadratic: float
+    fit_every: int | str
     balance_strategy: str
     balance_cost: str
     balance_method: Literal["greedy_swap", "karmarkar_karp", "none"]
@@ -39,6 +40,7 @@ class Settings(TypedDict, total=False):
     balance_quadratic: float
     balance_encoder_linear: float
     balance_encoder_quadratic: float
+    balance_fit_every: int | str
     memory: int | str
     spill: str
     token_cache: Mapping[str, Any] | None

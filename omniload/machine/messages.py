@@ -12,6 +12,7 @@
     board of the heartbeats --RanksLost--> a planner that took over
     roster --ConstructorReplaced--> planner --Republish--> the new data constructor
     roster --LoaderReplaced--> planner --TakeOver, ReadAhead--> the new source loader
+    planner --ReadTimes--> compute times of the run --TimesRead--> planner --KeepEdits--> edits of the run
     scaler --HandedOver--> source loader, before others of the plane hear of the next one
 """
 
@@ -27,6 +28,7 @@ from omniload.mix.edits.edit import Change
 from omniload.mix.edits.history import History
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.journal.records import StepRecord
+from omniload.mix.journal.times import MeasuredTimes
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
 from omniload.plan.records import StepPlan
@@ -47,6 +49,7 @@ __all__ = [
     "PublishPlans",
     "RanksLost",
     "ReadAhead",
+    "ReadTimes",
     "ReleaseSamples",
     "ReleaseSteps",
     "Republish",
@@ -57,6 +60,7 @@ __all__ = [
     "Started",
     "StepTaken",
     "TakeOver",
+    "TimesRead",
 ]
 
 
@@ -147,6 +151,13 @@ class ResizeAsked:
         return self if self.generation is not None else replace(self, generation=generation + 1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimesRead:
+    """Compute times that ranks have reported."""
+
+    times: MeasuredTimes
+
+
 PlannerEvent = (
     Started
     | SamplesReported
@@ -156,6 +167,7 @@ PlannerEvent = (
     | ConstructorReplaced
     | ChangeAsked
     | ResizeAsked
+    | TimesRead
 )
 
 
@@ -227,6 +239,14 @@ class AppendBase:
     def content(self) -> JsonObject:
         """What the journal keeps."""
         return self.state.to_json(self.names, self.fingerprint, self.edits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTimes:
+    """Read the compute times that ranks have reported, for ``TimesRead``; a plane without a folder has none."""
+
+    first: int
+    """First step that times are wanted of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +326,7 @@ PlannerCommand = (
     | AppendBase
     | AppendWorld
     | KeepEdits
+    | ReadTimes
     | ServeWorld
     | PublishPlans
     | Republish

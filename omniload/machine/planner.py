@@ -11,7 +11,6 @@ from typing import assert_never
 from omniload.base.state import JsonObject
 from omniload.machine.columns import SampleMetadata
 from omniload.machine.messages import (
-    AppendBase,
     AppendJournal,
     AppendWorld,
     ChangeAsked,
@@ -33,6 +32,7 @@ from omniload.machine.messages import (
     Started,
     StepTaken,
     TakeOver,
+    TimesRead,
 )
 from omniload.machine.progress import Waits
 from omniload.machine.queue import (
@@ -47,8 +47,8 @@ from omniload.machine.queue import (
 )
 from omniload.machine.scaling.coming import Demand, Foresight
 from omniload.machine.scaling.leads import Leads
-from omniload.machine.steps import BadRecords, PlannedSteps, RankSteps
-from omniload.machine.strategy import place
+from omniload.machine.steps import BadRecords, PlannedSteps, RankSteps, base_due
+from omniload.machine.strategy import CostFits, place
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import Edit
 from omniload.mix.edits.found import require_open, take_up
@@ -64,10 +64,6 @@ from omniload.plan.window import steps_together
 from omniload.plan.world import World, require_follows
 
 __all__ = ["Planner"]
-
-_BASE_EVERY = 1024
-"""Steps between two whole states in the journal, at least as many as may be planned ahead: a planner that takes over
-reads from the last but one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,6 +104,7 @@ class Planner:
     """Loss masks, documents and images of the samples in the queues."""
     _foresight: Foresight = field(default_factory=Foresight, init=False)
     _bad: BadRecords = field(init=False)
+    _costs: CostFits = field(init=False)
     _resumed: MixState = field(init=False)
     """The state that this life began with."""
     _demand: Demand | None = field(default=None, init=False)
@@ -121,6 +118,7 @@ class Planner:
         self._queues = queues_of(self.state.widened(len(self.names)))
         self.overlong_S = [0] * len(self._queues)
         self._bad = BadRecords(queues=self._queues)
+        self._costs = CostFits(first=self.state.step)
         self._resumed = self.state
         self._steps = PlannedSteps.of((self.state, *self.known))
         step = max(self.state.step, self.world.step)
@@ -157,6 +155,9 @@ class Planner:
                 return self._take_change(event)
             case ResizeAsked():
                 return self._resize(event)
+            case TimesRead(times=times):
+                self._costs.hear(self.history, times)
+                return () if self.has_ended else tuple(self._advance(()))
             case _:
                 assert_never(event)
 
@@ -234,7 +235,7 @@ class Planner:
         require_follows(self.world, world, self.mix, range(self._kept_from, self.planned + 1))
         self.world, self._demand = world, None  # whom the next plan is for has changed
         self.ranks = RankSteps.at(world.ranks(), world.step)
-        self._steps.place_again(self.history.latest, world)
+        self._steps.place_again(self.history, world)
         serve = ServeWorld(world=world, windows=self._steps.windows)
         return (AppendWorld(world=world), serve, *self._release(), *self._advance(()))
 
@@ -279,10 +280,12 @@ class Planner:
             self._metadata.forget(s, self._queues[s].table.stop)
         self._bad.update(changed, self.history, self.state, self.positions_per_epoch_S)
         begun = with_begun(self.history, self.state, self.positions_per_epoch_S)
+        self._demand = self._demand if begun is self.history else None
+        begun, reads = self._costs.at(begun, self.state.step, planned=self.planned)
         if begun is self.history:
-            return []
-        self.history, self.state, self._demand = begun, begun.entered(self.state)[1], None
-        return [KeepEdits(history=self.history)]
+            return [*reads]
+        self.history, self.state = begun, begun.entered(self.state)[1]
+        return [KeepEdits(history=self.history), *reads]
 
     def _room(self) -> int:
         """Return how many steps may be planned now; 0 until there is room for as many as go together."""
@@ -322,11 +325,7 @@ class Planner:
             self._steps.reach(self.state)
             plans.append(plan)
             commands.append(AppendJournal(before, plan, self.state, mix.names, bad))
-            if self.state.step % _BASE_EVERY == 0:
-                beside = self.history.state_fields_at(self.state.mix_revision, self.fingerprint)
-                commands.append(AppendBase(state=self.state, **beside))
-                if self.world.generation:  # for a planner that reads from this base on
-                    commands.append(AppendWorld(world=self.world))
+            commands += base_due(self.history, self.state, self.fingerprint, self.world)
         if not plans:
             return []
         draw_window(self._queues, window[: len(plans)], self.overlong_S)

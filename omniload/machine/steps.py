@@ -5,7 +5,7 @@ Shape suffixes:
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import IntegrityError, StateError
-from omniload.machine.messages import RanksLost, StepTaken
+from omniload.machine.messages import AppendBase, AppendWorld, RanksLost, StepTaken
 from omniload.machine.progress import Waits, rank_name
 from omniload.machine.queue import SampleQueue
 from omniload.machine.strategy import place_again
-from omniload.mix.config import MixConfig
 from omniload.mix.edits.history import History
 from omniload.mix.state import MixState
 from omniload.plan.records import StepPlan
@@ -28,7 +27,12 @@ __all__ = [
     "PlannedSteps",
     "Rank",
     "RankSteps",
+    "base_due",
 ]
+
+_BASE_EVERY = 1024
+"""Steps between two whole states in the journal, at least as many as may be planned ahead: a planner that takes over
+reads from the last but one."""
 
 
 Rank = tuple[int, int]
@@ -86,12 +90,30 @@ class PlannedSteps:
         for old in [s for s in self._states if s < step]:
             del self._states[old]
 
-    def place_again(self, mix: MixConfig, world: World) -> None:
+    def place_again(self, history: History, world: World) -> None:
         """Place the steps of a world on its ranks; plans before it are let go: ranks have their steps behind them."""
         cut = [[plan for plan in plans if plan.step >= world.step] for plans in self._windows]
         self._windows = deque(
-            tuple(place_again(mix, world.tree, plan) for plan in plans) for plans in cut if plans
+            # Each by the mix of its step: a later one may have another cost.
+            tuple(
+                place_again(history.of_revision(plan.mix_revision), world.tree, plan)
+                for plan in plans
+            )
+            for plans in cut
+            if plans
         )
+
+
+def base_due(
+    history: History, state: MixState, fingerprint: Mapping[str, str], world: World
+) -> tuple[AppendBase | AppendWorld, ...]:
+    """Return the records of a whole state that the journal is due before the step of ``state``; most often none."""
+    if state.step % _BASE_EVERY:
+        return ()
+    beside = history.state_fields_at(state.mix_revision, fingerprint)
+    base = AppendBase(state=state, **beside)
+    # With the ranks: a planner that takes over reads from this base on.
+    return (base, AppendWorld(world=world)) if world.generation else (base,)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,19 +1,24 @@
-"""The strategy that a mix file names, run on the rows of a step.
+"""The strategy that a mix file names, run on the rows of a step, and the cost that it deals them by.
 
 The strategies themselves, chains of the paper's primitives, stand in ``omniload.plan.strategies``.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omniload.batch.rows import stops_with_next
+from omniload.machine.messages import ReadTimes
 from omniload.mix.config import MixConfig
+from omniload.mix.edits.edit import MOST_EDITS, Edit, FitCost
+from omniload.mix.edits.history import History
+from omniload.mix.journal.times import MeasuredTimes
 from omniload.mix.state import MixState
 from omniload.plan.cost import QuadraticCost
 from omniload.plan.dgraph import DGraph
+from omniload.plan.fitting import Unfitted, fitted_cost
 from omniload.plan.images.dealt import ImagePlan
 from omniload.plan.images.table import ImageTable
 from omniload.plan.membership import Membership
@@ -29,9 +34,14 @@ from omniload.plan.strategies import (
     strategy_of,
 )
 
-__all__ = ["dealt_by_chain", "place", "place_again"]
+__all__ = ["CostFits", "dealt_by_chain", "place", "place_again"]
 
 _LENGTHS_ALONE = PieceFacts()
+_LEAST_MOVE = 0.05
+"""Share of token pairs in the work by which a fit differs from the cost that holds: below it rows stay about where they
+are."""
+_MOST_FITS = 256
+"""Costs that a run may have fitted: each is an edit, which every later state carries."""
 
 
 class _Dealt(TypedDict):
@@ -156,3 +166,66 @@ def dealt_by_chain(
         "imbalance": placement.imbalance,
         "bound": placement.bound,
     }
+
+
+@dataclass(slots=True, kw_only=True)
+class CostFits:
+    """Fits the cost to the times that ranks report, where the mix says how often.
+
+    Times are measured, and two runs of a seed have others. So what they came to is an edit, which holds from a step on
+    that no rank has heard of: a resume, and a planner that takes over, deal every step as it was dealt.
+    """
+
+    first: int
+    """First step of this life: times before it may be of other processors."""
+    _due: int | None = field(default=None, init=False)
+    """Step from which times are read next; ``None`` before the first look."""
+    _found: FitCost | None = field(default=None, init=False)
+    """What holds as soon as it may."""
+
+    def hear(self, history: History, times: MeasuredTimes) -> None:
+        """Fit the cost to times; one that differs little from what holds changes nothing."""
+        fitted, balance = fitted_cost(times), history.latest.balance
+        self._found = None
+        if not balance.fit_every or isinstance(fitted, Unfitted):
+            return
+        held = fitted.pair_share_by(balance.linear, balance.quadratic)
+        if abs(fitted.pair_share - held) >= _LEAST_MOVE:
+            self._found = FitCost(
+                linear=fitted.cost.linear,
+                quadratic=fitted.cost.quadratic,
+                measured=fitted.measured,
+                residual=round(fitted.residual, 6),
+            )
+
+    def at(
+        self, history: History, step: int, *, planned: int
+    ) -> tuple[History, tuple[ReadTimes, ...]]:
+        """Return the history with the cost that was found, and the times that are due, as a step begins.
+
+        Args:
+            history: The mix and its edits.
+            step: The step.
+            planned: First step that neither this planner nor a lost one has planned: ranks may have those before it.
+        """
+        every = history.base.balance.fit_every
+        if not every:
+            return history, ()
+        if self._found is not None and step == planned and _has_room(history, step):
+            edit = Edit(revision=len(history.edits) + 1, step=step, change=self._found, stages=())
+            history, self._found = replace(history, edits=(*history.edits, edit)), None
+        if self._due is not None and step < self._due:
+            return history, ()
+        reads = () if self._due is None else (ReadTimes(first=self.first),)
+        self._due = step + every
+        return history, reads
+
+
+def _has_room(history: History, step: int) -> bool:
+    """Return whether an edit that nobody asks for may begin at a step."""
+    # Behind all others: an edit of a step to come is made for the edits that were there before it.
+    if step < history.edited_to:
+        return False
+    waiting = sum(stage.waits for stage in history.base.mix.stages)
+    fits = sum(isinstance(edit.change, FitCost) for edit in history.edits)
+    return fits < _MOST_FITS and len(history.edits) < MOST_EDITS - waiting

@@ -17,7 +17,7 @@ from omniload.base.config import StrictModel, fault_at, raise_faults, validated
 from omniload.base.settings.include import read_settings
 from omniload.base.settings.quantities import Count
 from omniload.mix.columns import ALWAYS_USED, WholeColumn
-from omniload.mix.runtime import LoaderConfig, RuntimeConfig
+from omniload.mix.runtime import BalanceConfig, LoaderConfig, RuntimeConfig
 from omniload.mix.schema.amounts import faults_of_amounts
 from omniload.mix.schema.caps import faults_of_caps, faults_of_waits
 from omniload.mix.schema.cuts import documents_cut, no_sequences
@@ -26,7 +26,6 @@ from omniload.mix.schema.splits import TRAIN, Splits
 from omniload.mix.schema.stages import LARGEST_STEP, Stage, WeightsConfig, came_with_version_2
 from omniload.mix.schema.token_steps import names_tokens, with_steps
 from omniload.mix.schema.tokenizers import BpeTokenizer, ByteTokenizer, TokenizerConfig
-from omniload.mix.schema.weights import LARGEST_NUMBER
 from omniload.mix.sources import (
     JsonlSource,
     Name,
@@ -105,32 +104,6 @@ class BatchConfig(StrictModel):
     def columns_used(self) -> tuple[str, ...]:
         """Every column that becomes part of a batch; masks, pairs, images and documents wherever it has any."""
         return (*ALWAYS_USED, *self.columns)
-
-
-class BalanceConfig(StrictModel):
-    """How rows are dealt to ranks and microbatches."""
-
-    strategy: Name = "balanced"
-    """Strategy: ``balanced``, ``in_order``, ``by_length``, ``hybrid`` (rows, and images apart from them), or one that
-    an installed distribution registers."""
-    cost: Name = "quadratic"
-    """Cost of a document: ``quadratic`` of its length, or a function that an installed distribution registers."""
-    method: Literal["greedy_swap", "karmarkar_karp", "none"] = "greedy_swap"
-    """Balancing algorithm; ``none`` deals rows in order."""
-    linear: float = Field(default=768.0, ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)
-    """Cost of a token; six times the width of the model is its feed-forward part."""
-    quadratic: float = Field(default=1.0, ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)
-    """Cost of a token pair within a document: attention."""
-    encoder_linear: float = Field(default=768.0, gt=0, le=LARGEST_NUMBER, allow_inf_nan=False)
-    """Cost of a patch in the encoder of images, for ``hybrid``; six times its width is its feed-forward part."""
-    encoder_quadratic: float = Field(default=1.0, ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)
-    """Cost of a pair of patches of one image there."""
-
-    @model_validator(mode="after")
-    def _some_cost(self) -> Self:
-        if self.linear == 0 and self.quadratic == 0:
-            raise fault_at("linear and quadratic are both 0; give a cost to balance", "linear")
-        return self
 
 
 class MixConfig(StrictModel):

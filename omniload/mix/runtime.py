@@ -2,34 +2,29 @@
 
 import ipaddress
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
-from typing_extensions import override
 
 from omniload.base.config import StrictModel, fault_at
-from omniload.base.errors import ConfigError
-from omniload.base.settings.quantities import Bytes, Seconds
+from omniload.base.settings.quantities import Bytes, Count, Seconds
 from omniload.base.units import parse_ports
+from omniload.mix.schema.places import EnvConfig, PlaceConfig
 from omniload.mix.schema.splits import Name
+from omniload.mix.schema.weights import LARGEST_NUMBER
 
 __all__ = [
-    "AsksConfig",
-    "EnvConfig",
+    "BalanceConfig",
     "LoaderConfig",
-    "LoaderPlaceConfig",
-    "PlaceConfig",
     "RuntimeConfig",
     "ScalingConfig",
     "ShardCacheConfig",
     "TokenCacheConfig",
 ]
 
-Text = Annotated[str, Field(min_length=1, max_length=253)]
-"""A word that Ray was given where its nodes were started."""
 _SHOWN = 12
 """Names that a message lists."""
 _HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
@@ -37,18 +32,44 @@ _INTERFACE = re.compile(r"[^\s/:]{1,15}")
 """What the kernel takes for the name of an interface."""
 _NUMBERS = re.compile(r"[0-9./]+")
 _LARGEST_PORT = 65_535
-_RAYS_OWN = {
-    "CPU": "give cpus",
-    "memory": "give memory",
-    "GPU": "no role computes on one: leave it out",
-    "object_store_memory": "what is in the object store is counted there: leave it out",
-}
-"""Resources that every node has, and what is said in their place."""
-_OF_CODE = ("LD_", "PYTHON", "RAY_")
-"""What the names of variables begin with that a mix file may not set: it names no code."""
-_SECRET = re.compile("SECRET|TOKEN|PASSW|CREDENTIAL|_KEY$|_KEY_", re.IGNORECASE)
 _BUCKETS = frozenset({"s3", "gs", "gcs", "abfs", "abfss"})
 """Stores whose URLs name a bucket or a container first."""
+
+
+class BalanceConfig(StrictModel):
+    """How rows are dealt to ranks and microbatches."""
+
+    strategy: Name = "balanced"
+    """Strategy: ``balanced``, ``in_order``, ``by_length``, ``hybrid`` (rows, and images apart from them), or one that
+    an installed distribution registers."""
+    cost: Name = "quadratic"
+    """Cost of a document: ``quadratic`` of its length, or a function that an installed distribution registers."""
+    method: Literal["greedy_swap", "karmarkar_karp", "none"] = "greedy_swap"
+    """Balancing algorithm; ``none`` deals rows in order."""
+    linear: float = Field(default=768.0, ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)
+    """Cost of a token; six times the width of the model is its feed-forward part."""
+    quadratic: float = Field(default=1.0, ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)
+    """Cost of a token pair within a document: attention."""
+    encoder_linear: float = Field(default=768.0, gt=0, le=LARGEST_NUMBER, allow_inf_nan=False)
+    """Cost of a patch in the encoder of images, for ``hybrid``; six times its width is its feed-forward part."""
+    encoder_quadratic: float = Field(default=1.0, ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)
+    """Cost of a pair of patches of one image there."""
+    fit_every: Count = Field(default=0, ge=0, le=10**9, exclude_if=lambda value: value == 0)
+    """Steps between two fits of ``linear`` and ``quadratic`` to the compute times that ranks report by
+    ``loader.observe(rows, seconds=...)``: where they are off, an edit of the run has others from the next step on. With
+    0 what is declared holds. It needs ``run_dir``; the samples of a step stay."""
+
+    @model_validator(mode="after")
+    def _some_cost(self) -> Self:
+        if self.linear == 0 and self.quadratic == 0:
+            raise fault_at("linear and quadratic are both 0; give a cost to balance", "linear")
+        if self.fit_every and self.cost != "quadratic":
+            raise fault_at(
+                f"fit_every is {self.fit_every}, and cost {self.cost!r}; the cost 'quadratic' alone has coefficients "
+                "to fit, leave fit_every out",
+                "fit_every",
+            )
+        return self
 
 
 class TokenCacheConfig(StrictModel):
@@ -145,106 +166,6 @@ class ScalingConfig(StrictModel):
                 f"runtime.scaling.least is {self.least}, more than most, {self.most}; lower it or raise most"
             )
         return self
-
-
-class AsksConfig(StrictModel):
-    """What each process of a role asks of a Ray that runs already, which starts it where so much is free."""
-
-    cpus: Annotated[float, Field(ge=0, le=4096)] = 0.0
-    """Cores of Ray's count; 0 asks for none, and takes what is there."""
-    memory: Bytes = 0
-    """Memory of Ray's count; 0 asks for none. Ray counts it and bounds nobody by it."""
-
-    def asked(self) -> dict[str, float]:
-        """Return the amount of each resource of Ray that is asked for, by the names that nodes have it under."""
-        each = {"CPU": self.cpus, "memory": float(self.memory)}
-        return {name: amount for name, amount in each.items() if amount}
-
-
-class LoaderPlaceConfig(AsksConfig):
-    """Nodes that source loaders and their shadows are on: those for which all of this holds."""
-
-    without_gpu: bool = False
-    """Only nodes that have no GPU by Ray's count."""
-    labels: dict[Text, str] = Field(default_factory=dict)
-    """Labels of the node, each with this value, such as ``{ray.io/node-group: readers}`` of KubeRay."""
-    resources: dict[Text, Annotated[float, Field(gt=0, le=1e9)]] = Field(default_factory=dict)
-    """Resources of the user's own that each loader asks for, such as ``{readers: 1}``: only nodes that have them."""
-
-    @field_validator("resources")
-    @classmethod
-    def _are_the_users_own(cls, resources: dict[str, float]) -> dict[str, float]:
-        for name in sorted(resources.keys() & _RAYS_OWN.keys()):
-            raise ValueError(f"found {name!r}, a resource of Ray's own; {_RAYS_OWN[name]}")
-        return resources
-
-    @override
-    def asked(self) -> dict[str, float]:
-        return super().asked() | self.resources
-
-
-class PlaceConfig(StrictModel):
-    """Where roles are in a Ray that runs already, and what they ask of it; none of this changes what is trained on."""
-
-    loaders: LoaderPlaceConfig | None = None
-    """Source loaders are spread over such nodes, each shadow on another one than its loader where there are several. By
-    default they are on the opener's node. Their sources must be there under the same paths."""
-    planner: AsksConfig = AsksConfig()
-    """What the planner asks for; it is on the opener's node."""
-    constructors: AsksConfig = AsksConfig()
-    """What each data constructor asks for; they are beside their ranks."""
-    wait: Annotated[Seconds, Field(gt=0)] = 300.0
-    """Longest that opening waits for nodes with room for all of them, before it says what is missing where."""
-
-
-Variable = Annotated[str, Field(min_length=1, max_length=128, pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
-
-
-class EnvConfig(StrictModel):
-    """Variables of the environment that roles have in a Ray that runs already, beside those of its nodes."""
-
-    set: dict[Variable, str] = Field(default_factory=dict)
-    """Variables of all roles, as Ray's ``runtime_env`` sets them before their processes begin. Ray shows them to
-    whoever may look at its jobs, and the run's folder keeps them: no secrets."""
-    pass_on: list[Variable] = Field(default_factory=list, max_length=256)
-    """Names of variables that the process which opens the plane has, such as ``AWS_SECRET_ACCESS_KEY``: the planner and
-    source loaders have them too. No value is written to a file, a log or Ray's tables."""
-
-    @field_validator("set", "pass_on")
-    @classmethod
-    def _name_no_code(cls, named: Collection[str]) -> Collection[str]:
-        for name in named:
-            if name.startswith(_OF_CODE):
-                raise ValueError(
-                    f"found {name!r}, which says what code a process runs, or is Ray's own; set it where the nodes of "
-                    "Ray are started"
-                )
-        return named
-
-    @field_validator("set")
-    @classmethod
-    def _holds_no_secret(cls, variables: dict[str, str]) -> dict[str, str]:
-        for name in variables:
-            if _SECRET.search(name):
-                raise ValueError(
-                    f"found {name!r}, which is a secret by its name; set it where rank 0 is started and name it in "
-                    "pass_on"
-                )
-        return variables
-
-    def passed_on(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that roles are handed of a process's environment.
-
-        Raises:
-            ConfigError: The process has not one of them.
-        """
-        missing = [name for name in self.pass_on if name not in environment]
-        if missing:
-            raise ConfigError(
-                f"runtime.env.pass_on names {missing[:_SHOWN]}, which the process that opens the data plane has not; "
-                "set them where it is started, or leave them out"
-            )
-        return {name: environment[name] for name in self.pass_on}
 
 
 class RuntimeConfig(StrictModel):

@@ -27,7 +27,7 @@ _NAMES = frozenset(
         *("status.json", "writers.json", "train.json", "log.jsonl"),
     }
 )
-_FOLDERS = frozenset({"logs", "losses", "rewards"})
+_FOLDERS = frozenset({"logs", "losses", "rewards", "times"})
 _FIRST_BYTES = 64
 _OF_RUN = re.compile(rb'\s*\{\s*"version":\s*\d+,\s*"(?:base|lives)":')
 """How a journal begins, and the record of a run."""

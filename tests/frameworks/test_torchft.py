@@ -9,10 +9,10 @@ import pytest
 import omniload
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
+from omniload.batch.arrays import NumpyArrays
 from omniload.client import Client
 from omniload.front.delivery import BatchForm
 from omniload.front.loader import Loader
-from omniload.front.rows import NumpyArrays
 from omniload.machine.messages import ResizeAsked
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_corpus

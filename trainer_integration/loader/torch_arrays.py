@@ -13,9 +13,9 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError, UnavailableError
+from omniload.batch.arrays import Arrays, SideStream
 from omniload.front.launch import Launch
 from omniload.front.rendezvous import Rendezvous
-from omniload.front.rows import Arrays, SideStream
 from trainer_integration.loader.start_number import agreed_start, has_agents_store
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from omniload.actors.gate import CLOSED
 from omniload.actors.heartbeat_board import Activity
-from omniload.actors.planner_journal import Kept, keep
+from omniload.actors.planner_journal import Kept, keep, reported_times, warn_of_edits
 from omniload.actors.roles.links import (
     ConstructorLink,
     ConstructorLinks,
@@ -36,6 +36,7 @@ from omniload.machine.messages import (
     PublishPlans,
     RanksLost,
     ReadAhead,
+    ReadTimes,
     ReleaseSamples,
     Republish,
     ResizeAsked,
@@ -48,9 +49,7 @@ from omniload.machine.planner import Planner
 from omniload.machine.progress import Task
 from omniload.machine.steps import Rank
 from omniload.mix.edits.answers import EditTaken
-from omniload.mix.edits.edit import said_of
 from omniload.mix.edits.edits_file import write_history
-from omniload.mix.edits.found import never_reached
 from omniload.mix.edits.history import History
 from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.room import Room
@@ -346,12 +345,11 @@ class PlannerShell:
             match command:
                 case ReadAhead() | ReleaseSamples() | TakeOver():
                     self._loaders.tell(command)
-                case KeepEdits(history=history) if self._run_dir is not None:
-                    # Before the commands behind it: no step is journaled under an edit that nobody would find again.
-                    with self._activity.doing("writes edits of the run") as self._room.says:
-                        write_history(self._run_dir, history, self._room)
-                case KeepEdits():
-                    pass  # a plane without a folder, after which nobody goes on
+                case KeepEdits(history=history):
+                    self._keep_edits(history)
+                case ReadTimes(first=first):
+                    with self._activity.doing("reads compute times of ranks"):
+                        self._events.put(reported_times(self._run_dir, first))
                 case Republish():
                     self._constructors.tell_again(command)
                 case PublishPlans(plans=plans):
@@ -359,15 +357,16 @@ class PlannerShell:
                     measure(plans, self._planner.names)
                 case EndOfData(step=step):
                     self._constructors.tell(command)
-                    self._warn_of_edits_from(step)
+                    warn_of_edits(self._planner.history, step)
                 case _:
                     self._constructors.tell(command)
 
-    def _warn_of_edits_from(self, end: int) -> None:
-        for edit in never_reached(self._planner.history, end):
-            _LOG.warning(
-                "the run ends before edit %d holds: %s", edit.revision, said_of(edit.change)
-            )
+    def _keep_edits(self, history: History) -> None:
+        """Make edits durable; of a plane without a folder nobody goes on after it."""
+        if self._run_dir is not None:
+            # Before the commands behind it: no step is journaled under an edit that nobody would find again.
+            with self._activity.doing("writes edits of the run") as self._room.says:
+                write_history(self._run_dir, history, self._room)
 
     def _on_report(self, future: "Future[SamplesReported]", took_steps: float) -> None:
         if future.cancelled():  # the data plane is closing

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from omniload.actors.status_file import read_status
 from omniload.base.errors import StateError
+from omniload.base.state import JsonObject
 from omniload.base.units import format_count
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
 from omniload.commands.mix_tables import stages_by_epochs_json
@@ -19,12 +20,16 @@ from omniload.commands.runs.diagnosis import taken_steps
 from omniload.mix.edits.edit import Edit, said_of
 from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.found import never_reached
+from omniload.mix.edits.history import History
 from omniload.mix.journal.groups import GroupProgress, group_progress
 from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_extent, read_journal
+from omniload.mix.journal.times import times_since
 from omniload.mix.progress import RunProgress, progress_of
 from omniload.mix.run_record import read_run_record
+from omniload.mix.runtime import BalanceConfig
 from omniload.mix.schema.stages import said_epochs
+from omniload.plan.fitting import FittedCost, Unfitted, fitted_cost
 
 __all__ = ["show"]
 
@@ -33,11 +38,11 @@ __all__ = ["show"]
 @run_argument
 @json_option
 def show(run: Path, as_json: bool) -> None:
-    """Show how far a run has come: steps, shares against their targets, epochs, edits, groups of answers.
+    """Show how far a run has come: steps, shares against their targets, epochs, edits, groups of answers, costs.
 
     Works on a run that is going on, and needs neither its sources nor its processes. Records that were
     skipped are those before the next record of a source, from the journal's first step on; the rate is of
-    its latest start.
+    its latest start. Where ranks report compute times, it is told which cost they come to.
 
     \b
     Example:
@@ -51,6 +56,7 @@ def show(run: Path, as_json: bool) -> None:
     history = read_history(run, life.mix())
     progress = replace(progress_of(history, base, records), first_step=extent.first_step)
     groups = group_progress(run, history.latest.names)
+    measured = _measured_cost(run, life.from_step, history.base.balance)
     pace = _pace_of(run)
     ahead = [edit.revision for edit in never_reached(history, progress.next_step)]
     if as_json:
@@ -64,6 +70,7 @@ def show(run: Path, as_json: bool) -> None:
                 "edits_ahead": ahead,
                 "stages_by_epochs": stages_by_epochs_json(history),
                 "groups": None if groups is None else asdict(groups),
+                "cost": None if measured is None else _json_of_cost(measured, history),
                 "skipped": dict(extent.skipped),
                 "steps_per_s": pace.steps_per_s,
                 "has_ended": pace.has_ended,
@@ -84,10 +91,17 @@ def show(run: Path, as_json: bool) -> None:
         say(console, f"{pace.steps_per_s:.3g} steps/s, {tokens} tokens/s, since its latest start")
     if groups is not None:
         _show_groups(console, groups)
+    if measured is not None:
+        say(console, _said_of_cost(measured, history))
     stands = "ended before" if pace.has_ended else "is planned up to"
     waits = f"; holds once the run comes there, it {stands} step {progress.next_step:,}"
+    _show_edits(console, history, dict.fromkeys(ahead, waits))
+
+
+def _show_edits(console: Console, history: History, more: Mapping[int, str]) -> None:
+    """Print the edits of a run, each with what else is to be said of its revision, and the stages that wait."""
     for edit in history.edits:
-        say(console, _said_of_edit(edit) + (waits if edit.revision in ahead else ""))
+        say(console, _said_of_edit(edit) + more.get(edit.revision, ""))
     for stage in history.latest.mix.stages:
         if stage.waits:
             say(console, f"a stage waits until {said_epochs(stage.from_epochs or {})}")
@@ -166,3 +180,49 @@ def _show_groups(console: Console, groups: GroupProgress) -> None:
         f"{groups.batches:,} batches of {groups.groups:,} groups, drawn in {groups.rounds:,} rounds; "
         f"{differ - groups.groups:,} groups that differ wait or were left over",
     )
+
+
+def _measured_cost(run: Path, first: int, balance: BalanceConfig) -> FittedCost | Unfitted | None:
+    """Return what the times come to that ranks have reported since the latest start; ``None`` where nobody asks.
+
+    Args:
+        run: Folder of the run.
+        first: First step of the latest start.
+        balance: What holds: where it has costs fitted, that no times are there is told.
+    """
+    if balance.cost != "quadratic":
+        return None
+    times = times_since(run, first)
+    return fitted_cost(times) if len(times) or balance.fit_every else None
+
+
+def _said_of_cost(measured: FittedCost | Unfitted, history: History) -> str:
+    if isinstance(measured, Unfitted):
+        return f"no cost is fitted: {measured.why}"
+    cost, declared, held = measured.cost, history.base.balance, history.latest.balance
+    now = (
+        ""
+        if held == declared
+        else f", by the edit that holds {measured.pair_share_by(held.linear, held.quadratic):.0%}"
+    )
+    return (
+        f"{measured.measured:,} compute times come to linear {cost.linear:g}, quadratic {cost.quadratic:g} s, and are "
+        f"{measured.residual:.1%} off in the median; token pairs are {measured.pair_share:.0%} of the work, by the mix "
+        f"file {measured.pair_share_by(declared.linear, declared.quadratic):.0%}{now}"
+    )
+
+
+def _json_of_cost(measured: FittedCost | Unfitted, history: History) -> JsonObject:
+    if isinstance(measured, Unfitted):
+        return {"unfitted": measured.why}
+    declared, held = history.base.balance, history.latest.balance
+    return {
+        "linear": measured.cost.linear,
+        "quadratic": measured.cost.quadratic,
+        "measured": measured.measured,
+        "used": measured.used,
+        "residual": measured.residual,
+        "pair_share": measured.pair_share,
+        "pair_share_declared": measured.pair_share_by(declared.linear, declared.quadratic),
+        "pair_share_held": measured.pair_share_by(held.linear, held.quadratic),
+    }

@@ -16,6 +16,7 @@ from omniload.base.secrets import without_secrets
 from omniload.mix.config import LARGEST_STEP, SourceConfig, Stage
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.stages import said_epochs
+from omniload.mix.schema.weights import LARGEST_NUMBER
 from omniload.mix.sources import Name
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "BeginStage",
     "Change",
     "Edit",
+    "FitCost",
     "RetireSource",
     "SetAmounts",
     "SetWeights",
@@ -132,6 +134,26 @@ class BeginStage(StrictModel):
     """What it waited for."""
 
 
+class FitCost(StrictModel):
+    """Deal rows by another cost: asked for by nobody, the planner finds it in the compute times that ranks report."""
+
+    kind: Literal["fit_cost"] = "fit_cost"
+    linear: Annotated[float, Field(ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)]
+    """Seconds of a token."""
+    quadratic: Annotated[float, Field(ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)]
+    """Seconds of a pair of tokens of one document."""
+    measured: Annotated[int, Field(ge=1)]
+    """Times that it was fitted to."""
+    residual: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    """Median distance of a time from the fit, as a part of it."""
+
+    @model_validator(mode="after")
+    def _some_cost(self) -> Self:
+        if self.linear == 0 and self.quadratic == 0:
+            raise ValueError("linear and quadratic are both 0; a cost is above 0")
+        return self
+
+
 class Undo(StrictModel):
     """Let hold what would hold without the latest edit that was not undone."""
 
@@ -139,7 +161,15 @@ class Undo(StrictModel):
 
 
 Change: TypeAlias = Annotated[
-    SetWeights | SetAmounts | AddSource | RetireSource | SkipSteps | SkipShard | BeginStage | Undo,
+    SetWeights
+    | SetAmounts
+    | AddSource
+    | RetireSource
+    | SkipSteps
+    | SkipShard
+    | BeginStage
+    | FitCost
+    | Undo,
     Field(discriminator="kind"),
 ]
 
@@ -175,7 +205,7 @@ class Edit(StrictModel):
     @property
     def was_asked(self) -> bool:
         """Whether somebody asked for it, and may undo it."""
-        return self.undoes is None and not isinstance(self.change, BeginStage)
+        return self.undoes is None and not isinstance(self.change, BeginStage | FitCost)
 
     @model_validator(mode="after")
     def _says_what_holds(self) -> Self:
@@ -190,7 +220,7 @@ class Edit(StrictModel):
                 f"stages of an edit begin at its step {self.step} and follow each other, not at {starts[:8]}"
             )
         holds = self.stages or self.amounts
-        if not holds and not isinstance(self.change, SkipSteps | SkipShard | Undo):
+        if not holds and not isinstance(self.change, SkipSteps | SkipShard | FitCost | Undo):
             raise ValueError("an edit of weights has stages, one of amounts has amounts")
         if isinstance(self.change, SkipShard) and None in (
             self.change.source,
@@ -256,6 +286,10 @@ def said_of(change: Change) -> str:
             said = f"skip --steps {first}:{stop}"
         case BeginStage(stage=stage, epochs=epochs):
             said = f"stage {stage} of the file begins: {said_epochs(epochs)}"
+        case FitCost(linear=linear, quadratic=quadratic, measured=measured):
+            said = (
+                f"balance by linear {linear:g}, quadratic {quadratic:g}, fitted to {measured} times"
+            )
         case SkipShard(file=file, source=source):
             said = f"skip --shard {file}" + (f" --source {source}" if source else "")
         case _:

@@ -5,8 +5,9 @@ steps in it, and they hold at the same steps again::
 
     {"version": 2, "mix": "6b0c...", "edits": [{"revision": 1, "step": 120, ...}], "blake2b": "..."}
 
-``mix`` is a digest of what the edits are edits of. The version is 5 with a stage that began by epochs, else 4 with
-an edit that changes amounts, else 3 with one that skips a shard, else 2 with one that skips steps, else 1.
+``mix`` is a digest of what the edits are edits of. The version is 6 with a cost that was fitted, else 5 with a stage
+that began by epochs, else 4 with an edit that changes amounts, else 3 with one that skips a shard, else 2 with one that
+skips steps, else 1.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from omniload.base.reading import read_kept_file
 from omniload.base.state import Json, sealed, unsealed
 from omniload.base.writing import write_whole
 from omniload.mix.config import MixConfig
-from omniload.mix.edits.edit import MOST_EDITS, BeginStage, Edit, SkipShard
+from omniload.mix.edits.edit import MOST_EDITS, BeginStage, Edit, FitCost, SkipShard
 from omniload.mix.edits.found import require_named
 from omniload.mix.edits.history import History
 from omniload.mix.journal.room import Room
@@ -37,7 +38,7 @@ _MOST_BYTES = 1 << 30
 
 
 class _Kept(StrictModel):
-    version: Literal[1, 2, 3, 4, 5] = 1
+    version: Literal[1, 2, 3, 4, 5, 6] = 1
     mix: str
     edits: Annotated[tuple[Edit, ...], Field(max_length=MOST_EDITS)]
 
@@ -80,13 +81,15 @@ def write_history(run_dir: Path, history: History, room: Room | None = None) -> 
         OmniloadError: The disk is full, or the folder cannot be written.
     """
     # The lowest that says it all: releases read what they know, and refuse the rest by its version.
-    version: Literal[1, 2, 3, 4, 5] = 2 if any(edit.behind for edit in history.edits) else 1
+    version: Literal[1, 2, 3, 4, 5, 6] = 2 if any(edit.behind for edit in history.edits) else 1
     if any(isinstance(edit.change, SkipShard) for edit in history.edits):
         version = 3
     if any(edit.amounts is not None for edit in history.edits):
         version = 4
     if any(isinstance(edit.change, BeginStage) for edit in history.edits):
         version = 5
+    if any(isinstance(edit.change, FitCost) for edit in history.edits):
+        version = 6
     # All of them, those of steps that were lost too: the journal forgets lost work, and an edit is what somebody said.
     kept = _Kept(version=version, mix=_digest(history.base), edits=history.edits)
     content: dict[str, Json] = kept.model_dump(mode="json")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from omniload.base.errors import ConfigError, StateError
 from omniload.mix.config import Stage
 from omniload.mix.edits.amounts import require_drawable
-from omniload.mix.edits.edit import AddSource, Change, Edit, never_held, said_of_going_back
+from omniload.mix.edits.edit import AddSource, Change, Edit, FitCost, never_held, said_of_going_back
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import gone_through_in
 from omniload.mix.fingerprint import SourceFacts, source_parts
@@ -113,7 +113,7 @@ def require_reached(history: History, state: MixState, num_carried: int) -> None
     """Refuse a state that a run with these edits does not go through.
 
     A skip that was undone before the run had gone on behind it changed no sample: states from before it are those of
-    a run with both. Its next step has the revision of that run.
+    a run with both. So are states from before costs were fitted. Their next step has the revision of that run.
 
     Args:
         history: The mix and its edits.
@@ -149,11 +149,15 @@ def require_reached(history: History, state: MixState, num_carried: int) -> None
 
 
 def _is_alike(history: History, state: MixState, due: int) -> bool:
-    """Whether the edits behind a state's revision left the steps before it as they were: skips that never held."""
+    """Whether the edits behind a state's revision left samples before it as they were: skips that never held, costs."""
     void, known = never_held(history.edits[:due]), state.mix_revision
     before = [edit for edit in history.edits[known:due] if edit.step < state.step]
+    # A cost that was fitted deals rows to other ranks, and changes no sample.
     are_void = all(
-        edit.revision in void or (edit.undoes in void and edit.undoes > known) for edit in before
+        edit.revision in void
+        or (edit.undoes in void and edit.undoes > known)
+        or isinstance(edit.change, FitCost)
+        for edit in before
     )
     # A stage that had begun by epochs is taken back by them, and found anew at the steps that are planned from there.
     kept = _without_cuts(history, known) == _without_cuts(history, due)

@@ -25,6 +25,7 @@ from omniload.mix.edits.edit import (
     BeginStage,
     Change,
     Edit,
+    FitCost,
     RetireSource,
     SetAmounts,
     SetWeights,
@@ -71,8 +72,12 @@ def next_edit(  # noqa: PLR0913 -- what is found and kept of each kind of change
 
     Raises:
         ConfigError: It names a source that is not there, or leaves a stage without weights, or there is
-            nothing to undo, or a source comes with a secret.
+            nothing to undo, or a source comes with a secret, or the change is none that anybody asks for.
     """
+    if isinstance(change, FitCost):
+        raise ConfigError(
+            "a cost is fitted by the planner, where balance.fit_every of the mix says so"
+        )
     require_no_secrets(change)
     require_counted_alike(history.base, change)
     most = MOST_EDITS - sum(stage.waits for stage in history.base.mix.stages)

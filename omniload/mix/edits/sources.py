@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig, SourceConfig, Stage
-from omniload.mix.edits.edit import AddSource, Edit
+from omniload.mix.edits.edit import AddSource, Edit, FitCost
 from omniload.mix.schema.cuts import documents_cut, no_sequences
 from omniload.mix.schema.weights import LARGEST_NUMBER
 
@@ -76,11 +76,16 @@ def require_fits(base: MixConfig, latest: MixConfig, name: str, source: SourceCo
 
 
 def edited_mix(before: MixConfig, edit: Edit) -> MixConfig:
-    """Return a mix with one more edit."""
+    """Return a mix with one more edit; a cost that was fitted holds where the mix has costs fitted."""
     if edit.amounts is not None:
         # As in a file: who asks only which sources are drawn from finds them among the weights.
         stage = Stage(from_step=0, weights=dict.fromkeys(edit.amounts, 1.0))
         weights = before.mix.model_copy(update={"stages": (stage,), "amounts": edit.amounts})
+    elif isinstance(edit.change, FitCost):
+        if not before.balance.fit_every:
+            return before
+        fitted = {"linear": edit.change.linear, "quadratic": edit.change.quadratic}
+        return before.model_copy(update={"balance": before.balance.model_copy(update=fitted)})
     elif edit.stages:
         # An edit says all that holds from its step on: nobody who reads it has to know how it came about.
         kept = [stage for stage in before.mix.stages if stage.from_step < edit.step]

@@ -2,14 +2,14 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
 from omniload.base.log import get_logger
 
-__all__ = ["BoundedLog", "opened_logs", "take_from"]
+__all__ = ["BoundedLog", "logs_of_ranks", "opened_logs", "take_from"]
 
 _LOG = get_logger(__name__)
 _MOST_BYTES = 32 << 20
@@ -75,10 +75,21 @@ def take_from(folder: Path, first: int, take: Callable[[bytes], None]) -> int:
     return stop
 
 
-def opened_logs(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """Yield the files of all ranks, open to be read, each once; ranks go on writing and moving them meanwhile."""
-    names = {path.name.removesuffix(".1") for path in folder.glob("rank-*.jsonl*")}
-    for path in (folder / name for name in sorted(names)):
+def logs_of_ranks(folder: Path) -> list[str]:
+    """Return the names of the files of all ranks, sorted; of those that were moved aside, the ones that they had."""
+    return sorted({path.name.removesuffix(".1") for path in folder.glob("rank-*.jsonl*")})
+
+
+def opened_logs(
+    folder: Path, names: Iterable[str] | None = None
+) -> Iterator[tuple[Path, BinaryIO]]:
+    """Yield the files of ranks, open to be read, each once; ranks go on writing and moving them meanwhile.
+
+    Args:
+        folder: Of the ranks' files.
+        names: Of files as ``logs_of_ranks`` gives them; all by default.
+    """
+    for path in (folder / name for name in (logs_of_ranks(folder) if names is None else names)):
         with ExitStack() as opened:
             files: list[tuple[Path, BinaryIO]] = []
             # The newer one first: what is moved in between is found again under the other name, and is no second file.

@@ -7,9 +7,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from omniload.base.config import StrictModel, fault_at
 from omniload.mix.columns import COLUMNS, LOSS_MASK
-from omniload.mix.schema.conditions import Where
 from omniload.mix.schema.messages import ChatTransform, CompletionTransform, MessageTransform
-from omniload.mix.schema.records import Dedupe, OnError, Overlong, ShuffleConfig
+from omniload.mix.schema.records import Dedupe, OnError, Overlong, ShuffleConfig, Where
 from omniload.mix.schema.splits import TRAIN, Name, Splits, share_of
 from omniload.mix.schema.transforms import (
     ClampTransform,

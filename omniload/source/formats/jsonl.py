@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError
 from omniload.base.units import format_bytes
-from omniload.mix.schema.conditions import Condition
+from omniload.mix.schema.records import Condition
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import JsonlSource
 from omniload.source.access.points import (

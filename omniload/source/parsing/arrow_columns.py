@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
 from omniload.mix.columns import COLUMNS, TEXT, TableColumn, said_of_inside
-from omniload.mix.schema.conditions import Condition
+from omniload.mix.schema.records import Condition
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import ArrowSource, LanceSource, ParquetSource
 from omniload.source.columns import PLAIN_TEXTS, drained, text_bytes

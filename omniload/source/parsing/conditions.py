@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
-from omniload.mix.schema.conditions import Between, Condition, Value, kind_of
+from omniload.mix.schema.records import Between, Condition, Value, kind_of
 from omniload.source.parsing.lines import BadLineError, number_in, value_in
 from omniload.source.parsing.token_lists import type_asked_for
 

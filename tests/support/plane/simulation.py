@@ -39,6 +39,7 @@ from omniload.machine.messages import (
     PlannerEvent,
     PublishPlans,
     ReadAhead,
+    ReadTimes,
     ReleaseSamples,
     ReleaseSteps,
     Republish,
@@ -49,6 +50,7 @@ from omniload.machine.messages import (
     Started,
     StepTaken,
     TakeOver,
+    TimesRead,
 )
 from omniload.machine.planner import Planner
 from omniload.machine.roster.members import (
@@ -69,6 +71,7 @@ from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import AddSource, Change, Edit
 from omniload.mix.edits.history import History
+from omniload.mix.journal.times import MeasuredTimes
 from omniload.mix.state import MixState
 from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed, World
@@ -145,6 +148,8 @@ class Simulation:
     resizes: Sequence[tuple[int, bool]] = ()
     """Other ranks, one after the other, each at some moment: how many, and whether those of before are stopped
     wherever they are, so that a step which some of them have is taken again; else they come to a step boundary."""
+    times: Callable[[int], MeasuredTimes] | None = None
+    """What ranks have reported of steps from one on; ``None`` where they report nothing."""
     rows: RowBuilder = build_rows
     """What lays out rows."""
     redone: int = field(default=0, init=False)
@@ -436,6 +441,8 @@ class Simulation:
                 case ReleaseSteps():
                     for number, machine in enumerate(self._told):
                         self._send(machine.handle, command, to=f"constructor-{number}")
+                case ReadTimes(first=first) if self.times is not None:
+                    self._tell_planner(TimesRead(times=self.times(first)))
                 case EndOfData(step=step):
                     self._end = step
 

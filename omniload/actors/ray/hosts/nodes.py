@@ -9,7 +9,7 @@ from omniload.actors.ray.environment import RayError, ray
 from omniload.base.clock import Clock
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
-from omniload.mix.runtime import LoaderPlaceConfig, PlaceConfig
+from omniload.mix.schema.places import LoaderPlaceConfig, PlaceConfig
 
 __all__ = [
     "NodeSeen",

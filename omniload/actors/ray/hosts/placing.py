@@ -21,7 +21,7 @@ from omniload.actors.ray.environment import ray
 from omniload.actors.ray.hosts.nodes import nodes_with_room, room_for
 from omniload.base.log import get_logger
 from omniload.machine.roster.members import Member
-from omniload.mix.runtime import LoaderPlaceConfig
+from omniload.mix.schema.places import LoaderPlaceConfig
 
 __all__ = ["Placing", "host_here"]
 

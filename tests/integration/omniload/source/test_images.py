@@ -7,13 +7,13 @@ import pytest
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.base.errors import ConfigError
+from omniload.batch.arrays import NumpyArrays
 from omniload.batch.digest import batch_digest, combined, microbatch_digest
 from omniload.batch.images import dealt_images, images_of, places_of
 from omniload.batch.microbatch import Batch, from_bytes, own_part, rows_of, to_bytes
 from omniload.batch.slices import cp_indices
 from omniload.client import Client
 from omniload.front.delivery import BatchForm
-from omniload.front.rows import NumpyArrays
 from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree

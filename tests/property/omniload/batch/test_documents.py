@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.base.ragged import Ragged
+from omniload.batch.arrays import NumpyArrays
 from omniload.batch.digest import microbatch_digest
 from omniload.batch.microbatch import IGNORE_LABEL, Batch, from_bytes, joined, to_bytes
 from omniload.batch.rows import documents_of, split_rows
 from omniload.batch.slices import slice_for_cp, whole_rows
-from omniload.front.rows import NumpyArrays, PackedRows
+from omniload.front.rows import PackedRows
 from omniload.machine.columns import SampleMetadata
 from omniload.machine.strategy import place
 from omniload.mix.columns import DOCUMENT_STARTS, LOSS_MASK, metadata_of, starts_in
@@ -91,6 +92,9 @@ def test_positions_labels_and_bounds_stay_within_documents_on_every_cp_peer(rows
     assert whole.max_seqlen == max(np.diff(bounds))
     shown = PackedRows(whole, NumpyArrays(), "shifted")
     assert shown.document_sources.tolist() == sources
+    kept = [n for n, source in zip(np.diff(bounds).tolist(), sources, strict=True) if source >= 0]
+    work = sum(kept), sum(n * n for n in kept)
+    assert shown.work() == work
     of = np.repeat(np.arange(len(sources)), np.diff(bounds)).reshape(shape)
     allowed = (of[:, :, None] == of[:, None, :]) & np.tri(LENGTH, dtype=bool)
     assert np.array_equal(shown.attention_mask[:, 0], allowed)
@@ -102,6 +106,7 @@ def test_positions_labels_and_bounds_stay_within_documents_on_every_cp_peer(rows
         assert np.array_equal(part.labels_RC, np.reshape(labels, shape)[:, part.indices_C])
         seen = PackedRows(part, NumpyArrays(), "shifted")
         assert seen.document_sources.tolist() == sources
+        assert seen.work() == work
     again = whole_rows(
         parts[0], np.stack([p.tokens_RC for p in parts]), np.stack([p.labels_RC for p in parts])
     )

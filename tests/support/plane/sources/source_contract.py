@@ -37,7 +37,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError
 from omniload.client import Client
 from omniload.commands.opening import find_sources
-from omniload.mix.schema.conditions import Between
+from omniload.mix.schema.records import Between
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.distinct.drawn_before import drawn_so_far, write_drawn
 from omniload.source.formats.opening import open_format

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.base.errors import ConfigError
+from omniload.batch.arrays import NumpyArrays
 from omniload.batch.microbatch import IGNORE_LABEL, Batch, from_bytes, to_bytes
-from omniload.batch.rows import losses_by_document, pieces_of
+from omniload.batch.rows import losses_by_document, pieces_of, work_of
 from omniload.batch.slices import slice_for_cp
-from omniload.front.rows import NumpyArrays, PackedRows, TrainingBatch
+from omniload.front.rows import PackedRows, TrainingBatch
 from tests.support.plane.builders import a_microbatch, tokens_of
 
 
@@ -116,6 +117,14 @@ def test_losses_are_those_of_the_labels_of_each_document(rows, seed):
     assert len(found.keys_K4) == len(due)
     assert found.sums_K.tolist() == pytest.approx([total for total, _ in due])
     assert found.labels_K.tolist() == [count for _, count in due]
+
+
+def test_the_work_of_rows_is_that_of_their_documents_alone_without_padding():
+    rows = rows_of([[3, 2], [5]])
+    sliced = slice_for_cp(rows, 1, 2)
+
+    assert work_of(rows) == work_of(sliced) == (10, 9 + 4 + 25)
+    assert PackedRows(rows, NumpyArrays(), "shifted").work() == (10, 38)
 
 
 @pytest.mark.parametrize("shape", [(3,), (8, 2), (1, 16), (2, 8, 1), (16, 1)])

@@ -11,10 +11,10 @@ import pytest
 import omniload
 from omniload.base.clock import LONGEST_WAIT_S
 from omniload.base.errors import ConfigError, OmniloadError, StateError
+from omniload.batch.arrays import NumpyArrays
 from omniload.batch.microbatch import Batch, Microbatch
 from omniload.front.delivery import BatchForm
 from omniload.front.loader import Loader, MixFacts
-from omniload.front.rows import NumpyArrays
 
 
 class FakeClient:

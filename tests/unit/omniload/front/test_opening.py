@@ -7,10 +7,10 @@ import pytest
 
 import omniload
 from omniload.base.errors import ConfigError, StateError
+from omniload.batch.arrays import NumpyArrays
 from omniload.front.delivery import BatchForm
 from omniload.front.launch import Place
 from omniload.front.opening import form_at
-from omniload.front.rows import NumpyArrays
 from omniload.mix.config import JsonlSource
 from omniload.source.formats.opening import shards_of
 from tests.support.plane.builders import a_mix
@@ -55,6 +55,16 @@ def test_a_timeout_that_is_no_time_is_refused(timeout):
 def test_a_device_that_cannot_be_used_is_refused(keywords):
     with pytest.raises(ConfigError, match=r"device 'cpu'|device 'gpu'"):
         omniload.open(MIX, **keywords)
+
+
+def test_costs_that_are_to_be_fitted_without_a_folder_for_times_are_told_of(tmp_path, caplog):
+    omniload.open(MIX, rank=0, world_size=2, fit_every=9, arrays="numpy", run_dir=tmp_path)
+    assert not caplog.records
+
+    omniload.open(MIX, rank=0, world_size=2, fit_every=9, arrays="numpy")
+
+    (record,) = caplog.records
+    assert "give run_dir=" in record.message
 
 
 def test_a_state_that_is_none_is_refused_before_the_sources_are_looked_for(tmp_path):

@@ -8,9 +8,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from omniload.base.errors import ConfigError
+from omniload.batch.arrays import NumpyArrays
 from omniload.batch.microbatch import IGNORE_LABEL, Batch, Microbatch
 from omniload.batch.slices import slice_for_cp
-from omniload.front.rows import NumpyArrays, PackedRows, TrainingBatch
+from omniload.front.rows import PackedRows, TrainingBatch
 from trainer_integration.loader.torch_arrays import TorchArrays
 
 FIRST = [[[1, 2, 3], [4, 5]], [[6, 7, 8, 9]]]

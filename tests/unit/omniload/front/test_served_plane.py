@@ -15,6 +15,7 @@ from omniload.base.linux.file_lock import FileLock, locked
 from omniload.base.linux.network import host_id
 from omniload.client import Client
 from omniload.front import plane_note, served_rank
+from omniload.mix.journal.times import times_since
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_corpus
 from tests.support.plane.edits.mix_commands import a_mix_file
@@ -97,8 +98,13 @@ def test_losses_that_a_rank_reports_are_kept_in_the_folder_of_the_run_that_is_se
         monkeypatch.setattr(served_rank._JoinServed, "__call__", joined)
         with omniload.join(note, rank=2, world_size=4, arrays="numpy") as loader:
             rows = loader.next_batch()
-            loader.observe(rows, rows.labels * 0.5)
+            loader.observe(rows, rows.labels * 0.5, seconds=0.25)
+            with pytest.raises(omniload.ConfigError, match="no losses, rewards or seconds"):
+                loader.observe(rows)
 
+    times = times_since(tmp_path / "run", 0)
+    work = times.tokens_M[0], times.squares_M[0]
+    assert (work, times.seconds_M.tolist()) == (rows.work(), [0.25])
     (line,) = (tmp_path / "run" / "losses" / "rank-2.jsonl").read_text().splitlines()
     assert (json.loads(line)["step"], json.loads(line)["names"]) == (0, list(mix.names))
 

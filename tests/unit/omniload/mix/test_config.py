@@ -101,6 +101,7 @@ def test_a_good_file_says_what_a_step_holds(tmp_path):
         ({"batch.micro_tokens": 128_000}, "more than tokens 64000; lower it"),
         ({"pack.length": "4 kib"}, "pack.length: '4 kib' is not a quantity"),
         ({"balance": {"linear": 0, "quadratic": 0}}, "give a cost to balance"),
+        ({"balance": {"cost": "own", "fit_every": 9}}, "alone has coefficients to fit, leave"),
         ({"tokenizer": None}, "sources.code holds text and there is no tokenizer"),
         ({"runtime": {"prefetch_steps": -1}}, "runtime.prefetch_steps: "),
     ],

@@ -4,7 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from omniload.base.errors import ConfigError
-from omniload.mix.runtime import EnvConfig, RuntimeConfig
+from omniload.mix.runtime import RuntimeConfig
+from omniload.mix.schema.places import EnvConfig
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from torch.utils.data import IterableDataset, Sampler
 
 import trainer_integration
 from omniload.base.errors import ConfigError, StateError
+from omniload.batch.arrays import NumpyArrays
 from omniload.front.delivery import BatchForm
 from omniload.front.loader import Loader
-from omniload.front.rows import NumpyArrays
 from omniload.mix.state import MixState
 from tests.support.trainer.loaders import Numbers, Remembering, Stream, StreamWithState, plain
 from trainer_integration import DataLoader

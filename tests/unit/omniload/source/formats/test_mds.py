@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from omniload.base.errors import ConfigError
-from omniload.mix.schema.conditions import Between
+from omniload.mix.schema.records import Between
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import MdsSource
 from omniload.source.formats.opening import open_format

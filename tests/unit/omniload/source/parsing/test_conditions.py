@@ -18,7 +18,7 @@ from omniload.base.config import checked
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.config import MixConfig
 from omniload.mix.fingerprint import SourceFacts, source_parts
-from omniload.mix.schema.conditions import Between
+from omniload.mix.schema.records import Between
 from omniload.mix.sources import (
     ArrowSource,
     CsvSource,

@@ -10,7 +10,7 @@ from omniload.actors.ray.hosts import nodes as nodes_module
 from omniload.actors.ray.hosts.nodes import NodeSeen, Team, wait_for_room, why_no_room, why_not
 from omniload.base.clock import FakeClock
 from omniload.base.errors import UnavailableError
-from omniload.mix.runtime import LoaderPlaceConfig, PlaceConfig
+from omniload.mix.schema.places import LoaderPlaceConfig, PlaceConfig
 
 CPU_NODE = NodeSeen(
     number="C",

@@ -1,0 +1,129 @@
+"""What a mix file says of the roles in a Ray that runs already: where they are, what they ask for, their variables."""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Annotated
+
+from pydantic import Field, field_validator
+from typing_extensions import override
+
+from omniload.base.config import StrictModel
+from omniload.base.errors import ConfigError
+from omniload.base.settings.quantities import Bytes, Seconds
+
+__all__ = ["AsksConfig", "EnvConfig", "LoaderPlaceConfig", "PlaceConfig"]
+
+_SHOWN = 12
+"""Names that a message lists."""
+Text = Annotated[str, Field(min_length=1, max_length=253)]
+"""A word that Ray was given where its nodes were started."""
+_RAYS_OWN = {
+    "CPU": "give cpus",
+    "memory": "give memory",
+    "GPU": "no role computes on one: leave it out",
+    "object_store_memory": "what is in the object store is counted there: leave it out",
+}
+"""Resources that every node has, and what is said in their place."""
+_OF_CODE = ("LD_", "PYTHON", "RAY_")
+"""What the names of variables begin with that a mix file may not set: it names no code."""
+_SECRET = re.compile("SECRET|TOKEN|PASSW|CREDENTIAL|_KEY$|_KEY_", re.IGNORECASE)
+
+
+class AsksConfig(StrictModel):
+    """What each process of a role asks of a Ray that runs already, which starts it where so much is free."""
+
+    cpus: Annotated[float, Field(ge=0, le=4096)] = 0.0
+    """Cores of Ray's count; 0 asks for none, and takes what is there."""
+    memory: Bytes = 0
+    """Memory of Ray's count; 0 asks for none. Ray counts it and bounds nobody by it."""
+
+    def asked(self) -> dict[str, float]:
+        """Return the amount of each resource of Ray that is asked for, by the names that nodes have it under."""
+        each = {"CPU": self.cpus, "memory": float(self.memory)}
+        return {name: amount for name, amount in each.items() if amount}
+
+
+class LoaderPlaceConfig(AsksConfig):
+    """Nodes that source loaders and their shadows are on: those for which all of this holds."""
+
+    without_gpu: bool = False
+    """Only nodes that have no GPU by Ray's count."""
+    labels: dict[Text, str] = Field(default_factory=dict)
+    """Labels of the node, each with this value, such as ``{ray.io/node-group: readers}`` of KubeRay."""
+    resources: dict[Text, Annotated[float, Field(gt=0, le=1e9)]] = Field(default_factory=dict)
+    """Resources of the user's own that each loader asks for, such as ``{readers: 1}``: only nodes that have them."""
+
+    @field_validator("resources")
+    @classmethod
+    def _are_the_users_own(cls, resources: dict[str, float]) -> dict[str, float]:
+        for name in sorted(resources.keys() & _RAYS_OWN.keys()):
+            raise ValueError(f"found {name!r}, a resource of Ray's own; {_RAYS_OWN[name]}")
+        return resources
+
+    @override
+    def asked(self) -> dict[str, float]:
+        return super().asked() | self.resources
+
+
+class PlaceConfig(StrictModel):
+    """Where roles are in a Ray that runs already, and what they ask of it; none of this changes what is trained on."""
+
+    loaders: LoaderPlaceConfig | None = None
+    """Source loaders are spread over such nodes, each shadow on another one than its loader where there are several. By
+    default they are on the opener's node. Their sources must be there under the same paths."""
+    planner: AsksConfig = AsksConfig()
+    """What the planner asks for; it is on the opener's node."""
+    constructors: AsksConfig = AsksConfig()
+    """What each data constructor asks for; they are beside their ranks."""
+    wait: Annotated[Seconds, Field(gt=0)] = 300.0
+    """Longest that opening waits for nodes with room for all of them, before it says what is missing where."""
+
+
+Variable = Annotated[str, Field(min_length=1, max_length=128, pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class EnvConfig(StrictModel):
+    """Variables of the environment that roles have in a Ray that runs already, beside those of its nodes."""
+
+    set: dict[Variable, str] = Field(default_factory=dict)
+    """Variables of all roles, as Ray's ``runtime_env`` sets them before their processes begin. Ray shows them to
+    whoever may look at its jobs, and the run's folder keeps them: no secrets."""
+    pass_on: list[Variable] = Field(default_factory=list, max_length=256)
+    """Names of variables that the process which opens the plane has, such as ``AWS_SECRET_ACCESS_KEY``: the planner and
+    source loaders have them too. No value is written to a file, a log or Ray's tables."""
+
+    @field_validator("set", "pass_on")
+    @classmethod
+    def _name_no_code(cls, named: Collection[str]) -> Collection[str]:
+        for name in named:
+            if name.startswith(_OF_CODE):
+                raise ValueError(
+                    f"found {name!r}, which says what code a process runs, or is Ray's own; set it where the nodes of "
+                    "Ray are started"
+                )
+        return named
+
+    @field_validator("set")
+    @classmethod
+    def _holds_no_secret(cls, variables: dict[str, str]) -> dict[str, str]:
+        for name in variables:
+            if _SECRET.search(name):
+                raise ValueError(
+                    f"found {name!r}, which is a secret by its name; set it where rank 0 is started and name it in "
+                    "pass_on"
+                )
+        return variables
+
+    def passed_on(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that roles are handed of a process's environment.
+
+        Raises:
+            ConfigError: The process has not one of them.
+        """
+        missing = [name for name in self.pass_on if name not in environment]
+        if missing:
+            raise ConfigError(
+                f"runtime.env.pass_on names {missing[:_SHOWN]}, which the process that opens the data plane has not; "
+                "set them where it is started, or leave them out"
+            )
+        return {name: environment[name] for name in self.pass_on}
