@@ -7,6 +7,7 @@ Shape suffixes:
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,20 +89,64 @@ class StepPlan:
         # Small jobs have one constructor: it is given the plan itself.
         if is_theirs_R.all():
             return self
-        rows = is_theirs_R.nonzero()[0]
+        pieces, offsets = self._cut(rows := is_theirs_R.nonzero()[0])
+        images = None if self.images is None else self.images.part_of(dp_ranks)
+        return self._with(rows, pieces, offsets, images)
+
+    def parts_of(self, ranks_of: Sequence[Sequence[int]]) -> list["StepPlan"]:
+        """Return ``part_of`` each of some ranks, all in one pass over the rows: there may be hundreds of constructors.
+
+        Args:
+            ranks_of: Data-parallel ranks of each data constructor; no rank is of two.
+        """
+        if len(ranks_of) < 2:
+            return [self.part_of(dp_ranks) for dp_ranks in ranks_of]
+        images = self.images
+        size = int(self.dp_ranks_R.max(initial=-1)) + 1
+        owners_D = _owners_of(ranks_of, size if images is None else images.tree.size_of("dp"))
+        owners_R = owners_D[self.dp_ranks_R]
+        order_R = owners_R.argsort(kind="stable")
+        bounds = owners_R[order_R].searchsorted(range(len(ranks_of) + 1)).tolist()
+        cut, offsets = self._cut(order_R)
+        images_C = (
+            [None] * len(ranks_of) if images is None else images.parts_of(owners_D, len(ranks_of))
+        )
+        parts = []
+        for n, (a, b) in enumerate(pairwise(bounds)):
+            if b - a == self.num_rows:
+                parts.append(self)  # as ``part_of`` does
+                continue
+            # Whole arrays, as a plan has: what is cut of one that lies otherwise is sent by another, slower way.
+            pieces = PieceTable(cut.columns_CP[:, offsets[a] : offsets[b]].copy())
+            own = offsets[a : b + 1] - offsets[a]
+            parts.append(self._with(order_R[a:b], pieces, own, images_C[n]))
+        return parts
+
+    def _cut(self, rows: NDArray[np.int64]) -> tuple[PieceTable, NDArray[np.int64]]:
+        """Return the pieces of some rows, and the boundaries of those rows in them."""
         counts = self.row_offsets[rows + 1] - self.row_offsets[rows]
         offsets = np.concatenate(([0], counts.cumsum()))
         # Places of the pieces of each row, without a loop: a step may have a million rows.
         pieces = (self.row_offsets[rows] - offsets[:-1]).repeat(counts) + np.arange(offsets[-1])
+        return self.pieces.take(pieces), offsets
+
+    def _with(
+        self,
+        rows: NDArray[np.int64],
+        pieces: PieceTable,
+        row_offsets: NDArray[np.int64],
+        images: ImagePlan | None,
+    ) -> "StepPlan":
+        """Return the plan with some rows only, of which pieces and images are found."""
         return replace(
             self,
-            pieces=self.pieces.take(pieces),
-            row_offsets=offsets,
+            pieces=pieces,
+            row_offsets=row_offsets,
             dp_ranks_R=self.dp_ranks_R[rows],
             microbatches_R=self.microbatches_R[rows],
             image_table=None,
             documents=None,
-            images=None if self.images is None else self.images.part_of(dp_ranks),
+            images=images,
         )
 
     def rows_by_microbatch(self, dp_rank: int) -> tuple[NDArray[np.int64], list[int]]:
@@ -120,6 +165,16 @@ def _are_among(dp_ranks_R: NDArray[np.int32], dp_ranks: Sequence[int]) -> NDArra
     if last - first + 1 == len(set(dp_ranks)):
         return (dp_ranks_R >= first) & (dp_ranks_R <= last)
     return np.isin(dp_ranks_R, dp_ranks)
+
+
+def _owners_of(ranks_of: Sequence[Sequence[int]], size: int) -> NDArray[np.int64]:
+    """Return the number of the constructor of each data-parallel rank, ``[D]``; of one that none serves their count."""
+    owners_D = np.full(size, len(ranks_of))
+    theirs = np.concatenate([np.asarray(ranks, np.int64) for ranks in ranks_of])
+    owners = np.arange(len(ranks_of)).repeat([len(ranks) for ranks in ranks_of])
+    have_rows = theirs < size
+    owners_D[theirs[have_rows]] = owners[have_rows]
+    return owners_D
 
 
 def documents_between(

@@ -267,8 +267,9 @@ class SimulatedPlanner:
         self.tokens |= {plan.step: sum(plan.tokens_S) for plan in plans}
         self._plans |= {plan.step: _size_of_plan(plan) for plan in plans}
         seconds = 0.0
-        for constructor in self.constructors:
-            parts = [plan.part_of(constructor.machine.dp_ranks) for plan in plans]
+        ranks_of = [constructor.machine.dp_ranks for constructor in self.constructors]
+        parts_of = zip(*(plan.parts_of(ranks_of) for plan in plans), strict=True)
+        for constructor, parts in zip(self.constructors, parts_of, strict=True):
             seconds += len(parts) * self.costs.part_s
             size_bytes = sum(map(_size_of_plan, parts))
             build = partial(constructor.build, parts)

@@ -60,8 +60,6 @@ _WARM_UP = 2
 """Windows planned while sources are first read."""
 _PASSES, _MOST_S = 3, 4.0
 """Times that the same windows are planned, and the seconds after which they are planned no further time."""
-_MOST_PARTS = 16
-"""Constructors whose parts are timed."""
 _WINDOWS, _WARM_WINDOWS = 8, 1
 _BUILT = 3
 """Times that each window is built."""
@@ -196,14 +194,11 @@ class _TimedPlanner:
             self._timed["taken" if isinstance(event, StepTaken) else "report"].append(seconds)
 
     def _time_parts(self, plans: Sequence[StepPlan]) -> None:
-        # All are alike but for a rank: of thousands a few tell what one takes.
-        parts = self._parts[:_MOST_PARTS]
         began_s = time.process_time()
-        for dp_ranks in parts:
-            for plan in plans:
-                plan.part_of(dp_ranks)
+        for plan in plans:
+            plan.parts_of(self._parts)
         passed_s = time.process_time() - began_s
-        self._timed["part"].append(passed_s / (len(parts) * len(plans)))
+        self._timed["part"].append(passed_s / (len(self._parts) * len(plans)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

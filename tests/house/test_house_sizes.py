@@ -42,7 +42,7 @@ LONGER = {
         "loaders and constructors, how each begins, and what every actor answers",
     ),
     "omniload/actors/ray/planner_actor.py": (
-        230,
+        235,
         "how a planner begins or takes over, and what ranks, edits and the keeper ask of it",
     ),
     "omniload/actors/ray/head_watch.py": (

@@ -123,21 +123,21 @@ class ConstructorLinks:
 
     def tell(self, command: PublishPlans | ServeWorld | ReleaseSteps | EndOfData) -> None:
         """Pass a command on."""
-        for number, link in enumerate(self._links):
-            match command:
-                case PublishPlans(plans=plans):
-                    self._build(number, plans)
-                case ServeWorld(world=world, windows=windows):
-                    self._served[number] = world.served_by(number, len(self._links))
-                    self._build(number, ())
-                    for window in windows:
-                        self._build(number, window)
-                case ReleaseSteps():
+        match command:
+            case PublishPlans(plans=plans):
+                self._build_all((plans,))
+            case ServeWorld(world=world, windows=windows):
+                count = len(self._links)
+                self._served = [world.served_by(number, count) for number in range(count)]
+                self._build_all(((), *windows))
+            case ReleaseSteps():
+                for link in self._links:
                     link.release(command)
-                case EndOfData(step=step):
+            case EndOfData(step=step):
+                for link in self._links:
                     link.end(step)
-                case _:
-                    assert_never(command)
+            case _:
+                assert_never(command)
 
     def tell_again(self, command: Republish) -> None:
         """Have one constructor build what the one before it held, or was to build."""
@@ -145,9 +145,9 @@ class ConstructorLinks:
         # First how far all ranks are: what they have, it does not build again.
         link.release(ReleaseSteps(step=command.released_to))
         # Without steps too: whom it serves it hears with its steps, and there may be none.
-        self._build(command.number, ())
-        for window in command.windows:
-            self._build(command.number, window)
+        dp_ranks = self._served[command.number].dp_ranks
+        for window in ((), *command.windows):
+            self._build(command.number, [plan.part_of(dp_ranks) for plan in window])
         if command.end is not None:
             link.end(command.end)
 
@@ -159,10 +159,16 @@ class ConstructorLinks:
             except Exception:  # noqa: BLE001 -- whatever ails one, the others wait
                 _LOG.exception("the data constructor of ranks %s cannot be told", link.dp_ranks)
 
-    def _build(self, number: int, plans: Sequence[StepPlan]) -> None:
+    def _build_all(self, windows: Sequence[Sequence[StepPlan]]) -> None:
+        """Have every constructor build windows, its rows alone: whole plans would be most of what the planner sends."""
+        ranks_of = [served.dp_ranks for served in self._served]
+        parts = [[plan.parts_of(ranks_of) for plan in plans] for plans in windows]
+        for number in range(len(self._links)):
+            for window in parts:
+                self._build(number, [of_plan[number] for of_plan in window])
+
+    def _build(self, number: int, parts: Sequence[StepPlan]) -> None:
         served = self._served[number]
-        # Its rows alone: with many constructors a whole plan would be most of what the planner sends.
-        parts = [plan.part_of(served.dp_ranks) for plan in plans]
         built = self._links[number].build(parts, served)
         built.add_done_callback(partial(self._hear_built, number, served))
 

@@ -18,6 +18,7 @@ Shape suffixes:
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
@@ -111,6 +112,22 @@ class ImagePlan:
         # A constructor sends what its ranks encode, and tells them where embeddings come from: it needs both.
         theirs_I = np.isin(self.dp_ranks_I, dp_ranks) | self.are_encoded_at(dp_ranks)
         return self.take(np.flatnonzero(theirs_I))
+
+    def parts_of(self, owners_D: NDArray[np.int64], count: int) -> list[Self]:
+        """Return ``part_of`` the ranks of each of ``count`` data constructors, in one pass over the images.
+
+        Args:
+            owners_D: Number of the constructor of each data-parallel rank, ``[D]``; from ``count`` on of none.
+            count: Constructors.
+        """
+        trains_I = owners_D[self.dp_ranks_I]
+        encodes_I = owners_D[_dp_ranks_of(self.tree)[self.encoders_I]]
+        twice = np.flatnonzero(trains_I != encodes_I)
+        owners = np.concatenate((trains_I, encodes_I[twice]))
+        found = np.concatenate((np.arange(len(self)), twice))
+        order = np.lexsort((found, owners))
+        bounds = owners[order].searchsorted(range(count + 1)).tolist()
+        return [self.take(found[order[a:b]]) for a, b in pairwise(bounds)]
 
     def are_encoded_at(self, dp_ranks: Sequence[int]) -> NDArray[np.bool_]:
         """Tell which images are encoded by a rank of some data-parallel ranks."""

@@ -477,20 +477,23 @@ class Simulation:
             assert plan.step in journaled, "published before it was journaled"
             if plan.step not in self.published:
                 self.published.append(plan.step)
-        for number in range(len(self._told)):
-            self._tell_constructor(number, plans)
+        self._tell_constructors((plans,))
 
-    def _tell_constructor(self, number: int, plans: Sequence[StepPlan]) -> None:
-        served = self._served[number]
-        parts = [plan.part_of(served.dp_ranks) for plan in plans]
-        to = f"constructor-{number}"
+    def _tell_constructors(self, windows: Sequence[Sequence[StepPlan]]) -> None:
+        ranks_of = [served.dp_ranks for served in self._served]
+        parts = [[plan.parts_of(ranks_of) for plan in plans] for plans in windows]
+        for number in range(len(self._told)):
+            for window in parts:
+                self._tell_constructor(number, [of_plan[number] for of_plan in window])
+
+    def _tell_constructor(self, number: int, parts: Sequence[StepPlan]) -> None:
+        served, to = self._served[number], f"constructor-{number}"
         self._send(self._build, number, self._told[number], parts, served, to=to)
 
     def _serve(self, command: ServeWorld) -> None:
-        for number in range(len(self._told)):
-            self._served[number] = command.world.served_by(number, len(self._told))
-            for window in ((), *command.windows):
-                self._tell_constructor(number, window)
+        count = len(self._told)
+        self._served[:] = [command.world.served_by(number, count) for number in range(count)]
+        self._tell_constructors(((), *command.windows))
 
     def _resize(self) -> None:
         """Have other ranks, now or a few messages later, as chance has it; then at a step boundary, or at once."""
@@ -636,8 +639,10 @@ class Simulation:
         constructor = self._told[command.number]
         to = f"constructor-{command.number}"
         self._send(constructor.handle, ReleaseSteps(step=command.released_to), to=to)
+        dp_ranks = self._served[command.number].dp_ranks
         for window in ((), *command.windows):
-            self._tell_constructor(command.number, window)
+            parts = [plan.part_of(dp_ranks) for plan in window]
+            self._tell_constructor(command.number, parts)
 
     def _replace(self, commands: Sequence[RosterCommand]) -> None:
         for command in commands:

@@ -1,7 +1,7 @@
 """Images dealt apart from rows: each encoded once, each embedding lands at its placeholder, rows as without them."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
@@ -198,6 +198,11 @@ def require_landed(rows, step, places_W, found_W, microbatch):
         assert found == (wanted if fetches else {})
 
 
+def fields_of(plan):
+    values = [getattr(plan, field.name) for field in fields(plan)]
+    return [each.tolist() if isinstance(each, np.ndarray) else each for each in values]
+
+
 @given(st.one_of(a_step(), a_step(least=1)), a_tree())
 def test_every_embedding_lands_at_the_placeholder_of_its_image_on_any_mesh(rows, tree):
     step = planned(rows, tree)
@@ -205,6 +210,8 @@ def test_every_embedding_lands_at_the_placeholder_of_its_image_on_any_mesh(rows,
     at_W = [tree.coordinates_of(rank) for rank in range(tree.world_size)]
     places_W = [(at["dp"], at["cp"], at["tp"] == at["pp"] == at["ep"] == 0) for at in at_W]
     parts = [plan.part_of([dp]) for dp in range(tree.size_of("dp"))]
+    at_once = plan.parts_of(np.arange(tree.size_of("dp")), tree.size_of("dp"))
+    assert [fields_of(part) for part in at_once] == [fields_of(part) for part in parts]
 
     encoded = []
     for microbatch in range(request.microbatches):

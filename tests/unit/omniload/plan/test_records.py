@@ -1,5 +1,7 @@
 """A plan: its rows, its parts, its digest."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
@@ -59,6 +61,34 @@ def test_a_part_for_every_rank_is_the_plan():
 
     assert part.pieces.rows() == plan().pieces.rows()
     assert part.membership_digest() == plan().membership_digest()
+
+
+@pytest.mark.parametrize(
+    "ranks_of",
+    [
+        [[2, 0], [1]],
+        [[1], [], [0], [2]],
+        [[3, 5], [0, 2], [9]],
+        [[0, 1, 2], []],
+        [[], [4]],
+        [[1]],
+        [],
+    ],
+)
+def test_parts_of_several_constructors_are_those_of_each(ranks_of):
+    rows = [[[rank, n, 0, 0, 4, 4]] * (n % 3) for n, rank in enumerate((2, 0, 1, 0, 2, 2, 0))]
+    whole = a_plan(rows, dp_ranks=[2, 0, 1, 0, 2, 2, 0], microbatches=[0, 0, 0, 1, 1, 2, 2])
+
+    for part, ranks in zip(whole.parts_of(ranks_of), ranks_of, strict=True):
+        alone = whole.part_of(ranks)
+        assert fields_of(part) == fields_of(alone)
+        assert part is whole or part.pieces.columns_CP.flags.c_contiguous
+
+
+def fields_of(plan):
+    found = {f.name: getattr(plan, f.name) for f in fields(plan)}
+    arrays = {name: a.tolist() for name, a in found.items() if isinstance(a, np.ndarray)}
+    return found | arrays | {"pieces": plan.pieces.rows()}
 
 
 def test_the_digest_does_not_depend_on_ranks():
