@@ -106,11 +106,11 @@ LONGER = {
         "the ways to both roles, what reads take, and who serves which ranks",
     ),
     "omniload/actors/roles/loader.py": (
-        365,
-        "reads ahead, opens and reads again, stands by, answers, looks for shards, and hands sources over",
+        380,
+        "reads ahead, opens and reads again, stands by, answers, looks for shards, hands over, and what reading costs",
     ),
     "omniload/actors/roles/sources.py": (
-        265,
+        270,
         "opens a source, has as many read it as are asked for, and cuts its reads",
     ),
     "omniload/actors/roles/planner.py": (398, "one thread that speaks to every other role"),

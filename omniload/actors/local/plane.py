@@ -217,6 +217,7 @@ class LocalPlane(DataPlane):
             self.loader.close()
             self.planner.close()
             self._opened.close()
+            self.loader.keep_costs()
 
     def _end_threads(self) -> None:
         for pool in (self._readers, self._builder):

@@ -40,7 +40,7 @@ from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import SkipShard
 from omniload.mix.edits.shards import ShardsFound, shards_like
 from omniload.mix.fingerprint import SourceFacts
-from omniload.source.kept_profile import kept_profiles
+from omniload.source.kept_profile import RunningCosts, kept_profiles
 from omniload.source.parts.sample_block import SampleBlock
 from omniload.source.source import Source
 
@@ -80,6 +80,7 @@ class LoaderShell:
         self._lock = threading.Lock()
         self._closed = False
         self._work: dict[int, tuple[float, int]] = {}
+        self._costs = RunningCosts(cache_dir, self._clock.now_s())
         # Sources are many and their blocks large: what one does not need at once another may.
         self._caches = Caches.of(mix, base_dir)
         self._memory = self._caches.memory
@@ -201,6 +202,8 @@ class LoaderShell:
             self._activity.figures.count("read_samples_total", len(block.table))
             self._activity.figures.count("read_bytes_total", block.tokens.values_V.nbytes)
             self._count_held()
+            # Where a store of indexes is slow, this read is: not the planner, which has others to ask.
+            self._costs.keep_if_due(self._clock.now_s())
             return report
 
     def _part_reads(self) -> PartReads:
@@ -229,6 +232,10 @@ class LoaderShell:
         with self._lock:
             before_s, tokens = self._work.get(source, (0.0, 0))
             self._work[source] = before_s + busy_s, tokens + len(block.tokens.values_V)
+            name = self._machine.names.get(source)
+        # Of a source that several read this thread knows its own part of the seconds, and all of the tokens.
+        if name is not None and self._readers.read_by(source) == 1:
+            self._costs.count(name, busy_s, len(block.tokens.values_V))
 
     def _hold(self, asked: Read, block: SampleBlock) -> SamplesReported:
         """Hold what was read, unless the source was dropped meanwhile; return what is to be reported."""
@@ -313,6 +320,10 @@ class LoaderShell:
         self._closed = True
         self._reading_again.close(0.0)
         self._readers.close()
+
+    def keep_costs(self) -> None:
+        """Keep what reading its sources costs by now, for later starts; now and then it does so by itself."""
+        self._costs.keep()
 
     def _count_held(self) -> None:
         """Leave so much less to decoded blocks."""

@@ -172,6 +172,11 @@ class SourceReaders:
                 )
             )
 
+    def read_by(self, number: int) -> int:
+        """Return among how many the last read of a source was divided."""
+        source = self._sources.get(number)
+        return 1 if source is None else source.so_far.readers
+
     def look(self, ahead: Ahead | None = None) -> None:
         """Look whether fewer would do, and who is to be there for what is ahead: of that no read tells."""
         self._tell(partial(Looked, ahead=ahead))

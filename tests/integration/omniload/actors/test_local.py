@@ -22,6 +22,8 @@ from omniload.mix.journal.records import StepRecord, bad_in
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
+from omniload.source import kept_profile
+from omniload.source.kept_profile import KeptProfile, keep, kept_profiles
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.plane.corpora import a_corpus, a_mixed_corpus, write_texts, write_tokens
@@ -327,6 +329,22 @@ def test_closing_twice_is_closing_once(tmp_path):
 
     plane.close()
     plane.close()
+
+
+def test_what_reading_cost_is_kept_for_the_next_start_as_a_plane_is_closed(tmp_path, monkeypatch):
+    mix, index = a_corpus(tmp_path), tmp_path / "index"
+    before = KeptProfile(preprocess_s_per_token=1.0, block_bytes=1_000)
+    keep(index, "web", before)
+    # A corpus of a minute's reading would take one.
+    monkeypatch.setattr(kept_profile, "_LEAST_BUSY_S", 0.0)
+    with OneRank(LocalPlane(a_spec(tmp_path, mix, cache_dir=index))) as rank:
+        list(islice(rank, 5))
+        during = kept_profiles(index, ["web"])
+
+    after = kept_profiles(index, ["web"])["web"]
+    assert during == {"web": before}
+    assert 0 < after.preprocess_s_per_token < 0.01
+    assert after.block_bytes == before.block_bytes
 
 
 def test_a_wrong_rank_is_refused_at_the_handle_and_the_others_go_on(tmp_path):

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from omniload.source.kept_profile import KeptProfile, keep, kept_profiles
+from omniload.source.kept_profile import KeptProfile, RunningCosts, keep, kept_profiles
 
 MEASURED = KeptProfile(preprocess_s_per_token=2e-6, block_bytes=1_000)
 
@@ -60,3 +60,66 @@ def test_a_folder_that_cannot_be_written_is_told_and_not_needed(tmp_path, caplog
     keep(tmp_path / "file", "a", MEASURED)
 
     assert f"{tmp_path / 'file'}: nothing can be kept there (File exists)" in caplog.text
+
+
+def kept_after(folder, *spent, at_s=(60.0,)):
+    """Return what is kept of ``a`` where a job spends so many seconds on so many tokens before each look."""
+    costs, found = RunningCosts(folder, 0.0), []
+    for (busy_s, tokens), now_s in zip(spent, at_s, strict=True):
+        costs.count("a", busy_s / 2, tokens // 2)
+        costs.count("a", busy_s / 2, tokens // 2)
+        costs.keep_if_due(now_s)
+        found.append(kept_profiles(folder, ["a"])["a"].preprocess_s_per_token)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("cost", "then"),
+    [(1e-6, 1e-6), (2.3e-6, 2.3e-6), (2.1e-6, 2e-6), (1.9e-6, 2e-6)],
+)
+def test_a_job_keeps_what_reading_costs_where_it_is_another_by_a_tenth(tmp_path, cost, then):
+    keep(tmp_path, "a", MEASURED)
+
+    assert kept_after(tmp_path, (4.0, round(4.0 / cost))) == [pytest.approx(then)]
+    assert kept_profiles(tmp_path, ["a"])["a"].block_bytes == MEASURED.block_bytes
+    assert [path.name for path in tmp_path.iterdir()] == ["a.profile.json"]
+
+
+def test_it_does_so_a_minute_from_the_beginning_and_then_once_in_ten(tmp_path):
+    keep(tmp_path, "a", MEASURED)
+    spent = [(4.0, 10**6), (4.0, 10**6), (8.0, 10**6), (8.0, 10**6)]
+
+    found = kept_after(tmp_path, *spent, at_s=(59.0, 60.0, 659.0, 661.0))
+
+    # Of the time since the last look each: what reading cost an hour ago is no matter.
+    assert found == pytest.approx([2e-6, 4e-6, 4e-6, 8e-6])
+
+
+def test_a_few_reads_say_nothing_until_more_have_come(tmp_path):
+    keep(tmp_path, "a", MEASURED)
+
+    found = kept_after(tmp_path, (0.6, 10**5), (0.6, 10**5), at_s=(60.0, 661.0))
+
+    assert found == pytest.approx([2e-6, 6e-6])
+
+
+def test_of_a_source_that_was_never_profiled_nothing_is_kept_and_a_cost_has_its_limit(tmp_path):
+    keep(tmp_path, "a", MEASURED)
+    costs = RunningCosts(tmp_path, 0.0)
+    costs.count("other", 9.0, 10**6)
+    costs.count("a", 9.0, 2)
+    costs.keep()
+
+    assert kept_profiles(tmp_path, ["a", "other"]) == {
+        "a": MEASURED.model_copy(update={"preprocess_s_per_token": 1.0})
+    }
+
+
+@pytest.mark.parametrize("tokens", [0, 10**6])
+def test_a_job_without_a_folder_and_a_source_without_tokens_keep_nothing(tmp_path, tokens):
+    keep(tmp_path, "a", MEASURED)
+    costs = RunningCosts(None if tokens else tmp_path, 0.0)
+    costs.count("a", 9.0, tokens)
+    costs.keep()
+
+    assert kept_profiles(tmp_path, ["a"]) == {"a": MEASURED}

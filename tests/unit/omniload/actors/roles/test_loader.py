@@ -1,5 +1,6 @@
 """The shell of a source loader: what one reads again that takes over, and how one ends that reads."""
 
+import itertools
 import queue
 import threading
 from concurrent.futures import Future
@@ -10,10 +11,12 @@ import pytest
 from omniload.actors.heartbeat_board import Activity
 from omniload.actors.roles import loader as loader_module
 from omniload.actors.roles.loader import LoaderShell
+from omniload.actors.roles.sources import SourceReaders
 from omniload.base.clock import FakeClock
 from omniload.base.errors import IntegrityError, UnavailableError
 from omniload.base.ragged import Ragged
 from omniload.machine.messages import ReadAhead, TakeOver
+from omniload.source.kept_profile import KeptProfile, keep, kept_profiles
 from omniload.source.parts.sample_block import SampleBlock
 from tests.support.plane.builders import a_mix, a_table
 
@@ -69,12 +72,12 @@ class Following(LoaderShell):
 
 @pytest.fixture
 def a_shell(monkeypatch, clock):
-    def opened(answer, kind=LoaderShell, activity=None):
+    def opened(answer, kind=LoaderShell, activity=None, cache_dir=None):
         monkeypatch.setattr(AnOpening, "answer", staticmethod(answer), raising=False)
         monkeypatch.setattr(loader_module, "SourceOpening", AnOpening)
         monkeypatch.setattr(loader_module, "SystemClock", lambda: clock)
         activity = activity or Activity("loader-0")
-        return kind(a_mix(), [0, 1], base_dir=Path(), cache_dir=None, activity=activity)
+        return kind(a_mix(), [0, 1], base_dir=Path(), cache_dir=cache_dir, activity=activity)
 
     return opened
 
@@ -343,3 +346,31 @@ def test_of_a_long_error_of_a_store_a_heartbeat_has_the_first_letters(a_shell, c
 
     assert [task.doing.count("9") for task in said] == [100]  # and a space behind each
     shell.close()
+
+
+@pytest.mark.parametrize("readers", [1, 2])
+def test_what_reading_costs_in_a_job_is_kept_for_the_next_start_as_far_as_it_is_known(
+    a_shell, clock, monkeypatch, tmp_path, readers
+):
+    measured = KeptProfile(preprocess_s_per_token=1e-6, block_bytes=1_000)
+    keep(tmp_path, "code", measured)
+    spent_s = itertools.count(step=2.0)
+    shell = a_shell(lambda *_: None, cache_dir=tmp_path)
+    monkeypatch.setattr(loader_module.time, "thread_time", lambda: next(spent_s))
+    # Of one that several read this thread spends a part of the time.
+    monkeypatch.setattr(SourceReaders, "read_by", lambda self, number: readers)
+
+    def kept():
+        return kept_profiles(tmp_path, ["code"])["code"].preprocess_s_per_token
+
+    shell.read_ahead(ReadAhead(source=0, start=0, stop=1000))
+    at_once = kept()
+    clock.advance(61.0)
+    shell.read_ahead(ReadAhead(source=0, start=1000, stop=2000))
+    after_a_minute = kept()
+    shell.read_ahead(ReadAhead(source=0, start=2000, stop=2500))
+    shell.keep_costs()
+    shell.close()
+
+    assert at_once == 1e-6
+    assert (after_a_minute, kept()) == ((2e-3, 4e-3) if readers == 1 else (1e-6, 1e-6))
