@@ -53,7 +53,7 @@ class Work:
     corpus: MixedSources
     sample_s: float = 0.0
     """What a slow sample takes."""
-    every: int = 40
+    every: int = 80
     """One of so many samples of the slow source is slow."""
     in_stores: bool = False
     """Whether files lie in stores, that of the slow source in a slow one; else on this machine."""
