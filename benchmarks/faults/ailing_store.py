@@ -30,15 +30,16 @@ _RANGE = re.compile(r"bytes=([0-9]+)-([0-9]+)")
 class AilingStore:
     """Serves a folder for as long as it is entered."""
 
-    def __init__(self, folder: Path, answers_after_s: float) -> None:
+    def __init__(self, folder: Path, answers_after_s: float, address: str = "127.0.0.1") -> None:
         """Serve ``folder``, each answer after so many seconds where nothing is amiss."""
-        self._folder, self._answers_after_s = folder, answers_after_s
+        self._folder, self._answers_after_s, self._address = folder, answers_after_s, address
 
     def __enter__(self) -> Self:
         self._server = subprocess.Popen(
             [
                 *(sys.executable, "-m", "benchmarks.faults.ailing_store"),
                 *("--folder", str(self._folder), "--answers-after", str(self._answers_after_s)),
+                *("--address", self._address),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -174,8 +175,9 @@ class _Server(ThreadingHTTPServer):
 @click.option(
     "--answers-after", "answers_after_s", default=0.0, help="Seconds that an answer takes."
 )
-def main(folder: str, answers_after_s: float) -> None:
-    """Serve a folder over HTTP on this machine until standard input ends; its lines say what is to be amiss.
+@click.option("--address", default="127.0.0.1", show_default=True, help="Where it listens.")
+def main(folder: str, answers_after_s: float, address: str) -> None:
+    """Serve a folder over HTTP until standard input ends; its lines say what is to be amiss.
 
     \b
     Example:
@@ -183,9 +185,9 @@ def main(folder: str, answers_after_s: float) -> None:
     """  # noqa: D301 -- click's own marker
     end_with_parent(signal.SIGKILL)
     _Files.ailment = ailment = _Ailment(answers_after_s)
-    with _Server(("127.0.0.1", 0), partial(_Files, directory=folder)) as server:
+    with _Server((address, 0), partial(_Files, directory=folder)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        print(f"http://127.0.0.1:{server.server_port}", flush=True)
+        print(f"http://{address}:{server.server_port}", flush=True)
         for line in sys.stdin:
             kind, _, seconds = line.strip().partition(" ")
             if kind != "counts":

@@ -3,6 +3,7 @@
 python -m benchmarks.faults.chaos --help
 """
 
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ import click
 import fsspec
 
 from benchmarks.faults.ailing_store import AilingStore
+from benchmarks.faults.hosts import Hosts, run_on_two_hosts
 from benchmarks.faults.machine_stops import MachineStops
 from benchmarks.faults.ordeal import CALM_STEPS, Ordeal, survive, table_of
 from benchmarks.faults.schedule import (
@@ -39,7 +41,7 @@ from omniload.plan.place_tree import ClientPlaceTree
 
 __all__ = ["main", "mix_for", "put_sources", "unbroken"]
 
-_FULL = "full"
+_FULL, _NETWORK = "full", "network"
 _ANSWERS_AFTER_S = 0.02
 """What a store of objects takes for an answer."""
 _FEW_ROWS, _ROWS = 100, 500
@@ -112,12 +114,13 @@ run in one process.{store}{refusals}"""
 
 @contextmanager
 def _sources_at(
-    folder: Path, corpus: MixedSources, url: str | None, kinds: set[str]
+    folder: Path, corpus: MixedSources, url: str | None, kinds: set[str], hosts: Hosts | None
 ) -> Iterator[tuple[str | None, AilingStore | None]]:
     """Build the corpus, and put it where it is to be read from."""
     build_sources(folder, corpus)
     if kinds & OF_STORES:
-        with AilingStore(folder, _ANSWERS_AFTER_S) as store:
+        here = () if hosts is None else (hosts.here,)
+        with AilingStore(folder, _ANSWERS_AFTER_S, *here) as store:
             yield store.url, store
         return
     if url is not None:
@@ -153,9 +156,9 @@ class _Trial:
         rows = _FEW_ROWS if self.kinds & OF_STORES else _ROWS
         return MixedSources(sources=self.sources, documents=2_000, group_rows=rows)
 
-    def mix(self, url: str | None = None) -> MixConfig:
+    def mix(self, url: str | None = None, hosts: Hosts | None = None) -> MixConfig:
         """Return the mix over sources that lie below a URL, or beside it."""
-        return mix_for(
+        mix = mix_for(
             self.corpus,
             ranks=self.ranks,
             loaders=self.loaders,
@@ -163,11 +166,17 @@ class _Trial:
             url=url,
             readers=self.readers,
         )
+        if hosts is None:
+            return mix
+        on_both = mix.runtime.model_copy(update={"address": hosts.ray})
+        return mix.model_copy(update={"runtime": on_both})
 
     def require(self) -> None:
         """Refuse what does not go together."""
         if _FULL in self.kinds and self.disk is None:
             raise click.UsageError("--kind full needs --disk, a small file system that it may fill")
+        if _NETWORK in self.kinds and self.disk is not None:
+            raise click.UsageError("--kind network has hosts that see no --disk; leave one out")
         if (of_store := self.kinds & OF_STORES) and self.url is not None:
             raise click.UsageError(
                 f"--kind {min(of_store)} has a store of its own; leave --sources-at out"
@@ -251,10 +260,10 @@ class _Outcome:
         )
 
 
-def _outcome_of(trial: _Trial, made: Path) -> _Outcome:
+def _outcome_of(trial: _Trial, made: Path, hosts: Hosts | None) -> _Outcome:
     """Hold a trial, with its corpus in a folder."""
-    with _sources_at(made, trial.corpus, trial.url, trial.kinds) as (url, store):
-        mix, disk = trial.mix(url), trial.disk
+    with _sources_at(made, trial.corpus, trial.url, trial.kinds, hosts) as (url, store):
+        mix, disk = trial.mix(url, hosts), trial.disk
         kept = made / "run" if trial.kinds & OF_JOURNALS else None
         spec = PlaneSpec(
             mix=mix,
@@ -262,7 +271,8 @@ def _outcome_of(trial: _Trial, made: Path) -> _Outcome:
             tree=ClientPlaceTree.of(dp=trial.ranks),
             run_dir=kept if disk is None else disk / "run",
         )
-        with MachineStops() as machine, Job(spec, ranks=trial.ranks, store=store, disk=disk) as job:
+        job_of = Job(spec, ranks=trial.ranks, store=store, disk=disk, hosts=hosts)
+        with MachineStops() as machine, job_of as job:
             begun_s = time.monotonic()
             ordeal = survive(
                 *(job, mix, trial.script_of),
@@ -345,8 +355,12 @@ def main(  # noqa: PLR0913 -- options
         raise click.UsageError(f"--script: {error}") from None
     trial = _Trial(faults=faults, script=given, **words)
     trial.require()
+    hosts = Hosts.known()
+    if _NETWORK in trial.kinds and hosts is None:
+        again = [sys.executable, "-m", "benchmarks.faults.chaos", *sys.argv[1:]]
+        raise SystemExit(run_on_two_hosts(again, "\n".join(map(str, given or ()))))
     with tempfile.TemporaryDirectory() as made:
-        outcome = _outcome_of(trial, Path(made))
+        outcome = _outcome_of(trial, Path(made), hosts)
     table = table_of(outcome.ordeal, outcome.same, trial.shadows, outcome.stops)
     print_table(table)
     click.echo(f"{outcome.stood()}{outcome.of_store()}{outcome.of_refusals()}")

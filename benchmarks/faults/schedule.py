@@ -40,6 +40,8 @@ KINDS: dict[str, float] = {
     # A small part of what a planner waits for room.
     "full": 5.0,
     **dict.fromkeys(sorted(OF_STORES), 20.0),
+    # Longer than a member is silent until it is replaced, and shorter than Ray takes to give a host up.
+    "network": 15.0,
 }
 """How long a fault of each kind lasts where nothing else is said, in seconds; 0 for one that is done at once."""
 _FIRST_STEP = 10

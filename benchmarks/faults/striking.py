@@ -8,6 +8,7 @@
     torn-journal      the planner is killed as it writes a record
     cut-journal       the end of the journal's last record is gone, and the planner killed
     flipped-journal   a bit of the journal is another one, and the planner killed
+    network           the host of the shadows is cut off for a while
 """
 
 import os
@@ -26,6 +27,7 @@ import psutil
 
 from benchmarks.faults.ailing_store import AilingStore
 from benchmarks.faults.full_disk import full_for
+from benchmarks.faults.hosts import Hosts, cut_for
 from benchmarks.faults.schedule import OF_ROLES, Fault
 from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.opening import open_ray_plane
@@ -56,6 +58,7 @@ class Job:
         ranks: int,
         store: AilingStore | None = None,
         disk: Path | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         """Begin nothing before it is entered.
 
@@ -64,8 +67,9 @@ class Job:
             ranks: How many there are.
             store: What its sources are read from, where that can ail.
             disk: The small file system of the run's folder, where that can be filled.
+            hosts: Both hosts, where it is on two.
         """
-        self.store, self.disk, self.run_dir = store, disk, spec.run_dir
+        self.store, self.disk, self.hosts, self.run_dir = store, disk, hosts, spec.run_dir
         self._spec, self._ranks = spec, ranks
         self._opened = ExitStack()
 
@@ -244,6 +248,10 @@ def strike(job: Job, faults: Sequence[Fault], inside: ExitStack, seed: int) -> B
                 assert job.disk is not None, "asked for with the kind"
                 full: AbstractContextManager[threading.Event] = full_for(job.disk, fault.seconds)
                 blow.others.append(inside.enter_context(full).is_set)
+            case "network":
+                assert job.hosts is not None, "it is there for this kind"
+                cut_off = inside.enter_context(cut_for(job.hosts.there, fault.seconds))
+                blow.others.append(cut_off.is_set)
             case "torn-journal" | "cut-journal" | "flipped-journal":
                 blow.processes.append(_strike_journal(job, fault, seed))
     numbers = [_SIGNALS[fault.kind] for fault in faults if fault.kind in OF_ROLES]

@@ -155,3 +155,9 @@ def test_what_a_script_strikes_has_to_be_there():
     assert "--kind delay has a store of its own; leave --sources-at out" in told(
         "--kind", "delay", "--sources-at", "memory://store"
     )
+
+
+def test_hosts_of_a_network_see_no_small_disk(tmp_path):
+    assert "--kind network has hosts that see no --disk; leave one out" in told(
+        "--kind", "network", "--disk", str(tmp_path)
+    )
