@@ -102,7 +102,7 @@ LONGER = {
         "builds, asks again, and serves ranks that change",
     ),
     "omniload/actors/roles/links.py": (
-        185,
+        190,
         "the ways to both roles, what reads take, and who serves which ranks",
     ),
     "omniload/actors/roles/loader.py": (
