@@ -27,9 +27,9 @@ from omniload.source.parts.share import Part
 
 __all__ = ["RayReader", "ReaderActor"]
 
-_TURN_S = 0.2
-_STOPPED_S = 0.5
-"""A process that the kernel has called stopped for so long will not go on by itself."""
+_TURN_S = 0.1
+_STOPPED_S = 0.1
+"""A process that the kernel has called stopped for so long will not go on by itself, as the roster has it."""
 
 
 class ReaderActor:
@@ -75,7 +75,7 @@ class RayReader(PartReader):
         self._opening = self._actor.open.remote(opening)
         self._held: HeldProcess | None = None
         self._stopped_at_s: float | None = None
-        """When it was first seen to be stopped, as it opens the source."""
+        """When it was first seen to be stopped, by looks between which it was not seen to run."""
 
     @override
     def facts(self) -> SourceFacts | None:
@@ -86,21 +86,21 @@ class RayReader(PartReader):
             except ProcessLookupError as error:
                 raise ReaderLostError(f"{self._name} has ended: {error}") from None
         if not ray.wait([self._opening], timeout=0)[0]:
-            self._require_opens()
+            self._require_runs()
             return None
         if self._held is not None and self._held.has_ended():
             raise ReaderLostError(f"{self._name} has ended")
         facts: SourceFacts = self._got(self._opening)
         return facts
 
-    def _require_opens(self) -> None:
+    def _require_runs(self) -> None:
         held = self._held
         if held is None or not held.is_stopped():
             self._stopped_at_s = None
             return
         now_s = time.monotonic()
         self._stopped_at_s = now_s if self._stopped_at_s is None else self._stopped_at_s
-        if now_s > self._stopped_at_s + _STOPPED_S:
+        if now_s >= self._stopped_at_s + _STOPPED_S:
             raise ReaderLostError(f"{self._name} is stopped")
 
     @override
@@ -129,18 +129,13 @@ class RayReader(PartReader):
 
     def _wait_for(self, asked: Any) -> None:  # noqa: ANN401 -- Ray's answers have no static type
         """Wait for an answer of a reader that runs."""
-        began_s = time.monotonic()
-        runs_at_s = began_s
+        began_s, self._stopped_at_s = time.monotonic(), None
         while not ray.wait([asked], timeout=_TURN_S)[0]:
-            now_s, held = time.monotonic(), self._held
             # Closed by another thread: a source that is dropped ends its readers under a read.
-            if held is None:
+            if self._held is None:
                 raise ReaderLostError(f"{self._name} was ended")
-            if not held.is_stopped():
-                runs_at_s = now_s
-            if now_s > runs_at_s + _STOPPED_S:
-                raise ReaderLostError(f"{self._name} is stopped")
-            if now_s > began_s + self._stuck_s:
+            self._require_runs()
+            if time.monotonic() > began_s + self._stuck_s:
                 raise ReaderLostError(f"{self._name} gave no answer within {self._stuck_s:.0f} s")
 
     def _got(self, answer: Any) -> Any:  # noqa: ANN401 -- as above

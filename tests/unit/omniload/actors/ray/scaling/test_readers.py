@@ -19,16 +19,26 @@ class Cluster:
     def __init__(self):
         self.answers, self.ended_by_ray, self.now_s = {"process": "its process"}, 0, 100.0
         self.is_stopped, self.has_ended, self.killed, self.let_go = False, False, 0, 0
+        self.looks = iter(())
+        """Whether the reader is stopped, at each look of whoever waits for an answer."""
 
     def get_runtime_context(self):
         return SimpleNamespace(get_node_id=lambda: "0" * 56)
 
     def remote(self, **_):
-        calls = {name: SimpleNamespace(remote=lambda *_, n=name: n) for name in ("process", "open")}
+        calls = {
+            name: SimpleNamespace(remote=lambda *_, n=name: n)
+            for name in ("process", "open", "read")
+        }
         return lambda _: SimpleNamespace(remote=lambda *_: SimpleNamespace(**calls))
 
     def wait(self, asked, timeout):
-        assert timeout == 0, "nobody waits for a reader that opens its source"
+        if asked != ["read"]:
+            assert timeout == 0, "nobody waits for a reader that opens its source"
+        elif (look := next(self.looks, None)) is None:
+            self.answers["read"] = "rows"
+        else:
+            self.now_s, self.is_stopped = self.now_s + timeout, look
         return [call for call in asked if call in self.answers], []
 
     def get(self, call):
@@ -92,6 +102,33 @@ def test_a_reader_that_goes_on_opens_its_source_however_long_that_takes(cluster)
     cluster.answers["open"] = "facts"
 
     assert reader.facts() == "facts"
+
+
+def read_through(cluster, looks):
+    """Return what a read gives at whose looks the reader is stopped or runs, and the seconds until it does."""
+    cluster.answers = {"process": "its process", "open": "facts"}
+    reader = a_reader()
+    assert reader.facts() == "facts"
+    cluster.looks, began_s = iter(looks), cluster.now_s
+    try:
+        return reader.read(0, 9, None)(), cluster.now_s - began_s
+    except ReaderLostError as error:
+        return str(error), cluster.now_s - began_s
+
+
+def test_a_reader_that_is_stopped_under_a_read_is_lost_at_the_second_look(cluster):
+    found, after_s = read_through(cluster, [False, False, True, True, True])
+
+    assert found == "loader-0-reader-0-1 is stopped"
+    assert after_s == pytest.approx(0.4)
+
+
+def test_a_reader_that_goes_on_under_a_read_is_waited_for_until_it_takes_too_long(cluster):
+    assert read_through(cluster, [True, False] * 100)[0] == "rows"
+
+    found, after_s = read_through(cluster, [True, False] * 1_000)
+    assert found == "loader-0-reader-0-1 gave no answer within 60 s"
+    assert after_s == pytest.approx(60, abs=0.2)
 
 
 def test_a_reader_that_has_ended_since_it_opened_its_source_is_lost_before_a_read_asks_it(cluster):
