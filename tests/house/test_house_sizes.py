@@ -115,12 +115,12 @@ LONGER = {
     ),
     "omniload/actors/roles/planner.py": (398, "one thread that speaks to every other role"),
     "omniload/actors/ray/hosts/placing.py": (
-        230,
+        235,
         "where members are, where they may be, and for how long a node is left alone",
     ),
     "omniload/actors/ray/hosts/nodes.py": (
-        195,
-        "which nodes there are, for whom each has room, what is missing, and the wait for it",
+        230,
+        "which nodes and bundles there are, for whom each has room, what is missing, and the wait for it",
     ),
     "omniload/actors/ray/changes.py": (
         265,

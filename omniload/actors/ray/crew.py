@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -144,7 +145,9 @@ class Crew:
             loaders=len(self.sources_of) * (1 + self.spec.mix.runtime.shadows),
             constructors=[self._address.node_of(name, self._node) for name in self.dp_ranks_of],
         )
-        wait_for_room(self._place, team, nodes_seen, SystemClock())
+        wanted = self._place.loaders
+        look = partial(nodes_seen, "" if wanted is None else wanted.placement_group)
+        wait_for_room(self._place, team, look, SystemClock())
 
     def roster(self) -> Roster:
         """Return who is to be replaced, and when, with the first member of each role as its holder."""
@@ -163,7 +166,7 @@ class Crew:
             actor = self._start_constructor(member)
         else:
             asked = self._place.planner.asked()
-            start = Start(node=self._node, threads=_PLANNER_THREADS, asked=asked)
+            start = Start(place=self._node, threads=_PLANNER_THREADS, asked=asked)
             bare = actor_of(PlannerActor, member.name, start)
             # Only one that follows: the first is opened by a method, whose error says what is wrong with a run.
             opening = self._planner_opening(member) if member.number else None
@@ -173,10 +176,10 @@ class Crew:
 
     def _start_of_loader(self, member: Member) -> Start:
         wanted = self._threads[member.role] + 1  # one stays
-        node, is_away = self.placing.place(member), self.placing.is_away(member)
+        there, is_away = self.placing.place(member), self.placing.is_away(member)
         place = None if self.placing.is_stranded(member) else self._place.loaders
         return Start(
-            node=node,
+            place=there,
             threads=max(_LEAST_LOADER_THREADS, wanted),
             asked={} if place is None else place.asked(),
             is_away=is_away,
@@ -196,7 +199,7 @@ class Crew:
             board = FolderBoard(self._address.board_of(member.role))
         threads = 5 + 2 * ranks_with_threads(self.spec, len(ranks)) * cp
         asked = self._place.constructors.asked()
-        start = Start(node=node, threads=threads, asked=asked, is_away=is_away)
+        start = Start(place=node, threads=threads, asked=asked, is_away=is_away)
         bare = actor_of(ConstructorActor, member.name, start)
         return bare.remote(
             machine, self._loaders(self.serving), member.name, board, self._address.logs

@@ -46,6 +46,9 @@ class AsksConfig(StrictModel):
 class LoaderPlaceConfig(AsksConfig):
     """Nodes that source loaders and their shadows are on: those for which all of this holds."""
 
+    placement_group: Annotated[str, Field(max_length=253)] = ""
+    """Name of a placement group of the user's own, or its number: loaders are in its bundles, of which all else holds
+    that is said of nodes here, and claim there what they ask for. By default they are in none."""
     without_gpu: bool = False
     """Only nodes that have no GPU by Ray's count."""
     labels: dict[Text, str] = Field(default_factory=dict)

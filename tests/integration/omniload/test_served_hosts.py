@@ -30,6 +30,15 @@ pytestmark = pytest.mark.ray
 PROCESS = ROOT / "tests" / "support" / "plane" / "processes" / "served_rank.py"
 RESOURCES = "RAY_OVERRIDE_RESOURCES"
 """By which Ray is told what else a node has, beside ``ray start --resources``."""
+GROUP = """
+import sys, ray
+ray.init(sys.argv[1], namespace="of the user")
+bundles = [{"CPU": 1, "readers": 1}]
+group = ray.util.placement_group(bundles, name="of the job", lifetime="detached")
+sys.stdin.read()
+ray.util.remove_placement_group(group)
+"""
+"""A placement group of the user's own, on the host that has readers."""
 STEPS = 10
 LIMIT_S = 120
 
@@ -240,8 +249,11 @@ def test_a_rank_of_large_batches_whose_own_raylet_is_killed_is_told_so_and_not_e
 
 
 @contextmanager
-def served_in_a_ray_of_others(hosts, mix, scratch, **runtime):
-    """A node of a Ray on each host, and a plane of two ranks there; gives what starts ranks, and the nodes."""
+def served_in_a_ray_of_others(hosts, mix, scratch, has_group=False, **runtime):
+    """A node of a Ray on each host, and a plane of two ranks there; gives what starts ranks, and the nodes.
+
+    Behind those is what has a placement group, where there is to be one.
+    """
     content, given = yaml.safe_load(mix.read_text()), scratch / "given.yaml"
     content["sources"] = {  # they are named from the folder of the mix
         name: source | {"path": str(mix.parent / source["path"])}
@@ -254,6 +266,9 @@ def served_in_a_ray_of_others(hosts, mix, scratch, **runtime):
             node = begin_bare_node(host, *head, folder=scratch / host[-1], env=env)
             nodes.append(node)
             head = (head_of(node),)
+        if has_group:  # while the plane opens, which waits for it
+            words = (sys.executable, "-c", GROUP, head[0])
+            nodes.append(on(hosts[0], *words, env=environment(**NO_TOKEN), stdin=subprocess.PIPE))
         place = {"kind": "ray", "address": head[0], "bind": "", "ports": ""}
         content["runtime"] |= place | runtime
         given.write_text(yaml.safe_dump(content))
@@ -267,9 +282,15 @@ def served_in_a_ray_of_others(hosts, mix, scratch, **runtime):
 def test_in_a_ray_that_runs_already_ranks_join_from_each_of_its_hosts_and_hear_of_its_end(
     hosts, mix, scratch, unbroken
 ):
-    with served_in_a_ray_of_others(hosts, mix, scratch) as (join, nodes):
+    place = {"loaders": {"placement_group": "of the job", "cpus": 1}, "wait": 60}
+    with served_in_a_ray_of_others(hosts, mix, scratch, True, place=place) as (join, nodes):
         ranks = [join(host, rank, 2) for rank, host in enumerate(hosts)]
-        seen = dict(step_of(ranks) for _ in range(STEPS // 2))
+        seen = dict([step_of(ranks)])
+        wait_for(scratch, "loader-0", ADDRESSES[1])
+        # Which takes the group away, and all that is in it.
+        nodes.pop().communicate(timeout=LIMIT_S)
+        seen |= dict(step_of(ranks) for _ in range(STEPS // 2 - 1))
+        wait_for(scratch, "loader-0+", ADDRESSES[0])
         ranks.pop().process.kill()
         ranks[0].tell("resize", 0, 2, STEPS // 2, 1)
         ranks.append(join(hosts[1], 1, 2, STEPS // 2, 1))

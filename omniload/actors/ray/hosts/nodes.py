@@ -1,13 +1,14 @@
 """The nodes of a Ray: which there are, which of them a role may be on, and for how many of it they have room."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
 from omniload.actors.ray.environment import RayError, ray
+from omniload.actors.ray.hosts.bundles import Bundle, bundles_in, group_at
 from omniload.base.clock import Clock
-from omniload.base.errors import UnavailableError
+from omniload.base.errors import ConfigError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.mix.schema.places import LoaderPlaceConfig, PlaceConfig
 
@@ -34,9 +35,9 @@ _LOG = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeen:
-    """A node that lives, as Ray tells of it."""
+    """A node that lives, or a bundle on one, as Ray tells of it."""
 
-    number: str
+    place: str
     address: str
     """IP address."""
     has: Mapping[str, float]
@@ -54,9 +55,7 @@ class NodeSeen:
     def without(self, asked: Mapping[str, float]) -> "NodeSeen":
         """Return the node with so much less that is free."""
         free = {n: amount - asked.get(n, 0.0) for n, amount in self.free.items()}
-        return NodeSeen(
-            number=self.number, address=self.address, has=self.has, free=free, labels=self.labels
-        )
+        return replace(self, free=free)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +83,20 @@ def why_not(wanted: LoaderPlaceConfig, node: NodeSeen) -> str:
     return ""
 
 
+def _of_kind(wanted: LoaderPlaceConfig, nodes: Iterable[NodeSeen]) -> list[NodeSeen]:
+    """Return the bundles where a placement group is named, else the nodes."""
+    return [node for node in nodes if bool(group_at(node.place)) == bool(wanted.placement_group)]
+
+
 def room_for(wanted: LoaderPlaceConfig) -> dict[str, int]:
-    """Return the nodes that loaders are to be on, with for how many more each has room; none where Ray does not say."""
-    fit = [node for node in nodes_seen() if not why_not(wanted, node)]
-    return {node.number: node.room(wanted.asked()) for node in fit}
+    """Return the places that loaders may be at, with for how many more each has room; none where Ray does not say."""
+    nodes = _of_kind(wanted, nodes_seen(wanted.placement_group))
+    return {n.place: n.room(wanted.asked()) for n in nodes if not why_not(wanted, n)}
 
 
 def why_no_room(place: PlaceConfig, team: Team, nodes: Sequence[NodeSeen]) -> str:
     """Return what is missing for the members of a plane to be where they are to be; empty where nothing is."""
-    left = {node.number: node for node in nodes}
+    left = {node.place: node for node in nodes}
     there = [(team.home, "the planner", place.planner)]
     there += [(node, "a data constructor", place.constructors) for node in team.constructors]
     for number, who, asks in there:
@@ -103,20 +107,26 @@ def why_no_room(place: PlaceConfig, team: Team, nodes: Sequence[NodeSeen]) -> st
             return f"{who} asks for {_amounts(asked)} on {which}, which has {_amounts(free)} free"
         if node is not None:
             left[number] = node.without(asked)
-    wanted = place.loaders
-    if wanted is None:
+    return (
+        "" if place.loaders is None else _why_none_for(place.loaders, team.loaders, left.values())
+    )
+
+
+def _why_none_for(wanted: LoaderPlaceConfig, count: int, nodes: Iterable[NodeSeen]) -> str:
+    """Return what is missing for so many loaders."""
+    looked_at = [(node, why_not(wanted, node)) for node in _of_kind(wanted, nodes)]
+    room = sum(node.room(wanted.asked()) for node, why in looked_at if not why)
+    if room >= count:
         return ""
-    reasons = {node.address: why_not(wanted, node) for node in left.values()}
-    fit = [node for node in left.values() if not reasons[node.address]]
-    room = sum(node.room(wanted.asked()) for node in fit)
-    if room >= team.loaders:
-        return ""
-    found = [f"{address} {why}" for address, why in reasons.items() if why]
-    found += [f"{node.address} has room for {node.room(wanted.asked())}" for node in fit]
+    group = wanted.placement_group
+    found = sorted(
+        f"{node.address} {why or f'has room for {node.room(wanted.asked())}'}"
+        for node, why in looked_at
+    ) or [f"Ray has reserved no placement group {group!r}" if group else "Ray names no node"]
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return (
-        f"nodes that runtime.place.loaders names have room for {room} of {team.loaders} source loaders and shadows: "
-        f"{'; '.join(sorted(found)[:_SHOWN])}{more}"
+        f"nodes that runtime.place.loaders names have room for {room} of {count} source loaders and shadows: "
+        f"{'; '.join(found[:_SHOWN])}{more}"
     )
 
 
@@ -135,12 +145,13 @@ def wait_for_room(
         clock: Of the wait.
 
     Raises:
+        ConfigError: Several placement groups have the name that is given.
         UnavailableError: There is none within ``place.wait``; says what is missing, and where.
     """
     began_s, is_told = clock.now_s(), False
     if place == PlaceConfig():  # Ray is not even asked
         return
-    while missing := why_no_room(place, team, look()):
+    while missing := why_no_room(place, team, nodes := look()):
         waited_s = clock.now_s() - began_s
         if waited_s >= place.wait:
             raise UnavailableError(
@@ -151,35 +162,53 @@ def wait_for_room(
             is_told = True
             _LOG.warning("waiting for at most %.0f s for room: %s", place.wait, missing)
         clock.sleep(_LOOK_S)
+    if len(groups := {group_at(node.place) for node in nodes} - {""}) > 1:
+        raise ConfigError(
+            f"{len(groups)} placement groups of this Ray have the name that runtime.place.loaders.placement_group "
+            f"gives: {sorted(groups)[:_SHOWN]}; give the number of one"
+        )
 
 
 def _amounts(asked: Mapping[str, float]) -> str:
     return ", ".join(f"{amount:g} of {name!r}" for name, amount in asked.items())
 
 
-def nodes_seen() -> list[NodeSeen]:
-    """Return the nodes that live, always in one order; none where Ray does not say."""
+def nodes_seen(group: str = "") -> list[NodeSeen]:
+    """Return the nodes that live, always in one order, and the bundles of a group on them; none where Ray is mute."""
     try:
         living = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         free = _free_by_node()
+        table = ray.util.placement_group_table() if group else {}
     except (RayError, RuntimeError, ConnectionError) as error:
         _LOG.warning("Ray does not say which nodes it has: %s", error)
         return []
-    return [
-        NodeSeen(
-            number=node["NodeID"],
+    nodes = {
+        node["NodeID"]: NodeSeen(
+            place=node["NodeID"],
             address=node["NodeManagerAddress"],
             has=node["Resources"],
             free=free.get(node["NodeID"], node["Resources"]),
             labels=node.get("Labels", {}),
         )
         for node in sorted(living, key=lambda node: str(node["NodeID"]))
-    ]
+    }
+    bundles = [each for each in bundles_in(table, group) if each.node in nodes]
+    return [*nodes.values(), *(_seen(bundle, nodes[bundle.node]) for bundle in bundles)]
+
+
+def _seen(bundle: Bundle, node: NodeSeen) -> NodeSeen:
+    return replace(
+        node,
+        place=bundle.place,
+        address=f"bundle {bundle.index} on {node.address}",
+        has=bundle.has,
+        free=bundle.free(node.free),
+    )
 
 
 def nodes_with_room() -> list[str]:
     """Return the numbers of the nodes that live and have a core that nobody has claimed, always in one order."""
-    return [n.number for n in nodes_seen() if n.free.get("CPU", 0.0) >= _LEAST_CORES]
+    return [n.place for n in nodes_seen() if n.free.get("CPU", 0.0) >= _LEAST_CORES]
 
 
 def _free_by_node() -> dict[str, dict[str, float]]:

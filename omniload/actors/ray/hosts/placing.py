@@ -18,6 +18,7 @@ from functools import partial
 from typing import Self
 
 from omniload.actors.ray.environment import ray
+from omniload.actors.ray.hosts.bundles import node_at
 from omniload.actors.ray.hosts.nodes import nodes_with_room, room_for
 from omniload.base.log import get_logger
 from omniload.machine.roster.members import Member
@@ -96,7 +97,9 @@ class Placing:
 
     def place(self, member: Member) -> str:
         """Return the node that a member is to be started on."""
-        its = Counter(node for each, node in self._node_of.items() if each.role == member.role)
+        its = Counter(
+            node_at(place) for each, place in self._node_of.items() if each.role == member.role
+        )
         all_of = Counter(self._node_of.values())
         if self._wanted is not None:
             chosen = self._place_as_wanted(member, its, all_of)
@@ -121,7 +124,9 @@ class Placing:
             return self.home
         nodes = self._rested(rooms) or list(rooms)
         # Where there is no room anywhere, what a lost member had there is given back in a moment.
-        return min(nodes, key=lambda node: (rooms[node] <= 0, its[node], all_of[node], node))
+        return min(
+            nodes, key=lambda place: (rooms[place] <= 0, its[node_at(place)], all_of[place], place)
+        )
 
     def _rooms(self) -> dict[str, int]:
         """Return the nodes that are wanted, each with for how many more it has room."""
@@ -152,14 +157,14 @@ class Placing:
         if self._now_s() < self._look_at_s:
             return []
         self._look_at_s = self._now_s() + _LOOK_S
-        where = Counter((member.role, node) for member, node in self._node_of.items())
+        where = Counter((member.role, node_at(place)) for member, place in self._node_of.items())
         sharing: dict[str, list[Member]] = {}
         for member in self._ready:
-            if where[member.role, self._node_of[member]] > 1:
+            if where[member.role, node_at(self._node_of[member])] > 1:
                 sharing.setdefault(member.role, []).append(member)
         for member in self._ready & self._stranded:
             sharing.setdefault(member.role, []).append(member)
-        nodes = self._better() if sharing else []
+        nodes = list(map(node_at, self._better())) if sharing else []
         roles = [role for role in sharing if any(where[role, node] == 0 for node in nodes)]
         if not roles:
             return []
@@ -174,7 +179,7 @@ class Placing:
         """
         self._coming.pop(member, None)
         asked = self._node_of.get(member, node)
-        if node == asked:
+        if node == node_at(asked):
             self._astray.pop(member.role, None)
             return False
         self._node_of[member] = node

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
 from omniload.actors.ray.environment import ray
+from omniload.actors.ray.hosts.bundles import strategy_for
 from omniload.actors.ray.hosts.relay import BEATS
 
 __all__ = ["Start", "actor_of"]
@@ -17,7 +16,8 @@ __all__ = ["Start", "actor_of"]
 class Start:
     """Where an actor is started, and with what."""
 
-    node: str
+    place: str
+    """A node, or a bundle on one."""
     threads: int = 1
     """In which its methods run."""
     asked: Mapping[str, float] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Start:
 
 def actor_of(shell: type, name: str, start: Start) -> Any:  # noqa: ANN401 -- Ray's decorated classes have no static type
     """Return what starts the actor of a shell by a name; empty for one that nobody looks for."""
-    here = NodeAffinitySchedulingStrategy(node_id=start.node, soft=start.is_soft)
+    here = strategy_for(start.place, is_soft=start.is_soft)
     options: dict[str, Any] = {"max_concurrency": start.threads, "scheduling_strategy": here}
     options |= {"name": name} if name else {}
     if asked := dict(start.asked):

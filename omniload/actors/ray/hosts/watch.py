@@ -62,4 +62,4 @@ class HostWatch:
 
 def begin_watch(node: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
     """Start the watch of a node, which ends once nobody holds what is returned."""
-    return actor_of(HostWatch, "", Start(node=node)).remote()
+    return actor_of(HostWatch, "", Start(place=node)).remote()

@@ -13,14 +13,14 @@ from omniload.base.errors import UnavailableError
 from omniload.mix.schema.places import LoaderPlaceConfig, PlaceConfig
 
 CPU_NODE = NodeSeen(
-    number="C",
+    place="C",
     address="10.0.0.9",
     has={"CPU": 8.0, "memory": 64e9, "readers": 2.0},
     free={"CPU": 8.0, "memory": 64e9, "readers": 2.0},
     labels={"ray.io/node-group": "readers"},
 )
 GPU_NODE = NodeSeen(
-    number="G",
+    place="G",
     address="10.0.0.1",
     has={"CPU": 64.0, "GPU": 8.0},
     free={"CPU": 64.0, "GPU": 8.0},
@@ -111,7 +111,7 @@ def test_what_is_missing_for_a_plane_is_said_with_what_each_node_has(place, node
 
 
 def test_of_many_nodes_some_are_named():
-    nodes = [replace(GPU_NODE, number=str(n), address=f"10.0.0.{n}") for n in range(10, 40)]
+    nodes = [replace(GPU_NODE, place=str(n), address=f"10.0.0.{n}") for n in range(10, 40)]
 
     found = why_no_room(a_place(loaders={"without_gpu": True}), TEAM, nodes)
 

@@ -1,0 +1,80 @@
+"""Bundles of a placement group of the user's own, as places for members beside whole nodes.
+
+A place is named by its node, and by bundle and group where it is one: ``NODE`` or ``NODE/BUNDLE/GROUP``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+
+from omniload.actors.ray.environment import ray
+
+__all__ = ["Bundle", "bundles_in", "group_at", "node_at", "strategy_for"]
+
+_BETWEEN = "/"
+_THERE = "CREATED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A bundle that Ray has reserved on a node."""
+
+    group: str
+    """Number of its placement group."""
+    index: int
+    node: str
+    has: Mapping[str, float]
+    """Amount of each resource that it has."""
+
+    @property
+    def place(self) -> str:
+        """Its name as a place."""
+        return _BETWEEN.join((self.node, str(self.index), self.group))
+
+    def free(self, free: Mapping[str, float]) -> dict[str, float]:
+        """Return what nobody has claimed of it, given what nobody has of its node."""
+        # As Ray names what it has set aside of a node.
+        return {name: free.get(f"{name}_group_{self.index}_{self.group}", 0.0) for name in self.has}
+
+
+def bundles_in(table: Mapping[str, Mapping[str, Any]], wanted: str) -> list[Bundle]:
+    """Return the bundles of a placement group that Ray has reserved, by its name or number; none before.
+
+    Args:
+        table: Ray's table of all placement groups, by their numbers.
+        wanted: Name or number. Of several that have one name, the bundles of all are returned.
+    """
+    return [
+        Bundle(group=number, index=int(index), node=node, has=dict(group["bundles"][index]))
+        for number, group in sorted(table.items())
+        if wanted in {number, group["name"]} and group["state"] == _THERE
+        for index, node in group["bundles_to_node_id"].items()
+    ]
+
+
+def group_at(place: str) -> str:
+    """Return the number of the placement group that a place is of; empty for a whole node."""
+    return place.rpartition(_BETWEEN)[2] if _BETWEEN in place else ""
+
+
+def node_at(place: str) -> str:
+    """Return the node of a place."""
+    return place.partition(_BETWEEN)[0]
+
+
+def strategy_for(place: str, *, is_soft: bool) -> Any:  # noqa: ANN401 -- Ray's strategies have no base
+    """Return how Ray schedules an actor at a place; ``is_soft`` lets it take another node than one that is gone."""
+    node, *bundle = place.split(_BETWEEN)
+    if not bundle:
+        return NodeAffinitySchedulingStrategy(node_id=node, soft=is_soft)
+    index, group = bundle
+    return PlacementGroupSchedulingStrategy(
+        PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group))),
+        placement_group_bundle_index=int(index),
+    )
