@@ -160,7 +160,7 @@ class _Begun:
     file: ShardFile
     stream: ByteStream
     at: int = 0
-    points: AccessPoints | None = None
+    digests_U: NDArray[np.uint64] | None = None
     """What its units are compared with, where it was entered in its middle."""
 
 
@@ -169,8 +169,8 @@ class _WrongPlaceError(Exception):
 
 
 @contextmanager
-def _compared(points: AccessPoints | None) -> Iterator[None]:
-    """Read inside from a shard; where it was entered by ``points``, nothing that goes wrong says anything of the shard.
+def _compared(*, is_entered: bool) -> Iterator[None]:
+    """Read inside from a shard; where it was entered in its middle, nothing that goes wrong says anything of it.
 
     Raises:
         _WrongPlaceError: It was entered so, and does not decode, or is not what was indexed.
@@ -180,7 +180,7 @@ def _compared(points: AccessPoints | None) -> Iterator[None]:
     except (*_UNDECODABLE, OSError, pa.ArrowException) as error:
         # Decoders raise OSError itself, without a number; the system's and a store's say what they say.
         is_of_system = isinstance(error, OSError) and (type(error) is not OSError or error.errno)
-        if points is None or is_of_system:
+        if not is_entered or is_of_system:
             raise
         raise _WrongPlaceError(str(error)) from error
 
@@ -200,7 +200,8 @@ class ForwardReader:
         self._kept = kept
         self._known: tuple[ShardFile, AccessPoints | None] | None = None
         """Places of the shard that was asked for last."""
-        self._disbelieved: set[str] = set()
+        self._disbelieved: dict[str, NDArray[np.uint64]] = {}
+        """Shards that are entered at their first byte alone, as a place was wrong, and digests of their units."""
 
     def range_of(
         self, file: ShardFile, start: int, stop: int, *, number: int, is_last: bool
@@ -218,11 +219,12 @@ class ForwardReader:
             IntegrityError: The shard holds less, more behind the last range, or other bytes than were indexed.
         """
         try:
-            return self._range_of(file, start, stop, number=number, is_last=is_last)
+            data = self._range_of(file, start, stop, number=number, is_last=is_last)
         except _WrongPlaceError as error:
-            points = self._disbelieve(file, error)
-        data = self._range_of(file, start, stop, number=number, is_last=is_last)
-        if points is not None and not _is_unit(points, number, data):
+            self._disbelieve(file, error)
+            data = self._range_of(file, start, stop, number=number, is_last=is_last)
+        digests_U = self._disbelieved.get(file.path)
+        if digests_U is not None and not _is_unit(digests_U, number, data):
             raise IntegrityError(
                 f"{file.path}: bytes {start} to {stop} are others than when it was indexed; it was changed in place, "
                 "or it or the index is damaged: replace the file, or remove the index, and start anew"
@@ -233,13 +235,13 @@ class ForwardReader:
         self, file: ShardFile, start: int, stop: int, *, number: int, is_last: bool
     ) -> pa.Buffer:
         begun = self._reached(file, start)
-        with _compared(begun.points):
+        with _compared(is_entered=begun.digests_U is not None):
             data = begun.stream.read_buffer(stop - start)
             begun.at += len(data)
             # Only at its end does a stream say that it was cut short, or that its check is wrong.
             more = is_last and len(begun.stream.read_buffer(1)) > 0
             _require_indexed(file, start, stop, data, more=more)
-            if begun.points is not None and not _is_unit(begun.points, number, data):
+            if begun.digests_U is not None and not _is_unit(begun.digests_U, number, data):
                 raise IntegrityError(f"bytes {start} to {stop} are others than were indexed")
         if is_last:
             begun.stream.close()
@@ -266,7 +268,7 @@ class ForwardReader:
             begun = self._entered(file, start, at) or begun
         if begun is None:
             begun = _Begun(file, stream_of(file))
-        with _compared(begun.points):
+        with _compared(is_entered=begun.digests_U is not None):
             while begun.at < start:
                 skipped = begun.stream.read_buffer(min(start - begun.at, _SCAN_BYTES))
                 if not len(skipped):
@@ -281,27 +283,31 @@ class ForwardReader:
         if self._known is None or self._known[0] is not file:
             self._known = file, self._kept.of(file)
         points = self._known[1]
-        with _compared(points):
-            point = None if points is None else points.before(start)
+        if points is None:
+            return None
+        with _compared(is_entered=True):
+            point = points.before(start)
             if point is None or point.place <= at:
                 return None
-            return _Begun(file, entered(file, point), point.place, points)
+            return _Begun(file, entered(file, point), point.place, points.digests_U)
 
-    def _disbelieve(self, file: ShardFile, error: _WrongPlaceError) -> AccessPoints | None:
-        """Enter a shard at its first byte from now on; return what was found when it was indexed."""
+    def _disbelieve(self, file: ShardFile, error: _WrongPlaceError) -> None:
+        """Enter a shard at its first byte from now on, and go on comparing its units."""
         _log.warning(
             "%s: cannot be entered where its index says (%s); it is read from its first byte, which is as exact and "
             "takes longer: remove the index, and it is made anew",
             *(file.path, error),
         )
-        self._disbelieved.add(file.path)
-        return None if self._known is None else self._known[1]
+        if self._known is None or self._known[1] is None:
+            raise AssertionError("a shard without places was entered at one")
+        self._disbelieved[file.path] = self._known[1].digests_U
+        self._known = None
 
 
-def _is_unit(points: AccessPoints, number: int, data: pa.Buffer) -> bool:
+def _is_unit(digests_U: NDArray[np.uint64], number: int, data: pa.Buffer) -> bool:
     """Whether a range holds what the unit of a number did when the shard was indexed."""
     # As lists: a shard may have had fewer units.
-    return bool(points.digests_U[number : number + 1].tolist() == [xxhash.xxh3_64_intdigest(data)])
+    return bool(digests_U[number : number + 1].tolist() == [xxhash.xxh3_64_intdigest(data)])
 
 
 class _BegunShards:

@@ -196,7 +196,8 @@ def test_a_place_that_lies_is_not_believed(opened, monkeypatch, caplog, name, li
     )
 
 
-def test_a_shard_changed_in_its_place_is_found_by_what_its_units_held(opened, tmp_path):
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_a_shard_changed_in_its_place_is_found_by_what_its_units_held(opened, tmp_path, is_reached):
     name = "stored.jsonl.gz"
     reader = opened(name, packed=gzip.compress(DATA, 0))
     last = len(reader.units()) - 1
@@ -204,6 +205,8 @@ def test_a_shard_changed_in_its_place_is_found_by_what_its_units_held(opened, tm
     (tmp_path / name).write_bytes(gzip.compress(DATA.replace(b"a", b"b"), 0))
     os.utime(tmp_path / name, ns=(before.st_atime_ns, before.st_mtime_ns))
 
+    if is_reached:
+        reader.reach(last)
     with pytest.raises(
         IntegrityError, match=r"bytes \d+ to \d+ are others than when it was indexed"
     ):
