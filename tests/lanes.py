@@ -45,7 +45,7 @@ WAITING = {
     "packages": (
         *("distribution", "frameworks"),
         # They share one HDFS, but for those that kill its nodes.
-        *("hdfs", "journal_stores", "cache_stores", "env/test_places"),
+        *("hdfs", "journal_stores", "cache_stores", "format_stores", "env/test_places"),
     ),
     # What imports torch, which takes a lane two seconds.
     "trainer": (

@@ -25,6 +25,7 @@ from omniload.source.stores.asking import (
     stamp_of,
     tag_of,
 )
+from omniload.source.stores.listings import entry_lately, look_anew, noted
 
 if TYPE_CHECKING:
     import fsspec
@@ -143,7 +144,7 @@ class ShardFile:
     def require_unchanged(self) -> None:
         """Refuse a file that is not the one the source was opened with, or stands beside another than then.
 
-        A remote store may answer from a listing it keeps; then a change shows later.
+        Of a store whose client keeps listings a change shows within ``LISTED_S``, as ``listings`` has it.
 
         Raises:
             IntegrityError: Its size or modification time differs, or it is gone.
@@ -177,7 +178,7 @@ class ShardFile:
         if self.remote is None:
             status = _status_of(self.path)
             return status.st_size, str(status.st_mtime_ns)
-        now = remote_file(self.remote, self.path)
+        now = remote_file(self.remote, self.path, entry_lately(self.remote, self.path))
         return now.size_bytes, now.stamp
 
 
@@ -222,13 +223,13 @@ def _raise_fault(error: Exception, file: ShardFile, where: str) -> None:
     decoding = isinstance(error, OSError | EOFError | UnicodeDecodeError | pa.ArrowException)
     if not decoding and not is_outage(error):
         return
-    if file.remote is not None and _is_gone(error):
-        # A listing that the client keeps would say that it is there.
-        file.remote.invalidate_cache(file.path)
-    file.require_unchanged()
     # Decoders raise OSError itself, without a number. The operating system gives one, or a client of a store a class of
     # its own: PermissionError, of a token that has expired.
     of_system = isinstance(error, _OF_SYSTEM) or getattr(error, "errno", None)
+    if file.remote is not None and (_is_gone(error) or (decoding and not of_system)):
+        # What was said of it before would say that it is there, and as it was.
+        look_anew(file.remote, file.path)
+    file.require_unchanged()
     if of_system or not decoding:
         # A ticket may be renewed, so the class is the same: it is worth another try.
         remedy = "get the rights to it, and try again"
@@ -377,7 +378,7 @@ def remote_file(
         ValueError: It is no file; the message says what it is.
         Exception: What the store's client raises.
     """
-    entry = entry_of(store, path) if entry is None else entry
+    entry = noted(store, path, entry_of(store, path) if entry is None else entry)
     if entry["type"] == "directory":
         raise ValueError(f"it is a folder; write a pattern such as {path}/*")
     if not is_file(entry):

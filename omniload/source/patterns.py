@@ -37,6 +37,7 @@ from omniload.source.files import (
 )
 from omniload.source.run_files import may_be_of_run, refuse_run_files
 from omniload.source.stores.asking import entry_of
+from omniload.source.stores.listings import list_anew
 
 __all__ = ["LISTING_S", "FileNames", "find_files", "is_url", "listing", "natural_order"]
 
@@ -274,6 +275,7 @@ def _expand_url(pattern: str, names: FileNames | None) -> list[ShardFile]:
 
     store, path = url_to_fs(pattern)
     never_ended_by_a_fork(store)
+    list_anew(store)
     if not glob.has_magic(path):
         if names is not None and names.implied and not store.exists(path):
             path += names.implied

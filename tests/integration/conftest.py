@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fusefs.gcs import gcs_server
 from tests.support.fusefs.s3 import s3_server
 from tests.support.hdfs.cluster import hdfs_cluster, why_not
 from tests.support.plane.two_hosts import two_hosts
@@ -29,6 +30,18 @@ def s3_of_all(tmp_path_factory):
         pytest.skip("S3 NOT TESTED: moto is not installed")
     with s3_server(tmp_path_factory.mktemp("s3")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def gcs_url(tmp_path_factory):
+    """URL of one emulator of Google's Cloud Storage, for tests that have a prefix of their own."""
+    missing = [
+        name for name in ("gcsfs", "gcp_storage_emulator") if not importlib.util.find_spec(name)
+    ]
+    if missing:
+        pytest.skip(f"GCS NOT TESTED: {' and '.join(missing)} not installed")
+    with gcs_server(tmp_path_factory.mktemp("gcs")) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

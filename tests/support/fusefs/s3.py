@@ -54,14 +54,20 @@ def _listens(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def s3_server(folder: Path):
-    port = free_port()
-    log = folder / "requests"
-    with log.open("wb") as stderr:
+def a_server(command: list[str], port: int, log: Path, *, both: bool = False):
+    """Run a server until it is left, from when it listens at a port of loopback on.
+
+    Args:
+        command: What starts it.
+        port: Where it will listen.
+        log: The file that keeps what it says of errors.
+        both: Whether that is kept, too, which it says else.
+    """
+    with log.open("wb") as said:
         server = subprocess.Popen(
-            [sys.executable, "-c", f"from moto.server import main; main(['-p', '{port}'])"],
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
+            command,
+            stdout=said if both else subprocess.DEVNULL,
+            stderr=said,
             env={**os.environ, "PYTHONWARNINGS": "ignore"},
         )
     try:
@@ -70,7 +76,16 @@ def s3_server(folder: Path):
             assert server.poll() is None, f"the server ended: {log.read_text()[-1000:]}"
             assert time.monotonic() < end, f"no server within {STARTED_S} s"
             pause.wait(0.1)
-        yield S3Server(port, log)
+        yield
     finally:
         server.terminate()
         server.wait()
+
+
+@contextlib.contextmanager
+def s3_server(folder: Path):
+    port = free_port()
+    log = folder / "requests"
+    command = [sys.executable, "-c", f"from moto.server import main; main(['-p', '{port}'])"]
+    with a_server(command, port, log):
+        yield S3Server(port, log)

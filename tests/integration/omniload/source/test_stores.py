@@ -1,14 +1,12 @@
-"""Every kind of shard on a real S3 server (moto's, where it is installed): what a folder gives, and what it refuses."""
+"""What Lance, which reads by a client of its own, does before a real S3 server (moto's, where it is installed)."""
 
 import socket
 import socketserver
 import threading
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
-import fsspec
 import lance
-import numpy as np
 import pyarrow as pa
 import pytest
 from fsspec.core import url_to_fs
@@ -26,22 +24,15 @@ from omniload.source.parsing.lance_dataset import LanceDataset
 from omniload.source.parsing.lance_stores import LIMITS
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
+from omniload.source.stores import listings
 from tests.support.plane.builders import a_mix
-from tests.support.plane.sources.source_contract import (
-    SHARDS,
-    TEXTS_PER_SHARD,
-    samples,
-    texts_of_shard,
-)
-from tests.support.plane.sources.source_kinds import KINDS
+from tests.support.plane.sources.in_stores import StoredShards, clients_told, config_in_units
+from tests.support.plane.sources.source_contract import SHARDS, texts_of_shard
+from tests.support.plane.sources.source_kinds import LanceTokens
 
 pytestmark = pytest.mark.slow
 
 SECRET = "a-secret-of-the-store"
-N = SHARDS * TEXTS_PER_SHARD
-OFTEN = "lance-tokens"
-"""The kind that is always run, since its library reads by itself; the others make the same calls as over the store in
-memory of their contract."""
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +41,9 @@ def server(s3_of_all):
     return s3_of_all
 
 
-@contextmanager
 def clients_of(address):
     """Have whoever opens a URL of S3 come to a server, with a key."""
-    given = {"key": "k", "secret": SECRET, "endpoint_url": f"http://{address}"}
-    before, fsspec.config.conf["s3"] = fsspec.config.conf.get("s3"), given
-    try:
-        yield
-    finally:
-        del fsspec.config.conf["s3"]
-        if before is not None:
-            fsspec.config.conf["s3"] = before
+    return clients_told("s3", key="k", secret=SECRET, endpoint_url=f"http://{address}")
 
 
 @pytest.fixture
@@ -69,94 +52,11 @@ def s3(server):
         yield server
 
 
-class Bucket:
-    """A folder, and what was put of it under a prefix."""
-
-    def __init__(self, folder):
-        self.folder, self.url = folder, f"s3://corpora/{uuid.uuid4().hex}"
-        self.store, self.path = url_to_fs(self.url)
-        self.put()
-
-    def put(self):
-        self.store.put(f"{self.folder}/", f"{self.path}/", recursive=True)
-        self.store.invalidate_cache()
-
-    def at(self, file):
-        """Return where a file of the folder lies in the store."""
-        return f"{self.path}/{file.relative_to(self.folder)}"
-
-    def put_one(self, file):
-        self.store.put_file(str(file), self.at(file))
-
-    def opened(self, config, tokenizer, cache_dir=None, **changes):
-        path = f"{self.url}/{config.path}" if config.path != "." else self.url
-        return open_source(
-            SourceSpec(
-                "web",
-                config.model_copy(update={"path": path, **changes}),
-                seed=11,
-                tokenizer=tokenizer,
-                base_dir=self.folder,
-                cache_dir=cache_dir,
-            )
-        )
-
-
 @pytest.fixture
 def folder(tmp_path, kind):
     for shard in range(SHARDS):
         kind.write(tmp_path / f"part-{shard}{kind.suffix}", texts_of_shard(shard))
     return tmp_path
-
-
-def config_of(kind, folder):
-    """Return the part of a mix file, with units of which a shard has two: every one is asked of the server."""
-    config = kind.config(folder)
-    return config.model_copy(update={"unit": 4_000}) if hasattr(config, "unit") else config
-
-
-def shards_in(folder, kind):
-    return getattr(kind, "shards", lambda each: sorted(each.glob(f"part-*{kind.suffix}")))(folder)
-
-
-@pytest.fixture(
-    params=[name if name == OFTEN else pytest.param(name, marks=pytest.mark.soak) for name in KINDS]
-)
-def kind(request):
-    return KINDS[request.param]()
-
-
-def test_a_store_gives_what_a_folder_does_from_every_position_and_keeps_its_index(
-    s3, folder, kind, tmp_path_factory
-):
-    kept = tmp_path_factory.mktemp("index")
-    config, tokenizer = config_of(kind, folder), kind.tokenizer
-    local = open_source(SourceSpec("web", config, seed=11, tokenizer=tokenizer, base_dir=folder))
-    bucket = Bucket(folder)
-
-    source = bucket.opened(config, tokenizer, cache_dir=kept)
-    again = bucket.opened(config, tokenizer, cache_dir=kept)
-
-    assert (source.content_digest, source.facts) == (local.content_digest, local.facts)
-    whole = samples(local.read(0, N + 9))
-    assert samples(source.read(0, N + 9)) == whole
-    for position in np.random.default_rng(0).permutation(N)[:4].tolist():
-        assert samples(again.read(position, position + 9)) == whole[position : position + 9]
-    (index,) = kept.glob("web.*.index.arrow")
-    assert SECRET.encode() not in index.read_bytes()
-
-
-def test_a_shard_that_is_damaged_or_cut_short_in_a_store_is_named(s3, folder, kind):
-    config, bucket = config_of(kind, folder), Bucket(folder)
-    first, second, _ = shards_in(folder, kind)
-    kept = second.read_bytes()
-    for damage in (kind.corrupt, kind.truncate):
-        second.write_bytes(kept)
-        damage(second)
-        bucket.put()
-        with pytest.raises(IntegrityError, match="part-1"):
-            bucket.opened(config, kind.tokenizer).read(0, N)
-    assert first.exists()
 
 
 class Wire(socketserver.ThreadingTCPServer):
@@ -209,15 +109,19 @@ class TestLance:
 
     @pytest.fixture
     def kind(self):
-        return KINDS[OFTEN]()
+        return LanceTokens()
 
     @pytest.fixture
     def bucket(self, s3, folder):
-        return Bucket(folder)
+        return StoredShards(folder, "s3://corpora")
 
-    def test_files_that_change_go_or_are_damaged_are_named(self, bucket, folder, kind):
+    def test_files_that_change_go_or_are_damaged_are_named(self, bucket, folder, kind, monkeypatch):
+        monkeypatch.setattr(listings, "LISTED_S", 0.0)  # as if that time had passed
+
         def opened(shard):
-            config = config_of(kind, folder).model_copy(update={"path": f"part-{shard}.lance"})
+            config = config_in_units(kind, folder).model_copy(
+                update={"path": f"part-{shard}.lance"}
+            )
             return bucket.opened(config, kind.tokenizer)
 
         for shard, inside in ((1, "data"), (2, "_deletions")):

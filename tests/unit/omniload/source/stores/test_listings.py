@@ -1,0 +1,171 @@
+"""How long an answer of a store stands, where its client keeps listings."""
+
+import gc
+import weakref
+
+import fsspec
+import pyarrow as pa
+import pytest
+
+from omniload.base.errors import IntegrityError
+from omniload.source.files import reading, remote_file
+from omniload.source.stores import listings
+from omniload.source.stores.listings import LISTED_S, entry_lately, list_anew, look_anew, noted
+
+
+class Store(fsspec.AbstractFileSystem):
+    """A store whose client lists once, and answers from that for good."""
+
+    protocol = "s3"
+    cachable = False
+
+    def __init__(self):
+        super().__init__()
+        self.there, self.kept, self.asked = {"a": 1, "b": 1}, {}, 0
+
+    def info(self, path, **_):
+        if path not in self.kept:
+            self.asked += 1
+            if path not in self.there:
+                raise FileNotFoundError(path)
+            return self.entry(path, self.there[path])
+        return self.entry(path, self.kept[path])
+
+    def entry(self, path, version):
+        return {"name": path, "type": "file", "size": 9, "etag": str(version)}
+
+    def list(self):
+        """Open all files, as of a source."""
+        list_anew(self)
+        if not self.kept:
+            self.asked, self.kept = self.asked + 1, dict(self.there)
+        for path in self.there:
+            noted(self, path, self.info(path))
+
+    def invalidate_cache(self, path=None):
+        self.kept = {}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [1_000.0]
+    monkeypatch.setattr(listings.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_change_is_seen_once_the_answer_of_before_stands_no_longer(clock):
+    store = Store()
+    store.list()
+    assert entry_lately(store, "a")["etag"] == "1"
+    store.there["a"] = 2
+
+    clock[0] += LISTED_S - 1
+    before = entry_lately(store, "a")["etag"]
+    clock[0] += 1
+    after = entry_lately(store, "a")["etag"]
+
+    assert (before, after) == ("1", "2")
+
+
+def test_each_file_is_asked_about_once_in_that_time_however_often_it_is_read(clock):
+    store = Store()
+    store.list()
+
+    for _ in range(3 * int(LISTED_S)):
+        for path in ("a", "b"):
+            entry_lately(store, path)
+        clock[0] += 1
+
+    assert store.asked == 1 + 2 * 2
+
+
+def test_a_file_that_is_first_read_long_after_its_listing_is_asked_about(clock):
+    store = Store()
+    store.list()
+    store.there["b"] = 2
+    clock[0] += LISTED_S
+
+    assert entry_lately(store, "b")["etag"] == "2"
+
+
+def test_a_look_behind_a_fault_asks_the_store(clock):
+    store = Store()
+    store.list()
+    entry_lately(store, "a")
+    del store.there["a"]
+
+    look_anew(store, "a")
+
+    with pytest.raises(FileNotFoundError):
+        entry_lately(store, "a")
+
+
+def test_bytes_that_cannot_be_decoded_are_told_as_a_change_where_the_file_is_another(clock):
+    store = Store()
+    store.list()
+    file = remote_file(store, "a")
+    store.there["a"] = 2
+
+    with (
+        pytest.raises(IntegrityError, match="a: changed since the source was opened"),
+        reading(file),
+    ):
+        raise pa.ArrowInvalid("these bytes are none")
+
+
+def test_sources_of_one_run_share_a_listing_and_a_later_run_lists_anew(clock):
+    store = Store()
+    store.list()
+    store.there["a"] = 2
+    store.list()
+    shared = (store.asked, entry_lately(store, "a")["etag"])
+
+    clock[0] += LISTED_S
+    store.list()
+
+    assert shared == (1, "1")
+    assert (store.asked, entry_lately(store, "a")["etag"]) == (2, "2")
+
+
+def test_what_a_later_source_found_stands_for_it_though_an_earlier_answer_is_young(clock):
+    store = Store()
+    store.list()
+    entry_lately(store, "a")
+    store.there["a"] = 2
+    store.invalidate_cache()  # as a client does that writes
+
+    store.list()
+
+    assert entry_lately(store, "a")["etag"] == "2"
+
+
+def test_a_client_of_the_same_settings_has_answers_of_its_own(clock):
+    one, other = Store(), Store()
+    one.list()
+    one.there["a"] = 2
+    other.there["a"] = 2
+    other.list()
+
+    assert one == other
+    assert [entry_lately(each, "a")["etag"] for each in (one, other)] == ["1", "2"]
+
+
+def test_a_client_that_keeps_no_listing_is_asked_each_time():
+    store = Store()
+    store.protocol = "hdfs"
+
+    for _ in range(3):
+        entry_lately(store, "a")
+
+    assert store.asked == 3
+
+
+def test_a_store_that_nobody_has_is_let_go_of():
+    store = Store()
+    store.list()
+    there = weakref.ref(store)
+
+    del store
+    gc.collect()
+
+    assert there() is None
