@@ -59,7 +59,7 @@ _VERBS = {
     ),
     "show": (
         "omniload.commands.runs.show:show",
-        "Show how far a run has come: steps, shares against their targets, epochs, edits, groups of answers, costs.",
+        "Show how far a run has come: steps, shares against their targets, epochs, edits, losses, groups, costs.",
     ),
     "simulate": (
         "omniload.commands.simulate:simulate",

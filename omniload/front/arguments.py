@@ -10,19 +10,25 @@ from omniload.base.clock import wait_of
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.log import get_logger
 from omniload.base.state import JsonObject
+from omniload.batch.microbatch import Batch, rows_of
+from omniload.front.launch import group_of_torch
 from omniload.front.rows import Labels
 from omniload.front.spec import Runtime
+from omniload.mix.journal.times import require_seconds
 from omniload.mix.other_states import refuse_others
 
 __all__ = [
     "check_choices",
+    "check_observed",
     "check_steps_left",
+    "refuse_many_ranks",
     "require_finite",
     "require_rank",
     "require_whole",
     "state_from",
     "steps_of",
     "timeout_from",
+    "warn_of_unknown_ids",
 ]
 
 _LOG = get_logger(__name__)
@@ -157,3 +163,76 @@ def check_steps_left(state: JsonObject | None, num_steps: int | None) -> None:
             f"{said}; give a later step, None for the data's end, or an earlier state"
         )
     _LOG.warning("%s; give a later step, or None for the data's end, to go on", said)
+
+
+def warn_of_unknown_ids(first: Batch, vocab_size: int | None) -> None:
+    """Warn if the first batch has token ids that a model of ``vocab_size`` embeddings does not know."""
+    largest = max(
+        (int(rows_of(part, "tokens").max(initial=0)) for part in first.microbatches), default=0
+    )
+    if vocab_size is not None and largest >= vocab_size:
+        _LOG.warning(
+            "the first batch has token id %d, and loader.vocab_size is %d, as many as the tokenizer of the mix has: "
+            "another one made the ids. A model of so many embeddings fails at them: size it by hand, or name that one "
+            "(omniload mix check says whose they are)",
+            largest,
+            vocab_size,
+        )
+
+
+def refuse_many_ranks() -> None:
+    """Refuse to hand out batches of one rank to each of several: a process group came after the loader.
+
+    Raises:
+        ConfigError: There are several.
+    """
+    group = group_of_torch()
+    if group is not None and group[1] > 1:
+        raise ConfigError(
+            f"the mix was opened before torch's process group of {group[1]} ranks, and each would train on the same "
+            "samples: open it behind init_process_group (Lightning: in train_dataloader), or start by torchrun; for a "
+            "loader of each rank alone give rank=0 and world_size=1"
+        )
+
+
+def check_observed(  # noqa: PLR0913, PLR0917 -- what ``observe`` is given, as it is
+    losses: object,
+    document_losses: object,
+    source: object,
+    loss: object,
+    reward: object,
+    labels: object,
+    rewards: object,
+    seconds: object,
+) -> float | None:
+    """Refuse things to observe that exclude each other, or none; return the seconds as a number.
+
+    Raises:
+        ConfigError: Saying which, and what to give.
+    """
+    if all(each is None for each in (losses, document_losses, loss, reward, rewards, seconds)):
+        raise ConfigError("observe is given no losses, rewards or seconds; give one of them")
+    if source is None and (reward is not None or labels is not None):
+        raise ConfigError(
+            "observe is given a reward, or labels, and no source; name the source that it is of, or give the rewards "
+            "of all answers as rewards=[K, G]"
+        )
+    if source is not None and not isinstance(source, str):
+        raise ConfigError(f"source is {source!r:.80}; give the name of one, as source_names has it")
+    if source is not None and loss is None and reward is None:
+        raise ConfigError(
+            f"observe is given the source {source!r}, and no loss or reward of it; give one"
+        )
+    told = [
+        losses is not None,
+        document_losses is not None,
+        loss is not None and losses is not loss,
+    ]
+    if sum(told) > 1 or (source is not None and (told[0] or told[1])):
+        raise ConfigError(
+            "observe is given losses in two ways, which would count twice; give one of losses, document_losses and "
+            "loss, the last of them for a source too"
+        )
+    if labels is not None:
+        require_whole("labels", labels, least=1)
+    return None if seconds is None else require_seconds(seconds)

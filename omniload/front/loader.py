@@ -6,26 +6,33 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import NoReturn, Protocol, Self
 
-import numpy as np
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject
-from omniload.batch.microbatch import Batch, rows_of
+from omniload.batch.losses import means_of_source
 from omniload.client import Client
-from omniload.front.arguments import check_steps_left, require_rank, require_whole, state_from
+from omniload.front.arguments import (
+    check_observed,
+    check_steps_left,
+    refuse_many_ranks,
+    require_rank,
+    require_whole,
+    state_from,
+    warn_of_unknown_ids,
+)
 from omniload.front.delivery import BatchForm, CopyAhead, turn_within
-from omniload.front.launch import group_of_torch
 from omniload.front.rows import PackedRows, TrainingBatch
+from omniload.front.spec import MixFacts
+from omniload.mix.edits.sources import require_known
+from omniload.mix.journal.losses import SourceLoss
 from omniload.mix.journal.notes import RunNotes
-from omniload.mix.journal.times import require_seconds
-from omniload.plan.groups.verdicts import checked_rewards, rewards_of_sources
+from omniload.mix.journal.rewards import SourceRewards
 
-__all__ = ["Loader", "MixFacts", "OpenClient"]
+__all__ = ["Loader", "OpenClient"]
 
 _LOG = get_logger(__name__)
 _COPIED = (
@@ -41,56 +48,6 @@ class OpenClient(Protocol):
     def __call__(self, stack: ExitStack, state: Mapping[str, Json] | None) -> Client:
         """Return this rank's client, continuing from ``state``; what is to be closed goes on ``stack``."""
         ...
-
-
-def _warn_of_unknown_ids(first: Batch, vocab_size: int | None) -> None:
-    """Warn if the first batch has token ids that a model of ``vocab_size`` embeddings does not know."""
-    largest = max(
-        (int(rows_of(part, "tokens").max(initial=0)) for part in first.microbatches), default=0
-    )
-    if vocab_size is not None and largest >= vocab_size:
-        _LOG.warning(
-            "the first batch has token id %d, and loader.vocab_size is %d, as many as the tokenizer of the mix has: "
-            "another one made the ids. A model of so many embeddings fails at them: size it by hand, or name that one "
-            "(omniload mix check says whose they are)",
-            largest,
-            vocab_size,
-        )
-
-
-def _refuse_many_ranks() -> None:
-    """Refuse to hand out batches of one rank to each of several: a process group came after the loader."""
-    group = group_of_torch()
-    if group is not None and group[1] > 1:
-        raise ConfigError(
-            f"the mix was opened before torch's process group of {group[1]} ranks, and each would train on the same "
-            "samples: open it behind init_process_group (Lightning: in train_dataloader), or start by torchrun; for a "
-            "loader of each rank alone give rank=0 and world_size=1"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixFacts:
-    """What is known of the mix and the ranks of a loader before its plane is open."""
-
-    names: tuple[str, ...] = ()
-    """Names of the sources, in the order of their numbers."""
-    tags: Mapping[str, Mapping[str, str]] | None = None
-    """Tags of the sources that have any, by name; ``None`` where they come with the first batch."""
-    vocab_size: int | None = None
-    """Tokens that the tokeniser may give; ``None`` for a mix of token columns alone."""
-    num_steps: int | None = None
-    """The step after the last; ``None`` for the data's end."""
-    repeats: bool = False
-    """Whether sources repeat for ever, so that the data does not end before ``num_steps``."""
-    first_step: int = 0
-    """Step that it begins at without a state."""
-    num_ranks: int = 1
-    """Ranks along dp."""
-    is_alone: bool = False
-    """Whether the plane serves this process alone, so that it ends when the loader is garbage-collected."""
-    assumed_alone: bool = False
-    """Whether it counts as the only rank by default: no argument, launcher or process group named other ranks."""
 
 
 _UNKNOWN = MixFacts()
@@ -144,7 +101,8 @@ class Loader:
         self._client: Client | None = None
         self._stack = ExitStack()
         self._dropped: weakref.finalize[..., Loader] | None = None
-        self._closed = self._first_is_checked = False
+        self._closed = self._first_is_checked = self._silent_is_told = False
+        self._handed: TrainingBatch | None = None  # what is observed where no rows are given
         self._loops_ended = 0
         self._pid, self._one_asks = os.getpid(), threading.Lock()
 
@@ -192,67 +150,108 @@ class Loader:
             return None
         if not self._first_is_checked:
             if self._facts.assumed_alone:
-                _refuse_many_ranks()
+                refuse_many_ranks()
             self._first_is_checked = True
-            _warn_of_unknown_ids(batch, self.vocab_size)
+            warn_of_unknown_ids(batch, self.vocab_size)
         if len(batch.tokens_by_source) > len(self.source_tags):  # an edit of the mix added some
             self.source_names = tuple(batch.tokens_by_source)
             self.source_tags = tuple(batch.source_tags.get(name, {}) for name in self.source_names)
         handed = self._form.of(batch) if self._ahead is None else self._ahead.hand_over(batch)
         # Only now that it is made: one that fails, or is interrupted, before is the next one still.
         client.hand_out()
+        self._handed = handed
         if self._ahead is not None:
             # After the one that is handed out, so that this step does not wait for its copies.
             self._ahead.begin(client.peek())
         return handed
 
-    def observe(
+    def observe(  # noqa: PLR0913 -- one for each thing that a loop may know
         self,
-        rows: PackedRows,
+        rows: PackedRows | None = None,
         losses: object = None,
         *,
+        document_losses: object = None,
+        source: str | None = None,
+        loss: object = None,
+        reward: object = None,
+        labels: int | None = None,
         rewards: object = None,
-        seconds: float | None = None,
+        seconds: object = None,
     ) -> None:
-        """Note the loss of each document, for ``omniload mix audit``, or rewards, which policies go by; or a time.
+        """Note losses, for ``omniload mix audit`` and ``mix show``, or rewards; policies go by both. Or a time.
 
         It costs one copy of them to the host, and a line in the run's folder, which keeps the latest 64 MiB of each
-        rank; without ``run_dir=`` nothing is kept. ``DynamicSampler`` notes the rewards of its rollouts by itself.
+        rank; without ``run_dir=`` nothing is kept. A mean counts at each label that it goes over, so that all ranks'
+        words are averaged by labels. ``DynamicSampler`` notes the rewards of its rollouts by itself.
 
         Args:
-            rows: The batch that was handed out last, or one of its microbatches.
-            losses: Loss of each of its labels, ``[R, T]``; any value where the label is -100.
+            rows: The batch that was handed out last, which it is if not given, or one of its microbatches.
+            losses: Loss of each of its labels, ``[R, T]``, any value where the label is -100; or the mean of each of
+                its rows, ``[R]``. Of rows that cp peers share, each tells of the labels that it holds.
+            document_losses: Mean of each of its ``pieces()``, ``[K]``.
+            source: Name of a source, whose labels in the rows ``loss`` or ``reward`` goes over.
+            loss: A mean: of a source, or of all the rows.
+            reward: A mean of ``source``, for policies, in whatever scale the loop has.
+            labels: Labels that the mean of ``source`` goes over, where it is of the whole step: one rank says it.
             rewards: Reward of each answer of each of its ``pieces()``, ``[K, G]``; above 0 of a right answer.
             seconds: What this rank took to compute with the rows, forward and backward, without waits for others:
                 ``balance.fit_every`` and ``omniload mix show`` fit the cost of documents to it.
 
         Raises:
-            ConfigError: Losses have another shape than the labels, rewards another than the pieces, or the rows are
-                shared among cp peers; or the seconds are none, or nothing is given.
+            ConfigError: Losses or rewards have another shape than what they are of, none is given, or several that
+                exclude each other; there is no such source; or no batch was handed out.
         """
-        if losses is rewards is seconds is None:
-            raise ConfigError("observe is given no losses, rewards or seconds; give one of them")
-        if seconds is not None:
-            took_s = require_seconds(seconds)
-            if self._notes is not None:
-                self._notes.times.add(self._open_once().next_step - 1, *rows.work(), took_s)
+        losses = loss if source is None and losses is None else losses
+        told = losses, document_losses, source, loss, reward, labels, rewards, seconds
+        took_s = check_observed(*told)
+        rows = self._handed if rows is None else rows
+        if rows is None:
+            raise ConfigError("observe tells of the batch handed out last; ask for one first")
+        # Of the batch handed out last: the loop observes it before it asks for the next. All is checked even where
+        # nothing is kept: a try-out without a folder is told of wrong losses too.
+        step = 0 if self._notes is None else self._open_once().next_step - 1
+        if took_s is not None and self._notes is not None:
+            self._notes.times.add(step, *rows.work(), took_s)
         if rewards is not None:
-            self._note_rewards(rows, rewards)
-        if losses is None:
-            return
-        # Checked even where nothing is kept: a try-out without a folder is told of wrong losses too.
-        found = rows.losses_by_document(losses)
-        if (notes := self._notes) is not None:
-            # Of the batch handed out last: the loop observes it before it asks for the next.
-            step = self._open_once().next_step - 1
-            notes.losses.add(step, self.source_names, found.keys_K4, found.sums_K, found.labels_K)
+            of_sources = rows.rewards_of_sources(rewards)
+            if self._notes is not None:
+                named = {self.source_names[source]: each for source, each in of_sources.items()}
+                self._notes.rewards.add(step, named)
+        if source is not None:
+            self._note_source(step, rows, source, means_of_source(loss, reward), labels)
+        elif losses is not None or document_losses is not None:
+            found = rows.losses_by_document(losses, document_losses=document_losses)
+            if self._notes is not None:
+                told = self.source_names, found.keys_K4, found.sums_K, found.labels_K
+                self._notes.losses.add(step, *told, over=found.over, columns=found.columns)
 
-    def _note_rewards(self, rows: PackedRows, rewards: object) -> None:
-        sources_K = np.array([piece.key[0] for piece in rows.pieces()], np.int64)
-        by_source = rewards_of_sources(sources_K, checked_rewards(rewards, len(sources_K)))
-        if self._notes is not None:
-            found = {self.source_names[source]: each for source, each in by_source.items()}
-            self._notes.rewards.add(self._open_once().next_step - 1, found)
+    def _note_source(
+        self,
+        step: int,
+        rows: PackedRows,
+        source: str,
+        means: tuple[float | None, float | None],
+        labels: int | None,
+    ) -> None:
+        require_known([source], self.source_names)
+        found = rows.losses_by_document(0.0)
+        own, first = found.of_source(self.source_names.index(source))
+        if not (count := own if labels is None else labels) and not self._silent_is_told:
+            self._silent_is_told = True
+            _LOG.warning(
+                "step %d: a mean of %s is reported, of which these rows have no label, and is not kept; one of the "
+                "whole step is given with labels=, as many as it goes over",
+                *(step, source),
+            )
+        if self._notes is None or not count:
+            return
+        loss, reward = means
+        if loss is not None:
+            told, first = SourceLoss(loss * count, count), first if labels is None else None
+            self._notes.losses.add_source(step, source, told, first, columns=found.columns)
+        if reward is not None:
+            reported = SourceRewards(reward=reward * count, labels=count)
+            self._notes.rewards.add(step, {source: reported})
 
     def state_dict(self) -> JsonObject:
         """Return the state after the batches handed out so far, as plain JSON; empty before any of a new run."""
@@ -348,6 +347,7 @@ class Loader:
             self._dropped.detach()
         # Let go of first: whatever closing raises, the next batch opens a plane anew.
         stack, self._stack, self._client = self._stack, ExitStack(), None
+        self._handed = None
         stack.close()
 
     def __len__(self) -> int:

@@ -17,11 +17,11 @@ from omniload.batch.arrays import Arrays, NumpyArrays
 from omniload.front.arguments import check_choices, steps_of, timeout_from
 from omniload.front.delivery import BatchForm
 from omniload.front.launch import DeviceMesh, Launch, Place, group_of_torch, launch_of, place_of
-from omniload.front.loader import Loader, MixFacts, OpenClient
+from omniload.front.loader import Loader, OpenClient
 from omniload.front.openers import OpenAlone, OpenTogether, torch_part
 from omniload.front.rows import Labels
 from omniload.front.settings import Settings
-from omniload.front.spec import Runtime, kept_in, spec_of
+from omniload.front.spec import MixFacts, Runtime, kept_in, spec_of
 from omniload.mix.config import MixConfig
 from omniload.mix.journal.notes import RunNotes
 from omniload.mix.run_record import RUN_RECORD_NAME

@@ -16,17 +16,18 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError
 from omniload.batch.arrays import Arrays
 from omniload.batch.images import EncodingArrays, ImageArrays, dealt_images, own_images
+from omniload.batch.losses import DocumentLosses, losses_by_document
 from omniload.batch.microbatch import Batch, CpSlice, Microbatch, joined, rows_of
 from omniload.batch.rows import (
-    DocumentLosses,
     Documents,
     Piece,
     documents_of,
-    losses_by_document,
     pieces_of,
     unshifted,
     work_of,
 )
+from omniload.mix.journal.rewards import SourceRewards
+from omniload.plan.groups.verdicts import checked_rewards, rewards_of_sources
 
 __all__ = ["Fields", "Labels", "PackedRows", "TrainingBatch"]
 
@@ -202,20 +203,22 @@ class PackedRows:
         """The images that this rank encodes for the microbatch, and where their embeddings go."""
         return dealt_images(self._part, self._tensor)
 
-    def losses_by_document(self, losses: Any) -> DocumentLosses:  # noqa: ANN401
+    def losses_by_document(
+        self, losses: object = None, *, document_losses: object = None
+    ) -> DocumentLosses:
         """Return what was lost on each document; on documents that a sample joins together.
 
         Args:
-            losses: Loss of each of ``labels``, ``[R, T]``, as ``cross_entropy(..., reduction="none")`` gives it.
+            losses: Loss of each of ``labels``, ``[R, T]``, as ``cross_entropy(..., reduction="none")`` gives it; or the
+                mean over those of each row, ``[R]``, or over all, ``[]``.
+            document_losses: Instead of them, the mean over the labels of each of ``pieces()``, ``[K]``.
 
         Raises:
-            ConfigError: They have another shape, or the rows are shared among cp peers.
+            ConfigError: They have another shape, or are no numbers.
         """
         labels = rows_of(self._part, "labels")
         labels = labels if self._labels == "shifted" else unshifted(labels)
-        # A tensor may lie on a device, in a type that numpy has not; one copy of 4 bytes a token.
-        held = losses.detach().float().cpu() if hasattr(losses, "detach") else losses
-        return losses_by_document(self._part, labels, np.asarray(held))
+        return losses_by_document(self._part, labels, losses, document_losses=document_losses)
 
     def work(self) -> tuple[int, int]:
         """Return the tokens of the documents of the rows, and the sum of their squared lengths: what costs go by.
@@ -223,6 +226,18 @@ class PackedRows:
         Padding counts as nothing; of rows that cp peers share, each has the work of the whole.
         """
         return work_of(self._part)
+
+    def rewards_of_sources(self, rewards: object) -> dict[int, SourceRewards]:
+        """Return what the answers to documents of each source got, by its number.
+
+        Args:
+            rewards: Of each answer to each of its pieces, ``[K, G]``.
+
+        Raises:
+            ConfigError: They have another shape.
+        """
+        sources_K = np.array([piece.key[0] for piece in self.pieces()], np.int64)
+        return rewards_of_sources(sources_K, checked_rewards(rewards, len(sources_K)))
 
     @property
     def label_form(self) -> Labels:

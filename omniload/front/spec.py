@@ -6,7 +6,7 @@ it runs, settings and all: ``omniload mix show`` and ``audit`` read it there.
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from omniload.mix.run_record import MixText, mix_text
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.index import index_folder
 
-__all__ = ["kept_in", "spec_of", "text_as_run", "with_settings"]
+__all__ = ["MixFacts", "kept_in", "spec_of", "text_as_run", "with_settings"]
 
 Runtime = Literal["auto", "local", "ray"]
 _LOG = get_logger(__name__)
@@ -75,6 +75,30 @@ _OF_OPEN = (
 """Keywords of ``omniload.open`` that are not settings, to suggest for a misspelt name."""
 _NO_FILE = "mix-given-in-python.yaml"
 """Name that stands for the file of a mix that has none; relative paths start at its folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixFacts:
+    """What is known of the mix and the ranks of a loader before its plane is open."""
+
+    names: tuple[str, ...] = ()
+    """Names of the sources, in the order of their numbers."""
+    tags: Mapping[str, Mapping[str, str]] | None = None
+    """Tags of the sources that have any, by name; ``None`` where they come with the first batch."""
+    vocab_size: int | None = None
+    """Tokens that the tokeniser may give; ``None`` for a mix of token columns alone."""
+    num_steps: int | None = None
+    """The step after the last; ``None`` for the data's end."""
+    repeats: bool = False
+    """Whether sources repeat for ever, so that the data does not end before ``num_steps``."""
+    first_step: int = 0
+    """Step that it begins at without a state."""
+    num_ranks: int = 1
+    """Ranks along dp."""
+    is_alone: bool = False
+    """Whether the plane serves this process alone, so that it ends when the loader is garbage-collected."""
+    assumed_alone: bool = False
+    """Whether it counts as the only rank by default: no argument, launcher or process group named other ranks."""
 
 
 def spec_of(

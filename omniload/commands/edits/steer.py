@@ -71,7 +71,9 @@ class Steering:
             found.labels for found in reported.values()
         ):
             return None
-        if isinstance(self.config.policy, RewardPolicy) and not rewards:
+        if isinstance(self.config.policy, RewardPolicy) and not any(
+            each.groups for each in rewards.values()
+        ):
             return None
         seen = seen_at(history, step, *_means(reported), rewards)
         # No policy raises a source above what the mix file allows it.
@@ -90,7 +92,7 @@ class Steering:
         said: JsonObject = {
             "step": step,
             "losses": dict(seen.losses),
-            "useful": {name: each.kept / max(each.groups, 1) for name, each in rewards.items()},
+            "useful": {name: e.kept / e.groups for name, e in rewards.items() if e.groups},
             "before": dict(seen.shares),
             "after": dict(seen.shares),
             "revision": None,

@@ -28,7 +28,7 @@ from omniload.commands.sample_page import (
 from omniload.commands.samples import text_of
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edits_file import read_history
-from omniload.mix.journal.losses import PieceKey, PieceLoss, losses_of_step
+from omniload.mix.journal.losses import StepLosses, losses_of_step
 from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_extent, read_journal, read_worlds
 from omniload.mix.journal.storage import JournalStorage
@@ -64,6 +64,8 @@ class _Found:
     """What people call the record in that file; empty where it is the file, or several are joined."""
     loss: float | None
     """Mean loss of a label, as the trainer reported it; ``None`` where it did not."""
+    loss_of: str | None
+    """What that mean goes over: the ``document``, its ``row``, all ``rows`` of a call, or its ``source``."""
     tokens: NDArray[np.int32] = field(repr=False)
     """Its token ids."""
 
@@ -214,6 +216,7 @@ def _found(rehearsal: Rehearsal, part: StepPlan, spec: PlaneSpec, grep: str | No
                     shard=without_secrets(shard),
                     place=place,
                     loss=None,
+                    loss_of=None,
                     tokens=tokens,
                 )
             )
@@ -234,7 +237,7 @@ def _page(
     drawer = Drawer(mix, tokenizer_of(mix.tokenizer, spec.base_dir), sample_images(batches))
     documents = []
     for piece in found:
-        loss = "" if piece.loss is None else f", loss {piece.loss:.3f}"
+        loss = f", loss {said}" if (said := _said_of_loss(piece)) else ""
         key = (mix.names.index(piece.source), piece.position, piece.sub)
         documents.append(
             Document(
@@ -258,15 +261,24 @@ def _tokens(piece: _Found) -> str:
     return f"{piece.first_token:,} to {piece.stop_token - 1:,}"
 
 
-def _with_losses(found: Sequence[_Found], losses: Mapping[PieceKey, PieceLoss]) -> Sequence[_Found]:
+def _said_of_loss(piece: _Found) -> str:
+    if piece.loss is None:
+        return ""
+    of = "" if piece.loss_of == "document" else f" of its {piece.loss_of}"
+    return f"{piece.loss:.3f}{of}"
+
+
+def _with_losses(found: Sequence[_Found], losses: StepLosses) -> Sequence[_Found]:
     """Return pieces with the loss that a trainer reported of them, the highest first where it reported any."""
     if not losses:
         return found
     told = []
     for piece in found:
         key = (piece.source, piece.position, piece.sub, piece.first_token)
-        total, labels = losses.get(key, (0.0, 0))
-        told.append(replace(piece, loss=total / labels if labels else None))
+        own = losses.of_piece(key)
+        mean = None if own is None else own.mean
+        of = None if own is None or mean is None else own.over
+        told.append(replace(piece, loss=mean, loss_of=of))
     return sorted(told, key=_from_the_highest)
 
 
@@ -294,7 +306,7 @@ def _print(found: Sequence[_Found], mix: MixConfig, said: str) -> None:
             excerpt(piece.shard.rpartition("/")[2], _NAME_WIDTH),
             piece.place.removesuffix(", counted from 0"),
             _tokens(piece),
-            "" if piece.loss is None else f"{piece.loss:.3f}",
+            _said_of_loss(piece),
             excerpt(piece.text, _TEXT_WIDTH),
         ]
         for piece in found

@@ -1,7 +1,7 @@
 """``omniload mix show``: how far a run has come."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import click
@@ -22,6 +22,7 @@ from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.found import never_reached
 from omniload.mix.edits.history import History
 from omniload.mix.journal.groups import GroupProgress, group_progress
+from omniload.mix.journal.losses import SourceLoss, latest_losses
 from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_extent, read_journal
 from omniload.mix.journal.times import times_since
@@ -38,11 +39,12 @@ __all__ = ["show"]
 @run_argument
 @json_option
 def show(run: Path, as_json: bool) -> None:
-    """Show how far a run has come: steps, shares against their targets, epochs, edits, groups of answers, costs.
+    """Show how far a run has come: steps, shares against their targets, epochs, edits, losses, groups, costs.
 
     Works on a run that is going on, and needs neither its sources nor its processes. Records that were
-    skipped are those before the next record of a source, from the journal's first step on; the rate is of
-    its latest start. Where ranks report compute times, it is told which cost they come to.
+    skipped are those before the next record of a source, from the journal's first step on; losses are
+    means of a label in the step that its loop reported last; the rate is of its latest start. Where ranks
+    report compute times, it is told which cost they come to.
 
     \b
     Example:
@@ -58,6 +60,7 @@ def show(run: Path, as_json: bool) -> None:
     groups = group_progress(run, history.latest.names)
     measured = _measured_cost(run, life.from_step, history.base.balance)
     pace = _pace_of(run)
+    losses = _losses_of(run)
     ahead = [edit.revision for edit in never_reached(history, progress.next_step)]
     if as_json:
         edits = history.edits_as_json(len(history.edits))
@@ -69,6 +72,7 @@ def show(run: Path, as_json: bool) -> None:
                 "edits": edits,
                 "edits_ahead": ahead,
                 "stages_by_epochs": stages_by_epochs_json(history),
+                "losses": losses.as_json(),
                 "groups": None if groups is None else asdict(groups),
                 "cost": None if measured is None else _json_of_cost(measured, history),
                 "skipped": dict(extent.skipped),
@@ -79,13 +83,15 @@ def show(run: Path, as_json: bool) -> None:
         )
         return
     console = output()
-    console.print(_sources_of(progress, extent.skipped))
+    console.print(_sources_of(progress, extent.skipped, losses.sources))
     ranks = ", ".join(f"{axis} {size}" for axis, size in life.sizes.items())
     say(
         console,
         f"mix {life.mix_path}; {ranks}; journal from step {progress.first_step:,}; "
         f"{progress.carried_tokens:,} tokens wait for a row",
     )
+    if losses.sources:
+        say(console, f"losses are means of a label of step {losses.step:,}, as the loop told them")
     if pace.steps_per_s:
         tokens = format_count(round(pace.steps_per_s * history.latest.batch.tokens))
         say(console, f"{pace.steps_per_s:.3g} steps/s, {tokens} tokens/s, since its latest start")
@@ -105,6 +111,27 @@ def _show_edits(console: Console, history: History, more: Mapping[int, str]) -> 
     for stage in history.latest.mix.stages:
         if stage.waits:
             say(console, f"a stage waits until {said_epochs(stage.from_epochs or {})}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Losses:
+    """What a loop reported last."""
+
+    step: int = 0
+    sources: Mapping[str, SourceLoss] = field(default_factory=dict)
+
+    def as_json(self) -> JsonObject | None:
+        if not self.sources:
+            return None
+        means: JsonObject = {
+            name: {"loss": told.mean, "labels": told.labels} for name, told in self.sources.items()
+        }
+        return {"step": self.step, "sources": means}
+
+
+def _losses_of(run: Path) -> _Losses:
+    told = latest_losses(run)
+    return _Losses() if told is None else _Losses(step=told[0], sources=told[1].by_source())
 
 
 def _said_of_edit(edit: Edit) -> str:
@@ -135,7 +162,9 @@ def _pace_of(run: Path) -> _Pace:
     )
 
 
-def _sources_of(progress: RunProgress, skipped: Mapping[str, int]) -> Table:
+def _sources_of(
+    progress: RunProgress, skipped: Mapping[str, int], losses: Mapping[str, SourceLoss]
+) -> Table:
     unit = f"{progress.level}s"
     rows: list[list[Cell]] = [
         [
@@ -147,15 +176,20 @@ def _sources_of(progress: RunProgress, skipped: Mapping[str, int]) -> Table:
             f"{source.position:,}",
             f"{source.epochs:.2f}",
             format_count(skipped.get(source.name, 0)),
+            *([_said_of_loss(losses.get(source.name))] if losses else []),
         ]
         for s, source in enumerate(progress.sources)
     ]
     headings = [f"{unit} drawn", "share", "target", f"{unit} off"]
     if progress.level == "amount":  # each source counts in its own unit
         headings = ["drawn", "of its amount", "of all", "off"]
-    headings += ["next record", "epochs", "skipped"]
+    headings += ["next record", "epochs", "skipped", *(["loss"] if losses else [])]
     columns = [("source", False), *((heading, True) for heading in headings)]
     return table(f"planned up to step {progress.next_step:,}", columns, rows)
+
+
+def _said_of_loss(told: SourceLoss | None) -> str:
+    return "" if told is None or told.mean is None else f"{told.mean:.3f}"
 
 
 def _show_groups(console: Console, groups: GroupProgress) -> None:

@@ -4,6 +4,9 @@ A line for each report, columns by source::
 
     {"step": 12, "names": ["code", "web"], "groups": [8, 8], "kept": [5, 0], "answers": [64, 64], "right": [20, 64]}
 
+A word on a source as a whole has no groups, and ``"reward": [409.6], "labels": [512]`` beside them: a mean times the
+labels that it goes over.
+
 They are figures, not state: nothing is resumed from them, and a line that cannot be read is passed over with a
 warning.
 """
@@ -34,6 +37,10 @@ class SourceRewards:
     """Those of them whose rewards differ."""
     answers: int = 0
     right: int = 0
+    reward: float = 0.0
+    """Sum of what the loop said of the source as a whole, each mean times its labels."""
+    labels: int = 0
+    """Labels that those means go over."""
 
 
 class RewardLog:
@@ -45,7 +52,10 @@ class RewardLog:
     def add(self, step: int, found: Mapping[str, SourceRewards]) -> None:
         """Note what the groups of a step showed of each source."""
         columns = {name: [getattr(each, name) for each in found.values()] for name in _COLUMNS}
-        line = {"step": step, "names": list(found), **columns}
+        line: dict[str, object] = {"step": step, "names": list(found), **columns}
+        if any(each.labels for each in found.values()):
+            line["reward"] = [each.reward for each in found.values()]
+            line["labels"] = [each.labels for each in found.values()]
         self._log.append(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
 
@@ -62,19 +72,22 @@ def rewards_by_source(run_dir: Path, first: int) -> tuple[dict[str, SourceReward
 def _add_line(found: dict[str, SourceRewards], line: bytes) -> None:
     for name, columns in _told_in(line).items():
         each = found.setdefault(name, SourceRewards())
-        for column, value in zip(_COLUMNS, columns, strict=True):
+        for column, value in zip((*_COLUMNS, "reward", "labels"), columns, strict=True):
             setattr(each, column, getattr(each, column) + value)
 
 
-def _told_in(line: bytes) -> dict[str, list[int]]:
+def _told_in(line: bytes) -> dict[str, tuple[float, ...]]:
     """Return the columns of each source in a line: all of them, or the error of the first that is damaged."""
     held = orjson.loads(line)
-    told: dict[str, list[int]] = {}
-    for name, *values in zip(held["names"], *(held[column] for column in _COLUMNS), strict=True):
-        groups, kept, answers, right = (whole_number(value, below=_LIMIT) for value in values)
+    none = [0] * len(held["names"])
+    columns = [held[column] for column in _COLUMNS]
+    columns += [held.get(column, none) for column in ("labels", "reward")]
+    told: dict[str, tuple[float, ...]] = {}
+    for name, *values, reward in zip(held["names"], *columns, strict=True):
+        groups, kept, answers, right, labels = (whole_number(v, below=_LIMIT) for v in values)
         if kept > groups or right > answers:
             raise ValueError(
                 f"{kept} of {groups} groups of {name!r:.40}, {right} of {answers} answers"
             )
-        told[str(name)] = [groups, kept, answers, right]
+        told[str(name)] = (groups, kept, answers, right, float(reward), labels)
     return told

@@ -83,6 +83,39 @@ def test_decisions_are_edits_that_a_resume_makes_again(mix_path, tmp_path):
     assert len(again) == 20
 
 
+@pytest.mark.parametrize("form", ["labels", "documents", "source"])
+def test_every_form_of_losses_comes_to_one_decision_and_is_shown(mix_path, tmp_path, form):
+    run, file = tmp_path / "run", a_file(tmp_path, type="loss", rate=1.0)
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        number = loader.source_names.index(HARD)
+        for _ in range(5):
+            batch = loader.next_batch()
+            if form == "labels":
+                loader.observe(batch, losses_of(loader, batch, 3.0))
+            elif form == "documents":
+                hard = [1.0 + 2.0 * (piece.source == number) for piece in batch.pieces()]
+                loader.observe(document_losses=hard)
+            else:
+                for name in loader.source_names:
+                    loader.observe(source=name, loss=1.0 + 2.0 * (name == HARD))
+        said = json_of("steer", run, file, "--once")
+
+    assert said["losses"] == {name: 1.0 + 2.0 * (name == HARD) for name in said["losses"]}
+    moved = {n: s * np.exp(2.0 * (n == HARD)) for n, s in said["before"].items()}
+    wanted = 0.9 * moved[HARD] / sum(moved.values()) + 0.1 * said["before"][HARD]
+    assert said["after"][HARD] == pytest.approx(wanted)
+    shown = json_of("show", run)["losses"]
+    assert shown["step"] == 4
+    assert {name: told["loss"] for name, told in shown["sources"].items()} == said["losses"]
+    audited = json_of("audit", run, "--step", 4)["samples"]
+    assert audited[0]["source"] == HARD
+    assert audited[0]["loss"] == pytest.approx(3.0)
+    assert audited[0]["loss_of"] == ("source" if form == "source" else "document")
+    table = run_mix("show", run).output
+    assert "losses are means of a label of step 4" in table
+    assert "3.000" in table
+
+
 def test_a_decision_is_due_every_so_many_steps(mix_path, tmp_path):
     run = tmp_path / "run"
     config = checked(

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from omniload.base.errors import ConfigError
 from omniload.batch.arrays import NumpyArrays
+from omniload.batch.losses import losses_by_document
 from omniload.batch.microbatch import IGNORE_LABEL, Batch, from_bytes, to_bytes
-from omniload.batch.rows import losses_by_document, pieces_of, work_of
+from omniload.batch.rows import pieces_of, work_of
 from omniload.batch.slices import slice_for_cp
 from omniload.front.rows import PackedRows, TrainingBatch
 from tests.support.plane.builders import a_microbatch, tokens_of
@@ -145,3 +146,75 @@ def test_losses_of_all_rows_end_to_end_are_those_of_the_rows():
     )
 
     assert flat == rows
+
+
+drawn_rows = st.lists(
+    st.lists(st.integers(1, 6), min_size=1, max_size=3).filter(lambda row: sum(row) <= 8),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(drawn_rows, st.integers(0, 1 << 30), st.sampled_from([1, 2, 4]))
+def test_a_mean_counts_at_each_label_that_it_goes_over(rows, seed, peers):
+    """Held against every label of its own, also where cp peers tell of parts of them."""
+    microbatch = rows_of(rows)
+    rng = np.random.default_rng(seed)
+    labels, of_all = microbatch.labels_RT, rng.random()
+    by_row, by_document = rng.random(len(rows)), rng.random(len(microbatch.keys_K4))
+    documents_D = np.full(len(microbatch.sources_D), np.nan)
+    documents_D[microbatch.sources_D >= 0] = by_document
+    of_each = np.repeat(documents_D, np.diff(microbatch.cu_seqlens)).reshape(labels.shape)
+    forms = [
+        ("row", {"losses": by_row}, by_row[:, None] + np.zeros(labels.shape)),
+        ("rows", {"losses": of_all}, np.full(labels.shape, of_all)),
+        ("document", {"document_losses": by_document.tolist()}, of_each),
+    ]
+    parts = [slice_for_cp(microbatch, peer, peers) for peer in range(peers)]
+
+    for over, given_, each_label in forms:
+        due = losses_by_document(microbatch, labels, each_label)
+        found = losses_by_document(microbatch, labels, **given_)
+        assert found.over == over
+        assert found.sums_K.tolist() == pytest.approx(due.sums_K.tolist())
+        assert found.labels_K.tolist() == due.labels_K.tolist()
+        sums, counts = dict.fromkeys(map(tuple, due.keys_K4), 0.0), {}
+        for part in parts:
+            told = losses_by_document(part, part.labels_RC, each_label[:, part.indices_C])
+            assert told.columns == (int(part.indices_C[0]), 8 // peers)
+            for key, total, count in zip(
+                map(tuple, told.keys_K4), told.sums_K, told.labels_K, strict=True
+            ):
+                sums[key], counts[key] = sums[key] + total, counts.get(key, 0) + count
+        assert list(sums.values()) == pytest.approx(due.sums_K.tolist())
+        assert [counts.get(key, 0) for key in sums] == due.labels_K.tolist()
+
+
+def test_a_document_without_a_label_may_have_any_loss():
+    microbatch = rows_of([[1, 3]])
+
+    found = losses_by_document(
+        microbatch, microbatch.labels_RT, document_losses=np.array([np.nan, 2.0])
+    )
+
+    assert found.labels_K.tolist() == [0, 3]
+    assert found.sums_K.tolist() == [0.0, 6.0]
+    assert found.of_source(0)[0] == 3
+    assert found.of_source(1) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [
+        ({"document_losses": [1.0]}, r"shape \[1\], and the rows hold 2 documents"),
+        ({"document_losses": 1.0}, r"shape \[\], and the rows hold 2"),
+        ({"losses": "much"}, "are of type <U4"),
+        ({"losses": [True, False]}, "are of type bool"),
+        ({"losses": [[1.0], [1.0, 2.0]]}, "are no table of numbers"),
+    ],
+)
+def test_losses_that_are_none_are_refused(given_, said):
+    microbatch = rows_of([[3], [5]])
+
+    with pytest.raises(ConfigError, match=said):
+        losses_by_document(microbatch, microbatch.labels_RT, **given_)

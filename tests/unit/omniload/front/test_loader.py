@@ -14,7 +14,12 @@ from omniload.base.errors import ConfigError, OmniloadError, StateError
 from omniload.batch.arrays import NumpyArrays
 from omniload.batch.microbatch import Batch, Microbatch
 from omniload.front.delivery import BatchForm
-from omniload.front.loader import Loader, MixFacts
+from omniload.front.loader import Loader
+from omniload.front.spec import MixFacts
+from omniload.mix.journal.losses import SourceLoss, losses_of_step
+from omniload.mix.journal.notes import RunNotes
+from omniload.mix.journal.rewards import SourceRewards, rewards_by_source
+from tests.support.plane.builders import a_microbatch
 
 
 class FakeClient:
@@ -160,7 +165,7 @@ def test_a_timeout_beyond_what_locks_bear_is_the_longest_that_they_do_beside_ano
 def test_a_loader_from_before_the_process_group_hands_no_batch_to_each_of_several_ranks(
     monkeypatch, assumed_alone, size
 ):
-    monkeypatch.setattr("omniload.front.loader.group_of_torch", lambda: (0, size))
+    monkeypatch.setattr("omniload.front.arguments.group_of_torch", lambda: (0, size))
     form = BatchForm(arrays=NumpyArrays())
     loader = Loader(lambda *_: FakeClient(None), form, MixFacts(assumed_alone=assumed_alone))
 
@@ -497,3 +502,86 @@ def test_a_mix_that_may_end_with_its_data_has_no_length_and_is_there_all_the_sam
     with pytest.raises(TypeError, match=r"steps= gives it one.*iterate over it as it is"):
         len(loader)
     assert loader
+
+
+class Observed(FakeClient):
+    """Three pieces of two sources in two rows."""
+
+    def wait_for_batch(self, timeout=None):
+        rows = [[(0, 6, 0, 0, 8, 8)], [(1, 4, 0, 0, 3, 3), (0, 1, 2, 2, 4, 6)]]
+        part = a_microbatch(rows, length=8)
+        return replace(super().wait_for_batch(timeout), microbatches=(part,))
+
+
+@pytest.fixture
+def observed(tmp_path):
+    facts = MixFacts(names=("code", "web"))
+    notes = RunNotes(tmp_path, 0)
+    with Loader(
+        lambda *_: Observed(None), BatchForm(arrays=NumpyArrays()), facts, notes=notes
+    ) as loader:
+        yield loader
+
+
+def test_losses_of_rows_documents_sources_and_all_are_kept_each_as_what_it_is(observed, tmp_path):
+    for told in (
+        {"losses": [1.0, 2.0]},
+        {"document_losses": [1.0, 2.0, 3.0]},
+        {"loss": np.float32(4.0)},
+        {"source": "web", "loss": 5},
+        {"source": "code", "loss": 6.0, "labels": 100},
+        {"source": "code", "reward": 0.25},
+    ):
+        observed.next_batch() if observed.next_step < 4 else None
+        observed.observe(**told)
+    steps = [losses_of_step(tmp_path, step) for step in range(4)]
+
+    means = [[piece.mean for piece in step.pieces.values()] for step in steps]
+    assert means == [[1.0, 2.0, 2.0], [1.0, 2.0, 3.0], [4.0, 4.0, 4.0], []]
+    overs = [{piece.over for piece in step.pieces.values()} for step in steps]
+    assert overs == [{"row"}, {"document"}, {"rows"}, set()]
+    assert steps[3].sources == {"web": SourceLoss(10.0, 2), "code": SourceLoss(600.0, 100)}
+    rewards, _ = rewards_by_source(tmp_path, 0)
+    assert rewards == {"code": SourceRewards(reward=0.25 * 9, labels=9)}
+
+
+def test_a_source_that_the_rows_have_no_label_of_is_told_once_and_not_kept(
+    observed, tmp_path, caplog
+):
+    observed.source_names = ("code", "web", "news")
+    observed.next_batch()
+    for _ in range(2):
+        observed.observe(source="news", loss=1.0)
+
+    assert caplog.text.count("of which these rows have no label") == 1
+    assert not losses_of_step(tmp_path, 0)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({}, "no losses, rewards or seconds"),
+        ({"reward": 1.0}, "name the source"),
+        ({"loss": 1.0, "labels": 3}, "name the source"),
+        ({"source": "web", "rewards": [[1, 0]]}, "no loss or reward of it"),
+        ({"source": 3, "loss": 1.0}, "source is 3; give the name of one"),
+        ({"source": "wbe", "loss": 1.0}, "did you mean 'web'"),
+        ({"source": "web", "loss": 1.0, "labels": 0}, "at least 1"),
+        ({"source": "web", "loss": [1.0]}, r"loss of a source is \[1.0\]; give its mean"),
+        ({"source": "web", "loss": np.ones(2)}, "no single number"),
+        ({"source": "web", "reward": np.nan}, "give a finite number"),
+        ({"losses": [1.0, 2.0], "loss": 1.0}, "in two ways"),
+        ({"losses": [1.0, 2.0], "source": "web", "loss": 1.0}, "in two ways"),
+        ({"document_losses": [1.0, 2.0, 3.0], "loss": 1.0}, "in two ways"),
+        ({"losses": [1.0, 2.0, 3.0]}, r"have shape \[3\], labels \[2, 8\]"),
+    ],
+)
+def test_what_cannot_be_observed_is_refused_and_nothing_kept(observed, tmp_path, told, said):
+    with pytest.raises(ConfigError, match="ask for one first"):
+        observed.observe(source="web", loss=1.0)
+    observed.next_batch()
+
+    with pytest.raises(ConfigError, match=said):
+        observed.observe(**told)
+
+    assert not list(tmp_path.rglob("*.jsonl"))

@@ -6,8 +6,14 @@ import numpy as np
 import orjson
 import pytest
 
-from omniload.mix.journal import bounded
-from omniload.mix.journal.losses import LossLog, losses_by_source, losses_of_step
+from omniload.mix.journal import bounded, losses
+from omniload.mix.journal.losses import (
+    LossLog,
+    SourceLoss,
+    latest_losses,
+    losses_by_source,
+    losses_of_step,
+)
 
 KEYS = np.asarray([[0, 5, 0, 0], [1, 9, 2, 16]])
 
@@ -23,9 +29,9 @@ def test_what_two_ranks_report_is_found_by_piece_and_the_later_report_counts(tmp
 
     found = losses_of_step(tmp_path, 3)
 
-    assert found["code", 5, 0, 0] == (2.0, 4)
-    assert math.isnan(found["web", 9, 2, 16][0])
-    assert losses_of_step(tmp_path, 5) == {}
+    assert found.pieces["code", 5, 0, 0] == (2.0, 4, "document")
+    assert math.isnan(found.pieces["web", 9, 2, 16][0])
+    assert not losses_of_step(tmp_path, 5)
 
 
 def test_the_latest_are_kept(tmp_path, monkeypatch):
@@ -56,13 +62,13 @@ def test_a_torn_end_is_passed_over_and_the_resumed_rank_begins_a_line_of_its_own
     path = tmp_path / "losses" / "rank-0.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:-20])
-    assert losses_of_step(tmp_path, 3)["code", 5, 0, 0] == (8.0, 4)
+    assert losses_of_step(tmp_path, 3).pieces["code", 5, 0, 0] == (8.0, 4, "document")
 
     resumed = LossLog(tmp_path, 0)
     add(resumed, 3, [5, 5])
     add(resumed, 3, [2, 2])
 
-    assert losses_of_step(tmp_path, 3)["code", 5, 0, 0] == (2.0, 4)
+    assert losses_of_step(tmp_path, 3).pieces["code", 5, 0, 0] == (2.0, 4, "document")
     assert path.read_bytes().count(b"\n") == 4
     assert "passed over" in caplog.text
 
@@ -77,7 +83,7 @@ def test_a_damaged_line_is_named_and_passed_over_whole(tmp_path, caplog, lost):
         whole + whole.replace(b'"%s"' % lost.encode(), b'"lost"').replace(b"8.0", b"1.0")
     )
 
-    assert losses_of_step(tmp_path, 3)["code", 5, 0, 0] == (8.0, 4)
+    assert losses_of_step(tmp_path, 3).pieces["code", 5, 0, 0] == (8.0, 4, "document")
     assert str(path) in caplog.text
     assert "passed over" in caplog.text
 
@@ -139,3 +145,77 @@ def test_a_line_that_is_damaged_counts_in_no_part(tmp_path, damage):
         "web": (8.0, 8),
     }
     assert stop == 4
+
+
+def a_part(run, rank, sums, columns, **more):
+    LossLog(run, rank).add(
+        3,
+        ("code", "web"),
+        KEYS,
+        np.asarray(sums, float),
+        np.asarray([4, 8]),
+        columns=columns,
+        **more,
+    )
+
+
+def test_what_cp_peers_tell_of_one_piece_is_summed_and_a_resume_with_others_counts_alone(tmp_path):
+    a_part(tmp_path, 0, [8, 16], (0, 4))
+    a_part(tmp_path, 1, [4, 16], (2, 4))
+    a_part(tmp_path, 1, [4, 8], (2, 4), over="row")  # told again
+    assert losses_of_step(tmp_path, 3).pieces == {
+        ("code", 5, 0, 0): (12.0, 8, "row"),
+        ("web", 9, 2, 16): (24.0, 16, "row"),
+    }
+
+    add(LossLog(tmp_path, 0), 3, [1, 2])
+
+    assert losses_of_step(tmp_path, 3).pieces["web", 9, 2, 16] == (2.0, 8, "document")
+
+
+def test_words_on_a_source_are_summed_over_ranks_and_microbatches_and_told_once(tmp_path):
+    logs = [LossLog(tmp_path, rank) for rank in range(2)]
+    for _ in range(2):  # as behind a resume
+        logs[0].add_source(3, "web", SourceLoss(6.0, 4), KEYS[1])
+        logs[0].add_source(3, "web", SourceLoss(2.0, 1), KEYS[0])
+        logs[1].add_source(3, "web", SourceLoss(1.0, 4), KEYS[1] + 1)
+        logs[1].add_source(3, "code", SourceLoss(math.nan, 4), KEYS[0])
+    found = losses_of_step(tmp_path, 3)
+
+    assert found.sources == {"web": SourceLoss(9.0, 9)}
+    assert found.of_piece(("web", 70, 0, 0)) == (9.0, 9, "source")
+    assert found.of_piece(("code", 5, 0, 0)) is None
+    assert losses_by_source(tmp_path, 0)[0]["web"] == SourceLoss(18.0, 18)
+
+    logs[0].add_source(4, "web", SourceLoss(60.0, 30), None)
+    logs[1].add_source(4, "web", SourceLoss(90.0, 30), None)
+    assert losses_of_step(tmp_path, 4).by_source() == {"web": SourceLoss(90.0, 30)}
+
+    add(logs[0], 4, [8, 16])  # of documents too: these count
+    found = losses_of_step(tmp_path, 4)
+    assert found.by_source() == {"web": SourceLoss(16.0, 8), "code": SourceLoss(8.0, 4)}
+    assert found.of_piece(("web", 9, 2, 16)).mean == 2.0
+    assert found.of_piece(("web", 1, 1, 1)).mean == 3.0
+
+
+def test_the_step_that_was_last_reported_of_is_found_at_the_ends_of_the_files(
+    tmp_path, monkeypatch
+):
+    assert latest_losses(tmp_path) is None
+    for step in (7, 8, 2):  # a run that went back
+        for rank in (0, 1):
+            add(LossLog(tmp_path, rank), step, [step, 8 * rank])
+
+    step, found = latest_losses(tmp_path)
+    assert (step, found.by_source()["code"].mean) == (2, 0.5)
+    whole = (tmp_path / "losses" / "rank-0.jsonl").read_bytes()
+    monkeypatch.setattr(losses, "_TAIL_BYTES", len(whole.splitlines()[-1]) + 9)
+    assert latest_losses(tmp_path) == (2, found)
+    monkeypatch.undo()
+
+    add(LossLog(tmp_path, 1), 3, [3, 4])
+    with (tmp_path / "losses" / "rank-1.jsonl").open("ab") as file:
+        file.write(b'{"step":9,"at"')
+    assert latest_losses(tmp_path)[0] == 3
+    (tmp_path / "losses" / "rank-1.jsonl").write_bytes(b'{"step":9}\n')
+    assert latest_losses(tmp_path)[0] == 2
