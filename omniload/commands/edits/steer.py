@@ -1,6 +1,6 @@
 """``omniload mix steer``: a policy moves the weights of a run while it goes on, by edits like anybody's."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import click
@@ -19,12 +19,19 @@ from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.history import History
 from omniload.mix.edits.sources import require_known
 from omniload.mix.edits.stages import declared_at
-from omniload.mix.journal.losses import SourceLoss, losses_by_source
-from omniload.mix.journal.rewards import rewards_by_source
-from omniload.mix.policy.rules import GROUP, decide, seen_at
+from omniload.mix.journal.losses import SourceLoss, losses_by_source, losses_by_turn
+from omniload.mix.journal.rewards import SourceRewards, rewards_by_source, rewards_by_turn
+from omniload.mix.policy.rules import GROUP, Turn, decide, seen_at, turns_that_weigh
 from omniload.mix.run_record import read_run_record
 from omniload.mix.schema.caps import group_fractions_from
-from omniload.mix.schema.policies import LossPolicy, RegisteredPolicy, RewardPolicy, SteeringConfig
+from omniload.mix.schema.policies import (
+    LossPolicy,
+    OdmPolicy,
+    PolicyConfig,
+    RegisteredPolicy,
+    RewardPolicy,
+    SteeringConfig,
+)
 
 __all__ = ["Steering", "steer"]
 
@@ -76,6 +83,10 @@ class Steering:
         ):
             return None
         seen = seen_at(history, step, *_means(reported), rewards)
+        if isinstance(self.config.policy, OdmPolicy):
+            seen = replace(seen, turns=self._turns(self.config.policy, history, step))
+            if not seen.turns:
+                return None
         # No policy raises a source above what the mix file allows it.
         most = {
             name: source.max_fraction
@@ -107,6 +118,29 @@ class Steering:
         self.losses_from, self.decided_at = max(losses_to, rewards_to), step
         return said
 
+    def _turns(self, policy: OdmPolicy, history: History, step: int) -> list[Turn]:
+        """Return the turns before a step that weigh, as far as the folder tells of them; the last may be under way."""
+        every = self.config.every
+        begun = max(0, -(-(step - policy.from_step) // every))
+        before = max(0, begun - turns_that_weigh(policy.smoothing))
+        first = policy.from_step + before * every
+        if policy.goes_by == "loss":
+            told = losses_by_turn(self.run, first, every)
+            means = {turn: _means(losses)[0] for turn, losses in told.items()}
+        else:
+            rewards = rewards_by_turn(self.run, first, every)
+            means = {turn: _mean_rewards(found) for turn, found in rewards.items()}
+        return [
+            Turn(
+                number=before + turn + 1,
+                shares=history.shares_at(first + turn * every),
+                values=values,
+            )
+            for turn, values in means.items()
+            # Of a run that went back the folder tells of turns to come, too.
+            if values and before + turn < begun
+        ]
+
     @property
     def sources(self) -> tuple[str, ...]:
         """Names of the sources of the run, with those that edits brought."""
@@ -122,6 +156,10 @@ def _means(reported: dict[str, SourceLoss]) -> tuple[dict[str, float], dict[str,
         {name: found.loss / found.labels for name, found in seen.items()},
         {name: found.labels for name, found in seen.items()},
     )
+
+
+def _mean_rewards(found: dict[str, SourceRewards]) -> dict[str, float]:
+    return {name: each.reward / each.labels for name, each in found.items() if each.labels}
 
 
 @click.command("steer")
@@ -152,7 +190,7 @@ def steer(run: Path, file: Path, once: bool, as_json: bool) -> None:
     if once:
         said = steering.look(now=True)
         if said is None:
-            raise StateError(_nothing_reported(run, config.policy.type, steering))
+            raise StateError(_nothing_reported(run, _goes_by(config.policy), steering))
         _tell(said, as_json=as_json)
         return
 
@@ -173,6 +211,10 @@ def steer(run: Path, file: Path, once: bool, as_json: bool) -> None:
         instead="steer it then, or decide once for a run that is to go on later, with --once",
         after="its weights stay as they are",
     )
+
+
+def _goes_by(policy: PolicyConfig) -> str:
+    return policy.goes_by if isinstance(policy, OdmPolicy) else policy.type
 
 
 def _nothing_reported(run: Path, what: str, steering: Steering) -> str:

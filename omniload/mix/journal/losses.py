@@ -38,6 +38,7 @@ __all__ = [
     "StepLosses",
     "latest_losses",
     "losses_by_source",
+    "losses_by_turn",
     "losses_of_step",
 ]
 
@@ -264,6 +265,22 @@ def losses_by_source(run_dir: Path, first: int) -> tuple[dict[str, SourceLoss], 
     found: dict[str, SourceLoss] = {}
     stop = take_from(run_dir / "losses", first, lambda line: _add_line(found, orjson.loads(line)))
     return found, stop
+
+
+@system_refusals("the losses of a run")
+def losses_by_turn(run_dir: Path, first: int, every: int) -> dict[int, dict[str, SourceLoss]]:
+    """Return what was reported of each source, by ``every`` steps from ``first`` on, numbered from 0; none without any.
+
+    As for ``losses_by_source``.
+    """
+    found: dict[int, dict[str, SourceLoss]] = {}
+
+    def take(written: bytes) -> None:
+        line = orjson.loads(written)
+        _add_line(found.setdefault((line["step"] - first) // every, {}), line)
+
+    take_from(run_dir / "losses", first, take)
+    return {turn: told for turn, told in sorted(found.items()) if told}
 
 
 def _add_line(found: dict[str, SourceLoss], line: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from omniload.base.errors import system_refusals
 from omniload.base.state import whole_number
 from omniload.mix.journal.bounded import BoundedLog, take_from
 
-__all__ = ["RewardLog", "SourceRewards", "rewards_by_source"]
+__all__ = ["RewardLog", "SourceRewards", "rewards_by_source", "rewards_by_turn"]
 
 _COLUMNS = ("groups", "kept", "answers", "right")
 _LIMIT = 1 << 48
@@ -67,6 +67,21 @@ def rewards_by_source(run_dir: Path, first: int) -> tuple[dict[str, SourceReward
     """
     found: dict[str, SourceRewards] = {}
     return found, take_from(run_dir / "rewards", first, lambda line: _add_line(found, line))
+
+
+@system_refusals("the rewards of a run")
+def rewards_by_turn(run_dir: Path, first: int, every: int) -> dict[int, dict[str, SourceRewards]]:
+    """Return what was reported of each source, by ``every`` steps from ``first`` on, numbered from 0; none without any.
+
+    As for ``rewards_by_source``.
+    """
+    found: dict[int, dict[str, SourceRewards]] = {}
+
+    def take(line: bytes) -> None:
+        _add_line(found.setdefault((orjson.loads(line)["step"] - first) // every, {}), line)
+
+    take_from(run_dir / "rewards", first, take)
+    return {turn: told for turn, told in sorted(found.items()) if told}
 
 
 def _add_line(found: dict[str, SourceRewards], line: bytes) -> None:

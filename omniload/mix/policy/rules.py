@@ -8,7 +8,9 @@ A source whose share is 0 was left out by its file or by somebody, and stays so.
 Source:
     Xie et al., "DoReMi: Optimizing Data Mixtures Speeds Up Language Model Pretraining" (2023), for moving weights by
     the exponential of excess losses; Arivazhagan et al., "Massively Multilingual Neural Machine Translation
-    in the Wild" (2019), for temperatures.
+    in the Wild" (2019), for temperatures; Albalak et al., "Efficient Online Data Mixing For Language Model
+    Pre-Training" (2023, arXiv 2312.02406), and the code of its authors, for the bandit, its exploration rate and its
+    moving mean; Auer et al., "The Nonstochastic Multiarmed Bandit Problem" (2002), for EXP3 itself.
 """
 
 import math
@@ -27,19 +29,36 @@ from omniload.mix.schedule import weights_at
 from omniload.mix.schema.policies import (
     ConstantPolicy,
     LossPolicy,
+    OdmPolicy,
     PolicyConfig,
     RegisteredPolicy,
     RewardPolicy,
     TemperaturePolicy,
 )
 
-__all__ = ["GROUP", "PolicyInput", "capped", "decide", "seen_at"]
+__all__ = ["GROUP", "PolicyInput", "Turn", "capped", "decide", "seen_at", "turns_that_weigh"]
 
 GROUP = "omniload.policies"
 """Group of entry points."""
 _ROUNDING = 1e-9
 _LEAST = 1e-12
 """Share that weighs as little as any above 0 can: integer weights sum to 2**30."""
+_MOST = 1e12
+"""Estimate of a bandit that is as much as any: at the least share of integer weights, a loss of 1000."""
+_WEIGHS = 2.0**-20
+"""Part of an estimate that is passed over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What some steps in a row showed: as many as lie between two decisions."""
+
+    number: int
+    """From 1."""
+    shares: Mapping[str, float]
+    """Of the sources at the first of its steps."""
+    values: Mapping[str, float]
+    """What each source was worth of which anything was reported: its mean loss, or reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +77,8 @@ class PolicyInput:
     """Labels of them."""
     rewards: Mapping[str, SourceRewards] = field(default_factory=dict)
     """Groups of answers, and answers, of each source of which any were reported."""
+    turns: Sequence[Turn] = ()
+    """For the policy ``odm`` alone: the turns that weigh in what it estimates, oldest first."""
 
 
 def seen_at(
@@ -123,6 +144,8 @@ def _decided(config: PolicyConfig, seen: PolicyInput) -> Mapping[str, float]:
             return _tempered(config, seen)
         case LossPolicy():
             return _by_loss(config, seen)
+        case OdmPolicy():
+            return _by_bandit(config, seen)
         case RewardPolicy():
             return _by_reward(config, seen)
         case RegisteredPolicy():
@@ -163,6 +186,37 @@ def _by_loss(config: LossPolicy, seen: PolicyInput) -> dict[str, float]:
         for name, share in seen.shares.items()
     }
     return _with_declared(moved, seen, config.declared)
+
+
+def turns_that_weigh(smoothing: float) -> int:
+    """Return how many of the latest turns make all of an estimate but a millionth."""
+    return 1 if smoothing <= _WEIGHS else math.ceil(math.log(_WEIGHS) / math.log(smoothing))
+
+
+def _by_bandit(config: OdmPolicy, seen: PolicyInput) -> dict[str, float]:
+    if not seen.turns:
+        return dict(seen.shares)
+    # A source that no turn told of yet has what the paper's begin with.
+    estimates = {name: 0.0 for name, share in seen.shares.items() if share > 0}
+    for turn in seen.turns:
+        for name in estimates.keys() & turn.values.keys():
+            if share := turn.shares.get(name):
+                worth = min(max(turn.values[name] / share, -_MOST), _MOST)
+                left = config.smoothing * estimates[name]
+                estimates[name] = left + (1 - config.smoothing) * worth
+    arms, last = len(estimates), seen.turns[-1].number
+    explored, before = (_exploration(arms, turn) for turn in (last, last - 1))
+    # The largest goes out of the exponent.
+    highest = max(estimates.values())
+    powers = {name: math.exp(before * (found - highest)) for name, found in estimates.items()}
+    total = sum(powers.values())
+    moved = {name: (1 - arms * explored) * p / total + explored for name, p in powers.items()}
+    return {name: moved.get(name, 0.0) for name in seen.shares}
+
+
+def _exploration(arms: int, turn: int) -> float:
+    """Return the share that each arm has in any case; all of it, before the first turn."""
+    return min(1 / arms, math.sqrt(math.log(arms) / (arms * turn))) if turn else 1 / arms
 
 
 def _by_reward(config: RewardPolicy, seen: PolicyInput) -> dict[str, float]:

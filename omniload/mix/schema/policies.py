@@ -12,6 +12,7 @@ from omniload.mix.schema.transforms import Option
 __all__ = [
     "ConstantPolicy",
     "LossPolicy",
+    "OdmPolicy",
     "PolicyConfig",
     "RegisteredPolicy",
     "RewardPolicy",
@@ -44,6 +45,23 @@ class LossPolicy(StrictModel):
     that sources that are hard by nature gain."""
     declared: Annotated[float, Field(gt=0, le=1)] = 0.1
     """How much of each share stays what the mix file declares: no source falls below this part of it."""
+
+
+class OdmPolicy(StrictModel):
+    """Online data mixing: sources are the arms of a bandit, EXP3, and what is lost on them is its reward.
+
+    After t turns of ``every`` steps, with K sources and ``E_t = min(1/K, sqrt(ln K / (K t)))``, a share becomes
+    ``(1 - K E_t) exp(E_(t-1) R) / (the sum of exp(E_(t-1) R) over all sources) + E_t``, where a source's estimate R is
+    the moving mean of its loss over its share. As much as E_t each source has in any case; it falls from turn to turn.
+    """
+
+    type: Literal["odm"]
+    smoothing: Annotated[float, Field(ge=0, le=0.999)] = 0.9
+    """How much of a source's estimate a turn leaves; the rest is what the turn shows."""
+    goes_by: Literal["loss", "reward"] = "loss"
+    """What a source is worth in a turn: the mean loss of its labels, or the reward that ``observe`` told of it."""
+    from_step: Count = Field(default=0, ge=0, le=_LATEST_STEP)
+    """Step that the first turn begins with; before it shares stay as they are."""
 
 
 class TemperaturePolicy(StrictModel):
@@ -94,7 +112,7 @@ class RegisteredPolicy(StrictModel):
 
 
 PolicyConfig = Annotated[
-    ConstantPolicy | LossPolicy | RewardPolicy | TemperaturePolicy | RegisteredPolicy,
+    ConstantPolicy | LossPolicy | OdmPolicy | RewardPolicy | TemperaturePolicy | RegisteredPolicy,
     Field(discriminator="type"),
 ]
 

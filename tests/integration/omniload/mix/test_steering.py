@@ -269,6 +269,56 @@ def test_a_policy_of_rewards_goes_by_those_that_the_loop_reports(mix_path, tmp_p
     assert said["after"][HARD] == pytest.approx(0.2 * said["before"][HARD])
 
 
+@pytest.mark.parametrize("goes_by", ["loss", "reward"])
+def test_a_bandit_is_steered_by_the_turns_of_the_folder_and_a_resume_makes_its_decisions_again(
+    mix_path, tmp_path, goes_by
+):
+    run, found, again, said, states = tmp_path / "run", {}, {}, [], []
+    file = a_file(tmp_path, least=0, type="odm", goes_by=goes_by, smoothing=0.5)
+    worth = {}
+
+    def take(loader, steps, kept):
+        while loader.next_step < steps:
+            batch = loader.next_batch()
+            kept[batch.step] = batch.tokens.copy()
+            for name in loader.source_names:
+                worth[batch.step, name] = 1.0 + 4.0 * (name == HARD) + batch.step // 6
+                loader.observe(source=name, **{goes_by: worth[batch.step, name]})
+
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        names = loader.source_names
+        none = run_mix("steer", run, file, "--once")
+        for steps in (6, 12, 18):
+            take(loader, steps, found)
+            states.append(loader.state_dict())
+            said.append(json_of("steer", run, file, "--once"))
+        take(loader, 30, found)
+    assert f"no {goes_by} was reported from step 0 on" in str(none.exception)
+
+    # The algorithm of the paper, a turn of six steps each; a decision is asked for at the end of one.
+    arms, estimates, explored = len(names), dict.fromkeys(names, 0.0), [1 / len(names)]
+    edits = []  # first steps, and shares
+    for turn, decided in enumerate(said, 1):
+        shares = said[0]["before"]
+        for step, after in edits:
+            shares = after if step <= 6 * (turn - 1) else shares
+        for name in names:
+            mean = worth[6 * (turn - 1), name]
+            estimates[name] = 0.5 * estimates[name] + 0.5 * mean / shares[name]
+        explored.append(min(1 / arms, np.sqrt(np.log(arms) / (arms * turn))))
+        powers = {name: np.exp(explored[-2] * found_) for name, found_ in estimates.items()}
+        for name in names:
+            due = (1 - arms * explored[-1]) * powers[name] / sum(powers.values()) + explored[-1]
+            assert decided["after"][name] == pytest.approx(due, abs=1e-6)
+        edits.append((decided["step"], decided["after"]))
+    assert len({decided["after"][HARD] for decided in said}) > 1
+
+    with omniload.open(mix_path, run_dir=run, arrays="numpy", state=states[0]) as loader:
+        take(loader, 30, again)
+    assert len(again) == 24
+    assert all(np.array_equal(found[step], tokens) for step, tokens in again.items())
+
+
 def test_a_largest_share_is_kept_to(mix_path, tmp_path):
     mix = yaml.safe_load(mix_path.read_text())
     mix["sources"][HARD]["max_fraction"] = 0.55

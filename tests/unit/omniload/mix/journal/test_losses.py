@@ -12,6 +12,7 @@ from omniload.mix.journal.losses import (
     SourceLoss,
     latest_losses,
     losses_by_source,
+    losses_by_turn,
     losses_of_step,
 )
 
@@ -219,3 +220,17 @@ def test_the_step_that_was_last_reported_of_is_found_at_the_ends_of_the_files(
     assert latest_losses(tmp_path)[0] == 3
     (tmp_path / "losses" / "rank-1.jsonl").write_bytes(b'{"step":9}\n')
     assert latest_losses(tmp_path)[0] == 2
+
+
+def test_losses_are_told_by_turns_of_some_steps(tmp_path, caplog):
+    for step in (3, 4, 6, 7, 12):
+        add(LossLog(tmp_path, step % 2), step, [step, math.nan if step == 12 else 8])
+    with (tmp_path / "losses" / "rank-0.jsonl").open("ab") as file:
+        file.write(b'{"step":30,"loss":[1]}\n')
+
+    assert losses_by_turn(tmp_path, 4, 3) == {
+        0: {"code": SourceLoss(10.0, 8), "web": SourceLoss(16.0, 16)},
+        1: {"code": SourceLoss(7.0, 4), "web": SourceLoss(8.0, 8)},
+        2: {"code": SourceLoss(12.0, 4), "web": SourceLoss(0.0, 0)},
+    }
+    assert "a damaged line is passed over" in caplog.text

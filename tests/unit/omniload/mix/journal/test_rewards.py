@@ -2,7 +2,12 @@
 
 import pytest
 
-from omniload.mix.journal.rewards import RewardLog, SourceRewards, rewards_by_source
+from omniload.mix.journal.rewards import (
+    RewardLog,
+    SourceRewards,
+    rewards_by_source,
+    rewards_by_turn,
+)
 
 
 def some(groups, kept, *, right=3):
@@ -21,6 +26,18 @@ def test_what_ranks_report_is_summed_by_source_from_a_step_on(tmp_path):
     assert stop == 7
 
 
+def test_words_on_a_source_are_summed_beside_groups_and_by_turns(tmp_path):
+    log = RewardLog(tmp_path, 0)
+    for step in (4, 5, 9):
+        log.add(step, {"web": SourceRewards(reward=0.5 * step, labels=step)})
+    log.add(5, {"web": some(3, 1)})
+
+    both = SourceRewards(groups=3, kept=1, answers=12, right=3, reward=4.5, labels=9)
+    last = SourceRewards(reward=4.5, labels=9)
+    assert rewards_by_turn(tmp_path, 4, 3) == {0: {"web": both}, 1: {"web": last}}
+    assert rewards_by_turn(tmp_path, 5, 9)[0]["web"].labels == 14
+
+
 def test_without_reports_there_is_nothing(tmp_path):
     assert rewards_by_source(tmp_path, 3) == ({}, 3)
 
@@ -33,6 +50,8 @@ def test_without_reports_there_is_nothing(tmp_path):
         b'{"step":5,"names":["web"],"groups":[1],"kept":[1],"answers":[4],"right":[-1]}\n',
         b'{"step":5,"names":["web"],"groups":[1,2],"kept":[1],"answers":[4],"right":[1]}\n',
         b'{"step":5,"names":["a","b"],"groups":[1,"x"],"kept":[1,1],"answers":[4,4],"right":[1,1]}\n',
+        b'{"step":5,"names":["a"],"groups":[0],"kept":[0],"answers":[0],"right":[0],"labels":[-4],"reward":[1.0]}\n',
+        b'{"step":5,"names":["a"],"groups":[0],"kept":[0],"answers":[0],"right":[0],"labels":[4],"reward":[null]}\n',
         b'{"step":5,"na\n',
         b"text\n",
     ],

@@ -1,5 +1,6 @@
 """Policies against the formulas of their papers, and what none of them may do."""
 
+import math
 import sys
 from dataclasses import replace
 
@@ -16,7 +17,14 @@ from omniload.mix.edits.edit import AddSource, SetWeights
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import with_begun
 from omniload.mix.journal.rewards import SourceRewards
-from omniload.mix.policy.rules import PolicyInput, capped, decide, seen_at
+from omniload.mix.policy.rules import (
+    PolicyInput,
+    Turn,
+    capped,
+    decide,
+    seen_at,
+    turns_that_weigh,
+)
 from omniload.mix.schema.policies import SteeringConfig
 from omniload.mix.sources import ParquetSource
 from omniload.mix.state import MixState
@@ -52,6 +60,8 @@ policies = st.sampled_from(
         {"type": "loss", "rate": 0.5},
         {"type": "loss", "rate": 1e6, "declared": 0.01, "reference": {"web": 3.0}},
         {"type": "reward"},
+        {"type": "odm"},
+        {"type": "odm", "smoothing": 0, "goes_by": "reward"},
         {"type": "temperature", "start": 100, "to_step": 50},
         {"type": "temperature", "start": 0.01, "end": 0.01, "to_step": 50},
     ]
@@ -66,6 +76,10 @@ def test_shares_sum_to_one_and_what_is_left_out_stays_so(policy, now, declared, 
         rewards={
             name: SourceRewards(groups=3, kept=int(loss) % 4) for name, loss in losses.items()
         },
+        turns=[
+            Turn(number=2, shares=dict(zip(NAMES, declared, strict=True)), values=losses),
+            Turn(number=9, shares=dict(zip(NAMES, now, strict=True)), values=losses),
+        ][: step % 3],
     )
     if not any(d for d, n in zip(declared, now, strict=True) if n) and policy["type"] != "loss":
         return  # nothing that is drawn has a share in the file
@@ -145,6 +159,84 @@ def test_rewards_that_never_differ_move_nothing():
     told = rewarded([0.7, 0.3], {"books": 0, "code": 0}, declared=[0.5, 0.5])
 
     assert decide(a_policy(type="reward"), told, {}) == pytest.approx({"books": 0.7, "code": 0.3})
+
+
+def exp3(turns, arms, alpha):
+    """Return the shares that the paper's algorithm has after some turns, one after another."""
+    K = len(arms)  # noqa: N806 -- the paper's letters
+    R, E = np.zeros(K), [1 / K]  # noqa: N806
+    told = {turn.number: turn for turn in turns}
+    for t in range(1, turns[-1].number + 1):
+        E.append(min(1 / K, math.sqrt(math.log(K) / (K * t))))
+        if (turn := told.get(t)) is None:
+            continue
+        for i, name in enumerate(arms):
+            if name in turn.values and turn.shares[name] > 0:
+                R[i] = alpha * R[i] + (1 - alpha) * turn.values[name] / turn.shares[name]
+    gibbs = np.exp(E[-2] * R)
+    return dict(zip(arms, (1 - K * E[-1]) * gibbs / gibbs.sum() + E[-1], strict=True))
+
+
+@given(
+    weights,
+    st.lists(
+        st.tuples(
+            weights, st.dictionaries(st.sampled_from(NAMES), st.floats(-3, 12)), st.integers(1, 40)
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.sampled_from([0.0, 0.5, 0.9, 0.999]),
+)
+def test_a_bandit_moves_shares_as_the_algorithm_of_odm(now, drawn, alpha):
+    now = [w / sum(now) for w in now]
+    turns, number = [], 0
+    for found, values, further in drawn:
+        number += further
+        # No share so small that the plain sum of exponentials is out of what a double holds.
+        shares = {n: max(w / sum(found), 0.02 * (w > 0)) for n, w in zip(NAMES, found, strict=True)}
+        turns.append(Turn(number=number, shares=shares, values=values))
+    told = replace(seen(now), turns=turns)
+
+    found = decide(a_policy(type="odm", smoothing=alpha), told, {})
+
+    arms = [name for name, share in told.shares.items() if share]
+    assert found == pytest.approx(dict.fromkeys(NAMES, 0.0) | exp3(turns, arms, alpha))
+    least = min(1 / len(arms), math.sqrt(math.log(len(arms)) / (len(arms) * number)))
+    assert all(found[name] >= least - 1e-12 for name in arms)
+
+
+def test_a_bandit_goes_from_even_to_what_is_lost_most_and_the_turns_that_weigh_are_enough():
+    policy = a_policy(type="odm")
+    shares, turns, found = dict.fromkeys(NAMES, 0.25), [], []
+    for number in range(1, 301):
+        losses = {"books": 2.0, "code": 2.0, "news": 2.0, "web": 6.0}
+        turns.append(Turn(number=number, shares=shares, values=losses))
+        shares = decide(policy, replace(seen(shares.values()), turns=turns), {})
+        found.append(shares)
+        latest = turns[-turns_that_weigh(0.9) :]
+        few = decide(policy, replace(seen(shares.values()), turns=latest), {})
+        assert few == pytest.approx(shares, abs=1e-5)
+
+    assert found[0] == dict.fromkeys(NAMES, 0.25)  # all is explored at first
+    assert found[40]["web"] > 0.3
+    assert max(found[40].values()) == found[40]["web"]
+    assert decide(policy, seen([0.7, 0.3]), {}) == pytest.approx({"books": 0.7, "code": 0.3})
+
+
+def test_a_largest_share_holds_for_a_bandit_however_much_is_lost():
+    told = Turn(number=50, shares=dict.fromkeys(NAMES, 0.25), values={"web": 1e300, "code": -1e300})
+
+    found = decide(a_policy(type="odm"), replace(seen([0.25] * 4), turns=[told]), {"web": 0.4})
+
+    assert found["web"] == pytest.approx(0.4)
+    assert sum(found.values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("smoothing", "turns"), [(0, 1), (0.5, 20), (0.9, 132), (0.999, 13857)])
+def test_what_weighs_less_than_a_millionth_is_passed_over(smoothing, turns):
+    assert turns_that_weigh(smoothing) == turns
+    assert smoothing**turns <= 2.0**-20 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("step", "temperature"), [(0, 5), (100, 5), (150, 3), (200, 1), (999, 1)])
