@@ -1,4 +1,4 @@
-"""axolotl's training file: datasets that are joined and shuffled, of text or of conversations.
+"""axolotl's training file: datasets that are joined and shuffled, of text, of messages, or of pairs of answers.
 
 ::
 
@@ -8,6 +8,7 @@
     datasets:
       - {path: data/notes.jsonl, type: completion, field: text}
       - {path: data/chats, ds_type: json, type: chat_template, field_messages: messages}
+      - {path: data/asked.jsonl, type: alpaca}       # with rl: dpo, of pairs: type: chat_template.default
 
 Datasets are joined there, so each goes through once: ``stop: each_once``, with weights by size.
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from omniload.base.state import JsonObject
 from omniload.importing.fields import Fields
-from omniload.importing.files import mixed_over_shards, source_of_path
+from omniload.importing.files import mixed_over_shards, size_of, source_of_path, tokenizer_folder
 from omniload.importing.imported import Asked, Imported, new_name
 from omniload.importing.tools import Tool, has_key
 
@@ -57,6 +58,20 @@ _CHATS = {
         template="vicuna_v1.1",
     ),
 }
+_ASKED = {
+    "alpaca": (["instruction", "input"], "output"),
+    "alpaca_chat.load_camel_ai": (["message_1"], "message_2"),
+    "alpaca_chat.load_qa": (["question"], "answer"),
+    "gpteacher": (["instruction", "input"], "response"),
+    "oasst": (["INSTRUCTION"], "RESPONSE"),
+    "summarizetldr": (["article"], "summary"),
+}
+"""Keys of prompt and answer, by types that put words of their own around them."""
+_PAIRS = {
+    "argilla": "instruction", "icr": "input", "intel": "question", "prompt_pairs": "prompt", "argilla_chat": None,
+    "ultra": None,
+}  # fmt: skip
+"""Key of the prompt, by types of pairs behind chatml and llama3; without one the answers are whole conversations."""
 _ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
 """Roles that stay as they are unless the file says otherwise."""
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
@@ -113,17 +128,10 @@ def _read(document: object, asked: Asked) -> Imported:
 
 
 def _tokenizer(top: Fields, asked: Asked) -> Path | None:
-    """Return the folder whose tokenizer axolotl takes; one of the hub, or with no ``tokenizer.json``, is noted."""
+    """Return the folder whose tokenizer axolotl takes, as far as it is here."""
     model = top.take("base_model", str, "")
     model = top.take("base_model_config", str, "") or model
-    named = top.take("tokenizer_config", str, "") or model
-    if not named or (Path(named) / "tokenizer.json").is_file():
-        return Path(named) if named else None
-    asked.report.note(
-        "base_model",
-        f"the tokenizer is that of {named!r}, whose tokenizer.json is not here: --tokenizer FOLDER stands for it",
-    )
-    return None
+    return tokenizer_folder(top.take("tokenizer_config", str, "") or model, "base_model", asked)
 
 
 def _end(top: Fields, found: Imported, asked: Asked) -> None:
@@ -153,13 +161,21 @@ class _OfAll:
     """Whether prompts are trained on too."""
     overlong: str
     """What becomes of a conversation that is longer than a row."""
+    pairs: bool
+    """Whether datasets hold preference pairs."""
 
 
 def _of_all(top: Fields) -> _OfAll:
     overlong = top.take("excess_length_strategy", str, "drop")
     if overlong not in ("drop", "truncate"):
         top.refuse("excess_length_strategy", f"is {overlong!r}; drop and truncate are known")
+    pairs = top.peek("rl") in ("dpo", "ipo")
+    if pairs:
+        top.note({"rl": "the loss is the trainer's; its pairs are samples"})
+        if overlong != "drop":
+            top.refuse("excess_length_strategy", f"is {overlong!r}, and a pair is never cut: drop")
     return _OfAll(
+        pairs=pairs,
         template=top.take("chat_template", str, ""),
         every_token=top.take("train_on_inputs", bool, False),
         overlong=overlong,
@@ -172,7 +188,7 @@ def _read_rest(top: Fields) -> None:
         {
             "pretraining_dataset": "datasets are known",
             "curriculum_sampling": "the order of a file is no curriculum",
-            "rl": f"pairs are a transform of type preference; {_BY_HAND}",
+            "rl": "pairs of dpo and ipo are known",
             "reward_model": f"pairs are a transform of type preference; {_BY_HAND}",
             "process_reward_model": "marks of steps are not known",
             "dataset_exact_deduplication": f"sources have dedupe: content; {_BY_HAND}",
@@ -226,21 +242,72 @@ def _dataset(
     dataset.end()
     # 1, not 0: of files on a store no size is known here, and a weight of 0 would leave them out.
     source = mixed_over_shards(source, asked)
-    return name, source, max(_size(wanted), 1.0)
+    return name, source, max(size_of(wanted), 1.0)
 
 
 def _read_form(dataset: Fields, source: JsonObject, asked: Asked, of_all: _OfAll) -> None:
-    """Read what a record of the dataset is: text, which is cut where it is too long, or a conversation."""
+    """Read what a record of the dataset is: text, which is cut where it is too long, messages, or a pair of answers."""
     form = dataset.take("type", str, "completion")
-    if form == "completion":
+    # Behind a colon a style of the same words.
+    asked_form = _ASKED.get(form.partition(":")[0])
+    if of_all.pairs:
+        _read_pairs(dataset, source, asked, of_all, form)
+    elif form == "completion":
         column = dataset.take("field", str, "text")
         # Files of plain text have no columns to name.
         if source["type"] != "text":
             source["text"] = column
     elif form in _CHATS:
         _read_chat(dataset, source, asked, of_all, _CHATS[form])
+    elif asked_form is not None:
+        keys, source["text"] = asked_form
+        source["overlong"] = of_all.overlong
+        made: JsonObject = {"type": "completion", "prompt": keys[0] if len(keys) == 1 else [*keys]}
+        if dataset.take("train_on_inputs", bool, of_all.every_token):
+            made["loss"] = "all"
+        source["transforms"] = [made | _template(dataset, asked, form, "type")]
+        if len(keys) > 1:
+            asked.report.note(
+                dataset.at("type"),
+                f"is {form}: a blank line joins {' and '.join(keys)} to the prompt, which the template is given",
+            )
     else:
-        dataset.refuse("type", f"is {form!r}; completion, {' and '.join(_CHATS)} are known")
+        dataset.refuse(
+            "type", f"is {form!r}; known are completion, {', '.join((*_CHATS, *_ASKED))}"
+        )
+
+
+def _read_pairs(
+    dataset: Fields, source: JsonObject, asked: Asked, of_all: _OfAll, form: str
+) -> None:
+    """Read which keys hold prompt and answers of a pair, and by which template they become text."""
+    family, _, kind = form.partition(".")
+    made: JsonObject = {"type": "preference"}
+    if family == "chat_template" and kind in ("default", "argilla_chat"):
+        messages = dataset.take("field_messages", str, "messages")
+        prompt = messages if kind == "default" else None
+        chosen, rejected = (
+            dataset.take(f"field_{name}", str, name) for name in ("chosen", "rejected")
+        )
+        roles: JsonObject = {**_ROLES, **_given_roles(dataset)}
+        made["messages"] = {**_keys(dataset, _CHATS[family]), "roles": roles}
+        named = dataset.take(family, str, of_all.template or _OF_THE_TOKENIZER)
+        made |= _template(dataset, asked, named, family)
+    elif family in ("chatml", "llama3") and kind in _PAIRS:
+        prompt, end = _PAIRS[kind], "_response" * (kind == "argilla")
+        chosen, rejected = f"chosen{end}", f"rejected{end}"
+        made |= _template(dataset, asked, form, "type")
+        system = "a system text in a column beside the prompt is not read"
+        asked.report.note(dataset.at("type"), f"is {form}: {system}")
+    else:
+        dataset.refuse(
+            "type",
+            f"is {form!r}; of pairs are known chat_template.default and .argilla_chat, and behind chatml and llama3 "
+            f"{', '.join(_PAIRS)}",
+        )
+        return
+    source["text"], source["overlong"] = chosen, "drop"
+    source["transforms"] = [{**made, "prompt": prompt, "rejected": rejected}]
 
 
 def _read_chat(
@@ -268,15 +335,7 @@ def _read_chat(
     }
     key = form.names_template
     named = dataset.take(key, str, of_all.template or form.template)
-    if asked.template is not None:
-        template["template"] = asked.template
-    # A template that no key names is given up like one that a key does.
-    elif named != _OF_THE_TOKENIZER and key not in asked.report.left_out:
-        dataset.refuse(
-            key,
-            f"is {named!r}, which axolotl keeps: write it to a file and give --template FILE, or --leave-out "
-            f"{key} for that of --tokenizer",
-        )
+    template |= _template(dataset, asked, named, key)
     ends = dataset.take("train_on_eos", str, "turn")
     if ends != "turn":
         dataset.refuse(
@@ -290,6 +349,21 @@ def _read_chat(
     elif not {roles.get(role, role) for role in trained} <= {"assistant"}:
         dataset.refuse("roles_to_train", f"is {trained}; assistant alone is trained on, or all")
     source["transforms"] = [template]
+
+
+def _template(dataset: Fields, asked: Asked, named: str, key: str) -> JsonObject:
+    """Return the template of messages, where it is not that of the tokenizer; ``type`` names one by its words."""
+    given_up = "chat_template" if key == "type" else key
+    if asked.template is not None:
+        return {"template": asked.template}
+    # A template that no key names is given up like one that a key does.
+    if named != _OF_THE_TOKENIZER and given_up not in asked.report.left_out:
+        dataset.refuse(
+            key,
+            f"is {named!r}, which axolotl keeps: write its words to a file, as a chat template, and give --template "
+            f"FILE, or --leave-out {given_up} for that of --tokenizer",
+        )
+    return {}
 
 
 def _keys(dataset: Fields, form: _ChatForm) -> dict[str, str]:
@@ -309,25 +383,17 @@ def _keys(dataset: Fields, form: _ChatForm) -> dict[str, str]:
 
 def _roles(dataset: Fields) -> dict[str, str]:
     """Return what the template calls each role of the messages."""
+    return _ROLES | (_given_roles(dataset) or _SHAREGPT_ROLES)
+
+
+def _given_roles(dataset: Fields) -> dict[str, str]:
     roles = dataset.inner("roles")
     given: dict[str, str] = {}
     for role in roles.keys:
         if role in ("input", "output"):
             roles.refuse(role, f"names no role of a template; {_BY_HAND}")
         given |= dict.fromkeys(roles.texts(role), role)
-    return _ROLES | (given or _SHAREGPT_ROLES)
-
-
-def _size(paths: list[str]) -> float:
-    """Return the bytes of local files and folders."""
-    total = 0
-    for path in map(Path, paths):
-        try:
-            files = [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
-            total += sum(file.stat().st_size for file in files)
-        except OSError:
-            continue  # check says why it cannot be read
-    return float(total)
+    return given
 
 
 TOOL = Tool(read=_read, sign="a list of datasets", holds=has_key("datasets", "pretraining_dataset"))

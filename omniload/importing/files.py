@@ -6,7 +6,14 @@ from omniload.base.state import JsonObject
 from omniload.importing.fields import Fields
 from omniload.importing.imported import Asked, Imported
 
-__all__ = ["mixed_over_shards", "numpy_source", "of_token_files", "source_of_path"]
+__all__ = [
+    "mixed_over_shards",
+    "numpy_source",
+    "of_token_files",
+    "size_of",
+    "source_of_path",
+    "tokenizer_folder",
+]
 
 # By the last suffix, of x.jsonl.zst .zst: what is packed that way is most often JSON lines.
 _TYPES = {
@@ -90,6 +97,29 @@ def source_of_path(path: str, fields: Fields, asked: Asked, *, key: str = "sourc
             "", "the column of text is taken to be text; give --text or --tokens NAME for another"
         )
     return source
+
+
+def tokenizer_folder(named: str, key: str, asked: Asked) -> Path | None:
+    """Return the folder of a tokenizer that a key names; one of the hub, or with no ``tokenizer.json``, is noted."""
+    if not named or (Path(named) / "tokenizer.json").is_file():
+        return Path(named) if named else None
+    asked.report.note(
+        key,
+        f"the tokenizer is that of {named!r}, whose tokenizer.json is not here: --tokenizer FOLDER stands for it",
+    )
+    return None
+
+
+def size_of(paths: list[str]) -> float:
+    """Return the bytes of local files and folders."""
+    total = 0
+    for path in map(Path, paths):
+        try:
+            files = [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
+            total += sum(file.stat().st_size for file in files)
+        except OSError:
+            continue  # check says why it cannot be read
+    return float(total)
 
 
 def _kind_of(path: str) -> str | None:

@@ -60,7 +60,9 @@ class Imported:
     """Folder that relative paths start at."""
     sources: dict[str, JsonObject] = field(default_factory=dict)
     stages: list[tuple[int, dict[str, float]]] = field(default_factory=list)
-    """First step and weights of each stage."""
+    """First step, or tokens before it, and weights of each stage."""
+    stages_by: Literal["step", "tokens"] = "step"
+    """What stages are dated by."""
     level: Literal["token", "sample"] = "token"
     stop: Literal["never", "first_exhausted", "all_exhausted", "each_once"] = "never"
     epochs: float | None = None
@@ -147,7 +149,7 @@ def mix_text(
     step = max(1, step // row) * row
     micro = sizes["micro_tokens"] or found.micro_tokens or step // _PARTS_A_STEP
     content: JsonObject = {
-        "version": 1 if found.epochs is None else 2,
+        "version": 1 if found.epochs is None and found.stages_by == "step" else 2,
         "seed": sizes["seed"] if sizes["seed"] is not None else found.seed or 0,
         **({} if tokenizer is None else {"tokenizer": dict(tokenizer)}),
         "sources": {
@@ -177,7 +179,8 @@ def _drawn(found: Imported) -> JsonObject:
         "level": "sequence" if found.sequences else found.level,
         "stop": found.stop,
         "stages": [
-            {"from_step": first, "weights": dict(weights)} for first, weights in found.stages
+            {f"from_{found.stages_by}": first, "weights": dict(weights)}
+            for first, weights in found.stages
         ],
     }
 

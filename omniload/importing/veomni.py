@@ -4,9 +4,13 @@
 
     sources: [/data/web, /data/code]
     names: [web, code]
-    schedule: [{schedule_type: const, weights: [0.8, 0.2]}]
+    schedule:
+      - {schedule_type: const, init_token: 0, end_token: 1_000_000_000, weights: [0.8, 0.2]}
+      - {schedule_type: const, init_token: 1_000_000_000, weights: [0.5, 0.5]}
     level: token                       # or sample
     stopping_strategy: all_exhausted   # first_exhausted, never_exhausted
+
+Weights hold from ``init_token`` up to ``end_token``, which becomes a stage from so many tokens.
 """
 
 from pathlib import Path
@@ -45,10 +49,18 @@ def _read(document: object, asked: Asked) -> Imported:
     if stop not in _STOPS:
         top.refuse("stopping_strategy", f"is {stop!r}; known are {', '.join(_STOPS)}")
     found.stop = _STOPS.get(stop, "never")
-    for i, stage in enumerate(top.items("schedule")):
-        _read_stage(stage, i, found)
+    end: int | None = 0
+    for stage in top.items("schedule"):
+        end = _read_stage(stage, end, found)
     if not found.stages:
         top.refuse("schedule", "holds no weights")
+    if len(found.stages) > 1:
+        found.stages_by = "tokens"
+        asked.report.note(
+            "schedule",
+            "holds several entries, of which a released VeOmni draws by the first alone; here each holds from the "
+            "first step before which its init_token tokens were taken, padding among them",
+        )
     top.note(
         {
             "multisource_datasets_type": "there is one kind of mix",
@@ -62,17 +74,39 @@ def _read(document: object, asked: Asked) -> Imported:
     return found
 
 
-def _read_stage(stage: Fields, number: int, found: Imported) -> None:
+def _read_stage(stage: Fields, begins: int | None, found: Imported) -> int | None:
+    """Read an entry of the schedule.
+
+    Args:
+        stage: The entry.
+        begins: Where the one before ends; ``None`` where it does not say.
+        found: Takes its weights.
+
+    Returns:
+        Where it ends.
+    """
     kind = stage.take("schedule_type", str, "const")
-    if first := stage.take("init_token", int, 0):
-        stage.refuse("init_token", f"is {first}: weights hold from the first token on")
-    stage.note({"end_token": "the weights of the only entry hold to the end"})
-    weights = stage.numbers("weights", len(found.sources))
-    if kind != "const" or number:
-        stage.refuse("schedule_type", f"is {kind!r}, entry {number}: one const entry is known")
-    elif weights is not None:
-        found.stages.append((0, dict(zip(found.sources, weights, strict=True))))
+    first = begins if stage.peek("init_token") is None else stage.take("init_token", int, 0)
+    stage.take("init_token", int, 0)
+    last = None if stage.peek("end_token") is None else stage.take("end_token", int, 0)
+    if first is None:
+        stage.refuse("init_token", "is missing, and no end_token before it says where this begins")
+    elif begins is not None and first != begins:
+        said = f"the entry before ends at {begins}" if found.stages else "the first begins at 0"
+        stage.refuse("init_token", f"is {first}: {said}")
+    elif found.stages and first <= found.stages[-1][0]:
+        stage.refuse("init_token", f"is {first}, no later than that of the entry before")
+    if last is not None and first is not None and last <= first:
+        stage.refuse("end_token", f"is {last}, and the entry begins at {first}")
+    if kind != "const":
+        # How weights move in one of type changing is in no code that is published.
+        stage.refuse("schedule_type", f"is {kind!r}; const alone is known")
+        for key in ("init_weights", "end_weights", "weights"):
+            stage.take(key, list, [])
+    elif (weights := stage.numbers("weights", len(found.sources))) is not None:
+        found.stages.append((first or 0, dict(zip(found.sources, weights, strict=True))))
     stage.end()
+    return last
 
 
 TOOL = Tool(read=_read, sign="sources, a list of paths", holds=has_sources(str))

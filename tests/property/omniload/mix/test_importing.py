@@ -17,7 +17,7 @@ KEYS = st.sampled_from([
     "dataset", "dataset_folder", "dataset_weights", "start_training_step", "tokens", "sequence_length", "train_loader",
     "name", "streams", "local", "proportion", "repeat", "choose", "max_seq_len", "splits", "train", "blend", "path",
     "blend_epochized", "weight", "subflavors", "__class__", "datasets", "type", "field", "sequence_len", "seed",
-    "micro_batch_size", "surprise",
+    "micro_batch_size", "surprise", "rl", "init_token", "end_token", "schedule_type", "field_chosen",
 ])  # fmt: skip
 LEAVES = (
     st.none()
@@ -25,7 +25,19 @@ LEAVES = (
     | st.integers(-3, 1 << 70)
     | st.floats()
     | st.sampled_from(
-        ["", "a", "../a", "text", "completion", "MetadatasetV2", "s3://b/a", "\x00", "1"]
+        [
+            "",
+            "a",
+            "../a",
+            "text",
+            "completion",
+            "alpaca",
+            "dpo",
+            "MetadatasetV2",
+            "s3://b/a",
+            "\x00",
+            "1",
+        ]
     )
 )
 DOCUMENTS = st.recursive(

@@ -5,15 +5,19 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tokenizers import Tokenizer
 
 from omniload.base.errors import ConfigError
 from omniload.importing.documents import parsed
 from omniload.importing.fields import Report
 from omniload.importing.imported import Asked, mix_text
 from omniload.importing.tools import TOOLS, read_as, tool_of
-from omniload.mix.config import MixConfig
+from omniload.mix.config import BpeTokenizer, MixConfig
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.messages import MessageNames
+from omniload.source.record_source import open_source
+from omniload.source.spec import SourceSpec
+from tests.support.chats import CHATML, write_model
 
 SIZES = {"row_tokens": 64, "step_tokens": 640, "micro_tokens": None, "seed": None}
 TOKENIZER = {"type": "bytes"}
@@ -41,7 +45,12 @@ def imported(folder, tool, content, *, name="file.yaml", leave_out=(), sizes=(),
         sizes=SIZES | dict(sizes),
         tokenizer=TOKENIZER,
     )
+    (folder / "written.yaml").write_text(text)
     return MixConfig.model_validate(yaml.safe_load(text)), "\n".join(report.notes)
+
+
+def mix_written(folder):
+    return (folder / "written.yaml").read_text()
 
 
 def weights_of(mix, stage=0):
@@ -368,7 +377,7 @@ class TestVeOmni:
             ({"names": ["web"]}, "holds 1 names of 2 sources"),
             (
                 {"schedule": [{"schedule_type": "linear", "weights": [1, 1]}]},
-                "is 'linear', entry 0",
+                "is 'linear'; const alone is known",
             ),
             (
                 {"schedule": [{"weights": [1, -1]}]},
@@ -379,7 +388,36 @@ class TestVeOmni:
             ({"surprise": 1}, "surprise: this key is not known; --leave-out surprise"),
             (
                 {"schedule": [{"init_token": 5, "weights": [1, 1]}]},
-                "init_token: is 5: weights hold",
+                "init_token: is 5: the first begins at 0",
+            ),
+            (
+                {"schedule": [{"end_token": 9, "weights": [1, 1]}, {"init_token": 8}]},
+                "schedule[1].init_token: is 8: the entry before ends at 9",
+            ),
+            (
+                {"schedule": [{"weights": [1, 1]}, {"weights": [1, 1]}]},
+                "schedule[1].init_token: is missing, and no end_token before it says",
+            ),
+            (
+                {"schedule": [{"weights": [1, 1]}, {"init_token": 0, "weights": [1, 1]}]},
+                "schedule[1].init_token: is 0, no later than that of the entry before",
+            ),
+            (
+                {"schedule": [{"end_token": 0, "weights": [1, 1]}]},
+                "end_token: is 0, and the entry begins at 0",
+            ),
+            (
+                {
+                    "schedule": [
+                        {
+                            "schedule_type": "changing",
+                            "init_weights": [1, 0],
+                            "end_weights": [0, 1],
+                            "end_token": 10**9,
+                        }
+                    ]
+                },
+                "schedule[0].schedule_type: is 'changing'; const alone is known",
             ),
         ],
     )
@@ -388,6 +426,38 @@ class TestVeOmni:
             imported(folder, "veomni", VEOMNI | change, source_type="jsonl")
 
         assert said in str(raised.value)
+
+    @pytest.mark.parametrize(
+        "says_where", [("init_token",), ("end_token",), ("init_token", "end_token")]
+    )
+    def test_entries_of_a_schedule_are_stages_from_so_many_tokens(self, folder, says_where):
+        """A step has 640 tokens: 1000 of them are taken before step 2, 6400 before step 10."""
+        schedule = [
+            {"schedule_type": "const", "weights": weights}
+            | {
+                key: at
+                for key, at in zip(("init_token", "end_token"), ends, strict=True)
+                if key in says_where
+            }
+            for weights, ends in (
+                ([8, 2], (0, 1000)),
+                ([1, 1], (1000, 6400)),
+                ([0, 1], (6400, 10**14)),
+            )
+        ]
+
+        mix, notes = imported(
+            folder, "veomni", VEOMNI | {"schedule": schedule}, source_type="jsonl"
+        )
+
+        assert [stage.from_step for stage in mix.mix.stages] == [0, 2, 10]
+        found = [weights_of(mix, stage) for stage in range(3)]
+        assert found[:2] == [{"web": 0.8, "code": 0.2}, {"web": 0.5, "code": 0.5}]
+        assert found[2]["code"] == 1.0
+        assert "schedule: holds several entries, of which a released VeOmni draws by" in notes
+        written = yaml.safe_load(mix_written(folder))
+        assert written["version"] == 2
+        assert [stage["from_tokens"] for stage in written["mix"]["stages"]] == [0, 1000, 6400]
 
     def test_an_example_of_veomni_is_read_without_the_source_that_it_never_draws(self, folder):
         content = {
@@ -744,6 +814,32 @@ AXOLOTL = {
 }
 
 
+def said(asked, *answers):
+    """Return messages of a user and, with an answer, of an assistant."""
+    answered = [{"role": "assistant", "content": answer} for answer in answers]
+    return [{"role": "user", "content": asked}, *answered]
+
+
+def samples_in(folder, mix, record):
+    """Return the text of each sample that a mix makes of one record, and of what is trained on in it."""
+    write_model(folder / "model", CHATML)
+    (name,) = mix.names
+    (folder / mix.sources[name].path).write_text(json.dumps(record) + "\n")
+    tokenizer = BpeTokenizer(type="bpe", path="model", end_of_document="<eos>")
+    spec = SourceSpec(name, mix.sources[name], base_dir=folder, tokenizer=tokenizer)
+    block = open_source(spec).read(0, 1)
+    library = Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
+
+    def text_of(tokens):
+        return library.decode(tokens.tolist(), skip_special_tokens=False)
+
+    masks = block.others["loss_mask"]
+    return [
+        (text_of(block.tokens[i]), text_of(block.tokens[i][masks[i]]))
+        for i in range(len(block.tokens))
+    ]
+
+
 class TestAxolotl:
     @pytest.fixture(autouse=True)
     def data(self, folder):
@@ -908,7 +1004,8 @@ class TestAxolotl:
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            ({"rl": "dpo"}, "rl: 'dpo': pairs are a transform of type preference"),
+            ({"rl": "kto"}, "rl: 'kto': pairs of dpo and ipo are known"),
+            ({"reward_model": True}, "pairs are a transform of type preference"),
             ({"dataset_exact_deduplication": True}, "sources have dedupe: content"),
             ({"min_sample_len": 8}, "a transform of type filter has min_tokens"),
             ({"tokens": ["<extra>"]}, "add them to it"),
@@ -946,7 +1043,12 @@ class TestAxolotl:
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            ({"type": "alpaca"}, "type: is 'alpaca'"),
+            (
+                {"type": "alpaca"},
+                "type: is 'alpaca', which axolotl keeps: write its words to a file",
+            ),
+            ({"type": "reflection"}, "type: is 'reflection'; known are completion, chat_template"),
+            ({"type": {"format": "{instruction}"}}, "is no text"),
             ({"path": "org/dataset"}, "datasets of the hub are downloaded first"),
             ({"split": "train[:10%]"}, "give the files of the split"),
             ({"ds_type": "xml"}, "ds_type: is 'xml'"),
@@ -973,6 +1075,131 @@ class TestAxolotl:
             imported(folder, "axolotl", content)
 
         assert said in str(raised.value)
+
+    @pytest.mark.parametrize(
+        ("form", "record", "prompt"),
+        [
+            ("alpaca", {"instruction": "add", "input": "1 1", "output": "2"}, "add\n\n1 1"),
+            ("alpaca", {"instruction": "add", "input": "", "output": "2"}, "add"),
+            ("alpaca:chat", {"instruction": "add", "output": "2"}, "add"),
+            ("gpteacher", {"instruction": "add", "input": "1", "response": "2"}, "add\n\n1"),
+            ("oasst", {"INSTRUCTION": "add", "RESPONSE": "2"}, "add"),
+            ("alpaca_chat.load_qa", {"question": "add", "answer": "2"}, "add"),
+            ("alpaca_chat.load_camel_ai", {"message_1": "add", "message_2": "2"}, "add"),
+            ("summarizetldr", {"article": "add", "summary": "2"}, "add"),
+        ],
+    )
+    def test_prompts_with_answers_in_the_shape_of_its_documentation_are_completions(
+        self, folder, form, record, prompt
+    ):
+        dataset = {"path": "notes.jsonl", "type": form}
+
+        mix, notes = imported(
+            folder, "axolotl", AXOLOTL | {"datasets": [dataset]}, leave_out=["chat_template"]
+        )
+
+        (sample,) = samples_in(folder, mix, record)
+        assert sample == (
+            f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n",
+            "2<|im_end|>\n",
+        )
+        assert ("a blank line joins instruction and input" in notes) == ("instruction" in record)
+        assert mix.sources["notes"].overlong == "drop"
+
+    def test_a_file_stands_for_the_words_of_a_type_and_all_of_a_prompt_may_be_trained_on(
+        self, folder
+    ):
+        dataset = {"path": "notes.jsonl", "type": "alpaca"}
+        content = AXOLOTL | {"datasets": [dataset], "train_on_inputs": True}
+
+        mix, _ = imported(folder, "axolotl", content, template="alpaca.jinja")
+
+        (transform,) = mix.sources["notes"].transforms
+        assert (transform.template, transform.loss) == ("alpaca.jinja", "all")
+
+    @pytest.mark.parametrize("rl", ["dpo", "ipo"])
+    @pytest.mark.parametrize(
+        ("form", "record"),
+        [
+            (
+                "chatml.argilla",
+                {"instruction": "a", "chosen_response": "b", "rejected_response": "c"},
+            ),
+            ("chatml.icr", {"input": "a", "chosen": "b", "rejected": "c"}),
+            ("llama3.intel", {"question": "a", "chosen": "b", "rejected": "c"}),
+            ("chatml.prompt_pairs", {"prompt": "a", "chosen": "b", "rejected": "c"}),
+            ("llama3.ultra", {"prompt": "a", "chosen": said("a", "b"), "rejected": said("a", "c")}),
+            ("chatml.argilla_chat", {"chosen": said("a", "b"), "rejected": said("a", "c")}),
+            ("chat_template.argilla_chat", {"chosen": said("a", "b"), "rejected": said("a", "c")}),
+            (
+                "chat_template.default",
+                {"messages": said("a"), "chosen": said("", "b")[1], "rejected": said("", "c")[1]},
+            ),
+        ],
+    )
+    def test_pairs_in_the_shape_of_its_documentation_are_preferences(
+        self, folder, rl, form, record
+    ):
+        dataset = {"path": "notes.jsonl", "type": form, "split": "train"}
+        content = AXOLOTL | {"datasets": [dataset], "rl": rl}
+
+        mix, notes = imported(folder, "axolotl", content, leave_out=["chat_template"])
+
+        (sample,) = samples_in(folder, mix, record)
+        asked = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+        assert sample == (
+            f"{asked}b<|im_end|>\n{asked}c<|im_end|>\n",
+            "b<|im_end|>\nc<|im_end|>\n",
+        )
+        assert f"rl: '{rl}' has no equivalent: the loss is the trainer's" in notes
+        assert ("a system text in a column" in notes) == (not form.startswith("chat_template"))
+
+    def test_pairs_under_other_names_keep_them(self, folder):
+        dataset = {
+            "path": "notes.jsonl",
+            "type": "chat_template.default",
+            "field_messages": "conversation",
+            "field_chosen": "good",
+            "field_rejected": "bad",
+            "message_property_mappings": {"role": "from", "content": "value"},
+            "roles": {"user": ["human"], "assistant": ["gpt"]},
+        }
+        record = {
+            "conversation": [{"from": "human", "value": "a"}],
+            "good": {"from": "gpt", "value": "b"},
+            "bad": {"from": "gpt", "value": "c"},
+        }
+
+        mix, _ = imported(folder, "axolotl", AXOLOTL | {"datasets": [dataset], "rl": "dpo"})
+
+        (sample,) = samples_in(folder, mix, record)
+        assert sample[1] == "b<|im_end|>\nc<|im_end|>\n"
+
+    @pytest.mark.parametrize(
+        ("change", "top", "message"),
+        [
+            ({"type": "chatml"}, {}, "is 'chatml'; of pairs are known chat_template.default"),
+            ({"type": "zephyr.nectar"}, {}, "is 'zephyr.nectar'; of pairs are known"),
+            ({"type": "chatml.intel"}, {}, "is 'chatml.intel', which axolotl keeps"),
+            (
+                {"type": "chat_template.default"},
+                {"chat_template": "llama3"},
+                "chat_template: is 'llama3', which axolotl keeps",
+            ),
+            (
+                {"type": "chat_template.default"},
+                {"excess_length_strategy": "truncate"},
+                "is 'truncate', and a pair is never cut",
+            ),
+        ],
+    )
+    def test_pairs_that_are_not_known_are_refused(self, folder, change, top, message):
+        content = AXOLOTL | {"datasets": [{"path": "notes.jsonl"} | change], "rl": "dpo"} | top
+
+        with pytest.raises(ConfigError) as raised:
+            imported(folder, "axolotl", content)
+
+        assert message in str(raised.value)
 
     def test_a_share_that_is_held_out_is_a_split_and_a_number_of_documents_is_refused(self, folder):
         mix, notes = imported(folder, "axolotl", AXOLOTL | {"val_set_size": 0.1})
