@@ -119,8 +119,8 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
     Each key is carried over, noted as one without an equivalent that changes no sample, or refuses the file: nothing is
     left out silently. Options give what a tool keeps in code or on its command line. `omniload mix check` reads data.
 
-    A state is read of llm-foundry, as JSON: of Mosaic Streaming. The records that its unfinished epoch had drawn are
-    written beside the mix file, which names them: the first epoch leaves them out, and none is lost.
+    A state is read as JSON, of llm-foundry (one of Mosaic Streaming) and torchdata. What its unfinished epoch had drawn
+    is written beside the mix file, which names it: the first epoch leaves those records out, and none is lost.
 
     \b
     Example:

@@ -9,7 +9,16 @@ from omniload.importing.imported import Asked, Imported, leave_undrawn_out
 
 __all__ = ["TOOLS", "Tool", "has_key", "has_sources", "read_as", "tool_of"]
 
-TOOLS = ("axolotl", "energon", "llm-foundry", "megatron", "nanotron", "olmo-core", "veomni")
+TOOLS = (
+    "axolotl",
+    "energon",
+    "llm-foundry",
+    "megatron",
+    "nanotron",
+    "olmo-core",
+    "torchdata",
+    "veomni",
+)
 """Tools as the command line names them; each is a module of this folder, which holds a ``TOOL``."""
 
 

@@ -1,10 +1,22 @@
 """States of other loaders: whose one is, and what to do with it instead of resuming from it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from omniload.base.errors import StateError
+from omniload.base.state import whole_number
 
-__all__ = ["OF_DATASET", "OF_MIX", "SHOWN_KEYS", "refuse_others", "writer_of"]
+__all__ = [
+    "OF_DATASET",
+    "OF_MIX",
+    "SHOWN_KEYS",
+    "TorchdataPlace",
+    "is_of_torchdata",
+    "place_of_torchdata",
+    "refuse_others",
+    "writer_of",
+]
 
 _OTHERS = {
     "sample_in_epoch": "Mosaic Streaming",
@@ -21,8 +33,13 @@ _OURS = {
 }
 """Whose states, of the two that are written here, hold all of some keys."""
 _INSTEAD = {
-    "Mosaic Streaming": ", or leave out what it had drawn: omniload mix import --from llm-foundry --state"
+    "Mosaic Streaming": ", or leave out what it had drawn: omniload mix import --from llm-foundry --state",
+    "torchdata's StatefulDataLoader": ", or leave out what it had drawn: omniload mix import --from torchdata --state",
 }
+_OF_WORKERS = {"_snapshot", "_steps_since_snapshot"}
+_OF_ONE_PROCESS = {"_num_yielded", "_sampler_iter_yielded"}
+_MOST = 1 << 62
+_NEW_EPOCH = "begin a new epoch with the saved model"
 _ENERGON = "megatron.energon"
 """Package of the classes that Energon's states are of."""
 SHOWN_KEYS = 6
@@ -58,3 +75,62 @@ def refuse_others(state: object) -> None:
         f"this is a state of {other}{held}: its order of samples is not that of a mix; begin with the saved model, and "
         f"without a state{_INSTEAD.get(other, '')}"
     )
+
+
+def is_of_torchdata(state: Mapping[str, Any]) -> bool:
+    """Whether a state is one of torchdata's ``StatefulDataLoader``, by the names of its keys."""
+    return "version" not in state and (
+        state.keys() >= _OF_WORKERS or state.keys() >= _OF_ONE_PROCESS
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchdataPlace:
+    """A place of ``StatefulDataLoader`` in an epoch of a map dataset."""
+
+    batches: int
+    """Batches that were handed out."""
+    main: Mapping[str, Any]
+    """Where the state of the sampler stands; with workers it is that of the last snapshot."""
+    is_over: bool
+    """Whether the epoch had ended."""
+
+
+def place_of_torchdata(state: Mapping[str, Any]) -> TorchdataPlace:
+    """Return the place that a state of ``StatefulDataLoader`` holds.
+
+    Raises:
+        StateError: The dataset is iterable, or has a state of its own.
+        KeyError, TypeError, ValueError, AttributeError: It is damaged.
+    """
+    if "_snapshot" not in state:
+        _require_no_own(state)
+        main, first, since = state, whole_number(state["_num_yielded"], below=_MOST), 0
+    else:
+        # With workers it keeps the place of the last snapshot, and counts the batches since.
+        snapshot = state["_snapshot"]
+        for worker in snapshot["_worker_snapshots"].values():
+            _require_no_own(worker)
+        main = snapshot["_main_snapshot"]
+        first = whole_number(snapshot["_snapshot_step"], below=_MOST)
+        since = whole_number(state["_steps_since_snapshot"], below=_MOST)
+    drawn = whole_number(main["_sampler_iter_yielded"], below=_MOST)
+    # Workers alone draw ahead.
+    if first > drawn or (first < drawn and main is state):
+        raise ValueError(f"{first} batches were handed out, and {drawn} drawn")
+    return TorchdataPlace(
+        batches=first + since, main=main, is_over=state.get("_iterator_finished") is True
+    )
+
+
+def _require_no_own(of_dataset: Mapping[str, Any]) -> None:
+    if of_dataset["dataset_state"] is not None:
+        raise StateError(
+            "the state is torchdata's and holds one of the dataset's own, which is of the sample that its worker read "
+            f"last; {_NEW_EPOCH}"
+        )
+    if of_dataset.get("fetcher_state") is not None:
+        raise StateError(
+            "the state is torchdata's, of an iterable dataset, whose place lies in iterators of its workers; "
+            + _NEW_EPOCH
+        )

@@ -18,11 +18,12 @@ from omniload.front.loader import Loader
 from omniload.front.opening import open_mix
 from omniload.front.rows import TrainingBatch
 from omniload.mix.config import MixConfig
+from omniload.mix.other_states import is_of_torchdata
 from trainer_integration.loader.balancing import cost_batches
 from trainer_integration.loader.iterators import Noting, OneProcess
 from trainer_integration.loader.resuming.loader_state import LoaderState
 from trainer_integration.loader.resuming.progress import Progress, check
-from trainer_integration.loader.resuming.torchdata_states import from_torchdata, is_of_torchdata
+from trainer_integration.loader.resuming.torchdata_states import from_torchdata
 from trainer_integration.loader.samplers import Anatomy, shape_of
 from trainer_integration.loader.shared.group import Share
 from trainer_integration.loader.ways import Ways
@@ -281,8 +282,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         check(self, LoaderState.of(state_dict), shape)
         # A copy: datasets and samplers may go on in what they are given, and a state may be loaded again.
         self._pending = deepcopy(dict(state_dict))
-        live = None if self._live is None else self._live()
-        if live is not None:
+        if self._live is not None and (live := self._live()) is not None:
             live._moved = self
 
     @property

@@ -12,24 +12,16 @@ from torch.utils.data import RandomSampler
 
 from omniload.base.errors import StateError
 from omniload.base.state import JsonObject, whole_number
+from omniload.mix.other_states import place_of_torchdata
 from trainer_integration.loader.resuming.loader_state import LoaderState, sealed_order
 from trainer_integration.loader.resuming.order import Place
 from trainer_integration.loader.resuming.random_state import generator_states
 from trainer_integration.loader.samplers import Anatomy
 
-__all__ = ["from_torchdata", "is_of_torchdata"]
+__all__ = ["from_torchdata"]
 
-_OF_WORKERS = {"_snapshot", "_steps_since_snapshot"}
-_OF_ONE_PROCESS = {"_num_yielded", "_sampler_iter_yielded"}
 _MOST = 1 << 62
 _INSTEAD = "begin a new epoch with the saved model"
-
-
-def is_of_torchdata(state: Mapping[str, Any]) -> bool:
-    """Whether a state is one of torchdata's, by the names of its keys."""
-    return "version" not in state and (
-        state.keys() >= _OF_WORKERS or state.keys() >= _OF_ONE_PROCESS
-    )
 
 
 def from_torchdata(
@@ -53,16 +45,15 @@ def from_torchdata(
             + _INSTEAD
         )
     try:
-        batches, main = _place_in(state)
-        _require_drawn(batches, main, of_workers=main is not state)
-        drawn = _drawn_in(main, anatomy, shape)
+        found = place_of_torchdata(state)
+        drawn = _drawn_in(found.main, anatomy, shape)
     except KeyError as error:
         raise StateError(f"torchdata's state has no {error}; {_INSTEAD}") from error
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise StateError(f"torchdata's state is damaged: {error}; {_INSTEAD}") from error
-    over = state.get("_iterator_finished") is True
+    over = found.is_over
     place = Place(
-        batches=0 if over else batches,
+        batches=0 if over else found.batches,
         epochs=anatomy.epochs(),
         drawn=None if over else drawn,
         now={"generators": generator_states(anatomy.generators)} if over else None,
@@ -71,44 +62,6 @@ def from_torchdata(
         kind="map", stage="finished" if over else "running", shape=shape, place=place
     )
     return read.as_dict(sealed_order(place))
-
-
-def _place_in(state: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
-    """Return the batches that were handed out, and where the state of the sampler stands.
-
-    Raises:
-        StateError: The dataset has a state of its own.
-    """
-    if "_snapshot" not in state:
-        _require_no_own(state["dataset_state"])
-        return whole_number(state["_num_yielded"], below=_MOST), state
-    # With workers it keeps the place of the last snapshot, and counts the batches since.
-    snapshot = state["_snapshot"]
-    for worker in snapshot["_worker_snapshots"].values():
-        _require_no_own(worker["dataset_state"])
-    first = whole_number(snapshot["_snapshot_step"], below=_MOST)
-    return first + whole_number(state["_steps_since_snapshot"], below=_MOST), snapshot[
-        "_main_snapshot"
-    ]
-
-
-def _require_drawn(batches: int, main: Mapping[str, Any], *, of_workers: bool) -> None:
-    """Refuse more batches than were drawn: workers alone draw ahead.
-
-    Raises:
-        ValueError: With both numbers.
-    """
-    drawn = whole_number(main["_sampler_iter_yielded"], below=_MOST)
-    if batches > drawn or (batches < drawn and not of_workers):
-        raise ValueError(f"{batches} batches were handed out, and {drawn} drawn")
-
-
-def _require_no_own(of_dataset: object) -> None:
-    if of_dataset is not None:
-        raise StateError(
-            "the state is torchdata's and holds one of the dataset's own, which is of the sample that its worker read "
-            f"last; {_INSTEAD}"
-        )
 
 
 def _drawn_in(main: Mapping[str, Any], anatomy: Anatomy, shape: JsonObject) -> JsonObject:

@@ -18,6 +18,7 @@ KEYS = st.sampled_from([
     "name", "streams", "local", "proportion", "repeat", "choose", "max_seq_len", "splits", "train", "blend", "path",
     "blend_epochized", "weight", "subflavors", "__class__", "datasets", "type", "field", "sequence_len", "seed",
     "micro_batch_size", "surprise", "rl", "init_token", "end_token", "schedule_type", "field_chosen",
+    "batch_size", "shuffle",
 ])  # fmt: skip
 LEAVES = (
     st.none()
