@@ -8,6 +8,7 @@ Shape suffixes:
 """
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, TypeAlias
@@ -145,6 +146,9 @@ def _numbers(given: object) -> NDArray[Any]:
         raise ConfigError(
             f"losses are no table of numbers ({error!s:.120}); give a tensor"
         ) from error
+    if held.dtype.kind == "V":  # of another library, as JAX's bfloat16 is
+        with suppress(TypeError, ValueError):
+            held = held.astype(np.float32)
     if held.dtype.kind not in "iuf":
         raise ConfigError(f"losses are of type {held.dtype}; give numbers, as a tensor or a list")
     return held

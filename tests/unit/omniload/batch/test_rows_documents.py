@@ -210,6 +210,7 @@ def test_a_document_without_a_label_may_have_any_loss():
         ({"document_losses": 1.0}, r"shape \[\], and the rows hold 2"),
         ({"losses": "much"}, "are of type <U4"),
         ({"losses": [True, False]}, "are of type bool"),
+        ({"losses": np.zeros(2, [("a", "i4"), ("b", "i4")])}, "are of type "),
         ({"losses": [[1.0], [1.0, 2.0]]}, "are no table of numbers"),
     ],
 )

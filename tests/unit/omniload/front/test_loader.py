@@ -13,6 +13,7 @@ from omniload.base.clock import LONGEST_WAIT_S
 from omniload.base.errors import ConfigError, OmniloadError, StateError
 from omniload.batch.arrays import NumpyArrays
 from omniload.batch.microbatch import Batch, Microbatch
+from omniload.batch.slices import slice_for_cp
 from omniload.front.delivery import BatchForm
 from omniload.front.loader import Loader
 from omniload.front.spec import MixFacts
@@ -543,6 +544,41 @@ def test_losses_of_rows_documents_sources_and_all_are_kept_each_as_what_it_is(ob
     assert steps[3].sources == {"web": SourceLoss(10.0, 2), "code": SourceLoss(600.0, 100)}
     rewards, _ = rewards_by_source(tmp_path, 0)
     assert rewards == {"code": SourceRewards(reward=0.25 * 9, labels=9)}
+
+
+class Shared(Observed):
+    """One of two cp peers of these rows."""
+
+    def __init__(self, peer):
+        super().__init__(None)
+        self.peer = peer
+
+    def wait_for_batch(self, timeout=None):
+        batch = super().wait_for_batch(timeout)
+        (part,) = batch.microbatches
+        return replace(batch, microbatches=(slice_for_cp(part, self.peer, 2),))
+
+
+def test_cp_peers_tell_together_of_rows_that_they_share(observed, tmp_path):
+    whole = observed.next_batch()
+    losses = np.arange(16.0).reshape(2, 8)
+    observed.observe(whole, losses)
+    due = losses_of_step(tmp_path, 0)
+    for peer in range(2):
+        form, facts = BatchForm(arrays=NumpyArrays()), MixFacts(names=("code", "web"))
+        notes = RunNotes(tmp_path / "shared", peer)
+        client = Shared(peer)
+        with Loader(lambda *_, c=client: c, form, facts, notes=notes) as loader:
+            rows = loader.next_batch()
+            loader.observe(rows, losses[:, rows.columns_in_row])
+            loader.next_batch()
+            loader.observe(source="code", loss=1.0 + peer)
+
+    found = losses_of_step(tmp_path / "shared", 0)
+    assert found.pieces == due.pieces
+    # Of the nine labels of code one peer has three, and the other six.
+    told = losses_of_step(tmp_path / "shared", 1).sources
+    assert told == {"code": SourceLoss(3 * 1.0 + 6 * 2.0, 9)}
 
 
 def test_a_source_that_the_rows_have_no_label_of_is_told_once_and_not_kept(
