@@ -56,6 +56,13 @@ def test_the_batches_that_are_left_are_those_of_torchdata(order, theirs, ours, d
     assert len(left) > STOP
 
 
+@pytest.mark.parametrize("every", [2, 3, 100])
+def test_batches_behind_the_last_snapshot_of_workers_count_too(every):
+    state, left = saved(2, batch_size=4, snapshot_every_n_steps=every, **shuffled())
+
+    assert left_of(DataLoader(SAMPLES, batch_size=4, **shuffled(99)), state) == left
+
+
 def test_one_that_shuffles_by_itself_goes_on_with_a_generator_to_set():
     state, left = saved(2, batch_size=4, shuffle=True)
 
@@ -113,6 +120,10 @@ def of(dataset, **keywords):
     ("made", "says"),
     [
         (lambda: of(Stateful()), "of an iterable dataset"),
+        (
+            lambda: (of(Stateful(), num_workers=1)[0], DataLoader(SAMPLES, batch_size=4)),
+            "of an iterable dataset, whose place lies in iterators of its workers",
+        ),
         (lambda: of(Counting()), "holds one of the dataset's own"),
         (lambda: of(Counting(), num_workers=1), "holds one of the dataset's own"),
         (
