@@ -202,8 +202,8 @@ class Loader:
                 exclude each other; there is no such source; or no batch was handed out.
         """
         losses = loss if source is None and losses is None else losses
-        told = losses, document_losses, source, loss, reward, labels, rewards, seconds
-        took_s = check_observed(*told)
+        given = losses, document_losses, source, loss, reward, labels, rewards, seconds
+        took_s = check_observed(*given)
         rows = self._handed if rows is None else rows
         if rows is None:
             raise ConfigError("observe tells of the batch handed out last; ask for one first")
