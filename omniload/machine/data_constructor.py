@@ -1,8 +1,8 @@
 """The Data Constructor machine: the samples of the coming steps, built and served to its ranks. It decides nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, product
 from typing import Protocol, Self, TypeAlias
 
 import numpy as np
@@ -16,6 +16,7 @@ from omniload.batch.rows import build_rows, split_rows, stops_with_next
 from omniload.batch.slices import slice_for_cp
 from omniload.machine.columns import ImageRequests
 from omniload.machine.messages import ReleaseSteps, SliceRequest
+from omniload.machine.steps import Rank, RanksTold
 from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, ColumnRanges
 from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
@@ -147,9 +148,14 @@ class DataConstructor:
     """What lays out rows; a simulation does without their tokens."""
     generation: int = field(default=0, init=False)
     """Generation of the ranks that it serves."""
+    told: RanksTold = field(init=False)
+    """What its ranks have told it that they took."""
     _pending: dict[tuple[int, ...], _Pending] = field(default_factory=dict, init=False)
     _built: dict[tuple[int, int], Batch] = field(default_factory=dict, init=False)
     _released_to: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.told = RanksTold.of(self._ranks())
 
     @classmethod
     def of(cls, mix: MixConfig, dp_ranks: Sequence[int], *, cp_size: int = 1) -> Self:
@@ -234,11 +240,15 @@ class DataConstructor:
         )
         return replace(batch, microbatches=tuple(sliced))
 
+    def _ranks(self) -> Iterable[Rank]:
+        return product(self.dp_ranks, range(self.cp_size))
+
     def _serve(self, served: RanksServed) -> bool:
         """Serve other ranks from now on, where they are later ones; return whether it serves these."""
         # Never back: word of an earlier world may come late.
         if served.generation > self.generation:
             self.generation, self.dp_ranks = served.generation, served.dp_ranks
+            self.told = RanksTold.of(self._ranks(), self.generation, self.told.number)
             # What is being fetched for the ranks of before is dropped as it comes: its generation tells.
             self._pending.clear()
             self._built.clear()

@@ -7,8 +7,8 @@
     rank --ResizeAsked--> planner --AppendWorld--> journal, then --ServeWorld--> data constructors
     planner --AppendJournal, AppendBase--> journal, then --PublishPlans--> data constructor
     data constructor --SliceRequest--> source loader --SampleColumns--> data constructor
-    client --StepTaken--> planner --ReleaseSamples--> source loader
-                                  --ReleaseSteps--> data constructor
+    client --StepTaken--> data constructor --StepsTaken, of its ranks--> planner --ReleaseSamples--> source loader
+    planner --ReleaseSteps--> data constructor
     board of the heartbeats --RanksLost--> a planner that took over
     roster --ConstructorReplaced--> planner --Republish--> the new data constructor
     roster --LoaderReplaced--> planner --TakeOver, ReadAhead--> the new source loader
@@ -59,9 +59,15 @@ __all__ = [
     "SliceRequest",
     "Started",
     "StepTaken",
+    "StepsTaken",
     "TakeOver",
     "TimesRead",
+    "base_due",
 ]
+
+_BASE_EVERY = 1024
+"""Steps between two whole states in the journal, at least as many as may be planned ahead: a planner that takes over
+reads from the last but one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,16 @@ class StepTaken:
     """Peers of a cp group fetch a slice each: the step is needed until all of them have theirs."""
     generation: int = 0
     """Generation of the rank's world; events of an earlier world are ignored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsTaken:
+    """What ranks have told their data constructor, in one message: ``StepTaken`` of each."""
+
+    steps: Mapping[tuple[int, int], int]
+    """The last step of each rank that has told one, by its places along dp and cp."""
+    generation: int = 0
+    """As in ``StepTaken``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +178,7 @@ PlannerEvent = (
     Started
     | SamplesReported
     | StepTaken
+    | StepsTaken
     | RanksLost
     | LoaderReplaced
     | ConstructorReplaced
@@ -347,3 +364,15 @@ class SliceRequest:
     stops_N: NDArray[np.int64]
     columns: tuple[str, ...] = ()
     """Columns wanted beside the tokens; one that the source has not is left out of the answer."""
+
+
+def base_due(
+    history: History, state: MixState, fingerprint: Mapping[str, str], world: World
+) -> tuple[AppendBase | AppendWorld, ...]:
+    """Return the records of a whole state that the journal is due before the step of ``state``; most often none."""
+    if state.step % _BASE_EVERY:
+        return ()
+    beside = history.state_fields_at(state.mix_revision, fingerprint)
+    base = AppendBase(state=state, **beside)
+    # With the ranks: a planner that takes over reads from this base on.
+    return (base, AppendWorld(world=world)) if world.generation else (base,)

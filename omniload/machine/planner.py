@@ -30,6 +30,7 @@ from omniload.machine.messages import (
     SamplesReported,
     ServeWorld,
     Started,
+    StepsTaken,
     StepTaken,
     TakeOver,
     TimesRead,
@@ -47,7 +48,7 @@ from omniload.machine.queue import (
 )
 from omniload.machine.scaling.coming import Demand, Foresight
 from omniload.machine.scaling.leads import Leads
-from omniload.machine.steps import BadRecords, PlannedSteps, RankSteps, base_due
+from omniload.machine.steps import BadRecords, PlannedSteps, RankSteps
 from omniload.machine.strategy import CostFits, place
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import Edit
@@ -141,8 +142,8 @@ class Planner:
                 return (*serve, *self._advance(range(len(self._queues))))
             case SamplesReported():
                 return self._take_report(event)
-            case StepTaken(generation=generation) | RanksLost(generation=generation):
-                is_of_now = generation == self.world.generation
+            case StepTaken() | StepsTaken() | RanksLost():
+                is_of_now = event.generation == self.world.generation
                 further = is_of_now and self.ranks.hear(event, self.planned)
                 return (*self._release(), *self._advance(())) if further else ()
             case LoaderReplaced(sources=sources):
@@ -322,10 +323,9 @@ class Planner:
             facts = self._metadata.of(membership.pieces)
             plan = place(mix, self.world.tree, before, membership, facts)
             self.state = after
-            self._steps.reach(self.state)
             plans.append(plan)
             commands.append(AppendJournal(before, plan, self.state, mix.names, bad))
-            commands += base_due(self.history, self.state, self.fingerprint, self.world)
+            commands += self._steps.reach(self.state, self.history, self.fingerprint, self.world)
         if not plans:
             return []
         draw_window(self._queues, window[: len(plans)], self.overlong_S)

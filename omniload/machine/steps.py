@@ -13,7 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import IntegrityError, StateError
-from omniload.machine.messages import AppendBase, AppendWorld, RanksLost, StepTaken
+from omniload.machine.messages import (
+    AppendBase,
+    AppendWorld,
+    RanksLost,
+    StepsTaken,
+    StepTaken,
+    base_due,
+)
 from omniload.machine.progress import Waits, rank_name
 from omniload.machine.queue import SampleQueue
 from omniload.machine.strategy import place_again
@@ -27,13 +34,8 @@ __all__ = [
     "PlannedSteps",
     "Rank",
     "RankSteps",
-    "base_due",
+    "RanksTold",
 ]
-
-_BASE_EVERY = 1024
-"""Steps between two whole states in the journal, at least as many as may be planned ahead: a planner that takes over
-reads from the last but one."""
-
 
 Rank = tuple[int, int]
 """A rank by its place along dp and cp."""
@@ -61,9 +63,12 @@ class PlannedSteps:
         """The plans, in order."""
         return tuple(self._windows)
 
-    def reach(self, state: MixState) -> None:
-        """Note the state after a step that was planned."""
+    def reach(
+        self, state: MixState, history: History, fingerprint: Mapping[str, str], world: World
+    ) -> tuple[AppendBase | AppendWorld, ...]:
+        """Note the state after a step that was planned; return what the journal is due behind its record."""
         self._states[state.step] = state
+        return base_due(history, state, fingerprint, world)
 
     def publish(self, plans: Sequence[StepPlan]) -> tuple[StepPlan, ...]:
         """Keep the plans of a window; return them."""
@@ -104,18 +109,6 @@ class PlannedSteps:
         )
 
 
-def base_due(
-    history: History, state: MixState, fingerprint: Mapping[str, str], world: World
-) -> tuple[AppendBase | AppendWorld, ...]:
-    """Return the records of a whole state that the journal is due before the step of ``state``; most often none."""
-    if state.step % _BASE_EVERY:
-        return ()
-    beside = history.state_fields_at(state.mix_revision, fingerprint)
-    base = AppendBase(state=state, **beside)
-    # With the ranks: a planner that takes over reads from this base on.
-    return (base, AppendWorld(world=world)) if world.generation else (base,)
-
-
 @dataclass(slots=True, kw_only=True)
 class RankSteps:
     """The next step of every rank, and of the slowest."""
@@ -140,24 +133,35 @@ class RankSteps:
             _wanted=wanted, _ranks_at=Counter(wanted.values()), slowest=step, unheard=unheard
         )
 
-    def hear(self, event: StepTaken | RanksLost, planned: int) -> bool:
+    def hear(self, event: StepTaken | StepsTaken | RanksLost, planned: int) -> bool:
         """Apply an event of ranks; return whether the slowest rank has come further.
 
+        A planner that is believed dead, and lives, may hear of steps from ``planned`` on, which the next one planned:
+        of its own they have taken all.
+
         Raises:
-            IntegrityError: A rank has taken a step that nobody has planned: the journal that a planner took over has
-                lost its end. Every step was on its disk or store before any rank was told of it.
+            IntegrityError: A rank's first word to a planner that took over is of a step that nobody has planned: the
+                journal has lost its end. Every step was on its disk or store before any rank was told of it.
         """
-        if isinstance(event, StepTaken):
-            rank = event.dp_rank, event.cp_rank
-            if event.step >= planned:
+        match event:
+            case StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank):
+                return self._hear({(dp_rank, cp_rank): step}, planned)
+            case StepsTaken(steps=steps):
+                return self._hear(steps, planned)
+            case RanksLost(ranks=ranks):
+                return self.lose(ranks, planned)
+
+    def _hear(self, steps: Mapping[Rank, int], planned: int) -> bool:
+        for rank, step in steps.items():
+            if step >= planned and rank in self.unheard:
                 cp_size = 1 + max(cp_rank for _, cp_rank in self._wanted)
                 raise IntegrityError(
-                    f"{rank_name(*rank, cp_size)} has taken step {event.step}, and the run's journal, which this "
-                    f"planner took over, ends before step {planned}: records that were durable are gone; look after "
-                    "its disk or store, and start again from the last checkpoint"
+                    f"{rank_name(*rank, cp_size)} has taken step {step}, and the run's journal, which this planner "
+                    f"took over, ends before step {planned}: records that were durable are gone; look after its disk "
+                    "or store, and start again from the last checkpoint"
                 )
-            return self.take(rank, event.step)
-        return self.lose(event.ranks, planned)
+        # All of them are noted, whatever the first one brings.
+        return sum(self.take(rank, min(step, planned - 1)) for rank, step in steps.items()) > 0
 
     def take(self, rank: Rank, step: int) -> bool:
         """Note that a rank has taken a step; return whether the slowest rank has come further."""
@@ -194,11 +198,17 @@ class RankSteps:
         self._wanted[rank] = step
         self._ranks_at[step] += 1
         self._ranks_at[before] -= 1
-        # Ends: some rank wants a step, and none wants one before the slowest's.
-        while not self._ranks_at[self.slowest]:
-            del self._ranks_at[self.slowest]
-            self.slowest += 1
+        if not self._ranks_at[before]:
+            del self._ranks_at[before]
+            self.slowest = min(self._ranks_at)
         return self.slowest > slowest
+
+    def taken(self) -> dict[Rank, int]:
+        """Return the last step of each rank that has told one."""
+        return {r: wanted - 1 for r, wanted in self._wanted.items() if r not in self.unheard}
+
+    def __contains__(self, rank: Rank) -> bool:
+        return rank in self._wanted
 
     def late(self) -> list[Rank]:
         """Return the ranks that want the slowest's step."""
@@ -223,6 +233,54 @@ class RankSteps:
             text=text,
             ranks=tuple(rank_name(*rank, cp_size) for rank in late),
         )
+
+
+@dataclass(slots=True, kw_only=True)
+class RanksTold:
+    """What ranks have told their data constructor that they took, for the planner to hear in one message.
+
+    The planner asks again and again, each time with the number of the last word that it has heard. One that takes over
+    has heard none, and is answered with all of them.
+    """
+
+    generation: int
+    """Of the ranks."""
+    number: int
+    """Of the last word; it rises on over worlds."""
+    _ranks: RankSteps
+    _further: int
+    """The last word with which the slowest of the ranks came further."""
+
+    @classmethod
+    def of(cls, ranks: Iterable[Rank], generation: int = 0, number: int = 0) -> Self:
+        """Return what is known of ranks that have told nothing, where so many words were told of others."""
+        steps = RankSteps.at(ranks, 0, taken_over=True)
+        return cls(generation=generation, number=number, _ranks=steps, _further=number)
+
+    def hear(self, taken: StepTaken) -> bool:
+        """Note a word; return whether that is the end of it: the planner hears it, or it is of ranks of before.
+
+        A rank that is not served here, or not yet, tells the planner itself.
+        """
+        rank = taken.dp_rank, taken.cp_rank
+        if taken.generation != self.generation or rank not in self._ranks:
+            return taken.generation < self.generation
+        self.number += 1
+        if self._ranks.take(rank, taken.step):
+            self._further = self.number
+        return True
+
+    def is_due(self, heard: int) -> bool:
+        """Tell whether a planner that has heard so many words waits for those behind them.
+
+        It does where the slowest has come further, which steps are planned for, or where it has heard nothing. Else
+        what some have told may wait for the others.
+        """
+        return self._further > heard or self.number > heard == 0
+
+    def taken(self) -> StepsTaken:
+        """Return all that is told."""
+        return StepsTaken(steps=self._ranks.taken(), generation=self.generation)
 
 
 @dataclass(slots=True, kw_only=True)

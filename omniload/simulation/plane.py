@@ -255,9 +255,12 @@ class _Run:
             its: list[Rank] = []
             for rank in constructor.machine.dp_ranks:
                 kind = LocalRank if only else RayRank
+                process = only or self._process(constructor.process.host, "rank", width)
+                # It looks whether the planner lives, and tells it what a constructor that is lost did not pass on.
+                self.wire.connect(process, self.planner.process)
                 its.append(
                     kind(
-                        process=only or self._process(constructor.process.host, "rank", width),
+                        process=process,
                         wire=self.wire,
                         rank=rank,
                         window=self.job.spec.mix.steps_at_once,

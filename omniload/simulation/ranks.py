@@ -50,11 +50,15 @@ class Rank(ABC):
         """See whether what it waits for is built by now."""
 
     def _tell_taken(self, step: int) -> None:
-        """Tell the planner that this rank has a step."""
-        planner, wire = self.planner, self.wire
-        hear = partial(planner.hear, StepTaken(step=step, dp_rank=self.rank))
+        """Tell that this rank has a step: the planner, or what passes it on."""
+        told, wire = self._told_by(), self.wire
+        hear = partial(told.hear, StepTaken(step=step, dp_rank=self.rank))
         telling_s = wire.end_s(self.process)
-        self.process.work(telling_s, lambda: wire.carry(self.process, planner.process, hear))
+        self.process.work(telling_s, lambda: wire.carry(self.process, told.process, hear))
+
+    @abstractmethod
+    def _told_by(self) -> SimulatedConstructor | SimulatedPlanner:
+        """Return what is told which steps this rank has."""
 
 
 @dataclass(slots=True)
@@ -70,6 +74,10 @@ class RayRank(Rank):
     """The step behind those at hand."""
     _unanswered: int | None = field(default=None, init=False)
     """The step that the constructor is to answer once it is built."""
+
+    @override
+    def _told_by(self) -> SimulatedConstructor:
+        return self.constructor
 
     @override
     def take(self, step: int, have: Then) -> None:
@@ -151,6 +159,10 @@ class LocalRank(Rank):
 
     _told_next: int = field(default=0, init=False)
     """Step that is told of at the latest when it was taken: as seldom as steps are planned."""
+
+    @override
+    def _told_by(self) -> SimulatedPlanner:
+        return self.planner
 
     @override
     def take(self, step: int, have: Then) -> None:

@@ -26,6 +26,7 @@ from omniload.machine.messages import (
     SamplesReported,
     SliceRequest,
     Started,
+    StepsTaken,
     StepTaken,
 )
 from omniload.machine.planner import Planner
@@ -41,6 +42,16 @@ from omniload.simulation.wire import Wire
 __all__ = ["SimulatedConstructor", "SimulatedPlanner"]
 
 _PIECE_BYTES, _ROW_BYTES = 28, 16  # columns of a PieceTable; offset, rank and microbatch
+_TOLD_TOGETHER_S = 0.1
+"""As of a constructor's shell: what a rank tells waits so long for the others."""
+
+
+class _HearTold(Protocol):
+    """What may ask for the words of ranks."""
+
+    def __call__(self, number: int, told: StepsTaken) -> None:
+        """Have them, and how many there were by then."""
+        ...
 
 
 class _Waiting(Protocol):
@@ -77,6 +88,8 @@ class SimulatedConstructor:
     held_bytes: int = field(default=0, init=False)
     """Of batches that are built."""
     _sizes: dict[tuple[int, int], int] = field(default_factory=dict, init=False)
+    _asked: "tuple[int, _HearTold] | None" = field(default=None, init=False)
+    """How many words of ranks the planner has heard that asks for more, and what the answer goes to."""
 
     def build(self, plans: Sequence[StepPlan]) -> None:
         """Build the steps of a window."""
@@ -163,6 +176,34 @@ class SimulatedConstructor:
         for waiting in self.ranks:
             waiting.look()
 
+    def hear(self, taken: StepTaken) -> None:
+        """Be told by a rank that it has a step."""
+        self.process.work(self.wire.end_s(self.process), partial(self._note, taken))
+
+    def _note(self, taken: StepTaken) -> None:
+        self.machine.told.hear(taken)
+        self._answer()
+        answer_all = partial(self._answer, self.machine.told.number)
+        self.process.host.clock.after(_TOLD_TOGETHER_S, answer_all)
+
+    def ask_told(self, heard: int, hear: _HearTold) -> None:
+        """Be asked by the planner for what ranks tell beyond what it has heard."""
+        self._asked = heard, hear
+        self._answer()
+
+    def _answer(self, at_once: int = 0) -> None:
+        """Answer the planner where that is due, or where it has not heard words up to ``at_once``."""
+        if self._asked is None:
+            return
+        (heard, hear), told = self._asked, self.machine.told
+        if not told.is_due(heard) and at_once <= heard:
+            return
+        self._asked = None
+        # Both ends of this side: what was asked was taken while nothing was told, and is counted here.
+        seconds = 2 * self.wire.end_s(self.process)
+        answer = partial(hear, told.number, told.taken())
+        self.process.work(seconds, answer)
+
     def sizes_from(self, step: int, most: int, rank: int) -> list[int]:
         """Return the bytes of a rank's batches of a step that is built, and of those behind it that are."""
         steps = [step]
@@ -221,17 +262,45 @@ class SimulatedPlanner:
         """Take an event up once those before it are."""
         self.thread.call(lambda: self._begin(event))
 
-    def _begin(self, event: PlannerEvent) -> tuple[float, Then]:  # noqa: C901 -- one branch for each command
-        size_bytes = 0
-        if isinstance(event, SamplesReported):
-            size_bytes = size_of_table(event.table)
-            self._tables.setdefault(event.source, deque()).append((event.table.stop, size_bytes))
-        seconds = 0.0
-        if not isinstance(event, Started):
-            seconds = self.wire.end_s(self.process, size_bytes)
-        seconds += self.costs.taken_s if isinstance(event, StepTaken) else self.costs.report_s
+    def _listen(self, constructor: SimulatedConstructor, heard: int, sends: list[Then]) -> float:
+        """Ask a constructor what its ranks tell; return what that takes."""
+
+        def hear(number: int, told: StepsTaken) -> None:
+            # By way of the constructor's thread, which answers.
+            then = partial(self._hear_told, constructor, number, told)
+            self.wire.carry(constructor.process, self.process, then)
+
+        return self._send(sends, constructor.process, partial(constructor.ask_told, heard, hear))
+
+    def _hear_told(self, constructor: SimulatedConstructor, number: int, told: StepsTaken) -> None:
+        asks: list[Then] = []
+        self.thread.call(lambda: self._begin(told, asks, self._listen(constructor, number, asks)))
+
+    def _taking_s(self, event: PlannerEvent, sends: list[Then]) -> float:
+        """Return what it takes to hear of an event."""
+        match event:
+            case Started():
+                # Ranks of the same process tell the planner themselves.
+                others = [each for each in self.constructors if not each.in_one_process]
+                asking_s = sum(self._listen(constructor, 0, sends) for constructor in others)
+                return asking_s + self.costs.report_s
+            case StepTaken():
+                return self.wire.end_s(self.process) + self.costs.taken_s
+            case StepsTaken(steps=steps):
+                return self.wire.end_s(self.process) + len(steps) * self.costs.taken_s
+            case SamplesReported(source=source, table=table):
+                size_bytes = size_of_table(table)
+                self._tables.setdefault(source, deque()).append((table.stop, size_bytes))
+                return self.wire.end_s(self.process, size_bytes) + self.costs.report_s
+            case _:
+                return self.wire.end_s(self.process) + self.costs.report_s
+
+    def _begin(
+        self, event: PlannerEvent, asks: Sequence[Then] = (), asking_s: float = 0.0
+    ) -> tuple[float, Then]:
         # Sent when the time of the whole event has passed: the planner's one thread carries commands out first.
-        sends: list[Then] = []
+        sends = list(asks)
+        seconds = asking_s + self._taking_s(event, sends)
         for command in self.machine.handle(event):
             match command:
                 case PublishPlans(plans=plans):

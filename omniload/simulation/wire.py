@@ -50,15 +50,19 @@ class Wire:
             return 0.0
         return self._random.choice(by_place[min(place, len(by_place) - 1)])
 
+    def connect(self, one: Process, other: Process) -> None:
+        """Count a connection of two processes."""
+        # A process speaks to itself where roles are threads: that is none.
+        if one is not other:
+            self.connections.add(frozenset((id(one), id(other))))
+
     def carry(
         self, sender: Process, receiver: Process, then: Callable[[], None], size_bytes: int = 0
     ) -> None:
         """Call ``then`` once a message is there; what its ends spend is for them to count."""
         # Drawn from what was measured, not a mean: waits are made of the few that are late.
         latency_s = self._random.choice(self.costs.latencies_s)
-        # A process speaks to itself where roles are threads: that is no connection.
-        if sender is not receiver:
-            self.connections.add(frozenset((id(sender), id(receiver))))
+        self.connect(sender, receiver)
         hosts: list[Host] = [sender.host]
         if receiver.host is not sender.host:
             hosts.append(receiver.host)

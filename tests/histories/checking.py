@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
-from omniload.machine import planner as planner_module
+from omniload.machine import messages as messages_module
 from omniload.machine import queue as queue_module
 from omniload.mix.edits.edits_file import edits_in
 from omniload.mix.state import MixState
@@ -45,7 +45,7 @@ class Outcome:
 def history_of(world: World, *, traced: bool = False) -> Outcome:
     """Run the history of a world."""
     plane: FaultyPlane | None = None
-    bases = patch.object(planner_module, "_BASE_EVERY", 8) if world.small_bases else nullcontext()
+    bases = patch.object(messages_module, "_BASE_EVERY", 8) if world.small_bases else nullcontext()
     with (
         bases,
         remembering(),

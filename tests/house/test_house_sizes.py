@@ -68,12 +68,12 @@ LONGER = {
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (
-        335,
+        365,
         "the planner's ways to loaders and constructors, which of them a source takes, and a constructor's to loaders",
     ),
     "omniload/actors/ray/rank/planner_link.py": (
-        235,
-        "what a rank tells and asks, the thread that watches, and how the next planner is found",
+        275,
+        "what a rank tells, by whom, and asks, the thread that watches, and how the next planner is found",
     ),
     "omniload/actors/ray/cluster.py": (
         400,
@@ -98,12 +98,12 @@ LONGER = {
     ),
     "omniload/actors/ray/scaling/shell.py": (195, "one look at every loader, and every change"),
     "omniload/actors/roles/constructor.py": (
-        235,
-        "builds, asks again, and serves ranks that change",
+        260,
+        "builds, asks again, serves ranks that change, and passes on what they took",
     ),
     "omniload/actors/roles/links.py": (
-        190,
-        "the ways to both roles, what reads take, and who serves which ranks",
+        240,
+        "the ways to both roles, what reads take, who serves which ranks, and what comes back",
     ),
     "omniload/actors/roles/loader.py": (
         380,
@@ -113,7 +113,7 @@ LONGER = {
         270,
         "opens a source, has as many read it as are asked for, and cuts its reads",
     ),
-    "omniload/actors/roles/planner.py": (398, "one thread that speaks to every other role"),
+    "omniload/actors/roles/planner.py": (405, "one thread that speaks to every other role"),
     "omniload/actors/ray/hosts/placing.py": (
         235,
         "where members are, where they may be, and for how long a node is left alone",

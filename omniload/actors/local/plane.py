@@ -353,6 +353,10 @@ class _LocalConstructorLink(ConstructorLink):
         return self._pool.submit(lambda: self._shell.build(plans, served))
 
     @override
+    def told(self) -> None:
+        """Ask nothing: ranks of this process tell the planner, with no message between."""
+
+    @override
     def release(self, command: ReleaseSteps) -> None:
         self._shell.release(command)
 

@@ -197,7 +197,7 @@ class Crew:
             node = self.moves.place(member)
         if not (is_away := member in self.moves.away()):
             board = FolderBoard(self._address.board_of(member.role))
-        threads = 5 + 2 * ranks_with_threads(self.spec, len(ranks)) * cp
+        threads = 7 + 2 * ranks_with_threads(self.spec, len(ranks)) * cp
         asked = self._place.constructors.asked()
         start = Start(place=node, threads=threads, asked=asked, is_away=is_away)
         bare = actor_of(ConstructorActor, member.name, start)

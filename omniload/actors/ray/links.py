@@ -23,6 +23,7 @@ from omniload.machine.messages import (
     ReleaseSteps,
     SamplesReported,
     SliceRequest,
+    StepsTaken,
     TakeOver,
 )
 from omniload.mix.columns import ColumnRanges, SampleColumns
@@ -112,12 +113,7 @@ class RayLoaderLink(LoaderLink):
                 answer.set_exception(plain_error(error, name))
             # The same loader still has the source: it was only cut off, or its end has not come through yet.
             elif self._actor == actor:
-                again = threading.Timer(
-                    _ASK_AGAIN_S, lambda: self._ask_same(actor, command, answer)
-                )
-                # A process that ends waits for no timer.
-                again.daemon = True
-                again.start()
+                _later(lambda: self._ask_same(actor, command, answer))
             else:
                 answer.cancel()
 
@@ -179,6 +175,10 @@ class RayConstructorLink(ConstructorLink):
 
     def __init__(self, actor: Any, dp_ranks: Sequence[int], life: int) -> None:  # noqa: ANN401 -- as above
         self._actor, self.dp_ranks, self._life = actor, dp_ranks, life
+        self._heard: tuple[Any, int] = (actor, 0)
+        """An actor, and how many words of its ranks were heard from it."""
+        self._asked: Any = None
+        """The actor that is asked for more of them."""
 
     def lead_to(self, actor: Any, life: int) -> None:  # noqa: ANN401 -- as above
         """Lead to a later life of the constructor; what it is to build is told it again by the planner."""
@@ -203,6 +203,40 @@ class RayConstructorLink(ConstructorLink):
         return built
 
     @override
+    def told(self) -> "Future[StepsTaken] | None":
+        actor = self._actor
+        if self._asked == actor:
+            return None
+        self._asked, answer = actor, Future[StepsTaken]()
+        self._ask_told(actor, answer)
+        return answer
+
+    def _ask_told(self, actor: Any, answer: "Future[StepsTaken]") -> None:  # noqa: ANN401 -- as above
+        """Ask a constructor; where it is lost, again a little later, unless another has taken its place."""
+        if self._actor != actor:
+            answer.cancel()
+            return
+
+        def settle(done: "Future[Any]") -> None:
+            error = done.exception()
+            if error is None:
+                number, told = done.result()
+                # Another one may have its place by now, which counts anew and is asked itself.
+                if self._actor == actor:
+                    self._heard = actor, number
+                if self._asked == actor:
+                    self._asked = None
+                answer.set_result(told)
+            elif not is_lost(error):
+                answer.set_exception(plain_error(error, "a data constructor"))
+            else:
+                _later(lambda: self._ask_told(actor, answer))
+
+        of, number = self._heard
+        heard = number if of == actor else 0
+        actor.told.remote(heard).future().add_done_callback(settle)
+
+    @override
     def release(self, command: ReleaseSteps) -> None:
         log_failure(self._actor.release.remote(command), "a data constructor", "release steps")
 
@@ -213,6 +247,13 @@ class RayConstructorLink(ConstructorLink):
     @override
     def fail(self, error: OmniloadError) -> None:
         log_failure(self._actor.fail.remote(error), "a data constructor", "pass on the failure")
+
+
+def _later(ask: Callable[[], None]) -> None:
+    again = threading.Timer(_ASK_AGAIN_S, ask)
+    # A process that ends waits for no timer.
+    again.daemon = True
+    again.start()
 
 
 class LoaderHolders:

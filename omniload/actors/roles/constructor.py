@@ -18,7 +18,7 @@ from omniload.machine.data_constructor import (
     SlicesFetched,
     SlicesMissing,
 )
-from omniload.machine.messages import ReleaseSteps, SliceRequest
+from omniload.machine.messages import ReleaseSteps, SliceRequest, StepsTaken, StepTaken
 from omniload.mix.columns import ColumnRanges
 from omniload.mix.config import MixConfig
 from omniload.mix.sources import tags_of, values_per_patch_of
@@ -31,6 +31,10 @@ _TOLD_WITHIN_S = 20.0
 """Longest wait to hear why a loader lacks samples: another loader takes over in less, on a busy machine too."""
 _TURN_S = 0.2
 """Whether other loaders serve is looked for so often."""
+_TOLD_TOGETHER_S = 0.1
+"""What a rank tells waits so long for the others: no step is planned by it, but a planner names ranks that it lacks."""
+_ASKED_AGAIN_S = 30.0
+"""A planner that asks what ranks tell is answered by then: one that is lost holds a thread no longer."""
 
 
 class ConstructorShell:
@@ -47,7 +51,8 @@ class ConstructorShell:
         self._machine, self._fetch = machine, fetch
         self._activity, self._loaders = activity, loaders
         self._rest()
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed, self._told = threading.Condition(lock), threading.Condition(lock)
         self._error: OmniloadError | None = None
         self._end: int | None = None
 
@@ -184,6 +189,24 @@ class ConstructorShell:
             ):
                 batches.append(self._machine.batch_of(step + len(batches), dp_rank, cp_rank))
         return tuple(batches)
+
+    def taken(self, step: int, dp_rank: int, cp_rank: int = 0, generation: int = 0) -> bool:
+        """Note for the planner that a rank's trainer has the batch of ``step``; see ``RanksTold.hear``."""
+        taken = StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank, generation=generation)
+        with self._told:
+            self._told.notify_all()
+            return self._machine.told.hear(taken)
+
+    def told(self, heard: int) -> tuple[int, StepsTaken]:
+        """Wait for more words of ranks than ``heard``; return how many there are by now, and what they tell.
+
+        All ranks tell of a step at about the same time, and are one answer. One that is late holds the others' words up
+        for a tenth of a second.
+        """
+        with self._told:
+            self._told.wait_for(lambda: self._machine.told.number > heard, _ASKED_AGAIN_S)
+            self._told.wait_for(lambda: self._machine.told.is_due(heard), _TOLD_TOGETHER_S)
+            return self._machine.told.number, self._machine.told.taken()
 
     def know(self, mix: MixConfig) -> None:
         """Know the names, tags and patches of all sources, also of one that an edit adds."""

@@ -1,12 +1,13 @@
 """Ways from the planner's shell to the other roles; each runtime has its own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, assert_never
+from typing import Protocol, TypeVar, assert_never
 
 from omniload.base.clock import Clock, SystemClock
-from omniload.base.errors import OmniloadError
+from omniload.base.errors import OmniloadError, project_error
 from omniload.base.log import get_logger
 from omniload.machine.messages import (
     EndOfData,
@@ -17,15 +18,45 @@ from omniload.machine.messages import (
     Republish,
     SamplesReported,
     ServeWorld,
+    StepsTaken,
     TakeOver,
 )
 from omniload.machine.scaling.leads import ReadTimes
 from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed
 
-__all__ = ["ConstructorLink", "ConstructorLinks", "LoaderLink", "LoaderLinks"]
+__all__ = [
+    "ConstructorLink",
+    "ConstructorLinks",
+    "Failed",
+    "LoaderLink",
+    "LoaderLinks",
+    "outcome_of",
+]
 
 _LOG = get_logger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What ends the planning."""
+
+    error: OmniloadError
+    is_of_read: bool = False
+    """Whether a read of samples failed: no step that is planned already needs it."""
+
+
+def outcome_of(done: "Future[T]", role: str, *, is_of_read: bool = False) -> "T | Failed | None":
+    """Return what a role answered, or why it failed; ``None`` where another one is asked, or the plane is closing."""
+    if done.cancelled():
+        return None
+    if (error := done.exception()) is None:
+        return done.result()
+    failure = project_error(error, role)
+    if failure is not error:
+        _LOG.error("%s failed", role, exc_info=error)
+    return Failed(failure, is_of_read)
 
 
 class LoaderLink(Protocol):
@@ -57,6 +88,15 @@ class ConstructorLink(Protocol):
         """Start building consecutive steps for some ranks; without steps, let it know the ranks.
 
         The future says when that is done, and is cancelled where another constructor is told instead.
+        """
+        ...
+
+    def told(self) -> "Future[StepsTaken] | None":
+        """Ask what its ranks have told it, and have the answer once that is more than was answered before.
+
+        Returns:
+            The answer to be, which is cancelled where another constructor is asked instead; ``None`` where it is asked
+            already, or ranks tell the planner themselves.
         """
         ...
 
@@ -115,10 +155,13 @@ class ConstructorLinks:
     """The ways to all data constructors: each is told of its ranks' part."""
 
     def __init__(
-        self, links: Sequence[ConstructorLink], on_built: "Callable[[Future[int]], None]"
+        self,
+        links: Sequence[ConstructorLink],
+        on_built: "Callable[[Future[int]], None]",
+        on_told: "Callable[[int, Future[StepsTaken]], None]",
     ) -> None:
-        """Tell ``links``; what becomes of their building goes to ``on_built``."""
-        self._links, self._on_built = links, on_built
+        """Tell ``links``; what becomes of their building goes to ``on_built``, what ranks tell them to ``on_told``."""
+        self._links, self._on_built, self._on_told = links, on_built, on_told
         self._served = [RanksServed(dp_ranks=tuple(link.dp_ranks)) for link in links]
 
     def tell(self, command: PublishPlans | ServeWorld | ReleaseSteps | EndOfData) -> None:
@@ -139,6 +182,12 @@ class ConstructorLinks:
             case _:
                 assert_never(command)
 
+    def listen(self, numbers: Iterable[int] | None = None) -> None:
+        """Have constructors answer what their ranks tell them, all or some; those that are asked already go on."""
+        for number in range(len(self._links)) if numbers is None else numbers:
+            if (told := self._links[number].told()) is not None:
+                told.add_done_callback(partial(self._on_told, number))
+
     def tell_again(self, command: Republish) -> None:
         """Have one constructor build what the one before it held, or was to build."""
         link = self._links[command.number]
@@ -150,6 +199,7 @@ class ConstructorLinks:
             self._build(command.number, [plan.part_of(dp_ranks) for plan in window])
         if command.end is not None:
             link.end(command.end)
+        self.listen((command.number,))
 
     def fail(self, error: OmniloadError) -> None:
         """Tell every constructor, also after one that cannot be told."""

@@ -17,8 +17,10 @@ from omniload.actors.planner_journal import Kept, keep, reported_times, warn_of_
 from omniload.actors.roles.links import (
     ConstructorLink,
     ConstructorLinks,
+    Failed,
     LoaderLink,
     LoaderLinks,
+    outcome_of,
 )
 from omniload.actors.roles.planner_metrics import count_bad, measure
 from omniload.base.errors import OmniloadError, UnavailableError, project_error
@@ -42,6 +44,7 @@ from omniload.machine.messages import (
     ResizeAsked,
     SamplesReported,
     Started,
+    StepsTaken,
     StepTaken,
     TakeOver,
 )
@@ -62,13 +65,6 @@ _CLOSE_S = 8.0
 """Shorter than the time that a caller in another process waits for the close."""
 
 Question = TypeVar("Question", "_Change", "_Resize")
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    error: OmniloadError
-    is_of_read: bool = False
-    """Whether a read of samples failed: no step that is planned already needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +89,15 @@ class _Replaced:
     """Of a loader: ends once it knows what it takes over."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Ranks have told their constructor something: it is asked for what follows."""
+
+    number: int
+    """Of the constructor."""
+    event: StepsTaken
+
+
 class _Stop:
     pass
 
@@ -115,7 +120,7 @@ class PlannerShell:
         # Asked for when a heartbeat is due, not noted at each change: every report of hundreds of sources is one.
         activity.idle = self._waits
         self._loaders = LoaderLinks(loader_of, self._on_report)
-        self._constructors = ConstructorLinks(constructors, self._on_built)
+        self._constructors = ConstructorLinks(constructors, self._on_built, self._on_told)
         self._journal, self._room = journal, Room()
         if journal is not None:
             journal.wait_in(self._room)
@@ -124,7 +129,7 @@ class PlannerShell:
         self._ended: OmniloadError | None = None
         """Why changes are refused from now on: what failed, or that the plane was closed."""
         self._events: queue.SimpleQueue[
-            PlannerEvent | _Failed | _Replaced | _Change | _Resize | _Stop
+            PlannerEvent | Failed | _Replaced | _Change | _Resize | _Told | _Stop
         ] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="omniload-planner", daemon=True)
 
@@ -133,6 +138,7 @@ class PlannerShell:
         # Before the thread: no report is applied to a planner that has not begun.
         self._events.put(Started())
         self._thread.start()
+        self._constructors.listen()
 
     def taken(self, step: int, dp_rank: int, cp_rank: int = 0, generation: int = 0) -> None:
         """Tell that a rank's trainer has the batch of ``step``."""
@@ -197,7 +203,7 @@ class PlannerShell:
 
     def fail(self, error: OmniloadError) -> None:
         """End the planning, and tell every rank why."""
-        self._events.put(_Failed(error))
+        self._events.put(Failed(error))
 
     def released_to(self) -> int:
         """Return the step before which every rank has taken all."""
@@ -264,11 +270,11 @@ class PlannerShell:
                 ):
                     event.answer.set_exception(cause)
 
-    def _apply(self, event: PlannerEvent | _Failed | _Replaced | _Change | _Resize) -> None:
+    def _apply(self, event: PlannerEvent | Failed | _Replaced | _Change | _Resize | _Told) -> None:
         match event:
-            case _Failed(is_of_read=True) if self._planner.has_ended:
+            case Failed(is_of_read=True) if self._planner.has_ended:
                 pass
-            case _Failed(error=error):
+            case Failed(error=error):
                 raise error
             case _Change():
                 self._answer_change(event)
@@ -278,6 +284,9 @@ class PlannerShell:
                 # Changed first: commands that follow from the event go to the new holder of the role.
                 event.change()
                 self._loaders.taken_over = event.taken_over
+                self._plan_on(event.event)
+            case _Told(number=number):
+                self._constructors.listen((number,))
                 self._plan_on(event.event)
             case _:
                 self._plan_on(event)
@@ -369,16 +378,19 @@ class PlannerShell:
                 write_history(self._run_dir, history, self._room)
 
     def _on_report(self, future: "Future[SamplesReported]", took_steps: float) -> None:
-        if future.cancelled():  # the data plane is closing
-            return
-        if (error := future.exception()) is None:
-            self._events.put(replace(future.result(), took_steps=took_steps))
-        else:
-            self._events.put(replace(_failed(error, "a source loader"), is_of_read=True))
+        match outcome_of(future, "a source loader", is_of_read=True):
+            case SamplesReported() as found:
+                self._events.put(replace(found, took_steps=took_steps))
+            case Failed() as failure:
+                self._events.put(failure)
 
     def _on_built(self, future: "Future[int]") -> None:
-        if not future.cancelled() and (error := future.exception()) is not None:
-            self._events.put(_failed(error, "a data constructor"))
+        if isinstance(failure := outcome_of(future, "a data constructor"), Failed):
+            self._events.put(failure)
+
+    def _on_told(self, number: int, future: "Future[StepsTaken]") -> None:
+        if (told := outcome_of(future, "a data constructor")) is not None:
+            self._events.put(told if isinstance(told, Failed) else _Told(number, told))
 
     def _waits(self) -> Task:
         """Say what holds up the next plan."""
@@ -388,10 +400,3 @@ class PlannerShell:
         return Task(
             doing=waits.text, since_s=self._quiet_from_s, waits_for=(*waits.ranks, *sorted(loaders))
         )
-
-
-def _failed(error: BaseException, role: str) -> _Failed:
-    failure = project_error(error, role)
-    if failure is not error:
-        _LOG.error("%s failed", role, exc_info=error)
-    return _Failed(failure)

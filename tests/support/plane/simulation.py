@@ -48,6 +48,7 @@ from omniload.machine.messages import (
     ServeWorld,
     SliceRequest,
     Started,
+    StepsTaken,
     StepTaken,
     TakeOver,
     TimesRead,
@@ -204,6 +205,12 @@ class Simulation:
     """The ranks of each when the plane was opened."""
     _served: list[RanksServed] = field(init=False)
     """The ranks of each as the planner's shell knows them."""
+    _asks: dict[tuple[int, int], tuple[DataConstructor, Planner, int]] = field(
+        default_factory=dict, init=False
+    )
+    """What constructors are to answer, by number and the planner's life: whom is asked, who asks, and words heard."""
+    _last_told: dict[int, tuple[int, int]] = field(default_factory=dict, init=False)
+    """The constructor that each rank told of its last step, and that step."""
     _generation: int = field(default=0, init=False)
     """Of the ranks there are."""
     _halt: int | None = field(default=None, init=False)
@@ -290,6 +297,7 @@ class Simulation:
             for served in self._served
         ]
         self._told = list(self._constructors)
+        self._listen()
         self._next = dict.fromkeys(range(self.dp), self.planner.state.step)
 
     def _deeds(self) -> list[tuple[Callable[[], None], int]]:
@@ -512,6 +520,7 @@ class Simulation:
         for key in [key for key in self.batches if key[0] >= step]:
             del self.batches[key]
         self._generation += 1
+        self._last_told.clear()
         self._next = dict.fromkeys(range(dp), step)
         asked = ResizeAsked(dp=dp, step=step, generation=self._generation)
         for _ in range(dp):
@@ -558,6 +567,7 @@ class Simulation:
             number = self._random.randrange(len(self._constructors))
             self._absent.add(number)
             self._constructors[number] = self._a_constructor(number)
+            self._tell_past(number)
             if (holder := self._roster.holder_of(f"constructor-{number}")) is not None:
                 self._replace(self._roster.handle(MemberEnded(holder, "killed")))
 
@@ -569,6 +579,10 @@ class Simulation:
         """Have another constructor hold a role; the planner hears of it later."""
         self._absent.discard(number)
         new = self._constructors[number] = self._a_constructor(number)
+        self._tell_past(number)
+        for rank, (told, step) in self._last_told.items():
+            if told == number:  # led to it, they tell it too
+                self._tell_taken(number, step, rank)
         self._send(self._link_constructor, number, new, to="planner")
         if self.constructor_moves:
             self._send(self._look)
@@ -607,6 +621,7 @@ class Simulation:
         )
         self._planner_is_there = True
         self._told = list(self._constructors)
+        self._listen()
         self._carry(self.planner.handle(Started()))
         self._turn += 1
         for source, number in enumerate(self._role):
@@ -616,10 +631,70 @@ class Simulation:
                 self._send(self._link, way, (source,), to="planner")
         for rank, step in self._next.items():
             if step > self._states[0].step:
-                self._tell_taken(step - 1, rank)
+                self._tell_planner(self._taken(step - 1, rank))
 
-    def _tell_taken(self, step: int, rank: int) -> None:
-        self._tell_planner(StepTaken(step=step, dp_rank=rank, generation=self._generation))
+    def _taken(self, step: int, rank: int) -> StepTaken:
+        return StepTaken(step=step, dp_rank=rank, generation=self._generation)
+
+    def _tell_taken(self, number: int, step: int, rank: int) -> None:
+        """Have a rank tell its constructor what it took."""
+        constructor, taken = self._constructors[number], self._taken(step, rank)
+        self._send(self._hear_taken, number, constructor, taken, to=f"constructor-{number}")
+
+    def _hear_taken(self, number: int, constructor: DataConstructor, taken: StepTaken) -> None:
+        if not self._is_there(number, constructor) or not constructor.told.hear(taken):
+            # The rank's call has failed, or it is told that this is none of its ranks.
+            self._saw("a rank tells a constructor that does not pass it on")
+            self._tell_planner(taken)
+        else:
+            self._answer_told(number)
+
+    def _is_there(self, number: int, constructor: DataConstructor) -> bool:
+        return self._constructors[number] is constructor and number not in self._absent
+
+    def _tell_past(self, number: int) -> None:
+        """Have ranks whose constructor is lost tell the planner what that may not have passed on."""
+        for rank, (told, step) in self._last_told.items():
+            if told == number:
+                self._saw(
+                    "a rank tells the planner past a constructor that is lost", f"rank {rank}"
+                )
+                self._tell_planner(self._taken(step, rank))
+
+    def _listen(self) -> None:
+        """Have every constructor tell the planner of now what its ranks tell."""
+        for number, constructor in enumerate(self._told):
+            self._ask_told(number, constructor, self.planner, 0)
+
+    def _ask_told(
+        self, number: int, constructor: DataConstructor, planner: Planner, heard: int
+    ) -> None:
+        """Ask for more words than were heard; a constructor is asked before it has any."""
+        self._asks[number, planner.life] = constructor, planner, heard
+        self._answer_told(number)
+
+    def _answer_told(self, number: int) -> None:
+        """Answer every planner that asks; what ranks tell meanwhile is in the next answer, together."""
+        for key, (constructor, planner, heard) in list(self._asks.items()):
+            told = constructor.told
+            if key[0] == number and told.number > heard and self._is_there(number, constructor):
+                del self._asks[key]
+                answer = number, constructor, planner, told.number, told.taken()
+                self._send(self._hear_told, *answer, to="planner")
+
+    def _hear_told(
+        self,
+        number: int,
+        constructor: DataConstructor,
+        planner: Planner,
+        heard: int,
+        told: StepsTaken,
+    ) -> None:
+        if self._told[number] is constructor:
+            self._ask_told(number, constructor, planner, heard)
+        if len(told.steps) > 1:
+            self._saw("what several ranks took is heard in one message", "planner")
+        self._hear(planner, told)
 
     def _tell_planner(self, event: PlannerEvent) -> None:
         """Send to the planner of now: once it is dead nobody hears it."""
@@ -633,6 +708,7 @@ class Simulation:
     def _link_constructor(self, number: int, new: DataConstructor) -> None:
         if self._constructors[number] is new:  # else it was killed meanwhile
             self._told[number] = new
+            self._ask_told(number, new, self.planner, 0)
             self._hear(self.planner, ConstructorReplaced(number=number))
 
     def _republish(self, command: Republish) -> None:
@@ -922,14 +998,17 @@ class Simulation:
     def _take(self, rank: int) -> None:
         step = self._next[rank]
         self._note(f"rank {rank}", f"takes step {step}")
-        constructor = next(
-            c for c in self._constructors if c.generation == self._generation and rank in c.dp_ranks
+        number, constructor = next(
+            (n, c)
+            for n, c in enumerate(self._constructors)
+            if c.generation == self._generation and rank in c.dp_ranks
         )
         if rank == 0:
             self.states[step] = self._saved_at(step)
         self.batches[step, rank] = constructor.batch_of(step, rank)
         self._next[rank], self._dp_at[step] = step + 1, len(self._next)
-        self._tell_taken(step, rank)
+        self._last_told[rank] = number, step
+        self._tell_taken(number, step, rank)
 
     def _saved_at(self, step: int) -> JsonObject:
         """Return the state as rank 0 would have it saved; where no planner is there it waits for the next."""

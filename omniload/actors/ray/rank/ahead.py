@@ -7,7 +7,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from omniload.actors.gate import Gate
-from omniload.actors.ray.answers import call_in_thread, error_of, value_of, wait_for_ref
+from omniload.actors.ray.answers import (
+    call_in_thread,
+    error_of,
+    is_lost,
+    value_of,
+    wait_for_ref,
+)
+from omniload.actors.ray.environment import RayError
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import UnavailableError
 from omniload.batch.microbatch import Batch
@@ -36,6 +43,7 @@ class BatchesAhead:
     def __init__(self, gate: Gate, check: Callable[[], None], *, most: int, limit_s: float) -> None:
         """Ask for up to ``most`` batches at once, inside ``gate``; ``check`` raises where nobody will answer."""
         self._gate, self._check, self._most, self._limit_s = gate, check, most, limit_s
+        self._on_lost: Callable[[Any], None] = lambda _: None
         self._constructor: Any = None
         self._rank = WorldRank(0, 0, 0)
         self._held = deque[Batch]()
@@ -55,9 +63,18 @@ class BatchesAhead:
         """The batches behind those at hand, where they are asked for."""
         return None if self._asked is None else self._asked[1]
 
-    def lead_to(self, constructor: Any, rank: WorldRank) -> None:  # noqa: ANN401 -- Ray's handle has no static type
-        """Ask another constructor, or as another rank; batches of before are built anew for those that are there."""
+    def lead_to(
+        self,
+        constructor: Any,  # noqa: ANN401 -- Ray's handle has no static type
+        rank: WorldRank,
+        on_lost: Callable[[Any], None],
+    ) -> None:
+        """Ask another constructor, or as another rank; batches of before are built anew for those that are there.
+
+        ``on_lost`` hears of one that is lost, also while the rank trains and waits for nothing.
+        """
         self._constructor, self._rank, self._due = constructor, rank, None
+        self._on_lost = on_lost
         self._held.clear()
         self.forget_asked()
 
@@ -129,4 +146,9 @@ class BatchesAhead:
             while not wait_for_ref(asked, self._limit_s, check):
                 pass  # the rank that waits for it says so
             del before
-            return value_of(asked)
+            try:
+                return value_of(asked)
+            except RayError as error:
+                if is_lost(error):
+                    self._on_lost(constructor)
+                raise

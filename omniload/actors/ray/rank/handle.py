@@ -281,7 +281,8 @@ class RayHandle(RankHandle):
     def _lead_to(self, name: str, constructor: Any) -> None:  # noqa: ANN401 -- Ray's handle has no static type
         self._constructor_name = name
         rank = WorldRank(self._dp_rank, self._cp_rank, self._generation)
-        self._ahead.lead_to(constructor, rank)
+        self._ahead.lead_to(constructor, rank, self._planner.tell_past)
+        self._planner.tell_by(constructor)
 
     def _start_watches(self, ranks: int) -> None:
         """Look at planner and head beside the trainer, until the rank is given back or the process ends."""

@@ -1,4 +1,4 @@
-"""A rank's way to the planner: the rank tells there which steps it has, and follows to the next planner."""
+"""A rank's way to the planner: which steps the rank has, told by way of its constructor, and the next planner."""
 
 import threading
 import time
@@ -37,7 +37,9 @@ _LOG = get_logger(__name__)
 class PlannerLink:
     """The planner as one rank knows it: told which step the rank has, from any thread, and followed where it is lost.
 
-    A planner that takes over has heard of no rank how far it is, so it is told the last step again.
+    The rank's constructor passes on what all of its ranks tell, in one message: of thousands of ranks the planner takes
+    hundreds. What a constructor may have taken with it as it was lost is told again, to the planner itself. So is one
+    that takes over: it has heard of no rank how far it is.
     """
 
     def __init__(self, dp_rank: int, cp_rank: int, check: Callable[[], None]) -> None:
@@ -50,6 +52,8 @@ class PlannerLink:
         self._actor: Any = None
         self._taken: tuple[int, WorldRank] | None = None  # the last one, and as whom
         self._to_tell = threading.Event()
+        self._constructor: Any = None
+        """That passes it on; where there is none, the planner is told itself."""
         self._lost = True  # until it is found: a rank may come while one takes the place of another
         self._checked: Any = None
         self._search = Search(PLANNER)
@@ -63,6 +67,17 @@ class PlannerLink:
         """Have the thread that watches tell that the trainer has the batch of ``step``."""
         # A call to Ray takes a rank that has trained half a millisecond. ``_follow`` tells a planner that comes anew.
         self._taken = step, self._rank
+        self._to_tell.set()
+
+    def tell_by(self, constructor: Any) -> None:  # noqa: ANN401 -- Ray's handle has no static type
+        """Have a constructor pass on what the trainer takes, from the step on that it has by now."""
+        self._constructor = constructor
+        self._to_tell.set()
+
+    def tell_past(self, constructor: Any) -> None:  # noqa: ANN401 -- as above
+        """Tell the planner itself from now on, with what a constructor may not have passed on: it is lost."""
+        if self._constructor is constructor:
+            self._constructor = None
         self._to_tell.set()
 
     def tell(self) -> None:
@@ -163,6 +178,22 @@ class PlannerLink:
         self._tell_node()
 
     def _tell(self, step: int, rank: WorldRank) -> None:
+        if (constructor := self._constructor) is None:
+            self._tell_planner(step, rank)
+            return
+
+        def passed_on(done: "Future[Any]") -> None:
+            if done.cancelled():
+                return
+            if (error := done.exception()) is not None:
+                _LOG.info("step %d is told past a data constructor: %s", step, error)
+            if error is not None or not done.result():
+                self.tell_past(constructor)  # by the thread that watches
+
+        told = constructor.taken.remote(step, *rank)
+        future_of(told, "a data constructor").add_done_callback(passed_on)
+
+    def _tell_planner(self, step: int, rank: WorldRank) -> None:
         actor = self._actor
 
         def heard(done: "Future[Any]") -> None:
@@ -205,8 +236,12 @@ class PlannerLink:
         _, self._actor = found
         self._lost, self._checked = False, None
         self._tell_node()
-        self._to_tell.set()
-        self.tell()
+        if self._constructor is None:
+            self._to_tell.set()
+            self.tell()
+        elif (taken := self._taken) is not None:
+            # Beside the constructor, which may be lost as well.
+            self._tell_planner(*taken)
 
     def _answer(self, ask: Callable[[Any], Any], what: str) -> Any:  # noqa: ANN401 -- as the planner's method
         """Ask the planner, and the one after it where it is lost."""

@@ -13,7 +13,7 @@ from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.client import Client
-from omniload.machine import steps as steps_module
+from omniload.machine import messages as messages_module
 from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import BalanceConfig, load_mix
 from omniload.mix.journal.lines import JournalLine
@@ -289,7 +289,7 @@ def test_audit_refuses_data_with_other_records(mix_path, tmp_path):
 def test_a_verb_takes_in_no_record_of_a_step_before_the_last_base(
     mix_path, tmp_path, monkeypatch, arguments
 ):
-    monkeypatch.setattr(steps_module, "_BASE_EVERY", 4)
+    monkeypatch.setattr(messages_module, "_BASE_EVERY", 4)
     monkeypatch.chdir(tmp_path)
     a_run(tmp_path / "run", mix_path, dp=1)
     taken, parse = [], JournalLine.parsed

@@ -14,8 +14,9 @@ from omniload.machine.data_constructor import (
     SlicesFetched,
     SlicesMissing,
 )
-from omniload.machine.messages import ReleaseSteps
+from omniload.machine.messages import ReleaseSteps, StepsTaken, StepTaken
 from omniload.mix.columns import ColumnRanges, SampleColumns
+from omniload.plan.world import RanksServed
 from tests.support.plane.builders import a_microbatch, a_plan, tokens_of
 
 A, B, CUT = [0, 1, 0, 0, 5, 5], [1, 5, 0, 0, 9, 12], [0, 2, 0, 4, 8, 16]
@@ -311,3 +312,63 @@ def test_samples_that_are_missing_for_ranks_of_before_are_not_missed():
     assert constructor.handle(SlicesMissing(steps=(2, 3), generation=1)) == (
         BatchesBuilt(steps=(2, 3)),
     )
+
+
+def taken(step, dp_rank, cp_rank=0, generation=0):
+    return StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank, generation=generation)
+
+
+def test_what_ranks_tell_is_due_once_the_slowest_of_them_has_come_further():
+    told = a_constructor(cp_size=2).told
+    told.hear(taken(7, 0))
+    heard = told.number
+
+    due = []
+    for rank in ((0, 1), (1, 0), (1, 1)):
+        told.hear(taken(7, *rank))
+        due.append(told.is_due(heard))
+    heard = told.number
+    told.hear(taken(9, 0))
+    told.hear(taken(8, 0, 1))
+
+    assert due == [False, False, True]
+    assert not told.is_due(heard)
+    told.hear(taken(8, 1))
+    told.hear(taken(8, 1, 1))
+    assert told.is_due(heard)
+    assert told.taken() == StepsTaken(steps={(0, 0): 9, (0, 1): 8, (1, 0): 8, (1, 1): 8})
+
+
+def test_a_planner_that_has_heard_nothing_is_due_whatever_was_told():
+    told = a_constructor().told
+    assert not told.is_due(0)
+
+    told.hear(taken(3, 1))
+
+    assert told.is_due(0)
+    assert told.taken() == StepsTaken(steps={(1, 0): 3})
+
+
+def test_of_a_rank_the_last_step_counts_in_whatever_order_it_is_told():
+    told = a_constructor().told
+
+    for step in (3, 5, 4, 5):
+        assert told.hear(taken(step, 0))
+
+    assert told.taken().steps == {(0, 0): 5}
+
+
+def test_ranks_that_it_does_not_serve_yet_tell_the_planner_and_those_of_before_nobody():
+    constructor = a_constructor()
+    constructor.told.hear(taken(3, 0))
+    before = constructor.told.number
+
+    assert not constructor.told.hear(taken(9, 0, generation=1))
+    assert not constructor.told.hear(taken(9, 2))
+
+    constructor.handle(BuildSteps(plans=(), served=RanksServed(dp_ranks=(2,), generation=1)))
+    assert constructor.told.hear(taken(9, 0))
+    assert constructor.told.taken() == StepsTaken(steps={}, generation=1)
+    assert constructor.told.hear(taken(9, 2, generation=1))
+    assert constructor.told.taken() == StepsTaken(steps={(2, 0): 9}, generation=1)
+    assert constructor.told.number > before  # a planner waits for more words than it has heard

@@ -19,6 +19,7 @@ from omniload.machine.messages import (
     Republish,
     SamplesReported,
     Started,
+    StepsTaken,
     StepTaken,
     TakeOver,
 )
@@ -177,6 +178,16 @@ def test_it_waits_for_the_slowest_rank():
 
     assert planner.handle(StepTaken(step=0, dp_rank=1)) == ()
     assert steps_of(planner.handle(StepTaken(step=0, dp_rank=0))) == [2]
+
+
+def test_what_ranks_of_a_constructor_took_is_heard_of_all_of_them_in_one_message():
+    planner, _ = a_running_planner(dp=3)
+
+    assert planner.handle(StepsTaken(steps={(0, 0): 0, (2, 0): 1})) == ()
+    assert planner.handle(StepsTaken(steps={(1, 0): 1}, generation=1)) == ()  # of no rank of now
+    assert steps_of(planner.handle(StepsTaken(steps={(0, 0): 0, (2, 0): 1, (1, 0): 0}))) == [2]
+    # All of a message counts, whatever its first words bring.
+    assert steps_of(planner.handle(StepsTaken(steps={(1, 0): 1, (0, 0): 1}))) == [3]
 
 
 def test_a_step_is_kept_until_every_cp_peer_has_its_slice():

@@ -387,9 +387,8 @@ def test_shadows_are_processes_that_hold_what_their_loaders_have_decoded_on_the_
     assert (roles["loader"].count, roles["shadow"].count) == (2, 2)
     assert roles["shadow"].connections == 0
     more = found.memory.first_memory_bytes - without.memory.first_memory_bytes
-    assert more == 2 * (
-        (50 << 20) + 2 * 10_000
-    )  # two processes with two decoded blocks of a source each
+    # Two processes with two decoded blocks of a source each; what the planner knows depends on which read came first.
+    assert more == pytest.approx(2 * ((50 << 20) + 2 * 10_000), rel=0, abs=2_000)
     assert found.tokens_per_step == without.tokens_per_step
 
 
@@ -407,7 +406,8 @@ def test_a_plane_without_shadows_has_no_such_role():
 
 
 def test_a_shadow_decodes_at_most_a_block_a_second_of_each_source_however_many_go_by():
-    slow, fast = (with_shadows(1, step_s=seconds) for seconds in (1.0, 0.0))
+    # More steps than come at once: between those no time passes.
+    slow, fast = (with_shadows(1, step_s=seconds, steps=64) for seconds in (1.0, 0.0))
 
     def busy_s(found):
         return sum(role.cores for role in found.roles if role.role == "shadow") * found.seconds

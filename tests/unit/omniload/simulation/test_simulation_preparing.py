@@ -32,7 +32,7 @@ _SIZES = {"few": (16, 16), "short": (16, 4), "many": (64, 16)}
 
 @cache
 def planned_job(rows, ahead):
-    job = a_job(a_mix(rows=rows, runtime={"kind": "ray", "prefetch_steps": ahead}), steps=64)
+    job = a_job(a_mix(rows=rows, runtime={"kind": "ray", "prefetch_steps": ahead}), steps=96)
     costs = {"report_s": 1e-4, "taken_s": 1e-5, "step_s": 1e-3, "part_s": 1e-4}
     planner = PlannerCosts(ranks=1, sources=2, tokens=job.spec.mix.batch.tokens, **costs)
     return job, a_profile(planners=(planner,))
@@ -102,7 +102,7 @@ def test_planning_that_takes_longer_in_a_plane_than_by_itself_is_found_and_taken
     found = costs_by_role(*planes_of(slow), clock=AT_REST, least_s=0.0)
 
     assert found["planner"].own == pytest.approx(1.5, abs=0.05)
-    # Sixteen windows are planned, or one more: by which step one is goes by the time that messages take.
+    # Some windows are planned, or one more: by which step one is goes by the time that messages take.
     assert spent_in(a_plane(found, (16, 16)))["planner"] == pytest.approx(
         spent_in(a_plane(slow, (16, 16)))["planner"], rel=1 / 15
     )

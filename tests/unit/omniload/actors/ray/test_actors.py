@@ -102,7 +102,7 @@ def test_who_asks_a_planner_that_could_not_take_over_is_told_why(tmp_path, monke
         raise IntegrityError("line 7 is damaged")
 
     monkeypatch.setattr(planner_module, "make_successor", make_successor)
-    opening = SimpleNamespace(spec=None, facts=[], folder=tmp_path, life=1)
+    opening = SimpleNamespace(spec=SimpleNamespace(passed_on={}), facts=[], folder=tmp_path, life=1)
     actor = PlannerActor("planner+1", None, None, opening)
 
     for ask in (

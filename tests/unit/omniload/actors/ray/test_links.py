@@ -6,9 +6,18 @@ import pytest
 
 pytest.importorskip("ray")
 
-from omniload.actors.ray.links import LoaderHolders, Loaders, RayLoaderLinks, Serving
+from ray.exceptions import ActorDiedError
+
+from omniload.actors.ray import links as module
+from omniload.actors.ray.links import (
+    LoaderHolders,
+    Loaders,
+    RayConstructorLink,
+    RayLoaderLinks,
+    Serving,
+)
 from omniload.base.errors import DefectError
-from omniload.machine.messages import ReadAhead
+from omniload.machine.messages import ReadAhead, StepsTaken
 
 
 class FakeLoader:
@@ -98,3 +107,82 @@ def test_a_constructor_says_which_hand_over_it_knows_of_and_hears_no_older_news(
 
     assert holders.turns((0, 1)) == (6, 7)
     assert holders.names() == ("loader-0+3", "loader-1")
+
+
+class FakeConstructor:
+    """A constructor that is asked what ranks tell it, and answers when the test says so."""
+
+    def __init__(self):
+        self.heard, self.answers, self.told = [], [], self
+
+    def remote(self, heard):
+        self.heard.append(heard)
+        self.answers.append(Future())
+        return self
+
+    def future(self):
+        return self.answers[-1]
+
+
+WORD = StepsTaken(steps={(0, 0): 3})
+
+
+def test_a_constructor_is_asked_once_at_a_time_for_the_words_that_were_not_heard():
+    actor = FakeConstructor()
+    link = RayConstructorLink(actor, (0,), 0)
+    told = link.told()
+
+    assert link.told() is None
+    actor.answers[0].set_result((5, WORD))
+    assert told.result(0) is WORD
+    assert link.told() is not None
+
+    assert actor.heard == [0, 5]
+
+
+def test_a_constructor_that_has_the_place_of_another_is_asked_for_all_of_its_words():
+    first, second = FakeConstructor(), FakeConstructor()
+    link = RayConstructorLink(first, (0,), 0)
+    told = [link.told()]
+    first.answers[0].set_result((5, WORD))
+    told.append(link.told())
+
+    link.lead_to(second, 1)
+    told.append(link.told())
+    first.answers[1].set_result((6, WORD))  # it lives on for a moment, and what it says is true
+
+    assert link.told() is None
+    assert (first.heard, second.heard) == ([0, 5], [0])
+    assert told[1].result(0) is WORD
+    second.answers[0].set_result((2, WORD))
+    link.told()
+    assert second.heard == [0, 2]
+
+
+def test_a_constructor_that_is_lost_is_asked_again_until_another_has_its_place(monkeypatch):
+    later = []
+    monkeypatch.setattr(module, "_later", later.append)
+    first, second = FakeConstructor(), FakeConstructor()
+    link = RayConstructorLink(first, (0,), 0)
+    told = link.told()
+
+    for answer in (0, 1):
+        first.answers[answer].set_exception(ActorDiedError())
+        assert link.told() is None  # as one that was cut off may be there again
+        later.pop()()
+    first.answers[2].set_exception(ActorDiedError())
+    link.lead_to(second, 1)
+    later.pop()()
+
+    assert told.cancelled()
+    assert (first.heard, later) == ([0, 0, 0], [])
+    assert link.told() is not None
+
+
+def test_a_constructor_that_fails_to_say_what_ranks_told_it_ends_the_planning():
+    actor = FakeConstructor()
+    told = RayConstructorLink(actor, (0,), 0).told()
+
+    actor.answers[0].set_exception(ValueError("its own"))
+
+    assert isinstance(told.exception(0), DefectError)

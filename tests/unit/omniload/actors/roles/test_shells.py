@@ -1,5 +1,6 @@
 """The shells of loader, constructor and client, without threads: what they carry, and what ends a wait."""
 
+import queue
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -25,7 +26,13 @@ from omniload.batch.microbatch import Batch
 from omniload.batch.rows import build_rows
 from omniload.client import Client
 from omniload.machine.data_constructor import DataConstructor
-from omniload.machine.messages import ChangeAsked, ReleaseSteps, ResizeAsked, SamplesReported
+from omniload.machine.messages import (
+    ChangeAsked,
+    ReleaseSteps,
+    ResizeAsked,
+    SamplesReported,
+    StepsTaken,
+)
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.edits.edit import SetWeights
 from omniload.plan.world import RanksServed
@@ -35,8 +42,10 @@ A = [0, 1, 0, 0, 5, 5]
 LIMIT_S = 5.0
 
 
-def a_shell(fetch=None, activity=None, **changes):
-    machine = DataConstructor(dp_ranks=[0], names=["web", "code"], row_length=8, **changes)
+def a_shell(fetch=None, activity=None, ranks=1, **changes):
+    machine = DataConstructor(
+        dp_ranks=list(range(ranks)), names=["web", "code"], row_length=8, **changes
+    )
     own = ColumnRanges.of([SampleColumns(tokens=Ragged.of([tokens_of(0, 1, 0, 5)]))])
     activity = activity or Activity("constructor-0")
     return ConstructorShell(machine, fetch or (lambda requests: own), activity)
@@ -216,6 +225,39 @@ def test_a_step_that_was_let_go_is_an_error_and_not_a_wait():
         shell.take(0, 0)
 
 
+def test_what_all_ranks_tell_of_a_step_is_one_answer_to_the_planner(monkeypatch):
+    monkeypatch.setattr(constructor_module, "_TOLD_TOGETHER_S", LIMIT_S)
+    shell = a_shell(ranks=4)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(shell.told, 0)
+        shell.taken(3, 0)
+        heard, _ = asked.result(LIMIT_S)  # a planner that has heard nothing hears at once
+
+        asked = pool.submit(shell.told, heard)
+        for rank in (1, 2, 3):
+            assert not asked.done()
+            assert shell.taken(3, rank)
+
+        assert asked.result(LIMIT_S) == (4, StepsTaken(steps={(rank, 0): 3 for rank in range(4)}))
+
+
+def test_what_a_rank_tells_waits_for_a_late_one_no_longer_than_a_moment(monkeypatch):
+    monkeypatch.setattr(constructor_module, "_TOLD_TOGETHER_S", 1e-3)
+    shell = a_shell(ranks=2)
+    shell.taken(3, 0)
+
+    assert shell.told(0) == (1, StepsTaken(steps={(0, 0): 3}))
+    shell.taken(4, 0)
+    assert shell.told(1) == (2, StepsTaken(steps={(0, 0): 4}))
+
+
+def test_a_planner_that_asks_where_nobody_tells_anything_is_answered_in_the_end(monkeypatch):
+    monkeypatch.setattr(constructor_module, "_ASKED_AGAIN_S", 1e-3)
+    monkeypatch.setattr(constructor_module, "_TOLD_TOGETHER_S", 1e-3)
+
+    assert a_shell().told(0) == (0, StepsTaken(steps={}))
+
+
 class FakeHandle:
     """A rank's handle over batches that are at hand."""
 
@@ -303,6 +345,9 @@ class FakeConstructor:
 
     def __init__(self, deaf=False):
         self.deaf, self.heard = deaf, []
+
+    def told(self):
+        """Ranks tell the planner themselves."""
 
     def fail(self, error):
         if self.deaf:
@@ -419,6 +464,62 @@ def test_a_read_that_fails_once_every_step_is_planned_ends_nothing():
         if not loader.answers[0].done():
             loader.answers[0].set_exception(IntegrityError("bad record"))
     shell.check()
+    shell.close()
+
+
+class TellingConstructor(FakeConstructor):
+    """A constructor that is asked what its ranks tell, and answers when the test says so."""
+
+    def __init__(self, *dp_ranks):
+        super().__init__()
+        self.dp_ranks = dp_ranks
+        self.asked, self.built, self.failed = (queue.SimpleQueue() for _ in range(3))
+
+    def told(self):
+        answer = Future()
+        self.asked.put(answer)
+        return answer
+
+    def build(self, plans, served):
+        self.built.put([plan.step for plan in plans])
+        return Future()
+
+    def fail(self, error):
+        self.failed.put(error)
+
+    def release(self, command):
+        """What every rank has taken is of no matter here."""
+
+    def end(self, step):
+        """Nor is the end."""
+
+
+def test_what_ranks_tell_their_constructors_is_asked_for_again_and_again_and_planned_by():
+    ahead = {"pack": {"lookahead_rows": 0}, "runtime": {"prefetch_steps": 2}}
+    mix = a_mix(sources=["web"], rows=2, length=10, micro_rows=1, **ahead)
+    constructors = [TellingConstructor(0), TellingConstructor(1)]
+    shell = PlannerShell(
+        a_planner(mix, dp=2, num_steps=3),
+        lambda source: OneAnswer(),
+        constructors,
+        None,
+        Activity("planner"),
+    )
+    shell.start()
+    asked = [each.asked.get(timeout=LIMIT_S) for each in constructors]
+    assert [constructors[0].built.get(timeout=LIMIT_S) for _ in range(2)] == [[0], [1]]
+
+    asked[0].set_result(StepsTaken(steps={(0, 0): 0}))
+    asked[0] = constructors[0].asked.get(timeout=LIMIT_S)
+    assert constructors[0].built.empty()  # the other rank has not told yet
+    asked[1].set_result(StepsTaken(steps={(1, 0): 0}))
+
+    assert [each.built.get(timeout=LIMIT_S) for each in constructors] == [[2], [0]]
+    shell.replace_constructor(0, lambda: None)
+    asked.append(constructors[0].asked.get(timeout=LIMIT_S))  # of the one that has its place
+    asked[2].cancel()
+    asked[0].set_exception(ValueError("its own"))
+    assert isinstance(constructors[1].failed.get(timeout=LIMIT_S), DefectError)
     shell.close()
 
 

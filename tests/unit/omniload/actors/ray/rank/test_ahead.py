@@ -8,12 +8,18 @@ import pytest
 
 pytest.importorskip("ray")
 
+from ray.exceptions import ActorDiedError
+
 from omniload.actors.gate import Gate
 from omniload.actors.ray.rank import ahead as module
 from omniload.actors.ray.rank.ahead import BatchesAhead
 from omniload.base.errors import UnavailableError
 
 RANK = (0, 0, 0)
+
+
+def unlost(_):
+    raise AssertionError("no constructor is lost")
 
 
 class Batch:
@@ -48,7 +54,7 @@ def open_to(monkeypatch):
 
     def open_ahead(constructor):
         opened.append(BatchesAhead(Gate(), lambda: None, most=4, limit_s=60.0))
-        opened[-1].lead_to(constructor, RANK)
+        opened[-1].lead_to(constructor, RANK, unlost)
         return opened[-1]
 
     yield open_ahead
@@ -117,7 +123,7 @@ def test_what_has_not_come_and_what_failed_is_not_taken_in(open_to):
     asked = ahead.ask(0)
 
     assert not ahead.take_in()
-    ahead.lead_to(constructor, (0, 0, 1))
+    ahead.lead_to(constructor, (0, 0, 1), unlost)
     constructor.may_answer.set()
     with pytest.raises(UnavailableError, match="the ranks of before"):
         asked.result(10.0)
@@ -130,10 +136,32 @@ def test_batches_at_hand_are_left_where_the_rank_is_another_one(open_to):
     ahead = open_to(Constructor(4))
     assert steps_of(ahead, 2) == [0, 1]
 
-    ahead.lead_to(Constructor(2), (1, 0, 1))
+    ahead.lead_to(Constructor(2), (1, 0, 1), unlost)
 
     assert ahead.is_empty
     assert ahead.next() is None
     wait([ahead.ask(2)], 10.0)
     assert ahead.take_in()
     assert [ahead.next().step, ahead.next().step, ahead.next()] == [2, 3, None]
+
+
+def test_a_constructor_that_is_lost_is_told_of_while_the_rank_trains_on_what_it_has(
+    open_to, monkeypatch
+):
+    def value_of(answer):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(module, "value_of", value_of)
+    first, lost = Constructor(2), []
+    ahead = open_to(first)
+    ahead.lead_to(first, RANK, lost.append)
+    wait([ahead.ask(0)], 10.0)
+    assert ahead.take_in()
+    monkeypatch.setattr(Constructor, "remote", lambda *_: ActorDiedError())
+
+    assert [ahead.next().step, ahead.next().step] == [0, 1]
+
+    assert isinstance(ahead.coming.exception(10.0), ActorDiedError)
+    assert lost == [first]

@@ -56,6 +56,7 @@ class FakeLink:
 
     first_step = 0
     told = ()
+    told_by = ""
     claimed = ()
     forgotten = ""
     order = ()
@@ -69,6 +70,12 @@ class FakeLink:
 
     def tell(self):
         FakeLink.order += ("tell",)
+
+    def tell_by(self, constructor):
+        FakeLink.told_by = constructor.name
+
+    def tell_past(self, constructor):
+        raise AssertionError("no constructor is lost")
 
     def end_watch(self):
         FakeLink.order += ("end_watch",)
@@ -150,6 +157,7 @@ def said_by(handle, step):
     """Return whom a rank asks for a step and as whom, and as whom it tells the planner that it has the step."""
     assert handle.take(step, 5.0) is None
     handle.taken(step)
+    assert FakeLink.told_by == FakeConstructor.asked[0]
     return FakeConstructor.asked, FakeLink.told
 
 

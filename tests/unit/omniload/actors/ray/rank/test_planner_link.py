@@ -20,8 +20,8 @@ from omniload.base.errors import UnavailableError
 class Answer:
     """An answer that is there, or that will never be."""
 
-    def __init__(self, error):
-        self.error = error
+    def __init__(self, error, value=None):
+        self.error, self.found = error, value
 
     def value(self):
         if self.error is not None:
@@ -31,7 +31,7 @@ class Answer:
     def future(self):
         done = Future()
         if self.error is None:
-            done.set_result(None)
+            done.set_result(self.found)
         else:
             done.set_exception(self.error)
         return done
@@ -46,6 +46,18 @@ class Method:
     def remote(self, *arguments):
         self.steps += arguments[:1]
         return Answer(self.error)
+
+
+class FakeConstructor:
+    """A constructor that passes on what ranks tell it, knows nothing of these ranks, or is lost."""
+
+    def __init__(self, error=None, *, passes_on=True):
+        self.told, self.taken = [], self
+        self.answer = Answer(error, passes_on)
+
+    def remote(self, *step_as):
+        self.told.append(step_as)
+        return self.answer
 
 
 class FakePlanner:
@@ -191,3 +203,76 @@ def test_the_thread_that_watches_tells_at_once_what_the_trainer_took_and_as_whom
     link.end_watch()
     watch.join(10.0)
     assert not watch.is_alive()
+
+
+def test_a_constructor_passes_on_what_a_rank_takes_and_the_planner_is_called_by_nobody(finding):
+    planner, constructor = FakePlanner(), FakeConstructor()
+    finding(planner)
+    link = PlannerLink(1, 0, lambda: None)
+    link.tell_by(constructor)
+
+    for step in (3, 7):
+        link.taken(step)
+        link.tell()
+    link.tell()
+
+    assert constructor.told == [(3, 1, 0, 0), (7, 1, 0, 0)]
+    assert planner.taken.steps == []
+
+
+@pytest.mark.parametrize(
+    "constructor", [FakeConstructor(ActorDiedError()), FakeConstructor(passes_on=False)]
+)
+def test_what_a_constructor_does_not_pass_on_the_planner_is_told_and_what_follows(
+    finding, constructor
+):
+    planner = FakePlanner()
+    finding(planner)
+    link = PlannerLink(0, 0, lambda: None)
+    link.tell_by(constructor)
+    link.taken(3)
+    link.tell()
+
+    link.tell()
+    link.taken(4)
+    link.tell()
+
+    assert [told[0] for told in constructor.told] == [3]
+    assert planner.taken.steps == [3, 4]
+
+
+def test_what_a_constructor_heard_and_may_not_have_passed_on_is_told_past_it_once_it_is_lost(
+    finding,
+):
+    planner, first, next_one = FakePlanner(), FakeConstructor(), FakeConstructor()
+    finding(planner)
+    link = PlannerLink(0, 0, lambda: None)
+    link.tell_by(first)
+    link.taken(3)
+    link.tell()
+
+    link.tell_past(first)
+    link.tell()
+    link.tell_by(next_one)
+    link.tell_past(first)  # heard late: another has its place
+    link.tell()
+
+    assert planner.taken.steps == [3]
+    assert [told[0] for told in next_one.told] == [3]
+
+
+def test_a_planner_that_takes_over_is_told_by_the_rank_itself_whatever_became_of_its_constructor(
+    finding,
+):
+    first, second, constructor = FakePlanner(ActorDiedError()), FakePlanner(), FakeConstructor()
+    finding(first, second)
+    link = PlannerLink(0, 0, lambda: None)
+    link.taken(2)
+    link.tell()  # the planner is lost
+    link.tell_by(constructor)
+    link.taken(3)
+
+    link.look()
+
+    assert second.taken.steps == [3]
+    assert [told[0] for told in constructor.told] == [3]
