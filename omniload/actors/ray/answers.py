@@ -157,8 +157,7 @@ def future_of(ref: Any, role: str) -> "Future[Any]":  # noqa: ANN401 -- as above
     answer: Future[Any] = Future()
 
     def settle(done: "Future[Any]") -> None:
-        error = done.exception()
-        if error is None:
+        if (error := done.exception()) is None:
             answer.set_result(done.result())
         else:
             answer.set_exception(plain_error(error, role))
@@ -217,13 +216,14 @@ def why_ended(error: BaseException | None) -> str:
 
 
 def log_failure(ref: Any, role: str, task: str) -> None:  # noqa: ANN401 -- as above
-    """Log the error of a call whose answer nobody waits for."""
+    """Log the error of a call whose answer nobody waits for; that of a lost role without advice: others follow it."""
 
     def report(done: "Future[Any]") -> None:
         if not done.cancelled() and (error := done.exception()) is not None:
-            _LOG.warning("%s did not %s: %s", role, task, error)
+            why = "it was lost meanwhile" if is_lost(error) else plain_error(error, role)
+            _LOG.warning("%s did not %s: %s", role, task, why)
 
-    future_of(ref, role).add_done_callback(report)
+    ref.future().add_done_callback(report)
 
 
 def plain_error(error: BaseException, role: str) -> OmniloadError:

@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import Future
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ pytest.importorskip("ray")
 from ray.exceptions import ActorDiedError, GetTimeoutError, OutOfMemoryError, RayError, RayTaskError
 
 from omniload.actors.ray import answers
-from omniload.actors.ray.answers import has_ended, plain_error
+from omniload.actors.ray.answers import has_ended, log_failure, plain_error
 
 
 def raised_in_actor(cause):
@@ -144,6 +145,31 @@ def test_no_time_is_one_look(stopped, waits):
     assert not getattr(answers, waits)(Future(), 0.0, lambda: looks.append("looked"))
 
     assert looks == ["looked"]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ActorDiedError(), ["loader-0 did not release samples: it was lost meanwhile"]),
+        (
+            RayTaskError("release", "", StateError("it holds none")),
+            ["loader-0 did not release samples: it holds none"],
+        ),
+        (None, []),
+    ],
+)
+def test_of_a_call_that_nobody_waits_for_the_error_is_logged_without_advice_where_others_follow(
+    error, told, caplog
+):
+    answer = Future()
+    log_failure(SimpleNamespace(future=lambda: answer), "loader-0", "release samples")
+
+    if error is None:
+        answer.set_result(None)
+    else:
+        answer.set_exception(error)
+
+    assert caplog.messages == told
 
 
 def test_what_the_head_was_asked_is_waited_for_before_ray_is_left():
