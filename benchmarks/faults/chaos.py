@@ -109,7 +109,7 @@ not run one of its cores, as one process a core{how} saw it; in all {stops}. End
 time from the fault until the process that was struck had ended, which for one that is stopped is when that was
 noticed, and until another one was in its place, which of a shadow is until it stood ready with its first blocks
 decoded. A sample that is lost or comes twice would show in the digest of its step, which is compared with an unbroken
-run in one process.{store}{refusals}"""
+run in one process.{hosts}{store}{refusals}"""
 
 
 @contextmanager
@@ -126,6 +126,11 @@ def _sources_at(
     if url is not None:
         put_sources(folder, corpus, url)
     yield url, None
+
+
+_ON_TWO_HOSTS = """\
+ The job was on two hosts, namespaces of the network with a node of Ray each: shadows stood by on the other one, which
+`network` cuts off. A loader that was a shadow serves from there, and is lost once it is silent for 10 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,7 +375,8 @@ def main(  # noqa: PLR0913 -- options
             READING.format(
                 trial=trial, faults=trial.told(), calm=CALM_STEPS, tokens=8 * 1024 * trial.ranks,
                 readers="" if trial.readers == 1 else f", the heaviest with {trial.readers} readers",
-                stops=outcome.stood(), store=outcome.of_store(), refusals=outcome.of_refusals(),
+                stops=outcome.stood(), hosts="" if hosts is None else _ON_TWO_HOSTS,
+                store=outcome.of_store(), refusals=outcome.of_refusals(),
                 how=", before all others," if outcome.first else ", none of which goes before others,",
             ).replace("\n", " "),
         )  # fmt: skip
