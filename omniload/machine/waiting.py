@@ -3,6 +3,7 @@
 And which store is slow for one that holds a role, and not for one that stands by.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
@@ -154,7 +155,7 @@ def _said_of(role: Progress, name: str, doing: str, since_s: float) -> str:
 
 def _limit_s(role: Progress) -> float:
     usual_s = role.figures.get(USUAL_CALL)
-    return float("inf") if usual_s is None else max(_LEAST_S, _TIMES * usual_s)
+    return math.inf if usual_s is None else max(_LEAST_S, _TIMES * usual_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,7 @@ class SlowStore:
             return None
         if holder.name != self._holder:
             self._holder, self._usual_s, self._slow_s = holder.name, usual_s, 0.0
+            self._begun.clear()
         if recent_s < max(_SLOW_CALL_S, _TIMES * self._usual_s):
             # Up to here: what a slow call takes is not to become what is usual.
             self._usual_s, self._slow_s = usual_s, 0.0
@@ -223,8 +225,8 @@ class SlowStore:
             f"{found.figures[RECENT_CALL]:.2g} s from {found.name} on {found.host or 'its host'}",
         )
 
-    def _answers_by(self, role: Progress, limit_s: float = float("inf")) -> bool:
+    def _answers_by(self, role: Progress, limit_s: float = math.inf) -> bool:
         """Tell whether the last calls of a role took so long at most, and were made since the holder became slow."""
         ended = role.figures.get(ENDED_CALLS, 0.0)
         made = ended - self._begun.setdefault(role.name, ended)
-        return made >= _MEASURED_CALLS and role.figures.get(RECENT_CALL, limit_s) <= limit_s
+        return made >= _MEASURED_CALLS and role.figures.get(RECENT_CALL, math.inf) <= limit_s
