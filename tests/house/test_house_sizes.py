@@ -38,8 +38,8 @@ LONGER = {
         "carries out every command of the roster, hears of ends, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (
-        200,
-        "loaders and constructors, how each begins, and what every actor answers",
+        215,
+        "loaders and constructors, how each begins, where it looks, and what every actor answers",
     ),
     "omniload/actors/ray/planner_actor.py": (
         235,

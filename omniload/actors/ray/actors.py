@@ -3,7 +3,8 @@
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from omniload.actors.ray.scaling.readers import RayReader
 from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.loader import PATIENT_S, LoaderShell
 from omniload.base.concurrency.threads import DaemonPool
-from omniload.base.errors import UnavailableError
+from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.linux.freed_memory import keep_freed
 from omniload.base.linux.huge_pages import spare_host
 from omniload.base.log import RoleLogs, speak_for
@@ -108,18 +109,31 @@ class LoaderActor(PresentActor, LoaderShell):
         if life:
             # A job that goes on waits for one that follows; in its reads it bears as long an outage.
             self.opens_again_s = PATIENT_S
-        super().__init__(
-            spec.history.latest,
-            sources,
-            base_dir=spec.base_dir,
-            cache_dir=spec.cache_dir,
-            activity=self._activity,
-            start_reader=self._start_reader,
-        )
+        with self._told_where(spec):
+            super().__init__(
+                spec.history.latest,
+                sources,
+                base_dir=spec.base_dir,
+                cache_dir=spec.cache_dir,
+                activity=self._activity,
+                start_reader=self._start_reader,
+            )
         if life:
             self._activity.rest("stands by, its sources open")
         self._is_open.set()
         return self.facts()
+
+    @contextmanager
+    def _told_where(self, spec: PlaneSpec) -> Iterator[None]:
+        """Say on which host a source was looked for, where that is not the opener's."""
+        try:
+            yield
+        except OmniloadError as error:
+            if spec.mix.runtime.place.loaders is None:
+                raise
+            raise type(error)(
+                f"{error}; looked for on {host_here()}, where runtime.place.loaders has source loaders"
+            ) from error
 
     @override
     def take_over(self, command: TakeOver) -> None:

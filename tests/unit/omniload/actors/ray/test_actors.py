@@ -9,18 +9,21 @@ import pytest
 pytest.importorskip("ray")
 
 from omniload.actors.heartbeat_board import FolderBoard
+from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray import actors as actors_module
 from omniload.actors.ray import planner_actor as planner_module
 from omniload.actors.ray.actors import ConstructorActor, LoaderActor
 from omniload.actors.ray.links import LoaderHolders, Loaders
 from omniload.actors.ray.planner_actor import PlannerActor
-from omniload.base.errors import IntegrityError, StateError
+from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.ragged import Ragged
 from omniload.batch.rows import build_rows
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.progress import Progress
 from omniload.mix.columns import ColumnRanges, SampleColumns
-from tests.support.plane.builders import a_plan, tokens_of
+from omniload.mix.runtime import RuntimeConfig
+from omniload.plan.place_tree import ClientPlaceTree
+from tests.support.plane.builders import a_mix, a_plan, tokens_of
 
 A = [0, 1, 0, 0, 5, 5]
 NOBODY = Loaders(of={}, names={}, roles={}, turn=0, limit_s=1.0)
@@ -46,6 +49,24 @@ def test_a_shadow_leaves_the_loader_beside_it_on_the_board(tmp_path, monkeypatch
     LoaderActor("loader-0+1", board, None)
 
     assert sorted(board.read()) == ["loader-0", "loader-0+1"]
+
+
+@pytest.mark.parametrize(
+    ("place", "where"),
+    [({}, ""), ({"loaders": {"cpus": 1}}, r"; looked for on 10\.0\.0\.9, where runtime\.place")],
+)
+def test_a_loader_on_a_node_of_its_own_says_on_which_host_a_source_is_not(
+    tmp_path, monkeypatch, place, where
+):
+    monkeypatch.setattr(actors_module, "host_here", lambda: "10.0.0.9")
+    runtime = RuntimeConfig.model_validate({"kind": "ray", "address": "auto", "place": place})
+    mix = a_mix().model_copy(update={"runtime": runtime})
+    actor = LoaderActor("loader-0", FolderBoard(tmp_path), None)
+
+    with pytest.raises(ConfigError, match=rf"sources\.code\.path: .*{where}") as told:
+        actor.open(PlaneSpec(mix=mix, base_dir=tmp_path, tree=ClientPlaceTree.of()), (0,), 0)
+
+    assert ("looked for on" in str(told.value)) == bool(where)
 
 
 def test_a_constructor_builds_in_one_thread_in_whichever_it_is_called(tmp_path, monkeypatch):
