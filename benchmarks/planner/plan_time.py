@@ -79,6 +79,8 @@ class Planned:
     rows: int
     imbalance: float
     bound: float
+    microbatch_imbalance: float
+    microbatch_bound: float
 
 
 def steps_of(case: Case) -> Iterator[Planned]:
@@ -127,6 +129,8 @@ def _steps_of(case: Case, placed: list[float]) -> Iterator[Planned]:
                 rows=plan.num_rows,
                 imbalance=plan.imbalance,
                 bound=plan.bound,
+                microbatch_imbalance=plan.microbatch_imbalance,
+                microbatch_bound=plan.microbatch_bound,
             )
             events.extend(StepTaken(step=plan.step, dp_rank=rank) for rank in range(dp))
         if plans:
@@ -161,6 +165,7 @@ def measured(case: Case, steps: int) -> tuple[str, ...]:
         f"{np.median([planned.placing_s for planned in found]) * 1e3:.1f}",
         f"{np.median([planned.hearing_s for planned in found]) * 1e3:.1f}",
         f"{max(planned.imbalance / planned.bound for planned in found):.6f}",
+        f"{max(planned.microbatch_imbalance / planned.microbatch_bound for planned in found):.6f}",
     )
 
 
@@ -183,8 +188,8 @@ journal made, and what must be read next. Everything runs in one thread of Pytho
 processor time: other work on the machine does not count. Loaders answer
 at once and from memory, and their work is not counted, nor is writing the journal. Documents are log-normal
 (mean about 650 tokens, cut at 32k), one row a microbatch; messages of all ranks that they took a step are
-counted. The last column is the worst step's heaviest rank
-over what no dealing of its rows can beat."""
+counted. The last columns are the worst step's heaviest rank, and
+its heaviest microbatch, over what no dealing of its rows can beat."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -223,6 +228,7 @@ def main(steps: int, most: int, soak: int, report: bool) -> None:
             "of it placing, ms",
             "of it hearing ranks, ms",
             "worst imbalance over bound",
+            "worst microbatch over bound",
         ),
         rows=tuple(measured(case, steps) for case in cases if case.samples <= most),
         caption=f"Medians of {steps} steps",

@@ -171,6 +171,10 @@ class Batch:
     """Heaviest rank over the mean, by cost."""
     bound: float
     """Least possible ``imbalance`` for the rows of the step."""
+    microbatch_imbalance: float = 1.0
+    """Heaviest microbatch of all ranks over their mean, by cost."""
+    microbatch_bound: float = 1.0
+    """Least possible ``microbatch_imbalance`` for the rows of the step."""
     tokens_by_source: Mapping[str, int] = field(default_factory=dict)
     """Tokens of each source in the whole step over all ranks."""
     source_tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -38,6 +38,8 @@ class _Measured:
     """Longest wait of a rank, step by step."""
     imbalances: tuple[float, ...]
     bounds: tuple[float, ...]
+    microbatches: tuple[tuple[float, float], ...]
+    """Heaviest microbatch over the mean, and the least that it can be."""
     peak_memory_bytes: int
     """Most memory of this process."""
 
@@ -88,7 +90,7 @@ def bench(
 
 def _measure(spec: PlaneSpec, steps: int, dp: int) -> _Measured:
     waits, tokens = [], 0
-    imbalances, bounds = [], []
+    imbalances, bounds, microbatches = [], [], []
     began_s = time.perf_counter()
     with progress("taking steps", steps) as advance, open_plane(spec) as plane:
         clients = [Client(plane.handle(rank)) for rank in range(dp)]
@@ -108,6 +110,7 @@ def _measure(spec: PlaneSpec, steps: int, dp: int) -> _Measured:
             tokens += sum(batch.tokens_by_source.values())
             imbalances.append(batch.imbalance)
             bounds.append(batch.bound)
+            microbatches.append((batch.microbatch_imbalance, batch.microbatch_bound))
         seconds = time.perf_counter() - timed_from_s
     if not waits:
         raise ConfigError(
@@ -124,6 +127,7 @@ def _measure(spec: PlaneSpec, steps: int, dp: int) -> _Measured:
         waits_s=tuple(waits),
         imbalances=tuple(imbalances),
         bounds=tuple(bounds),
+        microbatches=tuple(microbatches),
         # Linux counts it in KiB.
         peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
     )
@@ -139,5 +143,10 @@ def _rows(measured: _Measured) -> Sequence[Sequence[Cell]]:
         ["the same, longest", f"{1e3 * max(measured.waits_s):.2f} ms"],
         ["heaviest rank over the mean, mean", f"{fmean(measured.imbalances):.4f}"],
         ["the least that the rows allow", f"{fmean(measured.bounds):.4f}"],
+        [
+            "heaviest microbatch over the mean, mean",
+            f"{fmean(m for m, _ in measured.microbatches):.4f}",
+        ],
+        ["the least of that", f"{fmean(least for _, least in measured.microbatches):.4f}"],
         ["most memory of this process", format_bytes(measured.peak_memory_bytes)],
     ]

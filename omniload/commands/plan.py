@@ -287,6 +287,8 @@ def _figures_table(rehearsed: FirstSteps) -> Table:
         ("heaviest rank over the mean, rows in order", [step.imbalance_before for step in steps]),
         ("the same, balanced", [step.imbalance for step in steps]),
         ("the least that these rows allow", [step.bound for step in steps]),
+        ("heaviest microbatch over the mean", [step.microbatch_imbalance for step in steps]),
+        ("the least of that", [step.microbatch_bound for step in steps]),
     ]
     rows: list[list[Cell]] = [
         [name, f"{fmean(values):.4f}", f"{max(values):.4f}"] for name, values in quotients

@@ -338,6 +338,11 @@ class TrainingBatch(PackedRows):
         return self._batch.imbalance
 
     @property
+    def microbatch_imbalance(self) -> float:
+        """Cost of the heaviest microbatch over the mean of those of all ranks: what stages of a pipeline wait for."""
+        return self._batch.microbatch_imbalance
+
+    @property
     def tokens_by_source(self) -> Mapping[str, int]:
         """Tokens of each source in the step, over all ranks."""
         return self._batch.tokens_by_source

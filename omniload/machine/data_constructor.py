@@ -310,6 +310,8 @@ class DataConstructor:
                     loss_tokens=plan.loss_tokens,
                     imbalance=plan.imbalance,
                     bound=plan.bound,
+                    microbatch_imbalance=plan.microbatch_imbalance,
+                    microbatch_bound=plan.microbatch_bound,
                     tokens_by_source=by_name,
                     source_tags=tags,
                 )

@@ -52,6 +52,8 @@ class _Dealt(TypedDict):
     microbatches_R: NDArray[np.int32]
     imbalance: float
     bound: float
+    microbatch_imbalance: float
+    microbatch_bound: float
     images: ImagePlan | None
 
 
@@ -114,6 +116,8 @@ def _dealt(
         "microbatches_R": everything,
         "imbalance": 1.0,
         "bound": 1.0,
+        "microbatch_imbalance": 1.0,
+        "microbatch_bound": 1.0,
         "images": None,
     }
 
@@ -165,6 +169,8 @@ def dealt_by_chain(
         "microbatches_R": placement.microbatches_N,
         "imbalance": placement.imbalance,
         "bound": placement.bound,
+        "microbatch_imbalance": placement.microbatch_imbalance,
+        "microbatch_bound": placement.microbatch_bound,
     }
 
 

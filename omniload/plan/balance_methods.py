@@ -71,6 +71,7 @@ def balance(
     method: BalanceMethod = "greedy_swap",
     max_count: int | None = None,
     min_count: int = 0,
+    tolerance: float = TOLERANCE,
 ) -> Balanced:
     """Deal items to bins evenly.
 
@@ -81,6 +82,7 @@ def balance(
             exchanges; ``karmarkar_karp`` ``O(N B log B)`` time and some ``9 N B`` bytes.
         max_count: Most items in a bin; any number when not given.
         min_count: Least items in a bin.
+        tolerance: Part of the reachable bound up to which exchanges go on; the heaviest bin may be that much over it.
 
     Returns:
         The dealing: every item in one bin, every bin within its counts. The same
@@ -105,13 +107,13 @@ def balance(
         bins_N = _in_order(len(costs), num_bins)
     elif method == "greedy_swap":
         bins_N = _longest_first(costs, num_bins, most, min_count)
-        bins_N = exchanged(costs, bins_N, num_bins, (min_count, most), bound)
+        bins_N = exchanged(costs, bins_N, num_bins, (min_count, most), bound, tolerance)
     else:
         bins_N = _differenced(costs, num_bins)
         counts_B = np.bincount(bins_N, minlength=num_bins)
         if len(costs) and (counts_B.max() > most or counts_B.min() < min_count):
             bins_N = _repaired(costs, bins_N, num_bins, most, min_count)
-            bins_N = exchanged(costs, bins_N, num_bins, (min_count, most), bound)
+            bins_N = exchanged(costs, bins_N, num_bins, (min_count, most), bound, tolerance)
     return Balanced(
         bins_N=bins_N.astype(np.int32), loads_B=_loads(costs, bins_N, num_bins), bound=bound
     )
@@ -127,9 +129,11 @@ def reachable_bound(
 ) -> float:
     """Return a load that the heaviest bin cannot be below, whatever the dealing.
 
-    It is the largest of: the mean; the largest item with as many of the smallest as
-    the counts force upon its bin; and, for every ``q``, the ``q + 1`` smallest among
-    the ``q * B + 1`` largest items, as so many of these meet in some bin.
+    It is the largest of: the mean; for every ``q``, the ``q + 1`` smallest among the
+    ``q * B + 1`` largest items, as so many of these meet in some bin; and, for every
+    ``k`` up to ``B``, what the ``k`` largest items cost with as many of the smallest as
+    the counts force upon their bins: on average where each lies in a bin of its own,
+    else the two smallest of them in one.
 
     Raises:
         ValueError: As for ``balance``.
@@ -171,10 +175,31 @@ def _bound(costs: NDArray[np.float64], num_bins: int, most: int, least: int) -> 
     before = np.concatenate(([0.0], np.cumsum(falling)))
     q = np.arange((len(costs) - 1) // num_bins + 1)
     meeting = float(np.max(before[q * num_bins + 1] - before[q * num_bins - q]))
-    # The bin of the largest item cannot be left with fewer than this.
-    forced = max(least, len(costs) - (num_bins - 1) * most, 1)
-    with_largest = float(falling[0] + falling[len(costs) - forced + 1 :].sum())
-    return max(float(before[-1]) / num_bins, meeting, with_largest)
+    apart = _apart(falling, before, num_bins, most, least)
+    return max(float(before[-1]) / num_bins, meeting, apart)
+
+
+def _apart(
+    falling: NDArray[np.float64],
+    before: NDArray[np.float64],
+    num_bins: int,
+    most: int,
+    least: int,
+) -> float:
+    """Return the bound of the largest items with what counts force upon them: each in its own bin, or two in one."""
+    num = len(falling)
+    # No bin can be left with fewer than this.
+    forced = max(least, num - (num_bins - 1) * most, 1)
+    k = np.arange(1, min(num_bins, num) + 1)
+    light = np.minimum(k * (forced - 1), num - k)
+    apart = (before[k] + before[-1] - before[num - light]) / k
+    two_less = before[-1] - before[num - max(forced - 2, 0)]
+    if forced > 1:
+        # One of these bins has the costliest of the lightest items, beside one of the largest and what is forced.
+        apart = np.maximum(apart, falling[k - 1] + falling[num - light] + two_less)
+    meeting = np.full(len(k), np.inf)
+    meeting[1:] = falling[: len(k) - 1] + falling[1 : len(k)] + two_less
+    return float(np.minimum(apart, meeting).max())
 
 
 def _in_order(num: int, num_bins: int) -> NDArray[np.int64]:

@@ -41,7 +41,14 @@ from omniload.plan.balance_methods import BalanceMethod, loads_in_order
 from omniload.plan.cost import CostFunction, combined_cost, require_costs, row_costs
 from omniload.plan.drawing import draw_candidates
 from omniload.plan.place_tree import BucketAxis, ClientPlaceTree, MeshAxis
-from omniload.plan.placement import Distribution, Placement, imbalance_of, place, require_dealing
+from omniload.plan.placement import (
+    Distribution,
+    Placement,
+    imbalance_of,
+    microbatch_bound_of,
+    place,
+    require_dealing,
+)
 
 __all__ = ["DGraph", "Node", "State"]
 
@@ -325,6 +332,7 @@ class DGraph:
             loads_BM=loads.astype(np.float64).reshape(shape),
             imbalance=dealt.imbalance,
             bound=dealt.least_imbalance,
+            microbatch_bound=microbatch_bound_of(cost_N, num_buckets, self.distribution),
             imbalance_before=imbalance_of(loads_in_order(cost_N, num_buckets)),
             imbalance_of_module=MappingProxyType(by_module),
             tree=tree,

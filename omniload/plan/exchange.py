@@ -3,6 +3,10 @@
 Bins of few items are kept as lists, which are searched several times faster than arrays
 of that size; bins of many as arrays. The exchanges are the same.
 
+The lightest bins relieve the heaviest one most, and are tried first. Where a bin must hold as
+many items as all others, though, they may have none that is lighter than its own: what relieves
+it is then found among all items at once.
+
 Shape suffixes:
     N  items        B  bins        H, L  items of the heavy bin, of the light one
 """
@@ -24,6 +28,11 @@ _TRIALS_PER_BIN = 16
 _MOST_TRIALS = 8_192
 """Pairs of bins that may be tried, for every bin and in all: bounds the time where gains are tiny."""
 
+_LIGHT_TRIED = 4
+"""Light bins that are tried one by one, before all items are looked at."""
+_PAIRS_A_TRIAL = 1_024
+"""Pairs of items that are looked at together in the time of a trial."""
+
 _FEW = 24
 """Items of a mean bin up to which lists are faster than arrays."""
 
@@ -40,6 +49,7 @@ def exchanged(
     num_bins: int,
     counts: tuple[int, int],
     bound: float,
+    tolerance: float = TOLERANCE,
 ) -> NDArray[np.int64]:
     """Return the dealing after exchanges between the heaviest bin and light ones.
 
@@ -47,36 +57,84 @@ def exchanged(
         costs: Cost of each item.
         bins_N: Bin of each item.
         num_bins: Bins.
-        counts: Least and most items in a bin.
+        counts: Least and most items in a bin; where the least is more than there are, items are given for others only.
         bound: Load that the heaviest bin cannot be below; close to it, no more is tried.
+        tolerance: How close, as a part of the bound.
     """
-    enough = bound * (1 + TOLERANCE)
+    enough = bound * (1 + tolerance)
     loads_B = np.bincount(bins_N, weights=costs, minlength=num_bins).astype(np.float64, copy=False)
     # Looked at before anything is made: longest-first dealing of many items mostly comes close enough by itself.
     if loads_B.max() <= enough:
         return bins_N
     kind: type[_ListBins | _ArrayBins] = _ListBins if len(costs) <= _FEW * num_bins else _ArrayBins
     bins = kind.of(costs, bins_N, loads_B, counts)
-    trials = min(_TRIALS_PER_BIN * num_bins, _MOST_TRIALS)
+    left = min(_TRIALS_PER_BIN * num_bins, _MOST_TRIALS)
     lightest = _Lightest.of(loads_B)
-    while trials > 0:
+    while left > 0:
         heavy = int(loads_B.argmax())
         if loads_B[heavy] <= enough:
             break
-        for light in lightest.others(heavy):
-            trials -= 1
-            found = bins.best_exchange(heavy, light)
-            if found is not None:
-                before = loads_B[heavy], loads_B[light]
-                bins.exchange(heavy, light, *found)
-                # Then out at once: what is iterated over has just changed, and another bin may be the heaviest.
-                lightest.move((heavy, light), before)
-                break
-            if trials <= 0:
-                break
-        else:
-            break  # no bin can relieve the heaviest one
-    return bins.bins_N()
+        found, trials = _relief(bins, lightest, heavy, left)
+        left -= trials
+        if found is None:
+            break  # no bin can relieve the heaviest one, or none was found in time
+        light, give, take = found
+        before = loads_B[heavy], loads_B[light]
+        bins.exchange(heavy, light, give, take)
+        lightest.move((heavy, light), before)
+    return bins.of_N
+
+
+def _relief(
+    bins: "_ListBins | _ArrayBins", lightest: "_Lightest", heavy: int, left: int
+) -> tuple[tuple[int, int, int] | None, int]:
+    """Return a bin that relieves the heaviest one, what is given to it and what is taken back; and the trials it took.
+
+    Args:
+        bins: The bins.
+        lightest: The same in the order in which they are tried.
+        heavy: The heaviest.
+        left: Trials that may be made.
+    """
+    together = 1 + len(bins.of_N) * len(bins.items[heavy]) // _PAIRS_A_TRIAL
+    for tried, light in enumerate(lightest.others(heavy)):
+        if tried == left:
+            return None, left
+        if tried == _LIGHT_TRIED and tried + together < left:
+            return _best_of_all(bins, heavy), tried + together
+        if (found := bins.best_exchange(heavy, light)) is not None:
+            return (light, *found), tried + 1
+    return None, left
+
+
+def _best_of_all(bins: "_ListBins | _ArrayBins", heavy: int) -> tuple[int, int, int] | None:
+    """Return the exchange of the heaviest bin with any other that leaves both lightest, of ties the first."""
+    of_N, loads_B, load = bins.of_N, bins.loads_B, float(bins.loads_B[heavy])
+    loads_N = loads_B[of_N]
+    # A bin takes nothing of itself, and nothing back where counts allow it: an item of cost 0 of each bin with room.
+    least, most = bins.counts
+    has_room = len(bins.items[heavy]) > least
+    room = (
+        np.flatnonzero(np.bincount(of_N, minlength=len(loads_B)) < most) if has_room else of_N[:0]
+    )
+    others = np.concatenate((loads_N, loads_B[room]))
+    costs = np.concatenate((bins.costs_N, np.zeros(len(room))))
+    best: tuple[float, int, int] | None = None
+    for give, cost in enumerate(bins.costs[heavy]):
+        given = cost - costs
+        reached = np.maximum(load - given, others + given)
+        at = int(reached.argmin())
+        if best is None or reached[at] < best[0]:
+            best = float(reached[at]), give, at
+    if best is None:
+        return None
+    reached_by_best, give, at = best
+    light = int(of_N[at]) if at < len(of_N) else int(room[at - len(of_N)])
+    half = (load - float(loads_B[light])) / 2
+    # As of a single bin: a gain lost in rounding would be tried for ever. The bin itself gains nothing.
+    if reached_by_best - load + half >= half * _SMALLEST_GAIN:
+        return None
+    return light, give, bins.place_of(light, at) if at < len(of_N) else -1
 
 
 @dataclass(slots=True)
@@ -87,6 +145,10 @@ class _ListBins:
     costs: list[list[float]]
     loads_B: NDArray[np.float64]
     counts: tuple[int, int]
+    costs_N: NDArray[np.float64]
+    """Cost of each item."""
+    of_N: NDArray[np.int64]
+    """Bin of each item."""
 
     @classmethod
     def of(
@@ -106,6 +168,8 @@ class _ListBins:
             costs=[sorted_costs[a:b] for a, b in cuts],
             loads_B=loads_B,
             counts=counts,
+            costs_N=costs,
+            of_N=bins_N.copy(),
         )
 
     def best_exchange(self, heavy: int, light: int) -> tuple[int, int] | None:
@@ -152,14 +216,11 @@ class _ListBins:
         at = bisect_left(self.costs[b], cost)
         self.items[b].insert(at, item)
         self.costs[b].insert(at, cost)
+        self.of_N[item] = b
 
-    def bins_N(self) -> NDArray[np.int64]:
-        sizes = [len(items) for items in self.items]
-        out_N = np.empty(sum(sizes), np.int64)
-        out_N[[item for items in self.items for item in items]] = np.repeat(
-            np.arange(len(sizes)), sizes
-        )
-        return out_N
+    def place_of(self, b: int, item: int) -> int:
+        """Return the place of an item in its bin."""
+        return self.items[b].index(item)
 
 
 @dataclass(slots=True)
@@ -170,6 +231,8 @@ class _ArrayBins:
     costs: list[NDArray[np.float64]]
     loads_B: NDArray[np.float64]
     counts: tuple[int, int]
+    costs_N: NDArray[np.float64]
+    of_N: NDArray[np.int64]
 
     @classmethod
     def of(
@@ -186,6 +249,8 @@ class _ArrayBins:
             costs=np.split(costs[order], cuts),
             loads_B=loads_B,
             counts=counts,
+            costs_N=costs,
+            of_N=bins_N.copy(),
         )
 
     def best_exchange(self, heavy: int, light: int) -> tuple[int, int] | None:
@@ -233,12 +298,11 @@ class _ArrayBins:
             costs = np.concatenate((costs[:at], cost, costs[at:]))
         self.items[b], self.costs[b] = items, costs
         self.loads_B[b] = costs.sum()
+        self.of_N[item] = b
 
-    def bins_N(self) -> NDArray[np.int64]:
-        sizes = [len(items) for items in self.items]
-        out_N = np.empty(sum(sizes), np.int64)
-        out_N[np.concatenate(self.items)] = np.repeat(np.arange(len(sizes)), sizes)
-        return out_N
+    def place_of(self, b: int, item: int) -> int:
+        """Return the place of an item in its bin."""
+        return int(np.flatnonzero(self.items[b] == item)[0])
 
 
 @dataclass(slots=True)

@@ -1,8 +1,11 @@
 """Where the samples or rows of a step go: a bucket, and a microbatch of it.
 
-Dealing is in two levels: first over the buckets (their sums decide how long a step
-takes), then inside every bucket over its microbatches. What is dealt never depends
-on the mesh; only where it goes does.
+Dealing is in two levels: over the buckets, as their sums decide how long a step takes, and over
+the microbatches, which the stages of a pipeline, and collectives inside a layer, wait for. Even buckets
+do not make microbatches even, but microbatches that are even make buckets nearly so: where they
+hold several members each they are dealt first, then grouped, and a few members change places
+until buckets are as even as they can be. What is dealt never depends on the mesh; only where it
+goes does.
 
 Shape suffixes:
     N  samples or rows      B  buckets      M  microbatches of a bucket
@@ -17,16 +20,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.plan.balance_methods import Balanced, BalanceMethod, balance, reachable_bound
+from omniload.plan.exchange import TOLERANCE, exchanged
 from omniload.plan.place_tree import BucketAxis, ClientPlaceTree, MeshAxis
 
 __all__ = [
     "Distribution",
     "Placement",
     "imbalance_of",
+    "microbatch_bound_of",
     "num_microbatches_of",
     "place",
     "require_dealing",
 ]
+
+_CLOSE = 3e-3
+"""Part of their bound that microbatches are dealt to: what a step waits for is the sum of several."""
+_UNEVEN = 2e-3
+"""Part of their bound by which buckets of such microbatches may be heavier before they are dealt by themselves too."""
+_FAR = 5e-3
+"""Part of that limit by which a microbatch may be heavier for the sake of buckets that are even enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +79,8 @@ class Placement:
     """What ``imbalance`` cannot fall below for these members."""
     imbalance_before: float
     """Heaviest bucket over the mean when members are dealt in order."""
+    microbatch_bound: float = 1.0
+    """What ``microbatch_imbalance`` cannot fall below for these members."""
     imbalance_of_module: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType[str, float]({})
     )
@@ -110,7 +124,7 @@ class Placement:
         lines = [
             f"{held}, {deal.microbatches} microbatches each",
             f"heaviest bucket over the mean: {self.imbalance:.4f} ({known})",
-            f"heaviest microbatch over the mean: {self.microbatch_imbalance:.4f}",
+            f"heaviest microbatch over the mean: {self.microbatch_imbalance:.4f} (at best {self.microbatch_bound:.4f})",
             *(f"by {name} alone: {value:.4f}" for name, value in self.imbalance_of_module.items()),
             f"fetching: {len(self.fetching_ranks):,} of {self.tree.world_size:,} ranks",
         ]
@@ -148,7 +162,7 @@ def place(
     method: BalanceMethod = "greedy_swap",
     dealing: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None,
 ) -> tuple[Balanced, NDArray[np.int32]]:
-    """Deal members to buckets, then the members of each bucket to its microbatches.
+    """Deal members to buckets and microbatches.
 
     Args:
         costs_N: Cost of each member.
@@ -169,7 +183,14 @@ def place(
     if dealing is not None:
         bound = reachable_bound(costs_N, num_buckets, cap, least)
         return _by_hand(costs_N, num_buckets, deal, dealing, bound), dealing[1]
+    found = None
+    if method == "greedy_swap" and num > 1 and len(costs_N) > num_buckets * num:
+        found = _microbatches_first(costs_N, num_buckets, deal, (least, cap))
+        if found[0].loads_B.max() <= found[0].bound * (1 + _UNEVEN):
+            return found
     over_buckets = balance(costs_N, num_buckets, method=method, max_count=cap, min_count=least)
+    if found is not None and found[0].loads_B.max() <= over_buckets.loads_B.max():
+        return found
     microbatches_N = np.zeros(len(costs_N), np.int32)
     if num == 1 or not len(costs_N):
         return over_buckets, microbatches_N
@@ -188,6 +209,95 @@ def place(
         )
         microbatches_N[members] = inside.bins_N
     return over_buckets, microbatches_N
+
+
+def _microbatches_first(
+    costs_N: NDArray[Any], num_buckets: int, deal: Distribution, counts: tuple[int, int | None]
+) -> tuple[Balanced, NDArray[np.int32]]:
+    """Deal more members than there are microbatches to these, group them to buckets, and even those out.
+
+    Args:
+        costs_N: Cost of each member.
+        num_buckets: Buckets.
+        deal: What members are dealt to.
+        counts: Least and most members of a bucket.
+    """
+    num, costs = deal.microbatches, np.asarray(costs_N, np.float64)
+    flat = balance(
+        costs, num_buckets * num, max_count=deal.max_count, min_count=1, tolerance=_CLOSE
+    )
+    grouped = balance(flat.loads_B, num_buckets, max_count=num, min_count=num)
+    # The number of each microbatch in its bucket: its place among those of the same bucket.
+    order = np.argsort(grouped.bins_N, kind="stable")
+    numbers = np.empty(len(order), np.int32)
+    numbers[order] = np.tile(np.arange(num), num_buckets)
+    before_N, microbatches_N = grouped.bins_N[flat.bins_N].astype(np.int64), numbers[flat.bins_N]
+    bound = reachable_bound(costs, num_buckets, counts[1], counts[0])
+    # One for one: no bucket has as many as would let it give one without another in its place.
+    buckets_N = exchanged(costs, before_N, num_buckets, (len(costs), 0), bound)
+    _fill_places(costs, (before_N, buckets_N), microbatches_N)
+    loads_BM = _loads_of(costs, buckets_N, microbatches_N, (num_buckets, num))
+    limit = max(flat.bound * (1 + _CLOSE), float(flat.loads_B.max())) * (1 + TOLERANCE)
+    for bucket in np.flatnonzero(loads_BM.max(axis=1) > limit):
+        members = np.flatnonzero(buckets_N == bucket)
+        inside = balance(costs[members], num, max_count=deal.max_count, min_count=1)
+        microbatches_N[members] = inside.bins_N
+    loads_BM = _loads_of(costs, buckets_N, microbatches_N, (num_buckets, num))
+    if loads_BM.max() > limit * (1 + _FAR) and grouped.loads_B.max() <= bound * (1 + _UNEVEN):
+        # Of few members each change of places is a large one: buckets were even enough before.
+        buckets_N, microbatches_N = before_N, numbers[flat.bins_N]
+        loads_BM = flat.loads_B[order].reshape(num_buckets, num)
+    dealt = Balanced(bins_N=buckets_N.astype(np.int32), loads_B=loads_BM.sum(axis=1), bound=bound)
+    return dealt, microbatches_N
+
+
+def _loads_of(
+    costs_N: NDArray[np.float64],
+    buckets_N: NDArray[np.integer[Any]],
+    microbatches_N: NDArray[np.int32],
+    shape: tuple[int, int],
+) -> NDArray[np.float64]:
+    """Return the cost of each microbatch of each bucket, ``[B, M]``."""
+    # In 64 bits: a user's numbers of buckets and microbatches may multiply to more than 32 hold.
+    flat_N = buckets_N * np.int64(shape[1]) + microbatches_N
+    loads = np.bincount(flat_N, costs_N, shape[0] * shape[1])
+    return loads.astype(np.float64, copy=False).reshape(shape)
+
+
+def _fill_places(
+    costs_N: NDArray[np.float64],
+    buckets: tuple[NDArray[np.int64], NDArray[np.int64]],
+    microbatches_N: NDArray[np.int32],
+) -> None:
+    """Have what came to a bucket take the microbatches of what left it, the dearest those of the dearest.
+
+    Args:
+        costs_N: Cost of each member.
+        buckets: Bucket of each before and now; as many came to each as left it.
+        microbatches_N: Microbatch of each before, and then now.
+    """
+    before_N, now_N = buckets
+    moved = np.flatnonzero(before_N != now_N)
+    left = moved[np.lexsort((costs_N[moved], before_N[moved]))]
+    came = moved[np.lexsort((costs_N[moved], now_N[moved]))]
+    microbatches_N[came] = microbatches_N[left]
+
+
+def microbatch_bound_of(
+    costs_N: NDArray[Any], num_buckets: int, distribution: Distribution
+) -> float:
+    """Return what the heaviest microbatch over the mean of all cannot fall below, however members are dealt.
+
+    Raises:
+        ValueError: As for ``place``.
+    """
+    num = num_buckets * distribution.microbatches
+    total = float(np.sum(costs_N))
+    if not total:
+        return 1.0
+    if len(costs_N) <= num:  # the heaviest alone
+        return max(1.0, float(np.max(costs_N)) * num / total)
+    return reachable_bound(costs_N, num, distribution.max_count, 1) * num / total
 
 
 def _is_one_each(costs_N: NDArray[Any], counts_B: NDArray[np.int64], deal: Distribution) -> bool:

@@ -66,6 +66,10 @@ class StepPlan:
     """Lengths of the documents of each piece; ``None`` where each is one. As ``image_table``, not in parts of it."""
     images: ImagePlan | None = None
     """Where images are encoded; ``None`` where each rank encodes those of its rows, or there are none."""
+    microbatch_imbalance: float = 1.0
+    """Heaviest microbatch over the mean of all, by cost."""
+    microbatch_bound: float = 1.0
+    """Least possible ``microbatch_imbalance`` for these rows."""
     mix_revision: int = 0
     """Revision of the mix under which the step was drawn."""
 

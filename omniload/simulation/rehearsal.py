@@ -38,7 +38,10 @@ from omniload.machine.messages import (
 from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
 from omniload.mix.state import MixState
-from omniload.plan.forecast.forecast import Span, StepFigures, figures_of
+from omniload.plan.forecast.figures import StepFigures, figures_of
+from omniload.plan.forecast.forecast import (
+    Span,
+)
 from omniload.plan.forecast.sizes import Sampled, SourceSizes
 from omniload.plan.forecast.stages import end_is_within, steps_to_the_end
 from omniload.plan.records import StepPlan

@@ -19,16 +19,12 @@ from numpy.typing import NDArray
 from omniload.base.units import format_bytes
 from omniload.mix.config import LARGEST_STEP, MixConfig
 from omniload.mix.schedule import boundaries, part_done, stage_at, weights_at
-from omniload.plan.balance_methods import balance
+from omniload.plan.forecast.figures import StepFigures
 from omniload.plan.forecast.sizes import SourceSizes, repetitions_of
-from omniload.plan.records import StepPlan
-from omniload.plan.strategies import costs_of_rows
 
 __all__ = [
     "Forecast",
     "Span",
-    "StepFigures",
-    "figures_of",
     "forecast",
     "steps_per_epoch",
     "tokens_by_step",
@@ -77,22 +73,6 @@ class Forecast:
     """Whether ``mix.stop`` ends the run before the steps asked for."""
     wanted_S: NDArray[np.float64] | None = None
     """Tokens that amounts come to; ``None`` where the mix has weights."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFigures:
-    """What one planned step would cost."""
-
-    tokens: int
-    """Tokens in its rows."""
-    capacity: int
-    """Tokens that its rows could hold."""
-    imbalance: float
-    """Heaviest rank over the mean, as planned."""
-    imbalance_before: float
-    """The same with rows dealt in order."""
-    bound: float
-    """What ``imbalance`` cannot fall below for these rows."""
 
 
 def tokens_by_step(
@@ -212,18 +192,6 @@ def steps_per_epoch(
         return low + _first_where(lambda k: bool(drawn_by(low + k)[s] >= epoch_S[s]), high - low)
 
     return [first(s) for s in range(len(epoch_S))]
-
-
-def figures_of(mix: MixConfig, plan: StepPlan, dp: int) -> StepFigures:
-    """Measure a planned step against its rows dealt to ``dp`` ranks in order."""
-    costs_R = costs_of_rows(mix, plan)
-    return StepFigures(
-        tokens=int(plan.pieces.lengths_P.sum()),
-        capacity=plan.num_rows * mix.pack.length,
-        imbalance=plan.imbalance,
-        imbalance_before=balance(costs_R, dp, method="none").imbalance,
-        bound=plan.bound,
-    )
 
 
 def warnings_of(mix: MixConfig, expected: Forecast, steps: Sequence[StepFigures]) -> list[str]:

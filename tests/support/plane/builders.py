@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged, Ranges
 from omniload.base.state import sealed
@@ -16,6 +17,7 @@ from omniload.mix.fingerprint import SourceFacts, fingerprint_of
 from omniload.mix.pieces import PieceTable
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
+from omniload.plan.cost import QuadraticCost, row_costs
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.records import StepPlan
 from omniload.plan.world import World
@@ -26,6 +28,7 @@ __all__ = [
     "a_plan",
     "a_planner",
     "a_table",
+    "costs_of_packed_rows",
     "mask_of",
     "pieces_of",
     "resealed",
@@ -65,6 +68,17 @@ def a_mix(
         }
         | changes
     )
+
+
+def costs_of_packed_rows(num: int, *, length: int = 8_192, seed: int = 0) -> NDArray[np.float64]:
+    """Return what full rows of long-tailed documents cost, which end where a row does."""
+    rng = np.random.default_rng(seed)
+    ends = np.cumsum(np.clip(rng.lognormal(6.5, 1.4, num * length // 100), 1, length).astype(int))
+    bounds = np.union1d(ends, np.arange(num + 1) * length)
+    bounds = bounds[bounds <= num * length]
+    lengths_P = np.diff(bounds)
+    offsets = np.searchsorted(bounds, np.arange(num + 1) * length)
+    return row_costs(QuadraticCost(768.0, 1.0)(lengths_P), offsets)
 
 
 def with_overlong(mix: MixConfig, given: Sequence[str | None]) -> MixConfig:

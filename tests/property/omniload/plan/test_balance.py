@@ -139,18 +139,23 @@ def test_greedy_is_within_grahams_guarantee_of_the_optimum_and_the_bound_is_belo
     assert balanced.loads_B.max() <= optimum * (4 / 3 - 1 / (3 * num_bins)) * (1 + 1e-12)
 
 
-@given(st.lists(st.integers(1, 50), min_size=2, max_size=7), st.integers(2, 3))
-def test_the_bound_under_counts_is_below_the_best_dealing_within_them(values, num_bins):
+@given(
+    st.lists(st.integers(0, 50) | st.integers(40, 50), min_size=2, max_size=7),
+    st.integers(1, 3),
+    st.data(),
+)
+def test_the_bound_under_counts_is_below_the_best_dealing_within_them(values, num_bins, data):
     costs_N = np.array(values, np.float64)
-    cap = -(-len(values) // num_bins)
+    cap = data.draw(st.integers(-(-len(values) // num_bins), len(values)))
+    least = data.draw(st.integers(0, len(values) // num_bins))
 
     best = min(
         max(sum(costs_N[np.array(dealt) == b]) for b in range(num_bins))
         for dealt in product(range(num_bins), repeat=len(values))
-        if np.bincount(dealt, minlength=num_bins).max() <= cap
+        if least <= (counts := np.bincount(dealt, minlength=num_bins)).min() and counts.max() <= cap
     )
 
-    assert reachable_bound(costs_N, num_bins, max_count=cap) <= best * (1 + 1e-12)
+    assert reachable_bound(costs_N, num_bins, cap, least) <= best * (1 + 1e-12)
 
 
 @given(costs, st.integers(1, 9))

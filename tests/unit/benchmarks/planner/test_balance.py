@@ -45,6 +45,7 @@ def test_a_row_of_the_table_is_measured_against_mean_and_bound():
 
 def test_the_benchmark_prints_its_table_and_writes_nothing_unless_asked(monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "CASES", (bench.rows(8, 2, 512), bench.samples(32, 4, 1_024)))
+    monkeypatch.setattr(bench, "SIZES", ((2, 2, 1), (4, 4, 4)))
     monkeypatch.setattr("benchmarks.report.REPORTS", tmp_path)
     arguments = ["--draws", "1", "--most", "16"]
 
@@ -57,4 +58,6 @@ def test_the_benchmark_prints_its_table_and_writes_nothing_unless_asked(monkeypa
     text = path.read_text()
     assert "| 8 rows of 0k | 2 | karmarkar_karp |" in text
     assert "| 32 samples to 1k | 4 | karmarkar_karp |" not in text
+    assert "| 2 x 2 x 1 |" in text
+    assert "| 4 x 4 x 4 |" not in text
     assert "python -m benchmarks.planner.balance --draws 1 --most 16" in text

@@ -5,6 +5,7 @@ import pytest
 
 from omniload.plan.balance_methods import TOLERANCE, BalanceMethod, balance, reachable_bound
 from omniload.plan.cost import QuadraticCost
+from tests.support.plane.builders import costs_of_packed_rows
 
 METHODS = get_args(BalanceMethod)
 
@@ -110,6 +111,22 @@ def test_an_exchange_does_not_take_the_last_item_that_a_bin_must_keep():
     balanced = balance(costs_N, 3, min_count=2)
 
     assert counts_of(balanced, 3) == [2, 2, 2]
+
+
+@pytest.mark.parametrize(("ranks", "seed"), [(64, 0), (64, 1), (256, 2)])
+def test_balance_methods_relieve_a_bin_of_as_many_items_by_any_other_bin(ranks, seed):
+    # Heavy rows have the lightest beside them, which lie in bins that are no lighter.
+    costs_N = costs_of_packed_rows(5 * ranks, seed=seed)
+
+    balanced = balance(costs_N, ranks, max_count=5, min_count=5)
+
+    assert counts_of(balanced, ranks) == [5] * ranks
+    assert balanced.loads_B.max() <= balanced.bound * 1.002
+
+
+def test_the_bound_of_pairs_is_the_heaviest_beside_the_lightest():
+    assert reachable_bound(np.array([9.0, 5.0, 4.0, 3.0, 2.0, 1.0]), 3, 2, 2) == 10.0
+    assert reachable_bound(np.array([9.0, 9.0, 9.0, 3.0, 2.0, 1.0]), 3, 2, 2) == 12.0
 
 
 def test_the_bound_is_the_mean_when_items_are_small():

@@ -9,9 +9,11 @@ from omniload.plan.placement import (
     Distribution,
     Placement,
     imbalance_of,
+    microbatch_bound_of,
     num_microbatches_of,
     place,
 )
+from tests.support.plane.builders import costs_of_packed_rows
 
 
 def a_placement(**changes):
@@ -69,6 +71,58 @@ def test_members_are_dealt_over_buckets_first_and_microbatches_then():
     assert loads.tolist() == [7.0, 7.0, 7.0, 7.0]
 
 
+def loads_of(costs_N, dp, deal):
+    """Return the loads of microbatches, and the dealing over buckets."""
+    over_buckets, microbatches_N = place(costs_N, dp, deal)
+    places_N = over_buckets.bins_N * deal.microbatches + microbatches_N
+    counts = np.bincount(places_N, minlength=dp * deal.microbatches)
+    assert (counts == deal.max_count).all(), "as many rows as there is room for"
+    loads = np.bincount(places_N, costs_N, dp * deal.microbatches)
+    assert over_buckets.loads_B == pytest.approx(loads.reshape(dp, -1).sum(1))
+    return loads, over_buckets
+
+
+@pytest.mark.parametrize(("microbatches", "rows"), [(4, 2), (2, 4), (8, 4), (4, 8)])
+@pytest.mark.parametrize("dp", [8, 32])
+def test_microbatches_of_several_rows_are_as_even_as_their_rows_allow(dp, microbatches, rows):
+    deal = Distribution(microbatches=microbatches, max_count=rows)
+    costs_N = costs_of_packed_rows(dp * microbatches * rows)
+
+    loads, over_buckets = loads_of(costs_N, dp, deal)
+
+    bound = microbatch_bound_of(costs_N, dp, deal)
+    assert bound <= imbalance_of(loads) <= bound * 1.01
+    assert over_buckets.loads_B.max() <= over_buckets.bound * 1.002
+
+
+def test_buckets_of_microbatches_are_evened_out_by_members_that_change_places():
+    costs_N = costs_of_packed_rows(1_024)
+    deal = Distribution(microbatches=2, max_count=8)
+
+    loads, over_buckets = loads_of(costs_N, 64, deal)
+
+    assert over_buckets.loads_B.max() <= over_buckets.bound * 1.0001
+    assert loads.max() > loads.mean() * 1.001  # microbatches alone would not come so close
+
+
+def test_buckets_that_are_even_enough_leave_microbatches_as_they_are():
+    deal = Distribution(microbatches=2, max_count=4)
+
+    loads, over_buckets = loads_of(costs_of_packed_rows(256, seed=2), 32, deal)
+
+    assert over_buckets.loads_B.max() <= over_buckets.bound * 1.001
+    assert loads.max() <= loads.mean() * 1.004
+
+
+def test_the_bound_of_microbatches_is_that_of_the_heaviest_row_where_each_has_one():
+    costs_N = np.array([5.0, 1.0, 1.0, 1.0])
+
+    assert microbatch_bound_of(costs_N, 2, Distribution(microbatches=2, max_count=1)) == 2.5
+    assert microbatch_bound_of(costs_N, 1, Distribution(microbatches=2, max_count=2)) == 1.5
+    assert microbatch_bound_of(np.ones(8), 2, Distribution(microbatches=2)) == 1.0
+    assert microbatch_bound_of(np.zeros(3), 2, Distribution(microbatches=2)) == 1.0
+
+
 def test_one_heavy_row_does_not_leave_a_microbatch_empty():
     costs_N = np.array([100.0, *[1.0] * 7])
 
@@ -116,12 +170,12 @@ def test_the_slowest_microbatch_is_measured_against_the_mean_of_all():
 
 
 def test_a_placement_describes_itself_with_the_figure_before_and_the_best_possible():
-    text = a_placement(imbalance_of_module={"encoder": 1.25}).describe()
+    text = a_placement(microbatch_bound=1.5, imbalance_of_module={"encoder": 1.25}).describe()
 
     assert text.splitlines() == [
         "4 members in 2 buckets along dp, 2 microbatches each",
         "heaviest bucket over the mean: 1.5000 (in order 1.7500, at best 1.0000)",
-        "heaviest microbatch over the mean: 2.0000",
+        "heaviest microbatch over the mean: 2.0000 (at best 1.5000)",
         "by encoder alone: 1.2500",
         "fetching: 2 of 4 ranks",
     ]

@@ -14,7 +14,7 @@ from omniload.mix.state import MixState
 from omniload.plan import strategies
 from omniload.plan.cost import QuadraticCost
 from omniload.plan.dgraph import DGraph
-from omniload.plan.forecast.forecast import figures_of
+from omniload.plan.forecast.figures import figures_of
 from omniload.plan.membership import membership_of
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.strategies import PlacementRequest, placed_by

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from omniload.plan.forecast.figures import StepFigures, figures_of
 from omniload.plan.forecast.forecast import (
     Forecast,
     Span,
-    StepFigures,
-    figures_of,
     forecast,
     tokens_by_step,
     warnings_of,
@@ -41,6 +40,8 @@ def a_figure(**changes):
         "imbalance": 1.0,
         "imbalance_before": 1.0,
         "bound": 1.0,
+        "microbatch_imbalance": 1.0,
+        "microbatch_bound": 1.0,
     }
     return StepFigures(**(defaults | changes))
 

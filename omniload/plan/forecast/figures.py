@@ -1,0 +1,44 @@
+"""What one planned step would cost: padding, and how even its ranks and microbatches are."""
+
+from dataclasses import dataclass
+
+from omniload.mix.config import MixConfig
+from omniload.plan.balance_methods import balance
+from omniload.plan.records import StepPlan
+from omniload.plan.strategies import costs_of_rows
+
+__all__ = ["StepFigures", "figures_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """What one planned step would cost."""
+
+    tokens: int
+    """Tokens in its rows."""
+    capacity: int
+    """Tokens that its rows could hold."""
+    imbalance: float
+    """Heaviest rank over the mean, as planned."""
+    imbalance_before: float
+    """The same with rows dealt in order."""
+    bound: float
+    """What ``imbalance`` cannot fall below for these rows."""
+    microbatch_imbalance: float
+    """Heaviest microbatch over the mean of all, as planned."""
+    microbatch_bound: float
+    """What ``microbatch_imbalance`` cannot fall below for these rows."""
+
+
+def figures_of(mix: MixConfig, plan: StepPlan, dp: int) -> StepFigures:
+    """Measure a planned step against its rows dealt to ``dp`` ranks in order."""
+    costs_R = costs_of_rows(mix, plan)
+    return StepFigures(
+        tokens=int(plan.pieces.lengths_P.sum()),
+        capacity=plan.num_rows * mix.pack.length,
+        imbalance=plan.imbalance,
+        imbalance_before=balance(costs_R, dp, method="none").imbalance,
+        bound=plan.bound,
+        microbatch_imbalance=plan.microbatch_imbalance,
+        microbatch_bound=plan.microbatch_bound,
+    )
