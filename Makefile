@@ -72,7 +72,7 @@ format: $(STAMP) ## Write the format that check wants
 	@$(BIN)/ruff check --fix .
 
 bench: $(STAMP) ## Take every measurement; reports go to benchmarks/reports
-	@for line in planner.balance install trainer.checkpoint_stall trainer.vision_balance loaders.throughput loaders.step_sizes loaders.ranks loaders.waits planner.mix_accuracy faults.resume planner.packing planner.plan_time demo_wait fusefs.mounts fusefs.checkpoint startup.environment \
+	@for line in planner.balance install trainer.checkpoint_stall trainer.vision_balance loaders.throughput loaders.step_sizes loaders.ranks loaders.waits planner.mix_accuracy faults.resume planner.packing planner.plan_time planner.published_steps demo_wait fusefs.mounts fusefs.checkpoint startup.environment \
 		"startup.images --folder .bench/startup" \
 		"startup.containerd --folder .bench/containerd --report"; \
 	do $(BIN)/python -m benchmarks.$$line || exit 1; done

@@ -25,7 +25,7 @@ from omniload.machine.messages import (
     ReadAhead,
     SamplesReported,
     Started,
-    StepTaken,
+    StepsTaken,
 )
 from omniload.machine.planner import Planner
 from omniload.machine.strategy import place
@@ -39,6 +39,8 @@ __all__ = ["main"]
 
 _LENGTH = 8_192
 _MEAN_TOKENS = 650
+_RECORDS = 20_000
+"""Of a source in an epoch."""
 _WARM_UP = 8
 """Steps planned while sources are first read."""
 
@@ -53,6 +55,8 @@ class Case:
     dp: int
     microbatches: int | None = None
     """Of a rank; as many as rows of 8,192 tokens need where it is not given, else rows are as long as fits."""
+    ranks_each: int = 8
+    """Of a data constructor."""
 
     def mix(self) -> MixConfig:
         """Return a mix of such steps, a row a microbatch."""
@@ -65,6 +69,29 @@ class Case:
             length = round(tokens / rows)
         return mix_of(corpus.names, corpus.weights, rows=rows, micro_rows=1, length=length)
 
+    def lengths(self) -> list[Lengths]:
+        """Return the lengths of the documents of each source."""
+        return [
+            Lengths(lengths_of(np.random.default_rng(s), _RECORDS).astype(np.int32))
+            for s in range(self.sources)
+        ]
+
+    def planner(self) -> Planner:
+        """Return a planner of such steps that has begun with nothing."""
+        return Planner(
+            mix=self.mix(),
+            world=World(tree=ClientPlaceTree.of(dp=self.dp)),
+            positions_per_epoch_S=[_RECORDS] * self.sources,
+            state=MixState.start(self.sources),
+            fingerprint={},
+        )
+
+    def words(self, step: int) -> Iterator[StepsTaken]:
+        """Yield what each data constructor tells once its ranks have a step."""
+        for first in range(0, self.dp, self.ranks_each):
+            ranks = range(first, min(first + self.ranks_each, self.dp))
+            yield StepsTaken(steps={(rank, 0): step for rank in ranks})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
@@ -74,7 +101,7 @@ class Planned:
     placing_s: float
     """Of it costing rows and dealing them to ranks and microbatches."""
     hearing_s: float
-    """Of it hearing that ranks took a step, but for the last one's word, on which the next is planned."""
+    """Of it hearing that ranks took a step, but for the last words, on which the next is planned."""
     samples: int
     rows: int
     imbalance: float
@@ -91,18 +118,7 @@ def steps_of(case: Case) -> Iterator[Planned]:
 
 
 def _steps_of(case: Case, placed: list[float]) -> Iterator[Planned]:
-    mix, dp = case.mix(), case.dp
-    lengths = [
-        Lengths(lengths_of(np.random.default_rng(s), 20_000).astype(np.int32))
-        for s in range(len(mix.names))
-    ]
-    planner = Planner(
-        mix=mix,
-        world=World(tree=ClientPlaceTree.of(dp=dp)),
-        positions_per_epoch_S=[20_000] * len(mix.names),
-        state=MixState.start(len(mix.names)),
-        fingerprint={},
-    )
+    lengths, planner = case.lengths(), case.planner()
     events: deque[PlannerEvent] = deque([Started()])
     seconds, hearing_s = 0.0, 0.0
     while True:
@@ -111,7 +127,7 @@ def _steps_of(case: Case, placed: list[float]) -> Iterator[Planned]:
         commands = planner.handle(event)
         took_s = time.thread_time() - began_s
         seconds += took_s
-        if isinstance(event, StepTaken) and not commands:
+        if isinstance(event, StepsTaken) and not commands:
             hearing_s += took_s
         for command in commands:
             if isinstance(command, ReadAhead):
@@ -132,7 +148,7 @@ def _steps_of(case: Case, placed: list[float]) -> Iterator[Planned]:
                 microbatch_imbalance=plan.microbatch_imbalance,
                 microbatch_bound=plan.microbatch_bound,
             )
-            events.extend(StepTaken(step=plan.step, dp_rank=rank) for rank in range(dp))
+            events.extend(case.words(plan.step))
         if plans:
             seconds, hearing_s, placed[0] = 0.0, 0.0, 0.0
 
@@ -187,9 +203,10 @@ documents packed into rows of {length:,} tokens, rows costed and balanced over r
 journal made, and what must be read next. Everything runs in one thread of Python over arrays, and is that thread's
 processor time: other work on the machine does not count. Loaders answer
 at once and from memory, and their work is not counted, nor is writing the journal. Documents are log-normal
-(mean about 650 tokens, cut at 32k), one row a microbatch; messages of all ranks that they took a step are
-counted. The last columns are the worst step's heaviest rank, and
-its heaviest microbatch, over what no dealing of its rows can beat."""
+(mean about 650 tokens, cut at 32k), one row a microbatch; messages of all data constructors that their
+ranks took a step, one for eight ranks, are counted; what publishing takes is in the report of published steps.
+The last columns are the worst step's heaviest rank, and its heaviest microbatch, over what no dealing of its
+rows can beat."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
