@@ -58,17 +58,17 @@ class Writer(JournalStorage):
         return io.BytesIO(bytes(self.disk.content))
 
     def begin(self, content: bytes) -> None:
-        self._require_owner()
+        self.require_claim()
         self.disk.content = bytearray(content)
 
     def go_on(self, kept_bytes: int) -> None:
-        self._require_owner()
+        self.require_claim()
         assert self.disk.content is not None
         del self.disk.content[kept_bytes:]
         self.disk.content[kept_bytes - 1 : kept_bytes] = b"\n"
 
     def append(self, content: bytes) -> None:
-        self._require_owner()
+        self.require_claim()
         assert self.disk.content is not None
         if self.disk.tears_next:
             part = content[: self.disk.chance.randrange(len(content))]
@@ -88,6 +88,6 @@ class Writer(JournalStorage):
     def close(self) -> None:
         self._closed = True
 
-    def _require_owner(self) -> None:
+    def require_claim(self) -> None:
         if self._claim != self.disk.claims:
             raise StateError("another planner has taken the journal")

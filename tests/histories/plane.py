@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from omniload.actors.planner_journal import Kept, keep
-from omniload.base.errors import StateError
+from omniload.base.errors import IntegrityError, StateError
 from omniload.base.state import JsonObject
 from omniload.machine.messages import (
     PlannerCommand,
@@ -252,10 +252,14 @@ class FaultyPlane(Simulation):
         """Have a planner that is believed dead go on, until its journal refuses it."""
         assert self._former is not None
         former, served = self._former, self._served
-        commands = former.planner.handle(event)
         is_there = self._planner_is_there
         self._served = former.served
         try:
+            try:
+                commands = former.planner.handle(event)
+            except IntegrityError:  # as in a run: its shell looks whose journal it is
+                former.journal.require_claim()
+                raise
             self._carry_of(former.journal, commands)
         except StateError:
             self._saw("a planner that is believed dead is refused by the journal", "planner")

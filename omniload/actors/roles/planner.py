@@ -23,7 +23,7 @@ from omniload.actors.roles.links import (
     outcome_of,
 )
 from omniload.actors.roles.planner_metrics import count_bad, measure
-from omniload.base.errors import OmniloadError, UnavailableError, project_error
+from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError, project_error
 from omniload.base.log import get_logger
 from omniload.base.metrics import PLAN_SECONDS
 from omniload.base.state import JsonObject
@@ -294,8 +294,14 @@ class PlannerShell:
     def _plan_on(self, event: PlannerEvent) -> None:
         doing = self._activity.doing(f"plans step {self._planner.state.step}")
         # Commands are carried out without the lock: a journal on a store may hang, and ranks ask for states.
-        with doing, self._lock, PLAN_SECONDS.time():
-            commands = self._planner.handle(event)
+        try:
+            with doing, self._lock, PLAN_SECONDS.time():
+                commands = self._planner.handle(event)
+        except IntegrityError:
+            # Of a planner that is believed dead, and lives, it may be the next one that planned what ranks took.
+            if self._journal is not None:
+                self._journal.require_claim()
+            raise
         self._activity.figures.note(planned_step=self._planner.state.step)
         self._carry_out(commands)
 

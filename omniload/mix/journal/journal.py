@@ -272,6 +272,10 @@ class Journal:
         self._end, self._last = sum(len(bytes(line)) for line in written), last.checksum
         self._base = Since(self._end - len(bytes(last)), written[-2].checksum)
 
+    def require_claim(self) -> None:
+        """Return where no other planner goes on with it; see ``JournalStorage.require_claim``."""
+        self._storage.require_claim()
+
     def close(self) -> None:
         """Add nothing any more."""
         self._storage.close()

@@ -96,7 +96,7 @@ class ObjectStorage(JournalStorage):
             # Two may claim at once, of one number: the greater token goes on, the other hears of it behind this.
             claim, said = f"{_CLAIMS}/{self._life}", orjson.dumps(says)
             self.in_room(lambda: self.store.publish(claim, said), self.folder)
-            self._require_claim()
+            self.require_claim()
 
     @override
     def exists(self) -> bool:
@@ -212,11 +212,12 @@ class ObjectStorage(JournalStorage):
         assert self._life is not None, "claimed"
         segment = Segment(start, start + len(content), self._life)
         self.store.publish(f"{_LINES}/{segment.name}", content)
-        self._require_claim()
+        self.require_claim()
         self._end = segment.stop
         self._merging.added(segment, content)
 
-    def _require_claim(self) -> None:
+    @override
+    def require_claim(self) -> None:
         assert self._life is not None, "claimed"
         claims = self._claims()
         if (last := max(claims, default=self._life)) > self._life:

@@ -48,6 +48,14 @@ class JournalStorage(Protocol):
         """Be the one that adds to it from now on, before it is read for that."""
         ...
 
+    def require_claim(self) -> None:
+        """Return where nobody else has claimed it since.
+
+        Raises:
+            StateError: Another planner has, and goes on with it.
+        """
+        ...
+
     def exists(self) -> bool:
         """Tell whether there is a journal."""
         ...
@@ -114,6 +122,10 @@ class FileStorage(JournalStorage):
     @override
     def claim(self) -> None:
         """Do nothing: a planner on this host is ended before another speaks, and a plane locks its folder."""
+
+    @override
+    def require_claim(self) -> None:
+        """Do nothing, as no other planner can have."""
 
     @override
     def exists(self) -> bool:
