@@ -5,7 +5,10 @@ found it, is reported as ``file:line: key: reason``, all at once. A rule that sp
 one validator of the model around them, and names the key to change with ``fault_at``.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import (
@@ -37,6 +40,7 @@ __all__ = [
     "LocalPath",
     "StrictModel",
     "checked",
+    "every_fault",
     "fault_at",
     "line_of",
     "load_yaml",
@@ -47,8 +51,20 @@ __all__ = [
 ]
 
 _MOST_FAULTS = 50
+_most_faults = ContextVar("most_faults", default=_MOST_FAULTS)
+"""Faults that are said of one file."""
 
 Location = tuple[str | int, ...]
+
+
+@contextmanager
+def every_fault() -> Iterator[None]:
+    """Have every fault of a file be said inside, and not as many as a person reads."""
+    before = _most_faults.set(sys.maxsize)
+    try:
+        yield
+    finally:
+        _most_faults.reset(before)
 
 
 class StrictModel(BaseModel):
@@ -123,8 +139,14 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
     return validated(compose(text, name=name), model, name=name)
 
 
-def validated(root: Node | None, model: type[Model], *, name: str) -> Model:
+def validated(root: Node | None, model: type[Model], *, name: str, verb: str = "") -> Model:
     """Build ``model`` of a tree; ``name`` stands for the file where the tree has none.
+
+    Args:
+        root: The tree.
+        model: What it must hold.
+        name: The file, for messages.
+        verb: Command that says every fault of such a file by ``--all-faults``, where there is one.
 
     Raises:
         ConfigError: As for ``load_yaml``.
@@ -133,7 +155,8 @@ def validated(root: Node | None, model: type[Model], *, name: str) -> Model:
         return _validated({} if root is None or root.content is None else root.value, model)
     except ValidationError as error:
         # Pydantic's own text says less, and would stand above ours wherever it is not caught.
-        raise ConfigError("\n".join(_faults(error, model, root, name))) from None
+        remedy = f"; {verb} --all-faults {name} says every one" if verb else ""
+        raise ConfigError("\n".join(_first(_faults(error, model, root, name), remedy))) from None
 
 
 def fault_at(message: str, *at: str | int) -> PydanticCustomError:
@@ -255,7 +278,7 @@ def _found(error: ValidationError, model: type[BaseModel]) -> list[_Fault]:
     for fault in faults:
         loc = tuple(fault["loc"]) + tuple(fault.get("ctx", {}).get("at", ()))
         # Looking for a near key takes a while: beyond what is shown, nobody reads it.
-        unknown = fault["type"] == "extra_forbidden" and len(found) < _MOST_FAULTS
+        unknown = fault["type"] == "extra_forbidden" and len(found) < _most_faults.get()
         tagless = fault["type"] == "union_tag_not_found"
         said = said_of_fault(fault, tags_at(model, loc) if tagless else ())
         said += said_of_unknown(model, loc) if unknown else ""
@@ -274,12 +297,12 @@ def _above(locations: Iterable[Location]) -> set[Location]:
     return {loc[:i] for loc in locations for i in range(1, len(loc))}
 
 
-def _first(faults: Iterable[str]) -> Iterator[str]:
-    """Yield as many faults as a person reads, and how many more there are."""
-    every = list(faults)
-    yield from every[:_MOST_FAULTS]
-    if (more := len(every) - _MOST_FAULTS) > 0:
-        yield f"and {more} more faults"
+def _first(faults: Iterable[str], remedy: str = "") -> Iterator[str]:
+    """Yield as many faults as a person reads, how many more there are, and ``remedy``, which shows them."""
+    every, most = list(faults), _most_faults.get()
+    yield from every[:most]
+    if (more := len(every) - most) > 0:
+        yield f"and {more} more faults{remedy}"
 
 
 def _faults(
@@ -300,10 +323,8 @@ def _faults(
         ((*place, message) for place, every in said.items() for message in joined(every)),
         key=lambda fault: (fault[0] != name, fault[:2], str(fault[2])),
     )
-    yield from _first(
-        f"{file}:{line}:{f' {_dotted(location)}:' if location else ''} {message}"
-        for file, line, location, message in placed
-    )
+    for file, line, location, message in placed:
+        yield f"{file}:{line}:{f' {_dotted(location)}:' if location else ''} {message}"
 
 
 def _dotted(location: Sequence[str | int]) -> str:

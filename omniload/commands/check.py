@@ -102,7 +102,8 @@ class _KeptShards:
 @dp_option
 @cache_option
 @json_option
-def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
+@click.option("--all-faults", is_flag=True, help="Say every fault, not the first 50.")
+def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool, all_faults: bool) -> None:
     """Check a mix file and everything it names: files, footers, tokenizer, batch.
 
     All faults are reported at once. The first records of every source, and of seven more of its
@@ -113,7 +114,7 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
     Example:
       omniload mix check examples/quickstart.yaml --dp 2
     """  # noqa: D301 -- click's own marker
-    spec = open_spec(file, dp=dp, cache_dir=cache_dir)
+    spec = open_spec(file, dp=dp, cache_dir=cache_dir, all_faults=all_faults or as_json)
     mix = spec.mix
     # Ahead of the sources, which may take minutes: a store that does not exist is told at once.
     doubts = _look_for_places(mix, spec.base_dir, lambda said, *at: with_line(said, at, file))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from omniload.actors.plane import PlaneSpec, require_rows
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.concurrency.time_limit import LimitedCalls
+from omniload.base.config import every_fault
 from omniload.base.errors import ConfigError, OmniloadError
 from omniload.base.units import format_bytes
 from omniload.commands.display import progress
@@ -51,7 +53,12 @@ _IMAGE_AMONG_MESSAGES = re.compile(rb'"type":\s*"image(_url)?"|<image>')
 
 
 def open_spec(
-    file: Path, *, dp: int, cache_dir: Path | None, ahead: int | None = None
+    file: Path,
+    *,
+    dp: int,
+    cache_dir: Path | None,
+    ahead: int | None = None,
+    all_faults: bool = False,
 ) -> PlaneSpec:
     """Read a mix file for ``dp`` ranks.
 
@@ -60,11 +67,13 @@ def open_spec(
         dp: Data-parallel ranks.
         cache_dir: Folder of indexes; the mix file's own by default.
         ahead: Steps to plan ahead, where that should not be as the file says.
+        all_faults: Whether each fault is said, however many there are.
 
     Raises:
         ConfigError: The file is missing or faulty.
     """
-    mix, base_dir = load_mix(file)
+    with every_fault() if all_faults else nullcontext():
+        mix, base_dir = load_mix(file)
     if ahead is not None:
         runtime = mix.runtime.model_copy(update={"prefetch_steps": ahead})
         mix = mix.model_copy(update={"runtime": runtime})

@@ -369,5 +369,5 @@ def load_mix(path: str | Path) -> tuple[MixConfig, Path]:
         ConfigError: The file is missing or faulty; every fault with its line.
     """
     file = Path(path)
-    root = read_settings(file).root
-    return validated(root, MixConfig, name=str(file)), file.resolve().parent
+    root, verb = read_settings(file).root, "omniload mix check"
+    return validated(root, MixConfig, name=str(file), verb=verb), file.resolve().parent

@@ -140,6 +140,26 @@ def test_a_mix_that_gives_samples_is_valid_without_a_doubt(tmp_path):
     assert lines[-1] == f"mix.yaml: valid; {said}"
 
 
+@pytest.mark.parametrize("option", ["--all-faults", "--json"])
+def test_a_file_with_very_many_faults_says_how_to_see_every_one_with_its_line(tmp_path, option):
+    checked(tmp_path)
+    file = tmp_path / "mix.yaml"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines, *(f"key{i}: 1" for i in range(300))]) + "\n")
+
+    few, every = (
+        str(CliRunner().invoke(check, [str(file), *options]).exception).splitlines()
+        for options in ([], [option])
+    )
+
+    assert len(few) == 51
+    assert few[-1] == f"and 250 more faults; omniload mix check --all-faults {file} says every one"
+    assert every[:50] == few[:50]
+    assert [line.split(": ")[:2] for line in every] == [
+        [f"{file}:{len(lines) + 1 + i}", f"key{i}"] for i in range(300)
+    ]
+
+
 def test_json_of_a_mix_in_a_folder_whose_name_is_not_utf8_is_json_and_names_it(tmp_path):
     folder = tmp_path / "a\udcff"
     folder.mkdir()
