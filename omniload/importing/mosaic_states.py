@@ -8,7 +8,6 @@ Shape suffixes:
     S  streams      H  shards of a stream      R  samples of all streams, in their order
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import StateError
-from omniload.base.reading import read_small_file
 from omniload.base.state import Json, shown, whole_number
 from omniload.importing.fields import Report
+from omniload.importing.json_states import read_json_state
 from omniload.importing.mosaic_order import (
     MOST_SAMPLES,
     OrderSettings,
@@ -99,16 +98,9 @@ def read_mosaic_state(path: Path) -> MosaicState:
         ConfigError: There is no such file, or a larger one.
         StateError: It is a checkpoint of torch, which is not loaded, or no state.
     """
-    content = read_small_file(path, most_bytes=_MOST_BYTES, what="a state of Mosaic Streaming")
-    # Pickles from protocol 2 on, and the archive that torch writes since 1.6.
-    if content[:1] == b"\x80" or content[:2] == b"PK":
-        raise StateError(
-            f"{path}: is a pickle, as torch.save writes it, which is never loaded; {_AS_JSON}"
-        )
-    try:
-        state = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise StateError(f"{path}: is no JSON ({error!s:.100}); {_AS_JSON}") from error
+    state = read_json_state(
+        path, most_bytes=_MOST_BYTES, what="a state of Mosaic Streaming", remedy=_AS_JSON
+    )
     if not isinstance(state, dict):
         raise StateError(f"{path}: holds {shown(state)}, no object; {_AS_JSON}")
     try:

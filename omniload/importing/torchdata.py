@@ -13,7 +13,6 @@ Shape suffixes:
     F  files      N  records of the dataset      D  records that were drawn
 """
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,12 +23,12 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from omniload.base.errors import ConfigError, StateError
-from omniload.base.reading import read_small_file
 from omniload.base.settings.faults import said_of_fault
 from omniload.base.state import JsonObject, shown, whole_number
 from omniload.importing.fields import Fields
 from omniload.importing.files import mixed_over_shards, source_of_path
 from omniload.importing.imported import Asked, Imported, new_name
+from omniload.importing.json_states import read_json_state
 from omniload.importing.tools import Tool, has_key
 from omniload.mix.other_states import is_of_torchdata, place_of_torchdata
 from omniload.mix.sources import SourceConfig
@@ -122,14 +121,9 @@ def _state_in(path: Path) -> Mapping[str, Any]:
         ConfigError: There is no such file, or a larger one.
         StateError: It is a pickle, which is not loaded, or no state of torchdata.
     """
-    content = read_small_file(path, most_bytes=_MOST_BYTES, what="a state of StatefulDataLoader")
-    # Pickles from protocol 2 on, and the archive that torch writes since 1.6.
-    if content[:1] == b"\x80" or content[:2] == b"PK":
-        raise StateError(f"{path}: is a pickle, which is never loaded; {_AS_JSON}")
-    try:
-        state = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise StateError(f"{path}: is no JSON ({error!s:.100}); {_AS_JSON}") from error
+    state = read_json_state(
+        path, most_bytes=_MOST_BYTES, what="a state of StatefulDataLoader", remedy=_AS_JSON
+    )
     if not isinstance(state, dict) or not is_of_torchdata(state):
         raise StateError(
             f"{path}: holds {shown(state)}, no state of StatefulDataLoader; {_AS_JSON}"

@@ -1,6 +1,6 @@
 """``omniload mix show``: how far a run has come."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -63,13 +63,12 @@ def show(run: Path, as_json: bool) -> None:
     losses = _losses_of(run)
     ahead = [edit.revision for edit in never_reached(history, progress.next_step)]
     if as_json:
-        edits = history.edits_as_json(len(history.edits))
         emit_json(
             {
                 "mix": str(life.mix_path),
                 "sizes": life.sizes,
                 **asdict(progress),
-                "edits": edits,
+                "edits": history.edits_as_json(len(history.edits)),
                 "edits_ahead": ahead,
                 "stages_by_epochs": stages_by_epochs_json(history),
                 "losses": losses.as_json(),
@@ -92,22 +91,26 @@ def show(run: Path, as_json: bool) -> None:
     )
     if losses.sources:
         say(console, f"losses are means of a label of step {losses.step:,}, as the loop told them")
-    if pace.steps_per_s:
-        tokens = format_count(round(pace.steps_per_s * history.latest.batch.tokens))
-        say(console, f"{pace.steps_per_s:.3g} steps/s, {tokens} tokens/s, since its latest start")
+    _show_pace(console, pace, history.latest.batch.tokens)
     if groups is not None:
         _show_groups(console, groups)
     if measured is not None:
         say(console, _said_of_cost(measured, history))
     stands = "ended before" if pace.has_ended else "is planned up to"
-    waits = f"; holds once the run comes there, it {stands} step {progress.next_step:,}"
-    _show_edits(console, history, dict.fromkeys(ahead, waits))
+    _show_edits(console, history, ahead, f"it {stands} step {progress.next_step:,}")
 
 
-def _show_edits(console: Console, history: History, more: Mapping[int, str]) -> None:
-    """Print the edits of a run, each with what else is to be said of its revision, and the stages that wait."""
+def _show_pace(console: Console, pace: "_Pace", step_tokens: int) -> None:
+    if pace.steps_per_s:
+        tokens = format_count(round(pace.steps_per_s * step_tokens))
+        say(console, f"{pace.steps_per_s:.3g} steps/s, {tokens} tokens/s, since its latest start")
+
+
+def _show_edits(console: Console, history: History, ahead: Sequence[int], stands: str) -> None:
+    """Print the edits of a run, those ``ahead`` of it with where it stands, and the stages that wait."""
     for edit in history.edits:
-        say(console, _said_of_edit(edit) + more.get(edit.revision, ""))
+        waits = f"; holds once the run comes there, {stands}" if edit.revision in ahead else ""
+        say(console, _said_of_edit(edit) + waits)
     for stage in history.latest.mix.stages:
         if stage.waits:
             say(console, f"a stage waits until {said_epochs(stage.from_epochs or {})}")
