@@ -152,8 +152,9 @@ class RankSteps:
                 return self.lose(ranks, planned)
 
     def _hear(self, steps: Mapping[Rank, int], planned: int) -> bool:
+        last = planned - 1
         for rank, step in steps.items():
-            if step >= planned and rank in self.unheard:
+            if step > last and rank in self.unheard:
                 cp_size = 1 + max(cp_rank for _, cp_rank in self._wanted)
                 raise IntegrityError(
                     f"{rank_name(*rank, cp_size)} has taken step {step}, and the run's journal, which this planner "
@@ -161,7 +162,7 @@ class RankSteps:
                     "or store, and start again from the last checkpoint"
                 )
         # All of them are noted, whatever the first one brings.
-        return sum(self.take(rank, min(step, planned - 1)) for rank, step in steps.items()) > 0
+        return sum(self.take(rank, min(step, last)) for rank, step in steps.items()) > 0
 
     def take(self, rank: Rank, step: int) -> bool:
         """Note that a rank has taken a step; return whether the slowest rank has come further."""

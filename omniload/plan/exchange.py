@@ -29,7 +29,7 @@ _MOST_TRIALS = 8_192
 """Pairs of bins that may be tried, for every bin and in all: bounds the time where gains are tiny."""
 
 _LIGHT_TRIED = 4
-"""Light bins that are tried one by one, before all items are looked at."""
+"""Light bins that are tried one by one at least, before all items are looked at."""
 _PAIRS_A_TRIAL = 1_024
 """Pairs of items that are looked at together in the time of a trial."""
 
@@ -100,7 +100,8 @@ def _relief(
     for tried, light in enumerate(lightest.others(heavy)):
         if tried == left:
             return None, left
-        if tried == _LIGHT_TRIED and tried + together < left:
+        # Behind as many single trials as it takes: of thousands of bins some light one mostly does.
+        if tried == max(_LIGHT_TRIED, together) and tried + together < left:
             return _best_of_all(bins, heavy), tried + together
         if (found := bins.best_exchange(heavy, light)) is not None:
             return (light, *found), tried + 1
