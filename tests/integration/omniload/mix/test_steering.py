@@ -258,7 +258,7 @@ def test_a_policy_of_rewards_goes_by_those_that_the_loop_reports(mix_path, tmp_p
         rewards = [[1, piece.key[0] == number] for piece in batch.pieces()]
         with pytest.raises(omniload.ConfigError, match=r"rewards have shape \[0\]"):
             loader.observe(batch, rewards=[])
-        with pytest.raises(omniload.ConfigError, match="neither losses nor rewards"):
+        with pytest.raises(omniload.ConfigError, match="no losses, rewards or seconds"):
             loader.observe(batch)
         loader.observe(batch, rewards=rewards)
         said = json_of("steer", run, file, "--once")

@@ -39,7 +39,7 @@ def test_balance_methods_of_few_items_and_of_many_make_the_same_exchanges(dealin
             if best is None:
                 break
             bins.exchange(heavy, light, *best)
-        found.append((kind, bins.bins_N().tolist(), loads_B.tolist()))
+        found.append((kind, bins.of_N.tolist(), loads_B.tolist()))
     half = len(found) // 2
     assert [f[1:] for f in found[:half]] == [f[1:] for f in found[half:]]
 
@@ -83,10 +83,10 @@ def test_balance_methods_come_lightest_first_and_the_earlier_of_ties_however_loa
     st.integers(1, 6),
     st.none() | st.integers(1, 3),
 )
-def test_a_microbatch_is_the_one_that_its_bucket_balanced_alone_gives(
+def test_a_microbatch_of_one_is_the_one_that_its_bucket_balanced_alone_gives(
     costs, buckets, microbatches, max_count
 ):
-    costs_N = np.array(costs[: buckets * microbatches * (max_count or len(costs))], float)
+    costs_N = np.array(costs[: buckets * microbatches], float)
     deal = Distribution(microbatches=microbatches, max_count=max_count)
     over, microbatches_N = place(costs_N, buckets, deal)
     for bucket in range(buckets):
@@ -98,3 +98,26 @@ def test_a_microbatch_is_the_one_that_its_bucket_balanced_alone_gives(
             min_count=min(1, len(members) // microbatches),
         )
         assert microbatches_N[members].tolist() == alone.bins_N.tolist()
+
+
+@given(
+    st.lists(st.just(0) | st.integers(0, 300), min_size=1, max_size=90),
+    st.integers(1, 9),
+    st.integers(2, 6),
+    st.none() | st.integers(2, 4),
+)
+def test_microbatches_of_several_leave_buckets_as_even_as_buckets_alone_are(
+    costs, buckets, microbatches, max_count
+):
+    num = buckets * microbatches
+    costs_N = np.array(costs[: num * (max_count or len(costs))], float)
+    deal = Distribution(microbatches=microbatches, max_count=max_count)
+    over, microbatches_N = place(costs_N, buckets, deal)
+    counts = np.bincount(over.bins_N * microbatches + microbatches_N, minlength=num)
+    assert counts.max() <= (max_count or len(costs))
+    assert counts.min() >= min(1, len(costs_N) // num)
+    assert over.loads_B.tolist() == np.bincount(over.bins_N, costs_N, buckets).tolist()
+    least, most = min(microbatches, len(costs_N) // buckets), max_count and max_count * microbatches
+    alone = balance(costs_N, buckets, max_count=most, min_count=least)
+    assert over.bound == alone.bound
+    assert over.loads_B.max() <= max(alone.loads_B.max(), alone.bound * 1.002)
