@@ -263,8 +263,8 @@ def row_of(case: Case, found: Sequence[Published]) -> tuple[str, ...]:
 
 
 def memory_of(found: Sequence[Published]) -> tuple[str, ...]:
-    """Return how the memory of the process grows over the steps, after a tenth of them."""
-    before = found[len(found) // 10].resident_bytes
+    """Return how the memory of the process grows over the second half of the steps: in the first, pools are filled."""
+    before = found[len(found) // 2].resident_bytes
     grown = found[-1].resident_bytes - before
     return (f"{len(found):,}", f"{before / 2**20:.0f}", f"{grown / 2**20:+.1f}")
 
@@ -319,7 +319,7 @@ def main(steps: int, dp: int, samples: int, soak: int, report: bool) -> None:
             caption=f"Medians of {len(found) - _WARM_UP} steps",
         ),
         Table(
-            columns=("steps", "resident after a tenth of them, MiB", "more at the end, MiB"),
+            columns=("steps", "resident after half of them, MiB", "more at the end, MiB"),
             rows=(memory_of(found),),
             caption="Memory of the planner's process",
         ),

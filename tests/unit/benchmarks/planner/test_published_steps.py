@@ -33,7 +33,7 @@ def test_steps_that_are_planned_while_sources_are_first_read_are_left_out():
     )
 
 
-def test_memory_is_what_it_has_come_to_since_a_tenth_of_the_steps():
-    found = [published(1, mib=90)] + [published(1, mib=100)] * 8 + [published(1, mib=102.5)]
+def test_memory_is_what_it_has_come_to_since_half_of_the_steps():
+    found = [published(1, mib=90)] * 5 + [published(1, mib=100)] * 4 + [published(1, mib=102.5)]
 
     assert memory_of(found) == ("10", "100", "+2.5")
