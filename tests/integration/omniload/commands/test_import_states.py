@@ -208,7 +208,9 @@ def test_a_pickle_is_never_loaded():
     )
 
     assert isinstance(result.exception, StateError)
-    assert "is a pickle, which is never loaded; write it as JSON" in str(result.exception)
+    assert "is a pickle, as torch.save writes it, which is never loaded; write it as JSON" in str(
+        result.exception
+    )
 
 
 @pytest.mark.parametrize(

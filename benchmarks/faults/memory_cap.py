@@ -1,6 +1,6 @@
 """What a process takes whose loader is told by ``loader.memory`` how much it may hold: is it a cap that holds?
 
-python -m benchmarks.loaders.memory_cap --help
+python -m benchmarks.faults.memory_cap --help
 """
 
 import subprocess
@@ -72,7 +72,7 @@ def child(folder: Path, memory: int, steps: int) -> None:
 
 def taken_by(folder: Path, memory: int, steps: int) -> tuple[int, int]:
     """Return what the loader of a process counted at most, and what the process took at most."""
-    words = ["-m", "benchmarks.loaders.memory_cap", "--child", str(folder), str(memory), str(steps)]
+    words = ["-m", "benchmarks.faults.memory_cap", "--child", str(folder), str(memory), str(steps)]
     done = subprocess.run([sys.executable, *words], check=True, capture_output=True)
     counted, peak = orjson.loads(done.stdout.splitlines()[-1])
     return int(counted), int(peak)
@@ -117,7 +117,7 @@ def main(as_child: tuple[str, str, str] | None, steps: int, report: bool) -> Non
     if report:
         need = _SOURCES * _UNITS * _UNIT_TOKENS * 4 // _MIB
         reading = READING.format(steps=steps, record=_RECORD, sources=_SOURCES, need=need)
-        command = f"python -m benchmarks.loaders.memory_cap --steps {steps}"
+        command = f"python -m benchmarks.faults.memory_cap --steps {steps}"
         path = write_report(
             __file__,
             "memory_cap",
