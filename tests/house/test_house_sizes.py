@@ -58,7 +58,7 @@ LONGER = {
         170,
         "the watch of each host: begun, asked, heard, lost, and when another follows it",
     ),
-    "omniload/actors/ray/answers.py": (265, "every way in which an answer comes or does not"),
+    "omniload/actors/ray/answers.py": (275, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
         340,
         "every actor of a plane, who holds what, in which process, and which sources",

@@ -7,7 +7,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from omniload.actors.gate import CLOSED
-from omniload.actors.ray.environment import RayActorError, RayError, RayTaskError, ray
+from omniload.actors.ray.environment import (
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    ray,
+)
 from omniload.base.clock import Deadline
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import DefectError, OmniloadError, UnavailableError, project_error
@@ -192,6 +198,9 @@ def is_lost(error: BaseException) -> bool:
     """Tell whether a call failed because its actor's process has ended, or cannot be reached."""
     if isinstance(error, RayTaskError):
         error = error.cause
+    # A Ray that is given ends actors as its host's memory runs out, and names no actor where it tells so.
+    if isinstance(error, OutOfMemoryError):
+        return True
     return isinstance(error, RayActorError) and not getattr(error, "actor_init_failed", False)
 
 
@@ -230,12 +239,12 @@ def plain_error(error: BaseException, role: str) -> OmniloadError:
     """Undo Ray's wrapping; a dead actor becomes an ``UnavailableError``, an unforeseen error a ``DefectError``."""
     if isinstance(error, RayTaskError):
         return _raised_in(error, role)
-    if isinstance(error, RayActorError):
-        if getattr(error, "actor_init_failed", False):
-            return _defect(role, error)
+    if is_lost(error):
         return UnavailableError(
             f"{role} has died ({type(error).__name__}); start again from the last checkpoint{place_of_lines(role)}"
         )
+    if isinstance(error, RayActorError):  # it could not be made
+        return _defect(role, error)
     if isinstance(error, RayError):
         return UnavailableError(
             f"{role} gave no answer: {type(error).__name__}: {error}; start again from the last checkpoint"

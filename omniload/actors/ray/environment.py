@@ -41,7 +41,12 @@ _EXCEPTHOOK = None if "ray" in sys.modules else sys.excepthook
 import ray  # noqa: E402 -- behind what it reads as it is imported
 from ray._private import auto_init_hook  # noqa: E402
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined] # noqa: E402
-from ray.exceptions import RayActorError, RayError, RayTaskError  # noqa: E402
+from ray.exceptions import (  # noqa: E402
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 
 if _EXCEPTHOOK is not None:
     # Ray's own tells its head of an error before it prints it: where the head has died, a rank that ends by that very
@@ -60,6 +65,7 @@ __all__ = [
     "GIVEN_TOKEN",
     "AuthenticationTokenLoader",
     "Config",
+    "OutOfMemoryError",
     "RayActorError",
     "RayError",
     "RayTaskError",

@@ -29,8 +29,9 @@ def test_an_error_of_the_project_comes_back_as_it_is():
     assert plain_error(raised_in_actor(raised_in_actor(cause)), "the planner") is cause
 
 
-def test_a_dead_actor_is_unavailable():
-    told = plain_error(ActorDiedError(), "the planner")
+@pytest.mark.parametrize("error", [ActorDiedError(), OutOfMemoryError("of the host, as Ray saw")])
+def test_a_dead_actor_is_unavailable(error):
+    told = plain_error(error, "the planner")
 
     assert type(told) is UnavailableError
     assert "the planner has died" in str(told)
@@ -62,6 +63,9 @@ def test_a_future_that_raises_a_bug_of_this_side_is_a_defect():
     ("there", "answer", "ended"),
     [
         (True, ActorDiedError(), True),
+        (True, OutOfMemoryError("Ray ended it"), True),
+        (True, raised_in_actor(OutOfMemoryError("Ray ended it")), True),
+        (True, GetTimeoutError("late"), False),
         (True, raised_in_actor(UnavailableError("the store is away")), False),
         (True, "found", False),
         (False, ActorDiedError(), False),  # nothing is known yet

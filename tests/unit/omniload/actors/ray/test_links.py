@@ -1,12 +1,13 @@
 """The ways to source loaders, of the planner and of a constructor: whom they follow, and what comes too late."""
 
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("ray")
 
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, OutOfMemoryError
 
 from omniload.actors.ray import links as module
 from omniload.actors.ray.links import (
@@ -18,6 +19,7 @@ from omniload.actors.ray.links import (
 )
 from omniload.base.errors import DefectError
 from omniload.machine.messages import ReadAhead, StepsTaken
+from omniload.plan.world import RanksServed
 
 
 class FakeLoader:
@@ -159,7 +161,11 @@ def test_a_constructor_that_has_the_place_of_another_is_asked_for_all_of_its_wor
     assert second.heard == [0, 2]
 
 
-def test_a_constructor_that_is_lost_is_asked_again_until_another_has_its_place(monkeypatch):
+LOSSES = [ActorDiedError(), OutOfMemoryError("Ray ended it, as its host's memory ran out")]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_constructor_that_is_lost_is_asked_again_until_another_has_its_place(monkeypatch, loss):
     later = []
     monkeypatch.setattr(module, "_later", later.append)
     first, second = FakeConstructor(), FakeConstructor()
@@ -167,16 +173,33 @@ def test_a_constructor_that_is_lost_is_asked_again_until_another_has_its_place(m
     told = link.told()
 
     for answer in (0, 1):
-        first.answers[answer].set_exception(ActorDiedError())
+        first.answers[answer].set_exception(loss)
         assert link.told() is None  # as one that was cut off may be there again
         later.pop()()
-    first.answers[2].set_exception(ActorDiedError())
+    first.answers[2].set_exception(loss)
     link.lead_to(second, 1)
     later.pop()()
 
     assert told.cancelled()
     assert (first.heard, later) == ([0, 0, 0], [])
     assert link.told() is not None
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_a_lost_constructor_was_to_build_and_a_lost_loader_to_read_is_nobodys_failure(loss):
+    constructor, loader = FakeConstructor(), FakeLoader()
+    constructor.build = SimpleNamespace(remote=lambda *_: constructor.remote("build"))
+    links = RayLoaderLinks(LOADERS)
+    links.follow(serving(loader, "loader-0+1", 5, 0, 1))
+    built = RayConstructorLink(constructor, (0,), 0).build((), RanksServed(dp_ranks=(0,)))
+    read = links.of(1).read_ahead(READ)
+
+    links.follow(serving(SECOND, "loader-0+2", 6, 0, 1))
+    constructor.answers[0].set_exception(loss)
+    loader.answers[0].set_exception(loss)
+
+    assert built.cancelled()  # each is asked of the next one
+    assert read.cancelled()
 
 
 def test_a_constructor_that_fails_to_say_what_ranks_told_it_ends_the_planning():
