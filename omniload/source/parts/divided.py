@@ -49,7 +49,8 @@ _LOST_MOST = 5
 _AGAIN_S = 600.0
 """After so long others are started again: there may be memory for them, or whatever ended them may be over."""
 _STORE_AWAY_S = 5.0
-"""The same where the store did not answer one that opened the source: that says nothing of readers."""
+"""The same where the store did not answer one that opened the source: that says nothing of readers. Each further time
+in a row it is twice as long, up to ``_AGAIN_S``: memory or descriptors may be wanting for good."""
 _LOG = get_logger(__name__)
 _LOOK_S = 1.0
 """From one look at readers that no read has asked to the next."""
@@ -164,6 +165,8 @@ class DividedSource(Source):
         self._dividing = 0
         """Others among whom reads are divided: those that had the source open when all of them had."""
         self._lost, self._closed = 0, False
+        self._away_s = _STORE_AWAY_S
+        """Wait after the next one that cannot open the source."""
         self._again_s = 0.0
         """When others are started again, where many were lost."""
         self._look_s = 0.0
@@ -261,7 +264,7 @@ class DividedSource(Source):
             if self._shards is not None:
                 self._shards.add(part.traffic)
         # Those that were lost count in a row: a host that ends a process now and then is lived with.
-        self._lost = 0
+        self._lost, self._away_s = 0, _STORE_AWAY_S
         if len(others) == self._num_wanted():
             self._at_once = False  # from now on reads notice who is lost
         beyond_s = max(0.0, max(part.busy_s for part in parts) - mine_s)
@@ -329,7 +332,9 @@ class DividedSource(Source):
         # An outage outlasts many that are started in it, and the reads here tell of it.
         is_away = isinstance(error, UnavailableError) and not isinstance(error, ReaderLostError)
         self._lost += not is_away
-        after_s = _AGAIN_S if self.lost else _STORE_AWAY_S if is_away else 0.0
+        after_s = _AGAIN_S if self.lost else self._away_s if is_away else 0.0
+        if is_away:
+            self._away_s = min(2 * self._away_s, _AGAIN_S)
         self._again_s = self._clock.now_s() + after_s
         self._end_beyond(0)
         if self._closed:

@@ -322,11 +322,10 @@ def test_after_many_were_lost_another_is_tried_every_ten_minutes_until_one_is_th
     assert reads(1, 60) == (8, 2, 0)
 
 
-def test_readers_that_open_in_an_outage_are_tried_until_it_is_over():
+def test_readers_that_open_in_an_outage_are_tried_ever_more_seldom_until_it_is_over():
     units, clock = [[[1], [2]]] * 4, FakeClock()
-    source, started = divided(
-        lambda: a_source(units)[0], 2, [*["store away"] * 12, *["there"] * 20], clock
-    )
+    fates = [*["store away"] * 10, "there", "there", "store away", *["there"] * 20]
+    source, started = divided(lambda: a_source(units)[0], 2, fates, clock)
 
     def reads(count, advance_s):
         for _ in range(count):
@@ -334,18 +333,22 @@ def test_readers_that_open_in_an_outage_are_tried_until_it_is_over():
             assert blocks_equal(source.read(0, 8), a_source(units)[0].read(0, 8))
         return len(started), source.so_far.readers, source.lost
 
-    assert reads(9, 0.5) == (1, 1, 0)
-    assert reads(11, 5.0) == (12, 1, 0)
-    assert reads(1, 5.0) == (13, 2, 0)
+    assert reads(1, 0.0) == (1, 1, 0)
+    for number, wait_s in enumerate((5, 10, 20, 40, 80, 160, 320, 600, 600), 1):
+        assert reads(4, wait_s / 5) == (number, 1, 0)
+        assert reads(1, wait_s / 5) == (number + 1, 1, 0)
+    assert reads(5, 120.0) == (11, 2, 0)
+    assert reads(1, 0.0) == (11, 1, 0)  # another outage, which may be short
+    assert reads(5, 1.0) == (12, 2, 0)
 
 
 def test_readers_for_a_coming_step_that_open_in_an_outage_are_tried_now_and_then():
     _, started, look = ahead_of_reads(["store away"] * 2 + ["there"] * 20, readers=2)
 
-    # One that cannot open it is followed five seconds later.
-    assert [(look(), len(started)) for _ in range(14)] == [
+    # One that cannot open it is followed five seconds later, and the next one after ten.
+    assert [(look(), len(started)) for _ in range(19)] == [
         *[(0, 1)] * 5,
-        *[(1, 2), *[(0, 2)] * 5, *[(1, 3)] * 3],
+        *[(1, 2), *[(0, 2)] * 10, *[(1, 3)] * 3],
     ]
 
 
