@@ -23,7 +23,13 @@ from omniload.actors.roles.links import (
     outcome_of,
 )
 from omniload.actors.roles.planner_metrics import count_bad, measure
-from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError, project_error
+from omniload.base.errors import (
+    ConfigError,
+    IntegrityError,
+    OmniloadError,
+    UnavailableError,
+    project_error,
+)
 from omniload.base.log import get_logger
 from omniload.base.metrics import PLAN_SECONDS
 from omniload.base.state import JsonObject
@@ -299,8 +305,10 @@ class PlannerShell:
                 commands = self._planner.handle(event)
         except IntegrityError:
             # Of a planner that is believed dead, and lives, it may be the next one that planned what ranks took.
-            if self._journal is not None:
-                self._journal.require_claim()
+            # A store that does not say whose it is hides nothing of what was found.
+            with suppress(ConfigError, UnavailableError, OSError):
+                if self._journal is not None:
+                    self._journal.require_claim()
             raise
         self._activity.figures.note(planned_step=self._planner.state.step)
         self._carry_out(commands)

@@ -523,6 +523,53 @@ def test_what_ranks_tell_their_constructors_is_asked_for_again_and_again_and_pla
     shell.close()
 
 
+class ClaimedJournal:
+    """A journal that a planner goes on with, and whose store says whose it is, or does not."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def wait_in(self, room):
+        """It is never full."""
+
+    def require_claim(self):
+        if self.answer is not None:
+            raise self.answer
+
+    def close(self):
+        """Nothing is held."""
+
+
+@pytest.mark.parametrize(
+    ("claim", "told"),
+    [
+        (None, "rank dp=0 has taken step 9"),
+        (StateError("another planner has taken the journal over"), "another planner"),
+        (UnavailableError("the store does not answer"), "rank dp=0 has taken step 9"),
+        (OSError("the store is gone"), "rank dp=0 has taken step 9"),
+    ],
+)
+def test_a_step_that_nobody_planned_is_told_unless_the_next_planner_may_have_planned_it(
+    claim, told
+):
+    planner, constructor = a_planner(life=1), TellingConstructor(0)
+    shell = PlannerShell(
+        planner,
+        lambda source: SilentLoader(),
+        [constructor],
+        ClaimedJournal(claim),
+        Activity("planner"),
+    )
+    shell.start()
+
+    shell.taken(9, 0)
+
+    assert told in str(constructor.failed.get(timeout=LIMIT_S))
+    with pytest.raises(OmniloadError, match=told):
+        shell.check()
+    shell.close()
+
+
 def test_a_change_that_cannot_be_kept_is_answered_with_the_cause(tmp_path):
     (tmp_path / "run").write_text("a file, not a folder")
     shell = a_planner_shell(tmp_path / "run")
