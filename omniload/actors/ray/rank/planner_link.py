@@ -54,6 +54,8 @@ class PlannerLink:
         self._to_tell = threading.Event()
         self._constructor: Any = None
         """That passes it on; where there is none, the planner is told itself."""
+        self._refused: tuple[int, WorldRank] | None = None
+        """What the constructor knows nothing of: one that has the place of another hears of its ranks with a build."""
         self._lost = True  # until it is found: a rank may come while one takes the place of another
         self._checked: Any = None
         self._search = Search(PLANNER)
@@ -71,7 +73,7 @@ class PlannerLink:
 
     def tell_by(self, constructor: Any) -> None:  # noqa: ANN401 -- Ray's handle has no static type
         """Have a constructor pass on what the trainer takes, from the step on that it has by now."""
-        self._constructor = constructor
+        self._constructor, self._refused = constructor, None
         self._to_tell.set()
 
     def tell_past(self, constructor: Any) -> None:  # noqa: ANN401 -- as above
@@ -85,7 +87,10 @@ class PlannerLink:
         if self._to_tell.is_set():
             self._to_tell.clear()
             if (taken := self._taken) is not None:
-                self._tell(*taken)
+                if taken == self._refused:
+                    self._tell_planner(*taken)
+                else:
+                    self._tell(*taken)
 
     def look(self) -> None:
         """See whether the planner lives, and follow to the next one; a rank that waits calls it often.
@@ -187,8 +192,10 @@ class PlannerLink:
                 return
             if (error := done.exception()) is not None:
                 _LOG.info("step %d is told past a data constructor: %s", step, error)
-            if error is not None or not done.result():
                 self.tell_past(constructor)  # by the thread that watches
+            elif not done.result() and self._constructor is constructor:
+                self._refused = step, rank  # this word alone: those behind it are heard
+                self._to_tell.set()
 
         told = constructor.taken.remote(step, *rank)
         future_of(told, "a data constructor").add_done_callback(passed_on)

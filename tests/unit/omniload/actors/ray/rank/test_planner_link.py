@@ -220,13 +220,8 @@ def test_a_constructor_passes_on_what_a_rank_takes_and_the_planner_is_called_by_
     assert planner.taken.steps == []
 
 
-@pytest.mark.parametrize(
-    "constructor", [FakeConstructor(ActorDiedError()), FakeConstructor(passes_on=False)]
-)
-def test_what_a_constructor_does_not_pass_on_the_planner_is_told_and_what_follows(
-    finding, constructor
-):
-    planner = FakePlanner()
+def test_what_a_lost_constructor_does_not_pass_on_the_planner_is_told_and_what_follows(finding):
+    planner, constructor = FakePlanner(), FakeConstructor(ActorDiedError())
     finding(planner)
     link = PlannerLink(0, 0, lambda: None)
     link.tell_by(constructor)
@@ -239,6 +234,46 @@ def test_what_a_constructor_does_not_pass_on_the_planner_is_told_and_what_follow
 
     assert [told[0] for told in constructor.told] == [3]
     assert planner.taken.steps == [3, 4]
+
+
+def test_a_word_that_a_constructor_does_not_know_yet_is_told_to_the_planner_and_the_next_one_to_it(
+    finding,
+):
+    """One that has just the place of another knows no ranks: told past it for good, their words cost a call each."""
+    planner, constructor = FakePlanner(), FakeConstructor(passes_on=False)
+    finding(planner)
+    link = PlannerLink(0, 0, lambda: None)
+    link.tell_by(constructor)
+    link.taken(3)
+    for _ in range(3):
+        link.tell()
+
+    constructor.answer = Answer(None, value=True)
+    link.taken(4)
+    for _ in range(2):
+        link.tell()
+
+    assert [told[0] for told in constructor.told] == [3, 4]
+    assert planner.taken.steps == [3]
+
+
+def test_a_word_that_one_constructor_does_not_know_is_told_to_the_one_that_has_its_place(finding):
+    planner, first, next_one = FakePlanner(), FakeConstructor(), FakeConstructor()
+    heard = Future()
+    first.answer = SimpleNamespace(future=lambda: heard)
+    finding(planner)
+    link = PlannerLink(0, 0, lambda: None)
+    link.tell_by(first)
+    link.taken(3)
+    link.tell()
+
+    link.tell_by(next_one)
+    heard.set_result(False)
+    for _ in range(2):
+        link.tell()
+
+    assert [told[0] for told in next_one.told] == [3]
+    assert planner.taken.steps == []
 
 
 def test_what_a_constructor_heard_and_may_not_have_passed_on_is_told_past_it_once_it_is_lost(
