@@ -68,7 +68,7 @@ LONGER = {
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (
-        365,
+        370,
         "the planner's ways to loaders and constructors, which of them a source takes, and a constructor's to loaders",
     ),
     "omniload/actors/ray/rank/planner_link.py": (

@@ -179,6 +179,7 @@ class RayConstructorLink(ConstructorLink):
         """An actor, and how many words of its ranks were heard from it."""
         self._asked: Any = None
         """The actor that is asked for more of them."""
+        self._asking = threading.Lock()  # the planner asks, and a thread of Ray's hears the answer
 
     def lead_to(self, actor: Any, life: int) -> None:  # noqa: ANN401 -- as above
         """Lead to a later life of the constructor; what it is to build is told it again by the planner."""
@@ -204,10 +205,12 @@ class RayConstructorLink(ConstructorLink):
 
     @override
     def told(self) -> "Future[StepsTaken] | None":
-        actor = self._actor
-        if self._asked == actor:
-            return None
-        self._asked, answer = actor, Future[StepsTaken]()
+        with self._asking:
+            actor = self._actor
+            if self._asked == actor:
+                return None
+            self._asked = actor
+        answer = Future[StepsTaken]()
         self._ask_told(actor, answer)
         return answer
 
@@ -224,8 +227,9 @@ class RayConstructorLink(ConstructorLink):
                 # Another one may have its place by now, which counts anew and is asked itself.
                 if self._actor == actor:
                     self._heard = actor, number
-                if self._asked == actor:
-                    self._asked = None
+                with self._asking:
+                    if self._asked == actor:
+                        self._asked = None
                 answer.set_result(told)
             elif not is_lost(error):
                 answer.set_exception(plain_error(error, "a data constructor"))

@@ -1,6 +1,8 @@
 """The ways to source loaders, of the planner and of a constructor: whom they follow, and what comes too late."""
 
-from concurrent.futures import Future
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -140,6 +142,34 @@ def test_a_constructor_is_asked_once_at_a_time_for_the_words_that_were_not_heard
     assert link.told() is not None
 
     assert actor.heard == [0, 5]
+
+
+class MetConstructor(FakeConstructor):
+    """A constructor on whose way two threads meet, where both may look at once whether it is asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.meeting = threading.Barrier(2)
+
+    def __eq__(self, other):
+        if other is None:
+            with suppress(threading.BrokenBarrierError):
+                self.meeting.wait(0.5)
+        return self is other
+
+    __hash__ = FakeConstructor.__hash__
+
+
+def test_of_two_threads_that_would_ask_a_constructor_at_once_one_does():
+    """Each answer is followed by another question: asked twice once, it would be asked twice for good."""
+    actor = MetConstructor()
+    link = RayConstructorLink(actor, (0,), 0)
+
+    with ThreadPoolExecutor(2) as threads:
+        told = list(threads.map(lambda _: link.told(), range(2)))
+
+    assert told.count(None) == 1
+    assert actor.heard == [0]
 
 
 def test_a_constructor_that_has_the_place_of_another_is_asked_for_all_of_its_words():
