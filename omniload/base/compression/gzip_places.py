@@ -69,7 +69,8 @@ def indexed_gzip(
     except (ZranError, CrcError, NotCoveredError) as error:
         raise BrokenGzipError(str(error)) from error
     except OSError as error:
-        if error.errno is not None:  # the system's: of a broken gzip there is none
+        # The library raises OSError itself, without a number; the system's and a store's say what they say.
+        if error.errno is not None or type(error) is not OSError:
             raise
         raise BrokenGzipError(str(error)) from error
 

@@ -39,7 +39,7 @@ __all__ = [
     "require_near",
 ]
 
-ACCESS_VERSION = 1
+ACCESS_VERSION = 2
 """Version of a file of places, in its first line; one of another version counts as missing."""
 
 SMALL_BYTES = 8 << 20

@@ -92,3 +92,23 @@ def test_a_wrong_window_or_another_bit_is_no_stream_or_gives_other_bytes():
 def test_what_is_no_whole_gzip_is_told_as_that():
     with pytest.raises(BrokenGzipError):
         places(b"no gzip at all" * 100)
+
+
+class StoreError(OSError):
+    """Raised by a client of a store, without a number."""
+
+
+@pytest.mark.parametrize(
+    "fault", [ConnectionError("dropped"), StoreError("gone"), OSError(5, "disk")]
+)
+def test_what_a_store_or_the_system_says_is_told_as_it_is(fault):
+    class Failing(BytesIO):
+        def read(self, size=-1):
+            raise fault
+
+    with (
+        pytest.raises(type(fault)) as told,
+        indexed_gzip(Failing(PACKED["one member"]), spacing_bytes=40_000, what="a test") as opened,
+    ):
+        opened.build_full_index()
+    assert told.value is fault

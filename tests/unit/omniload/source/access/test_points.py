@@ -126,7 +126,7 @@ def with_check(change):
 
 
 IMPOSSIBLE = {
-    "a version that is to come": lambda head, body: ({**head, "omniload.access": 2}, body),
+    "a version that is to come": lambda head, body: ({**head, "omniload.access": 3}, body),
     "no number": lambda head, body: ({**head, "places": "2"}, body),
     "a place behind the end of the file": lambda head, body: (head, b"\xff" + body[1:]),
     "a place before the file": lambda head, body: (head, bytes(7) + b"\x80" + body[8:]),

@@ -1,9 +1,11 @@
 """Compressed shards of lines that are read at any place."""
 
+import errno
 import gzip
 import os
 import random
 from dataclasses import replace
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from omniload.mix.sources import JsonlSource, ShuffleConfig
 from omniload.source.access import points, streams
 from omniload.source.access.points import KeptPoints
@@ -54,7 +56,8 @@ def near(monkeypatch):
 @pytest.fixture
 def opened(tmp_path):
     def opens(name, method="block", packed=None, cache=True):
-        if packed is not None or not (tmp_path / name).exists():
+        is_local = "://" not in name
+        if is_local and (packed is not None or not (tmp_path / name).exists()):
             (tmp_path / name).write_bytes(PACKED[name] if packed is None else packed)
         files = find_files([name], tmp_path, source="web")
         config = JsonlSource(
@@ -155,6 +158,41 @@ def test_units_of_all_shards_are_shuffled_where_those_can_be_entered_nearby(open
     for module in (jsonl, points):
         monkeypatch.setattr(module, "NEAR_BYTES", len(DATA))
     opened("one_frame.jsonl.zst", method="units")
+
+
+FAULTS = [ConnectionError("dropped"), TimeoutError("no answer"), OSError(errno.EIO, "disk")]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=repr)
+def test_a_store_that_fails_while_places_are_looked_for_leaves_none_kept(
+    opened, tmp_path, memory, monkeypatch, fault
+):
+    for module in (jsonl, points):
+        monkeypatch.setattr(module, "NEAR_BYTES", 300_000)
+    memory.pipe("/d/one.jsonl.gz", PACKED["one.jsonl.gz"])
+    opens, fails = type(memory).open, [False, True]
+
+    class Dropped(BytesIO):
+        def read(self, size=-1):
+            if self.tell() > 0:
+                raise fault
+            return super().read(min(size, 1_000))
+
+    def open_one(store, path, *args, **kwargs):
+        if fails and fails.pop(0):
+            return Dropped(PACKED["one.jsonl.gz"])
+        return opens(store, path, *args, **kwargs)
+
+    monkeypatch.setattr(type(memory), "open", open_one)
+
+    with pytest.raises(
+        UnavailableError, match=r"one\.jsonl\.gz: lines: cannot be read: .*try again"
+    ):
+        opened("memory://d/one.jsonl.gz", method="units")
+    assert fails == []
+
+    reader = opened("memory://d/one.jsonl.gz", method="units")
+    assert texts(reader, 20) == expected(reader, 20)
 
 
 LIES = {
