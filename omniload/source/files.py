@@ -19,6 +19,7 @@ from omniload.base.reading import kind_of
 from omniload.source.stores.asking import (
     changed,
     entry_of,
+    is_other,
     no_ranges,
     opened,
     ranges_of,
@@ -153,7 +154,7 @@ class ShardFile:
         for other in self.beside:
             other.require_unchanged()
         try:
-            size_bytes, stamp = self._now()
+            now = self._now()
         except Exception as error:
             if _is_gone(error):
                 raise IntegrityError(
@@ -170,8 +171,8 @@ class ShardFile:
                 f"{self.path}: cannot be looked at: {said(error)}; try again"
             ) from error
         # Not by the mark: another link to the file, or another mode, changes that and no byte.
-        if (size_bytes, stamp) != (self.size_bytes, self.stamp):
-            raise changed(self.path, (self.size_bytes, self.stamp), (size_bytes, stamp))
+        if is_other(then := (self.size_bytes, self.stamp), now):
+            raise changed(self.path, then, now)
 
     def _now(self) -> tuple[int, str]:
         """Return the size and the stamp that it has now."""

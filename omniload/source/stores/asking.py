@@ -19,6 +19,7 @@ __all__ = [
     "changed",
     "entry_of",
     "identity_of",
+    "is_other",
     "is_settled",
     "no_ranges",
     "opened",
@@ -155,6 +156,12 @@ def ranges_of(
                 path, f"answers with {len(data)} bytes where {stop - start} were asked for"
             )
     return found
+
+
+def is_other(then: tuple[int, str], now: tuple[int, str]) -> bool:
+    """Tell whether size and stamp of a file are others by now."""
+    # Clients quote a tag in one answer and not in another.
+    return (then[0], then[1].strip('"')) != (now[0], now[1].strip('"'))
 
 
 def changed(path: str, then: tuple[int, str], now: tuple[int, str]) -> IntegrityError:

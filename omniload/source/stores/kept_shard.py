@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from fusefs.cache.disk_format import CopyVersion
-from omniload.source.stores.asking import changed, ranges_of
+from omniload.source.stores.asking import changed, is_other, ranges_of
 from omniload.source.stores.blocks import (
     BLOCK_BYTES,
     blocks_of,
@@ -99,8 +99,7 @@ class KeptShard:
             self.cache.tell("unasked", said)
             return False
         then = (self.version.size_bytes, self.stamp)
-        # Clients quote a tag in one answer and not in another.
-        if (now[0], now[1].strip('"')) != (then[0], then[1].strip('"')):
+        if is_other(then, now):
             raise changed(self.path, then, now)
         return True
 

@@ -113,6 +113,25 @@ def test_bytes_that_cannot_be_decoded_are_told_as_a_change_where_the_file_is_ano
         raise pa.ArrowInvalid("these bytes are none")
 
 
+@pytest.mark.parametrize("tags", [('"1"', "1"), ("1", '"1"')])
+def test_a_tag_with_quotes_in_one_answer_and_without_in_another_is_no_change(clock, tags):
+    store = Store()
+    listed, asked = tags
+    store.there = {"a": listed}
+    store.list()
+    file = remote_file(store, "a")
+    store.there["a"] = asked
+    clock[0] += LISTED_S
+
+    file.require_unchanged()
+
+    assert entry_lately(store, "a")["etag"] == asked
+    store.there["a"] = '"2"'
+    clock[0] += LISTED_S
+    with pytest.raises(IntegrityError, match="a: changed since the source was opened"):
+        file.require_unchanged()
+
+
 def test_sources_of_one_run_share_a_listing_and_a_later_run_lists_anew(clock):
     store = Store()
     store.list()
