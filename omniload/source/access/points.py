@@ -5,12 +5,14 @@ Shape suffixes:
 """
 
 import hashlib
+import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import BinaryIO, NamedTuple, Self
 
 import numpy as np
 import orjson
@@ -47,10 +49,15 @@ SMALL_BYTES = 8 << 20
 NEAR_BYTES = 64 << 20
 """What may be decompressed on the way to a unit where units are read in any order."""
 
-_KEY = "omniload.access"
+_KEY, _SUFFIX = "omniload.access", ".access"
 _HEAD_BYTES, _MOST_BITS = 4 << 10, 7
 _HELD_BYTES = 64 << 20
 """Places of all shards of a source together that are held in memory where no folder keeps them."""
+_UNUSED_S = 7 * 24 * 3600.0
+"""For how long places that nobody read stay though they are of no shard of the source: of an edited file, a run that
+is under way may read others."""
+_LEFTOVER_S = 3600.0
+"""For how long a draft may be of somebody who writes."""
 _log = get_logger(__name__)
 
 
@@ -156,7 +163,7 @@ class KeptPoints:
             return held
         path = self._path(self._folder, file)
         try:
-            with open_file(path) as opened:
+            with _used(path) as opened:
                 return _decoded(opened.read(), file)
         except (FileNotFoundError, _OtherShardError):
             return None
@@ -173,26 +180,47 @@ class KeptPoints:
         if self._folder is None:
             return None
         try:
-            with open_file(self._path(self._folder, file)) as opened:
+            with _used(self._path(self._folder, file)) as opened:
                 return int(_head_of(opened.read(_HEAD_BYTES), file)["farthest"])
         except (StateError, OSError, ValueError):
             return None
 
     def keep_only(self, files: Sequence[ShardFile]) -> None:
-        """Once something was kept, remove what is of other shards: a folder would grow by all that there ever were."""
+        """Once something was kept, remove what is of other shards: a folder would grow by all that there ever were.
+
+        What was read within ``_UNUSED_S`` stays, and so does a draft that may be written on.
+        """
         if self._folder is None or not self._is_new:
             return
         self._is_new = False
         names = {self._path(self._folder, file).name for file in files}
+        now_s = time.time()
         with suppress(OSError):
             for path in self._folder.iterdir():
-                if path.name not in names:
-                    path.unlink(missing_ok=True)
+                is_draft = path.name.startswith(".")
+                if path.name in names or not (is_draft or path.suffix == _SUFFIX):
+                    continue
+                with suppress(FileNotFoundError):
+                    if now_s - path.stat().st_mtime > (_LEFTOVER_S if is_draft else _UNUSED_S):
+                        path.unlink()
 
     @staticmethod
     def _path(folder: Path, file: ShardFile) -> Path:
         path = file.path.encode(errors="surrogateescape")
-        return folder / f"{hashlib.blake2b(path, digest_size=12).hexdigest()}.access"
+        return folder / f"{hashlib.blake2b(path, digest_size=12).hexdigest()}{_SUFFIX}"
+
+
+def _used(path: Path) -> BinaryIO:
+    """Open a file of places, and note that it is in use.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with suppress(
+        OSError
+    ):  # of another account, or a disk that is read alone: it is as old as it was
+        os.utime(path)
+    return open_file(path)
 
 
 def require_near(files: Sequence[ShardFile], kept: KeptPoints) -> None:

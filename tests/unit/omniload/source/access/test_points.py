@@ -1,6 +1,8 @@
 """Places at which compressed shards can be entered, and what keeps them."""
 
+import os
 import re
+import time
 
 import numpy as np
 import orjson
@@ -42,6 +44,12 @@ def kept(tmp_path):
 
 def files_in(tmp_path):
     return sorted((tmp_path / "cache").rglob("*.access"), key=lambda path: path.is_file())[1:]
+
+
+def age(paths, days):
+    written_s = time.time() - days * 24 * 3600
+    for path in paths:
+        os.utime(path, (written_s, written_s))
 
 
 def test_the_last_place_before_a_byte_is_found_with_what_it_needs():
@@ -146,12 +154,42 @@ def test_places_that_none_can_have_are_as_none(rewritten, change):
 def test_what_is_of_other_shards_is_removed_once_something_is_kept(tmp_path, kept, shard):
     for name in ("a.jsonl.gz", "b.jsonl.gz"):
         kept.keep(shard(name), FOUND)
+    age(files_in(tmp_path), days=8)
     kept.keep_only([shard("a.jsonl.gz")])
     assert len(files_in(tmp_path)) == 1
 
     kept.keep_only([])
 
     assert kept.of(shard("a.jsonl.gz")) is not None
+
+
+@pytest.mark.parametrize("look", [KeptPoints.of, KeptPoints.farthest])
+def test_an_edited_file_takes_no_places_from_a_run_that_reads_them(tmp_path, kept, shard, look):
+    kept.keep(shard("a.jsonl.gz"), FOUND)
+    age(files_in(tmp_path), days=8)
+    assert look(kept, shard("a.jsonl.gz")) is not None
+    edited = KeptPoints(IndexCache(folder=tmp_path / "cache", source="web"), "lines/4")
+
+    edited.keep(shard("b.jsonl.gz"), FOUND)
+    edited.keep_only([shard("b.jsonl.gz")])
+
+    assert kept.of(shard("a.jsonl.gz")) is not None
+
+
+def test_a_draft_of_another_process_stays_and_one_that_was_left_goes(tmp_path, kept, shard):
+    kept.keep(shard(), FOUND)
+    (folder,) = (path for path in (tmp_path / "cache").rglob("*.access") if path.is_dir())
+    young, left, foreign = (folder / name for name in (".b.access.1", ".b.access.2", "notes.txt"))
+    for path in (young, left, foreign):
+        path.write_bytes(b"in part")
+    age([left, foreign], days=8)
+
+    kept.keep_only([shard()])
+
+    assert {path.name for path in folder.iterdir()} == {
+        *(young.name, foreign.name),
+        *(path.name for path in files_in(tmp_path)),
+    }
 
 
 def test_without_a_folder_places_are_held_in_memory_up_to_a_limit(shard, monkeypatch):
