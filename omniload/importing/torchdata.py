@@ -13,6 +13,7 @@ Shape suffixes:
     F  files      N  records of the dataset      D  records that were drawn
 """
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,9 @@ from omniload.importing.json_states import read_json_state
 from omniload.importing.tools import Tool, has_key
 from omniload.mix.other_states import is_of_torchdata, place_of_torchdata
 from omniload.mix.sources import SourceConfig
+from omniload.source.files import ShardFile, reading
 from omniload.source.formats.opening import open_format
+from omniload.source.parsing.compressed import chunks_of, stream_of
 from omniload.source.spec import SourceSpec
 
 __all__ = ["TOOL", "first_of_permutation"]
@@ -51,6 +54,7 @@ _AS_JSON = (
     "json.dump(loader.state_dict(), file, default=lambda tensor: tensor.tolist())"
 )
 _SPEED = "a matter of speed"
+_BLANK_LINE = re.compile(rb"\n[^\S\n]*\n")
 _OF_LOADERS = (
     *("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout"),
     *("multiprocessing_context", "snapshot_every_n_steps", "in_order"),
@@ -179,13 +183,54 @@ def _drawn(
 
 
 def _records_in(file: str, source: JsonObject) -> int:
-    """Return how many records a file holds."""
+    """Return how many records a file holds, each of them an item of the dataset.
+
+    Raises:
+        ConfigError: Its settings are not known, or a line of it is blank.
+        OmniloadError: It cannot be read.
+    """
     try:
         config = _CONFIG.validate_python({**source, "path": file})
     except ValidationError as error:
         raise ConfigError(f"{file}: {said_of_fault(error.errors()[0])}") from error
     spec = SourceSpec("dataset", config, base_dir=Path.cwd())
-    return int(open_format(spec).format.units().rows_U.sum())
+    opened = open_format(spec)
+    if source["type"] == "jsonl":
+        for shard in opened.files:
+            _require_no_blank_line(shard)
+    return int(opened.format.units().rows_U.sum())
+
+
+def _require_no_blank_line(file: ShardFile) -> None:
+    """Refuse JSON lines with a blank one: it is a record here, and datasets pass over it.
+
+    Raises:
+        ConfigError: With the number of the line.
+        OmniloadError: The file cannot be read.
+    """
+    with reading(file, "blank lines"):
+        number = _first_blank_line(file)
+    if number is not None:
+        raise ConfigError(
+            f"{file.path}: line {number} is blank, which is a record here, and which the dataset may pass over; take "
+            "it out"
+        )
+
+
+def _first_blank_line(file: ShardFile) -> int | None:
+    """Return the number of the first blank line of a file, from 1 on; ``None`` where it has none."""
+    before, held = 0, b"\n"  # as if a line had ended before the first one
+    with stream_of(file) as stream:
+        for chunk in chunks_of(stream, file):
+            data: bytes = held + chunk.to_pybytes()
+            if (found := _BLANK_LINE.search(data)) is not None:
+                return before + data.count(b"\n", 0, found.start() + 1)
+            before += data.count(b"\n")
+            # A line whose end is not read yet may be blank. However long it is, two bytes say so.
+            last = data.rfind(b"\n")
+            held = b"" if last < 0 or data[last:].strip() else data[last : last + 2]
+            before -= len(held[:1])
+    return before + 1 if len(held) > 1 else None
 
 
 def _shard_name(files: Sequence[str], number: int) -> str:

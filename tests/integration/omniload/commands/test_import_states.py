@@ -13,6 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from omniload.base.errors import ConfigError, StateError
 from omniload.mix.config import load_mix
 from omniload.mix.schema.tokenizers import ByteTokenizer
+from omniload.source.parsing import compressed
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.plane.edits.mix_commands import run_mix
@@ -101,6 +102,42 @@ def test_rows_of_tables_are_records_as_lines_are(files):
     tables = [str(Path(name).with_suffix(".parquet")) for name in FILES]
 
     result = imported(state, files=tables, shuffle=True)
+
+    assert result.exception is None, result.output
+    assert sorted(first_epoch(files)) == sorted(left)
+
+
+BLANKS = {
+    "first": ("\n", "", 1),
+    "in the middle": ("{}\n", " \t\n{}\n", 2),
+    "as Windows ends it": ("{}\r\n", "\r\n", 2),
+    "last": ('{"text": "long enough for a few chunks"}\n' * 3, "\n", 4),
+    "without an end": ("{}\n", "    ", 2),
+}
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2, 7, 8 << 20])
+@pytest.mark.parametrize(("before", "behind", "number"), BLANKS.values(), ids=BLANKS)
+def test_a_blank_line_which_a_dataset_passes_over_is_refused(
+    files, monkeypatch, chunk_bytes, before, behind, number
+):
+    monkeypatch.setattr(compressed, "_SCAN_BYTES", chunk_bytes)
+    state, _ = saved(3, shuffle=True)
+    (files / "a.jsonl").write_bytes((before + behind).encode())
+
+    result = imported(state, shuffle=True)
+
+    assert isinstance(result.exception, ConfigError), result.output
+    assert f"a.jsonl: line {number} is blank" in str(result.exception)
+
+
+def test_lines_without_a_blank_one_are_counted_however_the_file_is_cut(files, monkeypatch):
+    monkeypatch.setattr(compressed, "_SCAN_BYTES", 3)
+    lines = (files / "a.jsonl").read_bytes()
+    (files / "a.jsonl").write_bytes(lines.replace(b"\n", b" \r\n").removesuffix(b"\r\n"))
+    state, left = saved(3, shuffle=True)
+
+    result = imported(state, shuffle=True)
 
     assert result.exception is None, result.output
     assert sorted(first_epoch(files)) == sorted(left)
