@@ -192,6 +192,7 @@ def _read_rest(top: Fields) -> None:
             "reward_model": f"pairs are a transform of type preference; {_BY_HAND}",
             "process_reward_model": "marks of steps are not known",
             "dataset_exact_deduplication": f"sources have dedupe: content; {_BY_HAND}",
+            "default_system_message": "a template has its own; write it into the file of --template",
             "min_sample_len": f"a transform of type filter has min_tokens; {_BY_HAND}",
             "tokens": "the tokenizer of --tokenizer holds; add them to it",
             "added_tokens_overrides": "the tokenizer of --tokenizer holds; change them in it",
@@ -202,6 +203,7 @@ def _read_rest(top: Fields) -> None:
             "test_datasets": "declare them as an evaluation mix",
             "special_tokens": "those of --tokenizer hold; tokenizer.end_of_document names the one that ends a text",
             "chat_template_jinja": "read with chat_template",
+            "group_by_length": "the order is another",
         }
     )
 
@@ -327,7 +329,7 @@ def _read_chat(
             else "; where there are tools, name their column under tools of the transform"
         ),
     )
-    roles = _roles(dataset)
+    roles = _ROLES | (_given_roles(dataset) or _SHAREGPT_ROLES)
     template: JsonObject = {
         "type": "chat",
         "messages": {**_keys(dataset, form), "roles": {**roles}},
@@ -381,12 +383,8 @@ def _keys(dataset: Fields, form: _ChatForm) -> dict[str, str]:
     return {key: name for key, name in keys.items() if name != key}
 
 
-def _roles(dataset: Fields) -> dict[str, str]:
-    """Return what the template calls each role of the messages."""
-    return _ROLES | (_given_roles(dataset) or _SHAREGPT_ROLES)
-
-
 def _given_roles(dataset: Fields) -> dict[str, str]:
+    """Return what the template calls each role of the messages, as far as the dataset says it."""
     roles = dataset.inner("roles")
     given: dict[str, str] = {}
     for role in roles.keys:

@@ -54,6 +54,10 @@ def _read(document: object, asked: Asked) -> Imported:
         end = _read_stage(stage, end, found)
     if not found.stages:
         top.refuse("schedule", "holds no weights")
+    if end:
+        asked.report.note(
+            "schedule", f"ends at {end} tokens; here its last weights hold until the run ends"
+        )
     if len(found.stages) > 1:
         found.stages_by = "tokens"
         asked.report.note(

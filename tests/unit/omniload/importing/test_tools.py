@@ -455,6 +455,8 @@ class TestVeOmni:
         assert found[:2] == [{"web": 0.8, "code": 0.2}, {"web": 0.5, "code": 0.5}]
         assert found[2]["code"] == 1.0
         assert "schedule: holds several entries, of which a released VeOmni draws by" in notes
+        ends = "end_token" in says_where
+        assert ("schedule: ends at 100000000000000 tokens; here its last" in notes) == ends
         written = yaml.safe_load(mix_written(folder))
         assert written["version"] == 2
         assert [stage["from_tokens"] for stage in written["mix"]["stages"]] == [0, 1000, 6400]
@@ -864,6 +866,11 @@ class TestAxolotl:
         assert {source.shuffle.method for source in mix.sources.values()} == {"units"}
         assert "shuffle_merged_datasets: is off: the trainer below" in notes
 
+    def test_groups_of_like_length_are_no_order_of_ours_and_said(self, folder):
+        _, notes = imported(folder, "axolotl", AXOLOTL | {"group_by_length": True})
+
+        assert "group_by_length: True has no equivalent: the order is another" in notes
+
     @pytest.mark.parametrize(
         "said",
         [
@@ -1008,6 +1015,10 @@ class TestAxolotl:
             ({"reward_model": True}, "pairs are a transform of type preference"),
             ({"dataset_exact_deduplication": True}, "sources have dedupe: content"),
             ({"min_sample_len": 8}, "a transform of type filter has min_tokens"),
+            (
+                {"default_system_message": "Be brief."},
+                "default_system_message: 'Be brief.': a template has its own; write it into the file of --template",
+            ),
             ({"tokens": ["<extra>"]}, "add them to it"),
             ({"excess_length_strategy": "raise"}, "is 'raise'; drop and truncate are known"),
         ],
