@@ -11,7 +11,7 @@ from omniload.base.errors import StateError
 from omniload.machine.planner import Planner
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edits_file import edits_in, read_history
-from omniload.mix.edits.found import require_found, require_reached
+from omniload.mix.edits.found import of_its_run, require_found, require_reached
 from omniload.mix.fingerprint import SourceFacts, fingerprint_of
 from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.reading import read_tail
@@ -65,6 +65,7 @@ def make_planner(
         state = MixState.from_json(spec.state, edited.names, found)
         require_reached(history, state, revision)
         skipped = history.skipped_steps(revision)
+        state = of_its_run(history, state)
         require_possible(state, edited, positions_per_epoch_S, skipped_steps=skipped)
     return Planner(
         mix=mix,

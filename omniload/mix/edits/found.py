@@ -1,6 +1,7 @@
 """Taking a change up, and whether a run that goes on finds what its edits found and stands where they say."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.mix.config import Stage
@@ -15,6 +16,7 @@ __all__ = [
     "found_in",
     "merged",
     "never_reached",
+    "of_its_run",
     "require_found",
     "require_named",
     "require_open",
@@ -146,6 +148,18 @@ def require_reached(history: History, state: MixState, num_carried: int) -> None
                 f"the mix state before step {state.step} is of revision {state.mix_revision} of the mix, and the edits "
                 f"of {where} make it {revision}; resume from a state of this run"
             )
+
+
+def of_its_run(history: History, state: MixState) -> MixState:
+    """Return a state that ``require_reached`` took, with the revision that the run with fitted costs has there.
+
+    Costs are fitted while a run goes on, so its journal holds the steps behind a fit with that revision. A skip that
+    was undone may have come behind them, with the run at rest.
+    """
+    due = history.revision_at(state.step - 1) if state.step else 0
+    between = history.edits[state.mix_revision : due]
+    fits = [e.revision for e in between if isinstance(e.change, FitCost) and e.step < state.step]
+    return replace(state, mix_revision=max(fits)) if fits else state
 
 
 def _is_alike(history: History, state: MixState, due: int) -> bool:

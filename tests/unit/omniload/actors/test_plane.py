@@ -23,7 +23,7 @@ from omniload.machine.messages import (
     Started,
     StepTaken,
 )
-from omniload.mix.edits.edit import AddSource
+from omniload.mix.edits.edit import AddSource, Edit, FitCost
 from omniload.mix.edits.edits_file import write_history
 from omniload.mix.edits.found import found_in
 from omniload.mix.edits.history import History
@@ -208,6 +208,24 @@ def test_a_planner_never_takes_over_before_the_step_that_the_plane_started_from(
     journal.close()
 
     assert planner.state.step == 2
+
+
+def test_a_state_from_before_a_fit_goes_on_with_the_journal_that_has_it(tmp_path):
+    first = make_planner(a_spec(tmp_path), FACTS)
+    with open_journal(tmp_path / "first", first) as journal:
+        planned(first, journal)
+    fit = FitCost(linear=1e-7, quadratic=2e-9, measured=32, residual=0.01)
+    edits = (Edit(revision=1, step=2, change=fit, stages=()),)
+    fitted = make_planner(a_spec(tmp_path, edits=edits), FACTS)
+    with open_journal(tmp_path, fitted) as journal:
+        planned(fitted, journal)
+
+    for step in (1, 2, 3):
+        resumed = make_planner(a_spec(tmp_path, edits=edits, state=first.state_at(step)), FACTS)
+        assert resumed.state_at(step) == fitted.state_at(step)
+        with open_journal(tmp_path, resumed) as journal:
+            assert planned(resumed, journal)[0] == step
+    assert {path.name for path in tmp_path.iterdir()} == {"first", JOURNAL_NAME}
 
 
 def test_a_planner_that_finds_other_samples_than_were_recorded_publishes_nothing(tmp_path):
