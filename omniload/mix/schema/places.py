@@ -25,8 +25,23 @@ _RAYS_OWN = {
 }
 """Resources that every node has, and what is said in their place."""
 _OF_CODE = ("LD_", "PYTHON", "RAY_")
-"""What the names of variables begin with that a mix file may not set: it names no code."""
-_SECRET = re.compile("SECRET|TOKEN|PASSW|CREDENTIAL|_KEY$|_KEY_", re.IGNORECASE)
+"""What the names of variables begin with that a mix file may not name: it names no code."""
+_SETTABLE = re.compile(
+    "AWS_(DEFAULT_)?REGION|AWS_ENDPOINT_URL(_S3)?|AWS_PROFILE|AWS_CA_BUNDLE|AWS_MAX_ATTEMPTS|AWS_RETRY_MODE"
+    "|AWS_EC2_METADATA_DISABLED|AWS_(REQUEST|RESPONSE)_CHECKSUM_(CALCULATION|VALIDATION)"
+    "|GOOGLE_CLOUD_PROJECT|STORAGE_EMULATOR_HOST|AZURE_STORAGE_ACCOUNT(_NAME)?|AZURE_(TENANT|CLIENT)_ID"
+    "|HADOOP_USER_NAME|HF_ENDPOINT|HF_HUB_(OFFLINE|DOWNLOAD_TIMEOUT|ETAG_TIMEOUT)|TOKENIZERS_PARALLELISM"
+    "|(OMP|MKL|OPENBLAS|NUMEXPR|RAYON|ARROW_IO)(_NUM)?_THREADS|ARROW_(DEFAULT_MEMORY_POOL|USER_SIMD_LEVEL)"
+    "|(HTTPS?|ALL|NO)_PROXY|(https?|all|no)_proxy|SSL_CERT_FILE|REQUESTS_CA_BUNDLE|TZ|LANG|LC_[A-Z]+"
+)
+"""Variables that a mix file may set. A list of those it may not would never be whole: others name a library, a program,
+or a file that names one (``ARROW_LIBHDFS_DIR``, ``JAVA_TOOL_OPTIONS``, ``AWS_CONFIG_FILE``)."""
+_SECRET = re.compile(
+    "SECRET|TOKEN|PASSW|CREDENTIAL|CONNECTION_STRING|API_?KEY|_KEY$|_KEY_|_SAS$|_SAS_",
+    re.IGNORECASE,
+)
+_USER_IN_URL = re.compile("^([^/?#]*//)?[^/?#]*@|[?&](sig|x-amz-signature)=", re.IGNORECASE)
+"""A user, mostly with a password, before the host of an address; or what an address is signed with."""
 
 
 class AsksConfig(StrictModel):
@@ -89,8 +104,9 @@ class EnvConfig(StrictModel):
     """Variables of the environment that roles have in a Ray that runs already, beside those of its nodes."""
 
     set: dict[Variable, str] = Field(default_factory=dict)
-    """Variables of all roles, as Ray's ``runtime_env`` sets them before their processes begin. Ray shows them to
-    whoever may look at its jobs, and the run's folder keeps them: no secrets."""
+    """Variables of all roles, as Ray's ``runtime_env`` sets them before their processes begin: those that tell a store
+    or a library a value, such as ``AWS_REGION``, and none that may name code. Ray shows them to whoever may look at its
+    jobs, and the run's folder keeps them: no secrets."""
     pass_on: list[Variable] = Field(default_factory=list, max_length=256)
     """Names of variables that the process which opens the plane has, such as ``AWS_SECRET_ACCESS_KEY``: the planner and
     source loaders have them too. No value is written to a file, a log or Ray's tables."""
@@ -108,12 +124,22 @@ class EnvConfig(StrictModel):
 
     @field_validator("set")
     @classmethod
-    def _holds_no_secret(cls, variables: dict[str, str]) -> dict[str, str]:
-        for name in variables:
+    def _tells_values_alone(cls, variables: dict[str, str]) -> dict[str, str]:
+        for name, value in variables.items():
             if _SECRET.search(name):
                 raise ValueError(
                     f"found {name!r}, which is a secret by its name; set it where rank 0 is started and name it in "
                     "pass_on"
+                )
+            if _SETTABLE.fullmatch(name) is None:
+                raise ValueError(
+                    f"found {name!r}, which may name code, or is not known to name none; set it where the nodes of Ray "
+                    "are started, or where rank 0 is and name it in pass_on"
+                )
+            if _USER_IN_URL.search(value):  # not shown: a log would have it
+                raise ValueError(
+                    f"the value of {name!r} has a user before its host, or a signature; set it where rank 0 is started "
+                    "and name it in pass_on"
                 )
         return variables
 

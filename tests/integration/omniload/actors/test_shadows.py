@@ -182,7 +182,7 @@ OF_OPENER = {
     # As ``ray job submit`` has it of a job's own environment.
     "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {"env_vars": {"OF_THE_JOB": "2"}}}',
 }
-VARIABLES = ("OF_THE_FILE", "OF_OPENER_SECRET", "OF_THE_JOB")
+VARIABLES = ("AWS_REGION", "OF_OPENER_SECRET", "OF_THE_JOB")
 
 
 def environment(scratch):
@@ -306,7 +306,7 @@ def move_between_hosts(hosts, folder, scratch, python, goes):
 
     with two_nodes(hosts, scratch, python) as nodes:
         nodes.start(1, nodes.head)
-        env = {"set": {"OF_THE_FILE": "1"}, "pass_on": ["OF_OPENER_SECRET"]}
+        env = {"set": {"AWS_REGION": "1"}, "pass_on": ["OF_OPENER_SECRET"]}
         keywords = {"address": nodes.head, "loaders": 1, "shadows": 1, "silent_after": 20.0}
         nodes.open(folder / "mix.yaml", folder / "run", keywords | {"env": env})
         assert nodes.ask("environ", "constructor-0", *VARIABLES) == ["1", None, "2"]
