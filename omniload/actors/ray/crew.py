@@ -169,7 +169,8 @@ class Crew:
             start = Start(place=self._node, threads=_PLANNER_THREADS, asked=asked)
             bare = actor_of(PlannerActor, member.name, start)
             # Only one that follows: the first is opened by a method, whose error says what is wrong with a run.
-            opening = self._planner_opening(member) if member.number else None
+            # From the object store: Ray's tables keep what an actor is started with, and variables may be secrets.
+            opening = ray.put(self._planner_opening(member)) if member.number else None
             actor = bare.remote(member.name, self.board, self._address.logs, opening)
         self.actors = {**self.actors, member: actor}
         return actor

@@ -35,8 +35,7 @@ _STOPPED_S = 0.1
 class ReaderActor:
     """Reads parts of a source. One call at a time."""
 
-    def __init__(self, name: str, logs: Path | None, passed_on: Mapping[str, str]) -> None:
-        os.environ.update(passed_on)
+    def __init__(self, name: str, logs: Path | None) -> None:
         end_by_sigterm()
         spare_host()
         keep_freed()
@@ -46,8 +45,9 @@ class ReaderActor:
         """Return where it is."""
         return Process.own()
 
-    def open(self, opening: SourceOpening) -> SourceFacts:
-        """Open the source, before any read; return what was found."""
+    def open(self, opening: SourceOpening, passed_on: Mapping[str, str]) -> SourceFacts:
+        """Open the source with the variables of its loader, before any read; return what was found."""
+        os.environ.update(passed_on)
         self._opened = opening.open_part()
         return self._opened.source.facts
 
@@ -69,10 +69,11 @@ class RayReader(PartReader):
         actor_of = remote(max_restarts=0, num_cpus=0, scheduling_strategy=here)(ReaderActor)
         # The loader has them of whoever opened the plane.
         passed_on = opening.mix.runtime.env.passed_on(os.environ)
-        self._actor = actor_of.remote(self._name, logs, passed_on)
+        self._actor = actor_of.remote(self._name, logs)
         # Asked for first: calls of one actor are answered in turn, and opening may take minutes.
         self._process = self._actor.process.remote()
-        self._opening = self._actor.open.remote(opening)
+        # Not as it is started: Ray's tables keep what an actor is started with.
+        self._opening = self._actor.open.remote(opening, passed_on)
         self._held: HeldProcess | None = None
         self._stopped_at_s: float | None = None
         """When it was first seen to be stopped, by looks between which it was not seen to run."""

@@ -105,3 +105,29 @@ def test_members_that_were_replaced_are_forgotten_but_one_whose_place_nobody_has
     assert len(crew.actors) < 100
     assert crew.holding("planner") == "planner"
     assert {FIRST, Member("loader-1", 999)} <= crew.actors.keys()
+
+
+def test_a_planner_that_takes_over_has_its_variables_past_what_ray_keeps_of_its_start(
+    tmp_path, monkeypatch
+):
+    put, started_with = [], []
+    ends = SimpleNamespace(put=lambda value: put.append(value) or "a reference")
+    starts = SimpleNamespace(remote=lambda *given: started_with.append(given))
+    monkeypatch.setattr(module, "ray", ends)
+    monkeypatch.setattr(module, "actor_of", lambda *_: starts)
+    spec = PlaneSpec(
+        mix=a_mix(),
+        base_dir=tmp_path,
+        tree=ClientPlaceTree.of(dp=1),
+        passed_on={"A_SECRET": "hush"},
+    )
+    address = PlaneAddress(
+        cluster="127.0.0.2:1", namespace="n", dp_ranks_of={}, board=tmp_path, batch_timeout_s=60.0
+    )
+    crew = Crew(spec, [], address, "node", SimpleNamespace())
+
+    for number in (0, 1):
+        crew.start(Member("planner", number))
+
+    assert [opening for _, _, _, opening in started_with] == [None, "a reference"]
+    assert [opening.spec.passed_on for opening in put] == [{"A_SECRET": "hush"}]

@@ -21,16 +21,23 @@ class Cluster:
         self.is_stopped, self.has_ended, self.killed, self.let_go = False, False, 0, 0
         self.looks = iter(())
         """Whether the reader is stopped, at each look of whoever waits for an answer."""
+        self.started_with, self.opened_with = (), ()
 
     def get_runtime_context(self):
         return SimpleNamespace(get_node_id=lambda: "0" * 56)
 
     def remote(self, **_):
-        calls = {
-            name: SimpleNamespace(remote=lambda *_, n=name: n)
-            for name in ("process", "open", "read")
-        }
-        return lambda _: SimpleNamespace(remote=lambda *_: SimpleNamespace(**calls))
+        calls = {name: SimpleNamespace(remote=lambda *_, n=name: n) for name in ("process", "read")}
+        calls["open"] = SimpleNamespace(remote=self._open)
+        return lambda _: SimpleNamespace(remote=lambda *given: self._start(given, calls))
+
+    def _start(self, given, calls):
+        self.started_with = given
+        return SimpleNamespace(**calls)
+
+    def _open(self, *given):
+        self.opened_with = given
+        return "open"
 
     def wait(self, asked, timeout):
         if asked != ["read"]:
@@ -72,11 +79,25 @@ def cluster(monkeypatch):
     return made
 
 
+def an_opening(**runtime):
+    runtime = RuntimeConfig(stuck_after=60.0, **runtime)
+    return SimpleNamespace(number=0, mix=SimpleNamespace(runtime=runtime))
+
+
 def a_reader():
-    opening = SimpleNamespace(
-        number=0, mix=SimpleNamespace(runtime=RuntimeConfig(stuck_after=60.0))
-    )
-    return RayReader(opening, 1, "loader-0", None)
+    return RayReader(an_opening(), 1, "loader-0", None)
+
+
+def test_a_reader_has_the_variables_of_its_loader_past_what_ray_keeps_of_its_start(
+    cluster, monkeypatch
+):
+    monkeypatch.setenv("A_SECRET", "hush")
+    opening = an_opening(address="auto", env={"pass_on": ["A_SECRET"]})
+
+    RayReader(opening, 1, "loader-0", None)
+
+    assert cluster.started_with == ("loader-0-reader-0-1", None)
+    assert cluster.opened_with == (opening, {"A_SECRET": "hush"})
 
 
 def test_a_reader_that_is_stopped_as_it_opens_its_source_is_lost_and_not_waited_for(cluster):
