@@ -62,7 +62,12 @@ class _Line:
         arrays: Sequence[NDArray[np.uint8]],
         timeout_s: float,
     ) -> None:
-        """Send, in order, without waiting for what was sent, beyond a few messages."""
+        """Send, in order, without waiting for what was sent, beyond a few messages.
+
+        Raises:
+            UnavailableError: Nobody has taken those in time. This one is not sent, and may be given again; the last one
+                of an opening is sent all the same.
+        """
         kind, step, state = message
         batches = self._dealt(arrays) if self._deals else [torch.from_numpy(b) for b in arrays]
         # Lengths first: whoever receives brings memory of the right size.
@@ -70,15 +75,24 @@ class _Line:
         head = torch.tensor([opening, _KINDS.index(kind), step, len(state), size])
         # A copy, for torch warns of memory that it could not write to.
         note = [torch.frombuffer(bytearray(state), dtype=torch.uint8)] if state else []
+        is_last = kind == "closed"
         with self._turn:
+            # Before it is sent: whoever gives up waiting may give it again, and peers have it once.
+            if not is_last:
+                self._wait_until_taken(timeout_s, but=_MOST_UNDER_WAY - 1)
             works = [self._broadcast(tensor) for tensor in (head, *note)]
             works += [self._batch(batches[0], batches)] if size else []
             # Held until they are taken: gloo reads from their memory.
             self._sent.append((works, [head, *note, *batches]))
-            while self._sent and (len(self._sent) > _MOST_UNDER_WAY or self._is_taken()):
-                works, _ = self._sent[0]
-                self._wait(works, timeout_s, f"ranks {list(self._ranks[1:])} take a batch of rank")
-                self._sent.popleft()
+            if is_last:
+                self._wait_until_taken(timeout_s, but=_MOST_UNDER_WAY)
+
+    def _wait_until_taken(self, timeout_s: float, *, but: int) -> None:
+        """Wait for messages that were sent, the oldest first, until none is left ``but`` a few."""
+        while self._sent and (len(self._sent) > but or self._is_taken()):
+            works, _ = self._sent[0]
+            self._wait(works, timeout_s, f"ranks {list(self._ranks[1:])} take a batch of rank")
+            self._sent.popleft()
 
     def take(self, opening: int, timeout_s: float, rest_s: float) -> _Message:
         """Wait for the next message of an opening; ``rest_s`` is the longest wait for what comes behind a head."""

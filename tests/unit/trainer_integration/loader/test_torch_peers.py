@@ -1,0 +1,80 @@
+"""Messages to peers over a group of torch, of which each comes once however often its sender gives up waiting."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from omniload.base.errors import UnavailableError
+from trainer_integration.loader import torch_peers
+from trainer_integration.loader.torch_peers import peers_of
+
+
+class Group:
+    """A group whose other rank takes a message each time that it is told to."""
+
+    DistError = RuntimeError
+
+    def __init__(self):
+        self.sent, self.taken = [], 0
+        self.distributed_c10d = SimpleNamespace(_set_pg_timeout=lambda *_: None)
+
+    def is_initialized(self):
+        return True
+
+    def new_group(self, *_, **__):
+        return self
+
+    def broadcast(self, tensor, *_, **__):
+        number = len(self.sent)
+        self.sent.append(tensor)
+
+        def wait(_limit):
+            if self.taken <= number:
+                raise RuntimeError("Timed out waiting")
+
+        return SimpleNamespace(wait=wait, is_completed=lambda: self.taken > number)
+
+    def heads(self):
+        """Return the steps that were sent, of messages that are a head and a batch, or a head alone."""
+        return [int(each[2]) for each in self.sent if each.dtype == torch.int64]
+
+
+@pytest.fixture
+def group(monkeypatch):
+    made = Group()
+    monkeypatch.setattr(torch_peers, "dist", made)
+    return made
+
+
+def give(peers, step):
+    peers.give("batch", step, b"", [np.full(8, step, np.uint8)])
+
+
+def test_a_batch_that_was_given_again_after_a_wait_comes_once(group):
+    peers = peers_of([0, 1], 0, "test", 1.0)
+    for step in range(4):
+        give(peers, step)  # nobody has taken any yet, and nobody waits
+
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match=r"waited 1 s until ranks \[1\] take a batch"):
+            give(peers, 4)
+    assert group.heads() == [0, 1, 2, 3]
+
+    group.taken = 2  # a head and its batch
+    give(peers, 4)
+    assert group.heads() == [0, 1, 2, 3, 4]
+    with pytest.raises(UnavailableError):
+        give(peers, 5)
+
+
+def test_a_peer_that_has_not_taken_what_came_before_has_the_word_that_the_loader_is_closed(group):
+    peers = peers_of([0, 1], 0, "test", 1.0)
+    for step in range(4):
+        give(peers, step)
+
+    with pytest.raises(UnavailableError):
+        peers.give("closed", 9, b"")
+
+    assert group.heads() == [0, 1, 2, 3, 9]
