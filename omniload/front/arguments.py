@@ -16,6 +16,7 @@ from omniload.front.rows import Labels
 from omniload.front.spec import Runtime
 from omniload.mix.journal.times import require_seconds
 from omniload.mix.other_states import refuse_others
+from omniload.mix.runtime import RuntimeConfig
 
 __all__ = [
     "check_choices",
@@ -28,10 +29,13 @@ __all__ = [
     "state_from",
     "steps_of",
     "timeout_from",
+    "warn_of_own_environment",
     "warn_of_unknown_ids",
 ]
 
 _LOG = get_logger(__name__)
+_said_of_environment: set[str] = set()
+"""Warnings that this process has given: an evaluation is opened every some hundred steps."""
 
 
 def require_whole(name: str, value: object, *, least: int = 0) -> int:
@@ -177,6 +181,33 @@ def warn_of_unknown_ids(first: Batch, vocab_size: int | None) -> None:
             "(omniload mix check says whose they are)",
             largest,
             vocab_size,
+        )
+
+
+def warn_of_own_environment(runtime: RuntimeConfig, environment: Mapping[str, str]) -> None:
+    """Warn once of what the file says for roles in a Ray, and a plane in threads of this process does not have.
+
+    Args:
+        runtime: Of the mix that is opened so, beside another loader.
+        environment: Of this process.
+    """
+    others = sorted(
+        name for name, value in runtime.env.set.items() if environment.get(name) != value
+    )
+    said = []
+    if others:
+        said.append(
+            f"of runtime.env.set it has not {others}, or with another value: set them where rank 0 is started"
+        )
+    if runtime.place.loaders is not None:
+        said.append(
+            "runtime.place.loaders does not hold: its sources must be on the host of rank 0 under the same paths"
+        )
+    if said and (told := "; ".join(said)) not in _said_of_environment:
+        _said_of_environment.add(told)
+        _LOG.warning(
+            "a loader beside another one over several ranks reads in the process of rank 0; %s",
+            told,
         )
 
 

@@ -23,6 +23,7 @@ from omniload.base.extras import missing_extra
 from omniload.base.linux.network import host_id
 from omniload.base.state import Json
 from omniload.client import Client
+from omniload.front.arguments import warn_of_own_environment
 from omniload.front.launch import Launch, Place, group_of_torch
 from omniload.front.loader import OpenClient
 from omniload.front.meeting import Invitation, Meeting, NodeUp
@@ -138,6 +139,8 @@ class OpenTogether(OpenClient):
         """Take the batches of all ranks from threads of this process, and send the others theirs."""
         stack.callback(meeting.end)
         meeting.gather(None)
+        # Before the sources: one that is refused for a variable or a path that is not here is so explained.
+        warn_of_own_environment(spec.mix.runtime, os.environ)
         plane = stack.enter_context(LocalPlane(spec))
         self._invite(meeting, spec, None, deals=True)
         others = range(1, self.launch.world_size)
