@@ -193,10 +193,13 @@ class LoaderShell:
             # A planner that took over asks for what the lost one had asked for: it is held, and not read twice.
             if isinstance(answer, SamplesReported):
                 return answer
+            readers = self._readers.read_by(command.source)
             began_s = time.thread_time()  # waiting for a store is no work
             with self._readers.reading(command.source, is_lacked=command.is_lacked):
                 block = self._read(source, answer, says)
-            self._count_work(command.source, time.thread_time() - began_s, block)
+            busy_s = time.thread_time() - began_s
+            readers = max(readers, self._readers.read_by(command.source))
+            self._count_work(command.source, busy_s, block, readers)
             source.give_way()
             report = self._hold(answer, block)
             self._activity.figures.count("read_samples_total", len(block.table))
@@ -228,13 +231,13 @@ class LoaderShell:
         with self._lock:
             return dict(self._work)
 
-    def _count_work(self, source: int, busy_s: float, block: SampleBlock) -> None:
+    def _count_work(self, source: int, busy_s: float, block: SampleBlock, readers: int) -> None:
         with self._lock:
             before_s, tokens = self._work.get(source, (0.0, 0))
             self._work[source] = before_s + busy_s, tokens + len(block.tokens.values_V)
             name = self._machine.names.get(source)
         # Of a source that several read this thread knows its own part of the seconds, and all of the tokens.
-        if name is not None and self._readers.read_by(source) == 1:
+        if name is not None and readers == 1:
             self._costs.count(name, busy_s, len(block.tokens.values_V))
 
     def _hold(self, asked: Read, block: SampleBlock) -> SamplesReported:

@@ -348,17 +348,18 @@ def test_of_a_long_error_of_a_store_a_heartbeat_has_the_first_letters(a_shell, c
     shell.close()
 
 
-@pytest.mark.parametrize("readers", [1, 2])
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (1, 2), (2, 1)])
 def test_what_reading_costs_in_a_job_is_kept_for_the_next_start_as_far_as_it_is_known(
-    a_shell, clock, monkeypatch, tmp_path, readers
+    a_shell, clock, monkeypatch, tmp_path, before, after
 ):
     measured = KeptProfile(preprocess_s_per_token=1e-6, block_bytes=1_000)
     keep(tmp_path, "code", measured)
     spent_s = itertools.count(step=2.0)
     shell = a_shell(lambda *_: None, cache_dir=tmp_path)
     monkeypatch.setattr(loader_module.time, "thread_time", lambda: next(spent_s))
-    # Of one that several read this thread spends a part of the time.
-    monkeypatch.setattr(SourceReaders, "read_by", lambda self, number: readers)
+    # Of one that several read this thread spends a part of the time, as of one that they begin or cease to read.
+    readers = itertools.cycle((before, after))
+    monkeypatch.setattr(SourceReaders, "read_by", lambda self, number: next(readers))
 
     def kept():
         return kept_profiles(tmp_path, ["code"])["code"].preprocess_s_per_token
@@ -373,4 +374,4 @@ def test_what_reading_costs_in_a_job_is_kept_for_the_next_start_as_far_as_it_is_
     shell.close()
 
     assert at_once == 1e-6
-    assert (after_a_minute, kept()) == ((2e-3, 4e-3) if readers == 1 else (1e-6, 1e-6))
+    assert (after_a_minute, kept()) == ((2e-3, 4e-3) if before == after == 1 else (1e-6, 1e-6))
