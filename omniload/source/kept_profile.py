@@ -77,13 +77,13 @@ class RunningCosts:
             before_s, before = self._spent.get(source, (0.0, 0))
             self._spent[source] = before_s + busy_s, before + tokens
 
-    def keep_if_due(self, now_s: float) -> None:
-        """Keep what is known by now, a minute from the beginning and then once in ten."""
+    def is_due(self, now_s: float) -> bool:
+        """Tell, once each time, that what is known by now is to be kept: after a minute, and then once in ten."""
         with self._lock:
             if now_s < self._due_s:
-                return
+                return False
             self._due_s = now_s + _EVERY_S
-        self.keep()
+        return True
 
     def keep(self) -> None:
         """Keep the costs since the last time of those sources whose cost is another than is kept by a tenth."""

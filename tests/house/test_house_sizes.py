@@ -106,7 +106,7 @@ LONGER = {
         "the ways to both roles, what reads take, who serves which ranks, and what comes back",
     ),
     "omniload/actors/roles/loader.py": (
-        380,
+        400,
         "reads ahead, opens and reads again, stands by, answers, looks for shards, hands over, and what reading costs",
     ),
     "omniload/actors/roles/sources.py": (

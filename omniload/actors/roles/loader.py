@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from omniload.actors.roles.sources import (
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.concurrency.time_limit import LimitedCalls
-from omniload.base.errors import OmniloadError, UnavailableError
+from omniload.base.errors import OmniloadError, UnavailableError, project_error
 from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s, with_retries
 from omniload.machine.held.blocks import SampleRange
@@ -52,6 +53,8 @@ _AGAIN_THREADS = 4
 PATIENT_S = tuple(backoff_s(attempts=18))
 """Waits of about a minute in all: what a storage server takes to come back, or to hand over to another."""
 
+_KEEP_S = 2.0
+"""Longest wait, at the end, for the folder in which costs are kept: a home folder on a network may hang."""
 _LOG = get_logger(__name__)
 
 
@@ -81,6 +84,7 @@ class LoaderShell:
         self._closed = False
         self._work: dict[int, tuple[float, int]] = {}
         self._costs = RunningCosts(cache_dir, self._clock.now_s())
+        self._keeping = DaemonPool(1, "omniload-costs")
         # Sources are many and their blocks large: what one does not need at once another may.
         self._caches = Caches.of(mix, base_dir)
         self._memory = self._caches.memory
@@ -205,8 +209,9 @@ class LoaderShell:
             self._activity.figures.count("read_samples_total", len(block.table))
             self._activity.figures.count("read_bytes_total", block.tokens.values_V.nbytes)
             self._count_held()
-            # Where a store of indexes is slow, this read is: not the planner, which has others to ask.
-            self._costs.keep_if_due(self._clock.now_s())
+            if self._costs.is_due(self._clock.now_s()):
+                # In a thread of its own: a folder that hangs holds up no read, for which ranks wait.
+                self._keeping.submit(self._keep)
             return report
 
     def _part_reads(self) -> PartReads:
@@ -325,8 +330,21 @@ class LoaderShell:
         self._readers.close()
 
     def keep_costs(self) -> None:
-        """Keep what reading its sources costs by now, for later starts; now and then it does so by itself."""
-        self._costs.keep()
+        """Keep for later starts what reading its sources costs, for the last time; it does so now and then by itself.
+
+        A folder that hangs is told of, and left after some seconds.
+        """
+        if not wait([self._keeping.submit(self._keep)], _KEEP_S).done:
+            told = "what reading costs is not kept: %s did not answer within %.0f s"
+            _LOG.warning(told, self._cache_dir, _KEEP_S)
+        self._keeping.close(0.0)
+
+    def _keep(self) -> None:
+        try:
+            self._costs.keep()
+        except Exception as error:  # noqa: BLE001 -- of a thread for which nobody waits
+            with self._activity.speaking():
+                _LOG.error("costs are not kept: %s", project_error(error, "a source loader"))
 
     def _count_held(self) -> None:
         """Leave so much less to decoded blocks."""

@@ -68,7 +68,8 @@ def kept_after(folder, *spent, at_s=(60.0,)):
     for (busy_s, tokens), now_s in zip(spent, at_s, strict=True):
         costs.count("a", busy_s / 2, tokens // 2)
         costs.count("a", busy_s / 2, tokens // 2)
-        costs.keep_if_due(now_s)
+        if costs.is_due(now_s):
+            costs.keep()
         found.append(kept_profiles(folder, ["a"])["a"].preprocess_s_per_token)
     return found
 

@@ -16,7 +16,7 @@ from omniload.base.clock import FakeClock
 from omniload.base.errors import IntegrityError, UnavailableError
 from omniload.base.ragged import Ragged
 from omniload.machine.messages import ReadAhead, TakeOver
-from omniload.source.kept_profile import KeptProfile, keep, kept_profiles
+from omniload.source.kept_profile import KeptProfile, RunningCosts, keep, kept_profiles
 from omniload.source.parts.sample_block import SampleBlock
 from tests.support.plane.builders import a_mix, a_table
 
@@ -354,7 +354,14 @@ def test_what_reading_costs_in_a_job_is_kept_for_the_next_start_as_far_as_it_is_
 ):
     measured = KeptProfile(preprocess_s_per_token=1e-6, block_bytes=1_000)
     keep(tmp_path, "code", measured)
-    spent_s = itertools.count(step=2.0)
+    spent_s, keeps = itertools.count(step=2.0), queue.SimpleQueue()
+
+    class Noted(RunningCosts):
+        def keep(self):
+            super().keep()
+            keeps.put("kept")
+
+    monkeypatch.setattr(loader_module, "RunningCosts", Noted)
     shell = a_shell(lambda *_: None, cache_dir=tmp_path)
     monkeypatch.setattr(loader_module.time, "thread_time", lambda: next(spent_s))
     # Of one that several read this thread spends a part of the time, as of one that they begin or cease to read.
@@ -368,6 +375,7 @@ def test_what_reading_costs_in_a_job_is_kept_for_the_next_start_as_far_as_it_is_
     at_once = kept()
     clock.advance(61.0)
     shell.read_ahead(ReadAhead(source=0, start=1000, stop=2000))
+    keeps.get(timeout=WITHIN_S)
     after_a_minute = kept()
     shell.read_ahead(ReadAhead(source=0, start=2000, stop=2500))
     shell.keep_costs()
@@ -375,3 +383,43 @@ def test_what_reading_costs_in_a_job_is_kept_for_the_next_start_as_far_as_it_is_
 
     assert at_once == 1e-6
     assert (after_a_minute, kept()) == ((2e-3, 4e-3) if before == after == 1 else (1e-6, 1e-6))
+
+
+def test_a_folder_of_costs_that_hangs_holds_up_neither_reads_nor_the_end(
+    a_shell, clock, monkeypatch, tmp_path, caplog
+):
+    begun, answers, answered = threading.Event(), threading.Event(), []
+
+    class Hanging(RunningCosts):
+        def keep(self):
+            begun.set()
+            answered.append(answers.wait(WITHIN_S))
+
+    monkeypatch.setattr(loader_module, "RunningCosts", Hanging)
+    monkeypatch.setattr(loader_module, "_KEEP_S", 0.01)
+    shell = a_shell(lambda *_: None, cache_dir=tmp_path)
+    clock.advance(61.0)
+
+    shell.read_ahead(ReadAhead(source=0, start=0, stop=10))
+    assert begun.wait(WITHIN_S)
+    shell.read_ahead(ReadAhead(source=0, start=10, stop=20))
+    shell.close()
+    shell.keep_costs()
+
+    assert not answered
+    assert f"{tmp_path} did not answer within 0 s" in caplog.text
+    answers.set()
+
+
+def test_a_fault_in_keeping_costs_is_told_and_ends_no_read(a_shell, clock, monkeypatch, caplog):
+    class Faulty(RunningCosts):
+        def keep(self):
+            raise KeyError("web")
+
+    monkeypatch.setattr(loader_module, "RunningCosts", Faulty)
+    shell = a_shell(lambda *_: None)
+
+    shell.keep_costs()
+    shell.close()
+
+    assert "a fault of omniload itself in a source loader: KeyError" in caplog.text
