@@ -138,11 +138,10 @@ def _spread(means_K: NDArray[Any], labels_K: NDArray[np.int64]) -> NDArray[np.fl
 
 
 def _numbers(given: object) -> NDArray[Any]:
-    # A tensor may lie on a device, in a type that numpy has not; one copy of 4 bytes a value.
-    tensor: Any = given
     try:
-        held = np.asarray(tensor.detach().float().cpu() if hasattr(given, "detach") else given)
-    except ValueError as error:  # lists of several lengths
+        many = [_on_host(each) for each in given] if isinstance(given, list | tuple) else given
+        held = np.asarray(_on_host(many))
+    except (RuntimeError, TypeError, ValueError) as error:  # lists of several lengths
         raise ConfigError(
             f"losses are no table of numbers ({error!s:.120}); give a tensor"
         ) from error
@@ -152,6 +151,12 @@ def _numbers(given: object) -> NDArray[Any]:
     if held.dtype.kind not in "iuf":
         raise ConfigError(f"losses are of type {held.dtype}; give numbers, as a tensor or a list")
     return held
+
+
+def _on_host(given: object) -> object:
+    # A tensor may lie on a device, in a type that numpy has not; one copy of 4 bytes a value.
+    tensor: Any = given
+    return tensor.detach().float().cpu() if hasattr(given, "detach") else given
 
 
 def means_of_source(loss: object, reward: object) -> tuple[float | None, float | None]:

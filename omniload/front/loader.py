@@ -28,9 +28,7 @@ from omniload.front.delivery import BatchForm, CopyAhead, turn_within
 from omniload.front.rows import PackedRows, TrainingBatch
 from omniload.front.spec import MixFacts
 from omniload.mix.edits.sources import require_known
-from omniload.mix.journal.losses import SourceLoss
 from omniload.mix.journal.notes import RunNotes
-from omniload.mix.journal.rewards import SourceRewards
 
 __all__ = ["Loader", "OpenClient"]
 
@@ -140,6 +138,9 @@ class Loader:
         client = self._open_once()
         batch = client.wait_for_batch(timeout)
         if batch is None:
+            self._handed = (
+                None  # its tensors may lie on a device, which an evaluation wants for itself
+            )
             # Not of a rank that joins a plane at its end: it begins at a later step.
             if self._state is None and not self.next_step and not self._first_is_checked:
                 self._first_is_checked = True
@@ -200,23 +201,21 @@ class Loader:
         Raises:
             ConfigError: Losses or rewards have another shape than what they are of, none is given, or several that
                 exclude each other; there is no such source; or no batch was handed out.
+            StateError: The loader is closed.
         """
         losses = loss if source is None and losses is None else losses
         given = losses, document_losses, source, loss, reward, labels, rewards, seconds
         took_s = check_observed(*given)
-        rows = self._handed if rows is None else rows
-        if rows is None:
+        if self._closed:
+            raise StateError("the loader is closed; observe a batch before that")
+        if (rows := self._handed if rows is None else rows) is None:
             raise ConfigError("observe tells of the batch handed out last; ask for one first")
-        # Of the batch handed out last: the loop observes it before it asks for the next. All is checked even where
-        # nothing is kept: a try-out without a folder is told of wrong losses too.
+        # Of the batch handed out last. All is checked even where nothing is kept: a try-out is told of wrong ones too.
         step = 0 if self._notes is None else self._open_once().next_step - 1
-        if took_s is not None and self._notes is not None:
-            self._notes.times.add(step, *rows.work(), took_s)
         if rewards is not None:
-            of_sources = rows.rewards_of_sources(rewards)
+            got = {self.source_names[s]: r for s, r in rows.rewards_of_sources(rewards).items()}
             if self._notes is not None:
-                named = {self.source_names[source]: each for source, each in of_sources.items()}
-                self._notes.rewards.add(step, named)
+                self._notes.rewards.add(step, got)
         if source is not None:
             self._note_source(step, rows, source, means_of_source(loss, reward), labels)
         elif losses is not None or document_losses is not None:
@@ -224,6 +223,9 @@ class Loader:
             if self._notes is not None:
                 told = self.source_names, found.keys_K4, found.sums_K, found.labels_K
                 self._notes.losses.add(step, *told, over=found.over, columns=found.columns)
+        # Last: of a call that is refused, and made again, the time counts once.
+        if took_s is not None and self._notes is not None:
+            self._notes.times.add(step, *rows.work(), took_s)
 
     def _note_source(
         self,
@@ -243,15 +245,10 @@ class Loader:
                 "whole step is given with labels=, as many as it goes over",
                 *(step, source),
             )
-        if self._notes is None or not count:
-            return
-        loss, reward = means
-        if loss is not None:
-            told, first = SourceLoss(loss * count, count), first if labels is None else None
-            self._notes.losses.add_source(step, source, told, first, columns=found.columns)
-        if reward is not None:
-            reported = SourceRewards(reward=reward * count, labels=count)
-            self._notes.rewards.add(step, {source: reported})
+        if self._notes is not None and count:
+            # What is of the whole step counts once; what is of these rows, once by each cp peer that has labels.
+            told_of = (first, found.columns) if labels is None else (None, None)
+            self._notes.add_means(step, source, means, count, *told_of)
 
     def state_dict(self) -> JsonObject:
         """Return the state after the batches handed out so far, as plain JSON; empty before any of a new run."""

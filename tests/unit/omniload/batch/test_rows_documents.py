@@ -219,3 +219,17 @@ def test_losses_that_are_none_are_refused(given_, said):
 
     with pytest.raises(ConfigError, match=said):
         losses_by_document(microbatch, microbatch.labels_RT, **given_)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_losses_that_gradients_go_through_are_taken_one_by_one(dtype):
+    torch = pytest.importorskip("torch")
+    dtype = getattr(torch, dtype)
+    microbatch = rows_of([[3], [5]])
+    losses = [torch.tensor(value, dtype=dtype, requires_grad=True) for value in (1.0, 2.0)]
+
+    found = losses_by_document(microbatch, microbatch.labels_RT, document_losses=losses)
+
+    assert (found.sums_K / found.labels_K).tolist() == [1.0, 2.0]
+    with pytest.raises(ConfigError, match="are no table of numbers"):
+        losses_by_document(microbatch, microbatch.labels_RT, losses=[[each] for each in losses])

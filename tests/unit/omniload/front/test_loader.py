@@ -1,7 +1,9 @@
 """The loader: opens when it is needed, resumes before and after iteration, closes once."""
 
+import gc
 import os
 import threading
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -511,7 +513,8 @@ class Observed(FakeClient):
     def wait_for_batch(self, timeout=None):
         rows = [[(0, 6, 0, 0, 8, 8)], [(1, 4, 0, 0, 3, 3), (0, 1, 2, 2, 4, 6)]]
         part = a_microbatch(rows, length=8)
-        return replace(super().wait_for_batch(timeout), microbatches=(part,))
+        batch = super().wait_for_batch(timeout)
+        return None if batch is None else replace(batch, microbatches=(part,))
 
 
 @pytest.fixture
@@ -573,12 +576,17 @@ def test_cp_peers_tell_together_of_rows_that_they_share(observed, tmp_path):
             loader.observe(rows, losses[:, rows.columns_in_row])
             loader.next_batch()
             loader.observe(source="code", loss=1.0 + peer)
+            loader.next_batch()
+            loader.observe(source="code", loss=1.5, reward=0.5, labels=100)
 
     found = losses_of_step(tmp_path / "shared", 0)
     assert found.pieces == due.pieces
     # Of the nine labels of code one peer has three, and the other six.
     told = losses_of_step(tmp_path / "shared", 1).sources
     assert told == {"code": SourceLoss(3 * 1.0 + 6 * 2.0, 9)}
+    # One word of the whole step is said by both.
+    told = losses_of_step(tmp_path / "shared", 2).sources
+    assert told == {"code": SourceLoss(150.0, 100)}
 
 
 def test_a_source_that_the_rows_have_no_label_of_is_told_once_and_not_kept(
@@ -610,6 +618,9 @@ def test_a_source_that_the_rows_have_no_label_of_is_told_once_and_not_kept(
         ({"losses": [1.0, 2.0], "source": "web", "loss": 1.0}, "in two ways"),
         ({"document_losses": [1.0, 2.0, 3.0], "loss": 1.0}, "in two ways"),
         ({"losses": [1.0, 2.0, 3.0]}, r"have shape \[3\], labels \[2, 8\]"),
+        ({"losses": [1.0, 2.0, 3.0], "seconds": 0.5}, r"have shape \[3\], labels \[2, 8\]"),
+        ({"rewards": [1.0], "seconds": 0.5}, "rewards"),
+        ({"source": "wbe", "loss": 1.0, "seconds": 0.5}, "did you mean 'web'"),
     ],
 )
 def test_what_cannot_be_observed_is_refused_and_nothing_kept(observed, tmp_path, told, said):
@@ -621,3 +632,17 @@ def test_what_cannot_be_observed_is_refused_and_nothing_kept(observed, tmp_path,
         observed.observe(**told)
 
     assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_a_loader_lets_go_of_its_last_batch_at_the_end_and_says_once_it_is_closed(observed):
+    for batch in observed:
+        handed = weakref.ref(batch)
+    del batch
+
+    gc.collect()
+    assert handed() is None
+    with pytest.raises(ConfigError, match="ask for one first"):
+        observed.observe(losses=1.0)
+    observed.close()
+    with pytest.raises(StateError, match="the loader is closed"):
+        observed.observe(losses=1.0)
