@@ -387,6 +387,9 @@ class PlannerShell:
     def _keep_edits(self, history: History) -> None:
         """Make edits durable; of a plane without a folder nobody goes on after it."""
         if self._run_dir is not None:
+            # Of a planner that is believed dead, and lives, the next one may have kept other edits.
+            if self._journal is not None:
+                self._journal.require_claim()
             # Before the commands behind it: no step is journaled under an edit that nobody would find again.
             with self._activity.doing("writes edits of the run") as self._room.says:
                 write_history(self._run_dir, history, self._room)

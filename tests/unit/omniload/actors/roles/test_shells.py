@@ -408,15 +408,41 @@ def an_edit(**weights):
     return ChangeAsked(change=SetWeights(weights=weights))
 
 
-def a_planner_shell(run_dir, planner=None):
+def a_planner_shell(run_dir, planner=None, journal=None):
     return PlannerShell(
         planner or a_planner(),
         lambda source: SilentLoader(),
         [],
-        None,
+        journal,
         Activity("planner"),
         run_dir,
     )
+
+
+class TakenOverJournal:
+    """The journal of a planner that is believed dead, and lives: another one has claimed it."""
+
+    def wait_in(self, room):
+        """It never waits."""
+
+    def require_claim(self):
+        raise StateError("another planner has taken the journal over")
+
+    def close(self):
+        """It holds nothing."""
+
+
+def test_a_planner_whose_journal_was_taken_over_leaves_the_edits_of_the_next_one_alone(tmp_path):
+    shell = a_planner_shell(tmp_path, journal=TakenOverJournal())
+    shell.start()
+
+    with pytest.raises(StateError, match="taken the journal over"):
+        shell.change(an_edit(web=2.0)).result(LIMIT_S)
+    with pytest.raises(StateError, match="taken the journal over"):
+        shell.change(an_edit(web=2.0))
+    shell.close()
+
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_change_after_a_take_over_is_told_with_what_was_planned_before_it(tmp_path):
