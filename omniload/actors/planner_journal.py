@@ -1,10 +1,11 @@
 """A planner's journal: where it lies, how it is gone on with, what it keeps; and what ranks write beside it."""
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from omniload.base.clock import Clock, SystemClock
-from omniload.base.errors import OmniloadError, UnavailableError, system_refusals
+from omniload.base.errors import OmniloadError, UnavailableError, project_error, system_refusals
 from omniload.base.log import get_logger
 from omniload.base.retry import with_retries
 from omniload.machine.messages import (
@@ -23,13 +24,14 @@ from omniload.mix.journal.place import journal_at
 from omniload.mix.journal.room import GIVE_UP_S, WAITS_S, Room
 from omniload.mix.journal.storage import JournalStorage
 from omniload.mix.journal.times import NO_TIMES, times_since
+from omniload.mix.run_record import latest_start_s
 
 __all__ = [
     "Kept",
     "claimed_place",
     "keep",
     "open_journal",
-    "reported_times",
+    "report_times",
     "warn_of_edits",
 ]
 
@@ -127,16 +129,32 @@ def warn_of_edits(history: History, end: int) -> None:
         _LOG.warning("the run ends before edit %d holds: %s", edit.revision, said_of(edit.change))
 
 
-def reported_times(run_dir: Path | None, first: int) -> TimesRead:
-    """Return the latest compute times of a run's steps from ``first`` on; none where they cannot be read.
+def report_times(
+    run_dir: Path | None,
+    first: int,
+    tell: Callable[[TimesRead], None],
+    fail: Callable[[OmniloadError], None],
+) -> None:
+    """Tell the latest compute times of a run's steps from ``first`` on; none where they cannot be read.
 
     Args:
         run_dir: Folder of the run; ``None`` for a plane without one.
         first: The first step that is asked for.
+        tell: Takes the times, in a thread: a folder on a network may hang, and a planner has steps to plan.
+        fail: Takes a defect that kept them from being read.
     """
-    # Figures never cost the run: the cost that holds stays.
-    try:
-        return TimesRead(times=NO_TIMES if run_dir is None else times_since(run_dir, first))
-    except OmniloadError as error:
-        _LOG.warning("no cost is fitted now: %s", error)
-        return TimesRead(times=NO_TIMES)
+
+    def read() -> None:
+        times = NO_TIMES
+        try:
+            if run_dir is not None:
+                times = times_since(run_dir, first, latest_start_s(run_dir))
+        except OmniloadError as error:
+            # Figures never cost the run: the cost that holds stays.
+            _LOG.warning("no cost is fitted now: %s", error)
+        except Exception as error:  # noqa: BLE001 -- the outermost call of its thread: the planner must hear of it
+            fail(project_error(error, "the reader of compute times"))
+            return
+        tell(TimesRead(times=times))
+
+    threading.Thread(target=read, name="omniload-planner-times", daemon=True).start()

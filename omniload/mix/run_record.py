@@ -5,13 +5,15 @@ file may be edited afterwards. So the record holds one *life* for every start, e
 with the text of its mix, and a question about step 1234 is answered with the life that
 trained it. The file is ``run.json``, written whole or not at all::
 
-    {"version": 1, "lives": [{"from_step": 0, "mix": "../mix.yaml", "text": "...", "sizes": {"dp": 2}}]}
+    {"version": 1, "lives": [{"from_step": 0, "began_s": 1795947300.25, "mix": "../mix.yaml", "text": "...",
+                              "sizes": {"dp": 2}}]}
 
 ``mix`` is relative to the run's folder, so that both may be moved together. A life whose
 rows were dealt by another cost than its text gives has ``balance`` too, the one it ran with.
 """
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -35,6 +37,7 @@ __all__ = [
     "MixText",
     "RunLife",
     "RunRecord",
+    "latest_start_s",
     "mix_text",
     "no_run_in",
     "read_run_record",
@@ -73,6 +76,8 @@ class RunLife:
 
     from_step: int
     """First step that it planned."""
+    began_s: float = 0.0
+    """When it began, in seconds since 1970 by its host's clock; 0 in records of releases that did not note it."""
     mix_path: Path
     """The mix file; its relative paths start at its folder."""
     text: str
@@ -159,6 +164,7 @@ def write_run_record(
     earlier = read_run_record(run_dir).lives if (run_dir / RUN_RECORD_NAME).exists() else ()
     life = RunLife(
         from_step=from_step,
+        began_s=round(time.time(), 3),
         mix_path=mix_path.resolve(),
         text=text,
         sizes=dict(sizes),
@@ -215,6 +221,17 @@ def read_run_record(run_dir: Path) -> RunRecord:
     return RunRecord(lives=lives)
 
 
+def latest_start_s(run_dir: Path) -> float:
+    """Return when the latest start of a run began, as ``RunLife`` has it; 0 without a record, as of a mix in no file.
+
+    Raises:
+        StateError: The record is damaged or of another version.
+    """
+    if not (run_dir / RUN_RECORD_NAME).exists():
+        return 0.0
+    return read_run_record(run_dir).last.began_s
+
+
 def _damaged(path: Path, reason: str) -> StateError:
     return StateError(
         f"{path}: not the record of a run, or a damaged one ({reason}); expected what a launch writes "
@@ -225,6 +242,7 @@ def _damaged(path: Path, reason: str) -> StateError:
 def _from_json(life: dict[str, Any], run_dir: Path) -> RunLife:
     return RunLife(
         from_step=whole_number(life["from_step"], below=1 << 63),
+        began_s=_began_in(life.get("began_s", 0)),
         mix_path=(run_dir.resolve() / life["mix"]).resolve(),
         text=_text_in(life["text"]),
         sizes={
@@ -233,6 +251,12 @@ def _from_json(life: dict[str, Any], run_dir: Path) -> RunLife:
         },
         balance=BalanceConfig.model_validate(life["balance"]) if "balance" in life else None,
     )
+
+
+def _began_in(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"began_s is {shown(value)}, not a time")
+    return float(value)
 
 
 def _text_in(value: object) -> str:
@@ -244,6 +268,7 @@ def _text_in(value: object) -> str:
 def _to_json(life: RunLife, run_dir: Path) -> dict[str, object]:
     content: dict[str, object] = {
         "from_step": life.from_step,
+        "began_s": life.began_s,
         # From the folder itself, as it is read: from a link to it the way would be another.
         "mix": os.path.relpath(life.mix_path, run_dir.resolve()),
         "text": life.text,

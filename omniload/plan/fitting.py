@@ -84,13 +84,28 @@ def fitted_cost(times: MeasuredTimes) -> FittedCost | Unfitted:
 
     Returns:
         The fit, the same for the same times in whatever order; coefficients are at least 0 and not both 0. Or why
-        there is none: too few times, or documents too alike to tell the two apart.
+        there is none: too few times, documents too alike to tell the two apart, or times that no cost comes to.
     """
     if len(times) < LEAST_MEASURED:
         return Unfitted(
             why=f"{len(times)} times were reported, and a fit takes {LEAST_MEASURED}: report those of each microbatch "
             "by loader.observe(rows, seconds=...)"
         )
+    try:
+        with np.errstate(over="ignore"):
+            return _fit_of_near(times)
+    except ValueError as error:
+        return Unfitted(
+            why=f"{len(times)} times come to no cost ({error}): look at what is given as seconds=..."
+        )
+
+
+def _fit_of_near(times: MeasuredTimes) -> FittedCost | Unfitted:
+    """Fit the times that are not far from all others.
+
+    Raises:
+        ValueError: No cost above 0 is in the range of floating point.
+    """
     # Sorted: sums in floating point depend on the order, and files are read in any.
     order = np.lexsort((times.squares_M, times.tokens_M, times.seconds_M, times.ranks_M))
     ranks_M, seconds_M = times.ranks_M[order], times.seconds_M[order]

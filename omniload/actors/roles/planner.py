@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from omniload.actors.gate import CLOSED
 from omniload.actors.heartbeat_board import Activity
-from omniload.actors.planner_journal import Kept, keep, reported_times, warn_of_edits
+from omniload.actors.planner_journal import Kept, keep, report_times, warn_of_edits
 from omniload.actors.roles.links import (
     ConstructorLink,
     ConstructorLinks,
@@ -371,8 +371,7 @@ class PlannerShell:
                 case KeepEdits(history=history):
                     self._keep_edits(history)
                 case ReadTimes(first=first):
-                    with self._activity.doing("reads compute times of ranks"):
-                        self._events.put(reported_times(self._run_dir, first))
+                    report_times(self._run_dir, first, self._events.put, self.fail)
                 case Republish():
                     self._constructors.tell_again(command)
                 case PublishPlans(plans=plans):

@@ -27,7 +27,7 @@ from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_extent, read_journal
 from omniload.mix.journal.times import times_since
 from omniload.mix.progress import RunProgress, progress_of
-from omniload.mix.run_record import read_run_record
+from omniload.mix.run_record import RunLife, read_run_record
 from omniload.mix.runtime import BalanceConfig
 from omniload.mix.schema.stages import said_epochs
 from omniload.plan.fitting import FittedCost, Unfitted, fitted_cost
@@ -58,7 +58,7 @@ def show(run: Path, as_json: bool) -> None:
     history = read_history(run, life.mix())
     progress = replace(progress_of(history, base, records), first_step=extent.first_step)
     groups = group_progress(run, history.latest.names)
-    measured = _measured_cost(run, life.from_step, history.base.balance)
+    measured = _measured_cost(run, life, history.base.balance)
     pace = _pace_of(run)
     losses = _losses_of(run)
     ahead = [edit.revision for edit in never_reached(history, progress.next_step)]
@@ -219,17 +219,19 @@ def _show_groups(console: Console, groups: GroupProgress) -> None:
     )
 
 
-def _measured_cost(run: Path, first: int, balance: BalanceConfig) -> FittedCost | Unfitted | None:
+def _measured_cost(
+    run: Path, life: RunLife, balance: BalanceConfig
+) -> FittedCost | Unfitted | None:
     """Return what the times come to that ranks have reported since the latest start; ``None`` where nobody asks.
 
     Args:
         run: Folder of the run.
-        first: First step of the latest start.
+        life: The latest start.
         balance: What holds: where it has costs fitted, that no times are there is told.
     """
     if balance.cost != "quadratic":
         return None
-    times = times_since(run, first)
+    times = times_since(run, life.from_step, life.began_s)
     return fitted_cost(times) if len(times) or balance.fit_every else None
 
 

@@ -55,6 +55,17 @@ def test_fitting_leaves_out_times_that_are_far_from_all_others(factor):
     assert found.pair_share == pytest.approx(true_share(found), abs=0.02)
 
 
+@pytest.mark.parametrize("odd", [1e-310, 1e-160])
+def test_a_time_that_no_cost_comes_to_is_told_as_what_it_is_and_raises_nothing(odd):
+    seconds_M = times().seconds_M.copy()
+    seconds_M[7] = odd
+
+    found = fitted_cost(replace(times(), seconds_M=seconds_M))
+
+    assert isinstance(found, Unfitted)
+    assert "200 times come to no cost" in found.why
+
+
 def test_fitting_takes_ranks_of_other_speeds_for_one_and_tells_the_cost_of_the_middle_one():
     found = fit(times(count=400, speeds=(1.0, 1.0, 1.5, 0.7, 1.0), noise=0.01))
 

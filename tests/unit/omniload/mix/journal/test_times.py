@@ -1,5 +1,6 @@
 """Compute times in the run's folder: the latest of each rank are read, whatever a kill or a disk did to them."""
 
+import numpy as np
 import pytest
 
 from omniload.base.errors import ConfigError
@@ -35,8 +36,37 @@ def test_times_that_are_read_are_the_latest_of_a_long_run(tmp_path, monkeypatch)
     assert seconds == [201.0 - n for n in range(len(seconds), 0, -1)]
 
 
+def test_times_of_steps_that_an_earlier_start_had_are_not_those_of_the_latest(
+    tmp_path, monkeypatch
+):
+    log = TimeLog(tmp_path, 0)
+    for now_s in (100.0, 200.0):
+        monkeypatch.setattr(times_module.time, "time", lambda now_s=now_s: now_s)
+        log.add(7, 8, 34, now_s)
+    path = tmp_path / "times" / "rank-0.jsonl"
+    of_the_release_before = b'{"step":7,"tokens":8,"squares":34,"seconds":9.0}\n'
+    path.write_bytes(of_the_release_before + path.read_bytes())
+
+    assert times_since(tmp_path, 7, 200.0).seconds_M.tolist() == [200.0]
+    assert times_since(tmp_path, 7).seconds_M.tolist() == [9.0, 100.0, 200.0]
+
+
+def test_times_of_many_ranks_are_read_as_far_as_there_is_room_for_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(times_module, "_ALL_BYTES", 4000)
+    for rank in range(8):
+        log = TimeLog(tmp_path, rank)
+        for step in range(20):
+            log.add(step, 8, 34, 1.0 + step)
+
+    found = times_since(tmp_path, 0)
+
+    of_each = np.bincount(found.ranks_M)
+    assert len(of_each) == 8
+    assert set(of_each.tolist()) <= {5, 6, 7}
+
+
 def test_times_are_read_across_a_file_that_was_just_moved_aside(tmp_path, monkeypatch):
-    monkeypatch.setattr(bounded, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(bounded, "_MOST_BYTES", 1300)
     log = TimeLog(tmp_path, 0)
     for step in range(30):
         log.add(step, 8, 34, 1.0 + step)
@@ -62,6 +92,7 @@ def test_times_of_many_ranks_are_those_of_some_among_all(tmp_path, monkeypatch):
         b'{"step":1,"tokens":8,"squares":34}',
         b'{"step":1,"tokens":8,"squares":34,"seconds":null}',
         b'{"step":1,"tokens":8,"squares":34,"seconds":-1}',
+        b'{"step":1,"tokens":8,"squares":34,"seconds":1e-310}',
         b'{"step":1,"tokens":8,"squares":4,"seconds":1}',
         b'{"step":1,"tokens":0,"squares":0,"seconds":1}',
         b'{"step":1,"tokens":1.5,"squares":34,"seconds":1}',
@@ -84,7 +115,20 @@ def test_times_of_rows_without_a_document_are_none(tmp_path):
     assert not (tmp_path / "times").exists()
 
 
-@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf"), "soon", None, [1, 2]])
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        0,
+        -1.0,
+        1e-310,
+        pytest.param(10**400, id="huge"),
+        float("nan"),
+        float("inf"),
+        "soon",
+        None,
+        [1, 2],
+    ],
+)
 def test_times_that_are_none_are_refused(seconds):
     with pytest.raises(ConfigError, match="give the time that the rows took, above 0"):
         require_seconds(seconds)
