@@ -212,10 +212,7 @@ class Loader:
             raise ConfigError("observe tells of the batch handed out last; ask for one first")
         # Of the batch handed out last. All is checked even where nothing is kept: a try-out is told of wrong ones too.
         step = 0 if self._notes is None else self._open_once().next_step - 1
-        if rewards is not None:
-            got = {self.source_names[s]: r for s, r in rows.rewards_of_sources(rewards).items()}
-            if self._notes is not None:
-                self._notes.rewards.add(step, got)
+        got = {} if rewards is None else rows.rewards_of_sources(rewards)
         if source is not None:
             self._note_source(step, rows, source, means_of_source(loss, reward), labels)
         elif losses is not None or document_losses is not None:
@@ -223,7 +220,9 @@ class Loader:
             if self._notes is not None:
                 told = self.source_names, found.keys_K4, found.sums_K, found.labels_K
                 self._notes.losses.add(step, *told, over=found.over, columns=found.columns)
-        # Last: of a call that is refused, and made again, the time counts once.
+        # Last: of a call that is refused for its losses, and made again, these count once.
+        if rewards is not None and self._notes is not None:
+            self._notes.rewards.add(step, {self.source_names[s]: r for s, r in got.items()})
         if took_s is not None and self._notes is not None:
             self._notes.times.add(step, *rows.work(), took_s)
 

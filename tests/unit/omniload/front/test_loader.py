@@ -619,6 +619,7 @@ def test_a_source_that_the_rows_have_no_label_of_is_told_once_and_not_kept(
         ({"document_losses": [1.0, 2.0, 3.0], "loss": 1.0}, "in two ways"),
         ({"losses": [1.0, 2.0, 3.0]}, r"have shape \[3\], labels \[2, 8\]"),
         ({"losses": [1.0, 2.0, 3.0], "seconds": 0.5}, r"have shape \[3\], labels \[2, 8\]"),
+        ({"losses": [1.0, 2.0, 3.0], "rewards": [[1, 0]] * 3}, r"have shape \[3\], labels"),
         ({"rewards": [1.0], "seconds": 0.5}, "rewards"),
         ({"source": "wbe", "loss": 1.0, "seconds": 0.5}, "did you mean 'web'"),
     ],
