@@ -9,7 +9,8 @@ trained it. The file is ``run.json``, written whole or not at all::
                               "sizes": {"dp": 2}}]}
 
 ``mix`` is relative to the run's folder, so that both may be moved together. A life whose
-rows were dealt by another cost than its text gives has ``balance`` too, the one it ran with.
+rows were dealt by another cost than its text gives has ``balance`` too, the one it ran with. Its ``placement`` tells
+one way of dealing them from those of earlier releases.
 """
 
 import os
@@ -32,6 +33,7 @@ from omniload.base.writing import write_whole
 from omniload.mix.config import BalanceConfig, MixConfig
 
 __all__ = [
+    "PLACEMENT",
     "RUN_RECORD_NAME",
     "RUN_RECORD_VERSION",
     "MixText",
@@ -47,6 +49,9 @@ __all__ = [
 RUN_RECORD_NAME = "run.json"
 """File of the record in the run's folder."""
 RUN_RECORD_VERSION = 1
+PLACEMENT = 1
+"""Counts the ways in which releases dealt one step's rows to ranks and microbatches: its digest is of its samples
+alone, and a run may go on by another. Raised with each change of what a strategy of this package deals."""
 _RANKS_LIMIT = 1 << 31
 _MOST_BYTES = 1 << 30
 """A thousand starts of the largest mix file there may be."""
@@ -86,6 +91,8 @@ class RunLife:
     """Size of each axis of the mesh, the outermost first."""
     balance: BalanceConfig | None = None
     """How rows were dealt, where the text alone does not say: a trainer may balance by its model's cost."""
+    placement: int = PLACEMENT
+    """By which way; 0 where the release that planned it did not note any."""
 
     def mix(self) -> MixConfig:
         """Return the mix of this life as it ran, whatever its file says today.
@@ -250,6 +257,7 @@ def _from_json(life: dict[str, Any], run_dir: Path) -> RunLife:
             for axis, size in life["sizes"].items()
         },
         balance=BalanceConfig.model_validate(life["balance"]) if "balance" in life else None,
+        placement=whole_number(life.get("placement", 0), below=1 << 31),
     )
 
 
@@ -276,4 +284,6 @@ def _to_json(life: RunLife, run_dir: Path) -> dict[str, object]:
     }
     if life.balance is not None:
         content["balance"] = life.balance.model_dump(mode="json")
+    if life.placement:
+        content["placement"] = life.placement
     return content

@@ -33,7 +33,7 @@ from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_extent, read_journal, read_worlds
 from omniload.mix.journal.storage import JournalStorage
 from omniload.mix.progress import state_json_at
-from omniload.mix.run_record import RunLife, read_run_record
+from omniload.mix.run_record import PLACEMENT, RunLife, read_run_record
 from omniload.plan.place_tree import ClientPlaceTree, MeshAxis
 from omniload.plan.records import StepPlan
 from omniload.plan.world import World
@@ -44,6 +44,10 @@ __all__ = ["audit"]
 
 _TEXT_WIDTH = 60
 _NAME_WIDTH = 24
+_OTHER_RANKS = (
+    "the release that dealt this step placed rows in another way: these are its samples, and ranks and microbatches "
+    "are those that this release gives them; install that one for the ranks that trained on them"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +102,8 @@ def audit(  # noqa: PLR0913, PLR0917 -- one for each option
     """Say which samples were in a step and on which rank, and prove it.
 
     The step is planned again from the journal, with the mix and the ranks it was trained
-    with; it stands only if the plan has the digest that was journaled then. Where the trainer
+    with; it stands only if the plan has the digest that was journaled then. That is of its
+    samples: ranks of a step that another release dealt come with a warning. Where the trainer
     reported the loss of documents, those of the highest loss come first.
 
     \b
@@ -125,10 +130,12 @@ def audit(  # noqa: PLR0913, PLR0917 -- one for each option
     looked_at = plan if rank is None else plan.part_of([rank])
     found = _with_losses(_found(rehearsal, looked_at, spec, grep), losses_of_step(run, step))
     title = f"step {step}, digest {digest} as journaled"
+    warnings = [] if life.placement == PLACEMENT else [_OTHER_RANKS]
     if page is not None:
         write_whole(page, _page(rehearsal, plan, spec, found, f"{run}: {title}").encode())
     if as_json:
-        emit_json({"step": step, "digest": digest, "samples": [_as_json(piece) for piece in found]})
+        shown = [_as_json(piece) for piece in found]
+        emit_json({"step": step, "digest": digest, "warnings": warnings, "samples": shown})
         return
     if grep is None:
         _print(found, spec.mix, f"{title}: {len(found)} samples or pieces of samples")
@@ -136,6 +143,8 @@ def audit(  # noqa: PLR0913, PLR0917 -- one for each option
         of = len(looked_at.pieces)
         said = f"{len(found)} of {of} samples or pieces of samples contain {grep!r}"
         _print(found, spec.mix, f"{title}: {said}")
+    for warning in warnings:
+        say(output(), f"warning: {warning}", "yellow")
     if page is not None:
         say(output(), f"page: {page}")
 

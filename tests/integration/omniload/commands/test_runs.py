@@ -18,7 +18,7 @@ from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import BalanceConfig, load_mix
 from omniload.mix.journal.lines import JournalLine
 from omniload.mix.journal.place import JOURNAL_NAME
-from omniload.mix.run_record import write_run_record
+from omniload.mix.run_record import RUN_RECORD_NAME, write_run_record
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.chats import CHATML, conversations, write_model
 from tests.support.plane.corpora import write_texts
@@ -193,6 +193,22 @@ def test_audit_answers_for_the_mix_as_it_was_though_the_file_was_edited(mix_path
     shown = json_of("audit", tmp_path / "run", "--step", 4, "--rank", 1)["samples"]
 
     assert audited(shown) == keys_of(batches[4][1])
+
+
+def test_audit_warns_of_ranks_where_an_earlier_release_dealt_the_step(mix_path, tmp_path):
+    a_run(tmp_path / "run", mix_path, dp=2)
+    asked = ("audit", tmp_path / "run", "--step", 4)
+    assert json_of(*asked)["warnings"] == []
+    assert "warning:" not in run_mix(*asked).output
+
+    path = tmp_path / "run" / RUN_RECORD_NAME
+    record = json.loads(path.read_bytes())
+    del record["lives"][0]["placement"]
+    path.write_text(json.dumps(record), encoding="utf-8")
+
+    (warning,) = json_of(*asked)["warnings"]
+    assert "placed rows in another way" in warning
+    assert "warning: the release that dealt this step" in run_mix(*asked).output
 
 
 def test_audit_answers_with_the_ranks_that_trained_the_step(mix_path, tmp_path):

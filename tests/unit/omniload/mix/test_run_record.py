@@ -10,6 +10,7 @@ import yaml
 from omniload.base.errors import ConfigError, StateError
 from omniload.mix.config import BalanceConfig
 from omniload.mix.run_record import (
+    PLACEMENT,
     RUN_RECORD_NAME,
     RUN_RECORD_VERSION,
     read_run_record,
@@ -67,6 +68,18 @@ def test_the_balance_of_an_earlier_life_outlives_later_starts(tmp_path):
     record = read_run_record(tmp_path / "run")
     assert record.life_at(9).balance == balance
     assert record.life_at(10).balance is None
+
+
+def test_a_start_of_a_release_that_noted_no_placement_is_told_from_those_after_it(tmp_path):
+    mix_path, run = a_file(tmp_path), tmp_path / "run"
+    write_run_record(run, mix_path, {"dp": 2})
+    record = orjson.loads((run / RUN_RECORD_NAME).read_bytes())
+    del record["lives"][0]["placement"]
+    (run / RUN_RECORD_NAME).write_bytes(orjson.dumps(record))
+
+    write_run_record(run, mix_path, {"dp": 2}, from_step=10)
+
+    assert [life.placement for life in read_run_record(run).lives] == [0, PLACEMENT]
 
 
 def test_a_text_that_was_read_before_is_kept_though_the_file_was_edited(tmp_path):
