@@ -19,7 +19,7 @@ from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.history import History
 from omniload.mix.edits.sources import require_known
 from omniload.mix.edits.stages import declared_at
-from omniload.mix.journal.losses import SourceLoss, losses_by_source, losses_by_turn
+from omniload.mix.journal.losses import SourceLoss, TurnLosses, losses_by_source
 from omniload.mix.journal.rewards import SourceRewards, rewards_by_source, rewards_by_turn
 from omniload.mix.policy.rules import GROUP, Turn, decide, seen_at, turns_that_weigh
 from omniload.mix.run_record import read_run_record
@@ -49,6 +49,8 @@ class Steering:
     """First step whose losses and rewards no decision has counted."""
     decided_at: int = field(init=False)
     """Step of the last decision: the next is due ``every`` steps later."""
+    _told: TurnLosses | None = field(init=False, default=None)
+    """Losses by turns, of a policy that goes by them."""
 
     def __post_init__(self) -> None:
         history = self._history()
@@ -125,8 +127,10 @@ class Steering:
         before = max(0, begun - turns_that_weigh(policy.smoothing))
         first = policy.from_step + before * every
         if policy.goes_by == "loss":
-            told = losses_by_turn(self.run, first, every)
-            means = {turn: _means(losses)[0] for turn, losses in told.items()}
+            # Kept between decisions: to read all turns that weigh anew is gigabytes where hundreds of ranks report.
+            self._told = self._told or TurnLosses(self.run, policy.from_step, every)
+            told = self._told.since(before)
+            means = {turn - before: _means(losses)[0] for turn, losses in told.items()}
         else:
             rewards = rewards_by_turn(self.run, first, every)
             means = {turn: _mean_rewards(found) for turn, found in rewards.items()}

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from omniload.base.log import get_logger
 
-__all__ = ["BoundedLog", "logs_of_ranks", "opened_logs", "take_from"]
+__all__ = ["BoundedLog", "LinesSince", "logs_of_ranks", "opened_logs", "take_from"]
 
 _LOG = get_logger(__name__)
 _MOST_BYTES = 32 << 20
@@ -59,20 +59,61 @@ def take_from(folder: Path, first: int, take: Callable[[bytes], None]) -> int:
         take: Takes a line. One that it raises KeyError, TypeError, ValueError or IndexError for is damaged: that is
             told, and it is passed over.
     """
+    return max(
+        (_take(path, file, first, take) for path, file in opened_logs(folder)), default=first
+    )
+
+
+def _take(path: Path, lines: Iterable[bytes], first: int, take: Callable[[bytes], None]) -> int:
+    """Hand on lines as ``take_from``."""
     stop = first
-    for path, file in opened_logs(folder):
-        for line in file:
-            # By its first bytes: of a long run few lines are asked for, and the others are not parsed.
-            at = _STEP.match(line)
-            if at is None or int(at[1]) < first or not line.endswith(b"\n"):
-                continue
-            try:
-                take(line)
-            except (KeyError, TypeError, ValueError, IndexError) as error:
-                _LOG.warning("%s: a damaged line is passed over: %r", path, error)
-                continue
-            stop = max(stop, int(at[1]) + 1)
+    for line in lines:
+        # By its first bytes: of a long run few lines are asked for, and the others are not parsed.
+        at = _STEP.match(line)
+        if at is None or int(at[1]) < first or not line.endswith(b"\n"):
+            continue
+        try:
+            take(line)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            _LOG.warning("%s: a damaged line is passed over: %r", path, error)
+            continue
+        stop = max(stop, int(at[1]) + 1)
     return stop
+
+
+class LinesSince:
+    """Hands on lines that ranks appended since they were asked for last: each once, under whichever name it lies."""
+
+    def __init__(self, folder: Path) -> None:
+        """Begin with all that there is in the ranks' files of ``folder``."""
+        self._folder = folder
+        self._read_to: dict[tuple[int, int, bytes], int] = {}
+        """Bytes of each file that were handed on, by its device, its number there, and its first line."""
+
+    def take(self, first: int, take: Callable[[bytes], None]) -> None:
+        """Hand on every whole line that is new, as ``take_from``; what is before ``first`` is passed over for good."""
+        read_to: dict[tuple[int, int, bytes], int] = {}
+        for path, file in opened_logs(self._folder):
+            held = os.fstat(file.fileno())
+            # A number of a file that is gone is given to another one; lines have their time, or a step at least.
+            head = file.readline()
+            if not head.endswith(b"\n"):
+                continue
+            key = held.st_dev, held.st_ino, head
+            at = self._read_to.get(key, 0)
+            file.seek(at if at <= held.st_size else 0)
+            _take(path, self._whole(file), first, take)
+            read_to[key] = file.tell()
+        self._read_to = read_to
+
+    @staticmethod
+    def _whole(file: BinaryIO) -> Iterator[bytes]:
+        """Yield lines up to the first that is not whole, and leave the file before it: the next look reads it."""
+        while line := file.readline():
+            if not line.endswith(b"\n"):
+                file.seek(-len(line), os.SEEK_CUR)
+                return
+            yield line
 
 
 def logs_of_ranks(folder: Path) -> list[str]:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import system_refusals
 from omniload.base.log import get_logger
-from omniload.mix.journal.bounded import BoundedLog, opened_logs, take_from
+from omniload.mix.journal.bounded import BoundedLog, LinesSince, opened_logs, take_from
 
 __all__ = [
     "LossLog",
@@ -36,9 +36,9 @@ __all__ = [
     "PieceLoss",
     "SourceLoss",
     "StepLosses",
+    "TurnLosses",
     "latest_losses",
     "losses_by_source",
-    "losses_by_turn",
     "losses_of_step",
 ]
 
@@ -267,20 +267,34 @@ def losses_by_source(run_dir: Path, first: int) -> tuple[dict[str, SourceLoss], 
     return found, stop
 
 
-@system_refusals("the losses of a run")
-def losses_by_turn(run_dir: Path, first: int, every: int) -> dict[int, dict[str, SourceLoss]]:
-    """Return what was reported of each source, by ``every`` steps from ``first`` on, numbered from 0; none without any.
+class TurnLosses:
+    """What was reported of each source in turns of some steps, summed as it comes: a line is read once."""
 
-    As for ``losses_by_source``.
-    """
-    found: dict[int, dict[str, SourceLoss]] = {}
+    def __init__(self, run_dir: Path, first: int, every: int) -> None:
+        """Begin with nothing; turns of ``every`` steps are numbered from 0, the first of them begins at ``first``."""
+        self._folder, self._first, self._every = run_dir / "losses", first, every
+        self._lines = LinesSince(self._folder)
+        self._since = 0
+        self._found: dict[int, dict[str, SourceLoss]] = {}
 
-    def take(written: bytes) -> None:
-        line = orjson.loads(written)
-        _add_line(found.setdefault((line["step"] - first) // every, {}), line)
+    @system_refusals("the losses of a run")
+    def since(self, turn: int) -> dict[int, dict[str, SourceLoss]]:
+        """Return what was reported by now from a turn on, by turns; none without any. Those before it are forgotten.
 
-    take_from(run_dir / "losses", first, take)
-    return {turn: told for turn, told in sorted(found.items()) if told}
+        As for ``losses_by_source``.
+        """
+
+        def take(written: bytes) -> None:
+            line = orjson.loads(written)
+            of = (line["step"] - self._first) // self._every
+            _add_line(self._found.setdefault(of, {}), line)
+
+        if turn < self._since:  # the run went back, to turns that are forgotten
+            self._lines, self._found = LinesSince(self._folder), {}
+        self._since = turn
+        self._lines.take(self._first + turn * self._every, take)
+        self._found = {of: told for of, told in sorted(self._found.items()) if of >= turn and told}
+        return dict(self._found)
 
 
 def _add_line(found: dict[str, SourceLoss], line: dict[str, Any]) -> None:

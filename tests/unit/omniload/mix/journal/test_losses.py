@@ -10,9 +10,9 @@ from omniload.mix.journal import bounded, losses
 from omniload.mix.journal.losses import (
     LossLog,
     SourceLoss,
+    TurnLosses,
     latest_losses,
     losses_by_source,
-    losses_by_turn,
     losses_of_step,
 )
 
@@ -228,9 +228,40 @@ def test_losses_are_told_by_turns_of_some_steps(tmp_path, caplog):
     with (tmp_path / "losses" / "rank-0.jsonl").open("ab") as file:
         file.write(b'{"step":30,"loss":[1]}\n')
 
-    assert losses_by_turn(tmp_path, 4, 3) == {
+    told = TurnLosses(tmp_path, 4, 3)
+    assert told.since(0) == {
         0: {"code": SourceLoss(10.0, 8), "web": SourceLoss(16.0, 16)},
         1: {"code": SourceLoss(7.0, 4), "web": SourceLoss(8.0, 8)},
         2: {"code": SourceLoss(12.0, 4), "web": SourceLoss(0.0, 0)},
     }
     assert "a damaged line is passed over" in caplog.text
+
+
+def test_a_line_of_a_turn_is_read_once_while_ranks_write_on_and_their_files_are_moved(
+    tmp_path, monkeypatch
+):
+    parsed = []
+    loads = orjson.loads
+    monkeypatch.setattr(losses.orjson, "loads", lambda line: parsed.append(line) or loads(line))
+    logs, told = [LossLog(tmp_path, rank) for rank in (0, 1)], TurnLosses(tmp_path, 0, 4)
+    newest = tmp_path / "losses" / "rank-0.jsonl"
+    assert told.since(0) == {}
+
+    for step in range(6):
+        add(logs[step % 2], step, [4, 8])
+    assert told.since(0) == TurnLosses(tmp_path, 0, 4).since(0)
+    parsed.clear()
+    with newest.open("ab") as file:
+        file.write(b'{"step":6,"at"')  # on its way, or torn off by a kill
+    add(logs[1], 6, [4, 8])
+
+    assert told.since(0)[1] == {"code": SourceLoss(12.0, 12), "web": SourceLoss(24.0, 24)}
+    assert len(parsed) == 1
+    add(logs[0], 7, [4, 8])
+    newest.replace(newest.with_name("rank-0.jsonl.1"))
+    add(logs[0], 8, [4, 8])
+
+    assert told.since(1) == TurnLosses(tmp_path, 0, 4).since(1)
+    assert list(told.since(1)) == [1, 2]
+    assert told.since(1)[1]["code"] == SourceLoss(16.0, 16)
+    assert list(told.since(0)) == [0, 1, 2]  # the run went back
