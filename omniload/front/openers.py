@@ -28,7 +28,7 @@ from omniload.front.launch import Launch, Place, group_of_torch
 from omniload.front.loader import OpenClient
 from omniload.front.meeting import Invitation, Meeting, NodeUp
 from omniload.front.mix_values import MixValues
-from omniload.front.peers import DealingHandle, FetchingHandle, FollowingHandle, Peers
+from omniload.front.peers import FetchingHandle, FollowingHandle, Peers
 from omniload.front.rendezvous import FolderRendezvous, Rendezvous
 from omniload.mix.config import MixConfig
 from omniload.mix.schema.splits import TRAIN
@@ -147,9 +147,8 @@ class OpenTogether(OpenClient):
         meeting.wait_until_joined(others)
         places = product(range(self.place.dp_size), range(self.place.cp_size))
         handles = [plane.handle(dp_rank, cp_rank) for dp_rank, cp_rank in places]
-        dealing = DealingHandle(
-            handles, self.place.places_of(self.launch.world_size), self._all(meeting)
-        )
+        places_R = self.place.places_of(self.launch.world_size)
+        dealing = FetchingHandle(handles, self._all(meeting), places_R)
         client = stack.enter_context(Client(dealing))
         stack.callback(meeting.wait_until_left, others)
         return client
@@ -240,7 +239,7 @@ class OpenTogether(OpenClient):
 
     def _shared(self, handle: RankHandle, meeting: Meeting) -> RankHandle:
         """Return a rank's handle, which serves its peers too where it has some: they have joined."""
-        return FetchingHandle(handle, self._peers(meeting)) if self.place.peers else handle
+        return FetchingHandle([handle], self._peers(meeting)) if self.place.peers else handle
 
     def _all(self, meeting: Meeting) -> Peers:
         meet: Callable[..., Peers] = torch_part("all_peers")

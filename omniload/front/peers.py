@@ -27,7 +27,7 @@ from omniload.batch.microbatch import Batch, from_bytes, to_bytes
 from omniload.front.meeting import Failure
 from omniload.machine.messages import ResizeAsked
 
-__all__ = ["DealingHandle", "FetchingHandle", "FollowingHandle", "Kind", "Peers"]
+__all__ = ["FetchingHandle", "FollowingHandle", "Kind", "Peers"]
 
 Kind = Literal["hello", "batch", "end", "failure", "closed"]
 """What a message is: the state to begin with, a batch, the data's end, an error, the last one."""
@@ -75,66 +75,21 @@ _STAY = (
 
 
 class FetchingHandle(RankHandle):
-    """Handle of the rank that fetches: it takes batches from the plane, and sends them to its peers."""
-
-    def __init__(self, handle: RankHandle, peers: Peers) -> None:
-        self._handle, self._peers = handle, peers
-        self.first_step = handle.first_step
-        # A peer asks nobody: the state before its first step must be with it too.
-        peers.give("hello", self.first_step, self._state_before(self.first_step))
-
-    @override
-    def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
-        try:
-            batch = self._handle.take(step, timeout_s)
-            state = self._state_before(step if batch is None else step + 1)
-            data = () if batch is None else (to_bytes(batch),)
-        except Exception as error:  # of any kind: peers would wait for a batch that does not come
-            self._peers.give("failure", step, Failure.of(error).model_dump_json().encode())
-            raise
-        self._peers.give("end" if batch is None else "batch", step, state, data)
-        return batch
-
-    @override
-    def taken(self, step: int) -> None:
-        self._handle.taken(step)
-
-    @override
-    def state_at(self, step: int) -> JsonObject:
-        return self._handle.state_at(step)
-
-    @override
-    def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
-        raise ConfigError(_STAY)
-
-    @override
-    def close(self) -> None:
-        try:
-            # A peer that takes nothing any more must not keep the plane open.
-            self._peers.give("closed", 0, b"")
-        finally:
-            self._peers.close()
-            self._handle.close()
-
-    def _state_before(self, step: int) -> bytes:
-        return json.dumps(self._handle.state_at(step)).encode()
-
-
-class DealingHandle(RankHandle):
-    """Handle of the rank whose threads a plane has: with each batch of its own it sends every other rank its own."""
+    """Handle of the rank that fetches: it takes batches from the plane, and sends others theirs."""
 
     def __init__(
-        self, handles: Sequence[RankHandle], places_R: Sequence[int], peers: Peers
+        self, handles: Sequence[RankHandle], peers: Peers, places_R: Sequence[int] = (0,)
     ) -> None:
-        """Deal to all ranks.
+        """Fetch by ``handles``.
 
         Args:
-            handles: Of each place along dp and cp, that of this rank among them.
-            places_R: Of each rank, its place; this rank is the first.
-            peers: All ranks.
+            handles: Of the place along dp and cp that the ranks share; or where batches are dealt, of each place.
+            peers: The ranks that are served.
+            places_R: Where batches are dealt, the place of each rank, of which this one is the first.
         """
-        self._handles, self._places_R, self._peers = handles, places_R, peers
+        self._handles, self._peers, self._places_R = handles, peers, places_R
         self.first_step = self._own.first_step
+        # A peer asks nobody: the state before its first step must be with it too.
         peers.give("hello", self.first_step, self._state_before(self.first_step))
 
     @property
@@ -148,9 +103,7 @@ class DealingHandle(RankHandle):
             ends = None in batches  # then of all of them: a step is of all ranks or of none
             state = self._state_before(step if ends else step + 1)
             found = [to_bytes(batch) for batch in batches if batch is not None]
-        except (
-            Exception
-        ) as error:  # of any kind: the others would wait for a batch that does not come
+        except Exception as error:  # of any kind: peers would wait for a batch that does not come
             self._peers.give("failure", step, Failure.of(error).model_dump_json().encode())
             raise
         dealt = () if ends else [found[place] for place in self._places_R]
@@ -173,6 +126,7 @@ class DealingHandle(RankHandle):
     @override
     def close(self) -> None:
         try:
+            # A peer that takes nothing any more must not keep the plane open.
             self._peers.give("closed", 0, b"")
         finally:
             self._peers.close()

@@ -10,7 +10,7 @@ import pytest
 from omniload.base.errors import StateError, UnavailableError
 from omniload.batch.microbatch import Batch
 from omniload.client import Client
-from omniload.front.peers import DealingHandle, FetchingHandle, FollowingHandle
+from omniload.front.peers import FetchingHandle, FollowingHandle
 from tests.support.plane.builders import a_microbatch
 
 
@@ -72,7 +72,7 @@ class Fetched:
 def pair():
     """A fetching client and a following one."""
     wire, plane = Wire(), Fetched()
-    fetching = Client(FetchingHandle(plane, wire))
+    fetching = Client(FetchingHandle([plane], wire))
     return fetching, Client(FollowingHandle(wire, 1.0, 2.0)), plane, wire
 
 
@@ -150,7 +150,7 @@ def test_a_peer_that_missed_a_batch_is_told_and_not_handed_another(pair):
 
 def test_a_state_that_is_not_at_hand_is_refused():
     wire = Wire()
-    FetchingHandle(Fetched(), wire)
+    FetchingHandle([Fetched()], wire)
 
     with pytest.raises(StateError, match="before step 9 is not at hand, the one before step 3 is"):
         FollowingHandle(wire, 1.0, 2.0).state_at(9)
@@ -197,7 +197,7 @@ class OfPlace(Fetched):
 def dealt():
     """The clients of four ranks at two places, the first of which deals, with its handles and ways."""
     handles, deals = [OfPlace(0), OfPlace(1)], Deals()
-    dealing = Client(DealingHandle(handles, [0, 1, 0, 1], deals))
+    dealing = Client(FetchingHandle(handles, deals, [0, 1, 0, 1]))
     others = [Client(FollowingHandle(way, 1.0, 2.0)) for way in deals.ways[1:]]
     return [dealing, *others], handles, deals
 
