@@ -189,8 +189,10 @@ with open(f"rank-{{os.environ['RANK']}}", "w") as out, contextlib.redirect_stdou
 """What stands for the page's ``train.py``, and says besides which of this machine's Rays is that of its host."""
 
 
-# Of nodes that users start each takes 20 s of a processor.
-@pytest.mark.parametrize("begun", [bare_nodes, pytest.param(users_nodes, marks=pytest.mark.soak)])
+# Of nodes that users start each takes 20 s of a processor. `make test` has ranks on the nodes of a given Ray elsewhere
+# (test_served_hosts), and the page's script for Slurm (test_external_launchers).
+@pytest.mark.soak
+@pytest.mark.parametrize("begun", [bare_nodes, users_nodes])
 def test_the_pages_launcher_for_a_ray_that_runs_already_uses_both_hosts_and_the_ray_outlives_it(
     hosts, mix, alone, scratch, monkeypatch, begun
 ):
