@@ -113,7 +113,7 @@ LONGER = {
         270,
         "opens a source, has as many read it as are asked for, and cuts its reads",
     ),
-    "omniload/actors/roles/planner.py": (420, "one thread that speaks to every other role"),
+    "omniload/actors/roles/planner.py": (390, "one thread that speaks to every other role"),
     "omniload/actors/ray/hosts/placing.py": (
         235,
         "where members are, where they may be, and for how long a node is left alone",

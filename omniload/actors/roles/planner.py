@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +22,7 @@ from omniload.actors.roles.links import (
     LoaderLinks,
     outcome_of,
 )
+from omniload.actors.roles.planner_events import Change, Replaced, Resize, Stop, Told
 from omniload.actors.roles.planner_metrics import count_bad, measure
 from omniload.base.errors import (
     ConfigError,
@@ -70,42 +71,7 @@ _LOG = get_logger(__name__)
 _CLOSE_S = 8.0
 """Shorter than the time that a caller in another process waits for the close."""
 
-Question = TypeVar("Question", "_Change", "_Resize")
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    event: ChangeAsked
-    answer: "Future[EditTaken]"
-
-
-@dataclass(frozen=True, slots=True)
-class _Resize:
-    event: ResizeAsked
-    answer: "Future[World]"
-
-
-@dataclass(frozen=True, slots=True)
-class _Replaced:
-    """A role has another holder: how it is reached is changed before the planner hears of it."""
-
-    event: LoaderReplaced | ConstructorReplaced
-    change: Callable[[], None]
-    taken_over: "Future[None]"
-    """Of a loader: ends once it knows what it takes over."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """Ranks have told their constructor something: it is asked for what follows."""
-
-    number: int
-    """Of the constructor."""
-    event: StepsTaken
-
-
-class _Stop:
-    pass
+Question = TypeVar("Question", Change, Resize)
 
 
 class PlannerShell:
@@ -135,7 +101,7 @@ class PlannerShell:
         self._ended: OmniloadError | None = None
         """Why changes are refused from now on: what failed, or that the plane was closed."""
         self._events: queue.SimpleQueue[
-            PlannerEvent | Failed | _Replaced | _Change | _Resize | _Told | _Stop
+            PlannerEvent | Failed | Replaced | Change | Resize | Told | Stop
         ] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="omniload-planner", daemon=True)
 
@@ -163,7 +129,7 @@ class PlannerShell:
 
     def resize(self, asked: ResizeAsked) -> "Future[World]":
         """Have other ranks; the future holds those that there are from then on, or why they are refused."""
-        return self._ask(_Resize(asked, Future())).answer
+        return self._ask(Resize(asked, Future())).answer
 
     def world(self) -> World:
         """Return the ranks of now."""
@@ -182,17 +148,17 @@ class PlannerShell:
         Returns:
             A future that says when the loader may be asked for what the one before it held.
         """
-        replaced = _Replaced(LoaderReplaced(sources=tuple(sources)), change, Future())
+        replaced = Replaced(LoaderReplaced(sources=tuple(sources)), change, Future())
         self._events.put(replaced)
         return replaced.taken_over
 
     def replace_constructor(self, number: int, change: Callable[[], None]) -> None:
         """Have another constructor build what is under way: ``change`` makes it the one that its link reaches."""
-        self._events.put(_Replaced(ConstructorReplaced(number=number), change, Future()))
+        self._events.put(Replaced(ConstructorReplaced(number=number), change, Future()))
 
     def change(self, asked: ChangeAsked) -> "Future[EditTaken]":
         """Have the mix changed; the future says what became of it, or why it is refused."""
-        return self._ask(_Change(asked, Future())).answer
+        return self._ask(Change(asked, Future())).answer
 
     def _ask(self, question: Question) -> Question:
         """Put a question to the planner's thread; after the planner's end it is refused at once."""
@@ -234,7 +200,7 @@ class PlannerShell:
 
     def close(self) -> None:
         """Stop planning and close the journal."""
-        self._events.put(_Stop())
+        self._events.put(Stop())
         self._room.wait_no_more()
         if self._thread.is_alive():
             self._thread.join(_CLOSE_S)
@@ -246,7 +212,7 @@ class PlannerShell:
     def _run(self) -> None:
         try:
             with self._activity.speaking():
-                while not isinstance(event := self._events.get(), _Stop):
+                while not isinstance(event := self._events.get(), Stop):
                     self._apply(event)
                     self._quiet_from_s = time.monotonic()
             self._refuse(UnavailableError(CLOSED))
@@ -271,27 +237,27 @@ class PlannerShell:
             while True:
                 event = self._events.get_nowait()
                 if (
-                    isinstance(event, _Change | _Resize)
+                    isinstance(event, Change | Resize)
                     and event.answer.set_running_or_notify_cancel()
                 ):
                     event.answer.set_exception(cause)
 
-    def _apply(self, event: PlannerEvent | Failed | _Replaced | _Change | _Resize | _Told) -> None:
+    def _apply(self, event: PlannerEvent | Failed | Replaced | Change | Resize | Told) -> None:
         match event:
             case Failed(is_of_read=True) if self._planner.has_ended:
                 pass
             case Failed(error=error):
                 raise error
-            case _Change():
+            case Change():
                 self._answer_change(event)
-            case _Resize():
+            case Resize():
                 self._answer_resize(event)
-            case _Replaced():
+            case Replaced():
                 # Changed first: commands that follow from the event go to the new holder of the role.
                 event.change()
                 self._loaders.taken_over = event.taken_over
                 self._plan_on(event.event)
-            case _Told(number=number):
+            case Told(number=number):
                 self._constructors.listen((number,))
                 self._plan_on(event.event)
             case _:
@@ -313,7 +279,7 @@ class PlannerShell:
         self._activity.figures.note(planned_step=self._planner.state.step)
         self._carry_out(commands)
 
-    def _answer_change(self, asked: _Change) -> None:
+    def _answer_change(self, asked: Change) -> None:
         before, planned = self._planner.history, self._planner.planned
         if not self._take_up(asked, lambda: self._planner.history):
             return
@@ -322,7 +288,7 @@ class PlannerShell:
         _LOG.warning("the mix is edited: %s", taken.said)
         asked.answer.set_result(taken)
 
-    def _answer_resize(self, asked: _Resize) -> None:
+    def _answer_resize(self, asked: Resize) -> None:
         before = self._planner.world
         if not self._take_up(asked, lambda: self._planner.world):
             return
@@ -332,7 +298,7 @@ class PlannerShell:
             _LOG.warning("dp is %d from step %d on (was %d)", world.dp, world.step, before.dp)
         asked.answer.set_result(world)
 
-    def _take_up(self, asked: _Change | _Resize, held: Callable[[], object]) -> bool:
+    def _take_up(self, asked: Change | Resize, held: Callable[[], object]) -> bool:
         """Put a question to the planner, and carry out what follows; return whether it was taken up.
 
         One that is withdrawn or refused is not, and leaves what ``held`` returns as it is.
@@ -406,7 +372,7 @@ class PlannerShell:
 
     def _on_told(self, number: int, future: "Future[StepsTaken]") -> None:
         if (told := outcome_of(future, "a data constructor")) is not None:
-            self._events.put(told if isinstance(told, Failed) else _Told(number, told))
+            self._events.put(told if isinstance(told, Failed) else Told(number, told))
 
     def _waits(self) -> Task:
         """Say what holds up the next plan."""
