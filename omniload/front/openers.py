@@ -21,6 +21,7 @@ from omniload.actors.plane import DataPlane, PlaneSpec, RankHandle
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.extras import missing_extra
 from omniload.base.linux.network import host_id
+from omniload.base.log import get_logger
 from omniload.base.state import Json
 from omniload.client import Client
 from omniload.front.arguments import warn_of_own_environment
@@ -35,6 +36,7 @@ from omniload.mix.schema.splits import TRAIN
 
 __all__ = ["OpenAlone", "OpenTogether", "take_turn", "torch_part"]
 
+_LOG = get_logger(__name__)
 _TORCH = "trainer_integration.loader.torch_arrays"
 """Adapters for torch, imported by name: this package imports none of those above it."""
 _PEERS = "trainer_integration.loader.torch_peers"
@@ -137,6 +139,11 @@ class OpenTogether(OpenClient):
 
     def _deal(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
         """Take the batches of all ranks from threads of this process, and send the others theirs."""
+        if spec.mix.split == TRAIN:
+            _LOG.warning(
+                "this mix is opened beside another loader of these ranks, as to evaluate: rank 0 reads all of it in "
+                "threads of its own and sends the others theirs; to train on it, close the other one first"
+            )
         stack.callback(meeting.end)
         meeting.gather(None)
         # Before the sources: one that is refused for a variable or a path that is not here is so explained.
