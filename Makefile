@@ -14,7 +14,7 @@ FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 # Where an image sets it, each process compiles all that it loads, and what is compiled ahead would be for nothing.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test lanes test-fast check format bench soak mutants docs clean
+.PHONY: help setup system demo demo-hosts test lanes test-fast check format bench soak mutants docs clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -38,6 +38,9 @@ $(FRAMEWORKS_STAMP): $(STAMP) constraints.txt scripts/frameworks.txt scripts/set
 
 demo: $(DEMO_STAMP) ## Run the main job: corpus, mix, training, kill, resume, report
 	@$(BIN)/python examples/demo.py
+
+demo-hosts: $(DEMO_STAMP) ## The same on two hosts, namespaces of this machine: a rank on each
+	@$(BIN)/python -m examples.demo_hosts
 
 test: $(STAMP) ## Run every check and every test
 	@$(MAKE) --no-print-directory --jobs 3 check lanes

@@ -95,16 +95,16 @@ class Killer:
 
 def main() -> int:
     """Run the demo; return its exit code."""
-    options = _options()
+    options = options_of(__doc__)
     set_up_logging("WARNING")
     os.chdir(ROOT)
     demo = Demo(Console(highlight=False))
     try:
-        _clear(fresh=options.fresh)
+        clear(DEMO / "run", fresh=options.fresh)
         _data(demo)
         run_dir = _train(demo)
-        proof, summary = _prove(demo, run_dir)
-        _conclude(demo, proof, summary, run_dir)
+        proof, summary = prove_run(demo, run_dir, TRAIN)
+        conclude(demo, proof, summary, run_dir)
     except DemoError as failure:
         demo.console.print(f"\n[bold red]failed:[/] {failure}")
         return 1
@@ -114,10 +114,10 @@ def main() -> int:
     return 0
 
 
-def _options() -> argparse.Namespace:
-    assert __doc__ is not None
+def options_of(told: str) -> argparse.Namespace:
+    """Return what the command line says, which ``--help`` begins to explain with ``told``."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=told, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--fresh", action="store_true", help="remove demo/ with its corpus and earlier runs first"
@@ -125,14 +125,13 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _clear(*, fresh: bool) -> None:
+def clear(run: Path, *, fresh: bool) -> None:
     """Make room for a new run; an earlier one is kept under another name."""
     if fresh and DEMO.exists():
         shutil.rmtree(DEMO)
-    run = DEMO / "run"
     if run.exists():
-        number = next(n for n in range(1, 10_000) if not (DEMO / f"run-{n}").exists())
-        run.rename(DEMO / f"run-{number}")
+        names = (f"{run.name}-{number}" for number in range(1, 10_000))
+        run.rename(next(path for name in names if not (path := run.with_name(name)).exists()))
 
 
 def _data(demo: Demo) -> None:
@@ -160,9 +159,10 @@ def _train(demo: Demo) -> Path:
     return launcher.run_dir.resolve()
 
 
-def _prove(demo: Demo, run_dir: Path) -> tuple[Proof, RunSummary]:
+def prove_run(demo: Demo, run_dir: Path, train: str) -> tuple[Proof, RunSummary]:
+    """Prove a run that was killed; ``train``: what a user would name."""
     with demo.phase("Proof: every step saw the samples of an unbroken run"):
-        demo.console.print(f"\n[dim]$[/] [bold]omniload train verify {TRAIN}[/]\n")
+        demo.console.print(f"\n[dim]$[/] [bold]omniload train verify {train}[/]\n")
         proof = prove(run_dir)
         print_proof(demo.console, proof)
         proof.require()
@@ -179,7 +179,8 @@ def _prove(demo: Demo, run_dir: Path) -> tuple[Proof, RunSummary]:
     return proof, summary
 
 
-def _conclude(demo: Demo, proof: Proof, summary: RunSummary, run_dir: Path) -> None:
+def conclude(demo: Demo, proof: Proof, summary: RunSummary, run_dir: Path) -> None:
+    """Write the report, and say what all came to."""
     report = write_report(run_dir)
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(justify="right", style="dim")

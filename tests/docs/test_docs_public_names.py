@@ -22,6 +22,7 @@ PUBLIC = (
 """Modules that a user imports from: what they list in ``__all__`` is public."""
 EXCEPTIONS = {
     "examples/demo.py": "kills a rank of the included trainer and draws on the display of its run",
+    "examples/demo_hosts.py": "does the same on two hosts, and reads the status and the log of its run",
     "how-to/data/image-encoder.md": "shows the included model, which is read and copied; the page says that it changes",
     "how-to/trainers/included-trainer.md": "names the reader of its weights; the page says that it changes",
 }
