@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from omniload.base.errors import ConfigError
+from omniload.base.linux.stopped import StopLooks
 from omniload.base.log import RoleLog, get_logger, last_line_of
 from trainer_integration.run.run_log import EventLine, MemoryLine, StepLine, parse_line
 
@@ -92,6 +93,7 @@ class RankProcess:
         )
         self._keeping.start()
         self.pid = self._process.pid
+        self._looks = StopLooks(self.pid)
         self.killed = False
         """Whether ``kill`` ended it."""
         self._thread: threading.Thread | None = None
@@ -164,10 +166,8 @@ class RankProcess:
         return f"code {code}: {last_line_of(self._log.path) or 'it wrote nothing'}"
 
     def is_stopped(self) -> bool:
-        """Tell whether the kernel calls it stopped (SIGSTOP), and not only slow."""
-        with suppress(psutil.Error):
-            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
-        return False
+        """Tell whether it is stopped (SIGSTOP), and not only slow; see ``StopLooks``."""
+        return self._looks.is_stopped()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for its end; return whether it came."""

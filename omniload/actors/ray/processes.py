@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from omniload.base.errors import UnavailableError
+from omniload.base.linux.stopped import StopLooks
 
 __all__ = ["HeldProcess", "Opener", "Process", "end_by_sigterm"]
 
@@ -60,20 +61,15 @@ class HeldProcess:
         """
         if process.place != Process.own().place:
             raise ProcessLookupError(f"process {process.pid} is on another machine")
-        self._pid = process.pid
         self._process = os.pidfd_open(process.pid)
         self._thread = _thread_of(process)
         self.descriptor = self._process if self._thread is None else self._thread
         """Can be read once the process has ended, or can do nothing more."""
+        self._looks = StopLooks(process.pid)
 
     def is_stopped(self) -> bool:
-        """Tell whether the kernel calls it stopped (SIGSTOP), and not only slow."""
-        try:
-            # The name of a process may hold brackets and blanks: what follows is behind the last bracket.
-            after_name = Path(f"/proc/{self._pid}/stat").read_text(encoding="utf-8").rpartition(")")
-        except OSError:
-            return False
-        return after_name[2].split()[0] == "T"
+        """Tell whether it is stopped (SIGSTOP), and not only slow; see ``StopLooks``."""
+        return self._looks.is_stopped()
 
     def has_ended(self) -> bool:
         """Tell whether it has ended, by itself or by a signal, or frees its memory before it has."""

@@ -52,8 +52,8 @@ _STORE_AWAY_S = 5.0
 """The same where the store did not answer one that opened the source: that says nothing of readers. Each further time
 in a row it is twice as long, up to ``_AGAIN_S``: memory or descriptors may be wanting for good."""
 _LOG = get_logger(__name__)
-_LOOK_S = 1.0
-"""From one look at readers that no read has asked to the next."""
+_LOOK_S = 0.25
+"""From one look at readers that no read waits for to the next, as the roster looks at roles."""
 _LEAVE_S = 1.0
 """A read that takes longer is left alone: nobody hears of it."""
 
@@ -183,11 +183,11 @@ class DividedSource(Source):
         self._settle()
 
     def look(self) -> None:
-        """Replace readers that are there ahead of reads and have ended: no read would notice before it waits for them.
+        """Replace readers that have ended, or are stopped, between reads: the next read would wait for them first.
 
-        Nobody is waited for; of readers that a read has asked it does nothing.
+        Nobody is waited for; while a read is under way, that notices it.
         """
-        if not self._at_once or self._clock.now_s() < self._look_s:
+        if self._clock.now_s() < max(self._look_s, self._again_s):
             return
         if not self._reads.acquire(blocking=False):
             return  # a read looks at them
@@ -266,7 +266,7 @@ class DividedSource(Source):
         # Those that were lost count in a row: a host that ends a process now and then is lived with.
         self._lost, self._away_s = 0, _STORE_AWAY_S
         if len(others) == self._num_wanted():
-            self._at_once = False  # from now on reads notice who is lost
+            self._at_once = False  # more of them are started with a read
         beyond_s = max(0.0, max(part.busy_s for part in parts) - mine_s)
         return merged([mine, *(part.block for part in parts)]), beyond_s, readers
 
@@ -345,6 +345,10 @@ class DividedSource(Source):
             *("source %s: a reader %s, %s, this process reads all: %s", self.name, done, what),
             error,
         )
+        if not after_s:
+            # Not with the next read: they open the source beside the one that this process does alone.
+            self._at_once = True
+            self._start_missing()
 
     def _end_beyond(self, num: int) -> None:
         """End the last of the other readers, until so many are left: those keep their numbers."""

@@ -86,8 +86,9 @@ class RayReader(PartReader):
                 self._held = HeldProcess(self._got(self._process))
             except ProcessLookupError as error:
                 raise ReaderLostError(f"{self._name} has ended: {error}") from None
+        # Also one that nothing is asked of now: the next read would wait for it.
+        self._require_runs()
         if not ray.wait([self._opening], timeout=0)[0]:
-            self._require_runs()
             return None
         if self._held is not None and self._held.has_ended():
             raise ReaderLostError(f"{self._name} has ended")

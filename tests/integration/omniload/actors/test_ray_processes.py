@@ -2,11 +2,14 @@
 
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import ExitStack
 
+import psutil
 import pytest
 
 pytest.importorskip("ray")
@@ -31,6 +34,13 @@ from omniload.base.linux.calls import forgo_huge_pages
 forgo_huge_pages()
 print(Path("/proc/self/status").read_text())
 """
+
+
+def wait_until(done):
+    until_s = time.monotonic() + LIMIT_S
+    while not done():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
 
 
 def are_threads_watched():
@@ -89,6 +99,33 @@ def test_each_end_is_told_once_whoever_ends_the_process(started, watch):
     for each in (held, held_too):
         watch.forget(each)
         each.close()
+
+
+def test_one_that_is_stopped_is_told_from_one_that_is_let_run_now_and_then(started):
+    process, held = started()
+
+    def stop():
+        process.send_signal(signal.SIGSTOP)
+        assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+
+    def go_on():
+        process.send_signal(signal.SIGCONT)
+        assert os.WIFCONTINUED(os.waitpid(process.pid, os.WCONTINUED)[1])
+
+    assert not held.is_stopped()
+    stop()
+    assert [held.is_stopped() for _ in range(3)] == [True] * 3
+    seen = []
+    for _ in range(3):  # as cpulimit does, and every look falls on a part in which it is stopped
+        go_on()
+        wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING)
+        stop()
+        seen.append(held.is_stopped())
+
+    assert seen == [False] * 3
+    assert held.is_stopped()
+    go_on()
+    wait_until(lambda: not held.is_stopped())
 
 
 def test_of_a_process_that_was_let_go_of_nobody_hears_though_another_one_has_its_descriptor(

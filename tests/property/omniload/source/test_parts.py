@@ -251,11 +251,14 @@ def test_readers_that_end_again_and_again_before_the_first_read_are_left_alone_l
     assert look() == 0
 
 
-def test_readers_that_reads_ask_are_not_looked_at_besides():
-    source, _, look = ahead_of_reads([*["there"] * 2, *["ended"] * 9])
+def test_readers_that_end_between_reads_are_replaced_before_the_next_which_is_theirs():
+    source, started, look = ahead_of_reads([*["there"] * 4, "ended", *["there"] * 60])
+    source.read(0, 6)
+    assert (look(), len(started)) == (2, 4)
+
     source.read(0, 6)
 
-    assert look() == 2
+    assert (source.so_far.readers, len(started)) == (3, 4)
 
 
 def test_fewer_that_are_wanted_as_a_read_ends_are_fewer_at_once(monkeypatch):
@@ -289,6 +292,21 @@ def test_readers_that_a_read_starts_as_the_source_is_closed_end_with_that_read()
 
     assert blocks_equal(source.read(0, 3), a_source(units)[0].read(0, 3))
     assert [reader.is_closed for reader in started] == [True, True]
+
+
+def test_readers_in_place_of_one_that_was_lost_are_started_before_this_process_reads_all_alone():
+    units, seen = [[[1], [2]]] * 4, []
+    source, started = divided(
+        lambda: a_source(units)[0], 3, [*["there"] * 2, "lost", *["there"] * 9]
+    )
+    alone = source.own.read
+    source.own.read = lambda *asked: seen.append(len(started)) or alone(*asked)
+
+    assert blocks_equal(source.read(0, 8), a_source(units)[0].read(0, 8))
+
+    assert (seen, [reader.is_closed for reader in started]) == ([4], [True, True, False, False])
+    source.read(0, 8)
+    assert (source.so_far.readers, len(started)) == (3, 4)
 
 
 def test_readers_that_are_lost_again_and_again_are_done_without():

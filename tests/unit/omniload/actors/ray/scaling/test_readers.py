@@ -114,6 +114,18 @@ def test_a_reader_that_is_stopped_as_it_opens_its_source_is_lost_and_not_waited_
     assert (cluster.killed, cluster.ended_by_ray, cluster.let_go) == (1, 1, 1)
 
 
+def test_a_reader_that_is_stopped_between_two_reads_is_lost_before_the_next_waits_for_it(cluster):
+    reader = a_reader()
+    cluster.answers["open"] = "facts"
+    assert reader.facts() == "facts"
+    cluster.is_stopped = True
+    assert reader.facts() == "facts"
+    cluster.now_s += 0.25
+
+    with pytest.raises(ReaderLostError, match="loader-0-reader-0-1 is stopped"):
+        reader.facts()
+
+
 def test_a_reader_that_goes_on_opens_its_source_however_long_that_takes(cluster):
     reader = a_reader()
     for is_stopped in (False, True, False, True, False):
