@@ -108,7 +108,8 @@ between a recovery, {calm} steps at least, and the next fault. Less stops: witho
 not run one of its cores, as one process a core{how} saw it; in all {stops}. Ended and replaced within: the longest
 time from the fault until the process that was struck had ended, which for one that is stopped is when that was
 noticed, and until another one was in its place, which of a shadow is until it stood ready with its first blocks
-decoded. A sample that is lost or comes twice would show in the digest of its step, which is compared with an unbroken
+decoded; of one that starves there is neither, unless it was taken for one that hangs. A sample that is lost or
+comes twice would show in the digest of its step, which is compared with an unbroken
 run in one process.{hosts}{store}{refusals}"""
 
 

@@ -155,10 +155,11 @@ def _struck_of(blow: Blow, waits: Sequence[Wait]) -> Struck:
     def last_s(times_s: Sequence[float | None]) -> float | None:
         return max((each for each in times_s if each is not None), default=None)
 
+    looked_at = (*blow.processes, *blow.starved)
     return Struck(
         waits,
-        last_s([each.ended_s for each in blow.processes]),
-        last_s([each.replaced_s for each in blow.processes]),
+        last_s([each.ended_s for each in looked_at]),
+        last_s([each.replaced_s for each in looked_at]),
     )
 
 

@@ -19,6 +19,7 @@ from itertools import groupby
 
 __all__ = [
     "KINDS",
+    "LASTING",
     "NO_ROLE",
     "OF_JOURNALS",
     "OF_ROLES",
@@ -32,11 +33,17 @@ __all__ = [
 
 NO_ROLE = "-"
 """Stands in the place of a role where none is struck."""
-OF_ROLES = frozenset({"kill", "stop"})
+OF_ROLES = frozenset({"kill", "stop", "starve", "memory"})
+LASTING = frozenset({"starve", "memory"})
+"""Of those, the ones that last."""
 OF_STORES = frozenset({"store", "delay"})
 OF_JOURNALS = frozenset({"torn-journal", "cut-journal", "flipped-journal"})
 KINDS: dict[str, float] = {
-    **dict.fromkeys((*sorted(OF_ROLES), *sorted(OF_JOURNALS)), 0.0),
+    **dict.fromkeys((*sorted(OF_ROLES - LASTING), *sorted(OF_JOURNALS)), 0.0),
+    # Half as long again as a member may be silent.
+    "starve": 15.0,
+    # A process that wants no more memory in this time is ended all the same.
+    "memory": 5.0,
     # A small part of what a planner waits for room.
     "full": 5.0,
     **dict.fromkeys(sorted(OF_STORES), 20.0),

@@ -3,6 +3,8 @@
 ::
 
     kill, stop        SIGKILL, SIGSTOP to the process of a role, of a shadow or of a reader
+    starve            such a process gets a twentieth of one core for a while
+    memory            such a process gets no more memory, so that the kernel ends it
     full              the disk of the run's folder has no room for a while
     store, delay      the store of the sources refuses, or is ten times slower, for a while
     torn-journal      the planner is killed as it writes a record
@@ -29,6 +31,7 @@ from benchmarks.faults.ailing_store import AilingStore
 from benchmarks.faults.full_disk import full_for
 from benchmarks.faults.hosts import Hosts, cut_for
 from benchmarks.faults.schedule import OF_ROLES, Fault
+from benchmarks.faults.starving import short_for, starved_for
 from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.opening import open_ray_plane
 from omniload.actors.plane import PlaneSpec
@@ -42,6 +45,8 @@ from omniload.mix.journal.place import JOURNAL_NAME
 __all__ = ["Job", "StruckProcess", "damage", "strike"]
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+_NO_SIGNAL = 0
+"""Tells only whether the process is there."""
 _PLANNER = "planner"
 _LOOK_S = 0.05
 """Looks for a successor, of which one reads all heartbeats or all processes."""
@@ -213,6 +218,8 @@ class Blow:
 
     faults: Sequence[Fault]
     processes: list[StruckProcess] = field(default_factory=list)
+    starved: list[StruckProcess] = field(default_factory=list)
+    """Processes that are not to end by it: whether they did is all that is looked at."""
     others: list[Callable[[], bool]] = field(default_factory=list)
     """What tells of each fault that strikes no process whether it is over."""
 
@@ -254,8 +261,16 @@ def strike(job: Job, faults: Sequence[Fault], inside: ExitStack, seed: int) -> B
                 blow.others.append(cut_off.is_set)
             case "torn-journal" | "cut-journal" | "flipped-journal":
                 blow.processes.append(_strike_journal(job, fault, seed))
-    numbers = [_SIGNALS[fault.kind] for fault in faults if fault.kind in OF_ROLES]
-    for (pid, is_replaced), number in zip(found, numbers, strict=True):
+    struck = [fault for fault in faults if fault.kind in OF_ROLES]
+    for (pid, is_replaced), fault in zip(found, struck, strict=True):
+        if fault.kind == "starve":
+            blow.starved.append(StruckProcess(pid, _NO_SIGNAL, is_replaced))
+            _, is_over = inside.enter_context(starved_for(pid, fault.seconds))
+            blow.others.append(is_over.is_set)
+            continue
+        if fault.kind == "memory":
+            inside.enter_context(short_for(pid, fault.seconds))
+        number = _SIGNALS.get(fault.kind, _NO_SIGNAL)
         blow.processes.append(StruckProcess(pid, number, is_replaced))
     return blow
 

@@ -1,13 +1,19 @@
-"""A process that is struck: when it ended, and when another one was in its place. A host that is cut off."""
+"""A process that is struck, or starves: when it ended, and when another was in its place. A host that is cut off."""
 
 import os
 import signal
 import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
+import psutil
 import pytest
 
+from benchmarks.faults import starving
 from benchmarks.faults.hosts import cut_for
+from benchmarks.faults.starving import SHARE, short_for, starved_for
 from benchmarks.faults.striking import StruckProcess
 
 
@@ -67,3 +73,50 @@ def test_a_host_is_cut_off_for_a_while_or_until_all_is_over(hosts, seconds):
 
     assert is_mended.is_set()
     assert way_from(hosts[1]) == before
+
+
+BUSY = "print(flush=True)\nwhile True: pass"
+WANTS_MEMORY = "print(flush=True)\nkept = []\nwhile True: kept.append(bytearray(b'x') * (1 << 20))"
+
+
+@pytest.fixture
+def running(request):
+    with subprocess.Popen([sys.executable, "-c", request.param], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        yield psutil.Process(process.pid)
+        process.kill()
+
+
+def may_make_groups():
+    return any(os.access(f"/sys/fs/cgroup/{name}", os.W_OK) for name in ("cpu", "cpu.max"))
+
+
+@pytest.mark.parametrize("running", [BUSY], indirect=True)
+@pytest.mark.parametrize("in_group", [True, False])
+def test_one_that_starves_gets_a_part_of_a_core_until_that_is_over(running, in_group, monkeypatch):
+    if not in_group:
+        monkeypatch.setattr(starving, "cpu_group", refuse)
+    elif not may_make_groups():
+        pytest.skip("no group of the kernel may be made here")
+    group = Path(f"/proc/{running.pid}/cgroup").read_text()
+
+    with starved_for(running.pid, 3600.0) as (how, is_over):
+        taken_s, began_s = sum(running.cpu_times()[:2]), time.monotonic()
+        time.sleep(1.0)
+        share = (sum(running.cpu_times()[:2]) - taken_s) / (time.monotonic() - began_s)
+        assert not is_over.is_set()
+
+    assert ("group" in how, is_over.is_set()) == (in_group, True)
+    assert share < 5 * SHARE
+    assert Path(f"/proc/{running.pid}/cgroup").read_text() == group
+    assert running.status() != psutil.STATUS_STOPPED
+
+
+def refuse(*_):
+    raise PermissionError("no group may be made")
+
+
+@pytest.mark.parametrize("running", [WANTS_MEMORY], indirect=True)
+def test_one_that_gets_no_more_memory_is_ended_once_it_wants_some(running):
+    with short_for(running.pid, 3600.0):
+        assert running.wait(60) is not None

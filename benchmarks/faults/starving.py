@@ -1,0 +1,159 @@
+"""A process that gets little of a core for a while, or no more memory.
+
+A core: by the kernel's own limit of a group (``cpu.max``, or ``cpu.cfs_quota_us`` of the older groups), where this
+process may make one; else as ``cpulimit`` does, which stops the process for a part of each tenth of a second. Memory:
+by a limit of a group, so that the kernel ends it; where that is not allowed it is sent what the kernel would send.
+"""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from tests.support.memory_groups import short_of_memory
+
+__all__ = ["SHARE", "Group", "as_cpulimit", "cpu_group", "short_for", "starved_for"]
+
+SHARE = 0.05
+"""Of one core, that a starved process gets."""
+_PERIOD_S = 0.1
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+class Group:
+    """A group of the kernel's whose processes get a part of one core.
+
+    Raises:
+        OSError: This process may make none, or no group limits cores here.
+    """
+
+    def __init__(self, name: str, share: float) -> None:
+        period_us = round(_PERIOD_S * 1e6)
+        quota_us = round(share * period_us)
+        if (old := _GROUPS / "cpu").is_dir():
+            self._above, limits = (
+                old,
+                {"cpu.cfs_period_us": period_us, "cpu.cfs_quota_us": quota_us},
+            )
+        else:
+            self._above, limits = _GROUPS, {"cpu.max": f"{quota_us} {period_us}"}
+        self._folder = self._above / name
+        self._folder.mkdir()
+        try:
+            for file, limit in limits.items():
+                (self._folder / file).write_text(str(limit))
+        except OSError:
+            self._folder.rmdir()
+            raise
+
+    def take(self, pid: int) -> Callable[[], None]:
+        """Put a process into it; return what puts it back, and removes the group."""
+        try:
+            place = self._above / _group_of(pid, self._above).lstrip("/") / "cgroup.procs"
+            (self._folder / "cgroup.procs").write_text(str(pid))
+        except OSError:
+            self._folder.rmdir()
+            raise
+
+        def give_back() -> None:
+            # It, and what it has started meanwhile; one that has ended is in no group.
+            for each in (self._folder / "cgroup.procs").read_text().split():
+                with suppress(ProcessLookupError):
+                    place.write_text(each)
+            self._folder.rmdir()
+
+        return give_back
+
+
+def _group_of(pid: int, above: Path) -> str:
+    wanted = "cpu" if above.name == "cpu" else ""
+    for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines():
+        _, kinds, path = line.split(":", 2)
+        if kinds.split(",").count(wanted):
+            return path
+    raise FileNotFoundError(f"process {pid} is in no group below {above}")
+
+
+def cpu_group(pid: int, share: float) -> Callable[[], None]:
+    """Have a process in a group that gets a part of one core; return what ends that.
+
+    Raises:
+        OSError: That is not allowed here.
+    """
+    return Group(f"omniload-starved-{pid}", share).take(pid)
+
+
+def as_cpulimit(pid: int, share: float) -> Callable[[], None]:
+    """Have a process run for a part of each tenth of a second only; return what ends that."""
+    process, ended = psutil.Process(pid), threading.Event()
+
+    def turns() -> None:
+        with suppress(psutil.NoSuchProcess):
+            while not ended.is_set():
+                process.send_signal(signal.SIGSTOP)
+                ended.wait((1 - share) * _PERIOD_S)
+                process.send_signal(signal.SIGCONT)
+                ended.wait(share * _PERIOD_S)
+
+    thread = threading.Thread(target=turns, name="starving", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        ended.set()
+        thread.join()
+
+    return end
+
+
+@contextmanager
+def starved_for(
+    pid: int, seconds: float, share: float = SHARE
+) -> Iterator[tuple[str, threading.Event]]:
+    """Have a process get a part of one core for a while; gives how, and an event that tells once that is over.
+
+    Args:
+        pid: The process.
+        seconds: How long.
+        share: Of one core.
+    """
+    try:
+        how, end = "a group of the kernel's", cpu_group(pid, share)
+    except OSError:
+        how, end = "stops, as cpulimit does", as_cpulimit(pid, share)
+    is_over, ending = threading.Event(), threading.Lock()
+
+    def give_back() -> None:
+        with ending:
+            if not is_over.is_set():
+                end()
+                is_over.set()
+
+    timer = threading.Timer(seconds, give_back)
+    timer.start()
+    try:
+        yield how, is_over
+    finally:
+        timer.cancel()
+        give_back()
+
+
+@contextmanager
+def short_for(pid: int, seconds: float) -> Iterator[None]:
+    """Let the kernel end a process that wants a megabyte more; one that wants none in this time is ended then."""
+    process = psutil.Process(pid)
+
+    def end() -> None:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+    short: AbstractContextManager[object] = short_of_memory(process)
+    timer = threading.Timer(seconds, end)
+    with short:
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
