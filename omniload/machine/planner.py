@@ -185,6 +185,14 @@ class Planner:
             return Waits(text=f"waits for samples of {len(short)} sources ({names})", sources=short)
         return self.ranks.waits(step, self.world.tree.size_of("cp"), self.mix.steps_at_once)
 
+    def filled(self) -> dict[int, float]:
+        """Return which part of its target is known of each source, where that is not all: a read of it is due."""
+        if self.has_ended:
+            return {}
+        sources = range(len(self._queues))
+        below = self._demand_now().below(sources, self._queues, self._is_short)
+        return {s: min(1.0, self._queues[s].tokens / max(1, least)) for s, least, _ in below}
+
     def state_at(self, step: int) -> JsonObject:
         """Return the state before ``step`` as plain JSON: resuming from it, ``step`` comes next.
 
@@ -249,7 +257,7 @@ class Planner:
         demand, commands = self._demand, self._begin_step(changed)
         for s in (s for s in changed if s not in self._bad.over):
             require_usable(self.history, s, self._queues[s], self.positions_per_epoch_S[s])
-        self._update_short(changed)
+        self._demand_now().drop_known(changed, self._is_short)
         while not self.has_ended and ((room := self._room()) or self.state.step == self.num_steps):
             # At the end without room too: a read that fails from then on is ignored. ``>=``: a state may lie beyond it.
             is_last = self.num_steps is not None and self.state.step >= self.num_steps
@@ -342,24 +350,11 @@ class Planner:
             self._demand.short.update(s for s, n in needs if self._is_short(s, n))
         return self._demand
 
-    def _update_short(self, changed: Iterable[int]) -> None:
-        """Drop the sources from ``short`` of which enough samples are known by now."""
-        demand = self._demand_now()
-        for s in demand.short.intersection(changed):
-            if not self._is_short(s, demand.needs_S[s]):
-                demand.short.remove(s)
-
     def _top_up(self, sources: Iterable[int]) -> list[PlannerCommand]:
         """Request reads of every source with fewer known samples than the coming steps need."""
-        demand = self._demand_now()
-        commands: list[PlannerCommand] = []
-        for s in sources:
-            if not self._is_short(s, demand.targets_S[s]):
-                continue  # before more is looked at: of hundreds of sources few are
-            least, most = demand.bounds_of(s, self._queues[s].token_bytes)
-            if self._is_short(s, least):
-                commands += self._read(s, most - self._queues[s].tokens)
-        return commands
+        below = self._demand_now().below(sources, self._queues, self._is_short)
+        short = [(s, most - self._queues[s].tokens) for s, _, most in below]
+        return [read for s, tokens in short for read in self._read(s, tokens)]
 
     def _is_short(self, source: int, tokens: int) -> bool:
         queue = self._queues[source]

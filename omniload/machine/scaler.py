@@ -10,8 +10,11 @@ what is needed moves. Between the two thresholds nothing does::
       0.40 ──  two loaders that are together below it for 2 minutes become one
 
 A load is a moving average, or what the mix will make of it soon where that is more: loaders are
-there before a stage begins that needs them. Changes are bought with an allowance that grows
-slowly, so no mix, however it swings, has sources moved to and fro.
+there before a stage begins that needs them. Beside it stands how full what is read ahead of each
+source is (``scaling.meters``): a loader of which two sources run empty is relieved whatever its load,
+and its parts stay apart while the mix draws as much of them; two that are always full become one
+from 0.48 on. Changes are bought with an allowance that grows slowly, so no mix and no store, however
+they swing, have sources moved to and fro.
 
 Source:
     OVERLORD / Omniload / MegaScale-Data, arXiv 2504.09844, on scaling with the mixture; thresholds,
@@ -21,9 +24,11 @@ Source:
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 import numpy as np
 
+from omniload.machine.scaling.meters import Occupancy
 from omniload.plan.balance_methods import balance
 
 __all__ = [
@@ -33,12 +38,13 @@ __all__ = [
     "Scaler",
     "ScalerCommand",
     "SplitLoader",
-    "WorkMeter",
 ]
 
 _OVER, _FILLED, _UNDER = 0.85, 0.7, 0.4
 _HELD_UP = 0.5
 """Load from which a loader is relieved that the planner waits for half of the time."""
+_UNDER_FULL = 0.48
+"""As ``_UNDER``, of two loaders that are always full: below the load from which one that is held up is relieved."""
 _LEAST_PART = 0.1
 """Load below which moving sources is worth nothing."""
 _AVERAGE_S = 30.0
@@ -47,36 +53,6 @@ _SETTLE_S = 30.0
 """From one change to the next: averages show by then what the first has done."""
 _REGAIN_S = 600.0
 """The allowance grows by one change in this time."""
-
-
-class WorkMeter:
-    """Adds up what each life of each loader has done for its sources, and says how fast it grows."""
-
-    def __init__(self) -> None:
-        self._last: dict[tuple[str, int], tuple[float, int]] = {}
-        self._done: dict[int, tuple[float, int]] = {}
-        self._since_s: float | None = None
-
-    def see(self, loader: str, work: Mapping[int, tuple[float, int]]) -> None:
-        """Take in what one life of a loader has done so far: processor seconds and tokens of each source."""
-        for source, (busy_s, tokens) in work.items():
-            last_s, last_tokens = self._last.get((loader, source), (0.0, 0))
-            done_s, done_tokens = self._done.get(source, (0.0, 0))
-            self._done[source] = done_s + busy_s - last_s, done_tokens + tokens - last_tokens
-            # By life: one that follows counts from nothing, and its first word would seem to be less than none.
-            self._last[loader, source] = busy_s, tokens
-
-    def since_last(self, now_s: float) -> tuple[dict[int, float], dict[int, float]]:
-        """Return cores and tokens a second of each source since this was asked last; nothing the first time."""
-        since_s, done = self._since_s, self._done
-        self._since_s, self._done = now_s, {}
-        passed_s = 0.0 if since_s is None else now_s - since_s
-        if passed_s <= 0:
-            return {}, {}
-        return (
-            {source: busy_s / passed_s for source, (busy_s, _) in done.items()},
-            {source: tokens / passed_s for source, (_, tokens) in done.items()},
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +73,8 @@ class LoadersSeen:
     """Its greatest share in the steps until another loader could be there."""
     waited: frozenset[str] = frozenset()
     """Loaders that the planner waits for."""
+    filled_S: Mapping[int, float] | None = None
+    """Part of its target that is known of each source where that is not all; ``None`` where no planner says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +125,7 @@ class Scaler:
     _tokens_S: dict[int, float] = field(default_factory=dict, init=False)
     _waited: dict[str, float] = field(default_factory=dict, init=False)
     """Share of the time that the planner waits for each loader."""
+    _occupancy: Occupancy = field(default_factory=Occupancy, init=False)
     _over_since_s: dict[str, float] = field(default_factory=dict, init=False)
     _under_since_s: float | None = field(default=None, init=False)
     _seen_s: float | None = field(default=None, init=False)
@@ -162,7 +141,7 @@ class Scaler:
         self._average(seen)
         load_S = self._loads(seen)
         loads = {role: sum(load_S[s] for s in each) for role, each in seen.sources_of.items()}
-        self._note_thresholds(loads, seen.now_s)
+        self._note_thresholds(seen, loads)
         # Looked at first, changed last: averages and times over a threshold go on while nothing may be changed.
         if self._allowance < 1 or seen.now_s < self._changed_s + _SETTLE_S:
             return ()
@@ -191,6 +170,8 @@ class Scaler:
             role: (old := self._waited.get(role, 0.0)) + part * (now - old)
             for role, now in waited.items()
         }
+        served = [s for each in seen.sources_of.values() for s in each]
+        self._occupancy.hear(seen.filled_S, served, part)
 
     def _loads(self, seen: LoadersSeen) -> dict[int, float]:
         """Return the cores that each source takes, or soon will."""
@@ -206,12 +187,15 @@ class Scaler:
             loads[s] = max(busy, expected)
         return loads
 
-    def _note_thresholds(self, loads: Mapping[str, float], now_s: float) -> None:
-        over = [role for role, load in loads.items() if self._is_over(role, load)]
+    def _note_thresholds(self, seen: LoadersSeen, loads: Mapping[str, float]) -> None:
+        now_s = seen.now_s
+        over = [
+            role
+            for role, load in loads.items()
+            if self._is_over(role, load) or self._runs_empty(seen, role)
+        ]
         self._over_since_s = {role: self._over_since_s.get(role, now_s) for role in over}
-        # The two lightest: where these do not fit into one, no two do.
-        two = sum(sorted(loads.values())[:2])
-        if len(loads) <= max(self.least, 1) or two > _UNDER:
+        if self._pair(seen, loads) is None:
             self._under_since_s = None
         elif self._under_since_s is None:
             self._under_since_s = now_s
@@ -219,33 +203,116 @@ class Scaler:
     def _is_over(self, role: str, load: float) -> bool:
         return load > _OVER or (load > _HELD_UP and self._waited[role] > 0.5)
 
+    def _runs_empty(self, seen: LoadersSeen, role: str) -> bool:
+        sources = seen.sources_of[role]
+        # Of one alone, no other read waits for its reads; its own readers are what may help.
+        several = len(self._occupancy.empty(sources)) > 1
+        return several and self._occupancy.may_relieve(sources, seen.soon_S)
+
     def _relief(
         self, seen: LoadersSeen, load_S: Mapping[int, float], loads: Mapping[str, float]
     ) -> SplitLoader | MoveSources | None:
-        """Return what relieves the loader of the most work that has been over for long enough."""
+        """Return what relieves the loader of the most work that has been over, or empty, for long enough."""
         late = [role for role, s in self._over_since_s.items() if seen.now_s >= s + _OVER_S]
         for role in sorted(late, key=lambda role: -loads[role]):
-            part = _lighter_part(seen.sources_of[role], load_S)
-            moved = sum(load_S[s] for s in part)
-            if moved < _LEAST_PART:
-                continue  # one source is the load: nothing that could move relieves it
-            why = f"{role} keeps {loads[role]:.2f} cores busy, or soon will"
-            others = {each: load for each, load in loads.items() if each != role}
-            to = min(others, key=lambda each: others[each], default=None)
-            # Two loaders that are alike after a move would pass the part to and fro.
-            if to is not None and others[to] + moved <= min(_FILLED, loads[role] - _LEAST_PART):
-                return MoveSources(role=role, sources=part, to=to, why=why)
-            if len(loads) < self.most:
-                return SplitLoader(role=role, sources=part, why=why)
+            command = None
+            if self._is_over(role, loads[role]):
+                command = self._by_load(seen, load_S, loads, role)
+            if command is None and self._runs_empty(seen, role):
+                command = self._by_emptiness(seen, load_S, loads, role)
+            if command is not None:
+                return command
+        return None
+
+    def _by_load(
+        self,
+        seen: LoadersSeen,
+        load_S: Mapping[int, float],
+        loads: Mapping[str, float],
+        role: str,
+    ) -> SplitLoader | MoveSources | None:
+        """Return what takes about half of its load from a loader."""
+        sources, load = seen.sources_of[role], loads[role]
+        part = _lighter_part(sources, load_S)
+        moved = sum(load_S[s] for s in part)
+        if moved < _LEAST_PART:
+            return None  # one source is the load: nothing that could move relieves it
+        busy, waited = sum(self._busy_S.get(s, 0.0) for s in sources), self._waited[role]
+        why = f"{role} keeps {min(busy, load):.2f} cores busy"
+        if load > max(busy, _OVER):
+            why += f", and will {load:.2f} by what the mix draws soon"
+        elif load <= _OVER:
+            why += f", and is waited for {waited:.0%} of the time"
+        # Two loaders that are alike after a move would pass the part to and fro.
+        most = min(_FILLED, load - _LEAST_PART)
+        fitting = {each: at for each, at in loads.items() if each != role and at + moved <= most}
+        return self._moved(role, part, fitting, len(loads), why)
+
+    def _by_emptiness(
+        self,
+        seen: LoadersSeen,
+        load_S: Mapping[int, float],
+        loads: Mapping[str, float],
+        role: str,
+    ) -> SplitLoader | MoveSources | None:
+        """Return what takes about half of the sources that run empty from a loader."""
+        occupancy, sources = self._occupancy, seen.sources_of[role]
+        empty = occupancy.empty(sources)
+        part = _lighter_part(empty, {s: 1 - occupancy.filled_S[s] for s in empty})
+        moved = sum(load_S[s] for s in part)
+        there = f"{occupancy.mean(empty):.0%} is there"
+        why = f"{role} runs empty: of what it is to read ahead of {len(empty)} sources {there}"
+        fitting = {
+            each: at
+            for each, at in loads.items()
+            if at + moved <= _FILLED and occupancy.is_full(seen.sources_of[each])
+        }
+        command = self._moved(role, part, fitting, len(loads), why)
+        if command is not None:
+            occupancy.note_relief(empty, seen.soon_S)
+        return command
+
+    def _moved(
+        self,
+        role: str,
+        part: tuple[int, ...],
+        fitting: Mapping[str, float],
+        num_loaders: int,
+        why: str,
+    ) -> SplitLoader | MoveSources | None:
+        """Return how a part of a loader is moved: to the one of the least load that it fits in, or to a new one."""
+        if fitting:
+            to = min(fitting, key=lambda each: fitting[each])
+            return MoveSources(role=role, sources=part, to=to, why=why)
+        if num_loaders < self.most:
+            return SplitLoader(role=role, sources=part, why=why)
+        return None
+
+    def _pair(self, seen: LoadersSeen, loads: Mapping[str, float]) -> tuple[str, str] | None:
+        """Return the two loaders of the least work that may become one; ``None`` where no two do."""
+        if len(loads) <= max(self.least, 1):
+            return None
+        occupancy = self._occupancy
+        ordered = sorted(loads, key=lambda role: loads[role])
+        pairs = sorted(combinations(ordered, 2), key=lambda pair: loads[pair[0]] + loads[pair[1]])
+        for one, other in pairs:
+            sources = [*seen.sources_of[one], *seen.sources_of[other]]
+            most = _UNDER_FULL if occupancy.is_full(sources) else _UNDER
+            if loads[one] + loads[other] <= most and occupancy.may_merge(sources, seen.soon_S):
+                return one, other
         return None
 
     def _merger(self, seen: LoadersSeen, loads: Mapping[str, float]) -> MergeLoader | None:
         if self._under_since_s is None or seen.now_s < self._under_since_s + _UNDER_S:
             return None
+        pair = self._pair(seen, loads)
+        assert pair is not None, "it is noted at each look"
         # The one with the fewer sources moves.
-        lightest = sorted(loads, key=lambda role: loads[role])[:2]
-        role, to = sorted(lightest, key=lambda role: len(seen.sources_of[role]))
-        why = f"{role} and {to} keep {loads[role] + loads[to]:.2f} cores busy together"
+        role, to = sorted(pair, key=lambda role: len(seen.sources_of[role]))
+        sources = [*seen.sources_of[role], *seen.sources_of[to]]
+        full = ", and what they read ahead is full" if self._occupancy.is_full(sources) else ""
+        why = f"{role} and {to} keep {loads[role] + loads[to]:.2f} cores busy together{full}"
+        self._occupancy.note_merger(sources)
         return MergeLoader(role=role, sources=tuple(seen.sources_of[role]), to=to, why=why)
 
 

@@ -96,7 +96,10 @@ LONGER = {
         400,
         "planes side by side, the process of each, that of a rank, and ranks at speed, at rest and with pauses",
     ),
-    "omniload/actors/ray/scaling/shell.py": (195, "one look at every loader, and every change"),
+    "omniload/actors/ray/scaling/shell.py": (
+        200,
+        "one look at every loader and at what is read ahead, and every change",
+    ),
     "omniload/actors/roles/constructor.py": (
         260,
         "builds, asks again, serves ranks that change, and passes on what they took",

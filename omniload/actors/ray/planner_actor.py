@@ -194,6 +194,10 @@ class PlannerActor(PresentActor):
         """Return the step before which every rank has taken all."""
         return self._planning.released_to()
 
+    def filled(self) -> dict[int, float]:
+        """Return how full what is read ahead is; see ``PlannerShell.filled``."""
+        return self._planning.filled()
+
     def outstanding(self, sources: Sequence[int]) -> TakeOver:
         """Return what a loader would be told that takes sources over now."""
         return self._planning.outstanding(sources)

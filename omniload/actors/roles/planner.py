@@ -182,6 +182,11 @@ class PlannerShell:
         # Without the lock: one number, and a plan may hold the lock for a second.
         return self._planner.released_to
 
+    def filled(self) -> dict[int, float]:
+        """Return which part of its target is known of each source where that is not all; see ``Planner.filled``."""
+        with self._lock:
+            return self._planner.filled()
+
     def outstanding(self, sources: Sequence[int]) -> TakeOver:
         """Return what a loader would be told that takes sources over now."""
         with self._lock:

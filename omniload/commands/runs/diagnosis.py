@@ -13,7 +13,15 @@ from omniload.machine.progress import AFTER_A_RANK, is_rank
 from omniload.machine.scaling.measured import Reading
 from omniload.machine.status import REPEATED
 
-__all__ = ["OLD_S", "Diagnosis", "Finding", "diagnose", "moment_of", "taken_steps"]
+__all__ = [
+    "OLD_S",
+    "Diagnosis",
+    "Finding",
+    "diagnose",
+    "moment_of",
+    "said_of_loaders",
+    "taken_steps",
+]
 
 OLD_S = 5.0
 """A status this old belongs to a plane that has ended, or whose process is stopped."""
@@ -61,6 +69,8 @@ class Diagnosis:
     """Between the first look and the last."""
     waited_share: float | None
     """Share of the time between the looks that ranks waited, mean over ranks; ``None`` where no rank tells."""
+    loaders: str = ""
+    """What the scaler has done last and why, as ``said_of_loaders`` has it."""
 
 
 def moment_of(looks: Sequence[PlaneStatus], now_s: float, silent_s: float) -> float:
@@ -99,7 +109,28 @@ def diagnose(looks: Sequence[PlaneStatus], now_s: float, logs: Mapping[str, str]
             *_replacements(last),
             *_unsaved_state(last),
         ]
-    return Diagnosis(findings=tuple(found), looks=len(looks), seconds=seconds, waited_share=share)
+    return Diagnosis(
+        findings=tuple(found),
+        looks=len(looks),
+        seconds=seconds,
+        waited_share=share,
+        loaders=said_of_loaders(last),
+    )
+
+
+def said_of_loaders(status: PlaneStatus) -> str:
+    """Return how many source loaders there are, and what was done to them last and why; nothing without a scaler."""
+    scaler = next((role for role in status.roles if role.name == "scaler"), None)
+    if scaler is None:
+        return ""
+    loaders, changes = (scaler.figures.get(name, 0) for name in ("loaders", "loader_changes_total"))
+    plural = "s" * (loaders != 1)
+    if not changes:
+        return f"{loaders:.0f} source loader{plural}, as at first: scaler {scaler.state}"
+    return (
+        f"{loaders:.0f} source loader{plural} after {changes:.0f} change{'s' * (changes != 1)}, the last "
+        f"{scaler.task_s:.0f} s ago: {scaler.state}"
+    )
 
 
 def _closed_plane(last: PlaneStatus, now_s: float, logs: Mapping[str, str]) -> Finding:

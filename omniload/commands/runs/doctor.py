@@ -81,5 +81,7 @@ def _print(found: Diagnosis) -> None:
         say(console, finding.what, "bold yellow")
         say(console, f"  seen: {finding.seen}")
         say(console, f"  do:   {finding.do}")
+    if found.loaders:
+        say(console, found.loaders)
     if not found.findings:
         say(console, "nothing holds it up", "bold green")

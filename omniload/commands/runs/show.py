@@ -16,7 +16,7 @@ from omniload.base.units import format_count
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
 from omniload.commands.mix_tables import stages_by_epochs_json
 from omniload.commands.options import json_option, run_argument
-from omniload.commands.runs.diagnosis import taken_steps
+from omniload.commands.runs.diagnosis import said_of_loaders, taken_steps
 from omniload.mix.edits.edit import Edit, said_of
 from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.found import never_reached
@@ -75,9 +75,7 @@ def show(run: Path, as_json: bool) -> None:
                 "groups": None if groups is None else asdict(groups),
                 "cost": None if measured is None else _json_of_cost(measured, history),
                 "skipped": dict(extent.skipped),
-                "steps_per_s": pace.steps_per_s,
-                "has_ended": pace.has_ended,
-                "tokens_per_s": pace.steps_per_s * history.latest.batch.tokens,
+                **pace.as_json(history.latest.batch.tokens),
             }
         )
         return
@@ -104,6 +102,8 @@ def _show_pace(console: Console, pace: "_Pace", step_tokens: int) -> None:
     if pace.steps_per_s:
         tokens = format_count(round(pace.steps_per_s * step_tokens))
         say(console, f"{pace.steps_per_s:.3g} steps/s, {tokens} tokens/s, since its latest start")
+    if pace.loaders:
+        say(console, pace.loaders)
 
 
 def _show_edits(console: Console, history: History, ahead: Sequence[int], stands: str) -> None:
@@ -149,6 +149,16 @@ class _Pace:
     steps_per_s: float = 0.0
     has_ended: bool = False
     """Whether they have closed the plane."""
+    loaders: str = ""
+    """What the scaler has done last and why, where there is one."""
+
+    def as_json(self, step_tokens: int) -> JsonObject:
+        return {
+            "steps_per_s": self.steps_per_s,
+            "has_ended": self.has_ended,
+            "tokens_per_s": self.steps_per_s * step_tokens,
+            "loaders": self.loaders,
+        }
 
 
 def _pace_of(run: Path) -> _Pace:
@@ -162,6 +172,7 @@ def _pace_of(run: Path) -> _Pace:
     return _Pace(
         steps_per_s=taken / status.up_s if status.up_s else 0.0,
         has_ended=status.has_ended,
+        loaders=said_of_loaders(status),
     )
 
 

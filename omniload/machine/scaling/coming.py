@@ -17,10 +17,10 @@ Shape suffixes:
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -38,6 +38,7 @@ __all__ = [
     "Foresight",
     "Pace",
     "Rise",
+    "Weighed",
     "read_to",
 ]
 
@@ -219,6 +220,19 @@ class Pace:
         return duration_s * self._steps / self._passed_s if self._passed_s else 0.0
 
 
+class Weighed(Protocol):
+    """What is known of a source's samples."""
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of a loader's memory per token; 0 while none was seen."""
+        ...
+
+
+IsShort = Callable[[int, int], bool]
+"""Whether less is known of a source than so many tokens, and more may be read."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """Tokens of each source that must be known before steps can be planned, and below which more are asked for."""
@@ -268,6 +282,23 @@ class Demand:
             return target, 2 * target
         most = max(need, int(room / token_bytes))
         return max(need, most // 2), most
+
+    def below(
+        self, sources: Iterable[int], known_S: Sequence[Weighed], is_short: IsShort
+    ) -> Iterator[tuple[int, int, int]]:
+        """Yield of sources those of which fewer tokens are known than are to be, each with its bounds."""
+        for s in sources:
+            if not is_short(s, self.targets_S[s]):
+                continue  # before more is looked at: of hundreds of sources few are
+            least, most = self.bounds_of(s, known_S[s].token_bytes)
+            if is_short(s, least):
+                yield s, least, most
+
+    def drop_known(self, sources: Iterable[int], is_short: IsShort) -> None:
+        """Drop of these sources those from ``short`` of which enough is known by now."""
+        for s in self.short.intersection(sources):
+            if not is_short(s, self.needs_S[s]):
+                self.short.remove(s)
 
 
 def _needs_of(mix: MixConfig, state: MixState, steps: int) -> list[int]:

@@ -13,9 +13,8 @@ A source that is read all the time is not: nothing is gained where its reads can
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
-from omniload.machine.scaling.coming import PLANS_READ_AHEAD, Demand, Pace
+from omniload.machine.scaling.coming import PLANS_READ_AHEAD, Demand, Pace, Weighed
 from omniload.machine.scaling.measured import OVER
 from omniload.mix.edits.history import History
 from omniload.mix.state import MixState
@@ -85,15 +84,6 @@ class ReadTimes:
         return self._pace.steps_in(took_s)
 
 
-class _Weighed(Protocol):
-    """What is known of a source's samples."""
-
-    @property
-    def token_bytes(self) -> float:
-        """Bytes of a loader's memory per token; 0 while none was seen."""
-        ...
-
-
 @dataclass(slots=True)
 class _Lead:
     """How far one source is read ahead, in plans."""
@@ -135,7 +125,7 @@ class Leads:
             del self._of[source]
 
     def demand(
-        self, history: History, state: MixState, steps: int, known_S: Sequence[_Weighed]
+        self, history: History, state: MixState, steps: int, known_S: Sequence[Weighed]
     ) -> Demand:
         """Return what steps demand, with the targets of such sources raised within the room that others leave.
 

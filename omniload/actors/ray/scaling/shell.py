@@ -23,9 +23,9 @@ from omniload.machine.scaler import (
     Scaler,
     ScalerCommand,
     SplitLoader,
-    WorkMeter,
 )
 from omniload.machine.scaling.coming import Pace
+from omniload.machine.scaling.meters import WorkMeter
 from omniload.mix.edits.history import History
 
 __all__ = ["SCALER", "Scaling"]
@@ -113,6 +113,7 @@ class Scaling:
                 for task in self._planner_of(beats)
                 for name in task.waits_for
             ),
+            filled_S=self._ask(PLANNER, lambda planner: planner.filled.remote()),
         )
 
     def _history(self) -> History:
@@ -175,7 +176,7 @@ class Scaling:
             return
         self.activity.figures.count("loader_changes_total")
         self.activity.figures.note(loaders=len(self._crew.sources_of))
-        self.activity.rest(f"{said}; follows the load since")
+        self.activity.rest(f"{said}, as {command.why}; follows the load since")
         _LOG.warning("%s: %s", said, command.why)
 
     def _carry_out(self, command: ScalerCommand) -> str:

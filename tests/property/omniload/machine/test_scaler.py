@@ -1,5 +1,7 @@
 """Loaders follow the load, come to rest under a steady one, and are not moved to and fro by any other."""
 
+from itertools import pairwise
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -7,7 +9,7 @@ from omniload.machine.scaler import LoadersSeen, MergeLoader, Scaler, SplitLoade
 from tests.support.examples import few
 
 EVERY_S = 20.0
-REGAIN_S = 600.0
+REGAIN_S, SETTLE_S = 600.0, 30.0
 MOST = 6
 
 
@@ -17,9 +19,9 @@ class Plane:
     def __init__(self, num_sources, *, least=1, most=MOST):
         self.scaler = Scaler(least=least, most=most, cost_S={})
         self.sources_of = {"loader-0": tuple(range(num_sources))}
-        self.now_s, self.changes, self.next = 0.0, 0, 1
+        self.now_s, self.changed_s, self.next = 0.0, [], 1
 
-    def look(self, loads, *, soon=None, waited=frozenset()):
+    def look(self, loads, *, soon=None, waited=frozenset(), filled=None):
         shares = dict.fromkeys(range(len(loads)), 1 / len(loads))
         seen = LoadersSeen(
             now_s=self.now_s,
@@ -29,6 +31,7 @@ class Plane:
             shares_S=shares,
             soon_S=shares if soon is None else soon,
             waited=waited,
+            filled_S=filled,
         )
         self.now_s += EVERY_S
         commands = self.scaler.handle(seen)
@@ -37,7 +40,7 @@ class Plane:
         return commands
 
     def carry(self, command):
-        self.changes += 1
+        self.changed_s.append(self.now_s)
         assert command.sources, "nothing would move"
         left = tuple(s for s in self.sources_of[command.role] if s not in command.sources)
         assert len(left) + len(command.sources) == len(self.sources_of[command.role])
@@ -55,25 +58,33 @@ class Plane:
 
 
 loads = st.one_of(st.just(0.0), st.floats(0, 3), st.floats(0, 0.2))
+fills = st.dictionaries(st.integers(0, 7), st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]))
 
 
 @given(st.data(), st.integers(1, 8), st.integers(1, 3))
-def test_however_the_mix_swings_changes_stay_within_the_allowance(data, num_sources, least):
+def test_however_mix_and_occupancy_swing_changes_stay_within_the_allowance_in_any_time(
+    data, num_sources, least
+):
     plane = Plane(num_sources, least=least)
     several = st.lists(loads, min_size=num_sources, max_size=num_sources)
     for _ in range(data.draw(st.integers(1, 12))):
         now, soon = data.draw(several), data.draw(st.none() | several)
+        filled = data.draw(st.none() | fills)
         ahead = None if soon is None else {s: share / 3 for s, share in enumerate(soon)}
         for _ in range(data.draw(st.sampled_from([1, 4, 15, 60]))):
             roles = list(plane.sources_of)
             waited = frozenset(roles[:1]) if data.draw(st.booleans()) else frozenset()
-            plane.look(now, soon=ahead, waited=waited)
+            plane.look(now, soon=ahead, waited=waited, filled=filled)
             served = sorted(s for each in plane.sources_of.values() for s in each)
             assert served == list(range(num_sources))
             assert all(plane.sources_of.values())
             assert 1 <= len(plane.sources_of) <= MOST
 
-    assert plane.changes <= MOST + plane.now_s / REGAIN_S
+    at_s = plane.changed_s
+    assert all(b - a >= SETTLE_S for a, b in pairwise(at_s))
+    for first in range(len(at_s)):
+        for last in range(first, len(at_s)):
+            assert last - first + 1 <= MOST + (at_s[last] - at_s[first]) / REGAIN_S + 1e-9
 
 
 @few(12, soak=200)
@@ -85,12 +96,55 @@ def test_under_a_steady_load_loaders_come_to_rest(steady, is_waited):
     def an_hour():
         for _ in range(int(3600 / EVERY_S)):
             plane.look(steady, waited=frozenset(plane.sources_of) if is_waited else frozenset())
-        return plane.changes
+        return len(plane.changed_s)
 
     for _ in range(2):
         before = an_hour()
 
     assert an_hour() == before
+
+
+READS_AT_ONCE = 4
+"""Of a loader: what waits for stores beyond these waits for the others."""
+
+
+@few(12, soak=200)
+@given(
+    st.lists(st.floats(0, 2), min_size=2, max_size=16),
+    st.sampled_from([1.0, 0.3]),
+    st.sampled_from([0.0, 0.5, 1.0]),
+)
+@example([1.0] * 8, 1.0, 0.0)
+@example([1.0] * 16, 0.3, 0.0)  # a store that is as slow for twice as many
+def test_sources_that_wait_for_a_store_come_to_rest_wherever_they_were_moved(
+    waits, gives, still_there
+):
+    """Steady, but for what changes do: as loaders are, so much of what they are to read ahead is there."""
+    plane = Plane(len(waits))
+
+    def filled():
+        of_store = 1.0 if gives == 1.0 else gives * len(waits) / max(1.0, sum(waits))
+        return {
+            s: still_there * min(1.0, of_store)
+            for each in plane.sources_of.values()
+            if sum(waits[s] for s in each) > READS_AT_ONCE or of_store < 1
+            for s in each
+        }
+
+    def an_hour():
+        for _ in range(int(3600 / EVERY_S)):
+            plane.look([0.01] * len(waits), filled=filled())
+        return len(plane.changed_s)
+
+    for _ in range(2):
+        before = an_hour()
+
+    assert an_hour() == before
+    if gives == 1.0 and still_there == 0.0 and max(waits) <= 1 and len(waits) <= 12:
+        # Nothing is left to wait for another, where loaders enough may be.
+        assert not any(
+            sum(waits[s] for s in each) > READS_AT_ONCE for each in plane.sources_of.values()
+        )
 
 
 @few(12, soak=200)

@@ -658,3 +658,24 @@ def test_a_planner_that_takes_over_reads_on_once_it_hears_how_far_ranks_are():
     asked = planner.handle(StepTaken(step=7, dp_rank=0))
 
     assert [(read.source, read.start) for read in of_kind(asked, ReadAhead)] == [(0, 4)]
+
+
+def test_how_full_is_what_is_read_ahead_is_told_of_sources_short_of_their_target():
+    planner = a_planner(a_small_mix(), epoch=[10_000], num_steps=None)
+    planner.handle(Started())
+    assert planner.filled() == {0: 0.0}
+
+    planner.handle(report([10] * 6, stop=6))
+    assert 0.0 < planner.filled()[0] < 1.0
+
+    planner.handle(report([10] * 60, start=6, stop=66))
+    assert planner.filled() == {}
+
+
+def test_a_planner_that_has_planned_all_reads_nothing_ahead():
+    planner = a_planner(a_small_mix(), epoch=[10_000], num_steps=1)
+    planner.handle(Started())
+    planner.handle(report([10] * 6, stop=6))
+
+    assert planner.has_ended
+    assert planner.filled() == {}

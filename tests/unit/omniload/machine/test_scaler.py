@@ -10,8 +10,8 @@ from omniload.machine.scaler import (
     MoveSources,
     Scaler,
     SplitLoader,
-    WorkMeter,
 )
+from omniload.machine.scaling.meters import WorkMeter
 
 ONE = {"loader-0": (0, 1, 2)}
 TWO = {"loader-0": (0, 1), "loader-1": (2,)}
@@ -152,3 +152,91 @@ def test_a_source_that_is_read_by_two_loaders_counts_once_for_each():
     meter.see("loader-1", {0: (2.0, 10)})
 
     assert meter.since_last(10.0) == ({0: 0.3}, {0: 6.0})
+
+
+def meets(scaler, filled, seconds=120, of=ONE, *, from_s=0.0, busy=0.1, soon=None):
+    """Look as above at sources of little work, of which so much is read ahead."""
+    busy_S = dict.fromkeys(EVEN, busy)
+    found = []
+    for at in range(int(seconds) // 5 + 1):
+        seen = LoadersSeen(
+            now_s=from_s + at * 5,
+            sources_of=of,
+            busy_S=busy_S,
+            tokens_S=dict.fromkeys(EVEN, 100_000.0),
+            shares_S=EVEN,
+            soon_S=EVEN if soon is None else soon,
+            filled_S=filled,
+        )
+        found += [(seen.now_s, command) for command in scaler.handle(seen)]
+    return found
+
+
+SLOW = {0: 0.0, 1: 0.05, 2: 0.1}
+"""How full sources are whose reads wait for each other."""
+
+
+def test_a_loader_that_runs_empty_is_split_though_it_has_little_to_do():
+    due_s, split = meets(a_scaler(), SLOW)[0]
+
+    assert isinstance(split, SplitLoader)
+    assert set(split.sources) == {1, 2}
+    assert "loader-0 runs empty: of what it is to read ahead of 3 sources" in split.why
+    assert due_s >= 55  # full until something else is heard: below 0.3 after 37 s
+
+
+def test_of_one_source_that_runs_empty_nothing_moves():
+    assert meets(a_scaler(), {0: 0.0}, 600) == []
+    assert meets(a_scaler(), dict.fromkeys(EVEN, 0.5), 600) == []
+
+
+def test_what_runs_empty_goes_to_a_loader_that_is_full_before_another_is_started():
+    three = {"loader-0": (0, 1), "loader-1": (2,)}
+
+    _, move = meets(a_scaler(), {0: 0.0, 1: 0.1}, of=three)[0]
+    _, split = meets(a_scaler(), {0: 0.0, 1: 0.1, 2: 0.8}, of=three)[0]
+
+    assert move == MoveSources(role="loader-0", sources=(1,), to="loader-1", why=move.why)
+    assert isinstance(split, SplitLoader)
+
+
+def test_where_moving_fills_nothing_it_is_done_once_unless_more_is_drawn():
+    scaler, after = a_scaler(), {"loader-0": (0, 1), "loader-1": (2,)}
+    assert len(meets(scaler, SLOW)) == 1
+
+    assert meets(scaler, SLOW, 3600, of=after, from_s=125) == []
+    more = meets(
+        scaler, SLOW, 60, of=after, from_s=3730, soon={s: 1.6 * x for s, x in EVEN.items()}
+    )
+    assert len(more) == 1
+
+
+def test_where_moving_has_helped_it_is_done_again():
+    scaler, after = a_scaler(), {"loader-0": (0, 1), "loader-1": (2,)}
+    assert len(meets(scaler, {0: 0.0, 1: 0.0, 2: 0.0})) == 1
+
+    _, split = meets(scaler, {0: 0.2, 1: 0.2}, 120, of=after, from_s=125)[0]
+    assert split.role == "loader-0"
+
+
+def test_parts_of_a_loader_that_ran_empty_stay_apart_while_as_much_is_drawn_of_them():
+    scaler, after = a_scaler(), {"loader-0": (0, 1), "loader-1": (2,)}
+    assert len(meets(scaler, SLOW)) == 1
+
+    assert meets(scaler, {}, 3600, of=after, from_s=125) == []
+    rarer = {s: share / 3 for s, share in EVEN.items()}
+    [(_, merge)] = meets(scaler, {}, 150, of=after, from_s=3730, soon=rarer)
+    assert isinstance(merge, MergeLoader)
+
+
+@pytest.mark.parametrize(
+    ("filled", "busy", "merges"),
+    [(None, 0.15, False), ({}, 0.15, True), ({2: 0.5}, 0.15, False), ({2: 0.5}, 0.1, False)],
+)
+def test_two_that_are_always_full_become_one_sooner_and_two_of_which_one_is_not_never(
+    filled, busy, merges
+):
+    found = meets(a_scaler(), filled, 200, of=TWO, busy=busy)
+
+    assert [type(command) for _, command in found] == [MergeLoader] * merges
+    assert all("what they read ahead is full" in command.why for _, command in found)

@@ -298,3 +298,21 @@ def test_a_status_that_nobody_writes_is_old_by_our_clock_or_by_how_long_it_is_se
     look = a_look(0, a_role("planner"))
 
     assert moment_of([look], START_S + now, silent_s) == look.written_at + 60.0
+
+
+ADDED = "loader-2 was added for 1 sources of loader-0, as loader-0 keeps 0.91 cores busy; follows the load since"
+LOAD = "follows the load of the source loaders"
+
+
+@pytest.mark.parametrize(
+    ("state", "changes", "said"),
+    [
+        (ADDED, 1, f"2 source loaders after 1 change, the last 9 s ago: {ADDED}"),
+        (LOAD, 0, f"2 source loaders, as at first: scaler {LOAD}"),
+    ],
+)
+def test_what_the_scaler_did_last_and_why_is_said(state, changes, said):
+    scaler = a_role("scaler", state, task_s=9.0, loaders=2, loader_changes_total=changes)
+
+    assert diagnosed(a_look(0, scaler)).loaders == said
+    assert diagnosed(a_look(0, a_role("planner"))).loaders == ""

@@ -86,7 +86,10 @@ def a_crew(work):
         spec=SimpleNamespace(mix=mix, history=History(mix)),
         sources_of={"loader-0": (0, 1), "loader-1": ()},
         holders={"loader-0": Member("loader-0", 2), PLANNER: Member(PLANNER, 1)},
-        actors={Member("loader-0", 2): SimpleNamespace(work=Method(work))},
+        actors={
+            Member("loader-0", 2): SimpleNamespace(work=Method(work)),
+            Member(PLANNER, 1): SimpleNamespace(filled=Method(lambda: {1: 0.25})),
+        },
         board=SimpleNamespace(read=lambda: beats, post=lambda activity: lambda: None),
     )
 
@@ -134,7 +137,9 @@ def test_each_change_is_carried_out_counted_and_told_with_its_reason(run, caplog
     ]
     assert scaling.activity.figures.read() == {"loaders": 2, "loader_changes_total": 3}
     assert f"loader-7 was added for 1 sources of loader-0: {WHY}" in caplog.messages
-    assert scaling.activity.progress().tasks[0].doing.startswith("loader-0 took all 1 sources")
+    doing = scaling.activity.progress().tasks[0].doing
+    assert doing.startswith("loader-0 took all 1 sources")
+    assert doing.endswith("which has ended, as both are idle; follows the load since")
 
 
 def test_a_change_that_cannot_be_is_told_and_the_plane_goes_on(run, caplog):
@@ -168,6 +173,7 @@ def test_a_look_has_what_loaders_do_what_the_mix_will_be_and_whom_the_planner_wa
     assert first.sources_of == {"loader-0": (0, 1), "loader-1": ()}
     assert first.shares_S == pytest.approx({0: 0.75, 1: 0.25})
     assert first.waited == {"loader-0"}
+    assert first.filled_S == {1: 0.25}
     assert first.busy_S == {}
     assert last.busy_S == {0: 0.0}  # it has read no more
     assert last.tokens_S[0] > 0
@@ -228,7 +234,9 @@ def test_a_stage_that_waits_for_epochs_counts_once_the_planner_has_begun_it(run)
             raise answer
         return answer
 
-    crew.actors[Member(PLANNER, 1)] = SimpleNamespace(history=Method(history))
+    crew.actors[Member(PLANNER, 1)] = SimpleNamespace(
+        history=Method(history), filled=Method(lambda: {1: 0.25})
+    )
     move = MoveSources(role="loader-0", sources=(0,), to="loader-1", why=WHY)
 
     _, _, scaler = run(*[move] * 4, crew=crew)
@@ -251,7 +259,9 @@ def test_a_plane_that_is_closed_waits_for_a_look_in_which_the_planner_is_asked(m
         may_answer.wait(60)
         return crew.spec.history
 
-    crew.actors[Member(PLANNER, 1)] = SimpleNamespace(history=Method(history))
+    crew.actors[Member(PLANNER, 1)] = SimpleNamespace(
+        history=Method(history), filled=Method(lambda: {1: 0.25})
+    )
     scaling = Scaling(crew, FakeMover(), gate, {}, None)
     assert asked.wait(60)
     scaling.close()
