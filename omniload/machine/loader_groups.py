@@ -27,6 +27,7 @@ __all__ = [
     "SourceCost",
     "costs_of",
     "most_of_one",
+    "part_of_loader",
     "partition",
     "readers_of",
     "seconds_in_loaders",
@@ -41,6 +42,10 @@ _ACCESS_BYTES = 1 << 20
 """Index, order and open file of a source, roughly."""
 _BUSY_SHARE = 0.7
 """Share of a core that a loader may be planned to use; the rest absorbs bursts."""
+_READS_AT_ONCE = 4
+"""Reads of a loader beyond which others wait for these; one of much work has threads for more."""
+_LONGEST_READ_S = 2.0
+"""Of a longer read this counts: it has tried its store again and again, and that is no work of its loader."""
 _LEAST_READERS, _MOST_READERS = 2, 16
 _MOST_OF_ONE = 8
 """Readers of one source that are chosen by its cost; more are had by asking."""
@@ -90,6 +95,16 @@ class LoaderShare:
     """Why it carries them."""
     readers: int = 0
     """Further readers of its sources, beside it."""
+
+
+def part_of_loader(busy_s: float, took_s: float) -> float:
+    """Return the seconds of a loader's time that a read takes, of its core or of the reads it does at once.
+
+    Args:
+        busy_s: Processor seconds.
+        took_s: From its beginning to its end: it may wait for a store, or in a transform.
+    """
+    return max(busy_s, min(took_s, _LONGEST_READ_S) / _READS_AT_ONCE)
 
 
 def partition(

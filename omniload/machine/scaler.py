@@ -4,7 +4,7 @@ The obvious rule, to deal all sources anew whenever their costs have changed, mo
 each time, for a gain that the next change undoes. Here one loader is relieved at a time, and only
 what is needed moves. Between the two thresholds nothing does::
 
-    load of a loader, in cores
+    load of a loader: cores, or a quarter of the reads that are under way
       0.85 ──  above it for 20 s: its lighter part moves, to a loader with room or to a new one
       0.70 ──  a loader with room is filled up to here
       0.40 ──  two loaders that are together below it for 2 minutes become one
@@ -64,7 +64,7 @@ class LoadersSeen:
     sources_of: Mapping[str, Sequence[int]]
     """Sources that each loader serves."""
     busy_S: Mapping[int, float]
-    """Cores that reading each source has kept busy."""
+    """Part of a loader that reading each source has kept busy: of a core, or of the four reads it does at once."""
     tokens_S: Mapping[int, float]
     """Tokens of each source that were read, a second."""
     shares_S: Mapping[int, float]
@@ -174,7 +174,7 @@ class Scaler:
         self._occupancy.hear(seen.filled_S, served, part)
 
     def _loads(self, seen: LoadersSeen) -> dict[int, float]:
-        """Return the cores that each source takes, or soon will."""
+        """Return the part of a loader that each source takes, or soon will."""
         tokens_per_s = sum(self._tokens_S.values())
         loads = {}
         for s in {s for each in seen.sources_of.values() for s in each}:
@@ -238,9 +238,9 @@ class Scaler:
         if moved < _LEAST_PART:
             return None  # one source is the load: nothing that could move relieves it
         busy, waited = sum(self._busy_S.get(s, 0.0) for s in sources), self._waited[role]
-        why = f"{role} keeps {min(busy, load):.2f} cores busy"
+        why = f"{role} has the work of {min(busy, load):.2f} loaders"
         if load > max(busy, _OVER):
-            why += f", and will {load:.2f} by what the mix draws soon"
+            why += f", and of {load:.2f} by what the mix draws soon"
         elif load <= _OVER:
             why += f", and is waited for {waited:.0%} of the time"
         # Two loaders that are alike after a move would pass the part to and fro.
@@ -311,7 +311,9 @@ class Scaler:
         role, to = sorted(pair, key=lambda role: len(seen.sources_of[role]))
         sources = [*seen.sources_of[role], *seen.sources_of[to]]
         full = ", and what they read ahead is full" if self._occupancy.is_full(sources) else ""
-        why = f"{role} and {to} keep {loads[role] + loads[to]:.2f} cores busy together{full}"
+        why = (
+            f"{role} and {to} have the work of {loads[role] + loads[to]:.2f} loaders together{full}"
+        )
         self._occupancy.note_merger(sources)
         return MergeLoader(role=role, sources=tuple(seen.sources_of[role]), to=to, why=why)
 

@@ -109,7 +109,7 @@ LONGER = {
         "the ways to both roles, what reads take, who serves which ranks, and what comes back",
     ),
     "omniload/actors/roles/loader.py": (
-        400,
+        402,
         "reads ahead, opens and reads again, stands by, answers, looks for shards, hands over, and what reading costs",
     ),
     "omniload/actors/roles/sources.py": (

@@ -25,7 +25,7 @@ from omniload.base.errors import OmniloadError, UnavailableError, project_error
 from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s, with_retries
 from omniload.machine.held.blocks import SampleRange
-from omniload.machine.loader_groups import readers_of
+from omniload.machine.loader_groups import part_of_loader, readers_of
 from omniload.machine.messages import (
     HandedOver,
     ReadAhead,
@@ -52,7 +52,6 @@ _AGAIN_THREADS = 4
 """Sources that are read again at a time by a loader that takes over: ranks wait for all of them."""
 PATIENT_S = tuple(backoff_s(attempts=18))
 """Waits of about a minute in all: what a storage server takes to come back, or to hand over to another."""
-
 _KEEP_S = 2.0
 """Longest wait, at the end, for the folder in which costs are kept: a home folder on a network may hang."""
 _LOG = get_logger(__name__)
@@ -198,12 +197,16 @@ class LoaderShell:
             if isinstance(answer, SamplesReported):
                 return answer
             readers = self._readers.read_by(command.source)
-            began_s = time.thread_time()  # waiting for a store is no work
+            began_s, at_s = (
+                time.thread_time(),
+                self._clock.now_s(),
+            )  # waiting for a store is no work
             with self._readers.reading(command.source, is_lacked=command.is_lacked):
                 block = self._read(source, answer, says)
             busy_s = time.thread_time() - began_s
             readers = max(readers, self._readers.read_by(command.source))
-            self._count_work(command.source, busy_s, block, readers)
+            part_s = part_of_loader(busy_s, self._clock.now_s() - at_s)
+            self._count_work(command.source, busy_s, part_s, block, readers)
             source.give_way()
             report = self._hold(answer, block)
             self._activity.figures.count("read_samples_total", len(block.table))
@@ -232,14 +235,16 @@ class LoaderShell:
         return self._parts[asked.source].read(asked.start, asked.stop, part)
 
     def work(self) -> dict[int, tuple[float, int]]:
-        """Return the processor seconds that reading each source has taken, and the tokens that it gave."""
+        """Return the seconds of a loader's time that reading each source has taken, and the tokens that it gave."""
         with self._lock:
             return dict(self._work)
 
-    def _count_work(self, source: int, busy_s: float, block: SampleBlock, readers: int) -> None:
+    def _count_work(
+        self, source: int, busy_s: float, part_s: float, block: SampleBlock, readers: int
+    ) -> None:
         with self._lock:
             before_s, tokens = self._work.get(source, (0.0, 0))
-            self._work[source] = before_s + busy_s, tokens + len(block.tokens.values_V)
+            self._work[source] = before_s + part_s, tokens + len(block.tokens.values_V)
             name = self._machine.names.get(source)
         # Of a source that several read this thread knows its own part of the seconds, and all of the tokens.
         if name is not None and readers == 1:

@@ -33,7 +33,7 @@ class WorkMeter:
         self._since_s: float | None = None
 
     def see(self, loader: str, work: Mapping[int, tuple[float, int]]) -> None:
-        """Take in what one life of a loader has done so far: processor seconds and tokens of each source."""
+        """Take in what one life of a loader has done so far: seconds of its time and tokens of each source."""
         for source, (busy_s, tokens) in work.items():
             last_s, last_tokens = self._last.get((loader, source), (0.0, 0))
             done_s, done_tokens = self._done.get(source, (0.0, 0))
@@ -42,7 +42,7 @@ class WorkMeter:
             self._last[loader, source] = busy_s, tokens
 
     def since_last(self, now_s: float) -> tuple[dict[int, float], dict[int, float]]:
-        """Return cores and tokens a second of each source since this was asked last; nothing the first time."""
+        """Return the part of a loader, and tokens a second, of each source since the last call; nothing at first."""
         since_s, done = self._since_s, self._done
         self._since_s, self._done = now_s, {}
         passed_s = 0.0 if since_s is None else now_s - since_s

@@ -2,7 +2,13 @@
 
 import pytest
 
-from omniload.machine.loader_groups import SourceCost, costs_of, partition, readers_of
+from omniload.machine.loader_groups import (
+    SourceCost,
+    costs_of,
+    part_of_loader,
+    partition,
+    readers_of,
+)
 from omniload.source.kept_profile import KeptProfile
 from tests.support.plane.builders import a_mix
 
@@ -153,3 +159,10 @@ def test_a_loader_has_its_part_of_a_source_that_others_read_too_and_says_so():
     assert (
         alone.why == "one source of 1.80 cores of work, which 3 read, each its units of every block"
     )
+
+
+@pytest.mark.parametrize(
+    ("busy_s", "took_s", "part_s"), [(0.5, 0.6, 0.5), (0.0, 0.4, 0.1), (0.1, 300.0, 0.5)]
+)
+def test_a_read_takes_of_its_loader_a_core_or_one_of_four_reads(busy_s, took_s, part_s):
+    assert part_of_loader(busy_s, took_s) == part_s

@@ -49,7 +49,7 @@ def test_a_loader_of_too_much_work_is_split_in_half_once_it_stays_so():
 
     assert isinstance(split, SplitLoader)
     assert (split.role, set(split.sources)) == ("loader-0", {1, 2})
-    assert "loader-0 keeps 0.9" in split.why
+    assert "loader-0 has the work of 0.9" in split.why
     assert due_s >= 75  # the average passes 0.85 at 57 s
 
 
