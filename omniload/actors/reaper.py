@@ -150,7 +150,7 @@ class Reaper:
     """The opener's side: started before what it watches, closed after it. Another one follows one that is killed."""
 
     def __init__(self, mark: str, folders: Sequence[Path] = ()) -> None:
-        """Start the reaper of the processes that carry ``mark`` and of folders that may come to be."""
+        """Start the reaper of folders that may come to be, and of processes that carry ``mark``, if there is one."""
         self._words = [mark, str(os.getpid()), *map(str, folders)]
         self._lock = threading.Lock()
         self._closed = False

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -134,7 +135,9 @@ def _main(mark: str, opener: str, *folders: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     _wait_for_end(int(opener))
     owned = [Path(folder) for folder in folders]
-    if left := clean_up(lambda: end_all(mark, owned), owned):
+    # Without a mark nothing is ended: in a Ray of others a rank is a worker of it, with files open in the folder.
+    end: Callable[[], list[int]] = partial(end_all, mark, owned) if mark else list
+    if left := clean_up(end, owned):
         sys.stderr.write(
             f"processes {left} of a data plane were killed and have not ended after {PATIENCE_S:.0f} s; "
             "they wait for the kernel, look at the disk or the mount they use\n"

@@ -59,8 +59,12 @@ LONGER = {
         "the watch of each host: begun, asked, heard, lost, and when another follows it",
     ),
     "omniload/actors/ray/answers.py": (275, "every way in which an answer comes or does not"),
+    "omniload/actors/ray/given/attached.py": (
+        165,
+        "both ways to a Ray of others: joined, or shared with whatever connected the process",
+    ),
     "omniload/actors/ray/crew.py": (
-        340,
+        360,
         "every actor of a plane, who holds what, in which process, and which sources",
     ),
     "omniload/actors/ray/rank/handle.py": (

@@ -9,7 +9,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from omniload.actors.ray.answers import ask_head, wait_for_future, wait_for_head
 from omniload.actors.ray.environment import (
+    look_in,
     new_namespace,
     place_traces,
     ray,
@@ -28,13 +29,12 @@ from omniload.actors.ray.environment import (
 from omniload.actors.ray.head_watch import SERVERS, once_none_is_stopped, why_late
 from omniload.actors.ray.hosts.node import RayNode, start_node
 from omniload.actors.ray.hosts.node_plan import Listening, NodePlan
-from omniload.actors.ray.tokens import own_token, use_given_token
+from omniload.actors.ray.tokens import own_token
 from omniload.actors.reaper import PlaneFolder, Reaper, marked
 from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
 
 __all__ = [
-    "AttachedCluster",
     "Cluster",
     "PrivateCluster",
     "connect",
@@ -75,7 +75,6 @@ def connect(
     namespace: str,
     node_address: str = "",
     folder: Path | None = None,
-    variables: Mapping[str, str] | None = None,
 ) -> None:
     """Join a job's cluster from another process of it.
 
@@ -84,13 +83,11 @@ def connect(
         namespace: Of the job's actors.
         node_address: IP address of the node on this host; empty to have Ray find it.
         folder: Of the node, where several of one host have that address.
-        variables: Of the environment of actors that this process starts.
     """
     options: dict[str, Any] = {"_node_ip_address": node_address} if node_address else {}
-    if variables:  # without any Ray asks no agent, and has workers that stand ready
-        options["runtime_env"] = {"env_vars": dict(variables)}
     if folder is not None:
         options["_temp_dir"] = str(folder)
+    look_in(namespace)
     _init_ray(
         partial(_connected, f"the Ray at {address}"),
         address=address,
@@ -187,67 +184,6 @@ def _addresses_as_they_are() -> Iterator[None]:
         yield
     finally:
         constants.ENABLE_RAY_CLUSTER = before
-
-
-class AttachedCluster(Cluster):
-    """The connection to a Ray that somebody else started; its actors end with this process."""
-
-    def __init__(
-        self,
-        address: str,
-        namespace: str | None = None,
-        variables: Mapping[str, str] | None = None,
-    ) -> None:
-        """Connect.
-
-        Args:
-            address: Host and port of its head, or ``auto`` for the one that this machine is part of.
-            namespace: Of the job's actors; a new one by default.
-            variables: As of ``connect``.
-
-        Raises:
-            ConfigError: No Ray answers there, or not to this token.
-            StateError: This process already uses Ray.
-            UnavailableError: It does not answer in time.
-        """
-        require_unconnected()
-        asked = use_given_token()
-        # A new one each time: actors are found by name, and two planes in one Ray have the same roles.
-        self.namespace = namespace or new_namespace()
-        self.node_address = ""
-        try:
-            connect(address, self.namespace, variables=variables)
-        except UnavailableError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"runtime.address {address!r}: no Ray can be joined there ({type(error).__name__}: "
-                f"{str(error).strip().partition(chr(10))[0]}); start one with 'ray start --head' on this machine or "
-                f"join it to the cluster. It was asked {asked}: set RAY_AUTH_MODE and RAY_AUTH_TOKEN as for Ray itself"
-            ) from error
-        try:
-            self.address = str(ray.get_runtime_context().gcs_address)
-            self._folder = PlaneFolder()
-            # Before the folder: it is removed, too, where this process is killed with the next line.
-            self._reaper = Reaper(self.namespace, self._folder.places)
-            self._folder.make()
-        except BaseException:
-            ray.shutdown()
-            raise
-
-    @property
-    @override
-    def folder(self) -> Path:
-        return self._folder.path
-
-    @override
-    def close(self, *, is_used: bool = False) -> None:
-        try:
-            if not is_used:
-                ray.shutdown()  # ends the actors that this process is the owner of
-        finally:
-            self._reaper.close()
-            self._folder.remove()
 
 
 _LOOPBACK_ALONE = Listening()

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -166,7 +167,7 @@ class Crew:
             actor = self._start_constructor(member)
         else:
             asked = self._place.planner.asked()
-            start = Start(place=self._node, threads=_PLANNER_THREADS, asked=asked)
+            start = self._starting(self._node, _PLANNER_THREADS, asked)
             bare = actor_of(PlannerActor, member.name, start)
             # Only one that follows: the first is opened by a method, whose error says what is wrong with a run.
             # From the object store: Ray's tables keep what an actor is started with, and variables may be secrets.
@@ -175,14 +176,25 @@ class Crew:
         self.actors = {**self.actors, member: actor}
         return actor
 
+    def _starting(self, place: str, threads: int, asked: Mapping[str, float]) -> Start:
+        """Return how a member is started at a place."""
+        return Start(
+            place=place,
+            threads=threads,
+            asked=asked,
+            namespace=self._address.namespace,
+            variables=self.spec.mix.runtime.env.set,
+        )
+
     def _start_of_loader(self, member: Member) -> Start:
         wanted = self._threads[member.role] + 1  # one stays
         there, is_away = self.placing.place(member), self.placing.is_away(member)
         place = None if self.placing.is_stranded(member) else self._place.loaders
-        return Start(
-            place=there,
-            threads=max(_LEAST_LOADER_THREADS, wanted),
-            asked={} if place is None else place.asked(),
+        start = self._starting(
+            there, max(_LEAST_LOADER_THREADS, wanted), {} if place is None else place.asked()
+        )
+        return replace(
+            start,
             is_away=is_away,
             # Not where a user says which nodes: a member that cannot be there ends, and the next is placed anew.
             is_soft=is_away and place is None,
@@ -200,7 +212,7 @@ class Crew:
             board = FolderBoard(self._address.board_of(member.role))
         threads = 7 + 2 * ranks_with_threads(self.spec, len(ranks)) * cp
         asked = self._place.constructors.asked()
-        start = Start(place=node, threads=threads, asked=asked, is_away=is_away)
+        start = replace(self._starting(node, threads, asked), is_away=is_away)
         bare = actor_of(ConstructorActor, member.name, start)
         return bare.remote(
             machine, self._loaders(self.serving), member.name, board, self._address.logs
@@ -230,6 +242,7 @@ class Crew:
                 for name, ranks in self.dp_ranks_of.items()
             ],
             folder=self.spec.run_dir or self._address.board,
+            namespace=self._address.namespace,
             life=member.number,
             # Where ranks come and go, those of other hosts tell the planner themselves.
             roles_away=(

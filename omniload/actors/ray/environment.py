@@ -69,8 +69,10 @@ __all__ = [
     "RayActorError",
     "RayError",
     "RayTaskError",
+    "look_in",
     "miss_hosts_soon",
     "new_namespace",
+    "of_plane",
     "place_traces",
     "ray",
     "require_unconnected",
@@ -90,6 +92,21 @@ def new_namespace() -> str:
     return f"{_OURS}{secrets.token_hex(4)}"
 
 
+_LOOKED_IN = ""
+
+
+def look_in(namespace: str) -> None:
+    """Have this process look for actors of the plane in a namespace, whichever Ray connected the process with."""
+    global _LOOKED_IN  # noqa: PLW0603 -- as Ray's own connection: a process has one plane of Ray at a time
+    _LOOKED_IN = namespace
+
+
+def of_plane() -> dict[str, str]:
+    """Return the namespace of the plane, where it is another than that of this process, as Ray takes it."""
+    own = str(ray.get_runtime_context().namespace) if _LOOKED_IN else ""
+    return {} if own == _LOOKED_IN else {"namespace": _LOOKED_IN}
+
+
 def require_unconnected() -> None:
     """Refuse a process that is connected to a Ray: it can be to one at a time.
 
@@ -107,7 +124,7 @@ def require_unconnected() -> None:
         )
     raise StateError(
         "this process is connected to a Ray cluster already; close it (ray.shutdown()) before the data plane is "
-        "opened, or set runtime.kind to local"
+        "opened, name that Ray in the mix (runtime: {kind: ray, address: auto}), or set runtime.kind to local"
     )
 
 

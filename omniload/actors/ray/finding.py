@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from omniload.actors.ray.answers import ask_head
-from omniload.actors.ray.environment import RayError, ray
+from omniload.actors.ray.environment import RayError, of_plane, ray
 from omniload.base.errors import UnavailableError
 from omniload.base.log import place_of_lines
 
@@ -20,13 +20,13 @@ _FOUND_S = 60.0
 
 
 def actor_named(name: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
-    """Return an actor of the plane that this process is connected to.
+    """Return an actor of the plane that this process has opened or joined.
 
     Raises:
         UnavailableError: There is none of that name.
     """
     try:
-        return ray.get_actor(name)
+        return ray.get_actor(name, **of_plane())
     except (
         ValueError,
         AssertionError,
@@ -39,12 +39,21 @@ def actor_named(name: str) -> Any:  # noqa: ANN401 -- Ray's handles have no stat
 def newest_of(role: str) -> str | None:
     """Return the name of the actor that a role was started in last; ``None`` while none lives."""
     lives: dict[int, str] = {}
-    for name in ray.util.list_named_actors():
+    for name in _names():
         of, _, number = name.partition("+")
         if of == role:
             # By number: a lost life may be in Ray's list beside the next one for a moment.
             lives[int(number or 0)] = name
     return lives[max(lives)] if lives else None
+
+
+def _names() -> list[str]:
+    """Return the names of all actors of the plane."""
+    if not (of := of_plane()):
+        own: list[str] = ray.util.list_named_actors()
+        return own
+    everywhere: Any = ray.util.list_named_actors(all_namespaces=True)
+    return [each["name"] for each in everywhere if each["namespace"] == of["namespace"]]
 
 
 def newest_actor(role: str) -> tuple[str, Any] | None:

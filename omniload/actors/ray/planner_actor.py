@@ -14,6 +14,7 @@ from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.actors.planner_journal import open_journal
 from omniload.actors.planning import make_planner, make_successor
 from omniload.actors.ray.actors import PresentActor
+from omniload.actors.ray.environment import look_in
 from omniload.actors.ray.hosts.beside_ranks import RanksOn
 from omniload.actors.ray.hosts.boards import HostsBoard
 from omniload.actors.ray.hosts.rank_claims import LostRanks, claim_for_guest, watch_unheard
@@ -51,6 +52,8 @@ class PlannerOpening:
     """Each with its data-parallel ranks, and its lives before this one."""
     folder: Path
     """Where the journal is."""
+    namespace: str
+    """Of the plane's actors."""
     life: int
     """Planners before this one; it takes over from the last of them."""
     roles_away: Mapping[str, Sequence[str]]
@@ -83,6 +86,7 @@ class PlannerActor(PresentActor):
     def open(self, opening: PlannerOpening) -> None:
         """Begin to plan; once and before any other call."""
         os.environ.update(opening.spec.passed_on)
+        look_in(opening.namespace)
         spec, life = opening.spec, opening.life
         journal: Journal | None
         if life:

@@ -10,6 +10,7 @@ from omniload.actors.ray.environment import (
     AuthenticationTokenLoader,
     Config,
     RayError,
+    ray,
     require_unconnected,
 )
 
@@ -43,6 +44,8 @@ def use_given_token() -> str:
     Raises:
         StateError: As for ``use_token``.
     """
+    if ray.is_initialized():
+        return "as this process is connected already"
     if GIVEN_MODE is not None and GIVEN_MODE.lower() != "token":
         use_token("")
         return f"without a token, as RAY_AUTH_MODE is {GIVEN_MODE!r}"

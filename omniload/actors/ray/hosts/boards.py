@@ -15,7 +15,7 @@ from typing_extensions import override
 from omniload.actors.address import PlaneAddress
 from omniload.actors.heartbeat_board import Board, FolderBoard
 from omniload.actors.ray.answers import ask_head
-from omniload.actors.ray.environment import RayError, ray
+from omniload.actors.ray.environment import RayError, of_plane, ray
 from omniload.actors.ray.finding import actor_named, newest_of
 from omniload.base.errors import UnavailableError
 from omniload.base.linux.network import host_id
@@ -120,7 +120,7 @@ def _come(asked: list[Any], *, timeout_s: float) -> list[Any]:
 def _newest(role: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
     """Return the actor that a role began with, or the one that took its place."""
     try:
-        return ray.get_actor(role)
+        return ray.get_actor(role, **of_plane())
     except (ValueError, AssertionError):  # as in ``actor_named``
         # Of all named actors, only now: most roles are never replaced.
         return actor_named(newest_of(role) or role)

@@ -4,12 +4,12 @@ from omniload.actors.address import Head, HostPlace, Hosts, NodeTerms, PlaneAddr
 from omniload.actors.lifeline import Lifeline
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.cluster import (
-    AttachedCluster,
     Cluster,
     PrivateCluster,
     node_here,
 )
 from omniload.actors.ray.environment import ray
+from omniload.actors.ray.given.attached import given_cluster
 from omniload.actors.ray.hosts.node_plan import Listening
 from omniload.actors.ray.layout import (
     constructors_by_host,
@@ -51,7 +51,7 @@ def cluster_of(
 ) -> Cluster:
     """Return the Ray that a plane is opened in: one of our own, or the one that ``runtime.address`` names."""
     if runtime.address:
-        return AttachedCluster(runtime.address, variables=runtime.env.set)
+        return given_cluster(runtime.address)
     return PrivateCluster(object_store_bytes=bytes_, workers=workers, listening=listening)
 
 
@@ -73,7 +73,7 @@ class MemberNode:
             UnavailableError: Ray did not start, or the head does not answer.
         """
         if head.token is None:
-            self._cluster: Cluster = AttachedCluster(head.cluster, head.namespace)
+            self._cluster: Cluster = given_cluster(head.cluster, head.namespace)
         else:
             use_token(head.token)
             self._cluster = PrivateCluster(

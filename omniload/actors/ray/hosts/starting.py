@@ -22,6 +22,10 @@ class Start:
     """In which its methods run."""
     asked: Mapping[str, float] = field(default_factory=dict)
     """What it asks for of each resource of Ray, by name; nothing where there is none."""
+    namespace: str = ""
+    """Of the plane, which may be another than that of the process which starts it."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of its environment, beside those of the node and of whatever starts it."""
     is_away: bool = False
     """Whether it has no folder of the heartbeats of its host: the keeper asks for them."""
     is_soft: bool = False
@@ -33,6 +37,9 @@ def actor_of(shell: type, name: str, start: Start) -> Any:  # noqa: ANN401 -- Ra
     here = strategy_for(start.place, is_soft=start.is_soft)
     options: dict[str, Any] = {"max_concurrency": start.threads, "scheduling_strategy": here}
     options |= {"name": name} if name else {}
+    options |= {"namespace": start.namespace} if name and start.namespace else {}
+    if start.variables:  # without any Ray asks no agent, and has workers that stand ready
+        options["runtime_env"] = {"env_vars": dict(start.variables)}
     if asked := dict(start.asked):
         options["num_cpus"] = asked.pop("CPU", 0.0)
         options |= {"memory": asked.pop("memory")} if "memory" in asked else {}

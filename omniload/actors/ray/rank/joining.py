@@ -11,7 +11,8 @@ from omniload.actors.address import Head, PlaneAddress, check_rank
 from omniload.actors.lifeline import LifelineEnd
 from omniload.actors.plane import RankHandle
 from omniload.actors.ray.cluster import connect
-from omniload.actors.ray.environment import miss_hosts_soon, ray
+from omniload.actors.ray.environment import look_in, miss_hosts_soon, ray
+from omniload.actors.ray.given.attached import require_same
 from omniload.actors.ray.hosts.members import MemberNode, listening_of
 from omniload.actors.ray.rank.handle import RayHandle
 from omniload.base.errors import UnavailableError
@@ -79,6 +80,11 @@ def _turn() -> Iterator[None]:
         time.sleep(_LOOK_S)
 
 
+def _was_connected(namespace: str) -> bool:
+    """Tell whether this process was connected before, as a worker of Ray Train, and so stays."""
+    return ray.is_initialized() and ray.get_runtime_context().namespace != namespace
+
+
 def handle_in(
     address: PlaneAddress,
     dp_rank: int,
@@ -98,21 +104,26 @@ def handle_in(
 
     Raises:
         ConfigError: The plane has no such rank.
-        StateError: The rank has a handle already.
+        StateError: The rank has a handle already, or this process is connected to another Ray.
         UnavailableError: The plane cannot be reached.
     """
     check_rank(address.sizes_with(asked), dp_rank, cp_rank)
     node_address, _ = address.on_host(host_id())
+    is_shared = _was_connected(address.namespace)
+    if is_shared:
+        require_same(address.cluster)
+        look_in(address.namespace)
     try:
-        if not is_connected:
+        if not (is_shared or is_connected):
             connect(address.cluster, address.namespace, node_address)
     except Exception as error:
         raise UnavailableError(
             f"the data plane at {address.cluster} cannot be joined: {error}; it has ended, or this process is none "
             "that its opener started"
         ) from error
+    leave = (lambda: None) if is_shared else ray.shutdown
     try:
-        return RayHandle(address, dp_rank, cp_rank, ray.shutdown, asked)
+        return RayHandle(address, dp_rank, cp_rank, leave, asked)
     except BaseException:
-        ray.shutdown()
+        leave()
         raise

@@ -112,7 +112,9 @@ def test_ranks_that_wait_for_a_planner_that_takes_over_see_that_it_waits_for_roo
     monkeypatch.setattr(planner_module, "make_successor", make_successor)
     with pytest.raises(StateError, match="it stays full"):
         actor.open(
-            SimpleNamespace(spec=SimpleNamespace(passed_on={}), facts=[], folder=tmp_path, life=1)
+            SimpleNamespace(
+                spec=SimpleNamespace(passed_on={}), facts=[], folder=tmp_path, life=1, namespace=""
+            )
         )
 
     assert told == [waits]
@@ -123,7 +125,9 @@ def test_who_asks_a_planner_that_could_not_take_over_is_told_why(tmp_path, monke
         raise IntegrityError("line 7 is damaged")
 
     monkeypatch.setattr(planner_module, "make_successor", make_successor)
-    opening = SimpleNamespace(spec=SimpleNamespace(passed_on={}), facts=[], folder=tmp_path, life=1)
+    opening = SimpleNamespace(
+        spec=SimpleNamespace(passed_on={}), facts=[], folder=tmp_path, life=1, namespace=""
+    )
     actor = PlannerActor("planner+1", None, None, opening)
 
     for ask in (
@@ -156,6 +160,6 @@ def test_ranks_that_wait_for_the_first_planner_see_that_it_opens_the_journal(tmp
     monkeypatch.setattr(planner_module, "open_journal", open_journal)
     spec = SimpleNamespace(run_dir=tmp_path, passed_on={})
     with pytest.raises(StateError, match="no such host"):
-        actor.open(SimpleNamespace(spec=spec, facts=[], folder=tmp_path, life=0))
+        actor.open(SimpleNamespace(spec=spec, facts=[], folder=tmp_path, life=0, namespace=""))
 
     assert told == ["opens the journal"]

@@ -1,0 +1,1 @@
+"""A Ray that somebody else started."""

@@ -1,0 +1,160 @@
+"""A Ray that runs already: joined for a plane, or shared with whatever connected this process before."""
+
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from omniload.actors.ray.cluster import Cluster, connect
+from omniload.actors.ray.environment import (
+    RayError,
+    look_in,
+    new_namespace,
+    ray,
+    require_unconnected,
+)
+from omniload.actors.ray.tokens import use_given_token
+from omniload.actors.reaper import PlaneFolder, Reaper
+from omniload.base.errors import ConfigError, StateError, UnavailableError
+
+__all__ = ["AttachedCluster", "SharedCluster", "given_cluster", "require_same"]
+
+
+class _GivenCluster(Cluster):
+    """A Ray of somebody else's, of which this process has a folder on its host."""
+
+    namespace: str
+
+    def _begin(self) -> None:
+        """Make the folder; what is connected by now is this process."""
+        self.node_address = ""
+        self.address = str(ray.get_runtime_context().gcs_address)
+        self._folder = PlaneFolder()
+        # Before the folder: it is removed, too, where this process is killed with the next line. Ray ends the actors.
+        self._reaper = Reaper("", self._folder.places)
+        self._folder.make()
+
+    @property
+    @override
+    def folder(self) -> Path:
+        return self._folder.path
+
+    def _leave(self) -> None:
+        self._reaper.close()
+        self._folder.remove()
+
+
+class AttachedCluster(_GivenCluster):
+    """The connection to a Ray that somebody else started; its actors end with this process."""
+
+    def __init__(self, address: str, namespace: str | None = None) -> None:
+        """Connect.
+
+        Args:
+            address: Host and port of its head, or ``auto`` for the one that this machine is part of.
+            namespace: Of the job's actors; a new one by default.
+
+        Raises:
+            ConfigError: No Ray answers there, or not to this token.
+            StateError: This process already uses Ray.
+            UnavailableError: It does not answer in time.
+        """
+        require_unconnected()
+        asked = use_given_token()
+        # A new one each time: actors are found by name, and two planes in one Ray have the same roles.
+        self.namespace = namespace or new_namespace()
+        try:
+            connect(address, self.namespace)
+        except UnavailableError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"runtime.address {address!r}: no Ray can be joined there ({type(error).__name__}: "
+                f"{str(error).strip().partition(chr(10))[0]}); start one with 'ray start --head' on this machine or "
+                f"join it to the cluster. It was asked {asked}: set RAY_AUTH_MODE and RAY_AUTH_TOKEN as for Ray itself"
+            ) from error
+        try:
+            self._begin()
+        except BaseException:
+            ray.shutdown()
+            raise
+
+    @override
+    def close(self, *, is_used: bool = False) -> None:
+        try:
+            if not is_used:
+                ray.shutdown()  # ends the actors that this process is the owner of
+        finally:
+            self._leave()
+
+
+class SharedCluster(_GivenCluster):
+    """The connection that this process had before, as a worker of Ray Train or a script that called ``ray.init``.
+
+    It is left as it is: what else runs in this process uses it.
+    """
+
+    def __init__(self, address: str, namespace: str | None = None) -> None:
+        """Use it.
+
+        Args:
+            address: Of the Ray that is meant.
+            namespace: Of a plane that another process has opened; a new one by default, of which every actor ends with
+                this.
+
+        Raises:
+            StateError: It is another Ray, or another plane of it is open here.
+        """
+        require_same(address)
+        self._is_opener = namespace is None
+        self.namespace = namespace or new_namespace()
+        look_in(self.namespace)
+        self._begin()
+
+    @override
+    def close(self, *, is_used: bool = False) -> None:
+        try:
+            if self._is_opener and not is_used:
+                _end_actors_in(self.namespace)
+        finally:
+            self._leave()
+
+
+def given_cluster(address: str, namespace: str | None = None) -> AttachedCluster | SharedCluster:
+    """Return this process's way to a Ray that runs already: the connection that it has, or a new one."""
+    if ray.is_initialized():
+        return SharedCluster(address, namespace)
+    return AttachedCluster(address, namespace)
+
+
+def require_same(address: str) -> None:
+    """Refuse another Ray than that which this process is connected to: it can be to one at a time.
+
+    Raises:
+        StateError: ``address`` names another.
+    """
+    here = str(ray.get_runtime_context().gcs_address)
+    if address != "auto" and _numbers_of(address) != _numbers_of(here):
+        raise StateError(
+            f"this process is connected to the Ray at {here}, and runtime.address names that at {address}; connect it "
+            "to that one (ray.init), give the address that it has, or auto"
+        )
+
+
+def _numbers_of(address: str) -> tuple[str, str]:
+    host, _, port = address.rpartition(":")
+    with suppress(OSError):  # of no host that is known here: it is compared as it is written
+        host = socket.gethostbyname(host)
+    return host, port
+
+
+def _end_actors_in(namespace: str) -> None:
+    """End all actors of a namespace: those that have no name there end with whoever holds them."""
+    with suppress(RayError, ConnectionError):  # Ray is lost, and they with it
+        named: Any = ray.util.list_named_actors(all_namespaces=True)
+        for each in named:
+            if each["namespace"] == namespace:
+                with suppress(ValueError, RayError):  # it has just ended
+                    ray.kill(ray.get_actor(each["name"], namespace=namespace), no_restart=True)

@@ -1,0 +1,35 @@
+"""A process that a Ray of others has connected before it opens a plane, as Ray Train does: actors, folders, bundles."""
+
+import pytest
+
+from tests.support.plane.front_ranks import samples
+from tests.support.plane.given.given_ray import run_job
+
+pytestmark = pytest.mark.ray
+
+
+def test_ranks_that_are_actors_in_captured_bundles_have_a_plane_outside_of_them_that_ends_before_they_do(
+    given, mix, unbroken, tmp_path
+):
+    # Each bundle has the one core that its rank takes: in one of them no role would ever find room for what it asks.
+    place = {"planner": {"cpus": 1}, "loaders": {"cpus": 1}}
+    told = run_job(given, mix, tmp_path, steps=6, place=place)
+
+    assert samples(told["ranks"]) == unbroken
+    first = told["ranks"][0]
+    assert first["actors"] == ["constructor-0", "loader-0", "planner"]
+    # Of six cores the two bundles have one each, and planner and loader as many of what is left.
+    assert first["free"]["CPU"] == 2.0
+    assert [rank["stays"] for rank in told["ranks"]] == [True, True]
+    assert (told["left"], told["folders"]) == ([], [])
+
+
+def test_a_process_that_is_connected_to_another_ray_than_the_mix_names_is_told_both(
+    given, mix, tmp_path
+):
+    told = run_job(given, mix, tmp_path, steps=1, runtime_address="127.0.0.1:1")
+
+    assert [rank["error"] for rank in told["ranks"]] == ["StateError", "StateError"]
+    message = told["ranks"][0]["message"]
+    assert f"connected to the Ray at {given['RAY_ADDRESS']}" in message
+    assert "runtime.address names that at 127.0.0.1:1" in message

@@ -1,0 +1,66 @@
+"""A job of a Ray that runs already, as Ray Train has it: ranks are actors in bundles that capture what they start.
+
+ray_job.py MIX FOLDER KEYWORDS      keywords of omniload.open as JSON; "bundles" are cores of each bundle, two at least
+
+Prints what its two ranks were handed, the actors that there were meanwhile and afterwards, and what of the bundles
+was free meanwhile.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+RANKS = 2
+
+
+class Rank:
+    """A rank in a bundle."""
+
+    def run(self, number, mix, folder, keywords):
+        """Take all batches; return them, and what was there with the first."""
+        import omniload  # noqa: PLC0415 -- as a training function does
+
+        seen, there = [], {}
+        try:
+            where = {"rank": number, "world_size": RANKS, "address": folder, "arrays": "numpy"}
+            with omniload.open(mix, **where, **keywords) as loader:
+                for batch in loader:
+                    seen.append([batch.step, batch.tokens.tolist()])
+                    there = there or {"free": ray.available_resources(), "actors": planes_actors()}
+        except omniload.OmniloadError as error:
+            return {"error": type(error).__name__, "message": str(error)}
+        return {"rank": number, "seen": seen, **there, "stays": ray.is_initialized()}
+
+
+def planes_actors():
+    """Return the names of actors of planes."""
+    named = ray.util.list_named_actors(all_namespaces=True)
+    return sorted(each["name"] for each in named if each["namespace"].startswith("omniload-"))
+
+
+def main(mix, folder, keywords):
+    bundles = [{"CPU": cores} for cores in keywords.pop("bundles", [1, 1])]
+    ray.init(namespace="of the trainer", configure_logging=False, log_to_driver=False)
+    group = ray.util.placement_group(bundles)
+    ray.get(group.ready(), timeout=60)
+    ranks = [
+        ray.remote(num_cpus=1)(Rank)
+        .options(
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=n, placement_group_capture_child_tasks=True
+            )
+        )
+        .remote()
+        for n in range(RANKS)
+    ]
+    told = ray.get([rank.run.remote(n, mix, folder, keywords) for n, rank in enumerate(ranks)])
+    there = Path(tempfile.gettempdir()).glob("omniload-ray-*")
+    left = {"left": planes_actors(), "group": group.id.hex(), "folders": [f.name for f in there]}
+    sys.stdout.write(json.dumps({"ranks": told} | left) + "\n")
+
+
+main(*sys.argv[1:3], json.loads(sys.argv[3]))
