@@ -67,6 +67,8 @@ class Imported:
     stop: Literal["never", "first_exhausted", "all_exhausted", "each_once"] = "never"
     epochs: float | None = None
     """Times that a run goes through each source before it ends, in place of weights."""
+    total_tokens: int | None = None
+    """Tokens of the whole run, which the weights of its only stage share."""
     sequences: bool = False
     """Whether a row is cut from the documents of one source, laid end to end, and weights count such rows."""
     documents: Literal["joined", "apart"] = "joined"
@@ -149,7 +151,9 @@ def mix_text(
     step = max(1, step // row) * row
     micro = sizes["micro_tokens"] or found.micro_tokens or step // _PARTS_A_STEP
     content: JsonObject = {
-        "version": 1 if found.epochs is None and found.stages_by == "step" else 2,
+        "version": 1
+        if found.epochs is None and found.total_tokens is None and found.stages_by == "step"
+        else 2,
         "seed": sizes["seed"] if sizes["seed"] is not None else found.seed or 0,
         **({} if tokenizer is None else {"tokenizer": dict(tokenizer)}),
         "sources": {
@@ -172,9 +176,15 @@ def mix_text(
 
 
 def _drawn(found: Imported) -> JsonObject:
-    """Return what is drawn: amounts where the tool says epochs, and else stages of weights."""
+    """Return what is drawn: amounts where the tool says epochs or a total, and else stages of weights."""
     if found.epochs is not None:
         return {"amounts": {name: {"epochs": found.epochs} for name in found.sources}}
+    if found.total_tokens is not None:
+        ((_, weights),) = found.stages
+        shares: JsonObject = {
+            name: {"weight": weight} for name, weight in weights.items() if weight
+        }
+        return {"total": {"tokens": found.total_tokens}, "amounts": shares}
     return {
         "level": "sequence" if found.sequences else found.level,
         "stop": found.stop,

@@ -2,6 +2,7 @@
 
 ::
 
+    requested_tokens: 100_000_000_000    # in all, which the sources share
     sources:
       - source_name: web
         target_ratio: 0.8
@@ -41,13 +42,15 @@ def _read(document: object, asked: Asked) -> Imported:
         top.refuse("sources", "names no source")
     top.note(
         {
-            "requested_tokens": "train for so many steps",
             "global_batch_size": "give --batch",
             "processes": "loaders are counted by runtime",
             "quiet": "a matter of output",
             "render_tables": "a matter of output",
         }
     )
+    found.total_tokens = top.take("requested_tokens", int, 0) or None
+    if found.total_tokens is not None and found.total_tokens < 1:
+        top.refuse("requested_tokens", f"is {found.total_tokens}; a run draws 1 or more")
     found.seed = top.take("seed", int, 0)
     top.end()
     found.stages.append((0, by_name))

@@ -32,6 +32,7 @@ def set_weights(
     Weights are in the scale of the mix file; sources that are not named keep theirs. Stages of the
     file that begin later hold as they are declared. Of a run that draws amounts, an amount is how much
     of a source the whole run draws: what was drawn stays, and the rest of all amounts is spread anew.
+    Weights of several sources divide there what these have together.
 
     \b
     Example:

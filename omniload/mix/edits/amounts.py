@@ -13,14 +13,15 @@ epochs; of its samples or tokens nothing is kept that was not counted from the f
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from omniload.base.errors import ConfigError
-from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import AddSource, Change, Edit, RetireSource, SetAmounts, SetWeights
 from omniload.mix.edits.sources import require_known
 from omniload.mix.schedule import drawn_in
 from omniload.mix.schema.amounts import Amount
+from omniload.mix.schema.totals.dividing import apportioned
 from omniload.mix.state import MixState
 
 if TYPE_CHECKING:
@@ -28,27 +29,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "amounts_under",
+    "counted_alike",
     "differing",
     "require_amounts_before",
-    "require_counted_alike",
     "require_drawable",
     "spread_anew",
 ]
 
 
-def require_counted_alike(mix: MixConfig, change: Change) -> None:
-    """Refuse weights for a run that draws amounts, and amounts for one that draws by weight.
+def counted_alike(history: "History", change: Change) -> Change:
+    """Return a change in what the run draws by: weights of a run that draws amounts divide those anew.
 
     Raises:
-        ConfigError: With what to say instead.
+        ConfigError: It gives weights to a run that draws amounts which they cannot divide, or amounts to one that
+            draws by weight; with what to say instead.
     """
-    has_amounts = mix.mix.amounts is not None
+    has_amounts = history.base.mix.amounts is not None
     match change:
         case SetWeights(weights=weights) if has_amounts:
-            raise ConfigError(
-                f"the run draws amounts, and {next(iter(weights))}={next(iter(weights.values())):g} is a weight; say "
-                "how much is to be drawn in all, as web=2epochs, code=5Gtokens or chat=50ksamples"
-            )
+            return SetAmounts(amounts=_divided_anew(history, weights))
         case SetAmounts(amounts=amounts) if not has_amounts:
             raise ConfigError(
                 f"the run draws by weight, and {next(iter(amounts))} is given {next(iter(amounts.values()))}; say a "
@@ -60,6 +59,34 @@ def require_counted_alike(mix: MixConfig, change: Change) -> None:
                 f"source {name!r} comes with {'a weight' if has_amounts else 'an amount'}, and the run draws "
                 f"{'amounts' if has_amounts else 'by weight'}; give {wanted}"
             )
+    return change
+
+
+def _divided_anew(history: "History", weights: Mapping[str, float]) -> dict[str, Amount]:
+    """Return what sources have together, divided by weights: nothing more and nothing less is drawn in all."""
+    require_known(weights, history.latest.names)
+    held = history.latest.mix.amounts or {}
+    amounts = {name: held.get(name) for name in weights}
+    kinds = {amount.kind if amount is not None else "none" for amount in amounts.values()}
+    if len(weights) < 2 or kinds not in ({"tokens"}, {"samples"}):
+        have = ", ".join(f"{name} has {amount or 'none'}" for name, amount in amounts.items())
+        raise ConfigError(
+            f"the run draws amounts, and {next(iter(weights))}={next(iter(weights.values())):g} is a weight; say how "
+            "much is to be drawn in all, as web=2epochs, code=5Gtokens or chat=50ksamples, or give two sources or more "
+            f"weights by which to divide what they have together, all in tokens or all in samples ({have})"
+        )
+    (kind,) = kinds
+    together = sum(amount.units(0) for amount in amounts.values() if amount is not None)
+    exact = {name: Fraction(repr(float(weight))) for name, weight in weights.items()}
+    scale = sum(exact.values()) or Fraction(1)
+    parts = apportioned(together, {name: weight / scale for name, weight in exact.items()})
+    for name, part in parts.items():
+        if not part or weights[name] == 0:
+            raise ConfigError(
+                f"{name!r} gets none of {together:,} {kind} by weight {weights[name]:g}; give it more, or say omniload "
+                f"mix retire RUN {name} to draw no more of it"
+            )
+    return {name: Amount(**{kind: part}) for name, part in parts.items()}
 
 
 def amounts_under(

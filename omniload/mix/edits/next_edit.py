@@ -16,8 +16,8 @@ from omniload.base.errors import ConfigError
 from omniload.mix.config import Stage, WeightsConfig
 from omniload.mix.edits.amounts import (
     amounts_under,
+    counted_alike,
     require_amounts_before,
-    require_counted_alike,
 )
 from omniload.mix.edits.edit import (
     MOST_EDITS,
@@ -79,7 +79,7 @@ def next_edit(  # noqa: PLR0913 -- what is found and kept of each kind of change
             "a cost is fitted by the planner, where balance.fit_every of the mix says so"
         )
     require_no_secrets(change)
-    require_counted_alike(history.base, change)
+    change = counted_alike(history, change)
     most = MOST_EDITS - sum(stage.waits for stage in history.base.mix.stages)
     if len(history.edits) >= most:
         raise ConfigError(

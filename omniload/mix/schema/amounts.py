@@ -17,31 +17,28 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import override
 
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.settings.quantities import Count
 from omniload.mix.schema.splits import Name
-from omniload.mix.schema.weights import (
-    HOTTEST,
-    GroupCap,
-    MaxRepetition,
-    Weight,
-    WeightGroup,
-    shares_of,
-)
+from omniload.mix.schema.totals.dividing import KINDS, LARGEST_AMOUNT, divided
+from omniload.mix.schema.weights import HOTTEST, GroupCap, MaxRepetition, Weight, WeightGroup
 
-__all__ = ["Amount", "AmountGroup", "Amounts", "faults_of_amounts", "is_amount"]
+__all__ = [
+    "Amount",
+    "AmountGroup",
+    "AmountShare",
+    "Amounts",
+    "Total",
+    "faults_of_amounts",
+]
 
 _MOST_EPOCHS = 1e6
-_LARGEST_AMOUNT = 1 << 53
-"""What a count may be, and a double holds."""
-_KINDS = ("epochs", "samples", "tokens")
-_COUNT: TypeAdapter[int] = TypeAdapter(Count)
 
-Number = Annotated[Count, Field(ge=1, le=_LARGEST_AMOUNT)]
+Number = Annotated[Count, Field(ge=1, le=LARGEST_AMOUNT)]
 
 
 class Amount(StrictModel):
@@ -58,10 +55,10 @@ class Amount(StrictModel):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        given = [kind for kind in _KINDS if getattr(self, kind) is not None]
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
         if len(given) != 1:
             said = " and ".join(f"{kind} {getattr(self, kind):g}" for kind in given) or "none"
-            raise fault_at(f"the amount has {said}; give one of {', '.join(_KINDS)}", *given[1:2])
+            raise fault_at(f"the amount has {said}; give one of {', '.join(KINDS)}", *given[1:2])
         return self
 
     @property
@@ -85,6 +82,22 @@ class Amount(StrictModel):
         return f"{said} {self.kind[:-1] if amount == 1 else self.kind}"
 
 
+class Total(StrictModel):
+    """What a run draws of all its sources: exactly one of the two."""
+
+    samples: Number | None = None
+    """Samples of all sources."""
+    tokens: Number | None = None
+    """Tokens of all sources, as they are drawn: padding of rows is none of them."""
+
+
+class AmountShare(StrictModel):
+    """A source, or within a group another, that shares what amounts beside it leave."""
+
+    weight: Weight
+    """Weight beside the others that share."""
+
+
 class AmountGroup(StrictModel):
     """Sources that share one amount."""
 
@@ -92,17 +105,17 @@ class AmountGroup(StrictModel):
     """Samples of all of them."""
     tokens: Number | None = None
     """Tokens of all of them."""
-    of: Annotated[dict[Name, Weight | WeightGroup], Field(min_length=1)]
-    """Its sources, with their weights within it."""
+    weight: Weight | None = None
+    """In place of an amount, beside other weights: its part of what amounts leave."""
+    of: Annotated[
+        dict[Name, "Weight | AmountShare | Amount | AmountGroup | WeightGroup"],
+        Field(min_length=1),
+    ]
+    """Its sources and groups: their weights within it, or amounts, which are taken from its own first."""
     temperature: float = Field(default=1.0, gt=0, le=HOTTEST, allow_inf_nan=False)
     """Weights within the group are raised to 1 / temperature."""
     max_repetition: MaxRepetition | None = None
     """Times at most that the run may go through each of its sources."""
-
-
-def is_amount(entry: object) -> bool:
-    """Tell whether an entry of a file says an amount."""
-    return isinstance(entry, Mapping) and any(kind in entry for kind in _KINDS)
 
 
 def faults_of_amounts(
@@ -148,80 +161,9 @@ def faults_of_amounts(
             )
 
 
-def _flat(amounts: object) -> object:
-    """Return one amount a source; what is no mapping of mappings is left to the model."""
-    if not isinstance(amounts, Mapping):
-        return amounts
-    found: dict[str, object] = {}
-    for name, entry in amounts.items():
-        members = _members(name, entry) if isinstance(entry, Mapping) and "of" in entry else None
-        if members is None and isinstance(entry, Mapping) and "weight" in entry:
-            raise fault_at(
-                f"weight is {entry['weight']!r:.40} among amounts, which have no length that it could be a share of; "
-                "give epochs, samples or tokens",
-                *(name, "weight"),
-            )
-        for inner, amount in ({name: entry} if members is None else members).items():
-            if inner in found:
-                raise fault_at(f"{inner!r} has two amounts; give it one", name)
-            found[inner] = amount
-    return found
-
-
-def _members(name: str, group: Mapping[Any, Any]) -> dict[str, object]:
-    """Return the amount of each source of a group; they sum to that of the group."""
-    if "epochs" in group:
-        raise fault_at(
-            f"epochs is {group['epochs']!r:.40} of a group, whose sources are gone through each; give epochs to each "
-            "source, or samples or tokens to the group",
-            *(name, "epochs"),
-        )
-    if unknown := sorted(map(str, group.keys() - AmountGroup.model_fields.keys())):
-        raise fault_at(
-            f"a group has samples or tokens, of and temperature, and may have max_repetition, not {unknown[0]!r}",
-            *(name, unknown[0]),
-        )
-    given = [kind for kind in ("samples", "tokens") if kind in group]
-    if len(given) != 1:
-        raise fault_at(
-            f"the group has {' and '.join(given) or 'no amount'}; give one of samples, tokens", name
-        )
-    try:
-        amount = _COUNT.validate_python(group[given[0]])
-    except ValidationError:
-        # Told below, with what is a number and out of range.
-        amount = 0
-    if not 1 <= amount <= _LARGEST_AMOUNT:
-        raise fault_at(
-            f"{given[0]} is {group[given[0]]!r:.40}; give a whole number from 1 to {_LARGEST_AMOUNT}",
-            *(name, given[0]),
-        )
-    shares = shares_of(group["of"], group.get("temperature", 1.0), (name,))
-    for inner, share in shares.items():
-        if amount * share < 1:
-            raise fault_at(
-                f"{inner!r} gets none of {amount:,} {given[0]}; give it more weight, or remove it",
-                *(name, "of", inner),
-            )
-    return {n: {given[0]: whole} for n, whole in _apportioned(amount, shares).items()}
-
-
-def _apportioned(amount: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """Split a whole amount by largest remainder, so that nothing of it is lost."""
-    # In twelve digits: powers of a temperature may differ in their last from machine to machine.
-    exact = {name: Fraction(f"{share:.12g}") * amount for name, share in shares.items()}
-    whole = {name: int(part) for name, part in exact.items()}
-    left = amount - sum(whole.values())
-    order = sorted(exact, key=lambda name: (whole[name] - exact[name], name))
-    # Shares that were rounded may sum to more than 1 too: then some have one less.
-    for i in range(abs(left)):
-        whole[order[i % len(order)]] += 1 if left > 0 else -1
-    return whole
-
-
 Amounts = Annotated[
     dict[str, Amount],
     Field(min_length=1),
-    BeforeValidator(_flat, json_schema_input_type=dict[Name, Amount | AmountGroup]),
+    BeforeValidator(divided, json_schema_input_type=dict[Name, Amount | AmountShare | AmountGroup]),
 ]
 """One amount a source; written with groups or without."""

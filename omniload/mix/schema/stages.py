@@ -14,9 +14,10 @@ from pydantic import (
 
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.settings.quantities import Count
-from omniload.mix.schema.amounts import Amounts, is_amount
+from omniload.mix.schema.amounts import Amounts, Total
 from omniload.mix.schema.splits import Name
 from omniload.mix.schema.token_steps import names_tokens
+from omniload.mix.schema.totals.dividing import is_amount, with_total_divided
 from omniload.mix.schema.weights import GroupCap, Weights, group_caps, is_nested
 
 __all__ = [
@@ -204,8 +205,12 @@ class WeightsConfig(StrictModel):
     """Weights over time; the first stage starts at step 0."""
     amounts: Amounts | None = None
     """Version 2, in place of ``stages``: how much of each source the run draws, in ``epochs``, ``samples`` or
-    ``tokens``: ``{web: {epochs: 1}, code: {tokens: 5G}}``; of a group, ``{tokens: 5G, of: {python: 9, rust: 1}}``. All
-    go forward together, and the run ends with the last."""
+    ``tokens``: ``{web: {epochs: 1}, code: {tokens: 5G}}``; of a group, ``{tokens: 5G, of: {python: 9, rust: 1}}``. With
+    a ``total`` beside, ``{weight: 3}`` too. All go forward together, and the run ends with the last."""
+    # Never kept: what it leaves to weights are amounts, as the file is read.
+    total: Total | None = Field(default=None, exclude=True)
+    """Version 2: ``tokens`` or ``samples`` of the whole run. Entries of ``amounts`` may then have a ``weight``: they
+    share what the other amounts leave. ``total: {tokens: 100G}``."""
     # Not written: a cap decides nothing that is drawn, and may be another at the next start.
     group_caps: tuple[GroupCap, ...] = Field(default=(), exclude=True)
     """What groups of weights or amounts may have at most, found in them; of no use in a file."""
@@ -220,6 +225,7 @@ class WeightsConfig(StrictModel):
     def _amounts_in_place_of_weights(cls, content: object) -> object:
         if not isinstance(content, Mapping):
             return content
+        content = with_total_divided(content)
         amounts = content.get("amounts")
         if amounts is None:
             if content.get("stop") == "amounts":

@@ -32,6 +32,7 @@ __all__ = [
     "Weights",
     "group_caps",
     "is_nested",
+    "number_at",
     "shares_of",
 ]
 
@@ -184,7 +185,7 @@ def _members(
         at = (*path, str(name))
         if not isinstance(value, Mapping):
             # On the outermost level the model says what is wrong with a number.
-            yield name, (_number(value, at, 0.0) * scale if path else value), at
+            yield name, (number_at(value, at, 0.0) * scale if path else value), at
             continue
         if unknown := sorted(map(str, value.keys() - WeightGroup.model_fields.keys())):
             near = difflib.get_close_matches(unknown[0], WeightGroup.model_fields, n=1)
@@ -201,8 +202,8 @@ def _members(
             )
         if "weight" not in value:
             raise fault_at("the group has no weight; give one beside of", *at)
-        temperature = _number(value.get("temperature", 1.0), (*at, "temperature"), None)
-        weight = scale * _number(value["weight"], (*at, "weight"), 0.0)
+        temperature = number_at(value.get("temperature", 1.0), (*at, "temperature"), None)
+        weight = scale * number_at(value["weight"], (*at, "weight"), 0.0)
         shares = _shares(members, temperature, (*at, "of"))
         for inner, share in shares.items():
             member = members[inner]
@@ -224,7 +225,7 @@ def _shares(
             if "weight" not in member:
                 raise fault_at("the group has no weight; give one beside of", *at)
             at, member = (*at, "weight"), member["weight"]  # noqa: PLW2901 -- its weight stands for it
-        weights[name] = _number(member, at, 0.0)
+        weights[name] = number_at(member, at, 0.0)
     largest = max(weights.values())
     if largest == 0:
         raise fault_at(
@@ -244,7 +245,7 @@ def _shares(
     return {name: weight / total for name, weight in heated.items()}
 
 
-def _number(value: object, path: tuple[str, ...], least: float | None) -> float:
+def number_at(value: object, path: tuple[str, ...], least: float | None) -> float:
     """Return a number of a group: a weight of at least ``least``, or a temperature where that is ``None``."""
     most = HOTTEST if least is None else LARGEST_NUMBER
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

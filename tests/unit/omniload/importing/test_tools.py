@@ -160,6 +160,23 @@ class TestOlmoCore:
         assert notes.startswith("units of all shards are drawn in a random order")
         assert notes.count("\n") == 0
 
+    def test_tokens_that_are_requested_are_a_total_that_the_ratios_share(self, folder):
+        mix, notes = imported(
+            folder,
+            "olmo-core",
+            OLMO | {"requested_tokens": 1001},
+            dtype="uint32",
+            end_of_document=0,
+        )
+
+        assert {n: amount.tokens for n, amount in mix.mix.amounts.items()} == {
+            "code": 200,
+            "web": 801,
+        }
+        assert "requested_tokens" not in notes
+        with pytest.raises(ConfigError, match="requested_tokens: is -5; a run draws 1 or more"):
+            imported(folder, "olmo-core", OLMO | {"requested_tokens": -5}, dtype="uint32")
+
     def test_a_part_of_a_source_is_refused(self, folder):
         content = {"sources": [OLMO["sources"][0] | {"max_source_fraction": 0.5}]}
 

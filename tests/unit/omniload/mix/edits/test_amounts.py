@@ -126,6 +126,36 @@ def test_what_no_run_can_meet_is_refused_with_what_was_found(change, said):
         edited(a_history(), change)
 
 
+def test_weights_divide_anew_what_sources_have_together():
+    history = a_history(books={"tokens": 600})
+
+    after = edited(
+        history, SetWeights(weights={"books": 1, "code": 2}), state=a_state(drawn=(61, 400, 10))
+    )
+
+    assert after.edits[0].change == set_to(books={"tokens": 500}, code={"tokens": 1000})
+    assert said_of(after.edits[0].change) == "set books=500tokens code=1000tokens"
+    assert after.latest.mix.amounts["web"] == Amount(samples=30)
+    with pytest.raises(ConfigError, match="15 tokens, and before step 4 61 are drawn"):
+        edited(history, SetWeights(weights={"books": 1, "code": 99}))
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ({"books": 1, "web": 1}, r"\(books has 600 tokens, web has 30 samples\)"),
+        (
+            {"books": 0, "code": 1},
+            "'books' gets none of 1,500 tokens by weight 0; .* retire RUN books",
+        ),
+        ({"boks": 1, "code": 1}, "did you mean 'books'"),
+    ],
+)
+def test_weights_that_cannot_divide_amounts_are_refused(weights, said):
+    with pytest.raises(ConfigError, match=said):
+        a_history(books={"tokens": 600}).edited(SetWeights(weights=weights), 4)
+
+
 def test_tokens_are_met_by_the_piece_that_reaches_them():
     row = a_history().base.pack.length
 

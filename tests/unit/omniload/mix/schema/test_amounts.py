@@ -28,8 +28,9 @@ batch: {{tokens: 128, micro_tokens: 64}}
 """
 
 
-def with_amounts(amounts, **changes):
-    return a_mix(sources=NAMES, mix={"amounts": amounts}, **{"version": 2, **changes})
+def with_amounts(amounts, *, total=None, **changes):
+    mix = {"amounts": amounts} | ({"total": total} if total else {})
+    return a_mix(sources=NAMES, mix=mix, **{"version": 2, **changes})
 
 
 def refused(mix):
@@ -70,8 +71,111 @@ def test_what_is_dumped_is_what_was_written_and_a_mix_of_weights_dumps_as_ever()
 
 
 @pytest.mark.parametrize(
+    ("web", "code", "came_to"),
+    [
+        ({"weight": 3}, {"tokens": 10}, (10, 90)),
+        ({"weight": 1.5}, {"weight": 3}, (67, 33)),
+        ({"tokens": 99}, {"weight": 1e-9}, (1, 99)),
+        ({"tokens": 60}, {"tokens": 40}, (40, 60)),
+    ],
+)
+def test_weights_share_what_amounts_leave_of_a_total(web, code, came_to):
+    mix = with_amounts({"web": web, "code": code}, total={"tokens": 100})
+
+    assert tuple(amount.tokens for amount in mix.mix.amounts.values()) == came_to[::-1]
+    assert mix.model_dump()["mix"] == {"amounts": mix.model_dump()["mix"]["amounts"]}
+
+
+def test_a_group_takes_amounts_in_it_first_whether_it_has_a_weight_or_an_amount():
+    inner = {"temperature": 2, "of": {"a": {"tokens": 20}, "b": 9, "c": {"weight": 1}}}
+    names = ("a", "b", "c", "d")
+
+    shared = a_mix(
+        version=2,
+        sources=names,
+        mix={
+            "total": {"tokens": 200},
+            "amounts": {"g": {"weight": 1, **inner}, "d": {"weight": 1}},
+        },
+    )
+    stated = a_mix(
+        version=2,
+        sources=names,
+        mix={"amounts": {"g": {"tokens": 100, **inner}, "d": {"tokens": 100}}},
+    )
+
+    assert shared == stated
+    assert {n: a.tokens for n, a in shared.mix.amounts.items()} == {
+        "a": 20,
+        "b": 60,
+        "c": 20,
+        "d": 100,
+    }
+
+
+@pytest.mark.parametrize(
     ("mix", "said"),
     [
+        (
+            "  total: {tokens: 9}\n  amounts: {code: {epochs: 1}, web: {weight: 1}}",
+            "mix.yaml:8: mix.amounts.code.epochs: epochs is 1, and total counts tokens: how many that is, only reading",
+        ),
+        (
+            "  total: {tokens: 9}\n  amounts: {code: {samples: 1}, web: {weight: 1}}",
+            "mix.yaml:8: mix.amounts.code.samples: samples is 1, and total counts tokens",
+        ),
+        (
+            "  total: {tokens: 9}\n  amounts: {code: {tokens: 12}, web: {weight: 1}}",
+            "mix.yaml:7: mix.total: total is 9 tokens, and the amounts in it come to 12; raise it to 12 or more",
+        ),
+        (
+            "  total: {tokens: 9}\n  amounts: {code: {tokens: 9}, web: {weight: 1}}",
+            "come to 9; nothing is left for 'web' and its weight",
+        ),
+        (
+            "  total: {tokens: 9}\n  amounts: {code: {tokens: 4}, web: {tokens: 4}}",
+            "come to 8; give a source a weight, for the other 1",
+        ),
+        (
+            "  total: {tokens: 9}\n  amounts: {code: {weight: 0}, web: {weight: 1}}",
+            "mix.yaml:8: mix.amounts.code: 'code' gets none of the 9 tokens",
+        ),
+        (
+            "  total: {tokens: 9}\n  amounts: {code: {weight: -1}, web: {weight: 1}}",
+            "mix.yaml:8: mix.amounts.code.weight: weight is -1; give a number of at least 0",
+        ),
+        (
+            "  total: {tokens: 9}\n  amounts: {code: 2, web: {weight: 1}}",
+            "mix.yaml:8: mix.amounts.code: 2 is no amount; write {weight: 2}",
+        ),
+        (
+            "  total: {tokens: 9}\n  amounts: {code: {weight: 1, tokens: 2}, web: {weight: 1}}",
+            "mix.yaml:8: mix.amounts.code.weight: the entry has tokens and weight; give one of",
+        ),
+        (
+            "  total: {tokens: 9}\n  amounts: {code: {wait: 1}, web: {weight: 1}}",
+            "mix.yaml:8: mix.amounts.code.wait: an entry has epochs, samples, tokens or weight, not 'wait'",
+        ),
+        (
+            "  amounts:\n    all: {tokens: 9, of: {code: {tokens: 10}, web: 1}}",
+            "mix.yaml:8: mix.amounts.all.of: all is 9 tokens, and the amounts in it come to 10",
+        ),
+        (
+            "  amounts:\n    all: {tokens: 9, of: {code: {epochs: 1}, web: 1}}",
+            "mix.yaml:8: mix.amounts.all.of.code.epochs: epochs is 1, and all counts tokens",
+        ),
+        (
+            "  total: {epochs: 9}\n  amounts: {code: {weight: 1}, web: {weight: 1}}",
+            "mix.yaml:7: mix.total: total is {'epochs': 9}; give one of tokens and samples",
+        ),
+        (
+            "  total: {tokens: 0}\n  amounts: {code: {weight: 1}, web: {weight: 1}}",
+            "mix.yaml:7: mix.total.tokens: tokens is 0; give a whole number from 1",
+        ),
+        (
+            "  total: {tokens: 9}\n  stages: [{weights: {code: 1, web: 1}}]",
+            "mix.yaml:7: mix.total: total is {'tokens': 9}, and there are no amounts",
+        ),
         (
             "  amounts: {web: {epochs: 1}}",
             "mix.yaml:4: sources.code: 'code' has no amount; give it one",

@@ -1,0 +1,1 @@
+"""What amounts and weights of one mix come to, of the total of a run."""
