@@ -1,6 +1,6 @@
 """Digests of batches: how "the same samples" is proved.
 
-Every row has a 64-bit digest of its tokens, labels, document bounds and sample keys, every
+Every row has a 64-bit digest of its tokens, labels, document bounds, sample keys and columns of a user's own, every
 image one of its patches, their grid and its sample's key. A step's digest is the sum of all
 modulo 2**64: it does not depend on which rank or microbatch holds a row or an image, and the
 ranks' shares of it can be added up by an all-reduce.
@@ -48,6 +48,11 @@ def microbatch_digest(microbatch: Microbatch) -> int:
         ):  # nothing of other rows, whose digests are those of releases that knew no such bounds
             inside = starts[(starts >= row * length) & (starts < (row + 1) * length)]
             digest.update((inside - row * length).tobytes())
+        for name in sorted(microbatch.aligned_RT):
+            values = microbatch.aligned_RT[name][row]
+            # Its name too: two columns that change places are another step.
+            digest.update(name.encode())
+            digest.update(values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes())
         total += digest.intdigest()
     for image in images_of(microbatch):
         total += _image_digest(image.key, image.number, image.grid, image.values_V)

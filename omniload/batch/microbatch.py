@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import IntegrityError
-from omniload.base.ragged import Ragged, Ranges
+from omniload.base.ragged import Ragged
 from omniload.batch.encoding import EncoderShare
 from omniload.batch.starts import positions_between, starts_inside, with_starts
 
@@ -33,8 +33,8 @@ __all__ = [
     "Batch",
     "CpSlice",
     "Microbatch",
+    "aligned_of",
     "from_bytes",
-    "joined",
     "own_part",
     "rows_of",
     "to_bytes",
@@ -42,7 +42,7 @@ __all__ = [
 
 IGNORE_LABEL = -100
 """Label of a token that predicts nothing, the value torch's cross entropy ignores."""
-_WIRE_VERSION = 5
+_WIRE_VERSION = 6
 _LENGTH_BYTES = 8
 # A line of the processor's cache, and more than any type of numpy asks for: arrays are used where they lie.
 _ALIGNMENT = 64
@@ -77,6 +77,8 @@ class Microbatch:
     """Source, position, sub and first token of every piece: the address of its bytes."""
     columns_K: Mapping[str, Ragged] = field(default_factory=dict)
     """Whole-sample columns by name, one sequence a piece; empty for a piece without its sample's first token."""
+    aligned_RT: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Columns of yours by name, a value for each token; 0 in the padding."""
     encoding: EncoderShare | None = None
     """Images that this rank encodes, where a strategy deals them; they are not among ``columns_K`` then.
 
@@ -153,6 +155,8 @@ class CpSlice:
     """Keys of all pieces of the whole rows."""
     columns_K: Mapping[str, Ragged] = field(default_factory=dict)
     """Whole-sample columns of the rows, as in a ``Microbatch``: all peers have them."""
+    aligned_RC: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Columns of yours by name, a value for each token of the slice."""
     encoding: EncoderShare | None = None
     """Images that this rank encodes, as in a ``Microbatch``; embeddings that come belong in its slice."""
 
@@ -188,56 +192,9 @@ def rows_of(part: Microbatch | CpSlice, column: str) -> NDArray[Any]:
     return rows
 
 
-def joined(parts: Sequence[Microbatch | CpSlice]) -> Microbatch | CpSlice:
-    """Return all rows as one part; the rows of the parts lie end to end."""
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
-    bounds = [np.zeros(1, np.int32)]
-    end = 0
-    for part in parts:
-        bounds.append(part.cu_seqlens[1:] + end)
-        end += int(part.cu_seqlens[-1])
-    cu_seqlens = np.concatenate(bounds).astype(np.int32)
-    columns_K = {
-        name: Ranges.of([p.columns_K[name] for p in parts], column.values_V.dtype.type).packed()
-        for name, column in first.columns_K.items()
-    }
-    if isinstance(first, CpSlice):
-        slices = [p for p in parts if isinstance(p, CpSlice)]
-        return CpSlice(
-            tokens_RC=np.concatenate([rows_of(p, "tokens") for p in parts]),
-            labels_RC=np.concatenate([rows_of(p, "labels") for p in parts]),
-            positions_RC=np.concatenate([rows_of(p, "positions") for p in parts]),
-            # The same of every part: a peer holds the same columns of all rows.
-            indices_C=first.indices_C,
-            cu_seqlens=cu_seqlens,
-            sources_D=np.concatenate([p.sources_D for p in slices]),
-            keys_K4=np.concatenate([p.keys_K4 for p in slices]),
-            columns_K=columns_K,
-        )
-    whole = [p for p in parts if isinstance(p, Microbatch)]
-    return Microbatch(
-        tokens_RT=np.concatenate([p.tokens_RT for p in whole]),
-        cu_seqlens=cu_seqlens,
-        sources_D=np.concatenate([p.sources_D for p in whole]),
-        next_D=np.concatenate([p.next_D for p in whole]),
-        trained_RT=_trained(whole),
-        keys_K4=np.concatenate([p.keys_K4 for p in whole]),
-        columns_K=columns_K,
-    )
-
-
-def _trained(parts: Sequence[Microbatch]) -> NDArray[np.bool_] | None:
-    """Return which labels no mask leaves out; ``None`` where no part has a mask."""
-    if all(part.trained_RT is None for part in parts):
-        return None
-    return np.concatenate(
-        [
-            np.ones(part.tokens_RT.shape, np.bool_) if part.trained_RT is None else part.trained_RT
-            for part in parts
-        ]
-    )
+def aligned_of(part: Microbatch | CpSlice) -> Mapping[str, NDArray[Any]]:
+    """Return the columns of a user's own that have a value for each token, whole or a slice of cp peers."""
+    return part.aligned_RC if isinstance(part, CpSlice) else part.aligned_RT
 
 
 def own_part(batch: Batch, peer: int, ranks_W: Sequence[int]) -> Batch:
@@ -276,6 +233,7 @@ def to_bytes(batch: Batch) -> NDArray[np.uint8]:
         }
         own = {name: kept(array) for name, array in _arrays_of(microbatch)}
         made: dict[str, Any] = {"kind": kind, "arrays": own, "columns": columns}
+        made["aligned"] = {name: kept(values) for name, values in aligned_of(microbatch).items()}
         if microbatch.encoding is not None:
             # Of many peers most have nothing to do with one microbatch: a word each.
             made["shares"] = [
@@ -337,6 +295,9 @@ def _microbatch(made: Mapping[str, Any], arrays: list[NDArray[Any]]) -> Microbat
         for name, (values, offsets) in made["columns"].items()
     }
     own: dict[str, Any] = {name: arrays[at] for name, at in made["arrays"].items()}
+    own["aligned_RC" if made["kind"] == "slice" else "aligned_RT"] = {
+        name: arrays[at] for name, at in made["aligned"].items()
+    }
     if "shares" in made:
         nothing = EncoderShare.of_nothing(int(made["ranks"]), int(made["values_per_patch"]))
         first, *others = (_share(told, arrays, nothing) for told in made["shares"])

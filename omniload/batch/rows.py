@@ -9,7 +9,7 @@ Shape suffixes:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +20,14 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged, Ranges, gather_across
 from omniload.batch.microbatch import IGNORE_LABEL, CpSlice, Microbatch
 from omniload.batch.starts import starts_inside, with_starts
-from omniload.mix.columns import COLUMNS, IMAGES, LOSS_MASK, NO_COLUMNS, REJECTED_AT
+from omniload.mix.columns import (
+    IMAGES,
+    LOSS_MASK,
+    NO_COLUMNS,
+    REJECTED_AT,
+    column_kind,
+    name_outside,
+)
 from omniload.mix.pieces import PieceTable
 
 __all__ = [
@@ -60,7 +67,8 @@ def build_rows(
 
     Returns:
         The rows, right-padded. Labels never cross a document; a piece that was cut predicts the token
-        that follows the cut. A token that ``loss_mask`` leaves out is no label.
+        that follows the cut. A token that ``loss_mask`` leaves out is no label. A column of yours has 0 in the padding,
+        and one of labels also where there is none.
 
     Raises:
         IntegrityError: A source handed out a sample of another length than it had reported.
@@ -85,7 +93,7 @@ def build_rows(
         trained[bounds_D[laid.places_K[cut] + 1] - 1] = _last_values(mask_K.take(cut))
         trained_RT = trained.reshape(num_rows, length)
     is_there_D = laid.lengths_D > 0  # padding may be empty
-    return Microbatch(
+    rows = Microbatch(
         tokens_RT=tokens.reshape(num_rows, length),
         cu_seqlens=bounds_D[np.append(is_there_D, True)].astype(np.int32),
         sources_D=sources_D[is_there_D],
@@ -95,9 +103,11 @@ def build_rows(
         columns_K={
             n: _shown(r, others_K) if n == IMAGES else r.packed()
             for n, r in others_K.items()
-            if not COLUMNS[n].aligned
+            if not column_kind(n).aligned
         },
     )
+    own_K = {n: r for n, r in others_K.items() if column_kind(n).aligned and n != LOSS_MASK}
+    return _with_own(rows, own_K, pieces, laid, cut) if own_K else rows
 
 
 def _shown(images_K: Ranges, others_K: Mapping[str, Ranges]) -> Ragged:
@@ -118,6 +128,28 @@ class _LaidOut:
     """Documents that are pieces."""
     places_R: NDArray[np.int64]
     """Documents that are padding."""
+
+
+def _with_own(
+    rows: Microbatch,
+    own_K: Mapping[str, Ranges],
+    pieces: PieceTable,
+    laid: _LaidOut,
+    cut: NDArray[np.int64],
+) -> Microbatch:
+    """Return rows with columns of a user's own that have a value for each token; ``cut`` are pieces that go on."""
+    shape, aligned_RT = rows.tokens_RT.shape, {}
+    for name, values_K in own_K.items():
+        _require_planned(pieces, values_K)
+        kind = column_kind(name)
+        values, bounds_D = _gathered(values_K, laid, np.zeros(shape[1], kind.dtype))
+        if kind.of_labels:
+            values = np.append(values[1:], values[:1])
+            # The last token of a document has no label, unless the document goes on behind a cut.
+            values[bounds_D[1:] - 1] = values[rows.document_starts - 1] = 0
+            values[bounds_D[laid.places_K[cut] + 1] - 1] = _last_values(values_K.take(cut))
+        aligned_RT[name_outside(name)] = values.reshape(shape)
+    return replace(rows, aligned_RT=aligned_RT)
 
 
 def _laid_out(
@@ -146,10 +178,10 @@ def _gathered(
     return gather_across([*ranges_K.columns, blank_T], which_D, firsts_D, firsts_D + laid.lengths_D)
 
 
-def _last_values(ranges: Ranges) -> list[int]:
+def _last_values(ranges: Ranges) -> list[Any]:
     """Return the last value of each range; there are few: a row cuts one document at most."""
     ends = zip(ranges.which_N.tolist(), ranges.stops_N.tolist(), strict=True)
-    return [int(ranges.columns[which][stop - 1]) for which, stop in ends]
+    return [ranges.columns[which][stop - 1] for which, stop in ends]
 
 
 def _require_planned(pieces: PieceTable, fetched_K: Ranges) -> None:
@@ -200,6 +232,7 @@ def split_rows(
                 name: column.between(int(row_offsets[a]), int(row_offsets[b]))
                 for name, column in rows.columns_K.items()
             },
+            aligned_RT={name: values_RT[a:b] for name, values_RT in rows.aligned_RT.items()},
         )
         for (a, b), (first, last) in zip(
             pairwise(cuts.tolist()), pairwise(document_cuts.tolist()), strict=True

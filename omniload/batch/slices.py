@@ -1,16 +1,23 @@
 """Slices of rows for context parallelism: every peer of a cp group gets its part of the same rows.
 
+And what was cut put together again: the slices of all peers, and the microbatches of a rank.
+
 Shape suffixes:
     R  rows        T  tokens in a row        C  tokens in a peer's slice, T / cp
     P  peers
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.batch.microbatch import IGNORE_LABEL, CpSlice, Microbatch
+from omniload.base.ragged import Ranges
+from omniload.batch.microbatch import IGNORE_LABEL, CpSlice, Microbatch, aligned_of, rows_of
+from omniload.mix.columns import NO_COLUMNS
 
-__all__ = ["cp_indices", "cp_places", "slice_for_cp", "whole_rows"]
+__all__ = ["cp_indices", "cp_places", "joined", "slice_for_cp", "whole_rows"]
 
 
 def cp_indices(length: int, cp_rank: int, cp_size: int) -> NDArray[np.int64]:
@@ -70,12 +77,16 @@ def slice_for_cp(microbatch: Microbatch, cp_rank: int, cp_size: int) -> CpSlice:
         sources_D=microbatch.sources_D,
         keys_K4=microbatch.keys_K4,
         columns_K=microbatch.columns_K,
+        aligned_RC={name: each[:, indices] for name, each in microbatch.aligned_RT.items()},
         encoding=None if share is None else share.of_place(cp_rank, cp_size),
     )
 
 
 def whole_rows(
-    piece: CpSlice, tokens_PRC: NDArray[np.int32], labels_PRC: NDArray[np.int32]
+    piece: CpSlice,
+    tokens_PRC: NDArray[np.int32],
+    labels_PRC: NDArray[np.int32],
+    aligned_PRC: Mapping[str, NDArray[Any]] = NO_COLUMNS,
 ) -> Microbatch:
     """Put the rows of all peers together again: the inverse of ``slice_for_cp``.
 
@@ -83,13 +94,19 @@ def whole_rows(
         piece: The slice of any peer; what is no token of it is the same for all.
         tokens_PRC: Token ids of the slices of all ``P`` peers.
         labels_PRC: Their labels.
+        aligned_PRC: Their columns of a user's own, by name.
     """
     peers, rows, columns = tokens_PRC.shape
     length = peers * columns
-    tokens_RT, labels_RT = np.empty((rows, length), np.int32), np.empty((rows, length), np.int32)
-    for peer in range(peers):
-        at = cp_indices(length, peer, peers)
-        tokens_RT[:, at], labels_RT[:, at] = tokens_PRC[peer], labels_PRC[peer]
+    at_PC = [cp_indices(length, peer, peers) for peer in range(peers)]
+
+    def whole(slices_PRC: NDArray[Any]) -> NDArray[Any]:
+        rows_RT = np.empty((rows, length), slices_PRC.dtype)
+        for at, each in zip(at_PC, slices_PRC, strict=True):
+            rows_RT[:, at] = each
+        return rows_RT
+
+    tokens_RT, labels_RT = whole(tokens_PRC), whole(labels_PRC)
     return Microbatch(
         tokens_RT=tokens_RT,
         cu_seqlens=piece.cu_seqlens,
@@ -100,4 +117,62 @@ def whole_rows(
         trained_RT=np.not_equal(labels_RT, IGNORE_LABEL),
         keys_K4=piece.keys_K4,
         columns_K=piece.columns_K,
+        aligned_RT={name: whole(slices) for name, slices in aligned_PRC.items()},
+    )
+
+
+def joined(parts: Sequence[Microbatch | CpSlice]) -> Microbatch | CpSlice:
+    """Return all rows as one part; the rows of the parts lie end to end."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    bounds = [np.zeros(1, np.int32)]
+    end = 0
+    for part in parts:
+        bounds.append(part.cu_seqlens[1:] + end)
+        end += int(part.cu_seqlens[-1])
+    cu_seqlens = np.concatenate(bounds).astype(np.int32)
+    columns_K = {
+        name: Ranges.of([p.columns_K[name] for p in parts], column.values_V.dtype.type).packed()
+        for name, column in first.columns_K.items()
+    }
+    aligned = {
+        name: np.concatenate([aligned_of(p)[name] for p in parts]) for name in aligned_of(first)
+    }
+    if isinstance(first, CpSlice):
+        slices = [p for p in parts if isinstance(p, CpSlice)]
+        return CpSlice(
+            tokens_RC=np.concatenate([rows_of(p, "tokens") for p in parts]),
+            labels_RC=np.concatenate([rows_of(p, "labels") for p in parts]),
+            positions_RC=np.concatenate([rows_of(p, "positions") for p in parts]),
+            # The same of every part: a peer holds the same columns of all rows.
+            indices_C=first.indices_C,
+            cu_seqlens=cu_seqlens,
+            sources_D=np.concatenate([p.sources_D for p in slices]),
+            keys_K4=np.concatenate([p.keys_K4 for p in slices]),
+            columns_K=columns_K,
+            aligned_RC=aligned,
+        )
+    whole = [p for p in parts if isinstance(p, Microbatch)]
+    return Microbatch(
+        tokens_RT=np.concatenate([p.tokens_RT for p in whole]),
+        cu_seqlens=cu_seqlens,
+        sources_D=np.concatenate([p.sources_D for p in whole]),
+        next_D=np.concatenate([p.next_D for p in whole]),
+        trained_RT=_trained(whole),
+        keys_K4=np.concatenate([p.keys_K4 for p in whole]),
+        columns_K=columns_K,
+        aligned_RT=aligned,
+    )
+
+
+def _trained(parts: Sequence[Microbatch]) -> NDArray[np.bool_] | None:
+    """Return which labels no mask leaves out; ``None`` where no part has a mask."""
+    if all(part.trained_RT is None for part in parts):
+        return None
+    return np.concatenate(
+        [
+            np.ones(part.tokens_RT.shape, np.bool_) if part.trained_RT is None else part.trained_RT
+            for part in parts
+        ]
     )

@@ -353,7 +353,7 @@ def _shards_kept(mix: MixConfig, base_dir: Path) -> _KeptShards | None:
     never: dict[str, str] = {}
     sizes: list[tuple[int, int]] = []
     for name in mix.names:
-        config = mix.sources[name].using(mix.batch.columns_used)
+        config = mix.sources[name].using(mix.columns_used)
         found = shards_of(name, config, base_dir=base_dir)
         files = [each for file in found for each in (file, *file.beside) if each.remote is not None]
         if files and config.type == "lance":

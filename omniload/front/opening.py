@@ -185,12 +185,19 @@ def form_at(form: BatchForm, place: Place, rank: int, mix: MixConfig) -> BatchFo
     """Return how batches are handed over to a rank: with its own images, where a mix deals them.
 
     Raises:
-        ConfigError: Labels would belong to tokens of other cp peers.
+        ConfigError: Labels would belong to tokens of other cp peers, or stand elsewhere than a column of theirs.
     """
     if form.labels == "unshifted" and place.cp_size > 1:
         raise ConfigError(
             f"labels='unshifted' with {place.cp_size} cp peers: a slice ends where its last label belongs to "
             "another peer; use labels='shifted'"
+        )
+    own = {n: c for source in mix.sources.values() for n, c in source.own_columns.items()}
+    of_labels = [n for n in mix.batch.columns if n in own and own[n].of == "labels"]
+    if form.labels == "unshifted" and of_labels:
+        raise ConfigError(
+            f"labels='unshifted' with columns.{of_labels[0]} of labels: such a label stands at its own token; say of: "
+            "tokens"
         )
     if not deals_images(mix.balance.strategy):
         return form

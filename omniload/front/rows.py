@@ -17,7 +17,7 @@ from omniload.base.errors import ConfigError
 from omniload.batch.arrays import Arrays
 from omniload.batch.images import EncodingArrays, ImageArrays, dealt_images, own_images
 from omniload.batch.losses import DocumentLosses, losses_by_document
-from omniload.batch.microbatch import Batch, CpSlice, Microbatch, joined, rows_of
+from omniload.batch.microbatch import Batch, CpSlice, Microbatch, aligned_of, rows_of
 from omniload.batch.rows import (
     Documents,
     Piece,
@@ -26,6 +26,7 @@ from omniload.batch.rows import (
     unshifted,
     work_of,
 )
+from omniload.batch.slices import joined
 from omniload.mix.journal.rewards import SourceRewards
 from omniload.plan.groups.verdicts import checked_rewards, rewards_of_sources
 
@@ -61,6 +62,7 @@ class PackedRows:
     ) -> None:
         self._part, self._arrays, self._labels, self._device = part, arrays, labels, device
         self._parts: Sequence[Microbatch | CpSlice] = (part,)
+        self._columns: dict[str, Any] = {}
         self._put: Callable[[Any], Any] | None = None
 
     @cached_property
@@ -178,6 +180,31 @@ class PackedRows:
             self._tensor(found.offsets, np.int64),
         )
 
+    def token_column(self, name: str) -> Any:  # noqa: ANN401
+        """Return a column of yours that has a value for each token, one that ``batch.columns`` of the mix names.
+
+        Returns:
+            Values ``[R, T]`` of its ``dtype``, as ``tokens`` lie; 0 in the padding. With ``of: labels`` each stands
+            where ``labels`` have its token, and is 0 where a document ends without a label.
+
+        Raises:
+            ConfigError: The rows bring no such column.
+        """
+        if name not in self._columns:
+            found = aligned_of(self._part).get(name)
+            if found is None:
+                raise ConfigError(
+                    f"the rows bring no column {name!r} of tokens, only {list(self.token_columns) or 'tokens'}; name "
+                    "it under batch.columns of the mix, and under columns of a source"
+                )
+            self._columns[name] = self._tensor(found, found.dtype.type)
+        return self._columns[name]
+
+    @property
+    def token_columns(self) -> tuple[str, ...]:
+        """Names of the columns of yours that have a value for each token, sorted."""
+        return tuple(sorted(aligned_of(self._part)))
+
     def pieces(self) -> list[Piece]:
         """Return the documents of the rows one by one, each with its key and tokens; numpy arrays on the host.
 
@@ -256,16 +283,16 @@ class PackedRows:
         return PackedRows(self._part, self._arrays, self._labels, device)
 
     def made(self) -> frozenset[str]:
-        """Return the names of the tensors made so far."""
+        """Return the names of the tensors made so far, columns of yours among them."""
         # Where ``cached_property`` keeps what it has made.
-        return _FIELDS & self.__dict__.keys()
+        return (_FIELDS & self.__dict__.keys()) | self._columns.keys()
 
     def make(self, names: frozenset[str], put: Callable[[Any], Any]) -> None:
         """Make tensors, each put where it is to be by ``put``."""
         self._put = put
         try:
             for name in sorted(names):
-                getattr(self, name)
+                getattr(self, name) if name in _FIELDS else self.token_column(name)
         finally:
             self._put = None
 

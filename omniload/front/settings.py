@@ -22,10 +22,10 @@ class Settings(TypedDict, total=False):
     pack_lookahead_rows: int | str
     tokens: int | str
     micro_tokens: int | str
-    columns: Sequence[Literal["scores", "text"]]
+    columns: Sequence[str]
     batch_tokens: int | str
     batch_micro_tokens: int | str
-    batch_columns: Sequence[Literal["scores", "text"]]
+    batch_columns: Sequence[str]
     strategy: str
     cost: str
     linear: float

@@ -17,7 +17,14 @@ from omniload.batch.slices import slice_for_cp
 from omniload.machine.columns import ImageRequests
 from omniload.machine.messages import ReleaseSteps, SliceRequest
 from omniload.machine.steps import Rank, RanksTold
-from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, ColumnRanges
+from omniload.mix.columns import (
+    COLUMNS,
+    IMAGE_COLUMNS,
+    LOSS_MASK,
+    ColumnRanges,
+    column_kind,
+    joined_ranges,
+)
 from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
 from omniload.mix.sources import tags_of, values_per_patch_of
@@ -153,8 +160,13 @@ class DataConstructor:
     _pending: dict[tuple[int, ...], _Pending] = field(default_factory=dict, init=False)
     _built: dict[tuple[int, int], Batch] = field(default_factory=dict, init=False)
     _released_to: int = field(default=0, init=False)
+    _own: frozenset[str] = field(init=False)
+    """Columns of a user's own that have a value for each token."""
 
     def __post_init__(self) -> None:
+        self._own = frozenset(
+            n for n in self.columns if n not in COLUMNS and column_kind(n).aligned
+        )
         self.told = RanksTold.of(self._ranks())
 
     @classmethod
@@ -166,7 +178,7 @@ class DataConstructor:
             tags=tags_of(mix.sources),
             row_length=mix.pack.length,
             cp_size=cp_size,
-            columns=mix.batch.columns_used,
+            columns=mix.columns_used,
             values_per_patch=values_per_patch_of(mix.sources),
         )
 
@@ -335,12 +347,16 @@ class DataConstructor:
         at = (np.concatenate(firsts_R) - offsets[:-1]).repeat(counts_R) + np.arange(offsets[-1])
         # One build for all microbatches: most of the work is the same few array operations.
         fetched = slices.take(asked_K[at])
+        others_K = dict(fetched.others)
+        for name in self._own - others_K.keys():
+            # Of no sample of these steps; batches have it all the same, as a loop asks every one of them.
+            others_K[name] = joined_ranges(name, [fetched.tokens.lengths_N])
         built = self.rows(
             pending.pieces.take(at),
             offsets,
             fetched.tokens,
             length=self.row_length,
-            others_K=fetched.others,
+            others_K=others_K,
         )
         return split_rows(built, counts_M, offsets)
 

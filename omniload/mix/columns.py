@@ -9,8 +9,9 @@ Shape suffixes:
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +35,15 @@ __all__ = [
     "ColumnKind",
     "ColumnName",
     "ColumnRanges",
+    "OwnDtype",
     "SampleColumns",
     "TableColumn",
     "WholeColumn",
+    "column_kind",
     "joined_ranges",
     "metadata_of",
+    "name_inside",
+    "name_outside",
     "overlap_of",
     "said_of_inside",
     "spans_of",
@@ -60,6 +65,10 @@ ColumnName = Literal[
     "document_starts",
 ]
 """Columns beside the tokens. A closed list: whoever adds one says in ``COLUMNS`` how it is cut."""
+OwnDtype: TypeAlias = Literal[
+    "bool", "int8", "uint8", "int16", "int32", "int64", "float16", "float32", "float64"
+]
+"""Types of a column of yours. A closed list: what travels and what is kept are numbers of these types."""
 LOSS_MASK: ColumnName = "loss_mask"
 TEXT: ColumnName = "text"
 """A text beside the tokens, as UTF-8."""
@@ -93,11 +102,15 @@ class ColumnKind:
     dtype: np.dtype[Any]
     aligned: bool
     """One value a token; else values of the whole sample."""
+    fill: float = 0
+    """Value of each token of a sample that lacks an aligned one."""
+    of_labels: bool = False
+    """Whether a value belongs to its token as a label: it stands where the token before it does."""
 
 
 COLUMNS: Mapping[str, ColumnKind] = MappingProxyType(
     {
-        "loss_mask": ColumnKind(dtype=np.dtype(np.bool_), aligned=True),
+        "loss_mask": ColumnKind(dtype=np.dtype(np.bool_), aligned=True, fill=1),
         "scores": ColumnKind(dtype=np.dtype(np.float32), aligned=False),
         "text": ColumnKind(dtype=np.dtype(np.uint8), aligned=False),
         "images": ColumnKind(dtype=np.dtype(np.uint8), aligned=False),
@@ -108,6 +121,43 @@ COLUMNS: Mapping[str, ColumnKind] = MappingProxyType(
     }
 )
 assert set(COLUMNS) == set(get_args(ColumnName)), "every column has a kind"
+_OF = ("tokens", "labels")
+
+
+def name_inside(name: str, dtype: OwnDtype, fill: float | None, *, of_labels: bool = False) -> str:
+    """Return what a column of yours is called between the parts of a data plane: its kind stands in its name.
+
+    So neither a request nor an answer needs a table beside it, and two columns of one name and two kinds never meet::
+
+        loss_weight:float32:tokens:1.0
+    """
+    value = np.dtype(dtype).type(0 if fill is None else fill).item()
+    return f"{name}:{dtype}:{_OF[of_labels]}:{value!r}"
+
+
+def name_outside(name: str) -> str:
+    """Return what a user calls a column."""
+    return name.partition(":")[0]
+
+
+@lru_cache(maxsize=1_024)
+def column_kind(name: str) -> ColumnKind:
+    """Return how a column is kept and cut.
+
+    Raises:
+        KeyError: There is no such column.
+    """
+    if (kind := COLUMNS.get(name)) is not None:
+        return kind
+    match name.split(":"):
+        case [_, dtype, of, value] if dtype in get_args(OwnDtype) and of in _OF:
+            fill = value == "True" if dtype == "bool" else float(value)
+            if dtype in {"int64", "int32"}:  # a float holds not all of them
+                fill = int(value)
+            return ColumnKind(
+                dtype=np.dtype(dtype), aligned=True, fill=fill, of_labels=of == "labels"
+            )
+    raise KeyError(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,14 +209,14 @@ def joined_ranges(name: str, parts: Sequence[Ranges | Ragged | NDArray[np.int64]
     Args:
         name: The column.
         parts: Ranges, or sequences end to end; or, of samples without the column, the lengths of their tokens:
-            every token of theirs is trained on, and a whole column of theirs is empty.
+            every token of theirs is trained on, or has the default of a column of yours; a whole column is empty.
     """
-    kind = COLUMNS[name]
+    kind = column_kind(name)
     lacking = [part for part in parts if isinstance(part, np.ndarray)]
     is_filled = kind.aligned and lacking
     # One array of the longest serves all that lack the column: their ranges begin where it does.
     longest = int(np.concatenate(lacking).max(initial=0)) if is_filled else 0
-    columns: list[NDArray[Any]] = [np.ones(longest, kind.dtype)]
+    columns: list[NDArray[Any]] = [np.full(longest, kind.fill, kind.dtype)]
     which, starts, stops = [], [], []
     for part in parts:
         match part:

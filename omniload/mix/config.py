@@ -16,12 +16,12 @@ from pydantic_core import PydanticCustomError
 from omniload.base.config import StrictModel, fault_at, raise_faults, validated
 from omniload.base.settings.include import read_settings
 from omniload.base.settings.quantities import Count
-from omniload.mix.columns import ALWAYS_USED, WholeColumn
+from omniload.mix.columns import ALWAYS_USED
 from omniload.mix.runtime import BalanceConfig, LoaderConfig, RuntimeConfig
 from omniload.mix.schema.amounts import faults_of_amounts
 from omniload.mix.schema.caps import faults_of_caps, faults_of_waits
 from omniload.mix.schema.cuts import documents_cut, no_sequences
-from omniload.mix.schema.records import Overlong
+from omniload.mix.schema.records import Overlong, faults_of_columns
 from omniload.mix.schema.splits import TRAIN, Splits
 from omniload.mix.schema.stages import LARGEST_STEP, Stage, WeightsConfig, came_with_version_2
 from omniload.mix.schema.token_steps import names_tokens, with_steps
@@ -97,13 +97,9 @@ class BatchConfig(StrictModel):
     """Tokens of a step over all ranks; a multiple of ``pack.length``."""
     micro_tokens: Count = Field(ge=2, le=LARGEST_BATCH)
     """Most tokens in one microbatch of one rank; a multiple of ``pack.length``."""
-    columns: tuple[WholeColumn, ...] = ()
-    """Columns of whole samples that batches bring beside the tokens; others are not read."""
-
-    @property
-    def columns_used(self) -> tuple[str, ...]:
-        """Every column that becomes part of a batch; masks, pairs, images and documents wherever it has any."""
-        return (*ALWAYS_USED, *self.columns)
+    columns: tuple[str, ...] = ()
+    """Columns that batches bring beside the tokens: ``scores`` and ``text`` of whole samples, and columns of yours,
+    which a source names under ``columns``; others are not read."""
 
 
 class MixConfig(StrictModel):
@@ -228,6 +224,7 @@ class MixConfig(StrictModel):
             faults_of_caps(self.sources, self.mix),
             self._faults_of_rows(),
             self._faults_of_text(),
+            faults_of_columns(self.sources, self.batch.columns),
             documents_cut(self.sources, self.pack),
             no_sequences(self.sources, self.pack, self.mix.level),
         )
@@ -323,6 +320,16 @@ class MixConfig(StrictModel):
     def overlong_S(self) -> list[Overlong]:
         """What becomes of each source's documents that are longer than a row."""
         return [source.overlong or self.pack.overlong for source in self.sources.values()]
+
+    @cached_property
+    def columns_used(self) -> tuple[str, ...]:
+        """Every column that becomes part of a batch; masks, pairs, images and documents wherever it has any."""
+        own = {
+            n: c.inside(n)
+            for source in self.sources.values()
+            for n, c in source.own_columns.items()
+        }
+        return (*ALWAYS_USED, *(own.get(name, name) for name in self.batch.columns))
 
     @cached_property
     def tags_S(self) -> tuple[dict[str, str], ...]:

@@ -6,7 +6,7 @@ To add a format: its keys here, with a line in ``SourceConfig``; its reader in a
 knows formats one by one.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -15,8 +15,13 @@ from typing_extensions import override
 from omniload.base.config import fault_at
 from omniload.base.settings.faults import NAME_PATTERN
 from omniload.base.settings.quantities import Bytes, Count
-from omniload.mix.columns import LOSS_MASK, TableColumn
-from omniload.mix.schema.records import OnError, ShuffleConfig
+from omniload.mix.schema.records import (
+    ColumnLabel,
+    OnError,
+    OwnColumn,
+    ShuffleConfig,
+    require_columns,
+)
 from omniload.mix.schema.source_base import Paths, SourceBase
 from omniload.mix.schema.splits import Name
 from omniload.mix.schema.transforms import FilterTransform, MiddleTransform, Options
@@ -107,11 +112,12 @@ class _HasColumns(SourceBase):
 
 
 class _Table(_HasColumns, _TextOrTokens):
-    columns: dict[TableColumn, str] = Field(default_factory=dict)
+    columns: dict[ColumnLabel, str | OwnColumn] = Field(default_factory=dict)
     """Further columns of a sample, and the column of the file that each is read from: ``loss_mask`` (a list of 0 and 1,
     or of booleans, one for each token; a token of 0 is read but is no label), ``scores`` (a number, or a list of
     numbers, of the whole sample, kept as float32), ``text`` (a text of the whole sample, such as the expected
-    answer)."""
+    answer). Any other name is one of yours, a value for each token, such as ``{loss_weight: {column: weights, dtype:
+    float32, of: labels, default: 1.0}}``; batches bring it where ``batch.columns`` names it."""
     images: str | None = None
     """Column of images as they were encoded (JPEG, PNG, WebP, GIF, BMP): bytes, an object with a field ``bytes`` as
     Hugging Face writes them, or a list of either. A transform of type ``images`` makes patches of them."""
@@ -125,19 +131,9 @@ class _Table(_HasColumns, _TextOrTokens):
     """Column of texts or integers that a document is known by, for splits; else its content is."""
 
     @model_validator(mode="after")
-    def _masks_go_with_tokens(self) -> Self:
-        if self.tokens is None and LOSS_MASK in self.columns:
-            raise fault_at(
-                f"columns.{LOSS_MASK} has a value for each token and the source holds text; name its column of token "
-                "ids under tokens, or leave the mask out",
-                *("columns", LOSS_MASK),
-            )
+    def _columns_fit(self) -> Self:
+        require_columns(self.columns, holds_text=self.holds_text)
         return self
-
-    @override
-    def using(self, columns: Collection[str]) -> Self:
-        kept = {name: column for name, column in self.columns.items() if name in columns}
-        return self if kept == self.columns else self.model_copy(update={"columns": kept})
 
 
 class ParquetSource(_Table):
@@ -304,9 +300,19 @@ class MdsSource(_HasColumns, _TextOrTokens):
     """Type of the ids in a column of ``bytes``; columns of ``ndarray`` say their own."""
     unit: UnitBytes = 4 << 20
     """A plain shard is cut into ranges of about this size for random access; compressed ones are one range."""
+    columns: dict[ColumnLabel, OwnColumn] = Field(
+        default_factory=dict, exclude_if=lambda columns: not columns
+    )
+    """Columns of yours, a value for each token, by name: arrays of numbers (``ndarray``), or ``bytes`` of numbers of
+    their ``dtype``."""
     key: LaterKey = None
     """Column of texts (``str``) or integers (``int``, ``uint8``, ...) that a document is known by, for splits; else its
     content is."""
+
+    @model_validator(mode="after")
+    def _columns_fit(self) -> Self:
+        require_columns(self.columns, holds_text=self.holds_text)
+        return self
 
 
 class CsvSource(_HasColumns):

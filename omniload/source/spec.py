@@ -51,7 +51,7 @@ class SourceSpec:
     ) -> "SourceSpec":
         """Return a source as a run draws from it: columns that no batch brings are not read."""
         spec = cls.of(mix, name, base_dir, cache_dir)
-        return replace(spec, config=spec.config.using(mix.batch.columns_used))
+        return replace(spec, config=spec.config.using(mix.columns_used))
 
     @property
     def uncut(self) -> Self:

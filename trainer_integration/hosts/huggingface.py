@@ -23,7 +23,8 @@ def model_inputs(batch: TrainingBatch) -> dict[str, Any]:
 
     Labels are the tokens themselves: the model shifts them. ``position_ids`` begin anew with each
     document, which is how such models know the documents of a row and keep attention inside them;
-    that needs no cache of keys, hence ``use_cache``.
+    that needs no cache of keys, hence ``use_cache``. Columns of yours come under their names, for a
+    ``compute_loss`` that takes them out before it calls the model.
 
     Raises:
         ConfigError: The mix is open with shifted labels; the model would shift them again.
@@ -38,6 +39,7 @@ def model_inputs(batch: TrainingBatch) -> dict[str, Any]:
         "labels": batch.labels,
         "position_ids": batch.position_ids,
         "use_cache": False,
+        **{name: batch.token_column(name) for name in batch.token_columns},
     }
 
 

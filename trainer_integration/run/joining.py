@@ -173,5 +173,11 @@ def whole_batch(batch: Batch, peers: Peers) -> Batch:
         # Copies, as what the plane hands over is read-only, and torch warns of such memory.
         own = torch.stack([torch.from_numpy(x.copy()) for x in (piece.tokens_RC, piece.labels_RC)])
         of_all = peers.gather(own, "digest").view(peers.size, *own.shape).numpy()
-        found.append(whole_rows(piece, of_all[:, 0], of_all[:, 1]))
+        aligned = {}
+        for name, values in piece.aligned_RC.items():
+            # As bytes: not every way between ranks takes every type of number.
+            sent = torch.from_numpy(values.copy()).view(torch.uint8)
+            made = peers.gather(sent, "digest").view(peers.size, *sent.shape).numpy()
+            aligned[name] = made.view(values.dtype)
+        found.append(whole_rows(piece, of_all[:, 0], of_all[:, 1], aligned))
     return replace(batch, microbatches=tuple(found))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged, Ranges
-from omniload.mix.columns import COLUMNS
+from omniload.mix.columns import column_kind
 from omniload.mix.pieces import SUB_LIMIT
 from omniload.mix.samples import SampleTable
 
@@ -107,7 +107,7 @@ class SampleIndex:
         """Say where a further column has what goes with the tokens ``starts_N`` to ``stops_N`` of some rows."""
         column = self.others[name]
         first_N, last_N = column.starts_N[rows_N], column.stops_N[rows_N]
-        if COLUMNS[name].aligned:
+        if column_kind(name).aligned:
             begins_N = np.minimum(first_N + starts_N, last_N)
             ends_N = np.minimum(first_N + stops_N, last_N)
         else:  # with the piece that holds the sample's first token

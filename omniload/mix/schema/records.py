@@ -1,9 +1,11 @@
 """What a mix file says of the records of a source of any type: which are drawn, their order, the bad ones."""
 
 import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
+import numpy as np
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -14,23 +16,30 @@ from pydantic import (
     StrictStr,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.errors import IntegrityError
 from omniload.base.units import parse_count
+from omniload.mix.columns import ColumnName, OwnDtype, TableColumn, WholeColumn, name_inside
 
 __all__ = [
     "MOST_BLOCK_UNITS",
     "Between",
+    "ColumnLabel",
     "Condition",
     "Dedupe",
+    "NamesColumns",
     "OnError",
     "Overlong",
+    "OwnColumn",
     "ShuffleConfig",
     "Value",
     "Where",
+    "faults_of_columns",
     "kind_of",
     "parse_count_or_percentage",
+    "require_columns",
 ]
 
 Dedupe: TypeAlias = Literal["content", "key"]
@@ -131,6 +140,158 @@ class ShuffleConfig(StrictModel):
         """Return how many of the ``units`` of a source are decoded together at most."""
         of_blocks = {"block": self.block_units, "units": self.block_units, "full": max(1, units)}
         return of_blocks.get(self.method, 1)
+
+
+class OwnColumn(StrictModel):
+    """A column of yours: a value for each token, cut, packed and padded as tokens are."""
+
+    column: str = Field(min_length=1)
+    """Column of the file: a list of numbers or of booleans, one for each token. A record with more or fewer is bad."""
+    dtype: OwnDtype = "float32"
+    """Type that batches bring it in; a value that it does not hold makes its record a bad one."""
+    of: Literal["tokens", "labels"] = "tokens"
+    """Where a value stands in a batch: at its token, or, of ``labels``, where its token is the label: one to the left,
+    also where a row cuts the document. Weights of a loss are of labels."""
+    default: StrictBool | StrictInt | StrictFloat | None = None
+    """Value of every token of a source without this column; left out, all sources must have it."""
+
+    @model_validator(mode="after")
+    def _default_fits(self) -> Self:
+        if self.default is not None and not _holds(np.dtype(self.dtype), self.default):
+            raise fault_at(
+                f"default is {self.default!r}, which {self.dtype} does not hold; give another, or another dtype",
+                "default",
+            )
+        return self
+
+    def inside(self, name: str) -> str:
+        """Return what the column is called between the parts of a data plane, where a source calls it ``name``."""
+        return name_inside(name, self.dtype, self.default, of_labels=self.of == "labels")
+
+
+ColumnLabel: TypeAlias = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+Columns: TypeAlias = Mapping[str, str | OwnColumn]
+_FOR_TABLES = frozenset(get_args(TableColumn))
+_TAKEN = frozenset(
+    {
+        *(*get_args(ColumnName), "tokens", "labels", "images", "input_ids", "attention_mask"),
+        *("position_ids", "cu_seqlens", "source_ids", "padding_mask", "pairs", "use_cache"),
+    }
+)
+"""What batches, and the inputs of models, have by these names already."""
+
+
+def require_columns(columns: Columns, *, holds_text: bool) -> None:
+    """Refuse columns that are written as those of another kind, or that have a value for each token of a text.
+
+    Raises:
+        PydanticCustomError: Says which.
+    """
+    for name, said in columns.items():
+        own = isinstance(said, OwnColumn)
+        if isinstance(said, OwnColumn) and name in _TAKEN:
+            raise fault_at(
+                f"columns.{name} is a column of yours by a name that is taken; "
+                + (f"write {name}: {said.column}" if name in _FOR_TABLES else "give it another"),
+                *("columns", name),
+            )
+        if not own and name not in _FOR_TABLES:
+            raise fault_at(
+                f"columns.{name} is none of {', '.join(sorted(_FOR_TABLES))}; of a column of yours, a value for each "
+                f"token, write {name}: {{column: {said}, dtype: float32}}",
+                *("columns", name),
+            )
+        if holds_text and (own or name == "loss_mask"):
+            raise fault_at(
+                f"columns.{name} has a value for each token and the source holds text; name its column of token ids "
+                f"under tokens, or leave the {'column' if own else 'mask'} out",
+                *("columns", name),
+            )
+
+
+class NamesColumns(StrictModel):
+    """What names further columns of its records under ``columns``, where it has any."""
+
+    @property
+    def _named(self) -> Columns:
+        return getattr(self, "columns", {})
+
+    @property
+    def own_columns(self) -> dict[str, OwnColumn]:
+        """Columns of yours by name, each with a value for each token."""
+        return {name: said for name, said in self._named.items() if isinstance(said, OwnColumn)}
+
+    @property
+    def columns_read(self) -> dict[str, str]:
+        """The column of the file of each further column, by its name between the parts of a data plane."""
+        return {
+            name if isinstance(said, str) else said.inside(name): said
+            if isinstance(said, str)
+            else said.column
+            for name, said in self._named.items()
+        }
+
+    def using(self, columns: Collection[str]) -> Self:
+        """Return the source without further columns that are not among ``columns``, as known inside: not read."""
+        inside = zip(self._named.items(), self.columns_read, strict=True)
+        kept = {name: said for (name, said), each in inside if each in columns}
+        return self if len(kept) == len(self._named) else self.model_copy(update={"columns": kept})
+
+
+def faults_of_columns(
+    sources: Mapping[str, Any], wanted: Sequence[str]
+) -> Iterator[PydanticCustomError]:
+    """Yield what is wrong with the columns that batches bring: of one name and two kinds, or of some sources alone.
+
+    Args:
+        sources: Sources of the mix by name.
+        wanted: ``batch.columns``.
+    """
+    for i, name in enumerate(wanted):
+        if name in get_args(WholeColumn):
+            continue
+        having = {
+            s: each.own_columns[name] for s, each in sources.items() if name in each.own_columns
+        }
+        if not having:
+            own = sorted({each for source in sources.values() for each in source.own_columns})
+            yield fault_at(
+                f"batch.columns[{i}] is {name!r}, which no source has under columns; there are "
+                f"{', '.join((*get_args(WholeColumn), *own))}",
+                *("batch", "columns", i),
+            )
+            continue
+        first, column = next(iter(having.items()))
+        for source, other in having.items():
+            if other.inside(name) != column.inside(name):
+                yield fault_at(
+                    f"is {_said(other)}, and of {first!r} {_said(column)}; say the same of both",
+                    *("sources", source, "columns", name),
+                )
+        lacking = [source for source in sources if source not in having]
+        if lacking and column.default is None:
+            more = f" and {len(lacking) - 1:,} more" if len(lacking) > 1 else ""
+            yield fault_at(
+                f"batch.columns[{i}] is {name!r}, which {lacking[0]!r}{more} of the sources lack, and no default is "
+                f"given; say columns.{name}.default of {first!r}, or give every source the column",
+                *("batch", "columns", i),
+            )
+
+
+def _said(column: OwnColumn) -> str:
+    return f"{column.dtype} of {column.of}, default {column.default}"
+
+
+def _holds(dtype: np.dtype[Any], value: float) -> bool:
+    if dtype.kind == "b" or isinstance(value, bool):
+        return dtype.kind == "b" and value in {0, 1}
+    if dtype.kind == "f":
+        # NaN compares with nothing: it is held by none.
+        return abs(value) <= float(np.finfo(dtype).max)
+    limits = np.iinfo(dtype)
+    return (
+        value == int(value) and limits.min <= value <= limits.max if abs(value) < _MOST else False
+    )
 
 
 _MOST = 1e300

@@ -1,14 +1,21 @@
 """The keys that a source of any type has, and what they ask of each other: which transforms go together."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
-from omniload.base.config import StrictModel, fault_at
-from omniload.mix.columns import COLUMNS, LOSS_MASK
+from omniload.base.config import fault_at
+from omniload.mix.columns import LOSS_MASK, column_kind
 from omniload.mix.schema.messages import ChatTransform, CompletionTransform, MessageTransform
-from omniload.mix.schema.records import Dedupe, OnError, Overlong, ShuffleConfig, Where
+from omniload.mix.schema.records import (
+    Dedupe,
+    NamesColumns,
+    OnError,
+    Overlong,
+    ShuffleConfig,
+    Where,
+)
 from omniload.mix.schema.splits import TRAIN, Name, Splits, share_of
 from omniload.mix.schema.transforms import (
     ClampTransform,
@@ -41,7 +48,7 @@ Pattern: TypeAlias = Annotated[str, AfterValidator(_not_empty)]
 Paths: TypeAlias = Pattern | Annotated[tuple[Pattern, ...], Field(min_length=1)]
 
 
-class SourceBase(StrictModel):
+class SourceBase(NamesColumns):
     """The keys that a source of any type has."""
 
     has_columns: ClassVar[bool] = False
@@ -199,10 +206,6 @@ class SourceBase(StrictModel):
         # Without splits nothing is written into it: its digest stays that of a mix that knows of none.
         return self.model_copy(update={"splits": own, "split": drawn}) if own else self
 
-    def using(self, columns: Collection[str]) -> Self:  # noqa: ARG002 -- few types have any
-        """Return the source without further columns that are not among ``columns``: they are not read."""
-        return self
-
 
 def _require_columns(source: SourceBase) -> None:
     """Refuse conditions and keys where records have no columns to read them from.
@@ -314,8 +317,7 @@ def _require_mapped(source: SourceBase, i: int) -> None:
 def _require_joinable(source: SourceBase, i: int) -> None:
     """Refuse to join documents that something of a whole sample goes with, and to change what was joined."""
     at = ("transforms", i)
-    columns = getattr(source, "columns", {})
-    whole = [f"columns.{name}" for name in columns if not COLUMNS[name].aligned]
+    whole = [f"columns.{name}" for name in source.columns_read if not column_kind(name).aligned]
     holds_images = source.image_members or source.images_transform
     held = "preference pairs" if source.pair_columns else "images" if holds_images else None
     if held or whole:
@@ -335,9 +337,11 @@ def _require_joinable(source: SourceBase, i: int) -> None:
 
 def _require_plain(source: SourceBase, i: int, does: str) -> None:
     """Refuse to change tokens that something else goes with."""
-    masked = source.is_nested or LOSS_MASK in getattr(source, "columns", {})
-    if masked or source.image_members:
-        has = "a mask of them" if masked else "images between them"
+    masked = source.is_nested or LOSS_MASK in source.columns_read
+    own = next(iter(source.own_columns), None)
+    if masked or source.image_members or own:
+        between = f"columns.{own} with a value for each" if own else "images between them"
+        has = "a mask of them" if masked else between
         raise fault_at(
             f"transforms[{i}]: {does}, and the source has {has}; use it on plain text or token ids",
             *("transforms", i),

@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
+from omniload.mix.columns import column_kind, name_outside
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import MdsSource
 from omniload.source.columns import text_array
@@ -33,15 +34,16 @@ from omniload.source.parsing.arrow_columns import records_of
 from omniload.source.parsing.conditions import kept_records, wanted_kind
 from omniload.source.parsing.cutting import cuts, require_sizes
 from omniload.source.parsing.lines import BadLineError, number_in
+from omniload.source.parsing.mds_arrays import DTYPE_OF_CODE, ids_in, numbers_in
 from omniload.source.parsing.mds_shards import (
     MdsShard,
     column_in,
     encoding_in,
-    ids_in,
     require_column,
     shards_in,
 )
 from omniload.source.parsing.shard_lists import listed_once, read_json
+from omniload.source.parsing.table_records import fault_of_numbers
 from omniload.source.parsing.token_lists import RowsAt, row_at
 from omniload.source.patterns import FileNames
 
@@ -76,7 +78,9 @@ class MdsFormat(IndexedFormat):
         self._files, self._described, self._config = files, described, config
         # Read here: a property of the configuration is worked out whenever it is asked for, and units are many.
         self._key = config.key_column
+        self._own = config.columns_read
         self._names = {config.column, *config.where, *filter(None, [self._key])}
+        self._names.update(self._own.values())
         self._of_path = {file.path: each for file, each in zip(files, described, strict=True)}
         for file, each in zip(files, described, strict=True):
             # Here and not as shards are indexed: a kept index serves every column.
@@ -126,6 +130,8 @@ class MdsFormat(IndexedFormat):
             records = records_of(texts, where, "text", kept_B, named=(name,))
         else:
             records = ids_in(values, encoding, self._config.dtype, (where, name), kept_B)
+        for inside, column in self._own.items():
+            records = _with_numbers(records, inside, *columns[column], where)
         if self._key is not None:
             keys_B = np.zeros(count, np.uint64)
             for i in range(count):
@@ -222,6 +228,8 @@ def _require_asked(path: str, described: MdsShard, config: MdsSource) -> None:
             raise ConfigError(
                 f"{path}: column {key!r} is {encoding}, not texts or integers, as a key is"
             )
+    for inside, column in config.columns_read.items():
+        _require_numbers(path, described, column, inside)
     for column, condition in config.where.items():
         encoding = encoding_in(path, described, column, by=" for where")
         wanted = wanted_kind(condition)
@@ -229,6 +237,46 @@ def _require_asked(path: str, described: MdsShard, config: MdsSource) -> None:
             raise ConfigError(
                 f"{path}: column {column!r} is {encoding}, not a {wanted}, as where.{column} asks for"
             )
+
+
+def _require_numbers(path: str, described: MdsShard, column: str, inside: str) -> None:
+    """Refuse a column of the user's own that holds no numbers that fit its type.
+
+    Raises:
+        ConfigError: With what the shard has.
+    """
+    name, dtype = name_outside(inside), column_kind(inside).dtype
+    encoding = encoding_in(path, described, column, by=f" for columns.{name}")
+    kind, _, rest = encoding.partition(":")
+    named = rest.partition(":")[0]
+    numbers = {
+        each.name for each in DTYPE_OF_CODE.values() if each.kind != "f" or dtype.kind == "f"
+    }
+    if kind not in {"ndarray", "bytes"} or (named and named not in numbers):
+        raise ConfigError(
+            f"{path}: column {column!r} is {encoding}, not ndarray of numbers of {dtype}, or bytes of them, as "
+            f"columns.{name} is"
+        )
+
+
+def _with_numbers(
+    records: Records, inside: str, values: Ragged, encoding: str, where: RowsAt
+) -> Records:
+    """Add a column of a user's own to records; a record that it does not fit is bad."""
+    kind, lengths_B = column_kind(inside), records.column.lengths_N
+    column, unlike_B, is_array_B = numbers_in(values, encoding, kind.dtype)
+    unlike_B = (unlike_B | (column.lengths_N != lengths_B)) & records.usable_B
+    faults = dict.fromkeys(np.flatnonzero(unlike_B).tolist(), "")
+    if faults:
+        row = next(iter(faults))
+        fault = (
+            fault_of_numbers(column[row], inside, int(lengths_B[row]))
+            if is_array_B[row]
+            else "is no array of numbers"
+        )
+        faults[row] = f"{name_outside(inside)} {fault}"
+    records = replace(records, others={**records.others, inside: column})
+    return records.with_faults(faults, partial(row_at, where))
 
 
 def _value_of(cell: bytes, column: str, encoding: str) -> str | int | float:

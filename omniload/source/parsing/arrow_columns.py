@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
-from omniload.mix.columns import COLUMNS, TEXT, TableColumn, said_of_inside
+from omniload.mix.columns import LOSS_MASK, TEXT, column_kind, name_outside, said_of_inside
 from omniload.mix.schema.records import Condition
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import ArrowSource, LanceSource, ParquetSource
@@ -66,7 +66,8 @@ def index_kind(type_: str, config: TableSource) -> str:
     shards are looked at again.
     """
     read = [
-        *(type_, config.holds, config.column, dict(config.columns), list(config.image_members)),
+        *(type_, config.holds, config.column, config.columns_read),
+        list(config.image_members),
         *(config.key_column, list(config.beside_columns)),
         {name: wanted_kind(condition) for name, condition in config.where.items()},
     ]
@@ -84,7 +85,7 @@ def require_table(schema: pa.Schema, config: TableSource, path: str) -> None:
     may_be_null = config.may_lack_beside
     for column in config.beside_columns:
         _require_column(schema, column, path, config.holds, may_be_null=may_be_null)
-    _require_others(schema, config.columns, path)
+    _require_others(schema, config.columns_read, path)
     _require_key(schema, config.key_column, path)
     require_where(schema, config.where, path)
     for column in config.image_members:
@@ -246,16 +247,24 @@ def _as_texts(written: Iterable[bytes | None]) -> pa.Array:
     return pa.array(list(written), pa.large_binary()).view(pa.large_string())
 
 
-def _require_others(schema: pa.Schema, columns: Mapping[TableColumn, str], path: str) -> None:
+def _require_others(schema: pa.Schema, columns: Mapping[str, str], path: str) -> None:
     """Refuse a shard without one of the further columns, or with another type of it.
 
     Raises:
         ConfigError: With what the shard has.
     """
-    for name, column in columns.items():
+    for inside, column in columns.items():
+        name, kind = name_outside(inside), column_kind(inside)
         found = type_asked_for(schema, column, path, by=f"columns.{name}")
         values = found.value_type if is_list(found) else found
-        if COLUMNS[name].aligned:
+        if kind.aligned and name != LOSS_MASK and kind.dtype.kind != "b":
+            fits = is_list(found) and (
+                pa.types.is_boolean(values)
+                or pa.types.is_integer(values)
+                or (kind.dtype.kind == "f" and pa.types.is_floating(values))
+            )
+            wanted = f"a list of numbers of {kind.dtype}"
+        elif kind.aligned:
             fits = is_list(found) and (pa.types.is_boolean(values) or pa.types.is_integer(values))
             wanted = "a list of 0 and 1, or of booleans"
         elif name == TEXT:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged
-from omniload.mix.columns import COLUMNS, TEXT, TableColumn
+from omniload.mix.columns import TEXT, column_kind, name_outside
 from omniload.source.columns import drained
 from omniload.source.formats.format import Records
 from omniload.source.parsing.arrow_columns import (
@@ -36,9 +36,8 @@ from omniload.source.parsing.token_lists import (
     row_at,
 )
 
-__all__ = ["TableColumns", "with_others"]
+__all__ = ["TableColumns", "fault_of_numbers", "numbers_as", "with_others"]
 
-_LARGEST_SCORE = float(np.finfo(COLUMNS["scores"].dtype).max)
 Table: TypeAlias = Mapping[str, pa.ChunkedArray] | pa.Table
 """Columns of one unit by name."""
 
@@ -52,7 +51,8 @@ class TableColumns:
         self.texts = (config.column, *config.beside_columns)
         """Columns that make the text, or the token ids, of a record."""
         keys = () if self._key is None else (self._key,)
-        self.others = tuple(dict.fromkeys((*config.columns.values(), *keys, *config.where)))
+        self._further = config.columns_read
+        self.others = tuple(dict.fromkeys((*self._further.values(), *keys, *config.where)))
         """Columns beside these, but for images."""
         self.of_first_records = tuple(dict.fromkeys((*self.texts, *config.where)))
         """Columns that ``text_records`` needs."""
@@ -98,19 +98,19 @@ class TableColumns:
             laid: As for ``text_records``.
         """
         records = self.text_records(table, where, laid)
-        others = {name: table[column] for name, column in self._config.columns.items()}
+        others = {name: table[column] for name, column in self._further.items()}
         keys = None if self._key is None else table[self._key]
         records = with_keys(with_others(records, others, where), keys, where)
         return records if images is None else with_images(records, images, where)
 
 
 def with_others(
-    records: Records, columns: Mapping[TableColumn, pa.ChunkedArray], where: RowsAt | str
+    records: Records, columns: Mapping[str, pa.ChunkedArray], where: RowsAt | str
 ) -> Records:
     """Add further columns to records; a record that one of them does not fit is bad.
 
-    A null does not fit, nor a list that holds one, a mask of another length than the tokens or of something else than
-    0 and 1, a score that a float32 does not hold, or a text that is not UTF-8.
+    A null does not fit, nor a list that holds one, a mask or a column of yours of another length than the tokens, a
+    number that the type of its column does not hold, or a text that is not UTF-8.
     """
     for name, column in columns.items():
         # What else is wrong with a record that is left out already is all one.
@@ -120,7 +120,7 @@ def with_others(
         if not reason and unlike_B.any():
             row = int(unlike_B.argmax())
             fault = _fault(name, column[row], int(records.column.lengths_N[row]))
-            reason = f"{row_at(where, row)}: {name} {fault}"
+            reason = f"{row_at(where, row)}: {name_outside(name)} {fault}"
         records = replace(
             records,
             bad_B=records.bad_B | unlike_B,
@@ -143,7 +143,7 @@ def _other(name: str, column: pa.ChunkedArray, where: RowsAt | str, records: Rec
     if name == TEXT:
         texts = records_of(column, where, "text", records.usable_B)
         return _Other(column=texts.column, unlike_B=texts.bad_B)
-    kind = COLUMNS[name]
+    kind = column_kind(name)
     parts, unlike = [], [np.zeros(0, np.bool_)]
     for chunk in column.chunks:
         part, unlike_B = _kept_as(chunk, kind.dtype)
@@ -164,11 +164,20 @@ def _kept_as(rows: pa.Array, dtype: np.dtype[Any]) -> tuple[Ragged, NDArray[np.b
     unlike_B = holed(values, offsets)
     if values.null_count:
         values = values.fill_null(False if pa.types.is_boolean(values.type) else 0)
-    values_V = values.to_numpy(zero_copy_only=False)
+    return numbers_as(values.to_numpy(zero_copy_only=False), offsets, dtype, unlike_B)
+
+
+def numbers_as(
+    values_V: NDArray[Any],
+    offsets: NDArray[np.int64],
+    dtype: np.dtype[Any],
+    unlike_B: NDArray[np.bool_],
+) -> tuple[Ragged, NDArray[np.bool_]]:
+    """Show numbers of rows that lie end to end in the type of a column; rows that do not fit it join ``unlike_B``."""
     odd_V = _odd(values_V, dtype)
     if odd_V is not None:
         unlike_B[np.searchsorted(offsets[1:], np.flatnonzero(odd_V), side="right")] = True
-    with np.errstate(over="ignore"):  # those are odd
+    with np.errstate(over="ignore", invalid="ignore"):  # those are odd
         return Ragged(values_V=values_V.astype(dtype, copy=False), offsets=offsets), unlike_B
 
 
@@ -179,9 +188,12 @@ def _odd(values_V: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_] | No
     odd_V: NDArray[np.bool_]
     if dtype == np.bool_:
         odd_V = (values_V != 0) & (values_V != 1)
-    else:
+    elif dtype.kind == "f":
         # What is infinite or no number is written so; what becomes infinite is another number.
-        odd_V = np.isfinite(values_V) & (np.abs(values_V) > _LARGEST_SCORE)
+        odd_V = np.isfinite(values_V) & (np.abs(values_V) > np.finfo(dtype).max)
+    else:
+        limits = np.iinfo(dtype)
+        odd_V = (values_V < limits.min) | (values_V > limits.max)
     return odd_V
 
 
@@ -194,9 +206,17 @@ def _fault(name: str, cell: pa.Scalar, tokens: int) -> str:
     values = cell.as_py() if is_list(cell.type) else [cell.as_py()]
     if None in values:
         return "holds a null; write a value for each"
-    if not COLUMNS[name].aligned:
-        odd = next(value for value in values if _LARGEST_SCORE < abs(value) < np.inf)
-        return f"holds {odd}, which is more than a float32 holds"
-    if len(values) != tokens:
-        return f"has {len(values)} values for {tokens} tokens"
-    return f"holds {next(value for value in values if value not in (0, 1))}, not 0 or 1"
+    return fault_of_numbers(np.asarray(values), name, tokens)
+
+
+def fault_of_numbers(values_V: NDArray[Any], name: str, tokens: int) -> str:
+    """Say what is wrong with the numbers of a column of a record of so many tokens."""
+    kind = column_kind(name)
+    if kind.aligned and len(values_V) != tokens:
+        return f"has {len(values_V)} values for {tokens} tokens"
+    odd_V = _odd(values_V, kind.dtype)
+    assert odd_V is not None, "one does not fit"
+    value = values_V[odd_V][0]
+    if kind.dtype == np.bool_:
+        return f"holds {value}, not 0 or 1"
+    return f"holds {value}, which is more than a {kind.dtype} holds"

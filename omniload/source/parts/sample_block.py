@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged, Ranges
-from omniload.mix.columns import COLUMNS, metadata_of
+from omniload.mix.columns import column_kind, metadata_of
 from omniload.mix.order import Span
 from omniload.mix.samples import SampleTable
 from omniload.source.columns import drained
@@ -103,7 +103,7 @@ def joined(blocks: list[SampleBlock], start: int, stop: int) -> SampleBlock:
         table=_table(start, stop, [block.table for block in blocks]),
         tokens=drained(tokens, np.dtype(np.int32)),
         others={
-            name: drained([block.others[name] for block in blocks], COLUMNS[name].dtype)
+            name: drained([block.others[name] for block in blocks], column_kind(name).dtype)
             for name in blocks[0].others
         },
     )
@@ -131,7 +131,7 @@ def merged(blocks: Sequence[SampleBlock]) -> SampleBlock:
     order_N = np.argsort(positions_N, kind="stable")  # samples of one record stay in their order
     tokens = Ranges.of([block.tokens for block in given]).take(order_N).packed()
     others = {
-        name: Ranges.of([block.others[name] for block in given], COLUMNS[name].dtype.type)
+        name: Ranges.of([block.others[name] for block in given], column_kind(name).dtype.type)
         .take(order_N)
         .packed()
         for name in given[0].others

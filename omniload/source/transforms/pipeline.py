@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged, gather_ranges, offsets_of
 from omniload.mix.columns import (
-    COLUMNS,
     GRIDS,
     IMAGE_COLUMNS,
     IMAGE_PLACES,
     IMAGES,
     LOSS_MASK,
     NO_COLUMNS,
+    column_kind,
 )
 from omniload.mix.schema.transforms import (
     ChatTransform,
@@ -251,7 +251,7 @@ def cut_to_rows(
     ).astype(np.int32)
     for name, column in samples.others.items():
         if name not in IMAGE_COLUMNS:
-            others[name] = _cut(column, owner, starts, stops, aligned=COLUMNS[name].aligned)
+            others[name] = _cut(column, owner, starts, stops, aligned=column_kind(name).aligned)
     tokens = _cut(samples.tokens, owner, starts, stops, aligned=True)
     return Samples(tokens=tokens, others=others), owner, subs.astype(np.int32)
 
@@ -355,7 +355,7 @@ def _shortened(samples: Samples, lengths_N: NDArray[np.int64]) -> Samples:
     return Samples(
         tokens=cut(samples.tokens),
         others={
-            name: cut(column) if COLUMNS[name].aligned else column
+            name: cut(column) if column_kind(name).aligned else column
             for name, column in samples.others.items()
             if name not in IMAGE_COLUMNS
         }

@@ -1,6 +1,7 @@
 """Small mixes, tables, pieces and plans with sensible values for whatever a test does not name."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +13,7 @@ from omniload.base.state import sealed
 from omniload.batch.microbatch import Microbatch
 from omniload.batch.rows import build_rows, stops_with_next
 from omniload.machine.planner import Planner
+from omniload.mix.columns import column_kind
 from omniload.mix.config import MixConfig
 from omniload.mix.fingerprint import SourceFacts, fingerprint_of
 from omniload.mix.pieces import PieceTable
@@ -161,9 +163,16 @@ def a_plan(
 
 
 def a_microbatch(
-    rows: Sequence[Sequence[Sequence[int]]], *, length: int, scored: bool = False
+    rows: Sequence[Sequence[Sequence[int]]],
+    *,
+    length: int,
+    scored: bool = False,
+    own: Sequence[str] = (),
 ) -> Microbatch:
-    """Return built rows of the pieces' own tokens (see ``tokens_of``); a score is the sample's position."""
+    """Return built rows of the pieces' own tokens (see ``tokens_of``); a score is the sample's position.
+
+    Columns ``own``, by their names inside, have a value for each token: the token.
+    """
     pieces = pieces_of(*[piece for row in rows for piece in row])
     stops = stops_with_next(pieces).tolist()
     fetched = Ragged.of(
@@ -182,7 +191,13 @@ def a_microbatch(
         np.cumsum([0, *map(len, rows)]).astype(np.int64),
         Ranges.of([fetched]),
         length=length,
-        others_K={"scores": Ranges.of([scores], np.float32)} if scored else {},
+        others_K=({"scores": Ranges.of([scores], np.float32)} if scored else {})
+        | {
+            name: Ranges.of(
+                [replace(fetched, values_V=fetched.values_V.astype(column_kind(name).dtype))]
+            )
+            for name in own
+        },
     )
 
 

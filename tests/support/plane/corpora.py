@@ -10,18 +10,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omniload.mix.config import MixConfig
+from omniload.mix.schema.records import OwnColumn
 from tests.support.plane.builders import a_mix
 
 __all__ = ["a_corpus", "a_mixed_corpus", "with_masks", "write_texts", "write_tokens"]
 
 
 def write_tokens(file: Path, documents: Sequence[np.ndarray], *, rows_per_group: int = 20) -> None:
-    """Write one Parquet shard with a column ``tokens``, a ``mask`` made of them, and a ``score``: their number."""
+    """Write one Parquet shard with a column ``tokens``, a ``mask`` and a ``weight`` made of them, and their number."""
     file.parent.mkdir(parents=True, exist_ok=True)
     column = pa.array([document.tolist() for document in documents], pa.list_(pa.int32()))
     masks = pa.array([(document % 3 > 0).tolist() for document in documents], pa.list_(pa.bool_()))
     scores = pa.array([float(len(document)) for document in documents])
-    table = pa.table({"tokens": column, "mask": masks, "score": scores})
+    weights = pa.array([(document * 0.5 + 1).tolist() for document in documents])
+    table = pa.table({"tokens": column, "mask": masks, "score": scores, "weight": weights})
     pq.write_table(table, file, row_group_size=rows_per_group)
 
 
@@ -61,10 +63,11 @@ def a_corpus(
 
 
 def with_masks(mix: MixConfig, names: Sequence[str]) -> MixConfig:
-    """Return the mix with the masks and scores that ``write_tokens`` wrote for these sources."""
-    update = {"columns": {"loss_mask": "mask", "scores": "score"}}
+    """Return the mix with the masks, scores and weights of labels that ``write_tokens`` wrote for these sources."""
+    weight = OwnColumn(column="weight", dtype="float32", of="labels", default=2.5)
+    update = {"columns": {"loss_mask": "mask", "scores": "score", "weight": weight}}
     changed = {name: mix.sources[name].model_copy(update=update) for name in names}
-    batch = mix.batch.model_copy(update={"columns": ("scores",)})
+    batch = mix.batch.model_copy(update={"columns": ("scores", "weight")})
     return mix.model_copy(update={"sources": {**mix.sources, **changed}, "batch": batch})
 
 

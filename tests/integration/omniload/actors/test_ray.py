@@ -234,15 +234,16 @@ def test_three_ranks_of_two_cp_peers_resume_a_local_run_though_the_planner_is_ki
             both = (taken[d, 0][step], taken[d, 1][step])
             assert both[0].step == whole.step
             for first, second in zip(*(batch.microbatches for batch in both), strict=True):
-                rows = np.empty((len(first.tokens_RC), 2, mix.pack.length), np.int32)
+                rows = np.empty((len(first.tokens_RC), 3, mix.pack.length), np.float64)
                 for part in (first, second):
+                    rows[:, 2, part.indices_C] = part.aligned_RC["weight"]
                     rows[:, 0, part.indices_C] = part.tokens_RC
                     rows[:, 1, part.indices_C] = part.labels_RC
                 found += rows.tolist()
         expected = [
             row
             for m in whole.microbatches
-            for row in np.stack((m.tokens_RT, m.labels_RT), axis=1).tolist()
+            for row in np.stack((m.tokens_RT, m.labels_RT, m.aligned_RT["weight"]), axis=1).tolist()
         ]
         assert whole.loss_tokens == sum(int(m.loss_mask_RT.sum()) for m in whole.microbatches)
         assert sorted(found) == sorted(expected)

@@ -8,6 +8,7 @@ import pytest
 from omniload.batch.digest import DIGEST_MODULUS, batch_digest, combined, microbatch_digest
 from omniload.batch.microbatch import Batch
 from omniload.batch.slices import slice_for_cp
+from omniload.mix.columns import name_inside
 from tests.support.plane.builders import a_microbatch
 
 A, B, C = [0, 1, 0, 0, 5, 5], [1, 5, 0, 0, 9, 12], [0, 2, 0, 0, 16, 16]
@@ -102,3 +103,18 @@ def test_slices_have_no_digest():
 
     with pytest.raises(ValueError, match="step 0 holds context-parallel slices"):
         batch_digest(a_batch(part))
+
+
+def test_any_other_value_of_a_column_gives_another_digest_and_no_column_the_one_of_before():
+    name = name_inside("weight", "float32", None)
+    plain, whole = a_microbatch(ROWS, length=16), a_microbatch(ROWS, length=16, own=[name])
+    changed = whole.aligned_RT["weight"].copy()
+    changed[1, 3] += 0.5
+    others = (
+        replace(whole, aligned_RT={"weight": changed}),
+        replace(whole, aligned_RT={"weights": whole.aligned_RT["weight"]}),
+        plain,
+    )
+
+    assert microbatch_digest(replace(whole, aligned_RT={})) == microbatch_digest(plain)
+    assert microbatch_digest(whole) not in {microbatch_digest(each) for each in others}

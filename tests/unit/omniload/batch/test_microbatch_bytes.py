@@ -11,12 +11,15 @@ from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.batch.microbatch import Batch, CpSlice, from_bytes, to_bytes
 from omniload.batch.slices import slice_for_cp
+from omniload.mix.columns import name_inside
 from tests.support.plane.builders import a_microbatch
 
 
 def some_rows():
     """Two rows of 8: one full, one of two pieces and padding."""
-    return a_microbatch([[(0, 0, 0, 0, 8, 8)], [(1, 4, 0, 0, 3, 3), (0, 1, 0, 2, 4, 6)]], length=8)
+    pieces = [[(0, 0, 0, 0, 8, 8)], [(1, 4, 0, 0, 3, 3), (0, 1, 0, 2, 4, 6)]]
+    own = [name_inside("weight", "float64", 1.0), name_inside("kept", "bool", None)]
+    return a_microbatch(pieces, length=8, own=own)
 
 
 def a_batch(*microbatches):
@@ -40,6 +43,10 @@ def assert_equal(found, sent):
             }
             for key, column in theirs.items():
                 np.testing.assert_array_equal(mine[key].values_V, column.values_V, strict=True)
+        elif name in {"aligned_RT", "aligned_RC"}:
+            assert mine.keys() == theirs.keys()
+            for key, values in theirs.items():
+                np.testing.assert_array_equal(mine[key], values, strict=True)
         elif name == "microbatches":
             for one, other in zip(mine, theirs, strict=True):
                 assert_equal(one, other)
@@ -101,7 +108,7 @@ def test_bytes_that_are_no_batch_are_refused(damage):
         "cut": text[:-1],
         "longer": text + b"\0",
         "object": text.replace(b'"<i4"', b'"|O8"', 1),
-        "release": text.replace(b'"version": 5', b'"version": 9', 1),
+        "release": text.replace(b'"version": 6', b'"version": 9', 1),
         "list": text.replace(b'"columns": {}', b'"columns": []', 1),
         "noise": bytes(range(200)),
         "nothing": b"",

@@ -7,6 +7,7 @@ from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged, Ranges
 from omniload.batch.microbatch import IGNORE_LABEL
 from omniload.batch.rows import build_rows, stops_with_next
+from omniload.mix.columns import name_inside
 from tests.support.plane.builders import a_microbatch, pieces_of, tokens_of
 
 X = IGNORE_LABEL
@@ -112,3 +113,29 @@ def test_pieces_may_lie_anywhere_in_what_was_fetched():
     )
 
     assert rows.tokens_RT.tolist() == [[5, 6, 7, 8]]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float64"])
+def test_a_column_of_tokens_lies_as_they_do_and_one_of_labels_as_those(dtype):
+    own = [name_inside("at", dtype, 1.0), name_inside("ahead", dtype, None, of_labels=True)]
+
+    rows = a_microbatch([[CUT, A], [B], [[0, 2, 0, 0, 8, 9]]], length=8, own=own)
+
+    assert {each.dtype for each in rows.aligned_RT.values()} == {np.dtype(dtype)}
+    assert np.array_equal(rows.aligned_RT["at"], rows.tokens_RT)
+    labels = np.where(rows.labels_RT == X, 0, rows.labels_RT)
+    assert np.array_equal(rows.aligned_RT["ahead"], labels)
+
+
+def test_a_column_of_another_length_than_planned_is_refused():
+    pieces, name = pieces_of(A), name_inside("at", "float32", None)
+    short = Ranges.of([Ragged.of([np.ones(2)], np.float32)], np.float32)
+
+    with pytest.raises(IntegrityError, match="gave 2 tokens where 3 were planned"):
+        build_rows(
+            pieces,
+            np.array([0, 1]),
+            Ranges.of([Ragged.of([tokens_of(0, 1, 0, 3)])]),
+            length=4,
+            others_K={name: short},
+        )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from omniload.batch.slices import cp_indices, cp_places, slice_for_cp, whole_rows
+from omniload.mix.columns import name_inside
 from tests.support.plane.builders import a_microbatch
 
 ROWS = [[[0, 1, 0, 0, 5, 5], [1, 5, 0, 0, 9, 12]], [[0, 2, 0, 0, 7, 7]]]
@@ -56,17 +57,22 @@ def test_slices_put_back_in_place_are_the_whole_microbatch(cp_size):
 
 @pytest.mark.parametrize("cp_size", [1, 2, 4])
 def test_rows_made_whole_again_from_the_slices_of_all_peers_are_what_was_sliced(cp_size):
-    whole = a_microbatch(ROWS, length=16)
+    whole = a_microbatch(ROWS, length=16, own=[name_inside("weight", "int64", 1)])
     parts = [slice_for_cp(whole, rank, cp_size) for rank in range(cp_size)]
 
     found = whole_rows(
         parts[-1],
         np.stack([part.tokens_RC for part in parts]),
         np.stack([part.labels_RC for part in parts]),
+        {"weight": np.stack([part.aligned_RC["weight"] for part in parts])},
     )
 
+    assert np.array_equal(found.aligned_RT["weight"], whole.tokens_RT)
     made = {"labels_RT", "positions_RT", "source_ids_RT"}
-    for name in made | {field.name for field in dataclasses.fields(whole)} - {"trained_RT"}:
+    for name in made | {field.name for field in dataclasses.fields(whole)} - {
+        "trained_RT",
+        "aligned_RT",
+    }:
         assert np.array_equal(getattr(found, name), getattr(whole, name)), name
 
 

@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError
-from omniload.mix.columns import LOSS_SPANS
-from omniload.mix.config import BatchConfig, ByteTokenizer, OnError
+from omniload.mix.columns import ALWAYS_USED, LOSS_SPANS
+from omniload.mix.config import ByteTokenizer, OnError
 from omniload.mix.sources import ArrowSource, ParquetSource
 from omniload.source.formats.opening import open_format
 from omniload.source.record_source import open_source
@@ -146,8 +146,7 @@ def test_a_kept_index_hides_no_column_that_is_asked_for_as_another(tmp_path, kin
 
 
 def test_a_column_that_no_batch_uses_is_not_read(tmp_path):
-    used = BatchConfig(tokens=64, micro_tokens=64).columns_used
-    config = written(tmp_path, "parquet").using(used)
+    config = written(tmp_path, "parquet").using(ALWAYS_USED)
 
     block = opened(tmp_path, config).read(0, 5)
 

@@ -1,0 +1,209 @@
+"""Arrays in samples of MDS: token ids, and numbers of columns of a user's own.
+
+An array is the bytes of its numbers. What the index leaves out of ``ndarray:TYPE:SHAPE`` stands before each: a code of
+the type, and one of the shape with its numbers.
+
+Shape suffixes:
+    N  samples of a unit        V  bytes of a column, or its numbers
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.ragged import Ragged, Ranges, gather_ranges, offsets_of
+from omniload.source.formats.format import Records
+from omniload.source.parsing.table_records import numbers_as
+from omniload.source.parsing.token_lists import (
+    RowsAt,
+    fault_of,
+    row_at,
+    rows_of_ids,
+    said_of_columns,
+)
+
+__all__ = ["DTYPE_OF_CODE", "INTEGERS_BY_NAME", "ids_in", "numbers_in"]
+
+DTYPE_OF_CODE = {
+    code: np.dtype(name)
+    for code, name in (
+        *((8, "<u1"), (9, "<i1"), (16, "<u2"), (17, "<i2"), (32, "<u4"), (33, "<i4")),
+        *((64, "<u8"), (65, "<i8"), (18, "<f2"), (34, "<f4"), (66, "<f8")),
+    )
+}
+"""Types of numbers by the code that stands before an array that says its own."""
+_INTEGERS = {code: each for code, each in DTYPE_OF_CODE.items() if each.kind != "f"}
+INTEGERS_BY_NAME = {each.name: each for each in _INTEGERS.values()}
+"""Types that token ids may have."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _BadSamples:
+    """Which samples of a unit hold no token ids, and what is wrong with the first of them."""
+
+    bad_N: NDArray[np.bool_]
+    kept_N: NDArray[np.bool_] | None = None
+    """Which conditions leave: of the others nothing is said."""
+    first: int = -1
+    said: str = ""
+
+    def note(self, wrong_N: NDArray[np.bool_], say: Callable[[int], str]) -> None:
+        """Take in samples that are wrong; what is said of one before stands."""
+        told_N = wrong_N if self.kept_N is None else wrong_N & self.kept_N
+        if told_N.any():
+            at = int(told_N.argmax())
+            if self.first < 0 or at < self.first:
+                self.first, self.said = at, say(at)
+        self.bad_N |= wrong_N
+
+
+def ids_in(
+    values: Ragged,
+    encoding: str,
+    dtype: str | None,
+    place: tuple[RowsAt, str],
+    kept_B: NDArray[np.bool_] | None = None,
+) -> Records:
+    """Read the arrays of a column; what is none, or holds something else than token ids, is a bad record.
+
+    Args:
+        values: The bytes of each sample.
+        encoding: What the index says of the column.
+        dtype: Type of ids where they are bytes.
+        place: That of the samples, and the name of the column.
+        kept_B: Which samples conditions leave; what is wrong with another is all one.
+    """
+    faults = _BadSamples(bad_N=np.zeros(len(values), np.bool_), kept_N=kept_B)
+    kind, _, rest = encoding.partition(":")
+    named, _, shape = rest.partition(":")
+    starts, stops = values.offsets[:-1].copy(), values.offsets[1:]
+    types: list[np.dtype[Any]]
+    # ``ndarray:TYPE:SHAPE``: what is left out there stands before each array.
+    if kind == "bytes" or named:
+        types = [np.dtype(dtype) if kind == "bytes" else INTEGERS_BY_NAME[named]]
+        chosen = np.zeros(len(values), np.int64)
+    else:
+        codes = _bytes_at(values, starts, faults)
+        faults.note(
+            ~np.isin(codes, list(_INTEGERS)),
+            lambda at: f"is of type {codes[at]}, where integers belong; name another column",
+        )
+        codes[faults.bad_N] = next(iter(_INTEGERS))
+        found = np.unique(codes).tolist()
+        types = [_INTEGERS[code] for code in found]
+        chosen = np.searchsorted(found, codes)
+        starts += 1
+    if kind == "ndarray" and not shape:
+        codes = _bytes_at(values, starts, faults)
+        # The shape: how many numbers in the upper bits of its code, in the lower ones how wide each is.
+        starts += 1 + (codes >> 2) * (1 << (codes & 3))
+    column = _cast(values.values_V, starts, stops, types, chosen, faults)
+    reason = ""
+    if faults.said:
+        where, name = place
+        reason = f"{row_at(where, faults.first)}: {said_of_columns([name])}{faults.said}"
+    bad_B = faults.bad_N if kept_B is None else faults.bad_N & kept_B
+    return Records(column=column, bad_B=bad_B, reason=reason, kept_B=kept_B)
+
+
+def _bytes_at(values: Ragged, places: NDArray[np.int64], faults: _BadSamples) -> NDArray[np.int64]:
+    faults.note(places >= values.offsets[1:], lambda _: "has an array that is cut short")
+    if not len(values.values_V):
+        return np.zeros(len(places), np.int64)
+    # Of those that are cut short any byte.
+    return values.values_V[np.minimum(places, len(values.values_V) - 1)].astype(np.int64)
+
+
+def _cast(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    stops: NDArray[np.int64],
+    types: list[np.dtype[Any]],
+    chosen: NDArray[np.int64],
+    faults: _BadSamples,
+) -> Ragged:
+    """Read ranges of bytes as token ids, each of the type that was chosen for it; of what is wrong nothing."""
+    widths = np.array([each.itemsize for each in types] or [1], np.int64)[chosen]
+    sizes = stops - starts
+    faults.note(
+        (sizes < 0) | (sizes % widths != 0),
+        lambda at: f"has an array of {sizes[at]} bytes, of ids of {widths[at]}",
+    )
+    starts = np.where(faults.bad_N, stops, starts)
+    offsets = offsets_of((stops - starts) // widths)
+    ids = np.empty(0 if len(types) == 1 else int(offsets[-1]), np.int32)
+    for number, dtype in enumerate(types):
+        mine = np.flatnonzero(chosen == number)
+        found, ends = gather_ranges(data, starts[mine], stops[mine])
+        ids_V, ends = found.view(dtype), ends // dtype.itemsize
+        part, wrong_B = rows_of_ids(ids_V, ends)
+        wrong_N = np.zeros(len(chosen), np.bool_)
+        wrong_N[mine[wrong_B]] = True
+        faults.note(wrong_N, partial(_fault_of_owner, ids_V, ends, mine))
+        # Nearly always: a writer gives a column one type.
+        if len(types) == 1:
+            return part
+        counts = np.diff(ends)
+        inside = np.arange(len(ids_V)) - np.repeat(ends[:-1], counts)
+        # Back to the places of their samples.
+        ids[np.repeat(offsets[mine], counts) + inside] = part.values_V
+    return Ragged(values_V=ids, offsets=offsets)
+
+
+def _fault_of_owner(
+    ids_V: NDArray[Any], ends: NDArray[np.int64], mine: NDArray[np.int64], sample: int
+) -> str:
+    """Say what is wrong with the ids of a sample, by its place in the column, not among those of one type."""
+    at = int(np.searchsorted(mine, sample))
+    return fault_of(ids_V[ends[at] : ends[at + 1]])
+
+
+def numbers_in(
+    values: Ragged, encoding: str, dtype: np.dtype[Any]
+) -> tuple[Ragged, NDArray[np.bool_], NDArray[np.bool_]]:
+    """Read arrays of numbers in one type.
+
+    Args:
+        values: The bytes of each sample.
+        encoding: What the index says of the column: ``bytes`` or ``ndarray``, of numbers.
+        dtype: Type wanted, and that of bytes.
+
+    Returns:
+        The numbers, none where there is no array; which samples do not fit the type; and which hold an array.
+    """
+    kind, _, rest = encoding.partition(":")
+    named, _, shape = rest.partition(":")
+    faults = _BadSamples(bad_N=np.zeros(len(values), np.bool_))
+    starts, stops = values.offsets[:-1].copy(), values.offsets[1:]
+    if kind == "bytes" or named:
+        # Booleans are bytes of 0 and 1.
+        stored = np.dtype(named) if named else np.dtype(np.uint8) if dtype == np.bool_ else dtype
+        codes = np.full(len(values), next(c for c, each in DTYPE_OF_CODE.items() if each == stored))
+    else:
+        codes = _bytes_at(values, starts, faults)
+        faults.bad_N |= ~np.isin(codes, list(DTYPE_OF_CODE))
+        codes[faults.bad_N] = next(iter(DTYPE_OF_CODE))
+        starts += 1
+    if kind == "ndarray" and not shape:
+        shapes = _bytes_at(values, starts, faults)
+        starts += 1 + (shapes >> 2) * (1 << (shapes & 3))
+    parts, owners, unlike_N = [], [np.zeros(0, np.int64)], faults.bad_N
+    for code in np.unique(codes).tolist():
+        stored, mine = DTYPE_OF_CODE[code], np.flatnonzero(codes == code)
+        sizes = stops[mine] - starts[mine]
+        unlike_N[mine] |= (sizes < 0) | (sizes % stored.itemsize != 0)
+        begins = np.where(unlike_N[mine], stops[mine], starts[mine])
+        found_V, ends = gather_ranges(values.values_V, begins, stops[mine])
+        odd = np.zeros(len(mine), np.bool_)
+        part, odd = numbers_as(found_V.view(stored), ends // stored.itemsize, dtype, odd)
+        parts.append((part, odd))
+        owners.append(mine)
+    is_array_N = ~unlike_N
+    in_order = np.argsort(np.concatenate(owners))
+    column = Ranges.of([part for part, _ in parts], dtype.type).take(in_order).packed()
+    odd_N = np.concatenate([np.zeros(0, np.bool_), *(odd for _, odd in parts)])[in_order]
+    return column, odd_N | ~is_array_N, is_array_N
