@@ -13,10 +13,7 @@ from tests.docs.snippets import ROOT, blocks_of, documents
 from trainer_integration.config import TrainConfig
 
 FRAGMENTS = [
-    block
-    for path in documents()
-    for block in blocks_of(path)
-    if block.info == ("yaml", "fragment")
+    block for path in documents() for block in blocks_of(path) if block.info == ("yaml", "fragment")
 ]
 OF_OTHERS = {"train_loader"}
 """First keys of files that are not ours: the importer reads those, in the tests of imports."""
