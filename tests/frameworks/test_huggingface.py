@@ -1,6 +1,9 @@
 """Hugging Face's Trainer with one changed import: its own batches, and exact resume."""
 
+import json
+import sys
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +13,22 @@ from torch.utils.data import Dataset, IterableDataset
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from omniload.base.errors import ConfigError, StateError
+from tests.support.trainer.evaluated import loss_of_a_label
+from tests.support.trainer.host_ranks import run_ranks
 from trainer_integration import DataLoader
 from trainer_integration.hosts.huggingface import ExactResume, Trainer, model_inputs
 
 LENGTH = 16
+HELD_OUT = """
+version: 2
+seed: 17
+tokenizer: {type: bytes}
+sources: {web: {type: jsonl, path: web.jsonl}}
+mix: {stages: [{from_step: 0, weights: {web: 1}}]}
+pack: {length: 128}
+batch: {tokens: 1024, micro_tokens: 512}
+splits: {eval: 0.0408}
+"""
 
 
 def sample(index):
@@ -206,12 +221,38 @@ def test_each_evaluation_goes_through_a_mix_from_its_beginning(mix, tmp_path):
             eval_dataset={"a": held_out, "b": held_out},
         )
         found = trainer.evaluate()
-        model.eval()
-        with torch.no_grad():
-            expected = [float(model(**inputs).loss) for inputs in again]
+        expected = loss_of_a_label(model, again)
 
-    losses = [found["eval_a_loss"], found["eval_b_loss"]]
-    assert losses == pytest.approx([sum(expected) / 3] * 2, rel=1e-5)
+    assert [found["eval_a_loss"], found["eval_b_loss"]] == pytest.approx([expected] * 2, rel=1e-5)
+
+
+@pytest.mark.soak
+def test_two_ranks_evaluate_as_one_does_also_where_one_has_no_rows_at_the_end(tmp_path):
+    lines = [json.dumps({"text": f"document {i} " * 5}) for i in range(1500)]
+    (tmp_path / "web.jsonl").write_text("\n".join(lines))
+    (tmp_path / "mix.yaml").write_text(HELD_OUT)
+
+    # Loaded anew: threads that computed here would be missing in a fork.
+    script = "huggingface_rank.py"
+    run_ranks(sys.executable, script, 2, str(tmp_path / "mix.yaml"), str(tmp_path / "out"))
+
+
+def test_a_batch_without_rows_is_a_row_without_labels():
+    empty = torch.zeros(0, 4, dtype=torch.int64)
+    batch = SimpleNamespace(
+        label_form="unshifted",
+        tokens=empty,
+        labels=empty,
+        position_ids=empty,
+        token_columns=("reward",),
+        token_column=lambda name: torch.zeros(0, 4),
+    )
+
+    inputs = model_inputs(batch)
+
+    assert inputs["labels"].tolist() == [[-100] * 4]
+    assert inputs["position_ids"].tolist() == [[0, 1, 2, 3]]
+    assert inputs["reward"].tolist() == [[0.0] * 4]
 
 
 def test_a_loader_over_a_dataset_is_no_evaluation_either(tmp_path):

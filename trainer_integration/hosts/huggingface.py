@@ -4,9 +4,11 @@ The Trainer resumes by making a loader that passes over what was trained on. The
 module keeps the place of ours in the checkpoint's folder, one file per rank, and goes on there.
 """
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 import transformers
 
 from omniload.base.errors import ConfigError
@@ -17,6 +19,8 @@ from trainer_integration.loader.data_loader import DataLoader
 
 __all__ = ["ExactResume", "Trainer", "model_inputs"]
 
+_NO_LABEL = -100
+
 
 def model_inputs(batch: TrainingBatch) -> dict[str, Any]:
     """Return what a causal model of Hugging Face is called with.
@@ -24,7 +28,8 @@ def model_inputs(batch: TrainingBatch) -> dict[str, Any]:
     Labels are the tokens themselves: the model shifts them. ``position_ids`` begin anew with each
     document, which is how such models know the documents of a row and keep attention inside them;
     that needs no cache of keys, hence ``use_cache``. Columns of yours come under their names, for a
-    ``compute_loss`` that takes them out before it calls the model.
+    ``compute_loss`` that takes them out before it calls the model. Of a batch without rows, as a rank
+    has where an evaluation ends in fewer rows than ranks, it is one row of padding: models take none at all.
 
     Raises:
         ConfigError: The mix is open with shifted labels; the model would shift them again.
@@ -34,12 +39,18 @@ def model_inputs(batch: TrainingBatch) -> dict[str, Any]:
             f"the labels are {batch.label_form}, and Hugging Face models shift by themselves; open the mix with "
             "labels='unshifted'"
         )
+    tokens, labels, position_ids = batch.tokens, batch.labels, batch.position_ids
+    columns = {name: batch.token_column(name) for name in batch.token_columns}
+    if len(tokens) == 0:
+        columns = {name: column.new_zeros(1, *column.shape[1:]) for name, column in columns.items()}
+        row = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        tokens, labels, position_ids = row.mul(0), row.mul(0).add(_NO_LABEL), row
     return {
-        "input_ids": batch.tokens,
-        "labels": batch.labels,
-        "position_ids": batch.position_ids,
+        "input_ids": tokens,
+        "labels": labels,
+        "position_ids": position_ids,
         "use_cache": False,
-        **{name: batch.token_column(name) for name in batch.token_columns},
+        **columns,
     }
 
 
@@ -65,6 +76,8 @@ class ExactResume(_Base):
     """The iterator that the Trainer made for this epoch."""
     _taken: Any = None
     """The iterator that batches are taken from in its place."""
+    _sums: Any = None
+    """Of an evaluation of a mix: the loss summed over this rank's labels, and how many there were."""
 
     def get_train_dataloader(self) -> Any:
         """Return the training loader as the Trainer makes it, with ours below; that of a mix as it is."""
@@ -91,11 +104,48 @@ class ExactResume(_Base):
         if found is self.train_dataset:
             raise ConfigError(
                 "eval_dataset is the loader that is trained on, and training would go on behind what was evaluated; "
-                "open the mix once more, with rank=0, world_size=1"
+                "open the mix once more"
             )
         # A mix of its own too, as of files that are held out.
         found.begin_anew()
         return prepare_mix(found, self.args.device)
+
+    def evaluation_loop(
+        self, dataloader: Any, description: str, *args: Any, **keywords: Any
+    ) -> Any:
+        """Evaluate as the Trainer does; the loss of a mix is the mean over the labels of all ranks.
+
+        The Trainer's own is a mean of batches, in which one of few labels, or of a rank without any, counts as others.
+        """
+        # Of accelerate: what is not prepared by it has none.
+        is_mix = isinstance(getattr(dataloader, "base_dataloader", None), DataLoader)
+        self._sums = (
+            torch.zeros(2, device=self.args.device, dtype=torch.float32) if is_mix else None
+        )
+        found = super().evaluation_loop(dataloader, description, *args, **keywords)
+        sums, self._sums = self._sums, None
+        name = next((key for key in found.metrics or () if key.endswith("_loss")), None)
+        if sums is not None and name is not None:
+            loss, labels = self.accelerator.reduce(sums, reduction="sum").tolist()
+            found.metrics[name] = loss / labels if labels else math.nan
+        return found
+
+    def prediction_step(
+        self, model: Any, inputs: dict[str, Any], *args: Any, **keywords: Any
+    ) -> tuple[Any, Any, Any]:
+        """Predict as the Trainer does, and note how many labels the loss is a mean of."""
+        # Before the step: a label smoother takes them out. The model shifts them, so the first of a row is none.
+        labels = inputs["labels"][:, 1:].ne(_NO_LABEL).sum() if self._sums is not None else None
+        loss, logits, found = super().prediction_step(model, inputs, *args, **keywords)
+        if labels is not None and loss is not None and labels:
+            self._sums += torch.stack((loss.detach().float() * labels, labels.float()))
+        return loss, logits, found
+
+    def _get_num_items_in_batch(self, *args: Any, **keywords: Any) -> Any:
+        # The Trainer would divide by the labels of all ranks, and a rank without any has no mean.
+        if self._sums is not None:
+            return None
+        return super()._get_num_items_in_batch(*args, **keywords)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **keywords: Any) -> Any:
         """Take the batches of an optimiser's step; after a resume from our place, not from a loader that skips."""
