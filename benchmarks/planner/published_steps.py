@@ -31,7 +31,7 @@ from omniload.actors.ray.cluster import PrivateCluster
 from omniload.actors.ray.environment import ray
 from omniload.actors.ray.links import RayConstructorLink
 from omniload.actors.roles import planner as shell_module
-from omniload.actors.roles.links import LoaderLink
+from omniload.actors.roles.links import BuildOrder, LoaderLink
 from omniload.actors.roles.planner import PlannerShell
 from omniload.machine.messages import (
     ReadAhead,
@@ -76,11 +76,12 @@ class _Constructors:
         self._words: asyncio.Queue[tuple[Sequence[int], int]] = asyncio.Queue()
         self._number = 0
 
-    async def build(self, plans: Sequence[StepPlan], served: RanksServed) -> int:
-        """Have the ranks take what is to be built."""
-        if plans:
-            await self._words.put((served.dp_ranks, plans[-1].step))
-        return len(plans)
+    async def carry_out(self, packed: bytes) -> int | tuple[int, StepsTaken]:
+        """Have the ranks take what is to be built, and say what ranks took where it is asked for."""
+        order = BuildOrder.unpacked(packed)
+        if order.plans:
+            await self._words.put((order.served.dp_ranks, order.plans[-1].step))
+        return len(order.plans) if order.heard is None else await self.told(order.heard)
 
     async def release(self, command: ReleaseSteps) -> None:
         """Let go of nothing."""
@@ -90,7 +91,8 @@ class _Constructors:
         del heard
         dp_ranks, step = await self._words.get()
         self._number += 1
-        return self._number, StepsTaken(steps={(rank, 0): step for rank in dp_ranks})
+        steps = {(rank, 0): step for rank in dp_ranks}
+        return self._number, StepsTaken(steps=steps, is_whole=True)
 
 
 @dataclass(slots=True)
@@ -165,8 +167,10 @@ class _Link(RayConstructorLink):
         self._on_published = on_published
 
     @override
-    def build(self, plans: Sequence[StepPlan], served: RanksServed) -> "Future[int]":
-        built = super().build(plans, served)
+    def build(
+        self, plans: Sequence[StepPlan], served: RanksServed, released_to: int
+    ) -> "Future[int] | Future[StepsTaken]":
+        built = super().build(plans, served, released_to)
         self._on_published()
         return built
 

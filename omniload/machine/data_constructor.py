@@ -66,6 +66,8 @@ class BuildSteps:
     plans: Sequence[StepPlan]
     served: RanksServed | None = None
     """The ranks to build them for; ``None`` for those of before. Without plans it says that there are other ranks."""
+    released_to: int = 0
+    """As in ``PublishPlans``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +187,8 @@ class DataConstructor:
     def handle(self, event: BuildSteps | SlicesFetched | SlicesMissing | ReleaseSteps) -> Commands:
         """Apply one event and return what must now be done, in order; nothing where slices stay missing."""
         match event:
-            case BuildSteps(plans=plans, served=served):
+            case BuildSteps(plans=plans, served=served, released_to=step):
+                self._release(step)
                 return (self._begin_steps(plans, served),)
             case SlicesFetched(steps=steps, generation=generation):
                 # Asked for by ranks of before, or a second time: another answer was built from already.
@@ -198,10 +201,7 @@ class DataConstructor:
             case SlicesMissing():
                 return self._ask_again(event)
             case ReleaseSteps(step=step):
-                # Never back: a planner that takes over says again what the one before it had said.
-                self._released_to = max(self._released_to, step)
-                for key in [key for key in self._built if key[0] < step]:
-                    del self._built[key]
+                self._release(step)
                 return ()
 
     def lay_out(self, fetched: SlicesFetched) -> SlicesFetched:
@@ -251,6 +251,12 @@ class DataConstructor:
             if isinstance(m, Microbatch)
         )
         return replace(batch, microbatches=tuple(sliced))
+
+    def _release(self, step: int) -> None:
+        # Never back: a planner that takes over says again what the one before it had said.
+        self._released_to = max(self._released_to, step)
+        for key in [key for key in self._built if key[0] < step]:
+            del self._built[key]
 
     def _ranks(self) -> Iterable[Rank]:
         return product(self.dp_ranks, range(self.cp_size))

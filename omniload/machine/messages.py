@@ -8,7 +8,7 @@
     planner --AppendJournal, AppendBase--> journal, then --PublishPlans--> data constructor
     data constructor --SliceRequest--> source loader --SampleColumns--> data constructor
     client --StepTaken--> data constructor --StepsTaken, of its ranks--> planner --ReleaseSamples--> source loader
-    planner --ReleaseSteps--> data constructor
+    planner --ReleaseSteps, where no PublishPlans says so--> data constructor
     board of the heartbeats --RanksLost--> a planner that took over
     roster --ConstructorReplaced--> planner --Republish--> the new data constructor
     roster --LoaderReplaced--> planner --TakeOver, ReadAhead--> the new source loader
@@ -110,6 +110,8 @@ class StepsTaken:
     """The last step of each rank that has told one, by its places along dp and cp."""
     generation: int = 0
     """As in ``StepTaken``."""
+    is_whole: bool = field(default=False, compare=False)
+    """Whether every rank of that constructor has told one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,6 +297,8 @@ class PublishPlans:
 
     plans: tuple[StepPlan, ...]
     """One for each step, in order."""
+    released_to: int
+    """Batches of steps before this one are no longer needed: said with the plans, as a call takes longer than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,7 @@ from omniload.machine.queue import (
     queues_of,
     require_below_cap,
     require_usable,
+    with_released,
 )
 from omniload.machine.scaling.coming import Demand, Foresight
 from omniload.machine.scaling.leads import Leads
@@ -145,7 +146,7 @@ class Planner:
             case StepTaken() | StepsTaken() | RanksLost():
                 is_of_now = event.generation == self.world.generation
                 further = is_of_now and self.ranks.hear(event, self.planned)
-                return (*self._release(), *self._advance(())) if further else ()
+                return with_released(self._release(), self._advance(())) if further else ()
             case LoaderReplaced(sources=sources):
                 return self.outstanding(sources)
             case ConstructorReplaced(number=number):
@@ -246,7 +247,7 @@ class Planner:
         self.ranks = RankSteps.at(world.ranks(), world.step)
         self._steps.place_again(self.history, world)
         serve = ServeWorld(world=world, windows=self._steps.windows)
-        return (AppendWorld(world=world), serve, *self._release(), *self._advance(()))
+        return (AppendWorld(world=world), serve, *with_released(self._release(), self._advance(())))
 
     def _advance(self, changed: Iterable[int]) -> list[PlannerCommand]:
         """Plan as many steps as may be planned, and ask for what the following ones need.
@@ -303,9 +304,8 @@ class Planner:
 
     def _window(self, room: int) -> list[Membership] | Starved | Exhausted:
         """Draw the steps of one window: as many as are planned together, and fit in ``room``."""
-        most = min(room, self.mix.steps_at_once)
-        if self.num_steps is not None:
-            most = min(most, self.num_steps - self.state.step)
+        left = [] if self.num_steps is None else [self.num_steps - self.state.step]
+        most = min(room, self.mix.steps_at_once, *left)
         tables, records_S = [queue.table for queue in self._queues], self.positions_per_epoch_S
         return steps_together(self.history, self.state, tables, records_S, most=most)
 
@@ -321,7 +321,7 @@ class Planner:
 
     def _publish(self, window: Sequence[Membership]) -> list[PlannerCommand]:
         """Place the steps of a window; all of them are journaled before any is published."""
-        commands, plans = list[PlannerCommand](), list[StepPlan]()
+        kept, plans = list[PlannerCommand](), list[StepPlan]()
         records_S = self.positions_per_epoch_S
         for membership in window:
             mix, before = self.history.entered(self.state)
@@ -332,12 +332,12 @@ class Planner:
             plan = place(mix, self.world.tree, before, membership, facts)
             self.state = after
             plans.append(plan)
-            commands.append(AppendJournal(before, plan, self.state, mix.names, bad))
-            commands += self._steps.reach(self.state, self.history, self.fingerprint, self.world)
+            kept.append(AppendJournal(before, plan, self.state, mix.names, bad))
+            kept += self._steps.reach(self.state, self.history, self.fingerprint, self.world)
         if not plans:
             return []
         draw_window(self._queues, window[: len(plans)], self.overlong_S)
-        return [*commands, PublishPlans(plans=self._steps.publish(plans))]
+        return [*kept, PublishPlans(plans=self._steps.publish(plans), released_to=self.released_to)]
 
     def _demand_now(self) -> Demand:
         """Return what the next plan demands of each source; computed once a plan, however many reports come in."""

@@ -208,6 +208,10 @@ class RankSteps:
         """Return the last step of each rank that has told one."""
         return {r: wanted - 1 for r, wanted in self._wanted.items() if r not in self.unheard}
 
+    def are_ahead(self, told: StepsTaken) -> bool:
+        """Tell whether all ranks of a data constructor are ahead of the slowest: no plan waits for their next word."""
+        return told.is_whole and all(step >= self.slowest for step in told.steps.values())
+
     def __contains__(self, rank: Rank) -> bool:
         return rank in self._wanted
 
@@ -281,7 +285,8 @@ class RanksTold:
 
     def taken(self) -> StepsTaken:
         """Return all that is told."""
-        return StepsTaken(steps=self._ranks.taken(), generation=self.generation)
+        steps, is_whole = self._ranks.taken(), not self._ranks.unheard
+        return StepsTaken(steps=steps, generation=self.generation, is_whole=is_whole)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -244,6 +244,8 @@ class SimulatedPlanner:
     """Bytes of the plans that some rank may need."""
     _tables: dict[int, deque[tuple[int, int]]] = field(default_factory=dict, init=False)
     """Of each source, end and bytes of what was reported and may be needed."""
+    _unasked: dict[int, int] = field(default_factory=dict, init=False)
+    """Words heard of the ranks of each constructor, by its place, that is not asked for more."""
     _times: ReadTimes = field(default_factory=ReadTimes, init=False)
     """Of reads, measured as in a run."""
 
@@ -262,28 +264,44 @@ class SimulatedPlanner:
         """Take an event up once those before it are."""
         self.thread.call(lambda: self._begin(event))
 
-    def _listen(self, constructor: SimulatedConstructor, heard: int, sends: list[Then]) -> float:
-        """Ask a constructor what its ranks tell; return what that takes."""
+    def _listen(self, sends: list[Then]) -> float:
+        """Ask constructors that are not asked what their ranks tell; return what that takes."""
+        return sum(
+            self._send(sends, self.constructors[place].process, self._question(place))
+            for place in list(self._unasked)
+        )
+
+    def _listen_again(self, event: PlannerEvent, slowest: int, sends: list[Then]) -> float:
+        """Ask again behind an event where a plan waits for the answers; return what that takes."""
+        ranks = self.machine.ranks
+        is_behind = isinstance(event, StepsTaken) and not ranks.are_ahead(event)
+        return self._listen(sends) if is_behind or ranks.slowest != slowest else 0.0
+
+    def _question(self, place: int) -> Then:
+        """Return what a constructor is asked for, from now on."""
+        constructor, heard = self.constructors[place], self._unasked.pop(place)
 
         def hear(number: int, told: StepsTaken) -> None:
             # By way of the constructor's thread, which answers.
-            then = partial(self._hear_told, constructor, number, told)
+            then = partial(self._hear_told, place, number, told)
             self.wire.carry(constructor.process, self.process, then)
 
-        return self._send(sends, constructor.process, partial(constructor.ask_told, heard, hear))
+        return partial(constructor.ask_told, heard, hear)
 
-    def _hear_told(self, constructor: SimulatedConstructor, number: int, told: StepsTaken) -> None:
-        asks: list[Then] = []
-        self.thread.call(lambda: self._begin(told, asks, self._listen(constructor, number, asks)))
+    def _hear_told(self, place: int, number: int, told: StepsTaken) -> None:
+        self.thread.call(lambda: self._begin(told, (place, number)))
 
     def _taking_s(self, event: PlannerEvent, sends: list[Then]) -> float:
         """Return what it takes to hear of an event."""
         match event:
             case Started():
                 # Ranks of the same process tell the planner themselves.
-                others = [each for each in self.constructors if not each.in_one_process]
-                asking_s = sum(self._listen(constructor, 0, sends) for constructor in others)
-                return asking_s + self.costs.report_s
+                self._unasked = {
+                    place: 0
+                    for place, each in enumerate(self.constructors)
+                    if not each.in_one_process
+                }
+                return self._listen(sends) + self.costs.report_s
             case StepTaken():
                 return self.wire.end_s(self.process) + self.costs.taken_s
             case StepsTaken(steps=steps):
@@ -295,17 +313,18 @@ class SimulatedPlanner:
             case _:
                 return self.wire.end_s(self.process) + self.costs.report_s
 
-    def _begin(
-        self, event: PlannerEvent, asks: Sequence[Then] = (), asking_s: float = 0.0
-    ) -> tuple[float, Then]:
+    def _begin(self, event: PlannerEvent, of: tuple[int, int] | None = None) -> tuple[float, Then]:
+        """Take an event up, or the answer ``of`` a constructor, with the words heard of it by then."""
         # Sent when the time of the whole event has passed: the planner's one thread carries commands out first.
-        sends = list(asks)
-        seconds = asking_s + self._taking_s(event, sends)
+        sends, slowest = list[Then](), self.machine.ranks.slowest
+        self._unasked |= {} if of is None else dict([of])
+        seconds = self._taking_s(event, sends)
         for command in self.machine.handle(event):
             match command:
-                case PublishPlans(plans=plans):
+                case PublishPlans(plans=plans, released_to=step):
+                    self._release(step)
                     seconds += len(plans) * self.costs.step_s
-                    seconds += self._publish(plans, sends)
+                    seconds += self._publish(plans, step, sends)
                 case ReadAhead(source=source):
                     loader = self.loader_of[source]
                     report = partial(self._report, loader, self._now_s)
@@ -328,21 +347,27 @@ class SimulatedPlanner:
                     self.ends_at = step
                 case _:
                     pass  # the journal is among the costs of a step
+        seconds += self._listen_again(event, slowest, sends)
         self.spent_s += seconds
         return seconds, partial(_each, sends)
 
-    def _publish(self, plans: Sequence[StepPlan], sends: list[Then]) -> float:
-        """Tell every constructor its part; return what that takes."""
+    def _publish(self, plans: Sequence[StepPlan], released_to: int, sends: list[Then]) -> float:
+        """Tell every constructor its part and what it lets go of, and ask it what its ranks tell; return the time."""
         self.tokens |= {plan.step: sum(plan.tokens_S) for plan in plans}
         self._plans |= {plan.step: _size_of_plan(plan) for plan in plans}
         seconds = 0.0
         ranks_of = [constructor.machine.dp_ranks for constructor in self.constructors]
         parts_of = zip(*(plan.parts_of(ranks_of) for plan in plans), strict=True)
-        for constructor, parts in zip(self.constructors, parts_of, strict=True):
+        release = ReleaseSteps(step=released_to)
+        for place, parts in enumerate(parts_of):
+            constructor = self.constructors[place]
             seconds += len(parts) * self.costs.part_s
             size_bytes = sum(map(_size_of_plan, parts))
-            build = partial(constructor.build, parts)
-            seconds += self._send(sends, constructor.process, build, size_bytes)
+            let_go, build = partial(constructor.release, release), partial(constructor.build, parts)
+            calls: list[Then] = [let_go, build]
+            if place in self._unasked:
+                calls.append(self._question(place))
+            seconds += self._send(sends, constructor.process, partial(_each, calls), size_bytes)
         return seconds
 
     def _send(

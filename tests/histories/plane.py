@@ -52,6 +52,7 @@ SOMETIMES = (
     "a constructor is lost while another one is started in a better place",
     "a constructor asks for fewer steps than its ranks have meanwhile",
     "what several ranks took is heard in one message",
+    "ranks that are ahead are heard of again as others catch up",
     "a rank tells a constructor that does not pass it on",
     "a rank tells the planner past a constructor that is lost",
     "a planner is killed",

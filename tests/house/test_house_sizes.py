@@ -38,7 +38,7 @@ LONGER = {
         "carries out every command of the roster, hears of ends, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (
-        215,
+        225,
         "loaders and constructors, how each begins, where it looks, and what every actor answers",
     ),
     "omniload/actors/ray/planner_actor.py": (
@@ -72,7 +72,7 @@ LONGER = {
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (
-        370,
+        395,
         "the planner's ways to loaders and constructors, which of them a source takes, and a constructor's to loaders",
     ),
     "omniload/actors/ray/rank/planner_link.py": (
@@ -105,11 +105,11 @@ LONGER = {
         "one look at every loader and at what is read ahead, and every change",
     ),
     "omniload/actors/roles/constructor.py": (
-        260,
+        300,
         "builds, asks again, serves ranks that change, and passes on what they took",
     ),
     "omniload/actors/roles/links.py": (
-        240,
+        275,
         "the ways to both roles, what reads take, who serves which ranks, and what comes back",
     ),
     "omniload/actors/roles/loader.py": (
@@ -120,7 +120,7 @@ LONGER = {
         270,
         "opens a source, has as many read it as are asked for, and cuts its reads",
     ),
-    "omniload/actors/roles/planner.py": (390, "one thread that speaks to every other role"),
+    "omniload/actors/roles/planner.py": (395, "one thread that speaks to every other role"),
     "omniload/actors/ray/hosts/placing.py": (
         235,
         "where members are, where they may be, and for how long a node is left alone",

@@ -349,7 +349,11 @@ class _LocalConstructorLink(ConstructorLink):
         self._shell, self.dp_ranks, self._pool = shell, dp_ranks, pool
 
     @override
-    def build(self, plans: Sequence[StepPlan], served: RanksServed) -> "Future[int]":
+    def build(
+        self, plans: Sequence[StepPlan], served: RanksServed, released_to: int
+    ) -> "Future[int]":
+        # At once: the thread that builds may have a window before this one.
+        self._shell.release(ReleaseSteps(step=released_to))
         return self._pool.submit(lambda: self._shell.build(plans, served))
 
     @override

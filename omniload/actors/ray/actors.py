@@ -18,6 +18,7 @@ from omniload.actors.ray.links import LoaderHolders, Loaders, Serving
 from omniload.actors.ray.processes import Process, end_by_sigterm
 from omniload.actors.ray.scaling.readers import RayReader
 from omniload.actors.roles.constructor import ConstructorShell
+from omniload.actors.roles.links import BuildOrder
 from omniload.actors.roles.loader import PATIENT_S, LoaderShell
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import OmniloadError, UnavailableError
@@ -26,7 +27,7 @@ from omniload.base.linux.huge_pages import spare_host
 from omniload.base.log import RoleLogs, speak_for
 from omniload.base.state import JsonObject
 from omniload.machine.data_constructor import Commands, DataConstructor, FetchSlices
-from omniload.machine.messages import TakeOver
+from omniload.machine.messages import StepsTaken, TakeOver
 from omniload.machine.roster.members import Member
 from omniload.mix.columns import ColumnRanges
 from omniload.mix.config import MixConfig
@@ -36,6 +37,8 @@ from omniload.mix.fingerprint import SourceFacts
 
 __all__ = ["ConstructorActor", "LoaderActor", "PresentActor"]
 
+_WINDOWS = 4
+"""Windows of steps that are fetched at once; of what was fetched, one is built after the other."""
 _OPEN_S = 60.0
 """Longest wait of a call for sources that are still being opened."""
 
@@ -188,6 +191,7 @@ class ConstructorActor(PresentActor, ConstructorShell):
     ) -> None:
         self._holders = LoaderHolders(loaders)
         self._builder = DaemonPool(1, "omniload-build")
+        self._windows = DaemonPool(_WINDOWS, "omniload-window")
         # On another host nobody else takes earlier lives off the board. Only here: loaders live beside each other.
         role, _, number = name.partition("+")
         if board is not None:
@@ -200,6 +204,15 @@ class ConstructorActor(PresentActor, ConstructorShell):
     def _built(self, of: FetchSlices, slices: ColumnRanges) -> Commands:
         # Arrow keeps memory for each thread that it worked in, in pages of 2 MiB, and calls come in any of Ray's.
         return self._builder.submit(partial(super()._built, of, slices)).result()
+
+    def carry_out(self, packed: bytes) -> int | tuple[int, StepsTaken]:
+        """Build what is ordered; answer as ``told_beside`` where it is asked for what ranks tell, else as ``build``."""
+        order = BuildOrder.unpacked(packed)
+        build = partial(self.build, order.plans, order.served, order.released_to)
+        if order.heard is None:
+            return build()
+        building = self._windows.submit(build)
+        return self.told_beside(building, order.served.generation, order.heard)
 
     def replace_loader(self, serving: Serving) -> None:
         """Ask another loader for its sources from now on."""

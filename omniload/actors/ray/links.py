@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from typing_extensions import override
 
 from omniload.actors.ray.answers import future_of, is_lost, log_failure, plain_error
 from omniload.actors.ray.environment import RayError, ray
-from omniload.actors.roles.links import ConstructorLink, LoaderLink
+from omniload.actors.roles.links import BuildOrder, ConstructorLink, LoaderLink
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.machine.messages import (
     ReadAhead,
@@ -187,21 +188,34 @@ class RayConstructorLink(ConstructorLink):
             self._actor, self._life = actor, life
 
     @override
-    def build(self, plans: Sequence[StepPlan], served: RanksServed) -> "Future[int]":
-        built: Future[int] = Future()
+    def build(
+        self, plans: Sequence[StepPlan], served: RanksServed, released_to: int
+    ) -> "Future[int] | Future[StepsTaken]":
+        with self._asking:
+            actor = self._actor
+            asks, self._asked = self._asked != actor, actor
+        order = BuildOrder(
+            plans=plans,
+            served=served,
+            released_to=released_to,
+            heard=self._heard_from(actor) if asks else None,
+        )
+        answer: Future[Any] = Future()
 
         def settle(done: "Future[Any]") -> None:
             error = done.exception()
-            if error is None:
-                built.set_result(done.result())
+            if asks:
+                self._settle_told(actor, answer, done)
+            elif error is None:
+                answer.set_result(done.result())
             elif is_lost(error):
                 # Nobody fails of it: the roster replaces it, and the planner tells the next one all of that again.
-                built.cancel()
+                answer.cancel()
             else:
-                built.set_exception(plain_error(error, "a data constructor"))
+                answer.set_exception(plain_error(error, "a data constructor"))
 
-        self._actor.build.remote(plans, served).future().add_done_callback(settle)
-        return built
+        actor.carry_out.remote(order.packed()).future().add_done_callback(settle)
+        return answer
 
     @override
     def told(self) -> "Future[StepsTaken] | None":
@@ -215,30 +229,38 @@ class RayConstructorLink(ConstructorLink):
         return answer
 
     def _ask_told(self, actor: Any, answer: "Future[StepsTaken]") -> None:  # noqa: ANN401 -- as above
-        """Ask a constructor; where it is lost, again a little later, unless another has taken its place."""
+        """Ask a constructor, unless another has taken its place."""
         if self._actor != actor:
             answer.cancel()
             return
+        asked = actor.told.remote(self._heard_from(actor))
+        asked.future().add_done_callback(partial(self._settle_told, actor, answer))
 
-        def settle(done: "Future[Any]") -> None:
-            error = done.exception()
-            if error is None:
-                number, told = done.result()
-                # Another one may have its place by now, which counts anew and is asked itself.
-                if self._actor == actor:
-                    self._heard = actor, number
-                with self._asking:
-                    if self._asked == actor:
-                        self._asked = None
-                answer.set_result(told)
-            elif not is_lost(error):
-                answer.set_exception(plain_error(error, "a data constructor"))
-            else:
-                _later(lambda: self._ask_told(actor, answer))
-
+    def _heard_from(self, actor: Any) -> int:  # noqa: ANN401 -- as above
         of, number = self._heard
-        heard = number if of == actor else 0
-        actor.told.remote(heard).future().add_done_callback(settle)
+        return number if of == actor else 0
+
+    def _settle_told(
+        self,
+        actor: Any,  # noqa: ANN401 -- as above
+        answer: "Future[StepsTaken]",
+        done: "Future[Any]",
+    ) -> None:
+        """Pass on what a constructor that was asked has answered; where it is lost, ask again a little later."""
+        error = done.exception()
+        if error is not None and is_lost(error):
+            _later(lambda: self._ask_told(actor, answer))
+            return
+        # Another one may have its place by now, which counts anew and is asked itself.
+        if error is None and self._actor == actor:
+            self._heard = actor, done.result()[0]
+        with self._asking:
+            if self._asked == actor:
+                self._asked = None
+        if error is None:
+            answer.set_result(done.result()[1])
+        else:
+            answer.set_exception(plain_error(error, "a data constructor"))
 
     @override
     def release(self, command: ReleaseSteps) -> None:

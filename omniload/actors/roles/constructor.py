@@ -6,6 +6,8 @@ Where a source loader does not hold what it asked for, it waits to hear why.
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 
 from omniload.actors.heartbeat_board import Activity
 from omniload.base.errors import OmniloadError, StateError
@@ -35,6 +37,7 @@ _TOLD_TOGETHER_S = 0.1
 """What a rank tells waits so long for the others: no step is planned by it, but a planner names ranks that it lacks."""
 _ASKED_AGAIN_S = 30.0
 """A planner that asks what ranks tell is answered by then: one that is lost holds a thread no longer."""
+_NOTHING_FAILED = -1, Exception()
 
 
 class ConstructorShell:
@@ -54,16 +57,22 @@ class ConstructorShell:
         lock = threading.RLock()
         self._changed, self._told = threading.Condition(lock), threading.Condition(lock)
         self._error: OmniloadError | None = None
+        self._failed: tuple[int, BaseException] = _NOTHING_FAILED
+        """Generation of the ranks that steps could not be built for, and why; until the planner hears of it."""
         self._end: int | None = None
 
-    def build(self, plans: Sequence[StepPlan], served: RanksServed | None = None) -> int:
+    def build(
+        self, plans: Sequence[StepPlan], served: RanksServed | None = None, released_to: int = 0
+    ) -> int:
         """Build the parts of consecutive plans that concern this constructor; return how many.
 
-        Where ``served`` are other ranks than before, what was built for those is let go.
+        Steps before ``released_to`` are let go. Where ``served`` are other ranks than before, so is all for those.
         """
+        asked = BuildSteps(plans=plans, served=served, released_to=released_to)
         with self._changed:
-            commands = self._machine.handle(BuildSteps(plans=plans, served=served))
+            commands = self._machine.handle(asked)
             self._changed.notify_all()
+        self._note_queued()
         while commands:
             (command,) = commands
             if not isinstance(command, FetchSlices):
@@ -204,9 +213,38 @@ class ConstructorShell:
         for a tenth of a second.
         """
         with self._told:
-            self._told.wait_for(lambda: self._machine.told.number > heard, _ASKED_AGAIN_S)
-            self._told.wait_for(lambda: self._machine.told.is_due(heard), _TOLD_TOGETHER_S)
+            self._told.wait_for(
+                lambda: self._fails() or self._machine.told.number > heard, _ASKED_AGAIN_S
+            )
+            self._told.wait_for(
+                lambda: self._fails() or self._machine.told.is_due(heard), _TOLD_TOGETHER_S
+            )
+            if self._fails():
+                (_, error), self._failed = self._failed, _NOTHING_FAILED
+                raise error
             return self._machine.told.number, self._machine.told.taken()
+
+    def told_beside(
+        self, building: "Future[int]", generation: int, heard: int
+    ) -> tuple[int, StepsTaken]:
+        """As ``told``, while steps are built in another thread: the planner hears what ranks tell meanwhile.
+
+        Args:
+            building: Where it ends in an error, this call or the next one to ask raises that.
+            generation: Of the ranks that it is for; once there are others, its error is nobody's.
+            heard: As in ``told``.
+        """
+        building.add_done_callback(partial(self._note_built, generation))
+        return self.told(heard)
+
+    def _note_built(self, generation: int, building: "Future[int]") -> None:
+        if not building.cancelled() and (error := building.exception()) is not None:
+            with self._told:
+                self._failed = generation, error
+                self._told.notify_all()
+
+    def _fails(self) -> bool:
+        return self._failed[0] == self._machine.generation
 
     def know(self, mix: MixConfig) -> None:
         """Know the names, tags and patches of all sources, also of one that an edit adds."""

@@ -1,10 +1,11 @@
 """Ways from the planner's shell to the other roles; each runtime has its own."""
 
+import pickle
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar, assert_never
+from typing import Any, Protocol, TypeVar, assert_never
 
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import OmniloadError, project_error
@@ -26,6 +27,7 @@ from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed
 
 __all__ = [
+    "BuildOrder",
     "ConstructorLink",
     "ConstructorLinks",
     "Failed",
@@ -84,10 +86,17 @@ class ConstructorLink(Protocol):
     dp_ranks: Sequence[int]
     """Data-parallel ranks that it serves when the plane is opened."""
 
-    def build(self, plans: Sequence[StepPlan], served: RanksServed) -> "Future[int]":
-        """Start building consecutive steps for some ranks; without steps, let it know the ranks.
+    def build(
+        self, plans: Sequence[StepPlan], served: RanksServed, released_to: int
+    ) -> "Future[int] | Future[StepsTaken]":
+        """Start building consecutive steps for some ranks, and let go of those before ``released_to``.
 
-        The future says when that is done, and is cancelled where another constructor is told instead.
+        Without steps, let it know the ranks. A constructor that is not asked yet what its ranks tell it is asked in the
+        same call.
+
+        Returns:
+            The answer to be: to that question, as of ``told``; where none was put, how many steps are built. It is
+            cancelled where another constructor is told instead.
         """
         ...
 
@@ -111,6 +120,28 @@ class ConstructorLink(Protocol):
     def fail(self, error: OmniloadError) -> None:
         """The data plane has failed."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOrder:
+    """What a data constructor is told and asked in one call."""
+
+    plans: Sequence[StepPlan]
+    served: RanksServed
+    released_to: int
+    heard: int | None
+    """Words of its ranks that were heard, where more are asked for."""
+
+    def packed(self) -> bytes:
+        """Return it as bytes: Ray takes twice as long over each of its values."""
+        return pickle.dumps(self, protocol=5)
+
+    @staticmethod
+    def unpacked(packed: bytes) -> "BuildOrder":
+        """Return what was packed in the process that sent it, as Ray's own arguments are."""
+        order = pickle.loads(packed)  # noqa: S301 -- it came as an argument of an actor, which Ray unpickles as well
+        assert isinstance(order, BuildOrder), "the planner's way packs nothing else"
+        return order
 
 
 class LoaderLinks:
@@ -157,18 +188,17 @@ class ConstructorLinks:
     def __init__(
         self,
         links: Sequence[ConstructorLink],
-        on_built: "Callable[[Future[int]], None]",
-        on_told: "Callable[[int, Future[StepsTaken]], None]",
+        on_answer: "Callable[[int, Future[Any]], None]",
     ) -> None:
-        """Tell ``links``; what becomes of their building goes to ``on_built``, what ranks tell them to ``on_told``."""
-        self._links, self._on_built, self._on_told = links, on_built, on_told
+        """Tell ``links``; what becomes of their building, and what ranks tell them, goes to ``on_answer``."""
+        self._links, self._on_answer = links, on_answer
         self._served = [RanksServed(dp_ranks=tuple(link.dp_ranks)) for link in links]
 
     def tell(self, command: PublishPlans | ServeWorld | ReleaseSteps | EndOfData) -> None:
         """Pass a command on."""
         match command:
-            case PublishPlans(plans=plans):
-                self._build_all((plans,))
+            case PublishPlans(plans=plans, released_to=step):
+                self._build_all((plans,), step)
             case ServeWorld(world=world, windows=windows):
                 count = len(self._links)
                 self._served = [world.served_by(number, count) for number in range(count)]
@@ -186,20 +216,18 @@ class ConstructorLinks:
         """Have constructors answer what their ranks tell them, all or some; those that are asked already go on."""
         for number in range(len(self._links)) if numbers is None else numbers:
             if (told := self._links[number].told()) is not None:
-                told.add_done_callback(partial(self._on_told, number))
+                told.add_done_callback(partial(self._hear, number, self._served[number]))
 
     def tell_again(self, command: Republish) -> None:
         """Have one constructor build what the one before it held, or was to build."""
-        link = self._links[command.number]
-        # First how far all ranks are: what they have, it does not build again.
-        link.release(ReleaseSteps(step=command.released_to))
-        # Without steps too: whom it serves it hears with its steps, and there may be none.
+        # Without steps too: whom it serves it hears with its steps, and there may be none. What all ranks have it does
+        # not build again.
         dp_ranks = self._served[command.number].dp_ranks
         for window in ((), *command.windows):
-            self._build(command.number, [plan.part_of(dp_ranks) for plan in window])
+            parts = [plan.part_of(dp_ranks) for plan in window]
+            self._build(command.number, parts, command.released_to)
         if command.end is not None:
-            link.end(command.end)
-        self.listen((command.number,))
+            self._links[command.number].end(command.end)
 
     def fail(self, error: OmniloadError) -> None:
         """Tell every constructor, also after one that cannot be told."""
@@ -209,23 +237,26 @@ class ConstructorLinks:
             except Exception:  # noqa: BLE001 -- whatever ails one, the others wait
                 _LOG.exception("the data constructor of ranks %s cannot be told", link.dp_ranks)
 
-    def _build_all(self, windows: Sequence[Sequence[StepPlan]]) -> None:
+    def _build_all(self, windows: Sequence[Sequence[StepPlan]], released_to: int = 0) -> None:
         """Have every constructor build windows, its rows alone: whole plans would be most of what the planner sends."""
         ranks_of = [served.dp_ranks for served in self._served]
         parts = [[plan.parts_of(ranks_of) for plan in plans] for plans in windows]
         for number in range(len(self._links)):
             for window in parts:
-                self._build(number, [of_plan[number] for of_plan in window])
+                self._build(number, [of_plan[number] for of_plan in window], released_to)
 
-    def _build(self, number: int, parts: Sequence[StepPlan]) -> None:
+    def _build(self, number: int, parts: Sequence[StepPlan], released_to: int) -> None:
         served = self._served[number]
-        built = self._links[number].build(parts, served)
-        built.add_done_callback(partial(self._hear_built, number, served))
+        answer = self._links[number].build(parts, served, released_to)
+        answer.add_done_callback(partial(self._hear, number, served))
 
-    def _hear_built(self, number: int, served: RanksServed, done: "Future[int]") -> None:
-        """Pass on what became of a building; of one for ranks that are gone by now, samples may be gone as well."""
-        if served.generation == self._served[number].generation:
-            self._on_built(done)
+    def _hear(self, number: int, served: RanksServed, done: "Future[Any]") -> None:
+        """Pass an answer on, but for a failure to build for ranks that are gone by now: samples may be gone as well."""
+        is_of_before = served.generation != self._served[number].generation
+        if is_of_before and not done.cancelled() and done.exception() is not None:
+            self.listen((number,))  # it may have been the answer to what was asked
+        else:
+            self._on_answer(number, done)
 
 
 def _pass_on(to: "Future[None]", done: "Future[None]") -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from omniload.actors.gate import CLOSED
 from omniload.actors.heartbeat_board import Activity
@@ -92,7 +92,9 @@ class PlannerShell:
         # Asked for when a heartbeat is due, not noted at each change: every report of hundreds of sources is one.
         activity.idle = self._waits
         self._loaders = LoaderLinks(loader_of, self._on_report)
-        self._constructors = ConstructorLinks(constructors, self._on_built, self._on_told)
+        self._listened_at = planner.ranks.slowest
+        """Step of the slowest rank as all constructors were asked last what ranks tell."""
+        self._constructors = ConstructorLinks(constructors, self._on_answer)
         self._journal, self._room = journal, Room()
         if journal is not None:
             journal.wait_in(self._room)
@@ -262,9 +264,12 @@ class PlannerShell:
                 event.change()
                 self._loaders.taken_over = event.taken_over
                 self._plan_on(event.event)
-            case Told(number=number):
-                self._constructors.listen((number,))
-                self._plan_on(event.event)
+            case Told(number=number, event=told):
+                self._plan_on(told)
+                # One whose ranks are all ahead is asked as others catch up, with the plans that follow from it.
+                is_of_now = told.generation == self._planner.world.generation
+                if not (is_of_now and self._planner.ranks.are_ahead(told)):
+                    self._constructors.listen((number,))
             case _:
                 self._plan_on(event)
 
@@ -283,6 +288,10 @@ class PlannerShell:
             raise
         self._activity.figures.note(planned_step=self._planner.state.step)
         self._carry_out(commands)
+        if (slowest := self._planner.ranks.slowest) != self._listened_at:
+            self._listened_at = slowest
+            # Nothing to ask where there were plans: those of a step asked every constructor.
+            self._constructors.listen()
 
     def _answer_change(self, asked: Change) -> None:
         before, planned = self._planner.history, self._planner.planned
@@ -371,13 +380,12 @@ class PlannerShell:
             case Failed() as failure:
                 self._events.put(failure)
 
-    def _on_built(self, future: "Future[int]") -> None:
-        if isinstance(failure := outcome_of(future, "a data constructor"), Failed):
-            self._events.put(failure)
-
-    def _on_told(self, number: int, future: "Future[StepsTaken]") -> None:
-        if (told := outcome_of(future, "a data constructor")) is not None:
-            self._events.put(told if isinstance(told, Failed) else Told(number, told))
+    def _on_answer(self, number: int, future: "Future[Any]") -> None:
+        match outcome_of(future, "a data constructor"):
+            case StepsTaken() as told:
+                self._events.put(Told(number, told))
+            case Failed() as failure:
+                self._events.put(failure)
 
     def _waits(self) -> Task:
         """Say what holds up the next plan."""

@@ -12,6 +12,7 @@ from omniload.base.ragged import Ragged, Ranges
 from omniload.base.state import sealed
 from omniload.batch.microbatch import Microbatch
 from omniload.batch.rows import build_rows, stops_with_next
+from omniload.machine.messages import PublishPlans, ReleaseSteps
 from omniload.machine.planner import Planner
 from omniload.mix.columns import column_kind
 from omniload.mix.config import MixConfig
@@ -33,6 +34,7 @@ __all__ = [
     "costs_of_packed_rows",
     "mask_of",
     "pieces_of",
+    "released_by",
     "resealed",
     "some_facts",
     "tokens_of",
@@ -236,3 +238,14 @@ def a_planner(
         "fingerprint": fingerprint_of(mix, some_facts(epoch)[: len(mix.names)]),
     }
     return Planner(**(defaults | changes))
+
+
+def released_by(commands):
+    """Return the steps before which constructors let go of theirs, as the commands of a planner say one by one."""
+    steps = []
+    for command in commands:
+        if isinstance(command, ReleaseSteps):
+            steps.append(command.step)
+        elif isinstance(command, PublishPlans):
+            steps.append(command.released_to)
+    return steps

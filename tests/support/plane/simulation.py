@@ -8,7 +8,7 @@ record comes before the plan it belongs to, and a rank takes its steps in order.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -209,6 +209,12 @@ class Simulation:
         default_factory=dict, init=False
     )
     """What constructors are to answer, by number and the planner's life: whom is asked, who asks, and words heard."""
+    _questions: dict[tuple[int, int], DataConstructor] = field(default_factory=dict, init=False)
+    """The constructors that a planner has asked and not heard from since, likewise."""
+    _heard: dict[tuple[int, int], tuple[DataConstructor, int]] = field(
+        default_factory=dict, init=False
+    )
+    """How many words a planner has heard, and from which constructor, likewise."""
     _last_told: dict[int, tuple[int, int]] = field(default_factory=dict, init=False)
     """The constructor that each rank told of its last step, and that step."""
     _generation: int = field(default=0, init=False)
@@ -440,8 +446,8 @@ class Simulation:
                     self.worlds.append(world)
                 case ServeWorld():
                     self._serve(command)
-                case PublishPlans(plans=plans):
-                    self._publish(plans)
+                case PublishPlans():
+                    self._publish(command)
                 case ReadAhead() | TakeOver() | ReleaseSamples():
                     self._tell_loaders(command)
                 case Republish():
@@ -479,24 +485,30 @@ class Simulation:
                 for way in set(self._linked):
                     self._send(self._release_samples, way, command, to=f"loader-{way.number}")
 
-    def _publish(self, plans: Sequence[StepPlan]) -> None:
+    def _publish(self, command: PublishPlans) -> None:
+        plans = command.plans
         journaled = [record["step"] for record in self.journal]
         for plan in plans:
             assert plan.step in journaled, "published before it was journaled"
             if plan.step not in self.published:
                 self.published.append(plan.step)
-        self._tell_constructors((plans,))
+        self._tell_constructors((plans,), command.released_to)
 
-    def _tell_constructors(self, windows: Sequence[Sequence[StepPlan]]) -> None:
+    def _tell_constructors(
+        self, windows: Sequence[Sequence[StepPlan]], released_to: int = 0
+    ) -> None:
         ranks_of = [served.dp_ranks for served in self._served]
         parts = [[plan.parts_of(ranks_of) for plan in plans] for plans in windows]
         for number in range(len(self._told)):
             for window in parts:
-                self._tell_constructor(number, [of_plan[number] for of_plan in window])
+                self._tell_constructor(number, [of_plan[number] for of_plan in window], released_to)
 
-    def _tell_constructor(self, number: int, parts: Sequence[StepPlan]) -> None:
-        served, to = self._served[number], f"constructor-{number}"
-        self._send(self._build, number, self._told[number], parts, served, to=to)
+    def _tell_constructor(self, number: int, parts: Sequence[StepPlan], released_to: int) -> None:
+        order = BuildSteps(plans=parts, served=self._served[number], released_to=released_to)
+        to = f"constructor-{number}"
+        # A constructor that is not asked yet is asked with what it is to build.
+        asks = self._question(number)
+        self._send(self._build, number, self._told[number], order, asks, to=to)
 
     def _serve(self, command: ServeWorld) -> None:
         count = len(self._told)
@@ -661,10 +673,20 @@ class Simulation:
                 )
                 self._tell_planner(self._taken(step, rank))
 
-    def _listen(self) -> None:
-        """Have every constructor tell the planner of now what its ranks tell."""
-        for number, constructor in enumerate(self._told):
-            self._ask_told(number, constructor, self.planner, 0)
+    def _listen(self, numbers: Iterable[int] | None = None) -> None:
+        """Have constructors tell the planner of now what their ranks tell, all or some; those asked already go on."""
+        for number in range(len(self._told)) if numbers is None else numbers:
+            if (asks := self._question(number)) is not None:
+                self._ask_told(number, *asks)
+
+    def _question(self, number: int) -> tuple[DataConstructor, Planner, int] | None:
+        """Return what a constructor is asked now, and note that it is; ``None`` where it is asked already."""
+        constructor, key = self._told[number], (number, self.planner.life)
+        if self._questions.get(key) is constructor:
+            return None
+        self._questions[key] = constructor
+        of, heard = self._heard.get(key, (constructor, 0))
+        return constructor, self.planner, heard if of is constructor else 0
 
     def _ask_told(
         self, number: int, constructor: DataConstructor, planner: Planner, heard: int
@@ -690,11 +712,21 @@ class Simulation:
         heard: int,
         told: StepsTaken,
     ) -> None:
+        key = number, planner.life
         if self._told[number] is constructor:
-            self._ask_told(number, constructor, planner, heard)
+            self._heard[key] = constructor, heard
+        if self._questions.get(key) is constructor:
+            del self._questions[key]
         if len(told.steps) > 1:
             self._saw("what several ranks took is heard in one message", "planner")
         self._hear(planner, told)
+        if not (self._planner_is_there and planner is self.planner):
+            return
+        is_of_now = told.generation == planner.world.generation
+        if is_of_now and planner.ranks.are_ahead(told):
+            self._saw("ranks that are ahead are heard of again as others catch up", "planner")
+        else:
+            self._listen((number,))
 
     def _tell_planner(self, event: PlannerEvent) -> None:
         """Send to the planner of now: once it is dead nobody hears it."""
@@ -703,22 +735,21 @@ class Simulation:
 
     def _hear(self, planner: Planner, event: PlannerEvent) -> None:
         if self._planner_is_there and planner is self.planner:
+            slowest = planner.ranks.slowest
             self._carry(planner.handle(event))
+            if planner.ranks.slowest != slowest:
+                self._listen()
 
     def _link_constructor(self, number: int, new: DataConstructor) -> None:
         if self._constructors[number] is new:  # else it was killed meanwhile
             self._told[number] = new
-            self._ask_told(number, new, self.planner, 0)
             self._hear(self.planner, ConstructorReplaced(number=number))
 
     def _republish(self, command: Republish) -> None:
-        constructor = self._told[command.number]
-        to = f"constructor-{command.number}"
-        self._send(constructor.handle, ReleaseSteps(step=command.released_to), to=to)
         dp_ranks = self._served[command.number].dp_ranks
         for window in ((), *command.windows):
             parts = [plan.part_of(dp_ranks) for plan in window]
-            self._tell_constructor(command.number, parts)
+            self._tell_constructor(command.number, parts, command.released_to)
 
     def _replace(self, commands: Sequence[RosterCommand]) -> None:
         for command in commands:
@@ -924,10 +955,13 @@ class Simulation:
         self,
         number: int,
         constructor: DataConstructor,
-        plans: Sequence[StepPlan],
-        served: RanksServed,
+        order: BuildSteps,
+        asks: tuple[DataConstructor, Planner, int] | None,
     ) -> None:
-        for command in constructor.handle(BuildSteps(plans=plans, served=served)):
+        # The call to one that is lost fails, and the next one is asked anew.
+        if asks is not None and self._is_there(number, constructor):
+            self._ask_told(number, *asks)
+        for command in constructor.handle(order):
             if isinstance(command, FetchSlices):
                 self._send(self._fetch, number, constructor, command, to=f"constructor-{number}")
 

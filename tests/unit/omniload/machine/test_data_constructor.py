@@ -164,6 +164,15 @@ def test_a_released_step_is_not_built_again():
     assert constructor.is_released(0)
 
 
+def test_steps_are_released_with_the_plans_of_later_ones():
+    constructor = built(a_constructor(), the_plan(0))
+
+    constructor.handle(BuildSteps(plans=[the_plan(0), the_plan(1)], released_to=1))
+
+    assert not constructor.has(0)
+    assert constructor.is_released(0)
+
+
 def test_an_answer_for_a_released_step_is_dropped():
     constructor = a_constructor()
     (fetch,) = constructor.handle(BuildSteps(plans=[the_plan(0)]))

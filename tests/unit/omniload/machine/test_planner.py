@@ -25,7 +25,7 @@ from omniload.machine.messages import (
 )
 from omniload.mix.edits.edit import SkipShard
 from omniload.mix.edits.history import History
-from tests.support.plane.builders import a_mix, a_planner, a_table
+from tests.support.plane.builders import a_mix, a_planner, a_table, released_by
 
 
 def a_small_mix(prefetch=2, **changes):
@@ -195,7 +195,7 @@ def test_a_step_is_kept_until_every_cp_peer_has_its_slice():
 
     assert planner.handle(StepTaken(step=0, dp_rank=0, cp_rank=0)) == ()
     commands = planner.handle(StepTaken(step=0, dp_rank=0, cp_rank=1))
-    assert of_kind(commands, ReleaseSteps) == [ReleaseSteps(step=1)]
+    assert released_by(commands) == [1]
 
 
 def test_a_repeated_or_old_take_changes_nothing():
@@ -214,9 +214,22 @@ def test_what_was_taken_by_all_is_released_and_samples_still_carried_are_kept():
 
     commands = planner.handle(StepTaken(step=0, dp_rank=0))
 
-    assert of_kind(commands, ReleaseSteps) == [ReleaseSteps(step=1)]
+    # Data constructors hear of it with the plans, and loaders behind them.
+    told = [type(each) for each in commands if isinstance(each, PublishPlans | ReleaseSamples)]
+    assert told == [PublishPlans, ReleaseSamples]
+    assert released_by(commands) == [1]
     # Step 0 used positions 0 and 2; position 1 found no room and is carried.
     assert of_kind(commands, ReleaseSamples) == [ReleaseSamples(floors={0: 1})]
+
+
+def test_what_is_released_where_no_plan_follows_is_told_at_once():
+    planner, _ = a_running_planner([10] * 4)
+
+    commands = planner.handle(StepTaken(step=0, dp_rank=0))
+
+    assert plans_of(commands) == []
+    assert of_kind(commands, ReleaseSteps) == [ReleaseSteps(step=1)]
+    assert len(of_kind(commands, ReleaseSamples)) == 1
 
 
 def test_with_what_it_lets_go_of_it_tells_which_source_rises_and_from_where_it_is_seen():
@@ -556,10 +569,9 @@ def test_no_more_steps_are_planned_together_than_there_are():
 def test_what_steps_that_go_together_used_is_let_go_together():
     planner, _ = a_running_planner([10] * 200, mix=a_small_mix(prefetch=4))
 
-    assert of_kind(planner.handle(StepTaken(step=0, dp_rank=0)), ReleaseSteps) == []
+    assert released_by(planner.handle(StepTaken(step=0, dp_rank=0))) == []
     assert planner.state_at(0)["step"] == 0
-    released = of_kind(planner.handle(StepTaken(step=1, dp_rank=0)), ReleaseSteps)
-    assert released == [ReleaseSteps(step=2)]
+    assert released_by(planner.handle(StepTaken(step=1, dp_rank=0))) == [2]
     with pytest.raises(StateError, match="is not held"):
         planner.state_at(1)
 

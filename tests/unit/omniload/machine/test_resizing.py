@@ -16,7 +16,6 @@ from omniload.machine.messages import (
     AppendWorld,
     PublishPlans,
     ReadAhead,
-    ReleaseSteps,
     ResizeAsked,
     SamplesReported,
     ServeWorld,
@@ -26,7 +25,7 @@ from omniload.machine.messages import (
 from omniload.mix.columns import ColumnRanges
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.world import RanksServed, World
-from tests.support.plane.builders import a_mix, a_plan, a_planner, a_table
+from tests.support.plane.builders import a_mix, a_plan, a_planner, a_table, released_by
 
 
 def a_running_planner(*, elastic=True, prefetch_steps=4, **changes):
@@ -114,8 +113,8 @@ def test_what_ranks_of_a_world_that_is_over_say_is_not_heeded():
 def test_a_step_that_every_rank_has_is_held_until_all_have_the_next_one():
     planner, _ = a_running_planner(prefetch_steps=3)  # steps are let go one by one
 
-    assert of_kind(take(planner, 0), ReleaseSteps) == []
-    assert of_kind(take(planner, 1), ReleaseSteps) == [ReleaseSteps(step=1)]
+    assert released_by(take(planner, 0)) == [0]
+    assert released_by(take(planner, 1)) == [1]
 
     planner.handle(ResizeAsked(dp=3, step=1))
     assert planner.ranks.slowest == 1

@@ -19,6 +19,7 @@ from omniload.actors.ray.links import (
     RayLoaderLinks,
     Serving,
 )
+from omniload.actors.roles.links import BuildOrder
 from omniload.base.errors import DefectError
 from omniload.machine.messages import ReadAhead, StepsTaken
 from omniload.plan.world import RanksServed
@@ -218,14 +219,16 @@ def test_a_constructor_that_is_lost_is_asked_again_until_another_has_its_place(m
 @pytest.mark.parametrize("loss", LOSSES)
 def test_what_a_lost_constructor_was_to_build_and_a_lost_loader_to_read_is_nobodys_failure(loss):
     constructor, loader = FakeConstructor(), FakeLoader()
-    constructor.build = SimpleNamespace(remote=lambda *_: constructor.remote("build"))
+    constructor.carry_out = SimpleNamespace(remote=lambda _: constructor.remote("build"))
     links = RayLoaderLinks(LOADERS)
     links.follow(serving(loader, "loader-0+1", 5, 0, 1))
-    built = RayConstructorLink(constructor, (0,), 0).build((), RanksServed(dp_ranks=(0,)))
+    link = RayConstructorLink(constructor, (0,), 0)
+    link.told()  # it is asked already, so that the next call only has it build
+    built = link.build((), RanksServed(dp_ranks=(0,)), 0)
     read = links.of(1).read_ahead(READ)
 
     links.follow(serving(SECOND, "loader-0+2", 6, 0, 1))
-    constructor.answers[0].set_exception(loss)
+    constructor.answers[1].set_exception(loss)
     loader.answers[0].set_exception(loss)
 
     assert built.cancelled()  # each is asked of the next one
@@ -239,3 +242,56 @@ def test_a_constructor_that_fails_to_say_what_ranks_told_it_ends_the_planning():
     actor.answers[0].set_exception(ValueError("its own"))
 
     assert isinstance(told.exception(0), DefectError)
+
+
+class BuildingConstructor(FakeConstructor):
+    """A constructor that notes what it is to build, and answers when the test says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.carry_out = SimpleNamespace(
+            remote=lambda packed: self.remote(BuildOrder.unpacked(packed))
+        )
+
+
+def test_a_constructor_is_asked_in_the_call_that_carries_plans_unless_it_is_asked_already():
+    actor, served = BuildingConstructor(), RanksServed(dp_ranks=(0,))
+    link = RayConstructorLink(actor, (0,), 0)
+
+    answers = [link.build((), served, 3), link.build((), served, 4)]
+    assert link.told() is None
+    actor.answers[0].set_result((5, WORD))
+    actor.answers[1].set_result(0)
+    answers.append(link.build((), served, 6))
+
+    assert [(each.released_to, each.heard) for each in actor.heard] == [(3, 0), (4, None), (6, 5)]
+    assert [answer.result(0) for answer in answers[:2]] == [WORD, 0]
+    assert not answers[2].done()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_a_lost_constructor_was_asked_with_plans_it_is_asked_again(monkeypatch, loss):
+    later = []
+    monkeypatch.setattr(module, "_later", later.append)
+    actor = BuildingConstructor()
+    link = RayConstructorLink(actor, (0,), 0)
+    asked = link.build((), RanksServed(dp_ranks=(0,)), 0)
+
+    actor.answers[0].set_exception(loss)
+    later.pop()()
+    actor.answers[1].set_result((2, WORD))
+
+    assert actor.heard[1] == 0
+    assert asked.result(0) is WORD
+    assert link.told() is not None
+
+
+def test_a_constructor_that_could_not_build_may_be_asked_again():
+    actor = BuildingConstructor()
+    link = RayConstructorLink(actor, (0,), 0)
+    asked = link.build((), RanksServed(dp_ranks=(0,)), 0)
+
+    actor.answers[0].set_exception(ValueError("its own"))
+
+    assert isinstance(asked.exception(0), DefectError)
+    assert link.told() is not None

@@ -11,6 +11,7 @@ from omniload.actors.heartbeat_board import Activity
 from omniload.actors.patience import taken_within
 from omniload.actors.roles import constructor as constructor_module
 from omniload.actors.roles.constructor import ConstructorShell
+from omniload.actors.roles.links import ConstructorLinks
 from omniload.actors.roles.planner import PlannerShell
 from omniload.base.clock import LONGEST_WAIT_S
 from omniload.base.errors import (
@@ -31,11 +32,13 @@ from omniload.machine.messages import (
     ReleaseSteps,
     ResizeAsked,
     SamplesReported,
+    ServeWorld,
     StepsTaken,
 )
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.edits.edit import SetWeights
-from omniload.plan.world import RanksServed
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.plan.world import RanksServed, World
 from tests.support.plane.builders import a_mix, a_plan, a_planner, a_table, tokens_of
 
 A = [0, 1, 0, 0, 5, 5]
@@ -500,15 +503,18 @@ class TellingConstructor(FakeConstructor):
         super().__init__()
         self.dp_ranks = dp_ranks
         self.asked, self.built, self.failed = (queue.SimpleQueue() for _ in range(3))
+        self.answered = None
 
     def told(self):
-        answer = Future()
-        self.asked.put(answer)
-        return answer
+        if self.answered is not None and not self.answered.done():
+            return None
+        self.answered = Future()
+        self.asked.put(self.answered)
+        return self.answered
 
-    def build(self, plans, served):
+    def build(self, plans, served, released_to):
         self.built.put([plan.step for plan in plans])
-        return Future()
+        return self.told() or Future()
 
     def fail(self, error):
         self.failed.put(error)
@@ -520,7 +526,7 @@ class TellingConstructor(FakeConstructor):
         """Nor is the end."""
 
 
-def test_what_ranks_tell_their_constructors_is_asked_for_again_and_again_and_planned_by():
+def test_what_ranks_tell_is_asked_for_with_the_plans_that_follow_or_at_once_where_none_do():
     ahead = {"pack": {"lookahead_rows": 0}, "runtime": {"prefetch_steps": 2}}
     mix = a_mix(sources=["web"], rows=2, length=10, micro_rows=1, **ahead)
     constructors = [TellingConstructor(0), TellingConstructor(1)]
@@ -535,18 +541,55 @@ def test_what_ranks_tell_their_constructors_is_asked_for_again_and_again_and_pla
     asked = [each.asked.get(timeout=LIMIT_S) for each in constructors]
     assert [constructors[0].built.get(timeout=LIMIT_S) for _ in range(2)] == [[0], [1]]
 
-    asked[0].set_result(StepsTaken(steps={(0, 0): 0}))
+    asked[0].set_result(StepsTaken(steps={}))
     asked[0] = constructors[0].asked.get(timeout=LIMIT_S)
-    assert constructors[0].built.empty()  # the other rank has not told yet
-    asked[1].set_result(StepsTaken(steps={(1, 0): 0}))
+    asked[0].set_result(StepsTaken(steps={(0, 0): 0}, is_whole=True))
+    asked[1].set_result(StepsTaken(steps={(1, 0): 0}, is_whole=True))
 
     assert [each.built.get(timeout=LIMIT_S) for each in constructors] == [[2], [0]]
-    shell.replace_constructor(0, lambda: None)
+    # The first had nothing to say that a plan waited for while the other had not told.
+    asked = [each.asked.get(timeout=LIMIT_S) for each in constructors]
+    assert all(each.asked.empty() for each in constructors)
+    asked[0].set_result(StepsTaken(steps={(0, 0): 1}, is_whole=True))
+    asked[1].set_result(StepsTaken(steps={(1, 0): 1}, is_whole=True))
+    asked = [each.asked.get(timeout=LIMIT_S) for each in constructors]  # every step is planned
+    shell.replace_constructor(0, lambda: setattr(constructors[0], "answered", None))
     asked.append(constructors[0].asked.get(timeout=LIMIT_S))  # of the one that has its place
     asked[2].cancel()
     asked[0].set_exception(ValueError("its own"))
     assert isinstance(constructors[1].failed.get(timeout=LIMIT_S), DefectError)
     shell.close()
+
+
+def test_a_failure_to_build_for_ranks_that_are_gone_is_nobodys_and_the_question_is_put_again():
+    constructor, answers = TellingConstructor(0), []
+    links = ConstructorLinks([constructor], lambda _, done: answers.append(done))
+    world = World(tree=ClientPlaceTree.of(dp=1), generation=1)
+    links.listen()
+
+    links.tell(ServeWorld(world=world, windows=()))
+    constructor.asked.get_nowait().set_exception(StateError("its samples are gone as well"))
+    assert answers == []
+    constructor.asked.get_nowait().set_exception(IntegrityError("bad record"))
+
+    assert isinstance(answers[0].exception(), IntegrityError)
+
+
+def test_what_fails_to_be_built_beside_a_question_is_its_answer_or_that_of_the_next():
+    shell, error = a_shell(), IntegrityError("bad record")
+    building, built = Future(), Future()
+    shell.taken(3, 0)
+    built.set_result(1)
+
+    assert shell.told_beside(building, 0, 0) == (1, StepsTaken(steps={(0, 0): 3}))
+    building.set_exception(error)
+    with pytest.raises(IntegrityError, match="bad record"):
+        shell.told_beside(built, 0, 1)
+    # Told once; and what failed for ranks that are gone is nobody's.
+    failing = Future()
+    failing.set_exception(error)
+    shell.taken(4, 0)
+    assert shell.told_beside(failing, 7, 1)[0] == 2
 
 
 class ClaimedJournal:
