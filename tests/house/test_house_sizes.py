@@ -109,7 +109,7 @@ LONGER = {
         "builds, asks again, serves ranks that change, and passes on what they took",
     ),
     "omniload/actors/roles/links.py": (
-        275,
+        285,
         "the ways to both roles, what reads take, who serves which ranks, and what comes back",
     ),
     "omniload/actors/roles/loader.py": (

@@ -193,6 +193,8 @@ class ConstructorLinks:
         """Tell ``links``; what becomes of their building, and what ranks tell them, goes to ``on_answer``."""
         self._links, self._on_answer = links, on_answer
         self._served = [RanksServed(dp_ranks=tuple(link.dp_ranks)) for link in links]
+        self._heard = set(range(len(links)))
+        """Constructors whose ranks were heard since they were asked last."""
 
     def tell(self, command: PublishPlans | ServeWorld | ReleaseSteps | EndOfData) -> None:
         """Pass a command on."""
@@ -212,11 +214,20 @@ class ConstructorLinks:
             case _:
                 assert_never(command)
 
+    def heard(self, number: int) -> None:
+        """Note that the planner has heard a constructor's answer: it is asked again by ``listen``, or with plans."""
+        self._heard.add(number)
+
     def listen(self, numbers: Iterable[int] | None = None) -> None:
-        """Have constructors answer what their ranks tell them, all or some; those that are asked already go on."""
-        for number in range(len(self._links)) if numbers is None else numbers:
-            if (told := self._links[number].told()) is not None:
-                told.add_done_callback(partial(self._hear, number, self._served[number]))
+        """Ask those of some constructors, or of all, what their ranks tell that were heard since they were asked."""
+        # Not those that have answered what came with plans: the planner hears that next.
+        for number in sorted(self._heard if numbers is None else self._heard.intersection(numbers)):
+            self._ask(number)
+
+    def _ask(self, number: int) -> None:
+        self._heard.discard(number)
+        if (told := self._links[number].told()) is not None:
+            told.add_done_callback(partial(self._hear, number, self._served[number]))
 
     def tell_again(self, command: Republish) -> None:
         """Have one constructor build what the one before it held, or was to build."""
@@ -247,6 +258,7 @@ class ConstructorLinks:
 
     def _build(self, number: int, parts: Sequence[StepPlan], released_to: int) -> None:
         served = self._served[number]
+        self._heard.discard(number)
         answer = self._links[number].build(parts, served, released_to)
         answer.add_done_callback(partial(self._hear, number, served))
 
@@ -254,7 +266,7 @@ class ConstructorLinks:
         """Pass an answer on, but for a failure to build for ranks that are gone by now: samples may be gone as well."""
         is_of_before = served.generation != self._served[number].generation
         if is_of_before and not done.cancelled() and done.exception() is not None:
-            self.listen((number,))  # it may have been the answer to what was asked
+            self._ask(number)  # it may have been the answer to what was asked
         else:
             self._on_answer(number, done)
 

@@ -111,8 +111,8 @@ class PlannerShell:
         """Begin to plan."""
         # Before the thread: no report is applied to a planner that has not begun.
         self._events.put(Started())
-        self._thread.start()
         self._constructors.listen()
+        self._thread.start()
 
     def taken(self, step: int, dp_rank: int, cp_rank: int = 0, generation: int = 0) -> None:
         """Tell that a rank's trainer has the batch of ``step``."""
@@ -265,6 +265,7 @@ class PlannerShell:
                 self._loaders.taken_over = event.taken_over
                 self._plan_on(event.event)
             case Told(number=number, event=told):
+                self._constructors.heard(number)
                 self._plan_on(told)
                 # One whose ranks are all ahead is asked as others catch up, with the plans that follow from it.
                 is_of_now = told.generation == self._planner.world.generation

@@ -575,6 +575,20 @@ def test_a_failure_to_build_for_ranks_that_are_gone_is_nobodys_and_the_question_
     assert isinstance(answers[0].exception(), IntegrityError)
 
 
+def test_a_constructor_whose_answer_the_planner_has_yet_to_hear_is_not_asked_again():
+    constructor = TellingConstructor(0)
+    links = ConstructorLinks([constructor], lambda _, __: None)
+    links.listen()
+    constructor.asked.get_nowait().set_result(StepsTaken(steps={(0, 0): 0}))
+
+    links.listen()
+    assert constructor.asked.empty()
+    links.heard(0)
+    links.listen()
+
+    assert not constructor.asked.empty()
+
+
 def test_what_fails_to_be_built_beside_a_question_is_its_answer_or_that_of_the_next():
     shell, error = a_shell(), IntegrityError("bad record")
     building, built = Future(), Future()
