@@ -74,6 +74,10 @@ _VERBS = {
         "omniload.commands.edits.steer:steer",
         "Adjust the weights of RUN while it runs, by the policy of FILE.",
     ),
+    "stop": (
+        "omniload.commands.runs.stop:stop",
+        "End the detached data plane of RUN, which outlives its job (runtime.lifetime).",
+    ),
     "top": (
         "omniload.commands.runs.top:top",
         "Watch what each role of the data plane of RUN is doing.",

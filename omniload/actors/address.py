@@ -104,6 +104,8 @@ class PlaneAddress(StrictModel):
     """Number of the process that opened it, and the machine and namespace where that number means it."""
     logs: Path | None = None
     """Folder of the roles' lines; ``None`` for a plane without a folder of its run."""
+    generation: int = 0
+    """Of the ranks that are to join; 0 for those that it was opened for."""
     ranks_stay: bool = False
     """Whether no rank comes in the place of one that has ended, as where the mix is not elastic."""
     batch_timeout_s: float

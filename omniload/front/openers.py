@@ -25,6 +25,7 @@ from omniload.base.log import get_logger
 from omniload.base.state import Json
 from omniload.client import Client
 from omniload.front.arguments import warn_of_own_environment
+from omniload.front.detached.attaching import attach_to, detached_handle, is_detached
 from omniload.front.launch import Launch, Place, group_of_torch
 from omniload.front.loader import OpenClient
 from omniload.front.meeting import Invitation, Meeting, NodeUp
@@ -57,6 +58,10 @@ class OpenAlone(OpenClient):
     @override
     def __call__(self, stack: ExitStack, state: Mapping[str, Json] | None) -> Client:
         spec = replace(self.spec, state=state)
+        if is_detached(spec):
+            address = attach_to(stack, spec, _digest(spec.mix))
+            handle = detached_handle(stack, spec, address, Place(dp_rank=0, dp_size=1))
+            return stack.enter_context(Client(handle))
         plane = open_ray_plane(spec) if spec.mix.runtime.kind == "ray" else LocalPlane(spec)
         # Entered first, so that it ends last: the client takes its leave of a plane that is still there.
         stack.enter_context(plane)
@@ -125,10 +130,16 @@ class OpenTogether(OpenClient):
             meeting.gather(None)
             plane: DataPlane = stack.enter_context(LocalPlane(spec))
             address = None
+            handle = plane.handle(self.place.dp_rank, self.place.cp_rank)
+        elif is_detached(spec):
+            # No rank starts a node: every host is part of the Ray.
+            meeting.gather(None)
+            address = attach_to(stack, spec, _digest(spec.mix))
+            handle = detached_handle(stack, spec, address, self.place)
         else:
             plane = ray_plane = stack.enter_context(open_ray_plane(spec, meeting.gather))
             address = ray_plane.address
-        handle = plane.handle(self.place.dp_rank, self.place.cp_rank)
+            handle = plane.handle(self.place.dp_rank, self.place.cp_rank)
         self._invite(meeting, spec, address)
         # A rank that cannot join fails the job here, as it begins, and not later by a batch that it never takes.
         meeting.wait_until_joined(range(1, self.launch.world_size))
@@ -188,6 +199,9 @@ class OpenTogether(OpenClient):
         runtime = spec.mix.runtime
         listening = listening_of(runtime.bind, runtime.ports, os.environ.get("MASTER_ADDR"))
         assigned = meeting.arrive()
+        if assigned.head is None and is_detached(spec):
+            use_given_token()
+            return self._attach(stack, meeting, spec)
         # Rank 0 asks the plane alone. Its invitation tells whether it deals, or counts other ranks than this one.
         if assigned.head is None:
             return self._served(stack, meeting, spec)
@@ -217,6 +231,19 @@ class OpenTogether(OpenClient):
         stack.callback(handle.close)
         meeting.join()
         # Before peers meet: all of them make a group of torch at once, or it fails at a limit of its own.
+        meeting.wait_until_joined(self.place.peers[1:])
+        return stack.enter_context(Client(self._shared(handle, meeting)))
+
+    def _attach(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
+        """Join the detached plane that rank 0 has attached to."""
+        invitation = meeting.invitation()
+        self._agree(meeting, invitation, spec.state)
+        assert invitation.plane is not None, "a plane of a Ray has an address"
+        at = replace(spec, state={"step": invitation.step})
+        handle = detached_handle(stack, at, invitation.plane, self.place)
+        stack.callback(meeting.leave)
+        stack.callback(handle.close)
+        meeting.join()
         meeting.wait_until_joined(self.place.peers[1:])
         return stack.enter_context(Client(self._shared(handle, meeting)))
 

@@ -16,6 +16,7 @@ from omniload.base.state import Json
 from omniload.batch.arrays import Arrays, NumpyArrays
 from omniload.front.arguments import check_choices, steps_of, timeout_from
 from omniload.front.delivery import BatchForm
+from omniload.front.detached.attaching import as_detached
 from omniload.front.launch import DeviceMesh, Launch, Place, group_of_torch, launch_of, place_of
 from omniload.front.loader import Loader, OpenClient
 from omniload.front.openers import OpenAlone, OpenTogether, torch_part
@@ -91,7 +92,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     launch = launch_of(os.environ, rank=rank, world_size=world_size, group=group_of_torch())
     place = place_of(launch, mesh)
     spec = spec_of(mix, split, settings, runtime, place, launch.restarts)
-    spec = replace(kept_in(run_dir, mix, spec), num_steps=steps_of(steps))
+    spec = as_detached(replace(kept_in(run_dir, mix, spec), num_steps=steps_of(steps)))
     form = form_at(form_of(arrays, labels, device), place, launch.rank, spec.mix)
     notes = _notes_in(spec, launch, place)
     if launch.world_size == 1:

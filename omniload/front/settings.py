@@ -58,6 +58,8 @@ class Settings(TypedDict, total=False):
     shadows: int
     constructors: int
     elastic: bool
+    keep: float | str
+    lifetime: Literal["owned", "detached"]
     journal: str
     place: Mapping[str, Any]
     env: Mapping[str, Any]
@@ -75,6 +77,8 @@ class Settings(TypedDict, total=False):
     runtime_shadows: int
     runtime_constructors: int
     runtime_elastic: bool
+    runtime_keep: float | str
+    runtime_lifetime: Literal["owned", "detached"]
     runtime_journal: str
     runtime_address: str
     runtime_place: Mapping[str, Any]

@@ -194,6 +194,11 @@ class RuntimeConfig(StrictModel):
     or another URL of a store. It lies there under the name of the run's folder."""
     address: str = ""
     """A Ray that runs already, to be used in place of one of our own: ``HOST:PORT``, or ``auto`` for this machine's."""
+    lifetime: Literal["owned", "detached"] = "owned"
+    """``owned``: the plane ends with the process that opened it. ``detached``: it outlives that one in the Ray of
+    ``address``, and whoever opens the run's folder (``run_dir``) next goes on with it."""
+    keep: Annotated[Seconds, Field(ge=10)] = 1800.0
+    """How long a detached plane waits for ranks once it has none, before it ends by itself."""
     place: PlaceConfig = PlaceConfig()
     """On which of its nodes source loaders are, and what roles ask of it."""
     env: EnvConfig = EnvConfig()
@@ -281,6 +286,7 @@ class RuntimeConfig(StrictModel):
         for name, is_given in {
             "place": self.place != PlaceConfig(),
             "env": self.env != EnvConfig(),
+            "lifetime": self.lifetime != "owned",
         }.items():
             if is_given and not self.address:
                 raise fault_at(

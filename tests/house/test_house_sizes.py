@@ -22,7 +22,7 @@ LONGER = {
         "what a role says, in memory, in a file and in its log",
     ),
     "omniload/actors/address.py": (
-        210,
+        212,
         "where a plane is, which ranks it serves there, who may come",
     ),
     "omniload/actors/reaper.py": (
@@ -59,6 +59,10 @@ LONGER = {
         "the watch of each host: begun, asked, heard, lost, and when another follows it",
     ),
     "omniload/actors/ray/answers.py": (275, "every way in which an answer comes or does not"),
+    "omniload/actors/ray/given/detached.py": (
+        340,
+        "both sides of a detached plane: who may attach and where it goes on, and how a driver finds and ends it",
+    ),
     "omniload/actors/ray/given/attached.py": (
         165,
         "both ways to a Ray of others: joined, or shared with whatever connected the process",
@@ -87,7 +91,7 @@ LONGER = {
         220,
         "starts a node of Ray without the processes that no data plane asks, and with what its workers are forked from",
     ),
-    "omniload/actors/ray/plane.py": (235, "opens and closes every actor"),
+    "omniload/actors/ray/plane.py": (240, "opens and closes every actor"),
     "omniload/actors/ray/scaling/mover.py": (
         285,
         "every step of a move, what undoes it, and what is dropped after it",

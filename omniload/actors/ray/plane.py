@@ -182,6 +182,10 @@ class RayPlane(DataPlane):
         """Return what moves sources between the loaders of this plane as it runs; the scaler has one of its own."""
         return Mover(self._crew, self._keeper, self._gate)
 
+    def planner(self) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
+        """Return the actor that plans by now."""
+        return self._crew.holding(PLANNER)
+
     def failure(self) -> OmniloadError | None:
         """Return what ended the plane; ``None`` while it goes on, or while another planner is awaited."""
         try:

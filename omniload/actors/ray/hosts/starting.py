@@ -26,6 +26,8 @@ class Start:
     """Of the plane, which may be another than that of the process which starts it."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Of its environment, beside those of the node and of whatever starts it."""
+    is_detached: bool = False
+    """Whether it outlives the process that starts it; of one name there is one, whoever asks first."""
     is_away: bool = False
     """Whether it has no folder of the heartbeats of its host: the keeper asks for them."""
     is_soft: bool = False
@@ -38,6 +40,7 @@ def actor_of(shell: type, name: str, start: Start) -> Any:  # noqa: ANN401 -- Ra
     options: dict[str, Any] = {"max_concurrency": start.threads, "scheduling_strategy": here}
     options |= {"name": name} if name else {}
     options |= {"namespace": start.namespace} if name and start.namespace else {}
+    options |= {"lifetime": "detached", "get_if_exists": True} if start.is_detached else {}
     if start.variables:  # without any Ray asks no agent, and has workers that stand ready
         options["runtime_env"] = {"env_vars": dict(start.variables)}
     if asked := dict(start.asked):

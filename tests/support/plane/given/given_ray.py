@@ -9,9 +9,10 @@ from tests.house.modules import ROOT
 from tests.support.plane.front_ranks import environment
 from tests.support.plane.two_hosts import NO_TOKEN, begin_bare_node, head_of
 
-__all__ = ["a_ray", "begin_job", "end_of", "run_job"]
+__all__ = ["DRIVER", "a_ray", "begin_job", "end_of", "run_job"]
 
-JOB = ROOT / "tests" / "support" / "plane" / "processes" / "ray_job.py"
+PROCESSES = ROOT / "tests" / "support" / "plane" / "processes"
+JOB, DRIVER = PROCESSES / "ray_job.py", PROCESSES / "detached_driver.py"
 LIMIT_S = 120
 
 
@@ -29,10 +30,10 @@ def a_ray(folder, **resources):
         node.communicate()
 
 
-def begin_job(env, *words, **keywords):
-    """Begin a job; see ``ray_job.py``."""
+def begin_job(env, *words, program=JOB, **keywords):
+    """Begin a job; see ``ray_job.py``, or another program's words."""
     return subprocess.Popen(
-        [sys.executable, str(JOB), *map(str, words), json.dumps(keywords)],
+        [sys.executable, str(program), *map(str, words), json.dumps(keywords)],
         env=env,
         text=True,
         stdin=subprocess.PIPE,
@@ -49,6 +50,6 @@ def end_of(job):
     return json.loads(told[-1])
 
 
-def run_job(env, *words, **keywords):
+def run_job(env, *words, program=JOB, **keywords):
     """Run a job; return what it told last."""
-    return end_of(begin_job(env, *words, **keywords))
+    return end_of(begin_job(env, *words, program=program, **keywords))

@@ -1,0 +1,1 @@
+"""Planes that outlive the driver which opened them."""

@@ -1,0 +1,74 @@
+"""How the ranks of a driver attach to a detached plane: rank 0 asks its opener, and tells the others where it is."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+
+from omniload.actors.address import PlaneAddress
+from omniload.actors.plane import PlaneSpec, RankHandle, first_step_of
+from omniload.base.errors import ConfigError
+from omniload.base.extras import missing_extra
+from omniload.front.launch import Place
+from omniload.front.mix_values import MixValues
+from omniload.mix.schema.splits import TRAIN
+
+__all__ = ["as_detached", "attach_to", "detached_handle", "is_detached"]
+
+_DIGEST = "the mix, by what is secret in it or the order of its keys,"
+
+
+def is_detached(spec: PlaneSpec) -> bool:
+    """Tell whether a run's plane is to outlive the driver: that of a split ends with it."""
+    return spec.mix.runtime.lifetime == "detached" and spec.mix.split == TRAIN
+
+
+def as_detached(spec: PlaneSpec) -> PlaneSpec:
+    """Return a run as it is opened; one whose plane is detached has ranks that come and go.
+
+    Raises:
+        ConfigError: It has no folder, by which the plane would be found again.
+    """
+    if not is_detached(spec):
+        return spec
+    if spec.run_dir is None:
+        raise ConfigError(
+            "runtime.lifetime is 'detached' and run_dir is None; a later driver finds the plane by the run's folder: "
+            "give run_dir="
+        )
+    runtime = spec.mix.runtime.model_copy(update={"elastic": True})
+    return replace(spec, mix=spec.mix.model_copy(update={"runtime": runtime}))
+
+
+def attach_to(stack: ExitStack, spec: PlaneSpec, digest: str) -> PlaneAddress:
+    """Return where the plane of a run is, for this driver's ranks; started where it is not there.
+
+    Args:
+        stack: Gets what is to be closed.
+        spec: The run, with its state.
+        digest: Of the mix.
+
+    Raises:
+        OmniloadError: As for opening a plane; or one of another mix, or of another driver, has the name.
+    """
+    import omniload  # noqa: PLC0415 -- the package itself, which loads this one
+
+    try:
+        from omniload.actors.ray.given.detached import attach  # noqa: PLC0415 -- an extra
+    except ModuleNotFoundError as error:
+        raise missing_extra("runtime.lifetime detached", error) from error
+    identity = {
+        "release": omniload.__version__,
+        "folder of the mix": str(spec.base_dir.resolve()),
+        **MixValues.of(spec.mix).values,
+        _DIGEST: digest,
+    }
+    return attach(stack, spec, identity)
+
+
+def detached_handle(
+    stack: ExitStack, spec: PlaneSpec, address: PlaneAddress, place: Place
+) -> RankHandle:
+    """Return this rank's handle of a plane that rank 0 has attached to."""
+    from omniload.actors.ray.given.detached import join_detached  # noqa: PLC0415 -- an extra
+
+    ranks = place.dp_rank, place.cp_rank, place.dp_size
+    return join_detached(stack, address, ranks, first_step_of(spec))

@@ -1,0 +1,90 @@
+"""A plane that outlives the driver which opened it, in a real Ray: attached to, refused, stopped, ended by itself."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.support.plane.front_ranks import samples
+from tests.support.plane.given.given_ray import DRIVER, begin_job, end_of, run_job
+
+pytestmark = pytest.mark.ray
+STEPS = 6
+
+
+@pytest.fixture
+def keywords(tmp_path):
+    run = {"run_dir": str(tmp_path / "run"), "steps": STEPS}
+    return run | {"runtime_lifetime": "detached", "silent_after": 3}
+
+
+def stop(given, run_dir):
+    words = [sys.executable, "-m", "omniload", "mix", "stop", run_dir]
+    return subprocess.run(words, env=given, capture_output=True, text=True, check=False)
+
+
+# Three processes that load all of Ray and one another: 20 s where nothing else runs.
+def test_the_next_driver_goes_on_with_a_plane_whose_driver_was_killed_until_it_is_stopped(
+    given, mix, unbroken, tmp_path, keywords
+):
+    killed = run_job(given, mix, program=DRIVER, takes=2, end="kill", **keywords)
+    state = killed["state"]
+    next_of = run_job(given, mix, program=DRIVER, takes=4, state=state, **keywords)
+
+    assert samples([killed, next_of]) == unbroken
+    assert "go on at step 2" in (tmp_path / "run" / "logs" / "opener.log").read_text()
+    stopped = stop(given, keywords["run_dir"])
+    assert "has ended; no rank was there" in stopped.stdout, stopped.stderr
+    again = stop(given, keywords["run_dir"])
+    assert (again.returncode, "no detached data plane of" in again.stderr) == (4, True)
+
+
+@pytest.mark.soak  # 40 s: six processes, and as long as ranks are given to be gone
+def test_a_plane_goes_on_on_other_ranks_and_is_opened_anew_and_others_are_refused_meanwhile(
+    given, mix, unbroken, tmp_path, keywords
+):
+    killed = run_job(given, mix, program=DRIVER, takes=2, end="kill", **keywords)
+
+    # On two ranks, which are actors of the same Ray, of another job of it.
+    going_on = keywords | {"state": killed["state"]}
+    ranks = run_job(given, mix, tmp_path / "meet", **going_on)["ranks"]
+    assert samples([killed, *ranks]) == unbroken
+    assert "go on at step 2" in (log := tmp_path / "run" / "logs" / "opener.log").read_text()
+
+    # The steps that those have taken are let go: the plane is opened anew, at the state.
+    holder = begin_job(given, mix, program=DRIVER, takes=2, end="wait", **going_on)
+    held = json.loads(holder.stdout.readline())
+    assert samples([killed, held]) == {step: unbroken[step] for step in range(4)}
+    assert "is opened anew: " in log.read_text()
+
+    other_mix = run_job(given, mix, program=DRIVER, takes=1, **keywords, prefetch_steps=7)
+    assert (other_mix["error"], "mix stop" in other_mix["message"]) == ("StateError", True)
+    assert "runtime.prefetch_steps is 4, here 7" in other_mix["message"]
+    second = run_job(given, mix, program=DRIVER, takes=1, **keywords)
+    assert second["error"] == "StateError"
+    assert "has ranks of another driver (rank dp=0; attached by process" in second["message"]
+    assert "has ended; it served rank dp=0" in stop(given, keywords["run_dir"]).stdout
+    holder.communicate("")
+
+
+def test_a_run_without_a_folder_has_no_plane_that_outlives_its_driver(mix, given):
+    told = run_job(given, mix, program=DRIVER, takes=1, runtime_lifetime="detached")
+
+    assert told["error"] == "ConfigError"
+    assert "give run_dir=" in told["message"]
+
+
+@pytest.mark.soak  # as long as runtime.keep, ten seconds at least
+def test_a_plane_that_no_rank_uses_ends_by_itself_and_says_so(given, mix, tmp_path, keywords):
+    driver = begin_job(given, mix, program=DRIVER, takes=1, keep=10, **keywords)
+    assert "error" not in end_of(driver)
+
+    log, until_s = tmp_path / "run" / "logs" / "opener.log", time.monotonic() + 60
+    while "no rank has been there for" not in log.read_text():
+        assert time.monotonic() < until_s, log.read_text()
+        time.sleep(0.5)
+    until_s = time.monotonic() + 60
+    while "no detached data plane" not in (said := stop(given, keywords["run_dir"])).stderr:
+        assert time.monotonic() < until_s, said
