@@ -14,6 +14,8 @@ from tests.docs.snippets import ROOT, blocks_of, documents, page_of
 
 WALKED_FOR_REAL = "how-to/start-faster.md"
 """The page whose every command loads all that it needs; those of others are forked."""
+LONG = {"how-to/running/break-it.md"}
+"""Pages whose walk takes a minute: they start a job, and wait for its end."""
 WALKS = [path for path in documents() if any("run" in block.info for block in blocks_of(path))]
 
 
@@ -66,7 +68,14 @@ def shell(work, monkeypatch):
 
 @pytest.mark.fuse
 @pytest.mark.slow
-@pytest.mark.parametrize("path", WALKS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.soak, pytest.mark.ray] * (page_of(path) in LONG))
+        for path in WALKS
+    ],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
 def test_the_consoles_of_a_page_run_one_after_the_other(path, shell, warm_commands, monkeypatch):
     if page_of(path) != WALKED_FOR_REAL:
         monkeypatch.setenv("PATH", f"{warm_commands.folder}:{os.environ['PATH']}")

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from omniload.actors.status_file import read_status
+from omniload.actors.status_file import PlaneStatus, read_status
+from omniload.base.errors import StateError
 from omniload.commands.display import emit_json
 from omniload.commands.options import json_option, run_argument
 from omniload.commands.runs.roles_view import (
@@ -21,7 +22,13 @@ __all__ = ["top"]
 @run_argument
 @once_option
 @json_option
-def top(run: Path, once: bool, as_json: bool) -> None:
+@click.option(
+    "--pid",
+    "role",
+    metavar="ROLE",
+    help="Print the number of the process of ROLE (planner, loader-0, 'rank dp=0'), and nothing else.",
+)
+def top(run: Path, once: bool, as_json: bool, role: str | None) -> None:
     """Watch what each role of the data plane of RUN is doing.
 
     RUN is the folder of a run: run_dir= of omniload.open, or that of omniload train. State, buffer,
@@ -34,8 +41,32 @@ def top(run: Path, once: bool, as_json: bool) -> None:
     Example:
       omniload mix top demo/run
       omniload mix top demo/run --once --json
+      kill -STOP $(omniload mix top demo/run --pid planner)
     """  # noqa: D301 -- click's own marker
+    if role is not None:
+        click.echo(_pid_of(role, read_status(run), run))
+        return
     if as_json:
         emit_json(status_json(run, read_status(run)))
         return
     watch_until_interrupted(lambda: roles_view(run, read_status(run)), once=once)
+
+
+def _pid_of(name: str, status: PlaneStatus, run: Path) -> int:
+    """Return the process that holds a role, or of one of its lives where that is named.
+
+    Raises:
+        StateError: There is no such role, or its plane has ended; names those that there are.
+    """
+    lives = {
+        int(number or 0): role
+        for role in status.roles
+        for base, _, number in [role.name.partition("+")]
+        if name in (base, role.name)
+    }
+    if status.has_ended or not lives:
+        why = "its plane has ended" if status.has_ended else f"it has no role {name!r:.60}"
+        there = ", ".join(role.name for role in status.roles)
+        raise StateError(f"{run}: {why}; its roles are {there}")
+    # The first one left: whoever stands by for it was started later.
+    return lives[min(lives)].pid
