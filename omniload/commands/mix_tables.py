@@ -187,6 +187,8 @@ class Stats:
     sources: Sequence[SourceStats]
     duplicates: Duplicates
     rate: Rate | None
+    padded: Sequence[str] = ()
+    """What is to be said of sources that have rows to themselves."""
     sorted: Sequence[str] = ()
     """What is to be said of sources whose files look sorted."""
 
@@ -324,7 +326,7 @@ def _warnings(stats: Stats) -> Iterator[str]:
             )
             bad.append(f"{source.bad:,} records of {source.name} cannot be decoded; {remedy}")
     # Of a thousand sources most may deserve the same warning: nobody reads it a thousand times.
-    for same in (repeated, bad, often):
+    for same in (repeated, bad, often, stats.padded):
         yield from same[:_WARNINGS_SHOWN]
         if len(same) > _WARNINGS_SHOWN:
             yield f"and so of {len(same) - _WARNINGS_SHOWN:,} more sources: --json"

@@ -31,7 +31,7 @@ from omniload.commands.opening import find_sources, open_spec
 from omniload.commands.options import cache_option, json_option, mix_argument
 from omniload.mix.config import MixConfig
 from omniload.plan.forecast.forecast import forecast, steps_per_epoch
-from omniload.plan.forecast.sizes import SourceSizes
+from omniload.plan.forecast.sizes import SourceSizes, rooms_left
 from omniload.plan.forecast.stages import with_expected_steps
 from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import open_shard_cache
@@ -189,10 +189,7 @@ def _gathered(
         [lengths.mean for lengths in looking.lengths],
         [survey.behind for survey in surveys],
     )
-    per_step = float(mix.batch.tokens)
-    if mix.pack.method == "none":
-        # A row is a sample here, however much room it leaves: a step has the tokens of so many samples.
-        per_step = mix.rows_per_step * float(sizes.tokens_per_sample_S.mean())
+    per_step = sizes.tokens_per_step(mix)
     every_S = sizes.epoch_tokens_S
     first_S = sizes.tokens_of(np.ones(len(every_S)))
     num_steps = steps or max(1, round(float(first_S.sum()) / per_step))
@@ -226,6 +223,7 @@ def _gathered(
         ),
         duplicates=looking.counter.found(),
         rate=rate,
+        padded=tuple(rooms_left(mix, sizes)),
         sorted=tuple(sorted_files(mix, differences)),
     )
 

@@ -14,11 +14,11 @@ class Settings(TypedDict, total=False):
 
     seed: int
     length: int | str
-    overlong: Literal["split", "truncate", "drop"]
+    overlong: Literal["split", "truncate", "drop", "refuse"]
     lookahead_rows: int | str
     pack_length: int | str
     pack_method: Literal["best_fit", "concat_and_split", "none"]
-    pack_overlong: Literal["split", "truncate", "drop"]
+    pack_overlong: Literal["split", "truncate", "drop", "refuse"]
     pack_lookahead_rows: int | str
     tokens: int | str
     micro_tokens: int | str

@@ -20,7 +20,8 @@ from omniload.mix.columns import ALWAYS_USED
 from omniload.mix.runtime import BalanceConfig, LoaderConfig, RuntimeConfig
 from omniload.mix.schema.amounts import faults_of_amounts
 from omniload.mix.schema.caps import faults_of_caps, faults_of_waits
-from omniload.mix.schema.cuts import documents_cut, no_sequences
+from omniload.mix.schema.cuts import documents_cut, no_sequences, packs_at_odds
+from omniload.mix.schema.packing.source_packs import SourcePacking
 from omniload.mix.schema.records import Overlong, faults_of_columns
 from omniload.mix.schema.splits import TRAIN, Splits
 from omniload.mix.schema.stages import LARGEST_STEP, Stage, WeightsConfig, came_with_version_2
@@ -80,14 +81,10 @@ class PackConfig(StrictModel):
     """``best_fit`` keeps documents whole; ``concat_and_split`` fills rows to the last token and cuts documents;
     ``none`` gives every document a row of its own, padded on the right."""
     overlong: Overlong = "split"
-    """A document longer than a row: cut into pieces, cut off, or left out (and counted); a source may say otherwise."""
+    """A document longer than a row: cut into pieces, cut off, left out (and counted), or refused: the step that would
+    draw it ends the run. A source may say otherwise."""
     lookahead_rows: Count = Field(default=1, ge=0, le=MOST_ROWS)
     """Best fit chooses among documents for this many rows more than it fills; the rest waits for the next step."""
-
-    @property
-    def rows_ahead(self) -> int:
-        """Rows' worth of documents that a step draws beyond its own rows."""
-        return self.lookahead_rows if self.method == "best_fit" else 0
 
 
 class BatchConfig(StrictModel):
@@ -227,6 +224,7 @@ class MixConfig(StrictModel):
             faults_of_columns(self.sources, self.batch.columns),
             documents_cut(self.sources, self.pack),
             no_sequences(self.sources, self.pack, self.mix.level),
+            packs_at_odds(self.sources, self.pack, self.mix.level),
         )
         return self
 
@@ -330,6 +328,24 @@ class MixConfig(StrictModel):
             for n, c in source.own_columns.items()
         }
         return (*ALWAYS_USED, *(own.get(name, name) for name in self.batch.columns))
+
+    @cached_property
+    def refusing_S(self) -> tuple[bool, ...] | None:
+        """Of which sources such a document ends the run; ``None`` where of none."""
+        found = tuple(overlong == "refuse" for overlong in self.overlong_S)
+        return found if any(found) else None
+
+    @cached_property
+    def own_packing(self) -> SourcePacking | None:
+        """How documents of each source become rows, where sources differ; else ``None``."""
+        packs = (source.pack for source in self.sources.values())
+        return SourcePacking.of(packs, self.pack.method)
+
+    @property
+    def rows_ahead(self) -> int:
+        """Rows' worth of documents that a step draws beyond its own rows: wherever some stay whole."""
+        whole = self.pack.method == "best_fit" or self.own_packing is not None
+        return self.pack.lookahead_rows if whole else 0
 
     @cached_property
     def tags_S(self) -> tuple[dict[str, str], ...]:

@@ -199,9 +199,11 @@ def _faults_of_amounts(state: MixState, mix: MixConfig, steps: int) -> Iterator[
 def _faults_of_full_steps(mix: MixConfig, drawn: int, carried: int, steps: int) -> Iterator[str]:
     """Say what a run that never ends leaves out: each of its steps draws all its rows, and those ahead."""
     length, rows = mix.pack.length, mix.rows_per_step
-    if carried < (least := mix.pack.rows_ahead * length):
+    # Of rows that hold one document alone, or one source, nobody can tell how full they are.
+    alone = mix.own_packing is not None and mix.own_packing.alone_S.any()
+    if not alone and carried < (least := mix.rows_ahead * length):
         yield f"{carried} tokens are carried, a step leaves {least} at least"
-    if mix.mix.level != "token":
+    if mix.mix.level != "token" or mix.own_packing is not None:
         return
     # Of two rows that are half empty the pieces would have gone into one.
     full = {"concat_and_split": rows * length, "best_fit": (rows - 1) * (length // 2)}
@@ -250,7 +252,11 @@ def _faults_of_cuts(mix: MixConfig, carried: PieceTable) -> Iterator[str]:
     starts_P = carried.starts_P.astype(np.int64)
     begins_P = starts_P - starts_P % length
     wrong_P = (carried.stops_P != np.minimum(begins_P + length, kept_P)) | (starts_P != begins_P)
-    if mix.pack.method == "concat_and_split":  # the last row cut the first of them anywhere
+    if (packing := mix.own_packing) is not None:  # each kind of row cut its last piece anywhere
+        is_cut_P = packing.cut_S[carried.sources_P]
+        stops_P = np.minimum(begins_P + length, kept_P)
+        wrong_P = (carried.stops_P != stops_P) | ((starts_P != begins_P) & ~is_cut_P)
+    elif mix.pack.method == "concat_and_split":  # the last row cut the first of them anywhere
         wrong_P[0] = carried.stops_P[0] != min(begins_P[0] + length, kept_P[0])
     for p in np.flatnonzero(wrong_P)[:1].tolist():
         yield (

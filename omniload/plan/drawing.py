@@ -19,6 +19,7 @@ from omniload.mix.config import MixConfig
 from omniload.mix.deficit import Drawn, draw, integer_weights
 from omniload.mix.schedule import GOES_ON, MixSchedule, weights_at
 from omniload.mix.state import MixState
+from omniload.plan.rows.by_source import sizes_of
 
 __all__ = ["Known", "Starved", "StepDraw", "draw_candidates", "draw_step"]
 
@@ -85,7 +86,7 @@ def draw_step(
     """
     lengths = [known.lengths_U for known in known_S]
     counted = [known.counted_U for known in known_S]
-    sizes = lengths if mix.pack.method != "none" else [np.ones(len(c), np.int64) for c in lengths]
+    sizes = sizes_of(mix, lengths)
     is_by_token, goes_on = mix.mix.level == "token", mix.mix.stop in GOES_ON
     # Only one that is known to its end: of any other, that it is drawn up may mean that a loader is behind.
     skipped = [s for s, k in enumerate(known_S) if k.is_whole and goes_on]

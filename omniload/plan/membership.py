@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
 from omniload.mix.samples import SampleTable
@@ -21,7 +22,8 @@ from omniload.mix.schedule import GOES_ON, amounts_S, draw_weights_at
 from omniload.mix.state import MixState
 from omniload.plan.drawing import Known, Starved, draw_step
 from omniload.plan.packing import packed
-from omniload.plan.units import Units, pieces_of, places_of, units_of_sources
+from omniload.plan.rows.by_source import room_of
+from omniload.plan.units import Units, first_refused, pieces_of, places_of, units_of_sources
 
 __all__ = ["Exhausted", "Membership", "Starved", "budget_of", "lost_of", "membership_of"]
 
@@ -68,6 +70,9 @@ def membership_of(
     Returns:
         The step's rows, equal however many more samples ``ahead`` knows; or the source
         whose samples are missing; or that the run has ended.
+
+    Raises:
+        ConfigError: It draws a document that is longer than a row, and whose source refuses such.
     """
     weights_S = draw_weights_at(mix, state, epochs_S)
     ends_S = _ends(mix, epochs_S)
@@ -81,6 +86,7 @@ def membership_of(
         return found
     drawn = found.drawn
     fresh = pieces_of(ahead, units, drawn, places_of(drawn))
+    _require_none_refused(mix, fresh, state.step)
     # Pieces that still wait for a row get a step of their own.
     if found.is_last and not len(fresh) and not len(state.carried):
         return Exhausted()
@@ -102,11 +108,22 @@ def membership_of(
         served_S=drawn.served_S,
         lost_S=lost_of(mix, units, [(s, 0, stop) for s, stop in enumerate(finished)]),
         after=state.after(
-            cursors_S=cursors,
-            served_S=drawn.served_S,
-            weights_S=weights_S,
-            carried=carried,
+            cursors_S=cursors, served_S=drawn.served_S, weights_S=weights_S, carried=carried
         ),
+    )
+
+
+def _require_none_refused(mix: MixConfig, fresh: PieceTable, step: int) -> None:
+    """End a run that draws a document which is longer than a row, where its source refuses such."""
+    if (refused := first_refused(mix, fresh)) is None:
+        return
+    source, position, sub, _, _, size = refused
+    name = mix.names[source]
+    whose = "its overlong" if mix.sources[name].overlong else "pack.overlong"
+    raise ConfigError(
+        f"sources.{name}: step {step} draws sample {sub} of record {position}, {size:,} tokens, more than pack.length "
+        f"{mix.pack.length:,}, and {whose} is refuse; leave it out (transforms: a filter by max_tokens, overlong: "
+        "drop), cut it (split, truncate), or use longer rows"
     )
 
 
@@ -115,8 +132,9 @@ def budget_of(mix: MixConfig, state: MixState) -> int:
     if mix.pack.method == "none":
         return mix.rows_per_step
     # Less what is carried: with the same budget for every step, pieces that wait would become more with each.
-    rows = mix.rows_per_step + mix.pack.rows_ahead
-    return rows * mix.pack.length - int(state.carried.lengths_P.sum())
+    rows = mix.rows_per_step + mix.rows_ahead
+    carried = room_of(mix, state.carried.sources_P, state.carried.lengths_P)
+    return rows * mix.pack.length - int(carried.sum())
 
 
 def _ends(mix: MixConfig, epochs_S: Sequence[int] | None) -> Sequence[int]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
+from omniload.plan.rows.by_source import packed_by_source
 
 __all__ = ["CARRIED", "best_fit", "fill_in_order", "packed"]
 
@@ -170,7 +171,9 @@ def packed(
     """
     pool = PieceTable.concatenated([carried, fresh])
     num_rows, capacity = mix.rows_per_step, mix.pack.length
-    if mix.pack.method == "best_fit":
+    if mix.own_packing is not None:
+        pool, rows_P = packed_by_source(pool, mix, num_first=len(carried))
+    elif mix.pack.method == "best_fit":
         rows_P = best_fit(
             pool.lengths_P, num_first=len(carried), num_rows=num_rows, capacity=capacity
         )

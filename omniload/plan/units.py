@@ -21,7 +21,7 @@ from omniload.mix.schema.records import Overlong
 from omniload.mix.state import Cursor, MixState
 from omniload.plan.drawing import Known
 
-__all__ = ["Units", "pieces_of", "places_of", "units_of_sources"]
+__all__ = ["Units", "first_refused", "pieces_of", "places_of", "units_of_sources"]
 
 _COUNTING, _ZEROS, _TRUE = np.arange(1 << 14), np.zeros(1 << 14, np.int64), np.ones(1 << 14, bool)
 for _column in (_COUNTING, _ZEROS, _TRUE):
@@ -184,6 +184,15 @@ def units_of_sources(mix: MixConfig, state: MixState, ahead: Sequence[SampleTabl
         _units_of(length, overlong, cursor, table)
         for overlong, cursor, table in zip(mix.overlong_S, state.cursors_S, ahead, strict=True)
     ]
+
+
+def first_refused(mix: MixConfig, pieces: PieceTable) -> list[int] | None:
+    """Return the first piece of a sample that is longer than a row where its source refuses such, as a row of it."""
+    if mix.refusing_S is None:
+        return None
+    refused_P = np.asarray(mix.refusing_S)[pieces.sources_P] & (pieces.sizes_P > mix.pack.length)
+    found = np.flatnonzero(refused_P)[:1]
+    return pieces.take(found).rows()[0] if len(found) else None
 
 
 def places_of(drawn: Drawn) -> NDArray[np.int64]:

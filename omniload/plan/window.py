@@ -35,7 +35,8 @@ from omniload.plan.membership import (
     membership_of,
 )
 from omniload.plan.packing import packed
-from omniload.plan.units import Units, pieces_of, places_of, units_of_sources
+from omniload.plan.rows.by_source import room_of, sizes_of
+from omniload.plan.units import Units, first_refused, pieces_of, places_of, units_of_sources
 
 __all__ = ["steps_together", "window_of"]
 
@@ -110,8 +111,8 @@ def _drawn_together(
     begin = 0
     for _ in range(most):
         end = pass_.end_of_step(begin, budget_of(mix, state))
-        # What is whole is handed out: ranks need not wait until the rest is known.
-        if end is None:
+        # What is whole is handed out: ranks need not wait until the rest is known, or be refused what lies before.
+        if end is None or first_refused(mix, pass_.fresh.part(begin, end)) is not None:
             break
         step = pass_.step(state, begin, end)
         steps.append(step)
@@ -151,7 +152,7 @@ class _Pass:
         lengths = [units.stops_U - units.starts_U for units in units_S]
         by_sample, unpacked = mix.mix.counted == "sample", mix.pack.method == "none"
         counted = [units.first_U.astype(np.int64) for units in units_S] if by_sample else lengths
-        sizes = [np.ones(len(column), np.int64) for column in lengths] if unpacked else lengths
+        sizes = sizes_of(mix, lengths)
         # Each step draws what the one before packed; the last unit may go over by a row.
         later = (most - 1) * mix.rows_per_step * (1 if unpacked else mix.pack.length)
         over = 0 if unpacked else mix.pack.length
@@ -178,7 +179,9 @@ class _Pass:
             units_S=units_S,
             fresh=fresh,
             served_P=(fresh.starts_P == 0).astype(np.int64) if by_sample else lengths_P,
-            ends_P=np.arange(1, len(fresh) + 1) if unpacked else np.cumsum(lengths_P),
+            ends_P=np.arange(1, len(fresh) + 1)
+            if unpacked
+            else np.cumsum(room_of(mix, fresh.sources_P, lengths_P)),
             sources_P=fresh.sources_P.tolist(),
             cursors_P=list(zip(*(column.tolist() for column in cursors), strict=True)),
             finished_P=(samples_P + is_end_P).tolist(),

@@ -307,7 +307,7 @@ def _needs_of(mix: MixConfig, state: MixState, steps: int) -> list[int]:
     if mix.mix.counted == "sample" or mix.pack.method == "none":
         # Drawn by number: no tokens to foresee.
         return [1 if weight > 0 else 0 for weight in weights]
-    budget = (mix.rows_per_step * steps + mix.pack.rows_ahead) * mix.pack.length
+    budget = (mix.rows_per_step * steps + mix.rows_ahead) * mix.pack.length
     return [
         max(1, int(weight * budget + credit / WEIGHT_ONE)) if weight > 0 else 0
         for weight, credit in zip(weights, state.credits_S, strict=True)

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig, SourceConfig, Stage
 from omniload.mix.edits.edit import AddSource, Edit, FitCost
-from omniload.mix.schema.cuts import documents_cut, no_sequences
+from omniload.mix.schema.cuts import documents_cut, no_sequences, packs_at_odds
 from omniload.mix.schema.weights import LARGEST_NUMBER
 
 __all__ = ["edited_mix", "require_fits", "require_known", "weighted"]
@@ -69,6 +69,7 @@ def require_fits(base: MixConfig, latest: MixConfig, name: str, source: SourceCo
         for fault in (
             *documents_cut(every, latest.pack),
             *no_sequences(every, latest.pack, latest.mix.level),
+            *packs_at_odds({name: source}, latest.pack, latest.mix.level),
         ):
             raise fault
     except PydanticCustomError as fault:

@@ -3,16 +3,17 @@
 And what weights that count sequences ask of sources: samples of the length of a row.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from pydantic_core import PydanticCustomError
 
 from omniload.base.config import fault_at
+from omniload.mix.schema.packing.source_packs import is_cut
 from omniload.mix.schema.records import Overlong
 from omniload.mix.schema.source_base import SourceBase
 
-__all__ = ["Packing", "documents_cut", "no_sequences"]
+__all__ = ["Packing", "documents_cut", "no_sequences", "packs_at_odds"]
 
 
 # A protocol, as the model of ``pack`` is in ``mix.config``, which asks this module.
@@ -82,6 +83,62 @@ def no_sequences(
         )
 
 
+def _cut_anywhere(
+    sources: Mapping[str, SourceBase], held: Iterable[str], pack: Packing, what: str, remedy: str
+) -> Iterator[PydanticCustomError]:
+    """Yield packing that cuts documents where a row ends, of the first of sources whose documents stay whole."""
+    for name in held:
+        own = sources[name].pack
+        if not is_cut(own, pack.method):
+            continue
+        if own is not None and own.cut is not None:
+            yield fault_at(
+                f"cut is allow, which cuts documents anywhere, and sources.{name} {what}; say never",
+                *("sources", name, "pack", "cut"),
+            )
+        else:
+            yield fault_at(
+                f"method is concat_and_split, which cuts documents anywhere, and sources.{name} {what}; {remedy}, or "
+                f"say pack: {{cut: never}} of this source",
+                *("pack", "method"),
+            )
+        return
+
+
+def packs_at_odds(
+    sources: Mapping[str, SourceBase], pack: Packing, level: str
+) -> Iterator[PydanticCustomError]:
+    """Yield what sources say of their packing and the rest of the mix does not let them have.
+
+    Args:
+        sources: The sources by name.
+        pack: How documents become rows.
+        level: What weights count.
+    """
+    for name, source in sources.items():
+        at, own = ("sources", name, "pack"), source.pack
+        if own is None:
+            continue
+        overlong = source.overlong or pack.overlong
+        if pack.method == "none":
+            yield fault_at(
+                f"sources.{name} has pack, and pack.method is none, which gives every document a row of its own; use "
+                "best_fit or concat_and_split, or leave it out",
+                *at,
+            )
+        elif own.cut == "never" and overlong == "split":
+            yield fault_at(
+                f"cut is never, and overlong is split, which cuts documents of sources.{name} that are longer than "
+                f"pack.length {pack.length}; say overlong of the source: truncate, drop or refuse",
+                *(*at, "cut"),
+            )
+        elif own.cut == "allow" and level == "sequence":
+            yield fault_at(
+                f"cut is allow, which cuts the sequences of sources.{name} that level counts; leave it out",
+                *(*at, "cut"),
+            )
+
+
 def _images_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[PydanticCustomError]:
     """Yield packing that would cut images, and sources whose patches differ."""
     found = {
@@ -89,12 +146,9 @@ def _images_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[Py
         for name, source in sources.items()
         if (transform := source.images_transform) is not None
     }
-    if found and pack.method == "concat_and_split":
-        yield fault_at(
-            f"method is concat_and_split, which cuts documents anywhere, and sources.{next(iter(found))} holds "
-            "images, which are never cut; use best_fit or none",
-            *("pack", "method"),
-        )
+    yield from _cut_anywhere(
+        sources, found, pack, "holds images, which are never cut", "use best_fit or none"
+    )
     for name in found:
         own = sources[name].overlong
         if (own or pack.overlong) == "truncate":
@@ -128,16 +182,13 @@ def _images_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[Py
 def _pairs_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[PydanticCustomError]:
     """Yield packing that would cut a pair: half of one says nothing."""
     held = [name for name, source in sources.items() if source.pair_columns]
-    if held and pack.method == "concat_and_split":
-        yield fault_at(
-            f"method is concat_and_split, which cuts documents anywhere, and sources.{held[0]} holds preference pairs, "
-            "which stay whole; use best_fit or none",
-            *("pack", "method"),
-        )
+    yield from _cut_anywhere(
+        sources, held, pack, "holds preference pairs, which stay whole", "use best_fit or none"
+    )
     for name in held:
         own = sources[name].overlong
         overlong = own or pack.overlong
-        if overlong != "drop":
+        if overlong not in ("drop", "refuse"):
             yield fault_at(
                 f"overlong is {overlong}, which cuts a pair of sources.{name} that is longer than a row; use drop, for "
                 "all or for this source alone, and a length that most pairs fit into",
@@ -160,6 +211,8 @@ def _joined_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[Py
             lost = (
                 "every whole sequence would be left out"
                 if overlong == "drop"
+                else "the first whole sequence would end the run"
+                if overlong == "refuse"
                 else f"{tokens - pack.length} tokens of every whole sequence would be cut off"
             )
             yield fault_at(
@@ -174,10 +227,11 @@ def _joined_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[Py
                 *at,
             )
     apart = [name for name, source in sources.items() if source.keeps_documents_apart]
-    if apart and pack.method == "concat_and_split":
-        yield fault_at(
-            f"method is concat_and_split, which cuts documents anywhere, and sources.{apart[0]} joins documents that "
-            "stay apart, which is lost where a sequence is cut; use best_fit or none, or leave the joining out: "
-            "concat_and_split fills rows to the last token too, and keeps documents apart",
-            *("pack", "method"),
-        )
+    yield from _cut_anywhere(
+        sources,
+        apart,
+        pack,
+        "joins documents that stay apart, which is lost where a sequence is cut",
+        "use best_fit or none, or leave the joining out: concat_and_split fills rows to the last token too, and keeps "
+        "documents apart",
+    )

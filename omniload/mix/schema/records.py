@@ -44,8 +44,9 @@ __all__ = [
 
 Dedupe: TypeAlias = Literal["content", "key"]
 """What records are compared by."""
-Overlong: TypeAlias = Literal["split", "truncate", "drop"]
-"""What becomes of a document that is longer than a row: cut into pieces, cut off, or left out and counted."""
+Overlong: TypeAlias = Literal["split", "truncate", "drop", "refuse"]
+"""What becomes of a document that is longer than a row: cut into pieces, cut off, left out and counted, or the run
+ends."""
 
 MOST_BLOCK_UNITS = 4_096
 """Units of a block at most."""

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 from omniload.base.config import fault_at
 from omniload.mix.columns import LOSS_MASK, column_kind
 from omniload.mix.schema.messages import ChatTransform, CompletionTransform, MessageTransform
+from omniload.mix.schema.packing.source_packs import SourcePack
 from omniload.mix.schema.records import (
     Dedupe,
     NamesColumns,
@@ -82,7 +83,9 @@ class SourceBase(NamesColumns):
     ``omniload mix import --state`` and ``omniload mix drawn`` write it: they are left out of the first epoch here, and
     drawn in every other."""
     overlong: Overlong | None = None
-    """Its documents longer than a row, in place of ``pack.overlong``: cut into pieces, cut off, or left out."""
+    """Its documents longer than a row, in place of ``pack.overlong``: cut into pieces, cut off, left out, refused."""
+    pack: SourcePack | None = Field(default=None, exclude_if=lambda pack: pack is None)
+    """How its documents become rows, where not as ``pack`` of the mix has it."""
     max_repetition: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)] | None = None
     """Most times that a run goes through its records: a step that asks for more stops it, as ``mix plan`` foresees."""
     max_fraction: Annotated[float, Field(gt=0, le=1)] | None = None

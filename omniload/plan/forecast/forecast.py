@@ -223,6 +223,11 @@ def warnings_of(mix: MixConfig, expected: Forecast, steps: Sequence[StepFigures]
             else "set pack.method to best_fit"
         )
         cut = ", or set pack.method to concat_and_split, which cuts documents and leaves none"
+        if (packing := mix.own_packing) is not None and (packing.own_S | packing.alone_S).any():
+            kept = packing.own_S | packing.alone_S
+            names = [name for name, own in zip(mix.names, kept.tolist(), strict=True) if own]
+            said = f"{', '.join(names[:8])} lie in rows of their own or alone: say rows: shared where they need not"
+            best_fit, cut = f"{said}, or raise pack.lookahead_rows, {pack.lookahead_rows} now", ""
         warnings.append(
             f"{waste:.1%} of the rows is padding; {best_fit}{cut * _may_cut_anywhere(mix)}"
         )

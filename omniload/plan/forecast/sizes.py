@@ -12,12 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.mix.config import MixConfig
-from omniload.mix.schedule import amount_tokens_S
+from omniload.mix.schedule import amount_tokens_S, weights_at
 
-__all__ = ["Sampled", "SourceSizes", "repetitions_of"]
+__all__ = ["Sampled", "SourceSizes", "repetitions_of", "rooms_left"]
 
 _WHOLE = 1e-9
 """By which a whole number of epochs may be off."""
+_WORTH_A_WARNING = 0.01
+"""Padding from which on a user is told."""
+_SHOWN = 8
+"""Sources that a message names."""
 _MOST_EPOCHS = 4
 """Times that a source is gone through, beyond which a user is told."""
 
@@ -110,6 +114,29 @@ class SourceSizes:
         tokens_S: NDArray[np.float64] = (epochs_S - left_out_S) * self.epoch_tokens_S
         return tokens_S
 
+    def tokens_per_step(self, mix: MixConfig) -> float:
+        """Return the tokens of a step about: rows of which each holds one document leave room.
+
+        By the weights of the first stage; how full rows of one source are only a planned step says, as ``mix plan`` has
+        them.
+        """
+        if mix.pack.method == "none":
+            # A row is a sample here, however much room it leaves: a step has the tokens of so many samples.
+            return mix.rows_per_step * float(self.tokens_per_sample_S.mean())
+        if mix.own_packing is None:
+            return float(mix.batch.tokens)
+        shares_S = self.wanted_S(mix)
+        if shares_S is None:
+            shares_S = np.asarray(weights_at(mix.mix.stages, mix.names, 0))
+            if mix.mix.counted == "sample":
+                shares_S = shares_S * self.tokens_per_sample_S
+        rooms_S = np.where(mix.own_packing.alone_S, 1 / self.filled_S(mix), 1.0)
+        return mix.batch.tokens * float(shares_S.sum() / (shares_S * rooms_S).sum())
+
+    def filled_S(self, mix: MixConfig) -> NDArray[np.float64]:
+        """Return how much of a row a mean sample of each source fills, at most all of it."""
+        return np.minimum(self.tokens_per_sample_S / mix.pack.length, 1.0)
+
     def wanted_S(self, mix: MixConfig) -> NDArray[np.float64] | None:
         """Return the tokens that the amount of each source comes to; ``None`` where the mix has weights."""
         amounts = mix.mix.amounts
@@ -118,6 +145,25 @@ class SourceSizes:
             return None
         by_epochs_S = [amounts[name].kind == "epochs" for name in mix.names]
         return np.where(by_epochs_S, self.tokens_of(tokens_S / self.epoch_tokens_S), tokens_S)
+
+
+def rooms_left(mix: MixConfig, sizes: SourceSizes) -> list[str]:
+    """Return what a user should know of rows that sources have to themselves, each with its remedy."""
+    packing = mix.own_packing
+    if packing is None:
+        return []
+    found = [
+        f"{mix.names[s]} lies alone in its rows, of which about {1 - filled:.0%} is padding; say rows: own, or shared, "
+        "where its documents may lie beside others"
+        for s, filled in enumerate(sizes.filled_S(mix).tolist())
+        if packing.alone_S[s] and 1 - filled > _WORTH_A_WARNING
+    ]
+    if own := [mix.names[s] for s in np.flatnonzero(packing.own_S)]:
+        found.append(
+            f"{', '.join(own[:_SHOWN])} {'has' if len(own) == 1 else 'have'} rows of their own, which may not "
+            "be full; omniload mix plan says how much of them is padding, and a larger pack.lookahead_rows leaves less"
+        )
+    return found
 
 
 def repetitions_of(names: Iterable[str], epochs_S: Iterable[float]) -> list[str]:

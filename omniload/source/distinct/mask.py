@@ -45,7 +45,7 @@ DISTINCT_VERSION = 1
 """Version of the kept file, in the metadata of its schema; another version is found anew."""
 _NOT_DECISIVE = {
     *("tags", "shuffle", "on_error", "splits", "split"),
-    *("max_repetition", "max_fraction", "overlong", "drawn_before"),
+    *("max_repetition", "max_fraction", "overlong", "pack", "drawn_before"),
 }
 """Keys of a source that change nothing about which records equal each other."""
 _VERSION, _OF = b"omniload.distinct", b"of"

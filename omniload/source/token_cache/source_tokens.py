@@ -65,7 +65,7 @@ ANSWER_MAKING_VERSION = 3
 # Of ``on_error`` neither: an entry says what is bad, and whoever reads it does as its source says.
 _NOT_OF_TOKENS = {
     *("path", "tags", "shuffle", "on_error", "transforms", "max_repetition", "max_fraction"),
-    *("splits", "split", "dedupe", "overlong", "drawn_before"),
+    *("splits", "split", "dedupe", "overlong", "pack", "drawn_before"),
 }
 
 

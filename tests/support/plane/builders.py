@@ -19,6 +19,7 @@ from omniload.mix.config import MixConfig
 from omniload.mix.fingerprint import SourceFacts, fingerprint_of
 from omniload.mix.pieces import PieceTable
 from omniload.mix.samples import SampleTable
+from omniload.mix.schema.packing.source_packs import SourcePack
 from omniload.mix.state import MixState
 from omniload.plan.cost import QuadraticCost, row_costs
 from omniload.plan.place_tree import ClientPlaceTree
@@ -26,6 +27,7 @@ from omniload.plan.records import StepPlan
 from omniload.plan.world import World
 
 __all__ = [
+    "PACKS",
     "a_microbatch",
     "a_mix",
     "a_plan",
@@ -39,7 +41,15 @@ __all__ = [
     "some_facts",
     "tokens_of",
     "with_overlong",
+    "with_packs",
 ]
+
+
+PACKS: tuple[Mapping[str, str], ...] = (
+    *({"rows": "alone"}, {"rows": "own"}, {"cut": "never"}, {"cut": "allow"}),
+    *({"cut": "never", "rows": "own"}, {"cut": "allow", "rows": "own"}),
+)
+"""All that a source may say of its packing."""
 
 
 def a_mix(
@@ -90,6 +100,15 @@ def with_overlong(mix: MixConfig, given: Sequence[str | None]) -> MixConfig:
     sources = {
         name: source.model_copy(update={"overlong": overlong})
         for (name, source), overlong in zip(mix.sources.items(), given, strict=True)
+    }
+    return mix.model_copy(update={"sources": sources})
+
+
+def with_packs(mix: MixConfig, given: Sequence[Mapping[str, str] | None]) -> MixConfig:
+    """Return a mix whose sources say for themselves how they are packed, or leave it to the mix."""
+    sources = {
+        name: source.model_copy(update={"pack": pack and SourcePack.model_validate(pack)})
+        for (name, source), pack in zip(mix.sources.items(), given, strict=True)
     }
     return mix.model_copy(update={"sources": sources})
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from omniload.mix.state import MixState
 from omniload.plan.membership import Exhausted, Starved, membership_of
-from tests.support.plane.builders import a_mix, tokens_of
+from tests.support.plane.builders import PACKS, a_mix, tokens_of, with_packs
 from tests.support.plane.edits.promises import require_journal_folds
 from tests.support.plane.finite_runs import MANY, memberships, places, simulated
 from tests.support.plane.reference import known_ahead
@@ -23,6 +23,8 @@ LENGTH = 16
 records = st.lists(st.integers(1, 50), min_size=1, max_size=3) | st.just([])
 sources = st.lists(records, max_size=12).map(lambda rows: [*rows, [9]])
 quarters = st.integers(1, 12).map(lambda n: n / 4)
+
+packs = st.sampled_from([None, None, *PACKS])
 
 
 @st.composite
@@ -56,6 +58,7 @@ def worlds(draw, whole_epochs=False):
         mix={"amounts": wanted},
         runtime={"prefetch_steps": draw(st.sampled_from([1, 2, 4, 13]))},
     )
+    mix = with_packs(mix, [draw(packs) for _ in names])
     return {"mix": mix, "epochs": epochs, **draw(places(most_kills=2))}
 
 

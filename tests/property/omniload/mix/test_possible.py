@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from omniload.mix.possible import require_possible
 from omniload.mix.state import MixState
-from tests.support.plane.builders import a_mix, with_overlong
+from tests.support.plane.builders import PACKS, a_mix, with_overlong, with_packs
 from tests.support.plane.simulation import Simulation
 
 NAMES = ("books", "code", "web")
@@ -16,6 +16,8 @@ STEPS = 12
 records = st.lists(st.integers(1, 50), min_size=1, max_size=3) | st.just([])
 epochs = st.lists(records, max_size=12).map(lambda rows: [*rows, [9]])
 overlongs = st.sampled_from(["split", "truncate", "drop"])
+
+packs = st.sampled_from([None, None, *PACKS])
 
 
 @st.composite
@@ -45,7 +47,8 @@ def mixes(draw):
         },
         runtime={"prefetch_steps": draw(st.sampled_from([1, 4, 16]))},
     )
-    return with_overlong(mix, [draw(st.none() | overlongs) for _ in NAMES])
+    mix = with_overlong(mix, [draw(st.none() | overlongs) for _ in NAMES])
+    return with_packs(mix, [draw(packs) for _ in NAMES])
 
 
 @given(mixes(), st.lists(epochs, min_size=3, max_size=3))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.mix.state import MixState
-from tests.support.plane.builders import a_mix, tokens_of
+from tests.support.plane.builders import PACKS, a_mix, tokens_of, with_packs
 from tests.support.plane.edits.promises import require_journal_folds
 from tests.support.plane.finite_runs import MANY, memberships, places, simulated
 from tests.support.plane.simulation import Simulation
@@ -23,6 +23,8 @@ LENGTH = 16
 
 records = st.lists(st.integers(1, 50), min_size=1, max_size=3) | st.just([])
 epochs = st.lists(records, max_size=12).map(lambda rows: [*rows, [9]])
+
+packs = st.sampled_from([None, None, *PACKS])
 
 
 @st.composite
@@ -36,7 +38,7 @@ def mixes(draw, stop=None):
         {"from_step": 0, "weights": weights()},
         {"from_step": 2, "weights": weights(), "ramp_steps": 2},
     ]
-    return a_mix(
+    mix = a_mix(
         sources=names,
         rows=8,
         length=LENGTH,
@@ -53,6 +55,7 @@ def mixes(draw, stop=None):
         },
         runtime={"prefetch_steps": draw(st.sampled_from([1, 2, 4, 8, 13, 40]))},
     )
+    return with_packs(mix, [draw(packs) for _ in names])
 
 
 @st.composite

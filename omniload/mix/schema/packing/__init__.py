@@ -1,0 +1,1 @@
+"""How sources want their documents packed, where they say so themselves."""
