@@ -3,6 +3,7 @@
 python -m benchmarks.data.many_sources --help
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from benchmarks.report import Table, print_table, write_report
 
 __all__ = ["main", "measured", "table_of", "write_mixes"]
 
-_DOCUMENTS, _GROUP_ROWS, _MEAN = 256, 64, 400
+_DOCUMENTS, _GROUP_ROWS, _MEAN, _LINES = 256, 64, 400, 64
 _LENGTH, _ROWS = 4_096, 16
 _LIMIT_S = 300.0
 _CHECK = ("-c", "from omniload.base.cli import main; main()", "mix", "check")
@@ -31,18 +32,23 @@ _FIRST_BATCH = """
 import sys
 import time
 from pathlib import Path
-from omniload.actors.local.plane import LocalPlane
+from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
 from omniload.client import Client
 from omniload.mix.config import load_mix
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.index import index_folder
-file = Path(sys.argv[1])
+kind, file = sys.argv[1], Path(sys.argv[2])
+if kind == "ray":
+    import omniload.actors.ray.plane
+else:
+    import omniload.actors.local.plane
 began_s = time.perf_counter()
 mix, base_dir = load_mix(file)
+mix = mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"kind": kind})})
 tree = ClientPlaceTree.of(dp=1)
 spec = PlaneSpec(mix=mix, base_dir=base_dir, tree=tree, cache_dir=index_folder(file))
-with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
+with open_plane(spec) as plane, Client(plane.handle(0)) as client:
     assert client.next_batch() is not None
     print("there", time.perf_counter() - began_s, flush=True)
 """
@@ -61,7 +67,10 @@ class Took:
 
 
 def write_mixes(folder: Path, sources: int) -> dict[str, Path]:
-    """Write the sources and three mix files: a sound one, one of unknown keys, one of columns that are not there."""
+    """Write the sources and four mix files: a sound one, one of unknown keys, one of columns that are not there, texts.
+
+    Texts are JSON lines, a small file a source, tokenised by bytes.
+    """
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(np.log(_MEAN), 1, _DOCUMENTS), 1, _LENGTH).astype(np.int32)
     offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)))
@@ -73,6 +82,10 @@ def write_mixes(folder: Path, sources: int) -> dict[str, Path]:
     for name in names:
         (folder / name).mkdir()
         (folder / name / "0.parquet").hardlink_to(first)
+    words = ("word " * 80)[: _MEAN - 1]
+    lines = "".join(json.dumps({"text": f"{i} {words}"}) + "\n" for i in range(_LINES))
+    for name in names:
+        (folder / name / "0.jsonl").write_text(lines, encoding="utf-8")
     tree = {
         "version": 1,
         "seed": 1,
@@ -90,6 +103,9 @@ def write_mixes(folder: Path, sources: int) -> dict[str, Path]:
         "unknown keys": sound.replace("tokens: tokens", "tokns: tokens"),
         "no such column": sound.replace("tokens: tokens", "tokens: ids"),
     }
+    lined = {name: {"type": "jsonl", "path": f"{name}/*.jsonl"} for name in names}
+    of_texts = tree | {"sources": lined, "tokenizer": {"type": "bytes"}}
+    texts["texts"] = yaml.safe_dump(of_texts, sort_keys=False)
     files = {name: folder / f"{name.replace(' ', '-')}.yaml" for name in texts}
     for name, text in texts.items():
         files[name].write_text(text, encoding="utf-8")
@@ -154,9 +170,11 @@ def table_of(found: Mapping[str, Sequence[Took]], sources: int) -> Table:
 READING = """\
 Each source is a file of {documents} documents of token ids in four row groups. A check is timed as a whole process, its
 start and imports among it; the first batch from the reading of the mix file on, in the local runtime, {rows} rows of
-{length:,} tokens, for which a block of every source is decoded. What an earlier check found and indexed is kept, and
-modules stand compiled; files are in the page cache. How long it takes depends on what else the machine does, processor
-seconds less so. Of faults that the schema finds a check tells the first fifty, and how many more there are."""
+{length:,} tokens, for which a block of every source is decoded. Through Ray it starts Ray and its roles too. Texts are
+JSON lines, {lines} documents of about 400 bytes a source, tokenised by bytes. What an earlier check found and indexed
+is kept, and modules stand compiled; files are in the page cache. How long it takes depends on what else the machine
+does, processor seconds less so; those of roles through Ray are counted where they end before the process does. Of
+faults that the schema finds a check tells the first fifty, and how many more there are."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -176,10 +194,13 @@ def main(sources: int, repeats: int, report: bool) -> None:
             "check": (_CHECK, files["sound"]),
             "check, an unknown key in every source": (_CHECK, files["unknown keys"]),
             "check, a wrong column in every source": (_CHECK, files["no such column"]),
-            "first batch": (("-c", _FIRST_BATCH), files["sound"]),
+            "first batch": (("-c", _FIRST_BATCH, "local"), files["sound"]),
+            "first batch through Ray": (("-c", _FIRST_BATCH, "ray"), files["sound"]),
+            "first batch of texts": (("-c", _FIRST_BATCH, "local"), files["texts"]),
+            "first batch of texts through Ray": (("-c", _FIRST_BATCH, "ray"), files["texts"]),
         }
         found: dict[str, list[Took]] = {name: [] for name in work}
-        for name in ("check", "first batch"):
+        for name in ("check", "first batch", "first batch of texts"):
             measured(*work[name], cache)
         for _ in range(repeats):
             for name, (arguments, file) in work.items():
@@ -193,7 +214,9 @@ def main(sources: int, repeats: int, report: bool) -> None:
             "A thousand sources: a check, and the first batch",
             f"python -m benchmarks.data.many_sources --sources {sources} --repeats {repeats}",
             [table],
-            READING.format(documents=_DOCUMENTS, rows=_ROWS, length=_LENGTH).replace("\n", " "),
+            READING.format(documents=_DOCUMENTS, rows=_ROWS, length=_LENGTH, lines=_LINES).replace(
+                "\n", " "
+            ),
         )
         click.echo(f"wrote {path.name}")
 

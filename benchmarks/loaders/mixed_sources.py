@@ -30,6 +30,8 @@ class MixedSources:
     group_rows: int = 500
     """Documents of a row group."""
     seed: int = 0
+    weighted: bool = False
+    """Whether each token has a weight beside it, of float32."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,9 +64,13 @@ def build_sources(folder: Path, corpus: MixedSources) -> None:
             offsets = np.concatenate(([0], np.cumsum(lengths_of(rng, corpus.documents))))
             # Logarithms spread evenly: the n-th token comes about 1/n as often as the first.
             tokens = (_VOCABULARY ** rng.random(int(offsets[-1]), np.float32)).astype(np.int32)
-            column = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(tokens))
+            bounds = pa.array(offsets.astype(np.int32))
+            table = {"tokens": pa.ListArray.from_arrays(bounds, pa.array(tokens))}
+            if corpus.weighted:
+                weights = rng.random(len(tokens), np.float32)
+                table["weight"] = pa.ListArray.from_arrays(bounds, pa.array(weights))
             pq.write_table(
-                pa.table({"tokens": column}),
+                pa.table(table),
                 folder / name / f"{shard:05}.parquet",
                 row_group_size=corpus.group_rows,
                 compression="zstd",

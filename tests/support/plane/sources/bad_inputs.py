@@ -9,17 +9,31 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
+import zstandard
 
 from omniload.base.config import parse_yaml
 from omniload.base.errors import ConfigError, OmniloadError
 from omniload.mix.config import MixConfig
+from omniload.mix.schema.records import OwnColumn
 from omniload.mix.sources import OnError
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
+from tests.support.plane.sources.in_stores import StoredShards
 from tests.support.plane.sources.source_contract import expected_tokens, samples, texts_of_shard
+from tests.support.plane.sources.source_kinds import (
+    KINDS,
+    GzipLines,
+    MdsTokens,
+    ParquetTokens,
+    ZstdLines,
+)
 
-__all__ = ["Outcomes", "damaged", "spoilt_mixes", "spoilt_shards"]
+__all__ = ["SPOILT", "Outcomes", "damaged", "spoilt_mixes", "spoilt_shards"]
 
 NUMBERS = (0, 1, -1, 7, 255, 2**15, 2**31 - 1, -(2**31), 2**62, -(2**63))
 VALUES = (
@@ -30,6 +44,9 @@ VALUES = (
 LIMIT_S = 30
 """What takes longer hangs."""
 _LARGEST = 1 << 40
+_ENTERED_BYTES = 9 << 20
+"""More than a compressed shard has that is entered at its first byte alone."""
+WEIGHT = OwnColumn(column="weights")
 
 
 @dataclass(slots=True)
@@ -73,8 +90,73 @@ def damaged(data, rng):
     return bytes(data)
 
 
-def spoilt_shards(kind, folder, rng, count):
-    """Damage a file of one shard after the other, ``count`` times, with a sound shard beside it, and read both."""
+class ParquetColumns(ParquetTokens):
+    """With a column of a user's own."""
+
+    def write(self, path, texts):
+        lists = [expected_tokens(text) if text else [] for text in texts]
+        columns = {"tokens": pa.array(lists, pa.list_(pa.int32()))}
+        columns["weights"] = pa.array([[each / 2 for each in row] for row in lists])
+        pq.write_table(pa.table(columns), path, row_group_size=16, write_page_checksum=True)
+
+    def config(self, folder):
+        return super().config(folder).model_copy(update={"columns": {"weight": WEIGHT}})
+
+
+class MdsColumns(MdsTokens):
+    """With a column of a user's own, whose arrays say their type and shape themselves."""
+
+    columns = (("tokens", "ndarray:uint16", None), ("weights", "ndarray", None))
+
+    def sample(self, i, text):
+        ids = expected_tokens(text) if text else []
+        shape = bytes([1 << 2 | 1]) + struct.pack("<H", len(ids))
+        arrays = [shape + np.array(ids, "<u2").tobytes()]
+        arrays.append(bytes([34]) + shape + np.array(ids, "<f4").tobytes())
+        return struct.pack("<2I", *map(len, arrays)) + b"".join(arrays)
+
+    def config(self, folder):
+        return super().config(folder).model_copy(update={"columns": {"weight": WEIGHT}})
+
+
+class _Entered:
+    """So long that a shard is entered at places in its middle: beside each text stands much that nothing reads."""
+
+    def lines(self, texts):
+        beside = "b" * (_ENTERED_BYTES // len(texts))
+        return b"".join(orjson.dumps({"beside": beside, "text": text}) + b"\n" for text in texts)
+
+    def config(self, folder):
+        return super().config(folder).model_copy(update={"unit": 1 << 20})
+
+
+class GzipEntered(_Entered, GzipLines):
+    """Long lines of gzip."""
+
+
+class ZstdEntered(_Entered, ZstdLines):
+    """Long lines of zstd, in frames of one line each."""
+
+    def write(self, path, texts):
+        frames = (zstandard.compress(line) for line in self.lines(texts).splitlines(keepends=True))
+        path.write_bytes(b"".join(frames))
+
+
+SPOILT = KINDS | {
+    "parquet-columns": ParquetColumns,
+    "mds-columns": MdsColumns,
+    "jsonl-gz-entered": GzipEntered,
+    "jsonl-zst-entered": ZstdEntered,
+}
+"""Kinds whose shards are spoilt: those of the contract of sources, columns of a user's own, and shards that are entered
+in their middle."""
+
+
+def spoilt_shards(kind, folder, rng, count, root=None):
+    """Damage a file of one shard after the other, ``count`` times, with a sound shard beside it, and read both.
+
+    With ``root``, the address of a folder in a store, they are read there.
+    """
     kind.write(folder / f"part-0{kind.suffix}", texts_of_shard(0))
     own = set(folder.iterdir())
     kind.write(folder / f"part-1{kind.suffix}", texts_of_shard(1))
@@ -83,7 +165,16 @@ def spoilt_shards(kind, folder, rng, count):
     shared = {path for path in own if path.read_bytes() != files[path] or "part-" not in path.name}
     config = kind.config(folder).model_copy(update={"on_error": OnError(policy="skip", limit=500)})
 
+    stored = None if root is None else StoredShards(folder, root)
+
+    def write(path, data):
+        path.write_bytes(data)
+        if stored is not None:
+            stored.put_one(path)
+
     def opened():
+        if stored is not None:
+            return stored.opened(config, kind.tokenizer)
         return open_source(
             SourceSpec("web", config, seed=1, tokenizer=kind.tokenizer, base_dir=folder)
         )
@@ -92,7 +183,7 @@ def spoilt_shards(kind, folder, rng, count):
     assert not whole - _held(opened()), "it is read as long as nothing is spoilt"
     outcomes = Outcomes()
     for path in itertools.islice(itertools.cycle(sorted(set(files) - sound_alone)), count):
-        path.write_bytes(damaged(files[path], rng))
+        write(path, damaged(files[path], rng))
         with _watched(outcomes):
             try:
                 source = opened()
@@ -108,7 +199,7 @@ def spoilt_shards(kind, folder, rng, count):
                 # A list of shards that leaves one out says so of all there is.
                 if path not in shared and whole - Counter(samples(block)):
                     outcomes.lost.append(path.name)
-        path.write_bytes(files[path])
+        write(path, files[path])
     return outcomes
 
 

@@ -187,12 +187,15 @@ def test_chats_have_a_line_each(tmp_path):
     assert len((tmp_path / CHAT_FILE).read_bytes().splitlines()) == 12
 
 
-def test_mixes_of_many_sources_are_one_sound_file_and_two_that_are_not(tmp_path):
+def test_mixes_of_many_sources_are_two_sound_files_and_two_that_are_not(tmp_path):
     files = many_sources.write_mixes(tmp_path, 3)
 
     mix, _ = load_mix(files["sound"])
     assert len(mix.names) == 3
     assert (tmp_path / "s0002" / "0.parquet").exists()
+    texts, _ = load_mix(files["texts"])
+    assert texts.names == mix.names
+    assert len((tmp_path / "s0002" / "0.jsonl").read_bytes().splitlines()) == 64
     assert all(
         yaml.safe_load(files[name].read_text())["sources"] != mix.sources
         for name in ("unknown keys", "no such column")
@@ -216,9 +219,10 @@ def test_changes_are_shown_by_the_time_of_a_step():
 
 def test_this_tree_is_compared_with_the_earlier_one():
     rates = {"before": [since.Rate(2e6, 1e6)], "now": [since.Rate(3e6, 2e6)]}
+    rates[since.WITH_COLUMN] = [since.Rate(2.7e6, 1.5e6)]
 
     assert since.table_of({32_768: rates}).rows == (
-        ("32k", "2.0", "3.0", "1.50", "1.0", "2.0", "2.00"),
+        ("32k", "2.0", "3.0", "1.50", "1.0", "2.0", "2.00", "0.90", "0.75"),
     )
 
 
