@@ -1,10 +1,13 @@
-"""Generated pages are what the models and commands say today."""
+"""Generated pages are what the models and commands say today; the page of installation what the package asks for."""
 
 import functools
 import importlib.util
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from itertools import chain
 from typing import Annotated, Literal
 
 import click
@@ -146,3 +149,17 @@ def test_the_help_of_every_command_is_on_the_page_of_commands():
     assert "## omniload verb\n" in page
     assert "Do one thing." in page
     assert "--often TEXT  Not once." in page
+
+
+def test_the_oldest_versions_on_the_page_are_those_that_the_package_asks_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = chain(project["dependencies"], *project["optional-dependencies"].values())
+    oldest = dict(re.findall(r"^(\w+)>=([\d.]+)", "\n".join(asked), re.MULTILINE))
+    page = (ROOT / "docs/how-to/trainers/own-loop.md").read_text()
+    (line,) = (line for line in page.splitlines() if line.startswith("What your container has"))
+
+    named = dict(re.findall(r"(\w+) (\d[\d.]*\d)", line))
+
+    assert named.pop("Python") == project["requires-python"].removeprefix(">=")
+    assert named.keys() == {"numpy", "pyarrow", "torch", "ray"}
+    assert named == {name: oldest[name] for name in named}
