@@ -105,8 +105,8 @@ Rules that span keys:
 - A step has at least one row for every data-parallel rank; with context parallelism `pack.length` is a multiple of
   `2 * cp`.
 - `sources`, `splits`, `mix`, `pack`, `batch.tokens`, `seed` and the tokenizer decide what is trained on, so they must
-  not change when a run is resumed; nor must the records that `drawn_before` names. `batch.micro_tokens`, `balance`,
-  `runtime`, `tags` and `on_error` may.
+  not change when a run is resumed; nor must the records that `drawn_before` names. `batch.micro_tokens`,
+  `batch.pipeline`, `balance`, `runtime`, `tags` and `on_error` may.
 """
 
 _TRAIN_INTRO = """# Training file

@@ -12,7 +12,9 @@ import numpy as np
 from benchmarks.report import Table, print_table, write_report
 from omniload.base.ragged import Ragged, Ranges
 from omniload.batch.encoding import EncoderShare
-from omniload.batch.microbatch import Batch, Microbatch, from_bytes, own_part, to_bytes
+from omniload.batch.microbatch import Batch, Microbatch
+from omniload.batch.stages import own_part
+from omniload.batch.wire import from_bytes, to_bytes
 from omniload.machine.columns import ImageRequests
 from omniload.mix.columns import GRIDS, IMAGES, ColumnRanges
 from omniload.plan.images.dealt import ImagePlan

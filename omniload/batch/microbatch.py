@@ -1,30 +1,22 @@
-"""What a rank trains on; and the same as bytes, which it broadcasts to peers that train on the same rows.
-
-::
-
-    length of the head, 8 bytes │ head, JSON │ array │ array │ ...      each array at a multiple of 64 bytes
-
-Both ends of that are of one job.
+"""What a rank trains on: packed rows, or the slices that a cp peer has of them.
 
 Shape suffixes:
     R  rows of the microbatch      T  tokens in a row
     D  pieces of all rows, in order; padding at a row's end counts as one
     K  pieces that hold samples, without the padding
     C  tokens in a context-parallel slice of a row
-    B  bytes
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged
+from omniload.batch.absent import is_absent
 from omniload.batch.encoding import EncoderShare
 from omniload.batch.starts import positions_between, starts_inside, with_starts
 
@@ -34,20 +26,12 @@ __all__ = [
     "CpSlice",
     "Microbatch",
     "aligned_of",
-    "from_bytes",
-    "own_part",
+    "brings_labels",
     "rows_of",
-    "to_bytes",
 ]
 
 IGNORE_LABEL = -100
 """Label of a token that predicts nothing, the value torch's cross entropy ignores."""
-_WIRE_VERSION = 6
-_LENGTH_BYTES = 8
-# A line of the processor's cache, and more than any type of numpy asks for: arrays are used where they lie.
-_ALIGNMENT = 64
-_NUMBERS = "biuf"
-"""Kinds of numpy's types that an array may have: truth, whole numbers, floating point."""
 
 
 # Without slots: `cached_property` keeps what it makes in the dictionary of the instance.
@@ -83,6 +67,8 @@ class Microbatch:
     """Images that this rank encodes, where a strategy deals them; they are not among ``columns_K`` then.
 
     On the way to ranks that share the rows it brings the shares of all of them; see ``own_part``."""
+    label_tokens_RT: NDArray[np.int32] | None = None
+    """What labels are made of where a stage of a pipeline has labels and no token ids; ``None`` elsewhere."""
 
     @cached_property
     def document_starts(self) -> NDArray[np.int32]:
@@ -95,11 +81,14 @@ class Microbatch:
 
         ``IGNORE_LABEL`` at its end, in the padding, and where the sample's ``loss_mask`` leaves that next token out.
         """
-        tokens = self.tokens_RT.reshape(-1)
+        # First: a stage of a pipeline without labels says so, whether it has tokens or not.
+        next_D = np.asarray(self.next_D)
+        tokens_RT = self.tokens_RT if self.label_tokens_RT is None else self.label_tokens_RT
+        tokens = tokens_RT.reshape(-1)
         labels = np.empty_like(tokens)
         # Of all rows in one go, over every bound: the last token of each document is put right below.
         labels[:-1] = tokens[1:]
-        labels[self.cu_seqlens[1:] - 1] = self.next_D
+        labels[self.cu_seqlens[1:] - 1] = next_D
         labels[self.document_starts - 1] = IGNORE_LABEL
         self._fill_padding(labels, IGNORE_LABEL)
         if self.trained_RT is not None:
@@ -192,166 +181,11 @@ def rows_of(part: Microbatch | CpSlice, column: str) -> NDArray[Any]:
     return rows
 
 
+def brings_labels(part: Microbatch | CpSlice) -> bool:
+    """Tell whether rows have labels: all have, but those of some stages of a pipeline."""
+    return not is_absent(part.labels_RC if isinstance(part, CpSlice) else part.next_D)
+
+
 def aligned_of(part: Microbatch | CpSlice) -> Mapping[str, NDArray[Any]]:
     """Return the columns of a user's own that have a value for each token, whole or a slice of cp peers."""
     return part.aligned_RC if isinstance(part, CpSlice) else part.aligned_RT
-
-
-def own_part(batch: Batch, peer: int, ranks_W: Sequence[int]) -> Batch:
-    """Return a batch with what one rank of those that take it encodes, and no other.
-
-    Args:
-        batch: What the data plane hands out at a place along dp and cp.
-        peer: Number of the rank among those that take it.
-        ranks_W: Numbers of all ranks in the job, in the order of places; none where they are numbered so.
-    """
-    shares = [microbatch.encoding for microbatch in batch.microbatches]
-    if not ranks_W and all(share is None or not share.others for share in shares):
-        return batch
-    own = [None if share is None else share.of_peer(peer).numbered(ranks_W) for share in shares]
-    parts = zip(batch.microbatches, own, strict=True)
-    return replace(batch, microbatches=tuple(replace(part, encoding=each) for part, each in parts))
-
-
-_KINDS: Mapping[str, type[Microbatch] | type[CpSlice]] = {"rows": Microbatch, "slice": CpSlice}
-
-
-def to_bytes(batch: Batch) -> NDArray[np.uint8]:
-    """Return a batch as bytes, ``[B]``."""
-    arrays: list[NDArray[Any]] = []
-
-    def kept(array: NDArray[Any]) -> int:
-        arrays.append(np.ascontiguousarray(array))
-        return len(arrays) - 1
-
-    microbatches = []
-    for microbatch in batch.microbatches:
-        kind = next(name for name, cls in _KINDS.items() if isinstance(microbatch, cls))
-        columns = {
-            name: [kept(column.values_V), kept(column.offsets)]
-            for name, column in microbatch.columns_K.items()
-        }
-        own = {name: kept(array) for name, array in _arrays_of(microbatch)}
-        made: dict[str, Any] = {"kind": kind, "arrays": own, "columns": columns}
-        made["aligned"] = {name: kept(values) for name, values in aligned_of(microbatch).items()}
-        if microbatch.encoding is not None:
-            # Of many peers most have nothing to do with one microbatch: a word each.
-            made["shares"] = [
-                {
-                    "arrays": {name: kept(array) for name, array in _arrays_of(share)},
-                    "images": [kept(share.images_I.values_V), kept(share.images_I.offsets)],
-                }
-                if not share.is_of_nothing
-                else None
-                for share in microbatch.encoding.of_ranks
-            ]
-            made["ranks"] = microbatch.encoding.num_ranks
-            made["values_per_patch"] = microbatch.encoding.values_per_patch
-        microbatches.append(made)
-    head = {
-        "version": _WIRE_VERSION,
-        "batch": {name: getattr(batch, name) for name in _plain_names()},
-        "microbatches": microbatches,
-        "arrays": [[array.dtype.str, list(array.shape)] for array in arrays],
-    }
-    text = json.dumps(head).encode()
-    starts = list(_starts(len(text), [array.nbytes for array in arrays]))
-    # Zeroed, not empty: what lies between two arrays is sent too, and would be whatever this process had there.
-    out_B = np.zeros(starts[-1], np.uint8)
-    out_B[:_LENGTH_BYTES] = np.frombuffer(len(text).to_bytes(_LENGTH_BYTES, "little"), np.uint8)
-    out_B[_LENGTH_BYTES : _LENGTH_BYTES + len(text)] = np.frombuffer(text, np.uint8)
-    for array, start in zip(arrays, starts, strict=False):
-        out_B[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
-    return out_B
-
-
-def from_bytes(data_B: NDArray[np.uint8]) -> Batch:
-    """Return the batch that ``to_bytes`` gave; its arrays lie in ``data_B``.
-
-    Raises:
-        IntegrityError: The bytes are of another release, or not whole.
-    """
-    length = int.from_bytes(data_B[:_LENGTH_BYTES].tobytes(), "little")
-    try:
-        # JSON and arrays of numbers: what another rank sends is never unpickled.
-        head = json.loads(data_B[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes())
-        if head["version"] != _WIRE_VERSION:
-            raise IntegrityError(
-                f"a batch has wire version {head['version']}, this rank reads {_WIRE_VERSION}; "
-                "install one release on all ranks"
-            )
-        arrays = list(_arrays(data_B, length, head["arrays"]))
-        microbatches = tuple(_microbatch(made, arrays) for made in head["microbatches"])
-        return Batch(microbatches=microbatches, **head["batch"])
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise IntegrityError(
-            f"{len(data_B)} bytes are no whole batch: {error}; start the job again from its last checkpoint"
-        ) from error
-
-
-def _microbatch(made: Mapping[str, Any], arrays: list[NDArray[Any]]) -> Microbatch | CpSlice:
-    columns = {
-        name: Ragged(values_V=arrays[values], offsets=arrays[offsets])
-        for name, (values, offsets) in made["columns"].items()
-    }
-    own: dict[str, Any] = {name: arrays[at] for name, at in made["arrays"].items()}
-    own["aligned_RC" if made["kind"] == "slice" else "aligned_RT"] = {
-        name: arrays[at] for name, at in made["aligned"].items()
-    }
-    if "shares" in made:
-        nothing = EncoderShare.of_nothing(int(made["ranks"]), int(made["values_per_patch"]))
-        first, *others = (_share(told, arrays, nothing) for told in made["shares"])
-        own["encoding"] = replace(first, others=tuple(others))
-    return _KINDS[made["kind"]](columns_K=columns, **own)
-
-
-def _share(
-    told: Mapping[str, Any] | None, arrays: list[NDArray[Any]], nothing: EncoderShare
-) -> EncoderShare:
-    if told is None:
-        return nothing
-    values, offsets = told["images"]
-    images = Ragged(values_V=arrays[values], offsets=arrays[offsets])
-    own = {name: arrays[at] for name, at in told["arrays"].items()}
-    return replace(nothing, images_I=images, **own)
-
-
-def _arrays(
-    data_B: NDArray[np.uint8], length: int, shapes: list[tuple[str, list[int]]]
-) -> Iterator[NDArray[Any]]:
-    """Yield the arrays behind a head of ``length`` bytes."""
-    kinds = [np.dtype(kind) for kind, _ in shapes]
-    # Bytes read as objects would be addresses in this process.
-    if wrong := [str(kind) for kind in kinds if kind.kind not in _NUMBERS]:
-        raise ValueError(f"an array is of type {wrong[0]}, which is no number")
-    sizes = [
-        kind.itemsize * int(np.prod(shape, dtype=np.int64))
-        for kind, (_, shape) in zip(kinds, shapes, strict=True)
-    ]
-    starts = list(_starts(length, sizes))
-    if starts[-1] != len(data_B):
-        raise ValueError(f"their head speaks of {starts[-1]} bytes")
-    for kind, (_, shape), start, size in zip(kinds, shapes, starts, sizes, strict=False):
-        yield data_B[start : start + size].view(kind).reshape(shape)
-
-
-def _starts(length: int, sizes: list[int]) -> Iterator[int]:
-    """Yield where each array starts, and where the last one ends."""
-    at = _LENGTH_BYTES + length
-    for size in sizes:
-        at = -(-at // _ALIGNMENT) * _ALIGNMENT
-        yield at
-        at += size
-    yield at
-
-
-def _arrays_of(part: Microbatch | CpSlice | EncoderShare) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield its own arrays, as far as it has them."""
-    for each in fields(part):
-        value = getattr(part, each.name)
-        if isinstance(value, np.ndarray):
-            yield each.name, value
-
-
-def _plain_names() -> list[str]:
-    return [each.name for each in fields(Batch) if each.name != "microbatches"]

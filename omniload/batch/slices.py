@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.ragged import Ranges
+from omniload.batch.absent import is_absent, stacked
 from omniload.batch.microbatch import IGNORE_LABEL, CpSlice, Microbatch, aligned_of, rows_of
 from omniload.mix.columns import NO_COLUMNS
 
@@ -133,18 +134,18 @@ def joined(parts: Sequence[Microbatch | CpSlice]) -> Microbatch | CpSlice:
         end += int(part.cu_seqlens[-1])
     cu_seqlens = np.concatenate(bounds).astype(np.int32)
     columns_K = {
-        name: Ranges.of([p.columns_K[name] for p in parts], column.values_V.dtype.type).packed()
+        name: column
+        if is_absent(column)
+        else Ranges.of([p.columns_K[name] for p in parts], column.values_V.dtype.type).packed()
         for name, column in first.columns_K.items()
     }
-    aligned = {
-        name: np.concatenate([aligned_of(p)[name] for p in parts]) for name in aligned_of(first)
-    }
+    aligned = {name: stacked([aligned_of(p)[name] for p in parts]) for name in aligned_of(first)}
     if isinstance(first, CpSlice):
         slices = [p for p in parts if isinstance(p, CpSlice)]
         return CpSlice(
-            tokens_RC=np.concatenate([rows_of(p, "tokens") for p in parts]),
-            labels_RC=np.concatenate([rows_of(p, "labels") for p in parts]),
-            positions_RC=np.concatenate([rows_of(p, "positions") for p in parts]),
+            tokens_RC=stacked([rows_of(p, "tokens") for p in parts]),
+            labels_RC=stacked([rows_of(p, "labels") for p in parts]),
+            positions_RC=stacked([rows_of(p, "positions") for p in parts]),
             # The same of every part: a peer holds the same columns of all rows.
             indices_C=first.indices_C,
             cu_seqlens=cu_seqlens,
@@ -155,14 +156,17 @@ def joined(parts: Sequence[Microbatch | CpSlice]) -> Microbatch | CpSlice:
         )
     whole = [p for p in parts if isinstance(p, Microbatch)]
     return Microbatch(
-        tokens_RT=np.concatenate([p.tokens_RT for p in whole]),
+        tokens_RT=stacked([p.tokens_RT for p in whole]),
         cu_seqlens=cu_seqlens,
         sources_D=np.concatenate([p.sources_D for p in whole]),
-        next_D=np.concatenate([p.next_D for p in whole]),
+        next_D=stacked([p.next_D for p in whole]),
         trained_RT=_trained(whole),
         keys_K4=np.concatenate([p.keys_K4 for p in whole]),
         columns_K=columns_K,
         aligned_RT=aligned,
+        label_tokens_RT=None
+        if first.label_tokens_RT is None
+        else np.concatenate([p.label_tokens_RT for p in whole if p.label_tokens_RT is not None]),
     )
 
 

@@ -10,6 +10,7 @@ from omniload.base.clock import wait_of
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.log import get_logger
 from omniload.base.state import JsonObject
+from omniload.batch.absent import is_absent
 from omniload.batch.microbatch import Batch, rows_of
 from omniload.front.launch import group_of_torch
 from omniload.front.rows import Labels
@@ -171,9 +172,9 @@ def check_steps_left(state: JsonObject | None, num_steps: int | None) -> None:
 
 def warn_of_unknown_ids(first: Batch, vocab_size: int | None) -> None:
     """Warn if the first batch has token ids that a model of ``vocab_size`` embeddings does not know."""
-    largest = max(
-        (int(rows_of(part, "tokens").max(initial=0)) for part in first.microbatches), default=0
-    )
+    tokens = [rows_of(part, "tokens") for part in first.microbatches]
+    # A stage of a pipeline may have none; the first one has.
+    largest = max((int(rows.max(initial=0)) for rows in tokens if not is_absent(rows)), default=0)
     if vocab_size is not None and largest >= vocab_size:
         _LOG.warning(
             "the first batch has token id %d, and loader.vocab_size is %d, as many as the tokenizer of the mix has: "

@@ -21,7 +21,8 @@ from typing import Any
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
 from omniload.batch.arrays import Arrays, SideStream
-from omniload.batch.microbatch import Batch, own_part
+from omniload.batch.microbatch import Batch
+from omniload.batch.stages import Stage, own_part
 from omniload.front.arguments import timeout_from
 from omniload.front.rows import Fields, Labels, TrainingBatch
 
@@ -44,10 +45,12 @@ class BatchForm:
     """Number of this rank among those that take the same batch."""
     ranks: tuple[int, ...] = ()
     """Numbers of all ranks by place, as ``Place.ranks``, where images are dealt to them."""
+    stage: Stage | None = None
+    """Stage of this rank along pp, whose columns alone it has; ``None`` without several."""
 
     def of(self, batch: Batch) -> TrainingBatch:
         """Return a batch of the data plane as a training loop takes it."""
-        batch = own_part(batch, self.peer, self.ranks)
+        batch = own_part(batch, self.peer, self.ranks, self.stage)
         return TrainingBatch(batch, self.arrays, self.labels, self.device)
 
 

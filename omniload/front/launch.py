@@ -9,13 +9,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from omniload.base.errors import ConfigError
+from omniload.batch.stages import LABELS, Stage
+from omniload.mix.config import PipelineConfig
 
 __all__ = ["DeviceMesh", "Launch", "Place", "group_of_torch", "launch_of", "place_of"]
 
 _DP_NAMES = {"dp", "ddp", "fsdp", "dp_replicate", "dp_shard", "replicate", "shard"}
 """Names of mesh axes whose ranks take other samples, as torchtitan, FSDP2 and DDP call them."""
 _SAME_DATA = {"tp", "pp", "ep"}
-"""Names of mesh axes whose ranks take the same batch: one fetches it, and broadcasts."""
+"""Names of mesh axes whose ranks take the same batch: one fetches it, and broadcasts to each what its stage uses."""
 
 
 class DeviceMesh(Protocol):
@@ -63,15 +65,43 @@ class Place:
     cp_size: int = 1
     peers: tuple[int, ...] = ()
     """Numbers of the ranks that take the same batch, this one among them, in order; none where it has no peers."""
+    along_pp: tuple[int, ...] = ()
+    """Place along pp of each of ``peers``, in their order; none where pp has one rank."""
     ranks: tuple[int, ...] = ()
     """Numbers of all ranks by place along dp, then cp, then among peers; none where they rise in that order."""
 
     def places_of(self, world_size: int) -> list[int]:
         """Return the place of each rank of a job, in the order of dp, then cp: places share no rows."""
-        numbers = self.ranks or range(world_size)
-        same = world_size // (self.dp_size * self.cp_size)
-        place_of = {number: at // same for at, number in enumerate(numbers)}
-        return [place_of[number] for number in range(world_size)]
+        return [at // self._same(world_size) for at in self._order(world_size)]
+
+    def peers_in(self, world_size: int) -> list[int]:
+        """Return the number of each rank of a job among those that take the same batch, in the order of ranks."""
+        return [at % self._same(world_size) for at in self._order(world_size)]
+
+    def _same(self, world_size: int) -> int:
+        return world_size // (self.dp_size * self.cp_size)
+
+    def _order(self, world_size: int) -> list[int]:
+        """Return where each rank stands in the order of dp, then cp, then peers."""
+        at_of = {number: at for at, number in enumerate(self.ranks or range(world_size))}
+        return [at_of[number] for number in range(world_size)]
+
+    def stages(self, columns: PipelineConfig) -> tuple[Stage | None, ...]:
+        """Return the stage of each peer, or of this rank alone; ``None`` where pp has one rank.
+
+        Args:
+            columns: Those that stages use, as the mix has them.
+        """
+        if not self.along_pp:
+            return (None,) * max(1, len(self.peers))
+        count = max(self.along_pp) + 1
+        return tuple(Stage.at(number, count, columns.model_dump()) for number in self.along_pp)
+
+    def leads(self, rank: int, columns: PipelineConfig) -> bool:
+        """Tell whether ``rank``, this one, speaks for its peers: the first of those that have labels, and so losses."""
+        stages = zip(self.peers, self.stages(columns), strict=False)
+        heard = [peer for peer, stage in stages if stage is None or stage.has(LABELS)]
+        return not self.peers or rank == (heard or self.peers)[0]
 
     def fetches(self, rank: int) -> bool:
         """Tell whether ``rank``, this one, asks the data plane itself; its peers get the batch from it."""
@@ -209,7 +239,10 @@ def place_of(launch: Launch, mesh: DeviceMesh | None) -> Place:
             f"the mesh has {dp_size * cp_size * same} ranks and the job {launch.world_size}, from {launch.found_in}; "
             "make the mesh of all ranks, or give rank and world_size"
         )
-    peers = tuple(int(mesh.mesh[point]) for point in product(*lines)) if same > 1 else ()
+    points = list(product(*lines)) if same > 1 else []
+    peers = tuple(int(mesh.mesh[point]) for point in points)
+    pp = names.index("pp") if "pp" in names else None
+    has_stages = pp is not None and mesh.size(pp) > 1
     _require_peers(launch, peers)
     return Place(
         dp_rank=dp_rank,
@@ -217,6 +250,7 @@ def place_of(launch: Launch, mesh: DeviceMesh | None) -> Place:
         cp_rank=cp_rank,
         cp_size=cp_size,
         peers=peers,
+        along_pp=tuple(point[pp] for point in points) if pp is not None and has_stages else (),
         ranks=_ranks_by_place(mesh, names),
     )
 

@@ -92,7 +92,7 @@ class Loader:
         self.run_dir = None if notes is None else notes.run_dir
         """Folder that keeps what is known of the run; ``None`` without one."""
         self.leads = notes is None or notes.leads
-        """Whether it is this rank that speaks for those along tp, pp and ep, which have the same batches."""
+        """Whether this rank speaks for those along tp, pp and ep, which have the same batches: one that has labels."""
         self.num_ranks = facts.num_ranks
         """Ranks along dp, of which each takes other samples."""
         # Nothing is opened here: each of several ranks would wait in its constructor for the others.

@@ -23,6 +23,8 @@ from omniload.base.extras import missing_extra
 from omniload.base.linux.network import host_id
 from omniload.base.log import get_logger
 from omniload.base.state import Json
+from omniload.batch.stages import Stage
+from omniload.batch.wire import Routes
 from omniload.client import Client
 from omniload.front.arguments import warn_of_own_environment
 from omniload.front.detached.attaching import attach_to, detached_handle, is_detached
@@ -30,7 +32,7 @@ from omniload.front.launch import Launch, Place, group_of_torch
 from omniload.front.loader import OpenClient
 from omniload.front.meeting import Invitation, Meeting, NodeUp
 from omniload.front.mix_values import MixValues
-from omniload.front.peers import FetchingHandle, FollowingHandle, Peers
+from omniload.front.peers import Dealt, FetchingHandle, FollowingHandle, Peers, Shared
 from omniload.front.rendezvous import FolderRendezvous, Rendezvous
 from omniload.mix.config import MixConfig
 from omniload.mix.schema.splits import TRAIN
@@ -165,8 +167,12 @@ class OpenTogether(OpenClient):
         meeting.wait_until_joined(others)
         places = product(range(self.place.dp_size), range(self.place.cp_size))
         handles = [plane.handle(dp_rank, cp_rank) for dp_rank, cp_rank in places]
-        places_R = self.place.places_of(self.launch.world_size)
-        dealing = FetchingHandle(handles, self._all(meeting), places_R)
+        dealt = Dealt(
+            places_R=self.place.places_of(self.launch.world_size),
+            peers_R=self.place.peers_in(self.launch.world_size),
+            stages=self._stages(),
+        )
+        dealing = FetchingHandle(handles, self._all(meeting), dealt)
         client = stack.enter_context(Client(dealing))
         stack.callback(meeting.wait_until_left, others)
         return client
@@ -273,7 +279,15 @@ class OpenTogether(OpenClient):
 
     def _shared(self, handle: RankHandle, meeting: Meeting) -> RankHandle:
         """Return a rank's handle, which serves its peers too where it has some: they have joined."""
-        return FetchingHandle([handle], self._peers(meeting)) if self.place.peers else handle
+        if not self.place.peers:
+            return handle
+        return FetchingHandle([handle], self._peers(meeting), Shared(self._routes()))
+
+    def _stages(self) -> tuple[Stage | None, ...]:
+        return self.place.stages(self.spec.mix.batch.pipeline)
+
+    def _routes(self) -> Routes:
+        return Routes.among(self._stages(), sliced=self.place.cp_size > 1)
 
     def _all(self, meeting: Meeting) -> Peers:
         meet: Callable[..., Peers] = torch_part("all_peers")
@@ -281,7 +295,8 @@ class OpenTogether(OpenClient):
 
     def _peers(self, meeting: Meeting) -> Peers:
         meet: Callable[..., Peers] = torch_part("peers_of")
-        return meet(self.place.peers, self.launch.rank, meeting.prefix, self.timeout_s)
+        lines = [[self.place.peers[peer] for peer in line] for line in self._routes().lines]
+        return meet(lines, self.launch.rank, meeting.prefix, self.timeout_s)
 
     def _agree(
         self, meeting: Meeting, invitation: Invitation, state: Mapping[str, Json] | None

@@ -122,7 +122,8 @@ def _notes_in(spec: PlaneSpec, launch: Launch, place: Place) -> RunNotes | None:
                 "balance.fit_every fits no cost: ranks report times in the folder of a run; give run_dir="
             )
         return None
-    return RunNotes(spec.run_dir, launch.rank, leads=place.fetches(launch.rank))
+    leads = place.leads(launch.rank, spec.mix.batch.pipeline)
+    return RunNotes(spec.run_dir, launch.rank, leads=leads)
 
 
 def _refuse_misuse(split: str | None, run_dir: str | Path | None) -> None:
@@ -183,7 +184,7 @@ def form_of(arrays: str, labels: Labels, device: object) -> BatchForm:
 
 
 def form_at(form: BatchForm, place: Place, rank: int, mix: MixConfig) -> BatchForm:
-    """Return how batches are handed over to a rank: with its own images, where a mix deals them.
+    """Return how batches are handed over to a rank: with the columns of its stage, and its own images.
 
     Raises:
         ConfigError: Labels would belong to tokens of other cp peers, or stand elsewhere than a column of theirs.
@@ -200,9 +201,10 @@ def form_at(form: BatchForm, place: Place, rank: int, mix: MixConfig) -> BatchFo
             f"labels='unshifted' with columns.{of_labels[0]} of labels: such a label stands at its own token; say of: "
             "tokens"
         )
+    peer = place.peers.index(rank) if place.peers else 0
+    form = replace(form, stage=place.stages(mix.batch.pipeline)[peer])
     if not deals_images(mix.balance.strategy):
         return form
-    peer = place.peers.index(rank) if place.peers else 0
     return replace(form, peer=peer, ranks=place.ranks)
 
 

@@ -3,7 +3,9 @@
 Ranks along tp, pp and ep train on the same rows. The first of them has a handle of the
 data plane; the others know the plane through it alone::
 
-    plane ── batch ──▶ fetching rank ══ broadcast: batch, and the state after it ══▶ its peers
+    plane ── batch ──▶ fetching rank ══ what all use, and the state after it ══▶ its peers
+                                     ══ tokens ═══════════════════════════════▶ those of the first and last stage
+                                     ══ images to encode ─────────────────────▶ to each its own
 
 So each peer has batch and state at hand, and asks nobody. A failure of the plane goes the
 same way: every peer raises it.
@@ -14,6 +16,7 @@ rank takes the batches of all ranks, and deals them out in the same manner.
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
 import numpy as np
@@ -23,14 +26,17 @@ from typing_extensions import override
 from omniload.actors.plane import RankHandle
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import JsonObject
-from omniload.batch.microbatch import Batch, from_bytes, to_bytes
+from omniload.batch.microbatch import Batch
+from omniload.batch.stages import Stage, own_part
+from omniload.batch.wire import Parts, Routes, from_parts, to_bytes, to_parts
 from omniload.front.meeting import Failure
 from omniload.machine.messages import ResizeAsked
 
-__all__ = ["FetchingHandle", "FollowingHandle", "Kind", "Peers"]
+__all__ = ["Dealt", "FetchingHandle", "FollowingHandle", "Kind", "PartsOf", "Peers", "Shared"]
 
 Kind = Literal["hello", "batch", "end", "failure", "closed"]
 """What a message is: the state to begin with, a batch, the data's end, an error, the last one."""
+_NOTHING = Parts()
 
 
 class Peers(Protocol):
@@ -39,24 +45,22 @@ class Peers(Protocol):
     fetching_rank: int
     """The rank that fetches."""
 
-    def give(
-        self, kind: Kind, step: int, state: bytes, batches: Sequence[NDArray[np.uint8]] = ()
-    ) -> None:
+    def give(self, kind: Kind, step: int, state: bytes, parts: Parts = _NOTHING) -> None:
         """Send to all peers, in order, without waiting for them beyond a few steps.
 
         Args:
             kind: What it is.
             step: Step of the batch, or before which the state stands.
             state: The state as JSON, or a failure.
-            batches: The one that peers share; where they do not, one for each rank, this one among them.
+            parts: The batch: what several peers share, by the lines that were agreed on, and what each has alone.
 
         Raises:
             UnavailableError: A peer has not taken what was sent long before.
         """
         ...
 
-    def take(self, timeout_s: float) -> tuple[Kind, int, bytes, NDArray[np.uint8]]:
-        """Wait for the next message: its kind, its step, a state as JSON, and a batch.
+    def take(self, timeout_s: float) -> tuple[Kind, int, bytes, Parts]:
+        """Wait for the next message: its kind, its step, a state as JSON, and what this rank gets of a batch.
 
         Raises:
             UnavailableError: None has come in time; the same call may be repeated.
@@ -74,27 +78,84 @@ _STAY = (
 )
 
 
+class PartsOf(Protocol):
+    """Says what is sent of the batches of a step."""
+
+    @property
+    def place(self) -> int:
+        """Place of the rank that sends, among those whose batches it takes."""
+        ...
+
+    def __call__(self, batches: Sequence[Batch]) -> Parts:
+        """Return what goes to whom of the batches of all places."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shared(PartsOf):
+    """One batch goes to all peers: to each the columns that its stage uses, and the images that it encodes."""
+
+    routes: Routes
+
+    @property
+    @override
+    def place(self) -> int:
+        return 0
+
+    @override
+    def __call__(self, batches: Sequence[Batch]) -> Parts:
+        return to_parts(batches[0], self.routes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealt(PartsOf):
+    """Each rank of a job is dealt a batch of its own: that of its place, with what it uses of it."""
+
+    places_R: Sequence[int]
+    """Place of each rank along dp and cp, of which the first sends."""
+    peers_R: Sequence[int]
+    """Number of each rank among those of its place."""
+    stages: Sequence[Stage | None]
+    """Stage of each such number along pp."""
+
+    @property
+    @override
+    def place(self) -> int:
+        return self.places_R[0]
+
+    @override
+    def __call__(self, batches: Sequence[Batch]) -> Parts:
+        made: dict[tuple[int, object], NDArray[np.uint8]] = {}
+        own = []
+        for place, peer in zip(self.places_R, self.peers_R, strict=True):
+            batch, stage = batches[place], self.stages[peer]
+            deals_images = any(part.encoding is not None for part in batch.microbatches)
+            key = place, peer if deals_images else stage
+            if key not in made:
+                made[key] = to_bytes(own_part(batch, peer, ()), stage)
+            own.append(made[key])
+        return Parts(own=own)
+
+
 class FetchingHandle(RankHandle):
     """Handle of the rank that fetches: it takes batches from the plane, and sends others theirs."""
 
-    def __init__(
-        self, handles: Sequence[RankHandle], peers: Peers, places_R: Sequence[int] = (0,)
-    ) -> None:
+    def __init__(self, handles: Sequence[RankHandle], peers: Peers, parts_of: PartsOf) -> None:
         """Fetch by ``handles``.
 
         Args:
             handles: Of the place along dp and cp that the ranks share; or where batches are dealt, of each place.
             peers: The ranks that are served.
-            places_R: Where batches are dealt, the place of each rank, of which this one is the first.
+            parts_of: What is sent to them.
         """
-        self._handles, self._peers, self._places_R = handles, peers, places_R
+        self._handles, self._peers, self._parts_of = handles, peers, parts_of
         self.first_step = self._own.first_step
         # A peer asks nobody: the state before its first step must be with it too.
         peers.give("hello", self.first_step, self._state_before(self.first_step))
 
     @property
     def _own(self) -> RankHandle:
-        return self._handles[self._places_R[0]]
+        return self._handles[self._parts_of.place]
 
     @override
     def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
@@ -102,13 +163,13 @@ class FetchingHandle(RankHandle):
             batches = [handle.take(step, timeout_s) for handle in self._handles]
             ends = None in batches  # then of all of them: a step is of all ranks or of none
             state = self._state_before(step if ends else step + 1)
-            found = [to_bytes(batch) for batch in batches if batch is not None]
+            found = [batch for batch in batches if batch is not None]
+            parts = _NOTHING if ends else self._parts_of(found)
         except Exception as error:  # of any kind: peers would wait for a batch that does not come
             self._peers.give("failure", step, Failure.of(error).model_dump_json().encode())
             raise
-        dealt = () if ends else [found[place] for place in self._places_R]
-        self._peers.give("end" if ends else "batch", step, state, dealt)
-        return batches[self._places_R[0]]
+        self._peers.give("end" if ends else "batch", step, state, parts)
+        return batches[self._parts_of.place]
 
     @override
     def taken(self, step: int) -> None:
@@ -163,7 +224,7 @@ class FollowingHandle(RankHandle):
     def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
         if self._ended:
             return None
-        kind, found, state, data = self._peers.take(timeout_s or self._batch_timeout_s)
+        kind, found, state, parts = self._peers.take(timeout_s or self._batch_timeout_s)
         self._require(kind, ("batch", "end"), state)
         if found != step:
             raise StateError(
@@ -173,7 +234,7 @@ class FollowingHandle(RankHandle):
         # Nothing is sent behind the end: to be asked again would be to wait for nothing.
         self._ended = kind == "end"
         self._state = (step if self._ended else step + 1), state
-        return None if self._ended else from_bytes(data)
+        return None if self._ended else from_parts(parts)
 
     @override
     def taken(self, step: int) -> None:

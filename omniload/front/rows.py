@@ -14,10 +14,18 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError
+from omniload.batch.absent import is_absent
 from omniload.batch.arrays import Arrays
 from omniload.batch.images import EncodingArrays, ImageArrays, dealt_images, own_images
 from omniload.batch.losses import DocumentLosses, losses_by_document
-from omniload.batch.microbatch import Batch, CpSlice, Microbatch, aligned_of, rows_of
+from omniload.batch.microbatch import (
+    Batch,
+    CpSlice,
+    Microbatch,
+    aligned_of,
+    brings_labels,
+    rows_of,
+)
 from omniload.batch.rows import (
     Documents,
     Piece,
@@ -202,8 +210,9 @@ class PackedRows:
 
     @property
     def token_columns(self) -> tuple[str, ...]:
-        """Names of the columns of yours that have a value for each token, sorted."""
-        return tuple(sorted(aligned_of(self._part)))
+        """Names of the columns of yours that have a value for each token, sorted; of a stage of a pipeline its own."""
+        found = aligned_of(self._part).items()
+        return tuple(sorted(name for name, values in found if not is_absent(values)))
 
     def pieces(self) -> list[Piece]:
         """Return the documents of the rows one by one, each with its key and tokens; numpy arrays on the host.
@@ -274,7 +283,26 @@ class PackedRows:
     @property
     def num_rows(self) -> int:
         """Rows ``R``."""
-        return int(rows_of(self._part, "tokens").shape[0])
+        return self.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, and columns of each, as ``tokens`` and ``labels`` have them: known in every stage of a pipeline."""
+        rows, columns = rows_of(self._part, "tokens").shape
+        return int(rows), int(columns)
+
+    def has(self, column: str) -> bool:
+        """Tell whether the rows bring ``tokens``, ``labels``, a column of yours, or one of whole samples: ``images``.
+
+        Without a pipeline they bring tokens and labels; a stage of one has what ``batch.pipeline`` says.
+        """
+        if column == "labels":
+            return brings_labels(self._part)
+        if column == "tokens":
+            return not is_absent(rows_of(self._part, "tokens"))
+        if column in aligned_of(self._part):
+            return column in self.token_columns
+        return column in self._part.columns_K and not is_absent(self._part.columns_K[column])
 
     def to(self, device: object, *, non_blocking: bool = False) -> "PackedRows":  # noqa: ARG002 -- as torch's is called
         """Return the same rows on a device; copies to CUDA never block, whatever ``non_blocking`` says."""
@@ -308,7 +336,7 @@ class PackedRows:
         return f"PackedRows({self._described()})"
 
     def _described(self) -> str:
-        shape = list(rows_of(self._part, "tokens").shape)
+        shape = list(self.shape)
         if isinstance(self._part, CpSlice):
             return f"tokens={shape}"
         return f"tokens={shape}, documents={np.count_nonzero(_starts_RT(self._part))}"

@@ -23,9 +23,11 @@ class Settings(TypedDict, total=False):
     tokens: int | str
     micro_tokens: int | str
     columns: Sequence[str]
+    pipeline: Mapping[str, Any]
     batch_tokens: int | str
     batch_micro_tokens: int | str
     batch_columns: Sequence[str]
+    batch_pipeline: Mapping[str, Any]
     strategy: str
     cost: str
     linear: float

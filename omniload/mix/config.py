@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from omniload.base.config import StrictModel, fault_at, raise_faults, validated
 from omniload.base.settings.include import read_settings
 from omniload.base.settings.quantities import Count
-from omniload.mix.columns import ALWAYS_USED
+from omniload.mix.columns import ALWAYS_USED, WholeColumn
 from omniload.mix.runtime import BalanceConfig, LoaderConfig, RuntimeConfig
 from omniload.mix.schema.amounts import faults_of_amounts
 from omniload.mix.schema.caps import faults_of_caps, faults_of_waits
@@ -48,6 +48,7 @@ __all__ = [
     "OnError",
     "PackConfig",
     "ParquetSource",
+    "PipelineConfig",
     "ShuffleConfig",
     "SourceConfig",
     "Stage",
@@ -57,6 +58,8 @@ __all__ = [
     "load_mix",
 ]
 
+StageColumn = Literal["tokens", "labels", "images", "own", "all"] | WholeColumn
+"""What a stage of a pipeline may have of a batch beside bounds and positions."""
 LARGEST_ROW = 1 << 24
 """Tokens of a row at most: 64 MiB of token ids, and more than any model attends to."""
 LARGEST_BATCH = 1 << 32
@@ -87,6 +90,20 @@ class PackConfig(StrictModel):
     """Best fit chooses among documents for this many rows more than it fills; the rest waits for the next step."""
 
 
+class PipelineConfig(StrictModel):
+    """Columns of a batch that each stage along ``pp`` uses; others are not sent to it.
+
+    A list takes the place of that stage's own; ``all`` stands for every column, ``own`` for the columns of yours.
+    """
+
+    first: tuple[StageColumn, ...] = ("tokens", "images")
+    """Of the stage that embeds tokens. Of one that has the last layers too, as of a V, ``[tokens, images, labels]``."""
+    middle: tuple[StageColumn, ...] = ()
+    """Of stages between: bounds of documents and positions, which every stage has, are enough."""
+    last: tuple[StageColumn, ...] = ("labels", "scores", "text", "own")
+    """Of the stage that has the loss. ``labels`` brings what leaves labels out, too."""
+
+
 class BatchConfig(StrictModel):
     """How much one step trains on."""
 
@@ -97,6 +114,8 @@ class BatchConfig(StrictModel):
     columns: tuple[str, ...] = ()
     """Columns that batches bring beside the tokens: ``scores`` and ``text`` of whole samples, and columns of yours,
     which a source names under ``columns``; others are not read."""
+    pipeline: PipelineConfig = PipelineConfig()
+    """Which of them the stages of a pipeline use, where a mesh has ``pp``."""
 
 
 class MixConfig(StrictModel):

@@ -36,6 +36,7 @@ FRAMEWORK_PAGES = {
 TORCHRUN_PAGES = {
     "how-to/trainers/context-parallel.md",
     "how-to/trainers/fsdp.md",
+    "how-to/trainers/pipeline.md",
     "how-to/trainers/torchrun.md",
 }
 """Pages whose Python is a script for several ranks: test_docs_torchrun.py starts them."""

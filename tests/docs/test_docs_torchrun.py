@@ -59,6 +59,13 @@ def test_the_script_of_the_torchrun_page_goes_on_from_its_checkpoint_on_one_rank
     assert second[2] == pytest.approx(first[2], abs=2e-4)
 
 
+def test_the_script_of_the_pipeline_page_trains_over_two_stages(warm_python, work):
+    (losses,) = losses_of("pipeline.md", warm_python)
+
+    assert [*losses] == [0, 1, 2]
+    assert losses[2] < losses[0] - 0.05
+
+
 def test_the_script_of_the_context_parallel_page_has_the_losses_of_whole_rows(warm_python, work):
     whole, shared = losses_of("context-parallel.md", warm_python)
 

@@ -27,6 +27,7 @@ def microbatch(batch: TrainingBatch, *, attention_mask: bool = False) -> dict[st
     Returns:
         ``tokens``, ``labels``, ``position_ids`` ``[R, T]``; ``loss_mask`` ``[R, T]``, 0.0 where the label
         counts for nothing (and is 0); ``cu_seqlens`` ``[D + 1]``, ``max_seqlen``; ``attention_mask`` or ``None``.
+        What the rank's stage of a pipeline does not get is ``None``, as Megatron's own ``get_batch`` has it.
 
     Raises:
         ConfigError: The labels are not shifted; Megatron's loss compares in place.
@@ -36,11 +37,11 @@ def microbatch(batch: TrainingBatch, *, attention_mask: bool = False) -> dict[st
             f"the labels are {batch.label_form}, and Megatron compares each output with the label at its place; "
             "open the mix with labels='shifted'"
         )
-    counts = batch.labels >= 0
+    counts = batch.labels >= 0 if batch.has("labels") else None
     return {
-        "tokens": batch.tokens,
-        "labels": batch.labels * counts,
-        "loss_mask": counts.float(),
+        "tokens": batch.tokens if batch.has("tokens") else None,
+        "labels": None if counts is None else batch.labels * counts,
+        "loss_mask": None if counts is None else counts.float(),
         "position_ids": batch.position_ids,
         "cu_seqlens": batch.cu_seqlens,
         "max_seqlen": batch.max_seqlen,

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TypeAlias, get_args
+from typing import Any, Protocol, TypeAlias, cast, get_args
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from omniload.base.clock import Deadline
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
+from omniload.batch.wire import Parts
 from omniload.front.peers import Kind, Peers
 from omniload.front.sampling.exchange import Exchange
 
@@ -25,7 +26,7 @@ __all__ = ["TorchExchange", "TorchPeers", "all_peers", "exchange_of", "peers_of"
 
 _KINDS = get_args(Kind)
 _HEAD_NUMBERS = 5
-"""Opening, kind, step, bytes of the state, bytes of the batch."""
+"""Opening, kind, step, bytes of the state, bytes of what is each rank's own; behind them the bytes of each line."""
 _MOST_UNDER_WAY = 4
 """Messages that peers may not have taken yet: the rank that fetches runs no further ahead of them."""
 _LEAST_S = 0.001
@@ -34,33 +35,54 @@ _NEVER_S = 10 * 365 * 86_400
 """Limit of the group itself; waits have their own, after which they may be taken up again."""
 
 
-_Message: TypeAlias = tuple[Kind, int, bytes, NDArray[np.uint8]]
+_Message: TypeAlias = tuple[Kind, int, bytes, Parts]
 _SIZE_BYTES = 8
-"""Before each dealt batch: one length for all of them, as gloo wants it, is that of the longest."""
+"""Before what each rank has alone: one length for all of them, as gloo wants it, is that of the longest."""
+_NONE, _NOTHING = np.empty(0, np.uint8), Parts()
+
+
+class _Group(Protocol):
+    """What is used of torch's ``ProcessGroupGloo``, whose stubs leave it out; calls return while it is under way."""
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> dist.Work: ...
+
+    def scatter(self, own: torch.Tensor, parts: list[torch.Tensor], root: int) -> dist.Work: ...
+
+    def _set_default_timeout(self, timeout: timedelta) -> None: ...
 
 
 class _Line:
-    """A gloo group over which its first rank sends to the others, to the loaders of one opening or of several."""
+    """Gloo groups over which one rank sends to others, to the loaders of one opening or of several.
 
-    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int], *, deals: bool) -> None:
-        """Send all others of ``ranks`` the same batch, or each its own where it ``deals``."""
-        self.first, self._ranks, self._deals = ranks[0], ranks, deals
-        self._group = group
+    The first group has all of them; each has the lines of a batch that its ranks take, one broadcast each. What a rank
+    has alone goes over the first one.
+    """
+
+    def __init__(
+        self,
+        group: _Group,
+        ranks: Sequence[int],
+        lines: Sequence[_Group | None],
+    ) -> None:
+        """Send to ``ranks``, the first of which sends.
+
+        Args:
+            group: All of them.
+            ranks: Their numbers in the job.
+            lines: Group of each line of a batch; ``None`` where this rank takes none of it.
+        """
+        self.first, self._ranks, self._group, self._lines = ranks[0], ranks, group, lines
         self._sent: deque[tuple[list[dist.Work], list[torch.Tensor]]] = deque()
         self._coming: tuple[dist.Work, torch.Tensor] | None = None
         """The head of the next message, asked for; a wait that was given up is taken up again."""
         self._rest: tuple[list[dist.Work], list[torch.Tensor]] | None = None
-        """What comes behind that head, asked for: state and batch."""
+        """What comes behind that head, asked for: state, lines, and what is this rank's own."""
         self._turn = threading.Lock()
         self.inboxes: dict[int, deque[_Message]] = {}
         """Messages that have come, of each opening that this rank has open; others are dropped as they come."""
 
     def give(
-        self,
-        opening: int,
-        message: tuple[Kind, int, bytes],
-        arrays: Sequence[NDArray[np.uint8]],
-        timeout_s: float,
+        self, opening: int, message: tuple[Kind, int, bytes], parts: Parts, timeout_s: float
     ) -> None:
         """Send, in order, without waiting for what was sent, beyond a few messages.
 
@@ -69,30 +91,36 @@ class _Line:
                 of an opening is sent all the same.
         """
         kind, step, state = message
-        batches = self._dealt(arrays) if self._deals else [torch.from_numpy(b) for b in arrays]
+        own = _of_one_length(parts.own)
+        shared = list(parts.shared) or [_NONE] * len(self._lines)
         # Lengths first: whoever receives brings memory of the right size.
-        size = len(batches[0]) if batches else 0
-        head = torch.tensor([opening, _KINDS.index(kind), step, len(state), size])
+        sizes = [len(state), len(own[0]) if own else 0, *map(len, shared)]
+        head = torch.tensor([opening, _KINDS.index(kind), step, *sizes])
         # A copy, for torch warns of memory that it could not write to.
-        note = [torch.frombuffer(bytearray(state), dtype=torch.uint8)] if state else []
+        note = torch.frombuffer(bytearray(state), dtype=torch.uint8) if state else torch.empty(0)
+        lines = [torch.from_numpy(each) for each in shared]
         is_last = kind == "closed"
         with self._turn:
             # Before it is sent: whoever gives up waiting may give it again, and peers have it once.
             if not is_last:
                 self._wait_until_taken(timeout_s, but=_MOST_UNDER_WAY - 1)
-            works = [self._broadcast(tensor) for tensor in (head, *note)]
-            works += [self._batch(batches[0], batches)] if size else []
+            works = self._works([head, note, *lines], [self._group, self._group, *self._lines])
+            works += [self._scatter(torch.empty_like(own[0]), own)] if own else []
             # Held until they are taken: gloo reads from their memory.
-            self._sent.append((works, [head, *note, *batches]))
-            if is_last:
-                self._wait_until_taken(timeout_s, but=_MOST_UNDER_WAY)
+            self._sent.append((works, [head, note, *lines, *own]))
+            # Not for this one: a peer that has its last batch may be gone, and needs no word of it.
+            while is_last and len(self._sent) > _MOST_UNDER_WAY:
+                self._wait_for_oldest(timeout_s)
 
     def _wait_until_taken(self, timeout_s: float, *, but: int) -> None:
         """Wait for messages that were sent, the oldest first, until none is left ``but`` a few."""
         while self._sent and (len(self._sent) > but or self._is_taken()):
-            works, _ = self._sent[0]
-            self._wait(works, timeout_s, f"ranks {list(self._ranks[1:])} take a batch of rank")
-            self._sent.popleft()
+            self._wait_for_oldest(timeout_s)
+
+    def _wait_for_oldest(self, timeout_s: float) -> None:
+        works, _ = self._sent[0]
+        self._wait(works, timeout_s, f"ranks {list(self._ranks[1:])} take a batch of rank")
+        self._sent.popleft()
 
     def take(self, opening: int, timeout_s: float, rest_s: float) -> _Message:
         """Wait for the next message of an opening; ``rest_s`` is the longest wait for what comes behind a head."""
@@ -106,54 +134,53 @@ class _Line:
 
     def _receive(self, left_s: float, timeout_s: float, rest_s: float) -> tuple[int, _Message]:
         if self._coming is None:
-            head = torch.empty(_HEAD_NUMBERS, dtype=torch.int64)
-            self._coming = self._broadcast(head), head
+            head = torch.empty(_HEAD_NUMBERS + len(self._lines), dtype=torch.int64)
+            self._coming = self._broadcast(head, self._group), head
         work, head = self._coming
         self._wait([work], left_s, "a batch comes from rank", said_s=timeout_s)
-        opening, kind, step, state_bytes, batch_bytes = head.tolist()
-        if not (0 <= kind < len(_KINDS) and state_bytes >= 0 and batch_bytes >= 0):
+        opening, kind, step, state_bytes, own_bytes, *line_bytes = head.tolist()
+        sizes = [state_bytes, *line_bytes, own_bytes]
+        if not (0 <= kind < len(_KINDS) and min(sizes) >= 0):
             raise IntegrityError(
                 f"rank {self.first} sent the head {head.tolist()}, which is none; install one release on all ranks"
             )
         if self._rest is None:
-            parts = [torch.empty(size, dtype=torch.uint8) for size in (state_bytes, batch_bytes)]
-            works = [self._broadcast(parts[0])] if state_bytes else []
-            works += [self._batch(parts[1], ())] if batch_bytes else []
+            groups = [self._group, *self._lines]
+            # Of a line that this rank does not take nothing comes.
+            parts = [
+                torch.empty(size if group is not None else 0, dtype=torch.uint8)
+                for size, group in zip(sizes, [*groups, self._group], strict=True)
+            ]
+            works = self._works(parts[:-1], groups)
+            works += [self._scatter(parts[-1], ())] if own_bytes else []
             self._rest = works, parts
-        works, parts = self._rest
+        works, (state, *lines, own) = self._rest
         self._wait(works, rest_s, "the rest of a batch comes from rank")
         # Only now: a wait that ran out above leaves both to the next call.
         self._coming = self._rest = None
-        batch = parts[1].numpy()
-        if self._deals and batch_bytes:
-            size = int(batch[:_SIZE_BYTES].view(np.int64)[0])
-            batch = batch[_SIZE_BYTES : _SIZE_BYTES + size]
-        return opening, (_KINDS[kind], step, parts[0].numpy().tobytes(), batch)
+        found = Parts(
+            shared=[line.numpy() for line in lines if len(line)],
+            own=[_unpadded(own.numpy())] if own_bytes else (),
+        )
+        return opening, (_KINDS[kind], step, state.numpy().tobytes(), found)
 
-    @staticmethod
-    def _dealt(batches: Sequence[NDArray[np.uint8]]) -> list[torch.Tensor]:
-        """Return batches of one length, each behind its own."""
-        longest = _SIZE_BYTES + max(map(len, batches), default=0)
-        dealt = []
-        for batch in batches:
-            of_rank = np.zeros(longest, np.uint8)
-            of_rank[:_SIZE_BYTES] = np.asarray([len(batch)]).view(np.uint8)
-            of_rank[_SIZE_BYTES : _SIZE_BYTES + len(batch)] = batch
-            dealt.append(torch.from_numpy(of_rank))
-        return dealt
+    def _works(
+        self, tensors: Sequence[torch.Tensor], groups: Sequence[_Group | None]
+    ) -> list[dist.Work]:
+        """Begin to send or receive tensors, those that hold something, each over its group if this rank is in it."""
+        return [
+            self._broadcast(tensor, group)
+            for tensor, group in zip(tensors, groups, strict=True)
+            if group is not None and len(tensor)
+        ]
 
-    def _broadcast(self, tensor: torch.Tensor) -> dist.Work:
-        work: dist.Work = dist.broadcast(tensor, self.first, self._group, async_op=True)
-        return work
+    def _broadcast(self, tensor: torch.Tensor, group: _Group) -> dist.Work:
+        return group.broadcast(tensor, 0)
 
-    def _batch(self, own: torch.Tensor, dealt: Sequence[torch.Tensor]) -> dist.Work:
-        """Send a batch, or each rank its own of those dealt, or receive one into ``own``."""
-        if not self._deals:
-            return self._broadcast(own)
-        parts = list(dealt) or None
-        into = torch.empty_like(own) if parts else own
-        work: dist.Work = dist.scatter(into, parts, self.first, self._group, async_op=True)
-        return work
+    def _scatter(self, own: torch.Tensor, parts: Sequence[torch.Tensor]) -> dist.Work:
+        """Send each rank its own of ``parts``, or receive what is this rank's into ``own``."""
+        # No sends from one rank to another: a wait for one that is given up closes the connection.
+        return self._group.scatter(own, list(parts), 0)
 
     def _is_taken(self) -> bool:
         return all(work.is_completed() for work in self._sent[0][0])
@@ -171,6 +198,23 @@ class _Line:
             ) from error
 
 
+def _of_one_length(parts: Sequence[NDArray[np.uint8]]) -> list[torch.Tensor]:
+    """Return what each rank has alone in one length, each behind its own."""
+    longest = _SIZE_BYTES + max(map(len, parts), default=0)
+    padded = []
+    for part in parts:
+        of_rank = np.zeros(longest, np.uint8)
+        of_rank[:_SIZE_BYTES] = np.asarray([len(part)]).view(np.uint8)
+        of_rank[_SIZE_BYTES : _SIZE_BYTES + len(part)] = part
+        padded.append(torch.from_numpy(of_rank))
+    return padded
+
+
+def _unpadded(own: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    size = int(own[:_SIZE_BYTES].view(np.int64)[0])
+    return own[_SIZE_BYTES : _SIZE_BYTES + size]
+
+
 class TorchPeers(Peers):
     """Ranks that one of them serves, for the loader of one opening."""
 
@@ -182,13 +226,11 @@ class TorchPeers(Peers):
         line.inboxes[self._opening] = deque()
 
     @override
-    def give(
-        self, kind: Kind, step: int, state: bytes, batches: Sequence[NDArray[np.uint8]] = ()
-    ) -> None:
-        self._line.give(self._opening, (kind, step, state), batches, self._timeout_s)
+    def give(self, kind: Kind, step: int, state: bytes, parts: Parts = _NOTHING) -> None:
+        self._line.give(self._opening, (kind, step, state), parts, self._timeout_s)
 
     @override
-    def take(self, timeout_s: float) -> tuple[Kind, int, bytes, NDArray[np.uint8]]:
+    def take(self, timeout_s: float) -> _Message:
         return self._line.take(self._opening, timeout_s, self._timeout_s)
 
     @override
@@ -196,21 +238,29 @@ class TorchPeers(Peers):
         self._line.inboxes.pop(self._opening, None)
 
 
-def peers_of(ranks: Sequence[int], rank: int, name: str, timeout_s: float) -> TorchPeers:
+def peers_of(lines: Sequence[Sequence[int]], rank: int, name: str, timeout_s: float) -> TorchPeers:
     """Return the ranks that train on the same rows as ``rank``, which meets the others here.
+
+    Args:
+        lines: Ranks that take each line of a batch, the one that sends first; all of them on the first line.
+        rank: Number of this one.
+        name: Of the opening, the same at each of them.
+        timeout_s: Longest wait for another of them.
 
     Raises:
         ConfigError: There is no process group, so no mesh is of this job.
         UnavailableError: A peer does not come.
     """
+    ranks = lines[0]
     if not dist.is_initialized():
         raise ConfigError(
             f"rank {rank} has peers {list(ranks)} along tp, pp or ep, and no process group; call "
             "init_process_group (init_device_mesh does) before omniload.open"
         )
-    # By default every rank of the job would have to make this group, also those outside of it.
-    group = _met(ranks, rank, name, timeout_s, use_local_synchronization=True)
-    return TorchPeers(_Line(group, ranks, deals=False), name, timeout_s)
+    # All ranks have the lines in one order, so that no two wait for each other at different ones.
+    groups = [_met(line, rank, name, timeout_s) if rank in line else None for line in lines]
+    assert groups[0] is not None, "a rank is among its peers"
+    return TorchPeers(_Line(groups[0], ranks, groups), name, timeout_s)
 
 
 _DEALT: dict[dist.ProcessGroup, _Line] = {}
@@ -233,35 +283,36 @@ def all_peers(rank: int, name: str, timeout_s: float) -> TorchPeers:
     assert world is not None, "whoever deals has looked"
     if world not in _DEALT:
         ranks = range(dist.get_world_size())
-        _DEALT[world] = _Line(_met(ranks, rank, name, timeout_s), ranks, deals=True)
+        _DEALT[world] = _Line(_met(ranks, rank, name, timeout_s), ranks, ())
     return TorchPeers(_DEALT[world], name, timeout_s)
 
 
-def _met(
-    ranks: Sequence[int],
-    rank: int,
-    name: str,
-    timeout_s: float,
-    *,
-    use_local_synchronization: bool = False,
-) -> dist.ProcessGroup:
-    """Meet the other ranks in a group of their own; see ``peers_of``."""
+_MET: list[_Group] = []
+"""Groups of this process, which are kept: one that ends while a wait of it was given up waits for that."""
+
+
+def _met(ranks: Sequence[int], rank: int, name: str, timeout_s: float) -> _Group:
+    """Meet the other ranks in a group of their own, in which they are numbered as they stand; see ``peers_of``."""
+    store = dist.distributed_c10d._get_default_store()
+    place = f"{name}/{'-'.join(map(str, ranks))}"
+    # Not by ``new_group``: it names groups of a few ranks by how many a process has, so that a trainer with a group of
+    # its first and last stage alone, as Megatron's, would have them wait for one another under different names.
     try:
-        group: dist.ProcessGroup = dist.new_group(
-            list(ranks),
-            backend="gloo",
-            timeout=timedelta(seconds=timeout_s),
-            use_local_synchronization=use_local_synchronization,
-            group_desc=name,
+        group: Any = dist.ProcessGroupGloo(
+            dist.distributed_c10d.PrefixStore(place, store),
+            ranks.index(rank),
+            len(ranks),
+            timedelta(seconds=timeout_s),
         )
-        # A broadcast that a slow step kept waiting would end the group for good; waits are bounded one by one.
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_NEVER_S), group)
     except (dist.DistError, RuntimeError) as error:
         raise UnavailableError(
             f"rank {rank} has not met ranks {list(ranks)}, of which the first serves the others, within {timeout_s:g} "
             "s; do they run, and do they call omniload.open as often as this rank?"
         ) from error
-    return group
+    # A broadcast that a slow step kept waiting would end the group for good; waits are bounded one by one.
+    group._set_default_timeout(timedelta(seconds=_NEVER_S))
+    _MET.append(group)
+    return cast("_Group", group)
 
 
 class TorchExchange(Exchange):

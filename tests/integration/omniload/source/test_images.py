@@ -10,8 +10,10 @@ from omniload.base.errors import ConfigError
 from omniload.batch.arrays import NumpyArrays
 from omniload.batch.digest import batch_digest, combined, microbatch_digest
 from omniload.batch.images import dealt_images, images_of, places_of
-from omniload.batch.microbatch import Batch, from_bytes, own_part, rows_of, to_bytes
+from omniload.batch.microbatch import Batch, rows_of
 from omniload.batch.slices import cp_indices
+from omniload.batch.stages import own_part
+from omniload.batch.wire import from_bytes, to_bytes
 from omniload.client import Client
 from omniload.front.delivery import BatchForm
 from omniload.machine.messages import ResizeAsked

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from omniload.base.ragged import Ragged
 from omniload.batch.arrays import NumpyArrays
 from omniload.batch.digest import microbatch_digest
-from omniload.batch.microbatch import IGNORE_LABEL, Batch, from_bytes, to_bytes
+from omniload.batch.microbatch import IGNORE_LABEL, Batch
 from omniload.batch.rows import documents_of, split_rows
 from omniload.batch.slices import joined, slice_for_cp, whole_rows
+from omniload.batch.wire import from_bytes, to_bytes
 from omniload.front.rows import PackedRows
 from omniload.machine.columns import SampleMetadata
 from omniload.machine.strategy import place

@@ -13,6 +13,7 @@ import numpy as np
 import torch.distributed as dist
 
 from omniload.base.errors import OmniloadError
+from omniload.batch.wire import Parts
 from trainer_integration.loader.torch_peers import peers_of
 
 RANK, PORT, PLAN = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -32,19 +33,20 @@ def give(peers):
             store.wait(["taken"])  # the peer has met this rank, and waits for what never comes
             os.kill(os.getpid(), signal.SIGKILL)
         state = json.dumps({"step": step}).encode() if step % 2 else b""
-        peers.give("batch", step, state, [np.full(step * 1000, step, np.uint8)])
+        peers.give("batch", step, state, Parts(shared=[np.full(step * 1000, step, np.uint8)]))
 
 
 def take(peers):
     step = 0
     while step < 6:
         try:
-            kind, found, state, batch = peers.take(SHORT_S if PLAN == "late" else LONG_S)
+            kind, found, state, parts = peers.take(SHORT_S if PLAN == "late" else LONG_S)
         except OmniloadError as error:
             told(error=type(error).__name__, message=str(error))
             if PLAN == "killed":
                 return
             continue
+        batch = parts.shared[0] if parts.shared else np.empty(0, np.uint8)
         told(kind=kind, step=found, state=state.decode(), tokens=[len(batch), int(batch.sum())])
         if PLAN == "killed" and step == 0:
             store.set("taken", "")
@@ -57,7 +59,7 @@ if PLAN == "absent" and RANK == 1:
     time.sleep(3 * SHORT_S)
     sys.exit()
 try:
-    peers = peers_of([0, 1], RANK, "test", SHORT_S if PLAN != "killed" else LONG_S)
+    peers = peers_of([[0, 1]], RANK, "test", SHORT_S if PLAN != "killed" else LONG_S)
 except OmniloadError as error:
     told(error=type(error).__name__, message=str(error))
     sys.exit()

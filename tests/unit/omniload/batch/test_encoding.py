@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from omniload.base.ragged import Ragged
 from omniload.batch.encoding import EncoderShare, counts_by_rank
-from omniload.batch.microbatch import Batch, Microbatch, from_bytes, to_bytes
+from omniload.batch.microbatch import Batch, Microbatch
+from omniload.batch.wire import from_bytes, to_bytes
 
 
 def counted(counts):

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged
-from omniload.batch.microbatch import Batch, CpSlice, from_bytes, to_bytes
+from omniload.batch.microbatch import Batch, CpSlice
 from omniload.batch.slices import slice_for_cp
+from omniload.batch.wire import from_bytes, to_bytes
 from omniload.mix.columns import name_inside
 from tests.support.plane.builders import a_microbatch
 
@@ -108,8 +109,8 @@ def test_bytes_that_are_no_batch_are_refused(damage):
         "cut": text[:-1],
         "longer": text + b"\0",
         "object": text.replace(b'"<i4"', b'"|O8"', 1),
-        "release": text.replace(b'"version": 6', b'"version": 9', 1),
-        "list": text.replace(b'"columns": {}', b'"columns": []', 1),
+        "release": text.replace(b'"version": 7', b'"version": 9', 1),
+        "list": text.replace(b'"names": []', b'"names": 77', 1),
         "noise": bytes(range(200)),
         "nothing": b"",
     }[damage]

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from omniload.base.errors import ConfigError
 from omniload.batch.arrays import NumpyArrays
 from omniload.batch.losses import losses_by_document
-from omniload.batch.microbatch import IGNORE_LABEL, Batch, from_bytes, to_bytes
+from omniload.batch.microbatch import IGNORE_LABEL, Batch
 from omniload.batch.rows import pieces_of, work_of
 from omniload.batch.slices import slice_for_cp
+from omniload.batch.wire import from_bytes, to_bytes
 from omniload.front.rows import PackedRows, TrainingBatch
 from tests.support.plane.builders import a_microbatch, tokens_of
 

@@ -141,6 +141,7 @@ def test_ranks_along_tp_pp_and_ep_are_peers_of_which_the_first_fetches(
     place = place_of(a_launch(rank, math.prod(sizes)), Mesh(axes, sizes, at))
 
     assert place.peers == peers
+    assert place.along_pp == ((0, 0, 1, 1) if "pp" in axes else ())
     assert not place.fetches(rank)
     assert place.fetches(peers[0])
 

@@ -9,9 +9,13 @@ import pytest
 
 from omniload.base.errors import StateError, UnavailableError
 from omniload.batch.microbatch import Batch
+from omniload.batch.wire import Parts, Routes
 from omniload.client import Client
-from omniload.front.peers import FetchingHandle, FollowingHandle
+from omniload.front.peers import Dealt, FetchingHandle, FollowingHandle, Shared
 from tests.support.plane.builders import a_microbatch
+
+NOTHING = Parts()
+ALL = Shared(Routes.among([None, None], sliced=False))
 
 
 def some_rows():
@@ -28,9 +32,8 @@ class Wire:
         self.sent = deque()
         self.closed = False
 
-    def give(self, kind, step, state, batches=()):
-        (batch,) = batches or [np.empty(0, np.uint8)]
-        self.sent.append((kind, step, state, batch))
+    def give(self, kind, step, state, parts=NOTHING):
+        self.sent.append((kind, step, state, parts))
 
     def take(self, timeout_s):
         if not self.sent:
@@ -72,7 +75,7 @@ class Fetched:
 def pair():
     """A fetching client and a following one."""
     wire, plane = Wire(), Fetched()
-    fetching = Client(FetchingHandle([plane], wire))
+    fetching = Client(FetchingHandle([plane], wire, ALL))
     return fetching, Client(FollowingHandle(wire, 1.0, 2.0)), plane, wire
 
 
@@ -150,7 +153,7 @@ def test_a_peer_that_missed_a_batch_is_told_and_not_handed_another(pair):
 
 def test_a_state_that_is_not_at_hand_is_refused():
     wire = Wire()
-    FetchingHandle([Fetched()], wire)
+    FetchingHandle([Fetched()], wire, ALL)
 
     with pytest.raises(StateError, match="before step 9 is not at hand, the one before step 3 is"):
         FollowingHandle(wire, 1.0, 2.0).state_at(9)
@@ -173,9 +176,9 @@ class Deals:
         self.ways = [Wire() for _ in range(4)]
         self.closed = False
 
-    def give(self, kind, step, state, batches=()):
-        for way, own in zip(self.ways, batches or [None] * 4, strict=True):
-            way.give(kind, step, state, () if own is None else (own,))
+    def give(self, kind, step, state, parts=NOTHING):
+        for way, own in zip(self.ways, parts.own or [None] * 4, strict=True):
+            way.give(kind, step, state, Parts(own=() if own is None else (own,)))
 
     def close(self):
         self.closed = True
@@ -197,7 +200,8 @@ class OfPlace(Fetched):
 def dealt():
     """The clients of four ranks at two places, the first of which deals, with its handles and ways."""
     handles, deals = [OfPlace(0), OfPlace(1)], Deals()
-    dealing = Client(FetchingHandle(handles, deals, [0, 1, 0, 1]))
+    dealt = Dealt(places_R=[0, 1, 0, 1], peers_R=[0, 0, 1, 1], stages=[None, None])
+    dealing = Client(FetchingHandle(handles, deals, dealt))
     others = [Client(FollowingHandle(way, 1.0, 2.0)) for way in deals.ways[1:]]
     return [dealing, *others], handles, deals
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from omniload.base.errors import UnavailableError
+from omniload.batch.wire import Parts
 from trainer_integration.loader import torch_peers
 from trainer_integration.loader.torch_peers import peers_of
 
@@ -17,16 +18,21 @@ class Group:
     DistError = RuntimeError
 
     def __init__(self):
-        self.sent, self.taken = [], 0
-        self.distributed_c10d = SimpleNamespace(_set_pg_timeout=lambda *_: None)
+        self.sent, self.taken, self.gone = [], 0, False
+        self.distributed_c10d = SimpleNamespace(
+            _get_default_store=lambda: None, PrefixStore=lambda *_: None
+        )
 
     def is_initialized(self):
         return True
 
-    def new_group(self, *_, **__):
+    def ProcessGroupGloo(self, *_):  # noqa: N802 -- torch's name
         return self
 
-    def broadcast(self, tensor, *_, **__):
+    def _set_default_timeout(self, _):
+        pass
+
+    def broadcast(self, tensor, _):
         number = len(self.sent)
         self.sent.append(tensor)
 
@@ -34,7 +40,8 @@ class Group:
             if self.taken <= number:
                 raise RuntimeError("Timed out waiting")
 
-        return SimpleNamespace(wait=wait, is_completed=lambda: self.taken > number)
+        # A connection that is closed ends a wait, too.
+        return SimpleNamespace(wait=wait, is_completed=lambda: self.taken > number or self.gone)
 
     def heads(self):
         """Return the steps that were sent, of messages that are a head and a batch, or a head alone."""
@@ -49,11 +56,11 @@ def group(monkeypatch):
 
 
 def give(peers, step):
-    peers.give("batch", step, b"", [np.full(8, step, np.uint8)])
+    peers.give("batch", step, b"", Parts(shared=[np.full(8, step, np.uint8)]))
 
 
 def test_a_batch_that_was_given_again_after_a_wait_comes_once(group):
-    peers = peers_of([0, 1], 0, "test", 1.0)
+    peers = peers_of([[0, 1]], 0, "test", 1.0)
     for step in range(4):
         give(peers, step)  # nobody has taken any yet, and nobody waits
 
@@ -70,7 +77,7 @@ def test_a_batch_that_was_given_again_after_a_wait_comes_once(group):
 
 
 def test_a_peer_that_has_not_taken_what_came_before_has_the_word_that_the_loader_is_closed(group):
-    peers = peers_of([0, 1], 0, "test", 1.0)
+    peers = peers_of([[0, 1]], 0, "test", 1.0)
     for step in range(4):
         give(peers, step)
 
@@ -78,3 +85,14 @@ def test_a_peer_that_has_not_taken_what_came_before_has_the_word_that_the_loader
         peers.give("closed", 9, b"")
 
     assert group.heads() == [0, 1, 2, 3, 9]
+
+
+def test_peers_that_are_gone_with_their_last_batch_need_no_word_that_the_loader_is_closed(group):
+    peers = peers_of([[0, 1]], 0, "test", 1.0)
+    give(peers, 0)
+    group.taken = 2
+    group.gone = True
+
+    peers.give("closed", 9, b"")
+
+    assert group.heads() == [0, 9]

@@ -1,0 +1,42 @@
+"""A model of two layers, an embedding and a last one, which stages of a pipeline and one process compute alike."""
+
+import json
+import sys
+
+import torch
+from torch.nn.functional import cross_entropy
+
+__all__ = ["embedding", "finish", "fresh", "last_layer", "sums_of"]
+
+_IDS, _WIDTH = 8_192, 4
+
+
+def fresh():
+    """Return the weights of both layers, the same in every process."""
+    draw = torch.Generator().manual_seed(0)
+    shape = (_IDS, _WIDTH)
+    return [torch.randn(shape, generator=draw, dtype=torch.float64).requires_grad_() for _ in "12"]
+
+
+def embedding(weight, batch):
+    """Return hidden states ``[R, T, width]``, of tokens and their places."""
+    return weight[batch.tokens] * (1 + batch.position_ids[..., None])
+
+
+def last_layer(weight, hidden, batch):
+    """Return the mean loss of a batch; places count here too, as attention has them in every stage."""
+    logits = (hidden / (1 + batch.position_ids[..., None])) @ weight.T
+    losses = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
+    return losses / batch.loss_tokens
+
+
+def sums_of(gradient):
+    """Return the sums of the gradients of each token id that has any, by its number."""
+    sums = gradient.abs().sum(1)
+    return {str(i): float(sums[i]) for i in sums.nonzero().flatten().tolist()}
+
+
+def finish(*, gradient, **told):
+    """Print what a rank had, as JSON, and the sums of its gradient."""
+    sys.stdout.write(json.dumps(told | {"gradient": sums_of(gradient)}) + "\n")
+    sys.stdout.flush()
