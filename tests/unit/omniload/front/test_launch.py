@@ -8,6 +8,7 @@ import pytest
 
 from omniload.base.errors import ConfigError
 from omniload.front.launch import Launch, Place, launch_of, place_of
+from omniload.mix.config import PipelineConfig
 
 TORCHRUN = {
     "RANK": "3",
@@ -144,6 +145,26 @@ def test_ranks_along_tp_pp_and_ep_are_peers_of_which_the_first_fetches(
     assert place.along_pp == ((0, 0, 1, 1) if "pp" in axes else ())
     assert not place.fetches(rank)
     assert place.fetches(peers[0])
+
+
+@pytest.mark.parametrize(
+    ("axes", "sizes", "leads"),
+    [
+        (("dp", "tp"), (2, 2), [0, 2]),
+        (("dp", "pp", "tp"), (2, 2, 2), [2, 6]),
+        (("pp", "dp"), (3, 2), [4, 5]),
+    ],
+)
+def test_the_first_of_the_peers_with_labels_speaks_for_all(axes, sizes, leads):
+    found = []
+    for at in np.ndindex(*sizes):
+        rank = int(np.ravel_multi_index(at, sizes))
+        place = place_of(a_launch(rank, math.prod(sizes)), Mesh(axes, sizes, at))
+        assert place.peers_in(math.prod(sizes))[rank] == place.peers.index(rank)
+        if place.leads(rank, PipelineConfig()):
+            found.append(rank)
+
+    assert found == leads
 
 
 @pytest.mark.parametrize(
