@@ -32,7 +32,7 @@ def last_layer(weight, hidden, batch):
 
 def sums_of(gradient):
     """Return the sums of the gradients of each token id that has any, by its number."""
-    sums = gradient.abs().sum(1)
+    sums = gradient.sum(1)
     return {str(i): float(sums[i]) for i in sums.nonzero().flatten().tolist()}
 
 

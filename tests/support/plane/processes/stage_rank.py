@@ -1,6 +1,6 @@
-"""One of four ranks, two stages of two tensor-parallel peers, that train a model of two layers. Prints what it had.
+"""One of the ranks of a mesh with two stages, that train a model of two layers. Prints what it had.
 
-stage_rank.py MIX EVALUATED     each rank prints one line of JSON
+stage_rank.py MIX EVALUATED SIZES     of dp, pp and tp, as 1,2,2; each rank prints one line of JSON
 """
 
 import sys
@@ -13,7 +13,8 @@ import omniload
 from tests.support.trainer.stages import embedding, finish, fresh, last_layer
 from trainer_integration import DataLoader
 
-MIX, EVALUATED = sys.argv[1:]
+MIX, EVALUATED = sys.argv[1:3]
+SIZES = tuple(map(int, sys.argv[3].split(",")))
 STEPS = 3
 
 
@@ -38,25 +39,24 @@ def trained_on(batch, weight):
     """Run one step over the two stages: hidden states go on, and their gradients come back."""
     if stage == 0:
         hidden = embedding(weight, batch)
-        dist.send(hidden.detach(), dist.get_rank() + 2)
+        dist.send(hidden.detach(), partner)
         came = torch.empty_like(hidden)
-        dist.recv(came, dist.get_rank() + 2)
+        dist.recv(came, partner)
         hidden.backward(came)
         return None
     hidden = torch.empty((*batch.shape, weight.shape[1]), dtype=weight.dtype)
-    dist.recv(hidden, dist.get_rank() - 2)
+    dist.recv(hidden, partner)
     loss = last_layer(weight, hidden.requires_grad_(), batch)
     loss.backward()
-    dist.send(hidden.grad, dist.get_rank() - 2)
+    dist.send(hidden.grad, partner)
     return float(loss.detach())
 
 
-mesh = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("dp", "pp", "tp"))
-stage = mesh.get_coordinate()[1]
-if dist.get_rank() in {
-    0,
-    2,
-}:  # as of a trainer that ties the first and the last layer: others have fewer groups
+mesh = init_device_mesh("cpu", SIZES, mesh_dim_names=("dp", "pp", "tp"))
+dp, stage, tp = mesh.get_coordinate()
+partner = int(mesh.mesh[dp, 1 - stage, tp])
+# As of a trainer that ties the first and the last layer: others have fewer groups.
+if dist.get_rank() in {0, 2}:
     dist.new_group([0, 2], use_local_synchronization=True)
 weight = fresh()[stage]
 seen, losses, states, held_out = [], [], [], []
