@@ -32,7 +32,15 @@ from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import IntegrityError, OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.writing import free_in
-from omniload.mix.journal.segments import LAST_LIFE, Extent, Life, Merging, Segment, extents_of
+from omniload.mix.journal.segments import (
+    LAST_LIFE,
+    Extent,
+    Life,
+    Merging,
+    Segment,
+    extents_of,
+    moved_aside,
+)
 from omniload.mix.journal.storage import JournalStorage
 
 __all__ = ["CLAIM_VERSION", "ObjectStorage", "asking"]
@@ -163,12 +171,11 @@ class ObjectStorage(JournalStorage):
 
     @override
     def move_aside(self) -> str:
+        """Give it the first number that is free; of two that begin alike the longer holds both, and is kept alone."""
         with asking(self, "moved"):
-            there = {entry.name for entry in self.store.listing("")}
-            number = next(n for n in range(1, 1 << 20) if f"aside-{n}" not in there)
             # The claims stay where they are: who adds to the journal is settled, and begins it anew.
-            self.store.rename(_LINES, f"aside-{number}")
-        return f"{self}/aside-{number}"
+            name = moved_aside(self.store, _LINES)
+        return f"{self}/{name}"
 
     @override
     def close(self) -> None:

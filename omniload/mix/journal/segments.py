@@ -13,18 +13,40 @@ lie over each other, where small ones were merged into a large one and are not r
 
     life 1   |aaaa|bb|cc|dd|            what is read:  aaaa bb | CCCC DD
     life 2           |CCCC|DD|
+
+A journal that is not gone on with is moved aside, a folder of segments of its own::
+
+    FOLDER/lines/     ── a start at step 0, or damage ──▶ FOLDER/aside-3/
+    FOLDER/aside-1/   begins as aside-3 does, and is shorter ──▶ removed
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
 from typing_extensions import override
 
-from omniload.base.errors import IntegrityError
+from fusefs.stores.protocol import Store
+from omniload.base.errors import IntegrityError, OmniloadError
+from omniload.base.log import get_logger
 
-__all__ = ["FAN_IN", "LAST_LIFE", "Extent", "Life", "Merging", "Segment", "extents_of"]
+__all__ = [
+    "ASIDES",
+    "FAN_IN",
+    "LAST_LIFE",
+    "Extent",
+    "Life",
+    "Merging",
+    "Segment",
+    "extents_of",
+    "moved_aside",
+]
+
+_LOG = get_logger(__name__)
+ASIDES = 8
+"""Journals that stay aside; of more the first ones go."""
 
 FAN_IN = 16
 """Segments of like size that are merged into one: each byte is written again for every power of it."""
@@ -34,6 +56,10 @@ LAST_LIFE = 99_999_999
 """Greatest number of a life that a name holds."""
 _LIFE = re.compile(r"([0-9]{8})-([0-9a-f]{8})")
 _NAME = re.compile(rf"([0-9]{{16}})-([0-9]{{16}})-{_LIFE.pattern}")
+_ASIDE = re.compile(r"aside-([1-9][0-9]{0,8})")
+_END_BYTES = 1 << 16
+"""Of the shorter of two: where they are the same, the checksums in them say that all before is."""
+_LINE_END = re.compile(rb"\t[0-9a-f]{16}\n")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -173,3 +199,93 @@ class Merging:
         else:
             self._held.clear()
         return merged, content, [each.segment for each in last]
+
+
+def moved_aside(store: Store, lines: str) -> str:
+    """Move a folder of segments aside, and return its name by then.
+
+    Each step leaves folders that are read as they were, whenever it ends: what is removed is held by another one, or
+    is the oldest of more than ``ASIDES``.
+
+    Args:
+        store: The folder of the journal.
+        lines: Name of the folder in it.
+
+    Raises:
+        OSError: It cannot be moved; likewise ``UnavailableError``.
+    """
+    numbers = sorted(
+        int(found[1])
+        for entry in store.listing("")
+        if (found := _ASIDE.fullmatch(entry.name)) is not None
+    )
+    name = f"aside-{max(numbers, default=0) + 1}"
+    store.rename(lines, name)
+    try:
+        return _settled(store, name, [f"aside-{number}" for number in numbers])
+    except (OSError, OmniloadError) as error:
+        # It is moved: that more than needed are kept harms nobody.
+        _LOG.warning(
+            "%s: journals that were moved aside before stay as they are: %s", store.location, error
+        )
+        return name
+
+
+def _settled(store: Store, name: str, others: list[str]) -> str:
+    """Remove what others hold, and those beyond ``ASIDES``; return what holds the one that was moved."""
+    kept = {each: extents for each in (*others, name) if (extents := _extents(store, each))}
+    for other in others:
+        if name not in kept or other not in kept:
+            continue  # damaged: what it begins with is not known
+        shorter, longer = sorted((name, other), key=lambda each: kept[each][-1].stop)
+        if _begins_with(store, kept, longer, shorter):
+            _remove(store, shorter)
+            del kept[shorter]
+            others = [each for each in others if each != shorter]
+            if shorter == name:
+                return longer
+    for oldest in others[: max(0, len(others) + 1 - ASIDES)]:
+        _LOG.warning(
+            "%s/%s is removed, the oldest of %d journals that were moved aside: %d are kept",
+            *(store.location, oldest, len(others) + 1, ASIDES),
+        )
+        _remove(store, oldest)
+    return name
+
+
+def _extents(store: Store, folder: str) -> list[Extent]:
+    found = ((Segment.named(entry.name), entry.size_bytes) for entry in store.listing(folder))
+    with suppress(IntegrityError):
+        return extents_of((segment, size) for segment, size in found if segment is not None)
+    return []
+
+
+def _begins_with(store: Store, kept: Mapping[str, list[Extent]], longer: str, shorter: str) -> bool:
+    """Tell whether a journal holds all of another one; where that cannot be told it does not."""
+    stop = kept[shorter][-1].stop
+    end = _read(store, shorter, kept[shorter], stop)
+    # Each line has a checksum of all before it; the last one may be torn.
+    return _LINE_END.search(end) is not None and end == _read(store, longer, kept[longer], stop)
+
+
+def _read(store: Store, folder: str, extents: list[Extent], stop: int) -> bytes:
+    """Return the last bytes before ``stop``."""
+    start = max(0, stop - _END_BYTES)
+
+    def parts() -> Iterator[bytes]:
+        for each in extents:
+            first, last = max(start, each.start), min(stop, each.stop)
+            if first < last:
+                path = f"{folder}/{each.segment.name}"
+                yield store.read(path, first - each.segment.start, last - first)
+
+    return b"".join(parts())
+
+
+def _remove(store: Store, folder: str) -> None:
+    # From its end: what is left of it at any moment is the beginning of a journal.
+    for entry in sorted(store.listing(folder), key=lambda each: each.name, reverse=True):
+        with suppress(FileNotFoundError):
+            store.remove(f"{folder}/{entry.name}")
+    with suppress(OSError):  # a store of objects has no folder that is empty
+        store.remove_directory(folder)

@@ -10,7 +10,7 @@ import pytest
 from omniload.base.errors import IntegrityError, StateError
 from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.reading import read_journal, read_tail, read_worlds
-from omniload.mix.journal.segments import FAN_IN
+from omniload.mix.journal.segments import ASIDES, FAN_IN, Segment
 from tests.support.plane.journals import NAMES, PRINT, a_journal, opened, records_between, states
 
 FOUND = states(12)
@@ -37,6 +37,11 @@ def bytes_of(place):
 
 def unbroken(tmp_path, found, **changes):
     return a_journal(tmp_path / "unbroken", found, **changes).read_bytes()
+
+
+def asides_of(place):
+    names = {entry.name for entry in place().store.listing("")}
+    return {name for name in names if name.startswith("aside")}
 
 
 class JournalContract:
@@ -191,6 +196,30 @@ class StoredJournalContract(JournalContract):
         assert read_tail(storage, 0).next_step == 2
         Journal.taken_over(storage, read_tail(storage, 0), 2).close()
         assert read_tail(place(), 0).next_step == 2
+
+    def test_of_journals_that_begin_alike_the_longest_is_kept_aside_alone(
+        self, place, caplog, tmp_path
+    ):
+        for count in (4, 9, 6):
+            a_journal(place(claimed=True), FOUND[:count])
+            opened(place(claimed=True), FOUND[0]).close()
+
+        assert asides_of(place) == {"aside-2"}
+        assert [
+            text.partition("moved to ")[2][-7:] for text in caplog.text.split(". To go")[:-1]
+        ] == [
+            *("aside-1", "aside-2", "aside-2"),
+        ]
+        whole = len(unbroken(tmp_path, FOUND[:9]))
+        assert max(Segment.named(e.name).stop for e in place().store.listing("aside-2")) == whole
+
+    def test_few_journals_stay_aside_and_what_goes_is_told(self, place, caplog):
+        for number in range(ASIDES + 2):
+            opened(place(claimed=True), FOUND[number], {"seed": str(number)}).close()
+
+        assert asides_of(place) == {f"aside-{number}" for number in range(2, ASIDES + 2)}
+        assert f"aside-1 is removed, the oldest of {ASIDES + 1} journals" in caplog.text
+        assert read_tail(place(), 0).next_step == ASIDES + 1
 
     def test_objects_of_others_are_left_alone(self, place, tmp_path):
         storage = place(claimed=True)

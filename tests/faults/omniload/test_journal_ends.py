@@ -1,0 +1,165 @@
+"""A planner that ends at any call to the store of its journal: what was told is there, byte for byte, and goes on."""
+
+from concurrent.futures import Future
+
+import pytest
+
+from fusefs.stores.memory import MemoryStore
+from omniload.mix.journal import object_storage, segments
+from omniload.mix.journal.object_storage import ObjectStorage
+from omniload.mix.journal.segments import Life, Merging, Segment, moved_aside
+
+FEW = 3
+
+
+class EndedError(BaseException):
+    """The process has ended: nothing of it goes on."""
+
+
+class EndingStore(MemoryStore):
+    """A store whose caller ends behind so many changes, before or after the last one is done."""
+
+    changes, ends_at, is_done = 0, None, True
+
+    def _change(self, call):
+        self.changes += 1
+        if self.ends_at is not None and self.changes >= self.ends_at:
+            if self.changes == self.ends_at and self.is_done:
+                call()
+            raise EndedError
+        return call()
+
+    def publish(self, path, data, before=None, mode=None):
+        return self._change(lambda: MemoryStore.publish(self, path, data, before, mode))
+
+    def remove(self, path):
+        return self._change(lambda: MemoryStore.remove(self, path))
+
+    def rename(self, source, target):
+        return self._change(lambda: MemoryStore.rename(self, source, target))
+
+
+class AtOnce:
+    """Tidies in the thread that asks, so that an end is one of all of it."""
+
+    def __init__(self, *_):
+        pass
+
+    def submit(self, call):
+        call()
+        done = Future()
+        done.set_result(None)
+        return done
+
+
+@pytest.fixture(autouse=True)
+def _all_in_one_thread(monkeypatch):
+    monkeypatch.setattr(object_storage, "DaemonPool", AtOnce)
+
+
+@pytest.fixture
+def few_are_merged(monkeypatch):
+    """Merge so few that merges are merged, and those again, within some lines."""
+    monkeypatch.setattr(segments, "FAN_IN", FEW)
+
+
+def read(store):
+    with ObjectStorage(store).opened() as file:
+        return file.read()
+
+
+def written(store, told):
+    """Write lines until the store ends; note each once it was told."""
+    storage = ObjectStorage(store)
+    storage.claim()
+    storage.begin(b"base\n")
+    told.append(b"base\n")
+    for number in range(FEW**3 + 3):
+        line = b"line %d\n" % number
+        storage.append(line)
+        told.append(line)
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_what_was_told_is_read_wherever_a_planner_ends_as_segments_are_merged(
+    few_are_merged, is_done
+):
+    whole_store = EndingStore()
+    written(whole_store, [])
+    for end in range(2, whole_store.changes + 1):
+        store, told = EndingStore(), []
+        store.ends_at, store.is_done = end, is_done
+        with pytest.raises(EndedError):
+            written(store, told)
+        store.ends_at = None
+        whole = b"".join(told)
+
+        found = read(store) if told else b""
+        assert found.startswith(whole), end
+        if told:
+            following = ObjectStorage(store)
+            following.claim()
+            following.go_on(len(found))
+            following.append(b"more\n")
+            assert read(store) == found + b"more\n", end
+
+
+@pytest.mark.parametrize("record_bytes", [512, 2560])
+@pytest.mark.parametrize("window", [1, 8])
+def test_ten_thousand_steps_never_lie_in_more_than_fifty_objects(record_bytes, window):
+    merging, life, objects, end, most = Merging(), Life(1, "00000000"), set(), 0, 0
+    for _ in range(10_000 // window):
+        content = b"x" * (record_bytes * window)
+        merging.added(segment := Segment(end, end + len(content), life), content)
+        objects.add(segment)
+        end = segment.stop
+        while (due := merging.due()) is not None:
+            merged, whole, small = due
+            assert len(whole) == merged.stop - merged.start
+            objects = objects - {*small} | {merged}
+        most = max(most, len(objects))
+
+    assert most <= 50
+    assert sum(each.stop - each.start for each in objects) == end
+
+
+def aside(store, name, count):
+    with_lines = ObjectStorage(store)
+    with_lines.claim()
+    with_lines.begin(b"base of %s\t%s\n" % (name, b"0" * 16))
+    for number in range(count):
+        with_lines.append(b"line %d\t%016x\n" % (number, number))
+
+
+def journals_aside(store):
+    found = {}
+    for entry in store.listing(""):
+        if entry.name.startswith("aside"):
+            parts = sorted(store.listing(entry.name), key=lambda each: each.name)
+            found[entry.name] = sum(part.size_bytes for part in parts)
+    return found
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_wherever_a_start_ends_as_it_moves_a_journal_aside_the_longest_stays_whole(is_done):
+    for end in range(1, 60):
+        store = EndingStore()
+        for count in (3, 9):
+            aside(store, b"one", count)
+            if count == 3:
+                moved_aside(store, "lines")
+        whole = read(store)
+        before = store.changes
+        store.ends_at, store.is_done = before + end, is_done
+        try:
+            moved_aside(store, "lines")
+        except EndedError:
+            store.ends_at = None
+            if any(entry.name == "lines" for entry in store.listing("")):
+                assert read(store) == whole
+                continue
+        assert journals_aside(store)["aside-2"] == len(whole), end
+        if store.changes < before + end:
+            assert set(journals_aside(store)) == {"aside-2"}
+            return
+    raise AssertionError("it has no end")
