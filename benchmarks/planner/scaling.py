@@ -206,7 +206,8 @@ serves {light} sources that are read at once and slow ones, of which each docume
 service or a far store, so that as many of their reads as the table says must be under way at once after the mix has
 shifted from {before:.0%} of them to {after:.0%}. A loader does about four at once. What is waited is the longest wait
 of a rank, of the time that steps take. CPU is from the start of each process to the end of the run, of those that were
-there at the end, Ray's own left out. Of an edit nobody knows before; of a stage the schedule does. Without scaling both are the same."""
+there at the end, Ray's own left out. Of an edit nobody knows before; of a stage the schedule does. Without scaling both
+are the same."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -87,6 +87,7 @@ def _many(asked: range) -> None:
         without_collection,
     )
     from tests.histories.plane import SOMETIMES  # noqa: PLC0415
+    from tests.histories.scaled import SCALED_SOMETIMES  # noqa: PLC0415
     from tests.histories.worlds import world_of  # noqa: PLC0415
 
     seen: Counter[str] = Counter()
@@ -105,7 +106,7 @@ def _many(asked: range) -> None:
                 )
                 click.echo(smallest.to_words())
     took_s = time.process_time() - began_s
-    for what in SOMETIMES:
+    for what in (*SOMETIMES, *SCALED_SOMETIMES):
         click.echo(f"{seen[what]:>9,}  {what}")
     click.echo(
         f"{len(asked):,} histories, {len(asked) / took_s:.0f} a second of one core; "

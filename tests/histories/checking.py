@@ -13,8 +13,8 @@ from omniload.machine import messages as messages_module
 from omniload.machine import queue as queue_module
 from omniload.mix.edits.edits_file import edits_in
 from omniload.mix.state import MixState
-from tests.histories.plane import FaultyPlane
 from tests.histories.remembered import ROWS, remembering
+from tests.histories.scaled import ScaledPlane
 from tests.histories.worlds import STEPS, World
 from tests.support.plane.messages import Moment
 from tests.support.plane.reference import reference_digests
@@ -44,7 +44,7 @@ class Outcome:
 
 def history_of(world: World, *, traced: bool = False) -> Outcome:
     """Run the history of a world."""
-    plane: FaultyPlane | None = None
+    plane: ScaledPlane | None = None
     bases = patch.object(messages_module, "_BASE_EVERY", 8) if world.small_bases else nullcontext()
     with (
         bases,
@@ -53,7 +53,7 @@ def history_of(world: World, *, traced: bool = False) -> Outcome:
         patch.object(queue_module, "_FIRST_READ", 1 + world.seed % 12),
     ):
         try:
-            plane = FaultyPlane(**world.arguments(), rows=ROWS)
+            plane = ScaledPlane(**world.arguments(), rows=ROWS)
             plane.trace = [] if traced else None
             broken = _broken(world, plane, plane.run())
         except Exception as error:  # noqa: BLE001 -- whatever it is, a promise did not hold
@@ -99,7 +99,7 @@ def shrunk(world: World, broken: str) -> World:
 
 
 def _broken(  # noqa: PLR0911 -- a promise each
-    world: World, plane: FaultyPlane, digests: Sequence[int]
+    world: World, plane: ScaledPlane, digests: Sequence[int]
 ) -> str | None:
     due = _due(plane, world)
     if tuple(digests) != due:
@@ -115,6 +115,8 @@ def _broken(  # noqa: PLR0911 -- a promise each
         return f"memory: steps {kept} are kept, which every rank has"
     if missing := plane.missing():
         return f"roster: {missing} have not as many members as are wanted"
+    if thrashed := plane.thrashed():
+        return f"scaler: {thrashed}"
     if plane.longest_wait > LONGEST_WAIT:
         return f"wait: no rank had a batch for {plane.longest_wait} messages"
     if world.seed % _RESUMES == 0:
@@ -122,7 +124,7 @@ def _broken(  # noqa: PLR0911 -- a promise each
     return None
 
 
-def _due(plane: FaultyPlane, world: World) -> tuple[int, ...]:
+def _due(plane: ScaledPlane, world: World) -> tuple[int, ...]:
     """Return the digests of all steps as the mix and its edits alone decide them; histories share many of them."""
     texts = tuple(edit.model_dump_json() for edit in plane.history.edits)
     key = (world.scenario, bool(world.resizes), texts)
@@ -132,7 +134,7 @@ def _due(plane: FaultyPlane, world: World) -> tuple[int, ...]:
     return _DUE[key][: world.steps]
 
 
-def _resumed(world: World, plane: FaultyPlane, digests: Sequence[int]) -> str | None:
+def _resumed(world: World, plane: ScaledPlane, digests: Sequence[int]) -> str | None:
     """Go on from a state in the middle, in a world to which nothing is done."""
     step = sorted(plane.states)[len(plane.states) // 2]
     saved = json.loads(json.dumps(plane.states[step]))
@@ -146,6 +148,6 @@ def _resumed(world: World, plane: FaultyPlane, digests: Sequence[int]) -> str | 
         "state": MixState.from_json(saved, names, found),
         "edits": plane.history.edits,
     }
-    if FaultyPlane(**arguments, rows=ROWS).run() != list(digests[step:]):
+    if ScaledPlane(**arguments, rows=ROWS).run() != list(digests[step:]):
         return f"resume: from step {step} on other samples come"
     return None

@@ -47,6 +47,10 @@ class World:
     resizes: int = 0
     places: int = 0
     constructor_moves: int = 0
+    scaler: int = 0
+    """Loaders at most where a scaler adds and merges them; 0 without one."""
+    pace: int = 0
+    """Messages that the slowest rank computes between two steps, at most."""
     small_bases: bool = False
     """Whether the journal has a base every few steps."""
 
@@ -136,6 +140,8 @@ def world_of(seed: int) -> World:
         return chance.choice(values)
 
     changes = some(0, 0, 1, 3)
+    # Of one world in four, in which nobody else moves sources: what histories of others prove is known by their seeds.
+    is_scaled = seed % 8 in (5, 7)
     return World(
         seed=seed,
         scenario=seed % _SCENARIOS,
@@ -151,7 +157,7 @@ def world_of(seed: int) -> World:
         constructor_kills=some(0, 0, 1, 2),
         planner_kills=some(0, 1, 2, 3),
         believed_dead=some(False, True),
-        moves=some(0, 0, 2, 6),
+        moves=some(0, 0, 2, 6) * (not is_scaled),
         impatient=some(False, True),
         changes=changes,
         resizes=0 if changes else some(0, 0, 1, 2),
@@ -160,6 +166,8 @@ def world_of(seed: int) -> World:
         places=some(0, 0, 1, 2),
         # Of few worlds, for it changes others: what their histories prove is known by their seeds.
         constructor_moves=some(1, 2, 3) if seed % 4 == 3 else 0,
+        scaler=some(2, 3, 4) if is_scaled else 0,
+        pace=some(0, 20, 60) if is_scaled else 0,
     )
 
 
