@@ -79,6 +79,9 @@ class _StepRange(click.ParamType[tuple[int, int]]):
 def run_job(config: Path, resume: Resume, profile: tuple[int, int] | None) -> int:
     """Train as CONFIG says: data plane, ranks, restarts, report.
 
+    Ranks report what each microbatch takes: balance.fit_every of the mix file fits costs to that,
+    and omniload mix show RUN tells what it comes to.
+
     Under torchrun, or as several tasks of Slurm, each process is one rank, and what starts them
     restarts them.
 

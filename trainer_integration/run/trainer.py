@@ -16,6 +16,7 @@ from omniload.base.errors import IntegrityError
 from omniload.batch.digest import batch_digest
 from omniload.batch.microbatch import Batch
 from omniload.client import Client
+from omniload.mix.journal.times import TimeLog
 from omniload.plan.place_tree import ClientPlaceTree
 from snapshot.startup.events import restarted, stage
 from trainer_integration.checkpoint.checkpoints import Checkpoints
@@ -73,6 +74,7 @@ class Trainer:
         self._profile = StepProfile(
             spec.profile, train.run_folder(spec.folder) / "profile", spec.rank
         )
+        self._times = TimeLog(train.run_folder(spec.folder), spec.rank)
         self._saved_step = spec.resume_step or 0
         if spec.resume_step is not None:
             self._load(spec.resume_step)
@@ -108,6 +110,8 @@ class Trainer:
         with stage("first_step", self._startup):
             result = train_step(self._model, self._optimizer, batch, self._groups, self._progress)
         self._startup = {}  # a start-up ends with its first step
+        for each in result.passes:
+            self._times.add(batch.step, each.tokens, each.squares, each.seconds)
         line = self._line(batch, result, client.last_wait_s, began_s)
         if result.spike is not None:
             self.tell("spike", f"{result.spike.said_of(batch.step)}; skipped", batch.step)

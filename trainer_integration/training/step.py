@@ -6,6 +6,7 @@ microbatch a row lands in, beyond rounding.
 """
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,12 @@ from trainer_integration.training.optimizer import FlatAdamW
 from trainer_integration.training.progress import TrainingProgress
 from trainer_integration.training.spike_guard import Spike
 from trainer_integration.training.step_figures import StepFigures
-from trainer_integration.training.throughput import model_flops, token_pairs
+from trainer_integration.training.throughput import (
+    PassTime,
+    PassTimes,
+    model_flops,
+    token_pairs,
+)
 
 __all__ = [
     "StepResult",
@@ -51,6 +57,8 @@ class StepResult:
     """Why the model has not changed; ``None`` where it has."""
     seconds_compute: float
     """Time of this rank's forward and backward passes: what the data plane balances."""
+    passes: tuple[PassTime, ...]
+    """What each of its microbatches took; none where ranks wait for each other within a pass."""
 
 
 def train_step(
@@ -83,10 +91,12 @@ def train_step(
     optimizer.clear()
     # A step may have no label at all, as where every prompt fills its row.
     labels = max(1, batch.loss_tokens)
-    sums = accumulate(model, batch, labels)
+    times = PassTimes(model.device)
+    sums = accumulate(model, batch, labels, times)
     seconds_compute = time.perf_counter() - started_s
     optimizer.sum_over(groups)
     totals = sums.over(groups)
+    passes = times.taken()  # the sums are on the host, and so is the end of every pass
     tokens = int(totals.tokens)
     # A guard of no memory never judges: its window is not full in one step.
     progress = progress or TrainingProgress(SpikeGuardConfig())
@@ -107,6 +117,7 @@ def train_step(
         flops=model_flops(model.config, tokens, totals.pairs) + totals.flops_beside,
         spike=spike,
         seconds_compute=seconds_compute,
+        passes=passes,
     )
 
 
@@ -157,13 +168,16 @@ class StepTotals:
     slots_LE: Tensor
 
 
-def accumulate(model: MoETransformer, batch: Batch, labels: int) -> StepSums:
+def accumulate(
+    model: MoETransformer, batch: Batch, labels: int, times: PassTimes | None = None
+) -> StepSums:
     """Run all microbatches forward and backward; their gradients add up in the parameters.
 
     Args:
         model: The model.
         batch: This rank's share of the step.
         labels: Of the whole step, over all ranks: what losses are divided by.
+        times: Times the passes that wait for no other rank.
 
     Raises:
         ConfigError: A token id is none of the model's.
@@ -177,13 +191,15 @@ def accumulate(model: MoETransformer, batch: Batch, labels: int) -> StepSums:
         inputs = model.inputs_of(microbatch)
         if inputs.is_empty and not (sharded or inputs.meets_peers):
             continue
-        output = model(inputs)
-        # All sums over tokens, divided below by one number for all ranks: means of microbatches would weigh short
-        # ones more.
-        objective = output.token_loss + config.balance_weight * output.balance_loss
-        if config.z_weight:
-            objective = objective + config.z_weight * output.z_loss
-        (objective / labels).backward()
+        is_alone = not (sharded or inputs.meets_peers or model.peers.size > 1)
+        with times.of(microbatch) if times is not None and is_alone else nullcontext():
+            output = model(inputs)
+            # All sums over tokens, divided below by one number for all ranks: means of microbatches would weigh
+            # short ones more.
+            objective = output.token_loss + config.balance_weight * output.balance_loss
+            if config.z_weight:
+                objective = objective + config.z_weight * output.z_loss
+            (objective / labels).backward()
         # Kept on the device: a look at one of them would wait for every pass before.
         figures += torch.stack(
             [

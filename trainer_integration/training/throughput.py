@@ -2,23 +2,26 @@
 
 Counted are the products of the model, forward and backward, as the data plane's costs count them:
 attention within documents alone, half of each square for the causal mask. Recomputation and padding
-count for nothing. Where the time went, a trace of some steps shows, which https://ui.perfetto.dev draws.
+count for nothing. What each microbatch took is told too. Where the time went, a trace of some steps
+shows, which https://ui.perfetto.dev draws.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from omniload.batch.microbatch import Batch
-from omniload.batch.rows import documents_of
+from omniload.batch.microbatch import Batch, CpSlice, Microbatch
+from omniload.batch.rows import documents_of, work_of
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.flops import cost_of
 
-__all__ = ["StepProfile", "model_flops", "peak_flops_of", "token_pairs"]
+__all__ = ["PassTime", "PassTimes", "StepProfile", "model_flops", "peak_flops_of", "token_pairs"]
 
 _PEAKS_BF16 = {"H200": 989e12, "H100 SXM": 989e12, "H100": 756e12, "A100": 312e12, "B200": 2250e12}
 """Dense BF16 products a second by a part of the device's name, special before general; their makers' figures."""
@@ -56,6 +59,54 @@ def peak_flops_of(device: torch.device, given_tflops: float | None = None) -> fl
         return None
     name = torch.cuda.get_device_name(device)
     return next((peak for part, peak in _PEAKS_BF16.items() if part in name), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTime:
+    """What a microbatch took, and what costs go by."""
+
+    tokens: int
+    """Of its documents, without padding."""
+    squares: int
+    """Sum of the squared lengths of these documents."""
+    seconds: float
+
+
+@dataclass(slots=True)
+class PassTimes:
+    """Times passes on the device that computes them: a GPU by its events, which hold nothing up, else by the clock."""
+
+    device: torch.device
+    _passes: list[tuple[Microbatch | CpSlice, Callable[[], float]]] = field(
+        default_factory=list, init=False
+    )
+
+    @contextmanager
+    def of(self, part: Microbatch | CpSlice) -> Iterator[None]:
+        """Time the pass of a microbatch."""
+        if self.device.type == "cuda":
+            began, ended = _event(), _event()
+            began.record()
+            yield
+            ended.record()
+            self._passes.append((part, lambda: began.elapsed_time(ended) * 1e-3))
+            return
+        began_s = time.perf_counter()
+        yield
+        took_s = time.perf_counter() - began_s
+        self._passes.append((part, lambda: took_s))
+
+    def taken(self) -> tuple[PassTime, ...]:
+        """Return what each took; call it once a figure of the step is on the host, and it waits for nothing."""
+        found = []
+        for part, seconds in self._passes:
+            tokens, squares = work_of(part)
+            found.append(PassTime(tokens=tokens, squares=squares, seconds=seconds()))
+        return tuple(found)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 class StepProfile:

@@ -20,6 +20,7 @@ from omniload.actors.reaper_process import MARKS, marks_of
 from omniload.base.cli import main
 from omniload.commands.edits.asking import change_mix
 from omniload.mix.edits.edit import SetWeights, SkipShard
+from omniload.mix.journal.times import times_since
 from omniload.mix.run_record import read_run_record
 from tests.support.disks import a_tmpfs
 from tests.support.every_process import every_process
@@ -434,3 +435,7 @@ def test_two_ranks_over_actors_train_a_last_step_that_one_of_them_has_no_row_of(
     assert read_log(run)[-1].detail == "done: the data ended at step 3"
     assert steps_in(run / "checkpoints") == (3,)
     assert prove(run).require().num_logged == 3
+    # What costs are fitted to, of both ranks: the tokens that the log counts.
+    times = times_since(run, 0)
+    assert set(times.ranks_M) == {0, 1}
+    assert times.tokens_M.sum() == 128 + 128 + 32

@@ -1,4 +1,5 @@
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from tests.support.trainer.moe_builders import (
     rows_of,
 )
 from trainer_integration.config import SpikeGuardConfig
+from trainer_integration.training import throughput
 from trainer_integration.training.progress import TrainingProgress
 from trainer_integration.training.step import train_step
+from trainer_integration.training.throughput import PassTime
 
 
 def trained(batches, *, seed=0):
@@ -27,7 +30,7 @@ def trained(batches, *, seed=0):
 
 
 def figures(results):
-    return [dataclasses.replace(result, seconds_compute=0.0) for result in results]
+    return [dataclasses.replace(result, seconds_compute=0.0, passes=()) for result in results]
 
 
 def test_the_same_batches_give_the_same_results_to_the_last_bit():
@@ -104,6 +107,20 @@ def test_the_loss_is_the_mean_over_labels_not_over_microbatches():
     assert losses[2] == pytest.approx((31 * losses[0] + 25 * losses[1]) / 56, rel=1e-6)
 
 
+def test_each_microbatch_with_rows_is_timed_with_the_work_that_costs_go_by(monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    model = a_model()
+    parts = [a_microbatch([[a_text(5), a_text(3)]]), a_microbatch([]), a_microbatch([[a_text(7)]])]
+
+    result = train_step(model, an_optimizer(model), a_batch(0, parts))
+
+    assert result.passes == (
+        PassTime(tokens=8, squares=34, seconds=1),
+        PassTime(tokens=7, squares=49, seconds=1),
+    )
+
+
 def test_a_rank_without_rows_changes_nothing_but_its_weight_decay():
     model = a_model()
     optimizer = an_optimizer(model, weight_decay=0.0)
@@ -111,6 +128,7 @@ def test_a_rank_without_rows_changes_nothing_but_its_weight_decay():
 
     result = train_step(model, optimizer, a_batch(0, [a_microbatch([]), a_microbatch([[]])]))
 
+    assert result.passes == ()
     assert result.figures.loss == 0
     assert result.figures.tokens == 0
     assert result.figures.expert_imbalance == 0
