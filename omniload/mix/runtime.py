@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.settings.quantities import Bytes, Count, Seconds
 from omniload.base.units import parse_ports
-from omniload.mix.schema.places import EnvConfig, PlaceConfig
+from omniload.mix.schema.places import CURRENT, EnvConfig, PlaceConfig
 from omniload.mix.schema.splits import Name
 from omniload.mix.schema.weights import LARGEST_NUMBER
 
@@ -294,6 +294,12 @@ class RuntimeConfig(StrictModel):
                     f"leave {name} out",
                     name,
                 )
+        if self.lifetime == "detached" and CURRENT in self.place.groups():
+            raise fault_at(
+                f"a placement_group of place is {CURRENT!r}, which ends with the job, and lifetime is detached; name a "
+                "group that outlives it, or leave one of them out",
+                "place",
+            )
         return self
 
 

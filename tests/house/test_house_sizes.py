@@ -68,7 +68,7 @@ LONGER = {
         "both ways to a Ray of others: joined, or shared with whatever connected the process",
     ),
     "omniload/actors/ray/crew.py": (
-        360,
+        365,
         "every actor of a plane, who holds what, in which process, and which sources",
     ),
     "omniload/actors/ray/rank/handle.py": (
@@ -91,7 +91,7 @@ LONGER = {
         220,
         "starts a node of Ray without the processes that no data plane asks, and with what its workers are forked from",
     ),
-    "omniload/actors/ray/plane.py": (240, "opens and closes every actor"),
+    "omniload/actors/ray/plane.py": (245, "opens and closes every actor"),
     "omniload/actors/ray/scaling/mover.py": (
         285,
         "every step of a move, what undoes it, and what is dropped after it",
@@ -130,7 +130,7 @@ LONGER = {
         "where members are, where they may be, and for how long a node is left alone",
     ),
     "omniload/actors/ray/hosts/nodes.py": (
-        230,
+        270,
         "which nodes and bundles there are, for whom each has room, what is missing, and the wait for it",
     ),
     "omniload/actors/ray/changes.py": (

@@ -16,6 +16,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.actors import ConstructorActor, LoaderActor
 from omniload.actors.ray.answers import value_of, wait_for_ref
 from omniload.actors.ray.environment import RayError, ray
+from omniload.actors.ray.given.seats import Seats
 from omniload.actors.ray.hosts.beside_ranks import Moves
 from omniload.actors.ray.hosts.member_processes import MemberProcesses
 from omniload.actors.ray.hosts.nodes import Team, nodes_seen, wait_for_room
@@ -31,6 +32,7 @@ from omniload.machine.loader_groups import LoaderShare
 from omniload.machine.roster.members import Member
 from omniload.machine.roster.roster import Roster
 from omniload.mix.fingerprint import SourceFacts
+from omniload.mix.schema.places import PlaceConfig
 
 __all__ = ["Crew", "pids_of"]
 
@@ -66,8 +68,8 @@ class Crew:
         """
         self.spec, self.board = spec, FolderBoard(address.board)
         self._address, self._node, self.processes = address, node, processes
-        self._place = spec.mix.runtime.place
-        self.placing = Placing.of(node, self._place.loaders)
+        self.place, self.seats = spec.mix.runtime.place, Seats()
+        self.placing = Placing.of(node, self.place.loaders)
         """Which node each loader is on."""
         self.moves = Moves(node)
         """Which node each constructor is on whose ranks come and go."""
@@ -100,6 +102,10 @@ class Crew:
         """Holders of roles when the planner of now began."""
         self.facts: dict[int, SourceFacts] = {}
         """What the first loaders found in each source; those after them must find the same."""
+
+    def place_at(self, place: PlaceConfig) -> None:
+        """Have roles where this says, in the place of what the mix does; before the first is started."""
+        self.place, self.placing = place, Placing.of(self._node, place.loaders)
 
     def roles(self) -> list[str]:
         """Return the names of all roles."""
@@ -146,9 +152,8 @@ class Crew:
             loaders=len(self.sources_of) * (1 + self.spec.mix.runtime.shadows),
             constructors=[self._address.node_of(name, self._node) for name in self.dp_ranks_of],
         )
-        wanted = self._place.loaders
-        look = partial(nodes_seen, "" if wanted is None else wanted.placement_group)
-        wait_for_room(self._place, team, look, SystemClock())
+        look = partial(nodes_seen, *self.place.groups())
+        wait_for_room(self.place, team, look, SystemClock())
 
     def roster(self) -> Roster:
         """Return who is to be replaced, and when, with the first member of each role as its holder."""
@@ -166,8 +171,8 @@ class Crew:
         elif member.role in self.dp_ranks_of:
             actor = self._start_constructor(member)
         else:
-            asked = self._place.planner.asked()
-            start = self._starting(self._node, _PLANNER_THREADS, asked)
+            place, asked = self.seats.of(member, self._node, self.place.planner)
+            start = self._starting(place, _PLANNER_THREADS, asked)
             bare = actor_of(PlannerActor, member.name, start)
             # Only one that follows: the first is opened by a method, whose error says what is wrong with a run.
             # From the object store: Ray's tables keep what an actor is started with, and variables may be secrets.
@@ -189,7 +194,7 @@ class Crew:
     def _start_of_loader(self, member: Member) -> Start:
         wanted = self._threads[member.role] + 1  # one stays
         there, is_away = self.placing.place(member), self.placing.is_away(member)
-        place = None if self.placing.is_stranded(member) else self._place.loaders
+        place = None if self.placing.is_stranded(member) else self.place.loaders
         start = self._starting(
             there, max(_LEAST_LOADER_THREADS, wanted), {} if place is None else place.asked()
         )
@@ -211,8 +216,8 @@ class Crew:
         if not (is_away := member in self.moves.away()):
             board = FolderBoard(self._address.board_of(member.role))
         threads = 7 + 2 * ranks_with_threads(self.spec, len(ranks)) * cp
-        asked = self._place.constructors.asked()
-        start = replace(self._starting(node, threads, asked), is_away=is_away)
+        place, asked = self.seats.of(member, node, self.place.constructors)
+        start = replace(self._starting(place, threads, asked), is_away=is_away)
         bare = actor_of(ConstructorActor, member.name, start)
         return bare.remote(
             machine, self._loaders(self.serving), member.name, board, self._address.logs
@@ -277,6 +282,7 @@ class Crew:
 
     def take_hold(self, member: Member, process: Process, ended: Callable[[], None]) -> None:
         """Hold the process of a member; see ``MemberProcesses.take``."""
+        self.seats.forget(member)
         is_elsewhere = member.role in self._address.host_of
         board = self._address.board_of(member.role) if is_elsewhere else None
         self.processes.take(member, process, board, ended)
@@ -285,6 +291,7 @@ class Crew:
         """See to it that a member never speaks again, also one that is stopped; it may have ended already."""
         self.placing.end(member, is_replaced=is_replaced)
         self.moves.forget(member)
+        self.seats.forget(member)
         if not self.processes.end(member):
             self._end_by_ray(member)
 

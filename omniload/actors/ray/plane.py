@@ -23,6 +23,7 @@ from omniload.actors.ray.changes import change_mix
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.crew import Crew, pids_of
 from omniload.actors.ray.environment import RayError, ray
+from omniload.actors.ray.given.seats import at_current
 from omniload.actors.ray.head_watch import check_servers
 from omniload.actors.ray.hosts.boards import boards_of
 from omniload.actors.ray.hosts.member_processes import MemberProcesses
@@ -115,6 +116,7 @@ class RayPlane(DataPlane):
         self._board = FolderBoard(self.address.board)
         processes = MemberProcesses(Watches(begin_watch))
         self._crew = crew = Crew(spec, shares, self.address, self._node, processes)
+        crew.place_at(at_current(spec.mix.runtime.place))
         crew.holders = {role: Member(role) for role in crew.roles()}
         crew.serving = {
             s: crew.holders[role] for role, sources in crew.sources_of.items() for s in sources

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, field_validator
 from typing_extensions import override
@@ -11,7 +11,14 @@ from omniload.base.config import StrictModel
 from omniload.base.errors import ConfigError
 from omniload.base.settings.quantities import Bytes, Seconds
 
-__all__ = ["AsksConfig", "EnvConfig", "LoaderPlaceConfig", "PlaceConfig"]
+__all__ = [
+    "CURRENT",
+    "AsksConfig",
+    "EnvConfig",
+    "LoaderPlaceConfig",
+    "PlaceConfig",
+    "RolePlaceConfig",
+]
 
 _SHOWN = 12
 """Names that a message lists."""
@@ -58,12 +65,26 @@ class AsksConfig(StrictModel):
         return {name: amount for name, amount in each.items() if amount}
 
 
+CURRENT = "current"
+"""The placement group that the process is in which opens the plane."""
+Group = Annotated[str, Field(max_length=253)]
+
+
+class RolePlaceConfig(AsksConfig):
+    """What a role asks for that is on the node of somebody else: the opener's, or that of its ranks."""
+
+    placement_group: Group = ""
+    """Name of a placement group of the user's own, its number, or ``current``, as of loaders: what is asked for is
+    claimed in a bundle of it on that node, which must have one. By default it is claimed of the node."""
+
+
 class LoaderPlaceConfig(AsksConfig):
     """Nodes that source loaders and their shadows are on: those for which all of this holds."""
 
-    placement_group: Annotated[str, Field(max_length=253)] = ""
+    placement_group: Group = ""
     """Name of a placement group of the user's own, or its number: loaders are in its bundles, of which all else holds
-    that is said of nodes here, and claim there what they ask for. By default they are in none."""
+    that is said of nodes here, and claim there what they ask for. ``current`` is the group that captures what the
+    opening process starts, as in a trial of Ray Tune: its bundles that nobody uses. By default they are in none."""
     without_gpu: bool = False
     """Only nodes that have no GPU by Ray's count."""
     labels: dict[Text, str] = Field(default_factory=dict)
@@ -89,12 +110,28 @@ class PlaceConfig(StrictModel):
     loaders: LoaderPlaceConfig | None = None
     """Source loaders are spread over such nodes, each shadow on another one than its loader where there are several. By
     default they are on the opener's node. Their sources must be there under the same paths."""
-    planner: AsksConfig = AsksConfig()
+    planner: RolePlaceConfig = RolePlaceConfig()
     """What the planner asks for; it is on the opener's node."""
-    constructors: AsksConfig = AsksConfig()
+    constructors: RolePlaceConfig = RolePlaceConfig()
     """What each data constructor asks for; they are beside their ranks."""
     wait: Annotated[Seconds, Field(gt=0)] = 300.0
     """Longest that opening waits for nodes with room for all of them, before it says what is missing where."""
+
+    def groups(self) -> list[str]:
+        """Return the placement groups that are named, each once."""
+        named = [self.planner.placement_group, self.constructors.placement_group]
+        named += [] if self.loaders is None else [self.loaders.placement_group]
+        return list(dict.fromkeys(filter(None, named)))
+
+    def in_group(self, name: str, other: str) -> Self:
+        """Return this with another placement group in the place of one."""
+        return self.model_copy(
+            update={
+                role: wanted.model_copy(update={"placement_group": other})
+                for role in ("loaders", "planner", "constructors")
+                if (wanted := getattr(self, role)) is not None and wanted.placement_group == name
+            }
+        )
 
 
 Variable = Annotated[str, Field(min_length=1, max_length=128, pattern="^[A-Za-z_][A-Za-z0-9_]*$")]

@@ -3,7 +3,7 @@
 A place is named by its node, and by bundle and group where it is one: ``NODE`` or ``NODE/BUNDLE/GROUP``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import (
 
 from omniload.actors.ray.environment import ray
 
-__all__ = ["Bundle", "bundles_in", "group_at", "node_at", "strategy_for"]
+__all__ = ["Bundle", "bundles_in", "group_at", "node_at", "some_of", "strategy_for"]
 
 _BETWEEN = "/"
 _THERE = "CREATED"
@@ -48,14 +48,26 @@ def bundles_in(table: Mapping[str, Mapping[str, Any]], wanted: str) -> list[Bund
 
     Args:
         table: Ray's table of all placement groups, by their numbers.
-        wanted: Name or number. Of several that have one name, the bundles of all are returned.
+        wanted: Name or number. Of several that have one name, the bundles of all are returned. Behind a number may
+            stand which of its bundles alone, as ``NUMBER/2,3``.
     """
+    of, _, some = wanted.partition(_BETWEEN) if wanted not in _names(table) else (wanted, "", "")
     return [
         Bundle(group=number, index=int(index), node=node, has=dict(group["bundles"][index]))
         for number, group in sorted(table.items())
-        if wanted in {number, group["name"]} and group["state"] == _THERE
+        if of in {number, group["name"]} and group["state"] == _THERE
         for index, node in group["bundles_to_node_id"].items()
+        if not some or str(index) in some.split(",")
     ]
+
+
+def _names(table: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    return {group["name"] for group in table.values()}
+
+
+def some_of(bundles: Sequence[Bundle]) -> str:
+    """Return how bundles of one group are wanted, and no others of it; see ``bundles_in``."""
+    return f"{bundles[0].group}{_BETWEEN}{','.join(str(each.index) for each in bundles)}"
 
 
 def group_at(place: str) -> str:

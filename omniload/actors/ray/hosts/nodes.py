@@ -6,15 +6,16 @@ from importlib import import_module
 from typing import Any
 
 from omniload.actors.ray.environment import RayError, ray
-from omniload.actors.ray.hosts.bundles import Bundle, bundles_in, group_at
+from omniload.actors.ray.hosts.bundles import Bundle, bundles_in, group_at, node_at
 from omniload.base.clock import Clock
 from omniload.base.errors import ConfigError, UnavailableError
 from omniload.base.log import get_logger
-from omniload.mix.schema.places import LoaderPlaceConfig, PlaceConfig
+from omniload.mix.schema.places import LoaderPlaceConfig, PlaceConfig, RolePlaceConfig
 
 __all__ = [
     "NodeSeen",
     "Team",
+    "beside",
     "nodes_seen",
     "nodes_with_room",
     "room_for",
@@ -45,6 +46,8 @@ class NodeSeen:
     free: Mapping[str, float]
     """Of which nobody has claimed so much."""
     labels: Mapping[str, str]
+    group: str = ""
+    """By what a mix names the placement group of a bundle."""
 
     def room(self, asked: Mapping[str, float]) -> int:
         """Return for how many members there is room that ask for so much each."""
@@ -83,9 +86,17 @@ def why_not(wanted: LoaderPlaceConfig, node: NodeSeen) -> str:
     return ""
 
 
-def _of_kind(wanted: LoaderPlaceConfig, nodes: Iterable[NodeSeen]) -> list[NodeSeen]:
-    """Return the bundles where a placement group is named, else the nodes."""
-    return [node for node in nodes if bool(group_at(node.place)) == bool(wanted.placement_group)]
+def _of_kind(
+    wanted: LoaderPlaceConfig | RolePlaceConfig, nodes: Iterable[NodeSeen]
+) -> list[NodeSeen]:
+    """Return the bundles of a placement group where one is named, else the nodes."""
+    group = wanted.placement_group
+    return [n for n in nodes if bool(group_at(n.place)) == bool(group) and n.group in ("", group)]
+
+
+def beside(wanted: RolePlaceConfig, node: str, nodes: Iterable[NodeSeen]) -> list[NodeSeen]:
+    """Return the places of a role that is on a certain node: bundles there where a group is named, else the node."""
+    return [each for each in _of_kind(wanted, nodes) if node_at(each.place) == node]
 
 
 def room_for(wanted: LoaderPlaceConfig) -> dict[str, int]:
@@ -100,16 +111,31 @@ def why_no_room(place: PlaceConfig, team: Team, nodes: Sequence[NodeSeen]) -> st
     there = [(team.home, "the planner", place.planner)]
     there += [(node, "a data constructor", place.constructors) for node in team.constructors]
     for number, who, asks in there:
-        node, asked = left.get(number), asks.asked()
-        if asked and (node is None or not node.room(asked)):
-            which = "a node that Ray does not name" if node is None else node.address
-            free = {n: 0.0 if node is None else node.free.get(n, 0.0) for n in asked}
-            return f"{who} asks for {_amounts(asked)} on {which}, which has {_amounts(free)} free"
+        asked, spots = asks.asked(), beside(asks, number, left.values())
+        node = next((spot for spot in spots if spot.room(asked)), None)
+        if (asked or asks.placement_group) and node is None:
+            return _why_none_beside(who, asks, spots, left.get(number))
         if node is not None:
-            left[number] = node.without(asked)
+            left[node.place] = node.without(asked)
     return (
         "" if place.loaders is None else _why_none_for(place.loaders, team.loaders, left.values())
     )
+
+
+def _why_none_beside(
+    who: str, asks: RolePlaceConfig, spots: Sequence[NodeSeen], node: NodeSeen | None
+) -> str:
+    """Return why a role has no place on the node that it is to be on."""
+    asked = asks.asked()
+    which = "a node that Ray does not name" if node is None else node.address
+    if asks.placement_group and not spots:
+        return f"{who} is to be on {which}, where placement group {asks.placement_group!r} has no bundle"
+    free = [{n: spot.free.get(n, 0.0) for n in asked} for spot in spots] or [
+        dict.fromkeys(asked, 0.0)
+    ]
+    which = "; ".join(spot.address for spot in spots[:_SHOWN]) or which
+    has = "; ".join(_amounts(each) for each in free[:_SHOWN])
+    return f"{who} asks for {_amounts(asked)} on {which}, which has {has} free"
 
 
 def _why_none_for(wanted: LoaderPlaceConfig, count: int, nodes: Iterable[NodeSeen]) -> str:
@@ -162,23 +188,25 @@ def wait_for_room(
             is_told = True
             _LOG.warning("waiting for at most %.0f s for room: %s", place.wait, missing)
         clock.sleep(_LOOK_S)
-    if len(groups := {group_at(node.place) for node in nodes} - {""}) > 1:
-        raise ConfigError(
-            f"{len(groups)} placement groups of this Ray have the name that runtime.place.loaders.placement_group "
-            f"gives: {sorted(groups)[:_SHOWN]}; give the number of one"
-        )
+    for name in place.groups():
+        of = {group_at(node.place) for node in nodes if node.group in ("", name)} - {""}
+        if len(of) > 1:
+            raise ConfigError(
+                f"{len(of)} placement groups of this Ray have the name that runtime.place gives: "
+                f"{sorted(of)[:_SHOWN]}; give the number of one"
+            )
 
 
 def _amounts(asked: Mapping[str, float]) -> str:
     return ", ".join(f"{amount:g} of {name!r}" for name, amount in asked.items())
 
 
-def nodes_seen(group: str = "") -> list[NodeSeen]:
-    """Return the nodes that live, always in one order, and the bundles of a group on them; none where Ray is mute."""
+def nodes_seen(*groups: str) -> list[NodeSeen]:
+    """Return the nodes that live, always in one order, and bundles of groups on them; none where Ray is mute."""
     try:
         living = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         free = _free_by_node()
-        table = ray.util.placement_group_table() if group else {}
+        table = ray.util.placement_group_table() if any(groups) else {}
     except (RayError, RuntimeError, ConnectionError) as error:
         _LOG.warning("Ray does not say which nodes it has: %s", error)
         return []
@@ -192,13 +220,19 @@ def nodes_seen(group: str = "") -> list[NodeSeen]:
         )
         for node in sorted(living, key=lambda node: str(node["NodeID"]))
     }
-    bundles = [each for each in bundles_in(table, group) if each.node in nodes]
-    return [*nodes.values(), *(_seen(bundle, nodes[bundle.node]) for bundle in bundles)]
+    bundles = [
+        _seen(each, nodes[each.node], group)
+        for group in filter(None, groups)
+        for each in bundles_in(table, group)
+        if each.node in nodes
+    ]
+    return [*nodes.values(), *bundles]
 
 
-def _seen(bundle: Bundle, node: NodeSeen) -> NodeSeen:
+def _seen(bundle: Bundle, node: NodeSeen, group: str) -> NodeSeen:
     return replace(
         node,
+        group=group,
         place=bundle.place,
         address=f"bundle {bundle.index} on {node.address}",
         has=bundle.has,

@@ -24,6 +24,23 @@ def test_ranks_that_are_actors_in_captured_bundles_have_a_plane_outside_of_them_
     assert (told["left"], told["folders"]) == ([], [])
 
 
+def test_roles_of_the_current_group_take_bundles_that_no_rank_has_and_are_refused_where_there_are_none(
+    given, mix, unbroken, tmp_path
+):
+    group = {"placement_group": "current", "cpus": 1}
+    place = {"planner": group, "loaders": group, "wait": 20}
+    told = run_job(given, mix, tmp_path / "a", steps=6, bundles=[1, 1, 2], place=place)
+
+    assert samples(told["ranks"]) == unbroken
+    free = told["ranks"][0]["free"]
+    assert free["CPU"] == 2.0  # as before: what the group has set aside is enough
+    assert f"CPU_group_2_{told['group']}" not in free
+
+    full = run_job(given, mix, tmp_path / "b", steps=6, place=place)["ranks"][0]
+    assert full["error"] == "ConfigError"
+    assert "each of the 2 bundles of group" in full["message"]
+
+
 def test_a_process_that_is_connected_to_another_ray_than_the_mix_names_is_told_both(
     given, mix, tmp_path
 ):

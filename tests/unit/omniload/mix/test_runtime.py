@@ -16,6 +16,15 @@ from omniload.mix.schema.places import EnvConfig
         ({"address": "auto", "ports": "20000-20099"}, "leave out bind and ports"),
         ({"ports": "20000"}, "no range of ports"),
         ({"place": {"planner": {"cpus": 1}}}, "place is of a Ray that runs already"),
+        ({"lifetime": "detached"}, "lifetime is of a Ray that runs already"),
+        (
+            {
+                "address": "auto",
+                "lifetime": "detached",
+                "place": {"planner": {"placement_group": "current"}},
+            },
+            "'current', which ends with the job, and lifetime is detached",
+        ),
         (
             {"address": "auto", "place": {"loaders": {"resources": {"GPU": 1}}}},
             "'GPU', a resource of Ray's own; no role computes on one",

@@ -1,10 +1,13 @@
 """Bundles of placement groups as places for members."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("ray")
+from omniload.actors.ray.given.seats import Seats
 from omniload.actors.ray.hosts import nodes as nodes_module
-from omniload.actors.ray.hosts.bundles import Bundle, bundles_in, group_at, node_at
+from omniload.actors.ray.hosts.bundles import Bundle, bundles_in, group_at, node_at, some_of
 from omniload.actors.ray.hosts.nodes import NodeSeen, Team, wait_for_room, why_no_room
 from omniload.actors.ray.hosts.placing import Placing
 from omniload.base.clock import FakeClock
@@ -102,7 +105,7 @@ def test_a_name_that_several_groups_have_is_refused_with_their_numbers():
 
 
 def test_members_are_spread_over_bundles_and_each_is_where_its_bundle_is(monkeypatch):
-    monkeypatch.setattr(nodes_module, "nodes_seen", lambda _group: seen(NUMBER))
+    monkeypatch.setattr(nodes_module, "nodes_seen", lambda *_groups: seen(NUMBER))
     placing = Placing(
         "A", lambda: ["A"], FakeClock().now_s, lambda: nodes_module.room_for(PLACE.loaders)
     )
@@ -113,3 +116,55 @@ def test_members_are_spread_over_bundles_and_each_is_where_its_bundle_is(monkeyp
     assert all(group_at(place) == NUMBER for place in places)
     assert not placing.is_astray(Member("loader-0"), "A")
     assert placing.is_astray(Member("loader-0", 1), "C")
+
+
+def test_some_bundles_of_a_group_are_wanted_by_their_numbers():
+    table = {NUMBER: a_group(nodes=("A", "B", "C"))}
+    bundles = bundles_in(table, NUMBER)
+
+    some = some_of([bundles[0], bundles[2]])
+
+    assert [each.index for each in bundles_in(table, some)] == [0, 2]
+
+
+BESIDE = PlaceConfig.model_validate(
+    {
+        "planner": {"placement_group": "job", "cpus": 1},
+        "constructors": {"placement_group": "job", "cpus": 2},
+    }
+)
+
+
+def test_planner_and_constructors_claim_what_they_ask_of_a_bundle_on_their_node():
+    assert why_no_room(BESIDE, TEAM, seen(NUMBER)) == ""
+    assert why_no_room(BESIDE, TEAM, seen(NUMBER, free=2.0)) == (
+        "a data constructor asks for 2 of 'CPU' on bundle 0 on A, which has 1 of 'CPU' free"
+    )
+    elsewhere = Team(home="A", loaders=1, constructors=["C"])
+    home = replace(HOME, place="C", address="10.0.0.3")
+    assert why_no_room(BESIDE, elsewhere, [*seen(NUMBER), home]) == (
+        "a data constructor is to be on 10.0.0.3, where placement group 'job' has no bundle"
+    )
+
+
+def test_members_that_start_at_once_are_dealt_to_bundles_before_ray_counts_them():
+    bundles = [
+        NodeSeen(place=f"A/{n}/{NUMBER}", address="", has={}, free={"CPU": 3.0}, labels={})
+        for n in range(2)
+    ]
+    seats, wanted = Seats(lambda _group: [HOME, *bundles]), BESIDE.constructors
+    members = [Member(f"constructor-{n}") for n in range(3)]
+
+    places = [seats.of(member, "A", wanted) for member in members[:2]]
+    seats.forget(members[0])
+
+    assert places == [(f"A/1/{NUMBER}", {"CPU": 2.0}), (f"A/0/{NUMBER}", {"CPU": 2.0})]
+    assert seats.of(members[2], "A", wanted)[0] == places[0][0]
+
+
+def test_a_member_whose_node_has_no_bundle_is_started_beside_the_group_and_asks_for_nothing(caplog):
+    seats = Seats(lambda _group: seen(NUMBER))
+
+    assert seats.of(Member("constructor-0"), "C", BESIDE.constructors) == ("C", {})
+    assert "placement group 'job' has no bundle on node C" in caplog.text
+    assert seats.of(Member("planner"), "C", PlaceConfig().planner) == ("C", {})

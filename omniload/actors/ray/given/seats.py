@@ -1,0 +1,82 @@
+"""Bundles for roles that stay on the node of somebody else, and the placement group that a process is in."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from omniload.actors.ray.environment import ray
+from omniload.actors.ray.hosts.bundles import bundles_in, some_of
+from omniload.actors.ray.hosts.nodes import NodeSeen, beside, nodes_seen
+from omniload.base.errors import ConfigError
+from omniload.base.log import get_logger
+from omniload.machine.roster.members import Member
+from omniload.mix.schema.places import CURRENT, PlaceConfig, RolePlaceConfig
+
+__all__ = ["Seats", "at_current"]
+
+_LOG = get_logger(__name__)
+
+
+class Seats:
+    """Bundles of planner and data constructors. For one thread at a time."""
+
+    def __init__(self, look: Callable[[str], Sequence[NodeSeen]] = nodes_seen) -> None:
+        """Begin with nobody; ``look`` returns the nodes, and the bundles of a group."""
+        self._look = look
+        self._coming: dict[Member, tuple[str, Mapping[str, float]]] = {}
+        """Those whose process is not known yet: Ray may not count there what they ask for."""
+
+    def of(
+        self, member: Member, node: str, wanted: RolePlaceConfig
+    ) -> tuple[str, Mapping[str, float]]:
+        """Return where a member is to be started on a node, and what it asks for there."""
+        asked = wanted.asked()
+        if not wanted.placement_group:
+            return node, asked
+        there = [
+            self._left(each) for each in beside(wanted, node, self._look(wanted.placement_group))
+        ]
+        if not there:
+            _LOG.warning(
+                "placement group %r has no bundle on node %s: %s is started there beside it",
+                *(wanted.placement_group, node, member.name),
+            )
+            return node, {}
+        # Where there is no room, what a lost member had there is given back in a moment.
+        place = max(there, key=lambda each: (each.room(asked), each.place)).place
+        self._coming[member] = place, asked
+        return place, asked
+
+    def forget(self, member: Member) -> None:
+        """Note that a member is there, and counted by Ray, or has ended."""
+        self._coming.pop(member, None)
+
+    def _left(self, node: NodeSeen) -> NodeSeen:
+        for place, asked in self._coming.values():
+            if place == node.place:
+                node = node.without(asked)
+        return node
+
+
+def at_current(place: PlaceConfig) -> PlaceConfig:
+    """Return where roles are, with the bundles of this process's placement group that nobody uses for ``current``.
+
+    Raises:
+        ConfigError: The process is in no such group, or all of it is used.
+    """
+    if CURRENT not in place.groups():
+        return place
+    group = ray.util.get_current_placement_group()
+    if group is None:
+        raise ConfigError(
+            "runtime.place has placement_group 'current', and the process that opens the plane is in none; "
+            "give a name or a number, or leave it out"
+        )
+    number = group.id.hex()
+    bundles = bundles_in(ray.util.placement_group_table(), number)
+    unused = {each.place for each in nodes_seen(number) if each.group and each.room(each.has)}
+    spare = [each for each in bundles if each.place in unused]
+    if not spare:
+        raise ConfigError(
+            f"runtime.place has placement_group 'current', and each of the {len(bundles)} bundles of group {number} "
+            "is used, by ranks mostly; reserve more of them than there are ranks, or leave it out"
+        )
+    return place.in_group(CURRENT, some_of(spare))
