@@ -60,7 +60,7 @@ LONGER = {
     ),
     "omniload/actors/ray/answers.py": (275, "every way in which an answer comes or does not"),
     "omniload/actors/ray/given/detached.py": (
-        340,
+        350,
         "both sides of a detached plane: who may attach and where it goes on, and how a driver finds and ends it",
     ),
     "omniload/actors/ray/given/attached.py": (

@@ -52,6 +52,8 @@ _LEFT_S = 5.0
 _NAMESPACE = "omniload-detached"
 """Of the openers of all runs in a Ray: their names are unique by the folders of runs."""
 _THREADS = 4
+_CODE = ("working_dir", "py_modules")
+"""Of a ``runtime_env``; Ray names them by what is in them."""
 _TRIES, _PAUSE_S = 20, 0.5
 """For an opener that is just ending."""
 _STOPPED_S = 60.0
@@ -232,13 +234,15 @@ def attach(stack: ExitStack, spec: PlaneSpec, identity: Mapping[str, str]) -> Pl
     runtime = spec.mix.runtime
     environment = runtime.env.passed_on(os.environ)
     stack.callback(given_cluster(runtime.address).close)
+    # The plane has the code of the job that opened it, functions that a mix names among it.
+    identity = {**identity, **_code_of_job()}
     driver = f"process {os.getpid()} on {socket.gethostname()}"
     limit_s = runtime.place.wait + runtime.batch_timeout
     for _ in range(_TRIES):
         opener = _opener_of(spec)
         try:
             _refuse_another(spec, ray.get(opener.identity.remote()), identity)
-            told = opener.attach.remote(_at_whole_paths(spec), dict(identity), environment, driver)
+            told = opener.attach.remote(_at_whole_paths(spec), identity, environment, driver)
             if not wait_for_ref(told, limit_s, lambda: None):
                 raise UnavailableError(
                     f"the detached data plane of {spec.run_dir} was not opened within {limit_s:.0f} s; see its logs"
@@ -309,6 +313,12 @@ def _opener_of(spec: PlaneSpec) -> Any:  # noqa: ANN401 -- Ray's handles have no
         is_detached=True,
     )
     return actor_of(PlaneOpener, _name_of(spec.run_dir), start).remote()
+
+
+def _code_of_job() -> dict[str, str]:
+    """Return what of its code the job of this process brought, each by a name that tells its content."""
+    brought: Mapping[str, Any] = ray.get_runtime_context().runtime_env
+    return {f"{key} of the job": str(brought[key]) for key in _CODE if brought.get(key)}
 
 
 def _refuse_another(spec: PlaneSpec, found: Mapping[str, str], mine: Mapping[str, str]) -> None:

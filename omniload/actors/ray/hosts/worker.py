@@ -53,11 +53,9 @@ _IN_EVERY_WORKER = ("ray._common.usage.usage_lib", "ray._private.arrow_serializa
 _ANSWERED_S = 90.0
 """Longest wait for the process to load, and to fork another one. Ray gives a worker up after 60 s: two at once
 would load no sooner, and where the loaded one ends, the others hear of it."""
-_ASKED_S = 5.0
-"""Longest wait for what somebody who has connected asks for."""
+_ASKED_S = 5.0  # longest wait for what somebody who has connected asks for
 _LENGTH_BYTES = 4
-_MOST_BYTES = 4 << 20
-"""Of a command line and an environment, of which Linux takes 2 MiB."""
+_MOST_BYTES = 4 << 20  # of a command line and an environment, of which Linux takes 2 MiB
 
 
 def place_of(raylet: str) -> str:
@@ -98,7 +96,8 @@ def _is_forked() -> bool:
     with suppress(OSError), socket.socket(socket.AF_UNIX) as server:
         server.settimeout(_ANSWERED_S)
         server.connect(place_of(places[0]))
-        asked = json.dumps([sys.argv, dict(os.environ), os.getpgrp()]).encode()
+        own = os.getpgrp(), str(Path.cwd()), sys.path  # a job may bring code of its own
+        asked = json.dumps([sys.argv, dict(os.environ), *own]).encode()
         server.sendall(len(asked).to_bytes(_LENGTH_BYTES, "big") + asked)
         return bool(server.recv(1))
     return False
@@ -138,18 +137,19 @@ def _has_loaded_ray(connection: socket.socket) -> bool:
 
 
 def _stand_in(connection: socket.socket) -> None:
-    """Take the place of who asks, with its command line, environment and group; end where it has given up by now."""
+    """Take the place of who asks, with its words, environment, group and folders; end where it has given up by now."""
     connection.settimeout(_ASKED_S)
     try:
         with connection.makefile("rb") as words:
             length = int.from_bytes(words.read(_LENGTH_BYTES), "big")
-            command, environment, group = json.loads(words.read(min(length, _MOST_BYTES)))
+            asked = json.loads(words.read(min(length, _MOST_BYTES)))
+        sys.argv, environment, group, folder, sys.path[:] = asked
+        os.chdir(folder)
         # Ray ends a worker by its group.
         os.setpgid(0, group)
         connection.sendall(b"1")
     except (OSError, ValueError, TypeError):
         os._exit(1)
-    sys.argv = command
     os.environ.clear()
     os.environ.update(environment)
     if numbers := sys.modules.get("numpy.random"):

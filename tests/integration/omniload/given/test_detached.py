@@ -62,6 +62,13 @@ def test_a_plane_goes_on_on_other_ranks_and_is_opened_anew_and_others_are_refuse
     other_mix = run_job(given, mix, program=DRIVER, takes=1, **keywords, prefetch_steps=7)
     assert (other_mix["error"], "mix stop" in other_mix["message"]) == ("StateError", True)
     assert "runtime.prefetch_steps is 4, here 7" in other_mix["message"]
+    code = tmp_path / "code"
+    code.mkdir()
+    # As ``ray job submit --working-dir`` tells its entrypoint.
+    job = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"working_dir": str(code)}})}
+    (code / "lab.py").write_text("")
+    other_code = run_job(given | job, mix, program=DRIVER, takes=1, **keywords)
+    assert "working_dir of the job is not given, here gcs://" in other_code["message"]
     second = run_job(given, mix, program=DRIVER, takes=1, **keywords)
     assert second["error"] == "StateError"
     assert "has ranks of another driver (rank dp=0; attached by process" in second["message"]

@@ -1,6 +1,7 @@
 """A job of a Ray that runs already, as Ray Train has it: ranks are actors in bundles that capture what they start.
 
-ray_job.py MIX FOLDER KEYWORDS      keywords of omniload.open as JSON; "bundles" are cores of each bundle, two at least
+ray_job.py MIX FOLDER KEYWORDS      keywords of omniload.open as JSON; "bundles" are cores of each bundle, two at least,
+                                    and "runtime_env" is that of the job
 
 Prints what its two ranks were handed, the actors that there were meanwhile and afterwards, and what of the bundles
 was free meanwhile.
@@ -44,7 +45,9 @@ def planes_actors():
 
 def main(mix, folder, keywords):
     bundles = [{"CPU": cores} for cores in keywords.pop("bundles", [1, 1])]
-    ray.init(namespace="of the trainer", configure_logging=False, log_to_driver=False)
+    env = keywords.pop("runtime_env", None)
+    quiet = {"configure_logging": False, "log_to_driver": False}
+    ray.init(namespace="of the trainer", runtime_env=env, **quiet)
     group = ray.util.placement_group(bundles)
     ray.get(group.ready(), timeout=60)
     ranks = [
