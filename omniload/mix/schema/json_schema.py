@@ -128,5 +128,8 @@ def mix_schema() -> dict[str, Any]:
         "then": {"required": ["version"]},
         "else": {"required": schema.pop("required")},
     }
+    drawn = schema["$defs"]["WeightsConfig"]
+    # Of a run that draws amounts the stages are made from them.
+    drawn["anyOf"] = [{"required": [key]} for key in (*drawn.pop("required"), "amounts")]
     properties = {"include": include, **schema["properties"]}
     return _published({**schema, **whole, "properties": properties}, "mix", 2)

@@ -226,7 +226,10 @@ def warnings_of(mix: MixConfig, expected: Forecast, steps: Sequence[StepFigures]
         if (packing := mix.own_packing) is not None and (packing.own_S | packing.alone_S).any():
             kept = packing.own_S | packing.alone_S
             names = [name for name, own in zip(mix.names, kept.tolist(), strict=True) if own]
-            said = f"{', '.join(names[:8])} lie in rows of their own or alone: say rows: shared where they need not"
+            said = (
+                f"{', '.join(names[:8])} {'has' if len(names) == 1 else 'have'} rows that no other source shares: say "
+                "rows: shared where that need not be"
+            )
             best_fit, cut = f"{said}, or raise pack.lookahead_rows, {pack.lookahead_rows} now", ""
         warnings.append(
             f"{waste:.1%} of the rows is padding; {best_fit}{cut * _may_cut_anywhere(mix)}"

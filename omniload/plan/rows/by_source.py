@@ -85,10 +85,8 @@ def packed_by_source(
     kinds_P = np.where(packing.own_S[sources_P], 1 + sources_P, 0)
     kinds_P[packing.alone_S[sources_P]] = _ALONE
     # Whole: what is carried, in its order, then the others by falling length, ties as they were drawn.
-    is_whole_P = ~cut_P
-    is_whole_P[:num_first] = True
     falling = num_first + (-lengths_P[num_first:]).argsort(kind="stable")
-    order = [*range(num_first), *falling[is_whole_P[falling]].tolist()]
+    order = [*range(num_first), *falling[~cut_P[falling]].tolist()]
     rows = _Rows(num=mix.rows_per_step, capacity=mix.pack.length)
     kinds, lengths = kinds_P.tolist(), lengths_P.tolist()
     row_of = {p: rows.whole(kinds[p], lengths[p]) for p in order}

@@ -56,6 +56,31 @@ def test_quantities_and_groups_are_written_as_people_write_them(validator):
     assert faults(validator, TEXT) == []
 
 
+@pytest.mark.parametrize(
+    "mix",
+    [
+        "{amounts: {web: {epochs: 1}, code: {tokens: 5M}}}",
+        "{amounts: {all: {tokens: 5M, of: {web: {tokens: 1M}, code: {weight: 2}}}}}",
+        "{total: {tokens: 5M}, amounts: {web: {weight: 1}, all: {weight: 2, of: {code: 1}}}}",
+    ],
+)
+def test_amounts_stand_in_place_of_stages(validator, mix):
+    head, _, tail = TEXT.partition("mix: {")
+    text = f"{head}mix: {mix}\n{tail.partition(chr(10))[2]}"
+    parse_yaml(text, MixConfig, name="mix.yaml")
+
+    assert faults(validator, text) == []
+    assert faults(validator, text.replace(mix, "{level: token}"))
+
+
+def test_a_source_says_how_it_is_packed(validator):
+    text = TEXT.replace("key: id}", "key: id, overlong: refuse, pack: {cut: never, rows: own}}")
+    parse_yaml(text.replace("1k", "0"), MixConfig, name="mix.yaml")
+
+    assert faults(validator, text) == []
+    assert faults(validator, text.replace("cut: never", "cut: newer"))
+
+
 def test_what_a_file_leaves_out_is_there_in_one_that_it_includes(validator):
     part = "version: 2\nseed: 1\nmix: {stages: [{weights: {web: 1}}]}\n"
 
