@@ -16,8 +16,8 @@ from pydantic_core import PydanticCustomError
 from omniload.base.config import StrictModel, fault_at, raise_faults, validated
 from omniload.base.settings.include import read_settings
 from omniload.base.settings.quantities import Count
-from omniload.mix.columns import ALWAYS_USED, WholeColumn
-from omniload.mix.runtime import BalanceConfig, LoaderConfig, RuntimeConfig
+from omniload.mix.columns import ALWAYS_USED
+from omniload.mix.runtime import BalanceConfig, LoaderConfig, PipelineConfig, RuntimeConfig
 from omniload.mix.schema.amounts import faults_of_amounts
 from omniload.mix.schema.caps import faults_of_caps, faults_of_waits
 from omniload.mix.schema.cuts import documents_cut, no_sequences, packs_at_odds
@@ -58,8 +58,6 @@ __all__ = [
     "load_mix",
 ]
 
-StageColumn = Literal["tokens", "labels", "images", "own", "all"] | WholeColumn
-"""What a stage of a pipeline may have of a batch beside bounds and positions."""
 LARGEST_ROW = 1 << 24
 """Tokens of a row at most: 64 MiB of token ids, and more than any model attends to."""
 LARGEST_BATCH = 1 << 32
@@ -88,20 +86,6 @@ class PackConfig(StrictModel):
     draw it ends the run. A source may say otherwise."""
     lookahead_rows: Count = Field(default=1, ge=0, le=MOST_ROWS)
     """Best fit chooses among documents for this many rows more than it fills; the rest waits for the next step."""
-
-
-class PipelineConfig(StrictModel):
-    """Columns of a batch that each stage along ``pp`` uses; others are not sent to it.
-
-    A list takes the place of that stage's own; ``all`` stands for every column, ``own`` for the columns of yours.
-    """
-
-    first: tuple[StageColumn, ...] = ("tokens", "images")
-    """Of the stage that embeds tokens. Of one that has the last layers too, as of a V, ``[tokens, images, labels]``."""
-    middle: tuple[StageColumn, ...] = ()
-    """Of stages between: bounds of documents and positions, which every stage has, are enough."""
-    last: tuple[StageColumn, ...] = ("labels", "scores", "text", "own")
-    """Of the stage that has the loss. ``labels`` brings what leaves labels out, too."""
 
 
 class BatchConfig(StrictModel):

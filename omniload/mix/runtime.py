@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.settings.quantities import Bytes, Count, Seconds
 from omniload.base.units import parse_ports
+from omniload.mix.columns import WholeColumn
 from omniload.mix.schema.places import CURRENT, EnvConfig, PlaceConfig
 from omniload.mix.schema.splits import Name
 from omniload.mix.schema.weights import LARGEST_NUMBER
@@ -19,12 +20,15 @@ from omniload.mix.schema.weights import LARGEST_NUMBER
 __all__ = [
     "BalanceConfig",
     "LoaderConfig",
+    "PipelineConfig",
     "RuntimeConfig",
     "ScalingConfig",
     "ShardCacheConfig",
     "TokenCacheConfig",
 ]
 
+StageColumn = Literal["tokens", "labels", "images", "own", "all"] | WholeColumn
+"""What a stage of a pipeline may have of a batch beside bounds and positions."""
 _SHOWN = 12
 """Names that a message lists."""
 _HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
@@ -34,6 +38,20 @@ _NUMBERS = re.compile(r"[0-9./]+")
 _LARGEST_PORT = 65_535
 _BUCKETS = frozenset({"s3", "gs", "gcs", "abfs", "abfss"})
 """Stores whose URLs name a bucket or a container first."""
+
+
+class PipelineConfig(StrictModel):
+    """Columns of a batch that each stage along ``pp`` uses; others are not sent to it.
+
+    A list takes the place of that stage's own; ``all`` stands for every column, ``own`` for the columns of yours.
+    """
+
+    first: tuple[StageColumn, ...] = ("tokens", "images")
+    """Of the stage that embeds tokens. Of one that has the last layers too, as of a V, ``[tokens, images, labels]``."""
+    middle: tuple[StageColumn, ...] = ()
+    """Of stages between: bounds of documents and positions, which every stage has, are enough."""
+    last: tuple[StageColumn, ...] = ("labels", "scores", "text", "own")
+    """Of the stage that has the loss. ``labels`` brings what leaves labels out, too."""
 
 
 class BalanceConfig(StrictModel):

@@ -143,6 +143,10 @@ class ShuffleConfig(StrictModel):
         return of_blocks.get(self.method, 1)
 
 
+_Whole = Annotated[StrictInt, Field(ge=-(1 << 63), lt=1 << 63)]
+_Real = Annotated[StrictFloat, Field(ge=-1e308, le=1e308, allow_inf_nan=False)]
+
+
 class OwnColumn(StrictModel):
     """A column of yours: a value for each token, cut, packed and padded as tokens are."""
 
@@ -153,7 +157,7 @@ class OwnColumn(StrictModel):
     of: Literal["tokens", "labels"] = "tokens"
     """Where a value stands in a batch: at its token, or, of ``labels``, where its token is the label: one to the left,
     also where a row cuts the document. Weights of a loss are of labels."""
-    default: StrictBool | StrictInt | StrictFloat | None = None
+    default: StrictBool | _Whole | _Real | None = None
     """Value of every token of a source without this column; left out, all sources must have it."""
 
     @model_validator(mode="after")

@@ -63,7 +63,7 @@ def a_mix(a=WEIGHT, b="", batch="weight"):
         ),
         (
             {"a": "weight: {column: w, dtype: float32, default: .nan}"},
-            r"default is nan, which float32",
+            r"default: found nan; give a finite number",
         ),
         ({"a": "weight: {column: w, dtype: complex64}"}, r"mix.yaml:4: .*complex64"),
         ({"a": "Weight: {column: w}"}, r"mix.yaml:4: .*Weight"),
