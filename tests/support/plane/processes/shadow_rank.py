@@ -23,8 +23,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
-from omniload.actors.ray.cluster import AttachedCluster, node_here
+from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.environment import RayError, ray
+from omniload.actors.ray.given.attached import AttachedCluster
 from omniload.actors.ray.hosts.nodes import nodes_with_room
 from omniload.actors.status_file import read_status
 from omniload.batch.digest import batch_digest
