@@ -1,4 +1,4 @@
-"""A change of the mix of a running job: when it is answered, and when every rank has it; four ranks through Ray.
+"""A change of the mix of a running job: when it is answered, and when every rank has it.
 
 python -m benchmarks.data.live_change --help
 """
@@ -6,7 +6,7 @@ python -m benchmarks.data.live_change --help
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -16,7 +16,8 @@ import yaml
 
 from benchmarks.loaders.mixed_sources import MixedSources, build_sources, mix_of
 from benchmarks.report import Table, print_table, write_report
-from omniload.actors.plane import PlaneSpec
+from omniload.actors.local.plane import LocalPlane
+from omniload.actors.plane import DataPlane, PlaneSpec
 from omniload.actors.ray.plane import RayPlane
 from omniload.client import Client
 from omniload.commands.edits.asking import change_mix
@@ -28,7 +29,8 @@ from omniload.plan.place_tree import ClientPlaceTree
 __all__ = ["Change", "Rank", "main", "table_of"]
 
 _CORPUS = MixedSources(sources=4, documents=2_000)
-_LENGTH, _AHEAD = 4_096, 2
+_LENGTH, _AHEAD = 4_096, 4
+_TIMES_S = (0.25, 0.5, 2.0, 5.0)
 _ROWS = 2
 """Of a rank and step."""
 _WAIT_S = 60.0
@@ -40,8 +42,8 @@ class Change:
 
     answered_s: float
     """From the asking to the answer."""
-    planned: int
-    """Steps that were planned already when it was taken up, from the one that the slowest rank waited for."""
+    given: int
+    """Steps that ranks had when it was taken up, from the one that the slowest of them wanted next."""
     effective_s: float
     """From the asking until every rank had its batch of the first step that the change holds at."""
     agreed: bool
@@ -84,7 +86,7 @@ def changed(run: Path, ranks: Sequence[Rank], names: Sequence[str], turn: int) -
     before = [rank.at(step - 1)[1] for rank in ranks]
     return Change(
         answered_s=answered_s,
-        planned=step - taken.slowest,
+        given=step - taken.slowest,
         effective_s=max(had_s for had_s, _ in first) - began_s,
         agreed=all(tokens == first[0][1] for _, tokens in first)
         and all(tokens == before[0] for tokens in before)
@@ -96,9 +98,15 @@ def _part_of(names: Sequence[str], tokens: Mapping[str, int]) -> float:
     return sum(tokens[name] for name in names) / sum(tokens.values())
 
 
-def changes_of(folder: Path, step_s: float, num_ranks: int, changes: int) -> list[Change]:
+def changes_of(
+    folder: Path,
+    step_s: float,
+    num_ranks: int,
+    changes: int,
+    open_plane: Callable[[PlaneSpec], DataPlane],
+) -> list[Change]:
     """Run a job of ``num_ranks`` ranks and change its mix again and again."""
-    run = folder / f"run-{step_s:g}"
+    run = folder / f"run-{open_plane.__name__}-{step_s:g}"
     path = folder / "mix.yaml"
     mix = mix_of(
         _CORPUS.names,
@@ -114,7 +122,7 @@ def changes_of(folder: Path, step_s: float, num_ranks: int, changes: int) -> lis
     tree = ClientPlaceTree.of(dp=num_ranks)
     spec = PlaneSpec(mix=mix, base_dir=base_dir, tree=tree, run_dir=run)
     ranks, ended = [Rank() for _ in range(num_ranks)], threading.Event()
-    with RayPlane(spec) as plane:
+    with open_plane(spec) as plane:
         threads = [
             threading.Thread(
                 target=rank.train, args=(Client(plane.handle(i)), step_s, ended), daemon=True
@@ -135,39 +143,40 @@ def changes_of(folder: Path, step_s: float, num_ranks: int, changes: int) -> lis
                 thread.join(_WAIT_S)
 
 
-def table_of(found: Mapping[float, Sequence[Change]], ranks: int) -> Table:
+def table_of(found: Mapping[float, Sequence[Change]], ranks: int, where: str) -> Table:
     """Return medians and the most, by the time that a rank takes for a step."""
     rows = []
     for step_s, changes in found.items():
         answered = [change.answered_s for change in changes]
         effective = [change.effective_s for change in changes]
-        planned = [change.planned for change in changes]
+        given = [change.given for change in changes]
         rows.append(
             (
                 f"{step_s:g}",
                 len(changes),
                 f"{median(answered):.2f} ({max(answered):.2f})",
-                f"{median(planned):g} ({max(planned)})",
+                f"{median(given):g} ({max(given)})",
                 f"{median(effective):.2f} ({max(effective):.2f})",
                 f"{sum(change.agreed for change in changes)} of {len(changes)}",
             )
         )
     return Table(
         columns=(
-            *("a step, s", "changes", "answered after, s", "steps planned already"),
+            *("a step, s", "changes", "answered after, s", "steps that ranks had"),
             *("every rank has it after, s", "held from its step on, on every rank"),
         ),
         rows=tuple(rows),
-        caption=f"{ranks} ranks through Ray, medians, the most in brackets",
+        caption=f"{ranks} ranks {where}, medians, the most in brackets",
     )
 
 
 READING = """\
 `omniload mix set` as the command does it, from the asking on; ranks are threads that take a batch of {rows} rows of
 {length:,} tokens whenever their step has passed, {ahead} steps are built ahead. A change holds from the first step that
-was not planned when it was taken up: what lies between the answer and every rank's batch are steps that were planned
-already. Each change draws the sources that the one before did not; documents that were drawn before it and found no row
-yet come with its first steps."""
+no rank was given: ranks through Ray have the batch of the next step while they compute, ranks of one process take it
+as they ask. Each change draws the sources that the one before did not; documents that were drawn before it and found no
+row yet come with its first steps. A change is asked for as the one before has come to every rank, at the beginning of a
+step, so it waits for all of that step."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -183,18 +192,23 @@ def main(ranks: int, changes: int, report: bool) -> None:
     """  # noqa: D301 -- click's own marker
     with tempfile.TemporaryDirectory() as made:
         build_sources(Path(made), _CORPUS)
-        found = {
-            step_s: changes_of(Path(made), step_s, ranks, changes) for step_s in (0.05, 0.1, 0.25)
-        }
-    table = table_of(found, ranks)
-    print_table(table)
+        tables = [
+            table_of(
+                {t: changes_of(Path(made), t, ranks, changes, plane) for t in _TIMES_S},
+                ranks,
+                where,
+            )
+            for plane, where in ((LocalPlane, "of one process"), (RayPlane, "through Ray"))
+        ]
+    for table in tables:
+        print_table(table)
     if report:
         path = write_report(
             __file__,
             "live_change",
             "A change of the mix of a running job",
             f"python -m benchmarks.data.live_change --ranks {ranks} --changes {changes}",
-            [table],
+            tables,
             READING.format(rows=_ROWS, length=_LENGTH, ahead=_AHEAD).replace("\n", " "),
         )
         click.echo(f"wrote {path.name}")

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from omniload.base.clock import Clock, SystemClock
@@ -15,8 +16,10 @@ from omniload.machine.messages import (
     PlannerCommand,
     TimesRead,
 )
-from omniload.machine.planner import Planner
+from omniload.machine.plans.ahead import PlanningAhead
+from omniload.machine.plans.fences import CutJournal
 from omniload.mix.edits.edit import said_of
+from omniload.mix.edits.edits_file import write_history
 from omniload.mix.edits.found import never_reached
 from omniload.mix.edits.history import History
 from omniload.mix.journal.journal import Journal
@@ -30,13 +33,14 @@ __all__ = [
     "Kept",
     "claimed_place",
     "keep",
+    "keep_edits",
     "open_journal",
     "report_times",
     "warn_of_edits",
 ]
 
 _LOG = get_logger(__name__)
-Kept = AppendJournal | AppendBase | AppendWorld
+Kept = AppendJournal | AppendBase | AppendWorld | CutJournal
 """What the journal keeps of a planner's commands."""
 
 
@@ -49,12 +53,33 @@ def keep(journal: Journal, commands: Iterable[PlannerCommand]) -> None:
                 journal.append(command.record)
             elif isinstance(command, AppendWorld):
                 journal.append_world(command.world.to_json())
+            elif isinstance(command, CutJournal):
+                journal.cut(command.step)
             else:
                 journal.append_base(command.content, command.state.digest())
 
 
+def keep_edits(
+    run_dir: Path | None,
+    history: History,
+    journal: Journal | None,
+    room: Room,
+    doing: AbstractContextManager[Callable[[str], None]],
+) -> None:
+    """Make edits durable, inside ``doing``; of a plane without a folder nobody goes on after it."""
+    if run_dir is not None:
+        # Of a planner that is believed dead, and lives, the next one may have kept other edits.
+        if journal is not None:
+            journal.require_claim()
+        # Before the commands behind it: no step is journaled under an edit that nobody would find again.
+        with doing as room.says:
+            write_history(run_dir, history, room)
+
+
 @system_refusals("the run's journal")
-def open_journal(folder: Path | None, planner: Planner, *, durable: bool = True) -> Journal | None:
+def open_journal(
+    folder: Path | None, planner: PlanningAhead, *, durable: bool = True
+) -> Journal | None:
     """Open the run's journal, continuing the one that leads up to the planner's state.
 
     Args:

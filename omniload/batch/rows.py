@@ -11,7 +11,7 @@ Shape suffixes:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from omniload.mix.pieces import PieceTable
 __all__ = [
     "Documents",
     "Piece",
+    "RowBuilder",
     "build_rows",
     "documents_of",
     "pieces_of",
@@ -41,6 +42,22 @@ __all__ = [
     "unshifted",
     "work_of",
 ]
+
+
+class RowBuilder(Protocol):
+    """Lays pieces out in rows, as ``build_rows`` does."""
+
+    def __call__(
+        self,
+        pieces: PieceTable,
+        row_offsets: NDArray[np.int64],
+        fetched_K: Ranges,
+        *,
+        length: int,
+        others_K: Mapping[str, Ranges],
+    ) -> Microbatch:
+        """Return the rows; see ``build_rows``."""
+        ...
 
 
 def stops_with_next(pieces: PieceTable) -> NDArray[np.int64]:

@@ -3,19 +3,27 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
-from typing import Protocol, Self, TypeAlias
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import StateError
-from omniload.base.ragged import Ranges
 from omniload.batch.encoding import EncoderShare
 from omniload.batch.microbatch import Batch, Microbatch
-from omniload.batch.rows import build_rows, split_rows, stops_with_next
+from omniload.batch.rows import RowBuilder, build_rows, split_rows, stops_with_next
 from omniload.batch.slices import slice_for_cp
 from omniload.machine.columns import ImageRequests
 from omniload.machine.messages import ReleaseSteps, SliceRequest
+from omniload.machine.plans.building import (
+    BatchesBuilt,
+    BuildSteps,
+    Commands,
+    FetchSlices,
+    SlicesFetched,
+    SlicesMissing,
+)
+from omniload.machine.plans.fences import Giving
 from omniload.machine.steps import Rank, RanksTold
 from omniload.mix.columns import (
     COLUMNS,
@@ -29,87 +37,9 @@ from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
 from omniload.mix.sources import tags_of, values_per_patch_of
 from omniload.plan.records import StepPlan
-from omniload.plan.world import RanksServed
+from omniload.plan.world import Edition, RanksServed
 
-__all__ = [
-    "BatchesBuilt",
-    "BuildSteps",
-    "Commands",
-    "DataConstructor",
-    "FetchSlices",
-    "RowBuilder",
-    "SlicesFetched",
-    "SlicesMissing",
-]
-
-
-class RowBuilder(Protocol):
-    """Lays pieces out in rows, as ``build_rows`` does."""
-
-    def __call__(
-        self,
-        pieces: PieceTable,
-        row_offsets: NDArray[np.int64],
-        fetched_K: Ranges,
-        *,
-        length: int,
-        others_K: Mapping[str, Ranges],
-    ) -> Microbatch:
-        """Return the rows; see ``build_rows``."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildSteps:
-    """Plans were published: these are the parts of them that concern this constructor, in step order."""
-
-    plans: Sequence[StepPlan]
-    served: RanksServed | None = None
-    """The ranks to build them for; ``None`` for those of before. Without plans it says that there are other ranks."""
-    released_to: int = 0
-    """As in ``PublishPlans``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlicesFetched:
-    """The source loaders have answered: the ranges asked for, request by request."""
-
-    steps: tuple[int, ...]
-    slices: ColumnRanges
-    generation: int = 0
-    """Generation of the ranks that they were asked for."""
-    rows: Sequence[Microbatch] | None = None
-    """Microbatches of the ranges, from ``DataConstructor.lay_out``; ``None`` has them laid out as they are handled."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlicesMissing:
-    """A source loader does not hold what was asked for: it has let go of it, or never had it."""
-
-    steps: tuple[int, ...]
-    generation: int = 0
-    """Generation of the ranks that it was asked for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchSlices:
-    """Ask the source loaders, one request for each source of the steps."""
-
-    steps: tuple[int, ...]
-    requests: Sequence[SliceRequest]
-    generation: int = 0
-    """Generation of the ranks that they are for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchesBuilt:
-    """Nothing of the steps is left to build: ranks that wait for one of them may look."""
-
-    steps: tuple[int, ...]
-
-
-Commands: TypeAlias = tuple[FetchSlices | BatchesBuilt, ...]
-"""What must now be done, in order."""
+__all__ = ["DataConstructor"]
 
 
 @dataclass(slots=True)
@@ -125,15 +55,20 @@ class _Pending:
     """The pieces in the order that they were requested in."""
     images: Sequence[ImageRequests | None]
     """Images of each step that are dealt apart from its rows; ``None`` where it has none."""
+    edition: tuple[int, int]
+    """Number of the edition of the plans."""
 
     @classmethod
-    def of(cls, plans: Sequence[StepPlan], dp_ranks: Sequence[int]) -> "_Pending":
+    def of(
+        cls, plans: Sequence[StepPlan], dp_ranks: Sequence[int], edition: tuple[int, int]
+    ) -> "_Pending":
         pieces = PieceTable.concatenated([plan.pieces for plan in plans])
         images = [
             None if plan.images is None else ImageRequests.of(plan.images, dp_ranks)
             for plan in plans
         ]
-        return cls(plans, dp_ranks, pieces, pieces.sources_P.argsort(kind="stable"), images)
+        order_K = pieces.sources_P.argsort(kind="stable")
+        return cls(plans, dp_ranks, pieces, order_K, images, edition)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -159,6 +94,8 @@ class DataConstructor:
     """Generation of the ranks that it serves."""
     told: RanksTold = field(init=False)
     """What its ranks have told it that they took."""
+    giving: Giving = field(default_factory=Giving, init=False)
+    """What it may give to them, and has given."""
     _pending: dict[tuple[int, ...], _Pending] = field(default_factory=dict, init=False)
     _built: dict[tuple[int, int], Batch] = field(default_factory=dict, init=False)
     _released_to: int = field(default=0, init=False)
@@ -190,9 +127,9 @@ class DataConstructor:
             case BuildSteps(plans=plans, served=served, released_to=step):
                 self._release(step)
                 return (self._begin_steps(plans, served),)
-            case SlicesFetched(steps=steps, generation=generation):
+            case SlicesFetched(steps=steps):
                 # Asked for by ranks of before, or a second time: another answer was built from already.
-                if generation != self.generation or steps not in self._pending:
+                if self._asked_for(event) is None:
                     return ()
                 event = self.lay_out(event)
                 assert event.rows is not None, "of steps that are under way"
@@ -210,10 +147,16 @@ class DataConstructor:
         Other threads may have the machine handle whatever they hear meanwhile: what is laid out for ranks that are gone
         by then is dropped as it is handled.
         """
-        pending = self._pending.get(fetched.steps)
-        if fetched.rows is not None or pending is None or fetched.generation != self.generation:
+        pending = self._asked_for(fetched)
+        if fetched.rows is not None or pending is None:
             return fetched
         return replace(fetched, rows=self._microbatches(pending, fetched.slices))
+
+    def _asked_for(self, answer: SlicesFetched | SlicesMissing) -> _Pending | None:
+        """Return the steps that an answer is of; ``None`` where nobody waits for it."""
+        pending = self._pending.get(answer.steps)
+        is_of_now = answer.generation == self.generation
+        return pending if is_of_now and pending and pending.edition == answer.edition else None
 
     @property
     def num_steps(self) -> int:
@@ -222,7 +165,10 @@ class DataConstructor:
         return len(self._built) // max(1, len(self.dp_ranks))
 
     def has(self, step: int) -> bool:
-        """Tell whether ``step`` is built."""
+        """Tell whether ``step`` is built, and may be given out."""
+        return self._is_built(step) and self.giving.may_give(step)
+
+    def _is_built(self, step: int) -> bool:
         # Of more constructors than ranks, some have none.
         return bool(self.dp_ranks) and (step, self.dp_ranks[0]) in self._built
 
@@ -231,18 +177,19 @@ class DataConstructor:
         return step < self._released_to
 
     def batch_of(self, step: int, dp_rank: int, cp_rank: int = 0) -> Batch:
-        """Return what one rank trains on in a built step.
+        """Give out what one rank trains on in a built step.
 
         Raises:
-            StateError: The step is not held: it was released, or not built yet.
+            StateError: The step is not held: it was released, or not built yet, or its plan may be taken back.
         """
-        batch = self._built.get((step, dp_rank))
+        batch = self._built.get((step, dp_rank)) if self.has(step) else None
         if batch is None:
             held = sorted({key[0] for key in self._built})
             raise StateError(
                 f"step {step} of dp rank {dp_rank} is not held (steps {held}, dp ranks {list(self.dp_ranks)}); "
                 "a rank takes steps in order, each once"
             )
+        self.giving.gave(step)
         if self.cp_size == 1:
             return batch
         sliced = (
@@ -272,21 +219,32 @@ class DataConstructor:
             self._built.clear()
         return served.generation == self.generation
 
+    def _turn_to(self, edition: Edition) -> bool:
+        """Build plans of an edition from now on, where it is a later one; return whether it builds these."""
+        if self.giving.turn_to(edition):
+            for key in [key for key in self._built if key[0] >= edition.since]:
+                del self._built[key]
+            for steps in [steps for steps in self._pending if steps[-1] >= edition.since]:
+                del self._pending[steps]
+        return edition == self.giving.edition
+
     def _begin_steps(
         self, plans: Sequence[StepPlan], served: RanksServed | None
     ) -> FetchSlices | BatchesBuilt:
         asked = BatchesBuilt(steps=tuple(plan.step for plan in plans))
-        if served is not None and not self._serve(served):
-            return asked
-        new = [p for p in plans if not (self.has(p.step) or self.is_released(p.step))]
+        if served is not None:
+            is_of_now = self._serve(served)
+            if not self._turn_to(served.edition) or not is_of_now:
+                return asked
+        new = [p for p in plans if not (self._is_built(p.step) or self.is_released(p.step))]
         return self._fetch(new) if new and self.dp_ranks else asked
 
     def _ask_again(self, missing: SlicesMissing) -> Commands:
         """Ask again without steps that every rank has by now: this constructor, new in its place, was to build them."""
-        steps = missing.steps
-        if missing.generation != self.generation or steps not in self._pending:
+        steps, pending = missing.steps, self._asked_for(missing)
+        if pending is None:
             return (BatchesBuilt(steps=steps),)
-        needed = [p for p in self._pending[steps].plans if not self.is_released(p.step)]
+        needed = [p for p in pending.plans if not self.is_released(p.step)]
         # Every step is wanted yet, so the samples are missing for another reason, which is still to come.
         if len(needed) == len(steps):
             return ()
@@ -295,9 +253,12 @@ class DataConstructor:
 
     def _fetch(self, plans: Sequence[StepPlan]) -> FetchSlices:
         steps = tuple(plan.step for plan in plans)
-        pending = self._pending[steps] = _Pending.of(plans, self.dp_ranks)
+        number = self.giving.edition.number
+        pending = self._pending[steps] = _Pending.of(plans, self.dp_ranks, number)
         requests = _requests(pending, self.columns)
-        return FetchSlices(steps=steps, requests=requests, generation=self.generation)
+        return FetchSlices(
+            steps=steps, requests=requests, generation=self.generation, edition=number
+        )
 
     def _build(
         self, pending: _Pending, slices: ColumnRanges, microbatches_M: Sequence[Microbatch]

@@ -4,6 +4,7 @@
 
     planner --ReadAhead--> source loader --SamplesReported--> planner
     command line --ChangeAsked--> planner --KeepEdits--> edits of the run
+    planner --AskFences--> data constructors --FenceTold--> planner --CutJournal--> journal, --NewEdition--> the former
     rank --ResizeAsked--> planner --AppendWorld--> journal, then --ServeWorld--> data constructors
     planner --AppendJournal, AppendBase--> journal, then --PublishPlans--> data constructor
     data constructor --SliceRequest--> source loader --SampleColumns--> data constructor
@@ -23,6 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.state import Json, JsonObject
+from omniload.machine.plans.fences import (
+    AskFences,
+    CutJournal,
+    FencesLate,
+    FenceTold,
+    NewEdition,
+    WithdrawalAsked,
+    WithdrawalEnded,
+)
 from omniload.machine.scaling.coming import Ahead
 from omniload.mix.edits.edit import Change
 from omniload.mix.edits.history import History
@@ -148,7 +158,7 @@ class ChangeAsked:
 
     change: Change
     at: int | None = None
-    """First step that it is to hold at; ``None`` for the first one that is not planned."""
+    """First step that it is to hold at; ``None`` for the first one that no rank was given, as far as that is known."""
     facts: SourceFacts | None = None
     """What was found in a source that is added; its loader has it open."""
 
@@ -187,6 +197,10 @@ PlannerEvent = (
     | ChangeAsked
     | ResizeAsked
     | TimesRead
+    | WithdrawalAsked
+    | FenceTold
+    | FencesLate
+    | WithdrawalEnded
 )
 
 
@@ -354,6 +368,9 @@ PlannerCommand = (
     | ReleaseSamples
     | ReleaseSteps
     | EndOfData
+    | AskFences
+    | CutJournal
+    | NewEdition
 )
 
 

@@ -4,7 +4,7 @@ Shape suffixes:
     S  sources
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -21,9 +21,9 @@ from omniload.machine.messages import (
     StepTaken,
     base_due,
 )
+from omniload.machine.plans.windows import Drawn, Windows
 from omniload.machine.progress import Waits, rank_name
 from omniload.machine.queue import SampleQueue
-from omniload.machine.strategy import place_again
 from omniload.mix.edits.history import History
 from omniload.mix.state import MixState
 from omniload.plan.records import StepPlan
@@ -46,7 +46,7 @@ class PlannedSteps:
     """Plans by the windows they were published in, the state before each step, and the state after the last."""
 
     _states: dict[int, MixState]
-    _windows: deque[tuple[StepPlan, ...]] = field(default_factory=deque)
+    _windows: Windows = field(default_factory=Windows)
 
     @classmethod
     def of(cls, states: Iterable[MixState]) -> Self:
@@ -61,7 +61,7 @@ class PlannedSteps:
     @property
     def windows(self) -> tuple[tuple[StepPlan, ...], ...]:
         """The plans, in order."""
-        return tuple(self._windows)
+        return self._windows.all()
 
     def reach(
         self, state: MixState, history: History, fingerprint: Mapping[str, str], world: World
@@ -70,10 +70,9 @@ class PlannedSteps:
         self._states[state.step] = state
         return base_due(history, state, fingerprint, world)
 
-    def publish(self, plans: Sequence[StepPlan]) -> tuple[StepPlan, ...]:
-        """Keep the plans of a window; return them."""
-        self._windows.append(tuple(plans))
-        return self._windows[-1]
+    def publish(self, plans: Sequence[StepPlan], drawn: Drawn) -> tuple[StepPlan, ...]:
+        """Keep the plans of a window, and what they drew; return the plans."""
+        return self._windows.add(plans, drawn)
 
     def state_before(self, step: int) -> MixState:
         """Return the state before a step.
@@ -90,23 +89,23 @@ class PlannedSteps:
 
     def release(self, step: int) -> None:
         """Let go of states before ``step``, and of windows that lie before it as a whole."""
-        while self._windows and self._windows[0][-1].step < step:
-            self._windows.popleft()
+        self._windows.release(step)
         for old in [s for s in self._states if s < step]:
             del self._states[old]
 
+    def take_back(
+        self, step: int, queues: Sequence[SampleQueue], overlong_S: list[int]
+    ) -> MixState:
+        """Have steps from one on never been planned, and queues hold what they drew; return the state before it."""
+        state = self.state_before(step)
+        self._windows.take_back(state, queues, overlong_S)
+        for later in [s for s in self._states if s > step]:
+            del self._states[later]
+        return state
+
     def place_again(self, history: History, world: World) -> None:
         """Place the steps of a world on its ranks; plans before it are let go: ranks have their steps behind them."""
-        cut = [[plan for plan in plans if plan.step >= world.step] for plans in self._windows]
-        self._windows = deque(
-            # Each by the mix of its step: a later one may have another cost.
-            tuple(
-                place_again(history.of_revision(plan.mix_revision), world.tree, plan)
-                for plan in plans
-            )
-            for plans in cut
-            if plans
-        )
+        self._windows.place_again(history, world)
 
 
 @dataclass(slots=True, kw_only=True)

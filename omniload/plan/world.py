@@ -18,7 +18,7 @@ from omniload.mix.config import MixConfig
 from omniload.mix.state import COUNT_LIMIT
 from omniload.plan.place_tree import ClientPlaceTree
 
-__all__ = ["RanksServed", "World", "WorldRank", "require_follows", "require_rows"]
+__all__ = ["Edition", "RanksServed", "World", "WorldRank", "require_follows", "require_rows"]
 
 _RANKS_LIMIT = 1 << 31
 
@@ -35,6 +35,23 @@ class WorldRank(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Edition:
+    """The plans of a run as they were written last: taking some back makes another edition of those behind a step."""
+
+    life: int = 0
+    """Planners before the one that made it."""
+    turn: int = 0
+    """Number of it, of the planner's life."""
+    since: int = 0
+    """First step whose plan may be another one than in editions before; none of those was given to a rank."""
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """What editions are ordered by."""
+        return self.life, self.turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RanksServed:
     """The ranks that one data constructor builds for."""
 
@@ -44,6 +61,8 @@ class RanksServed:
     """Of their world."""
     step: int = 0
     """First step of that world."""
+    edition: Edition = Edition()
+    """Of the plans that are built for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,12 +19,7 @@ from omniload.actors.planning import make_planner
 from omniload.actors.roles.loader import LoaderShell
 from omniload.base.errors import ConfigError
 from omniload.batch.microbatch import Batch
-from omniload.machine.data_constructor import (
-    BuildSteps,
-    DataConstructor,
-    FetchSlices,
-    SlicesFetched,
-)
+from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.messages import (
     EndOfData,
     PlannerEvent,
@@ -35,6 +30,7 @@ from omniload.machine.messages import (
     Started,
     StepTaken,
 )
+from omniload.machine.plans.building import BuildSteps, FetchSlices, SlicesFetched
 from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
 from omniload.mix.state import MixState

@@ -10,12 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from omniload.machine.data_constructor import (
-    BuildSteps,
-    DataConstructor,
-    FetchSlices,
-    SlicesFetched,
-)
+from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.messages import (
     EndOfData,
     PlannerEvent,
@@ -30,6 +25,7 @@ from omniload.machine.messages import (
     StepTaken,
 )
 from omniload.machine.planner import Planner
+from omniload.machine.plans.building import BuildSteps, FetchSlices, SlicesFetched
 from omniload.machine.scaling.leads import ReadTimes
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.plan.records import StepPlan

@@ -24,12 +24,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.actors.planner_journal import Kept, keep, open_journal
 from omniload.actors.roles.loader import LoaderShell
 from omniload.actors.roles.planner_metrics import measure as count_plans
-from omniload.machine.data_constructor import (
-    BuildSteps,
-    DataConstructor,
-    FetchSlices,
-    SlicesFetched,
-)
+from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.messages import (
     PlannerCommand,
     PlannerEvent,
@@ -40,6 +35,7 @@ from omniload.machine.messages import (
     StepTaken,
 )
 from omniload.machine.planner import Planner
+from omniload.machine.plans.building import BuildSteps, FetchSlices, SlicesFetched
 from omniload.mix.columns import ColumnRanges
 from omniload.mix.config import MixConfig
 from omniload.mix.journal.journal import Journal

@@ -26,6 +26,8 @@ class Disk:
     """Whether the writer dies in the next write."""
     torn: int = 0
     """Writes of which a part is there."""
+    cut_untold: bool = False
+    """Whether the writer died as it had taken steps back, and before anybody knew of it."""
     torn_between_records: int = 0
     """Of these, the ones with whole records in that part."""
 
@@ -61,11 +63,22 @@ class Writer(JournalStorage):
         self.require_claim()
         self.disk.content = bytearray(content)
 
-    def go_on(self, kept_bytes: int) -> None:
+    def go_on(self, kept_bytes: int, end: bytes = b"") -> None:
         self.require_claim()
         assert self.disk.content is not None
         del self.disk.content[kept_bytes:]
         self.disk.content[kept_bytes - 1 : kept_bytes] = b"\n"
+
+    def cut(self, kept_bytes: int) -> None:
+        self.require_claim()
+        assert self.disk.content is not None
+        dies, self.disk.tears_next = self.disk.tears_next, False
+        if not dies or self.disk.chance.random() < 0.5:
+            del self.disk.content[kept_bytes:]
+            self.disk.cut_untold = dies
+        if dies:
+            self.disk.torn += 1
+            raise PlannerKilledError
 
     def append(self, content: bytes) -> None:
         self.require_claim()

@@ -12,6 +12,7 @@ from omniload.actors.planner_journal import Kept, keep
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.state import JsonObject
 from omniload.machine.messages import (
+    KeepEdits,
     PlannerCommand,
     PlannerEvent,
     PublishPlans,
@@ -19,13 +20,14 @@ from omniload.machine.messages import (
     ResizeAsked,
 )
 from omniload.machine.planner import Planner
+from omniload.machine.plans.fences import CutJournal
 from omniload.machine.roster.members import HandOver, MemberEnded
 from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.reading import read_journal, read_tail
 from omniload.mix.progress import states_of
 from omniload.plan.world import RanksServed, World
 from tests.histories.disk import Disk, PlannerKilledError, Writer
-from tests.support.plane.messages import Message, Way
+from tests.support.plane.messages import Way
 from tests.support.plane.simulation import Simulation
 
 __all__ = ["SOMETIMES", "FaultyPlane"]
@@ -66,6 +68,12 @@ SOMETIMES = (
     "the mix is changed",
     "a change is refused",
     "a change is lost with its planner and asked for again",
+    "plans are taken back for a change",
+    "a step that is built is withheld",
+    "constructors say too late what they have given",
+    "a planner dies while constructors withhold steps",
+    "a planner dies as it has taken plans back, and nobody knows of it",
+    "a planner dies between plans that it has taken back and the edit",
     "ranks change",
     "ranks change in mid-step, and take it again",
     "a source moves to another loader",
@@ -110,6 +118,8 @@ class FaultyPlane(Simulation):
     """Whether it dies before that, where it would tell of a step that its journal holds."""
     _undead: set[tuple[int, int]] = field(default_factory=set, init=False)
     """Lives of loaders that are believed dead."""
+    _has_cut: bool = field(default=False, init=False)
+    """Whether what the journal was told last is that plans are taken back."""
     _asked: set[Way] = field(default_factory=set, init=False)
     """Loaders that have a read under way."""
 
@@ -171,6 +181,7 @@ class FaultyPlane(Simulation):
                     self._die_if_due(journal)
                     keep(journal, each)
                     plain(each)
+                    self._has_cut = any(isinstance(one, CutJournal) for one in each)
                     continue
                 for command in each:
                     self._die_if_due(journal, command)
@@ -186,6 +197,9 @@ class FaultyPlane(Simulation):
             return
         self._dies_after = None
         self._saw("a planner dies between two commands", "planner")
+        if isinstance(command, KeepEdits) and self._has_cut:
+            what = "a planner dies between plans that it has taken back and the edit"
+            self._saw(what, "planner")
         if isinstance(command, PublishPlans):
             what = "a planner dies with a step in the journal that nobody was told of"
             self._saw(what, "planner")
@@ -193,6 +207,8 @@ class FaultyPlane(Simulation):
 
     def _die(self) -> None:
         self._saw("a planner is killed", "planner")
+        if not self.planner.is_settled:
+            self._saw("a planner dies while constructors withhold steps", "planner")
         self.planners_killed += 1
         self._planner_is_there = False
         self._dies_after, self.disk.tears_next = None, False
@@ -231,10 +247,14 @@ class FaultyPlane(Simulation):
         writer.claim()
         _, self.journal = read_journal(writer)
         tail = read_tail(writer, self.mix.steps_held)
-        told = self._states
+        told, cut_untold = self._states, self.disk.cut_untold
         self._states = states_of(self.history, tail)
         # Else a rank may train on a step that is planned as another one later.
-        assert len(self._states) >= len(told), "what was made durable is not there"
+        reached, self.disk.cut_untold = told[-1].step, False
+        if cut_untold:
+            self._saw("a planner dies as it has taken plans back, and nobody knows of it")
+            reached = max(self._next.values())
+        assert self._states[-1].step >= reached, "what was made durable is not there"
         first = self._states[0].step
         step = max(first, tail.next_step - self.mix.steps_held)
         ahead = [state for state in self._states if state.step >= step]
@@ -271,15 +291,6 @@ class FaultyPlane(Simulation):
                 self._saw(what, "planner")
         finally:
             self._served = served
-
-    def _change(self) -> None:
-        before, asked = len(self.history.edits) + self.refused, self.changes
-        super(FaultyPlane, self)._change()
-        was_asked = len(self.changes) < len(asked)
-        if was_asked and len(self.history.edits) + self.refused == before:
-            self._saw("a change is lost with its planner and asked for again", "planner")
-            self.changes = asked
-            self._bag.add(Message(self._change))
 
     def _ask(self, asked: ResizeAsked) -> None:
         was_there = self._planner_is_there

@@ -20,8 +20,8 @@ from omniload.batch import digest as digest_module
 from omniload.batch.microbatch import Microbatch
 from omniload.batch.rows import build_rows
 from omniload.machine import data_constructor as constructor_module
-from omniload.machine import planner as planner_module
-from omniload.machine import steps as steps_module
+from omniload.machine.plans import ahead as ahead_module
+from omniload.machine.plans import windows as windows_module
 from omniload.mix.columns import SampleColumns
 from omniload.mix.config import MixConfig
 from omniload.mix.edits import history as history_module
@@ -199,8 +199,8 @@ ROWS = Remembered(build_rows, _of_rows)
 """Lays out rows."""
 
 _ANSWERED: tuple[tuple[ModuleType, str, Callable[..., Any]], ...] = (
-    (planner_module, "place", Remembered(planner_module.place, _of_placed)),
-    (steps_module, "place_again", Remembered(steps_module.place_again, _of_placed_again)),
+    (ahead_module, "place", Remembered(ahead_module.place, _of_placed)),
+    (windows_module, "place_again", Remembered(windows_module.place_again, _of_placed_again)),
     (history_module, "edited_mix", Remembered(history_module.edited_mix, _of_edited)),
     (constructor_module, "split_rows", Remembered(constructor_module.split_rows, _of_split)),
     (

@@ -44,7 +44,7 @@ def test_no_promise_breaks_in_any_history_and_much_came_about():
 
     assert broken == []
     # What is rarer than this comes about among the many.
-    assert len([what for what in EVERYTHING if seen[what]]) >= len(EVERYTHING) - 4
+    assert len([what for what in EVERYTHING if seen[what]]) >= len(EVERYTHING) - 6
 
 
 @pytest.mark.soak

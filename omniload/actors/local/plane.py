@@ -361,6 +361,12 @@ class _LocalConstructorLink(ConstructorLink):
         """Ask nothing: ranks of this process tell the planner, with no message between."""
 
     @override
+    def fence(self, edition: tuple[int, int]) -> "Future[int]":
+        fenced = Future[int]()
+        fenced.set_result(self._shell.fence(edition))
+        return fenced
+
+    @override
     def release(self, command: ReleaseSteps) -> None:
         self._shell.release(command)
 

@@ -26,8 +26,9 @@ from omniload.base.linux.freed_memory import keep_freed
 from omniload.base.linux.huge_pages import spare_host
 from omniload.base.log import RoleLogs, speak_for
 from omniload.base.state import JsonObject
-from omniload.machine.data_constructor import Commands, DataConstructor, FetchSlices
+from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.messages import StepsTaken, TakeOver
+from omniload.machine.plans.building import Commands, FetchSlices
 from omniload.machine.roster.members import Member
 from omniload.mix.columns import ColumnRanges
 from omniload.mix.config import MixConfig

@@ -218,6 +218,11 @@ class RayConstructorLink(ConstructorLink):
         return answer
 
     @override
+    def fence(self, edition: tuple[int, int]) -> "Future[int]":
+        fenced: Future[int] = future_of(self._actor.fence.remote(edition), "a data constructor")
+        return fenced
+
+    @override
     def told(self) -> "Future[StepsTaken] | None":
         with self._asking:
             actor = self._actor

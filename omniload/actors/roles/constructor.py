@@ -12,15 +12,15 @@ from functools import partial
 from omniload.actors.heartbeat_board import Activity
 from omniload.base.errors import OmniloadError, StateError
 from omniload.batch.microbatch import Batch
-from omniload.machine.data_constructor import (
+from omniload.machine.data_constructor import DataConstructor
+from omniload.machine.messages import ReleaseSteps, SliceRequest, StepsTaken, StepTaken
+from omniload.machine.plans.building import (
     BuildSteps,
     Commands,
-    DataConstructor,
     FetchSlices,
     SlicesFetched,
     SlicesMissing,
 )
-from omniload.machine.messages import ReleaseSteps, SliceRequest, StepsTaken, StepTaken
 from omniload.mix.columns import ColumnRanges
 from omniload.mix.config import MixConfig
 from omniload.mix.sources import tags_of, values_per_patch_of
@@ -109,7 +109,9 @@ class ConstructorShell:
             asked: What was asked for.
             loaders: The loaders that were asked.
         """
-        missing = SlicesMissing(steps=asked.steps, generation=asked.generation)
+        missing = SlicesMissing(
+            steps=asked.steps, generation=asked.generation, edition=asked.edition
+        )
         until_s = time.monotonic() + _TOLD_WITHIN_S
         while True:
             with self._changed:
@@ -122,7 +124,9 @@ class ConstructorShell:
                 self._changed.wait(_TURN_S)
 
     def _built(self, of: FetchSlices, slices: ColumnRanges) -> Commands:
-        fetched = SlicesFetched(steps=of.steps, slices=slices, generation=of.generation)
+        fetched = SlicesFetched(
+            steps=of.steps, slices=slices, generation=of.generation, edition=of.edition
+        )
         # Without the lock, for milliseconds: ranks take meanwhile what is built.
         fetched = self._machine.lay_out(fetched)
         with self._changed:
@@ -223,6 +227,11 @@ class ConstructorShell:
                 (_, error), self._failed = self._failed, _NOTHING_FAILED
                 raise error
             return self._machine.told.number, self._machine.told.taken()
+
+    def fence(self, edition: tuple[int, int]) -> int:
+        """Give out no step more until an edition of the plans of this number has come; see ``Giving.fence``."""
+        with self._changed:
+            return self._machine.giving.fence(edition)
 
     def told_beside(
         self, building: "Future[int]", generation: int, heard: int

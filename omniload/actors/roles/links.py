@@ -3,9 +3,9 @@
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar, assert_never
+from typing import Any, Protocol, TypeAlias, TypeVar, assert_never
 
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import OmniloadError, project_error
@@ -22,6 +22,7 @@ from omniload.machine.messages import (
     StepsTaken,
     TakeOver,
 )
+from omniload.machine.plans.fences import AskFences, NewEdition
 from omniload.machine.scaling.leads import ReadTimes
 from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed
@@ -37,6 +38,9 @@ __all__ = [
 ]
 
 _LOG = get_logger(__name__)
+ConstructorCommand: TypeAlias = (
+    PublishPlans | ServeWorld | ReleaseSteps | EndOfData | NewEdition | AskFences
+)
 T = TypeVar("T")
 
 
@@ -106,6 +110,13 @@ class ConstructorLink(Protocol):
         Returns:
             The answer to be, which is cancelled where another constructor is asked instead; ``None`` where it is asked
             already, or ranks tell the planner themselves.
+        """
+        ...
+
+    def fence(self, edition: tuple[int, int]) -> "Future[int]":
+        """Have it give out no step more until an edition of the plans has come.
+
+        The future has the first step that it gave to no rank, and may never end where the constructor is lost.
         """
         ...
 
@@ -189,22 +200,40 @@ class ConstructorLinks:
         self,
         links: Sequence[ConstructorLink],
         on_answer: "Callable[[int, Future[Any]], None]",
+        on_fenced: "Callable[[int, int, Future[int]], None]",
     ) -> None:
-        """Tell ``links``; what becomes of their building, and what ranks tell them, goes to ``on_answer``."""
-        self._links, self._on_answer = links, on_answer
+        """Tell ``links``; what becomes of their building, and what ranks tell them, goes to ``on_answer``.
+
+        Where they have their fences goes to ``on_fenced``, with the number of the constructor and of the question.
+        """
+        self._links, self._on_answer, self._on_fenced = links, on_answer, on_fenced
         self._served = [RanksServed(dp_ranks=tuple(link.dp_ranks)) for link in links]
         self._heard = set(range(len(links)))
         """Constructors whose ranks were heard since they were asked last."""
 
-    def tell(self, command: PublishPlans | ServeWorld | ReleaseSteps | EndOfData) -> None:
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def tell(self, command: ConstructorCommand) -> None:
         """Pass a command on."""
         match command:
             case PublishPlans(plans=plans, released_to=step):
                 self._build_all((plans,), step)
             case ServeWorld(world=world, windows=windows):
                 count = len(self._links)
-                self._served = [world.served_by(number, count) for number in range(count)]
+                edition = self._served[0].edition
+                self._served = [
+                    replace(world.served_by(number, count), edition=edition)
+                    for number in range(count)
+                ]
                 self._build_all(((), *windows))
+            case NewEdition(edition=edition, windows=windows):
+                self._served = [replace(served, edition=edition) for served in self._served]
+                self._build_all(((), *windows))
+            case AskFences(edition=edition):
+                for number, link in enumerate(self._links):
+                    fenced = link.fence(edition)
+                    fenced.add_done_callback(partial(self._on_fenced, number, edition[1]))
             case ReleaseSteps():
                 for link in self._links:
                     link.release(command)
@@ -263,8 +292,8 @@ class ConstructorLinks:
         answer.add_done_callback(partial(self._hear, number, served))
 
     def _hear(self, number: int, served: RanksServed, done: "Future[Any]") -> None:
-        """Pass an answer on, but for a failure to build for ranks that are gone by now: samples may be gone as well."""
-        is_of_before = served.generation != self._served[number].generation
+        """Pass an answer on, but for a failure to build for ranks, or plans, that are gone: samples may be as well."""
+        is_of_before = served != self._served[number]
         if is_of_before and not done.cancelled() and done.exception() is not None:
             self._ask(number)  # it may have been the answer to what was asked
         else:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from omniload.actors.gate import CLOSED
 from omniload.actors.heartbeat_board import Activity
-from omniload.actors.planner_journal import Kept, keep, report_times, warn_of_edits
+from omniload.actors.planner_journal import Kept, keep, keep_edits, report_times, warn_of_edits
 from omniload.actors.roles.links import (
     ConstructorLink,
     ConstructorLinks,
@@ -22,7 +22,14 @@ from omniload.actors.roles.links import (
     LoaderLinks,
     outcome_of,
 )
-from omniload.actors.roles.planner_events import Change, Replaced, Resize, Stop, Told
+from omniload.actors.roles.planner_events import (
+    Change,
+    ChangesInTurn,
+    Replaced,
+    Resize,
+    Stop,
+    Told,
+)
 from omniload.actors.roles.planner_metrics import count_bad, measure
 from omniload.base.errors import (
     ConfigError,
@@ -59,7 +66,6 @@ from omniload.machine.planner import Planner
 from omniload.machine.progress import Task
 from omniload.machine.steps import Rank
 from omniload.mix.edits.answers import EditTaken
-from omniload.mix.edits.edits_file import write_history
 from omniload.mix.edits.history import History
 from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.room import Room
@@ -94,7 +100,6 @@ class PlannerShell:
         self._loaders = LoaderLinks(loader_of, self._on_report)
         self._listened_at = planner.ranks.slowest
         """Step of the slowest rank as all constructors were asked last what ranks tell."""
-        self._constructors = ConstructorLinks(constructors, self._on_answer)
         self._journal, self._room = journal, Room()
         if journal is not None:
             journal.wait_in(self._room)
@@ -105,6 +110,8 @@ class PlannerShell:
         self._events: queue.SimpleQueue[
             PlannerEvent | Failed | Replaced | Change | Resize | Told | Stop
         ] = queue.SimpleQueue()
+        self._changes = ChangesInTurn(planner, self._plan_on, self._answer_change, self._events.put)
+        self._constructors = ConstructorLinks(constructors, self._on_answer, self._changes.hear)
         self._thread = threading.Thread(target=self._run, name="omniload-planner", daemon=True)
 
     def start(self) -> None:
@@ -240,6 +247,7 @@ class PlannerShell:
     def _refuse(self, cause: OmniloadError) -> None:
         """Refuse every change and resize that still waits: no event is applied any more."""
         self._ended = cause
+        self._changes.refuse(cause)
         with suppress(queue.Empty):
             while True:
                 event = self._events.get_nowait()
@@ -256,7 +264,7 @@ class PlannerShell:
             case Failed(error=error):
                 raise error
             case Change():
-                self._answer_change(event)
+                self._changes.ask(event)
             case Resize():
                 self._answer_resize(event)
             case Replaced():
@@ -273,6 +281,7 @@ class PlannerShell:
                     self._constructors.listen((number,))
             case _:
                 self._plan_on(event)
+        self._changes.go_on(len(self._constructors))
 
     def _plan_on(self, event: PlannerEvent) -> None:
         doing = self._activity.doing(f"plans step {self._planner.state.step}")
@@ -295,7 +304,7 @@ class PlannerShell:
             self._constructors.listen()
 
     def _answer_change(self, asked: Change) -> None:
-        before, planned = self._planner.history, self._planner.planned
+        before, planned = self._planner.history, self._planner.open_from(asked.event.at)
         if not self._take_up(asked, lambda: self._planner.history):
             return
         history = self._planner.history
@@ -304,6 +313,8 @@ class PlannerShell:
         asked.answer.set_result(taken)
 
     def _answer_resize(self, asked: Resize) -> None:
+        if not asked.answer.set_running_or_notify_cancel():
+            return  # withdrawn
         before = self._planner.world
         if not self._take_up(asked, lambda: self._planner.world):
             return
@@ -316,10 +327,8 @@ class PlannerShell:
     def _take_up(self, asked: Change | Resize, held: Callable[[], object]) -> bool:
         """Put a question to the planner, and carry out what follows; return whether it was taken up.
 
-        One that is withdrawn or refused is not, and leaves what ``held`` returns as it is.
+        One that is refused is not, and leaves what ``held`` returns as it is.
         """
-        if not asked.answer.set_running_or_notify_cancel():
-            return False  # withdrawn
         before = held()
         try:
             with self._lock:
@@ -350,7 +359,8 @@ class PlannerShell:
                 case ReadAhead() | ReleaseSamples() | TakeOver():
                     self._loaders.tell(command)
                 case KeepEdits(history=history):
-                    self._keep_edits(history)
+                    doing = self._activity.doing("writes edits of the run")
+                    keep_edits(self._run_dir, history, self._journal, self._room, doing)
                 case ReadTimes(first=first):
                     report_times(self._run_dir, first, self._events.put, self.fail)
                 case Republish():
@@ -363,16 +373,6 @@ class PlannerShell:
                     warn_of_edits(self._planner.history, step)
                 case _:
                     self._constructors.tell(command)
-
-    def _keep_edits(self, history: History) -> None:
-        """Make edits durable; of a plane without a folder nobody goes on after it."""
-        if self._run_dir is not None:
-            # Of a planner that is believed dead, and lives, the next one may have kept other edits.
-            if self._journal is not None:
-                self._journal.require_claim()
-            # Before the commands behind it: no step is journaled under an edit that nobody would find again.
-            with self._activity.doing("writes edits of the run") as self._room.says:
-                write_history(self._run_dir, history, self._room)
 
     def _on_report(self, future: "Future[SamplesReported]", took_steps: float) -> None:
         match outcome_of(future, "a source loader", is_of_read=True):

@@ -56,7 +56,7 @@ class EditRequest(StrictModel):
     """The answer has the same."""
     change: Change
     at: Annotated[int, Field(ge=0, le=LARGEST_STEP)] | None = None
-    """First step that it is to hold at; ``None`` for the first that is not planned."""
+    """First step that it is to hold at; ``None`` for the first that no rank was given."""
 
 
 class EditTaken(StrictModel):
@@ -64,7 +64,7 @@ class EditTaken(StrictModel):
 
     edit: Edit
     planned: int
-    """First step that was not planned then; the edit holds no earlier."""
+    """First step that was not planned then, or whose plan was taken back; the edit holds no earlier."""
     slowest: int
     """Step that the slowest rank wanted next."""
     before: dict[str, float]

@@ -90,6 +90,11 @@ class History:
             self._skips_shards.append(found)
         return self._skips_shards[0]
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether an edit leaves something out, shards or steps, at whatever step, undone or not."""
+        return self.skips_shards or any(edit.behind is not None for edit in self.edits)
+
     def amounts_of(self, name: str) -> tuple[Amount, ...]:
         """Return every amount that a source has at any step."""
         if name not in self._amounts:

@@ -37,12 +37,12 @@ from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject
 from omniload.mix.journal.lines import (
     BASE,
-    JOURNAL_VERSION,
     WORLD,
     JournalLine,
     Since,
     base_of,
     chained,
+    first_line,
     line_of,
     sound_lines,
 )
@@ -53,6 +53,8 @@ from omniload.mix.journal.storage import FileStorage, JournalStorage
 __all__ = ["Journal"]
 
 _LOG = get_logger(__name__)
+_MOST_BEGINS = 1024
+"""Steps that may be taken back: more than are planned ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ class Journal:
         self._known: dict[int, bytes] = {}
         self._base_step = -1
         self._base: Since | None = None
+        self._begins: dict[int, tuple[int, bytes]] = {}
+        """Where the record of each step that was appended begins, and the checksum before it, of the latest ones."""
 
     @classmethod
     def leading_up(
@@ -115,7 +119,7 @@ class Journal:
         storage = _storage(place, durable=durable)
         head = _leading_up(storage, state, digest)
         if head is None:
-            first = _first_line(state, digest)
+            first = first_line(state, digest)
             storage.begin(bytes(first))
             head = _Head(len(bytes(first)), first.checksum, digest)
         else:
@@ -154,7 +158,7 @@ class Journal:
         storage = _storage(place, durable=durable)
         storage.room = room
         size = tail.since.offset + sum(len(bytes(line)) for line in tail.lines)
-        storage.go_on(size)
+        storage.go_on(size, tail.bytes_from(step))
         journal = cls(storage, _Head(size, tail.lines[-1].checksum, ""))
         journal._known = dict(tail.texts_from(step))
         # Bases before that step are there, or what is written behind their place is.
@@ -198,6 +202,9 @@ class Journal:
         assert isinstance(step, int), "the planner made it"
         known = self._known.pop(step, None)
         if known is None:
+            self._begins[step] = self._end, self._last
+            if len(self._begins) > _MOST_BEGINS:
+                del self._begins[next(iter(self._begins))]
             self._append(line_of(record, self._last))
         # Byte for byte: of equal values and keys in one order orjson makes equal bytes.
         elif known != orjson.dumps(record):
@@ -225,6 +232,28 @@ class Journal:
         self._append(line_of(note, self._last))
         if before is not None and not self._storage.keeps_all:
             self._drop(before)
+
+    def cut(self, step: int) -> None:
+        """Take back the record of a step that was appended here, and all that was appended behind it.
+
+        Raises:
+            StateError: It is none of the latest steps; or as for ``append``.
+            UnavailableError: As for ``append``.
+        """
+        if step not in self._begins:
+            raise StateError(
+                f"{self._storage}: step {step} cannot be taken back, it is none of the {len(self._begins)} that were "
+                "recorded last"
+            )
+        self._write()
+        self._end, self._last = self._begins[step]
+        self._storage.cut(self._end)
+        self._sure = self._end, self._last
+        self._begins = {s: begin for s, begin in self._begins.items() if s < step}
+        # A base of a later step is written again; one that stands before this step's record is there still.
+        self._base_step = min(self._base_step, step)
+        if self._base is not None and self._base.offset >= self._end:
+            self._base = None
 
     def append_world(self, world: JsonObject) -> None:
         """Write which ranks there are from a step on: what ``World.to_json`` gives.
@@ -262,14 +291,19 @@ class Journal:
         # The base that is begun with must be there before what lies in front of it goes.
         self._write()
         base, *lines = sound_lines(self._storage, since)
-        state, _ = base_of(base)
-        written = [_first_line(state, str(base.parsed()["after"]))]
+        state, due = base_of(base)
+        written = [first_line(state, str(base.parsed()["after"]))]
+        begins, end = dict[int, tuple[int, bytes]](), len(bytes(written[0]))
         for line in lines:
+            if not line.is_note:
+                begins[due], due = (end, written[-1].checksum), due + 1
             # Each checksum is of the one before it: behind another first line all are made anew.
             written.append(chained(line.text, written[-1].checksum))
+            end += len(bytes(written[-1]))
         self._storage.shorten(b"".join(map(bytes, written)))
         last = written[-1]
-        self._end, self._last = sum(len(bytes(line)) for line in written), last.checksum
+        self._end, self._last = end, last.checksum
+        self._begins = {step: begins[step] for step in self._begins if step in begins}
         self._base = Since(self._end - len(bytes(last)), written[-2].checksum)
 
     def require_claim(self) -> None:
@@ -348,7 +382,7 @@ def _head_before(storage: JournalStorage, state: JsonObject) -> _Head:
         if reached < step or (reached == step and line.is_note):
             size, last = size + len(bytes(line)), line
             has_worlds |= line.is_world
-        elif line.is_world and _step_of(line) < step:
+        elif line.is_world and line.noted_step < step:
             moved.append(line.parsed())
         if not line.is_note:  # what follows is checked, and cut off
             record = line if reached < step else record
@@ -361,16 +395,6 @@ def _head_before(storage: JournalStorage, state: JsonObject) -> _Head:
     return _Head(size, last.checksum, after, has_worlds, tuple(moved), lost=reached - step)
 
 
-def _step_of(world: JournalLine) -> int:
-    step = world.parsed()["step"]
-    assert isinstance(step, int), "a sound line"
-    return step
-
-
 def _is_of(begun: Json, now: Json) -> bool:
     """Tell whether a journal that began with one fingerprint may go on with another: edits may have added sources."""
     return isinstance(begun, dict) and isinstance(now, dict) and begun.items() <= now.items()
-
-
-def _first_line(state: JsonObject, digest: str) -> JournalLine:
-    return line_of({"version": JOURNAL_VERSION, "base": state, "after": digest}, b"")

@@ -31,6 +31,7 @@ __all__ = [
     "Since",
     "base_of",
     "chained",
+    "first_line",
     "last_base",
     "line_of",
     "sound_lines",
@@ -77,6 +78,13 @@ class JournalLine:
         """Whether it says which ranks there are."""
         return self.text.startswith(_WORLD_NOTE)
 
+    @property
+    def noted_step(self) -> int:
+        """The step that a sound note is of."""
+        step = self.parsed()["step"]
+        assert isinstance(step, int), "a sound line"
+        return step
+
     def parsed(self) -> JsonObject:
         """Return the object.
 
@@ -108,6 +116,11 @@ _START = Since(0, b"")
 def line_of(value: JsonObject, before: bytes) -> JournalLine:
     """Return the line of an object that follows a line with checksum ``before``; the first follows ``b""``."""
     return chained(orjson.dumps(value), before)
+
+
+def first_line(state: JsonObject, digest: str) -> JournalLine:
+    """Return the line that a journal of a run from a state on begins with."""
+    return line_of({"version": JOURNAL_VERSION, "base": state, "after": digest}, b"")
 
 
 def chained(text: bytes, before: bytes) -> JournalLine:
@@ -184,7 +197,7 @@ def sound_lines(path: Path | JournalStorage, since: Since = _START) -> Iterator[
             what this one does not know.
         IntegrityError: A line is damaged, or missing, or where it does not belong.
     """
-    due, before = -1, since.before
+    due, before, at, last = -1, since.before, since.offset, b""
     with _opened(path) as file:
         file.seek(since.offset)
         # A byte more than any line of ours has: a longer one is told before it is held.
@@ -200,6 +213,8 @@ def sound_lines(path: Path | JournalStorage, since: Since = _START) -> Iterator[
                 # Torn only where nothing follows: anywhere else it is damage.
                 if _is_torn(line, text) and not file.read(1):
                     break  # in mid-write; its batch was never handed out
+                if _reads_otherwise(path, at - len(last), last + line):
+                    break  # steps were taken back as it was read: up to here it is what it was before that
                 raise IntegrityError(
                     f"{_place(path, since, number)}: the line does not match its checksum {checksum[:16]!r}: it is "
                     "damaged, or a line before it is missing, moved or stands twice; resume from a checkpoint"
@@ -217,10 +232,17 @@ def sound_lines(path: Path | JournalStorage, since: Since = _START) -> Iterator[
                     f"{_place(path, since, number)}: the line is no record of step {due}, which is due: it starts "
                     f"{text[:24]!r}; resume from a checkpoint"
                 )
-            before = checksum
+            before, last, at = checksum, line, at + len(line)
             yield sound
     if due < 0:
         raise StateError(f"{path}: the journal is empty; resume from a checkpoint")
+
+
+def _reads_otherwise(path: Path | JournalStorage, offset: int, content: bytes) -> bool:
+    """Tell whether the bytes from an offset on are others than those that were read a moment ago."""
+    with _opened(path) as file:
+        file.seek(offset)
+        return file.read(len(content)) != content
 
 
 def _require_note(line: JournalLine, due: int, place: str) -> None:

@@ -88,23 +88,26 @@ class ObjectStorage(JournalStorage):
             # Segments tell of lives as well, whose claims were tidied away.
             lives = [*self._claims(), *(segment.life for segment, _ in self._segments())]
             last = max(lives, default=Life(0, ""))
-            # A name has eight digits: the next number would be read as no life at all.
-            if last.number >= LAST_LIFE:
-                raise StateError(
-                    f"{self}: {self._holder(last)} has the last number that a planner can have, which none of ours "
-                    f"comes to; remove what names {last} in {_CLAIMS} and {_LINES}, or give another runtime.journal"
-                )
-            self._life = Life(last.number + 1, secrets.token_hex(4))
-            says = {
-                "version": CLAIM_VERSION,
-                "host": socket.gethostname(),
-                "pid": getpid(),
-                "at": time.time(),
-            }
-            # Two may claim at once, of one number: the greater token goes on, the other hears of it behind this.
-            claim, said = f"{_CLAIMS}/{self._life}", orjson.dumps(says)
-            self.in_room(lambda: self.store.publish(claim, said), self.folder)
-            self.require_claim()
+            self._claim_behind(last, secrets.token_hex(4))
+
+    def _claim_behind(self, last: Life, token: str) -> None:
+        # A name has eight digits: the next number would be read as no life at all.
+        if last.number >= LAST_LIFE:
+            raise StateError(
+                f"{self}: {self._holder(last)} has the last number that a planner can have, which none of ours "
+                f"comes to; remove what names {last} in {_CLAIMS} and {_LINES}, or give another runtime.journal"
+            )
+        self._life = Life(last.number + 1, token)
+        says = {
+            "version": CLAIM_VERSION,
+            "host": socket.gethostname(),
+            "pid": getpid(),
+            "at": time.time(),
+        }
+        # Two may claim at once, of one number: the greater token goes on, the other hears of it behind this.
+        claim, said = f"{_CLAIMS}/{self._life}", orjson.dumps(says)
+        self.in_room(lambda: self.store.publish(claim, said), self.folder)
+        self.require_claim()
 
     @override
     def exists(self) -> bool:
@@ -127,10 +130,11 @@ class ObjectStorage(JournalStorage):
         self._tidy()
 
     @override
-    def go_on(self, kept_bytes: int) -> None:
+    def go_on(self, kept_bytes: int, end: bytes = b"") -> None:
         # What earlier lives left in small objects at the end becomes one.
         with asking(self, "written"):
-            start = kept_bytes - 1
+            known = kept_bytes - max(1, len(end))
+            start = known
             for extent in reversed(self.extents()):
                 if extent.start < start:
                     if extent.stop - extent.start >= _SMALL or kept_bytes - extent.start > _SMALL:
@@ -138,15 +142,26 @@ class ObjectStorage(JournalStorage):
                     start = extent.start
             with self.opened() as file:
                 file.seek(start)
-                content = file.read(kept_bytes - 1 - start)
-            if len(content) != kept_bytes - 1 - start:
+                content = file.read(known - start)
+            if len(content) != known - start:
                 raise IntegrityError(
-                    f"{self}: gave {len(content)} bytes from {start} on where {kept_bytes - 1 - start} were a moment "
+                    f"{self}: gave {len(content)} bytes from {start} on where {known - start} were a moment "
                     "ago: something else writes there; resume from a checkpoint"
                 )
             # Of one byte at least: the first segment of a life voids what others put from there on.
-            self.in_room(lambda: self._put(start, content + b"\n"), self.folder)
+            self.in_room(lambda: self._put(start, content + (end or b"\n")), self.folder)
         self._tidy()
+
+    @override
+    def cut(self, kept_bytes: int) -> None:
+        # Segments of one life say the same of a byte, so what follows is of another life, which voids the rest.
+        self.require_claim()
+        assert self._life is not None, "claimed"
+        self._merging = Merging()
+        with asking(self, "claimed"):
+            # The least token: of a planner that claims it at the same time, that one goes on.
+            self._claim_behind(self._life, "0" * 8)
+        self.go_on(kept_bytes)
 
     @override
     def append(self, content: bytes) -> None:

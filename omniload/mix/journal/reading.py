@@ -83,6 +83,15 @@ class Tail:
             if number >= step:
                 yield number, line.text
 
+    def bytes_from(self, step: int) -> bytes:
+        """Return the lines from the record of a step on; none where it is not recorded."""
+        due, found = self.first_step, list[bytes]()
+        for line in self.lines[1:]:
+            if due >= step and (found or not line.is_note):
+                found.append(bytes(line))
+            due += not line.is_note
+        return b"".join(found)
+
     def _steps(self) -> list[JournalLine]:
         return [line for line in self.lines[1:] if not line.is_note]
 

@@ -72,11 +72,16 @@ class JournalStorage(Protocol):
         """Have ``content`` and nothing else there, all or nothing, and add to it from now on."""
         ...
 
-    def go_on(self, kept_bytes: int) -> None:
+    def go_on(self, kept_bytes: int, end: bytes = b"") -> None:
         """Cut off what is behind so many bytes, and add to them from now on.
 
-        The last of them is a newline, also where a kill left it out.
+        The last of them is a newline, also where a kill left it out. ``end`` are the last of them that whoever added to
+        it before may yet ``cut``: whatever becomes of that, they are there.
         """
+        ...
+
+    def cut(self, kept_bytes: int) -> None:
+        """Have what was added behind so many bytes not be there, and add to them: all or nothing, and it survives."""
         ...
 
     def append(self, content: bytes) -> None:
@@ -148,7 +153,7 @@ class FileStorage(JournalStorage):
         self.go_on(len(content))
 
     @override
-    def go_on(self, kept_bytes: int) -> None:
+    def go_on(self, kept_bytes: int, end: bytes = b"") -> None:
         with _writing(self._path, 0):
             # Unbuffered: what a write took is known at once, and no rest of a failed one is written later.
             self._file = self._path.open("r+b", buffering=0)
@@ -162,6 +167,12 @@ class FileStorage(JournalStorage):
         _write_whole(self._file, b"\n", kept_bytes - 1)
         self._file.truncate(kept_bytes)
         os.fsync(self._file.fileno())
+
+    @override
+    def cut(self, kept_bytes: int) -> None:
+        with _writing(self._path, 0):
+            self.in_room(partial(self._cut, kept_bytes), self._path.parent)
+        self._end = kept_bytes
 
     @override
     def append(self, content: bytes) -> None:

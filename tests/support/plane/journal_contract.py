@@ -9,8 +9,9 @@ import pytest
 
 from omniload.base.errors import IntegrityError, StateError
 from omniload.mix.journal.journal import Journal
+from omniload.mix.journal.lines import sound_lines
 from omniload.mix.journal.reading import read_journal, read_tail, read_worlds
-from omniload.mix.journal.segments import ASIDES, FAN_IN, Segment
+from omniload.mix.journal.segments import ASIDES, FAN_IN, Life, Segment
 from tests.support.plane.journals import NAMES, PRINT, a_journal, opened, records_between, states
 
 FOUND = states(12)
@@ -94,6 +95,53 @@ class JournalContract:
             journal.append(record)
 
         assert bytes_of(place) == before
+
+    @pytest.mark.parametrize("back_to", [3, 5, 6])
+    def test_steps_that_are_taken_back_leave_no_trace(self, place, tmp_path, back_to):
+        journal, records = opened(place(claimed=True), FOUND[0]), records_between(FOUND)
+
+        def append(first, last):
+            for record, after in zip(records[first:last], FOUND[first + 1 :], strict=False):
+                journal.append(record.to_json(NAMES))
+                if after.step % 5 == 0:
+                    journal.append_base(after.to_json(NAMES, PRINT), after.digest())
+
+        with journal:
+            append(0, 7)
+            journal.cut(back_to)
+            assert read_tail(place(), 0).next_step == back_to
+            append(back_to, 11)
+
+        assert bytes_of(place) == unbroken(tmp_path, FOUND, every=5)
+        storage = place(claimed=True)
+        Journal.taken_over(storage, read_tail(storage, 3), 9).close()
+        assert bytes_of(place) == unbroken(tmp_path, FOUND, every=5)
+
+    def test_a_step_of_a_planner_before_is_not_taken_back(self, place):
+        a_journal(place(claimed=True), FOUND[:8])
+        storage = place(claimed=True)
+
+        with (
+            Journal.taken_over(storage, read_tail(storage, 4), 5) as journal,
+            pytest.raises(StateError, match="step 5 cannot be taken back"),
+        ):
+            journal.cut(5)
+
+    def test_whoever_reads_as_steps_are_taken_back_has_what_was_there_before(self, place):
+        records = [record.to_json(NAMES) for record in records_between(FOUND)]
+        with opened(place(claimed=True), FOUND[0]) as journal:
+            for record in records[:9]:
+                journal.append(record)
+            lines = sound_lines(place())
+            read = list(itertools.islice(lines, 4))
+            journal.cut(2)
+            for record in records[2:4]:
+                journal.append({**record, "digest": "another, and longer than before"})
+            read += lines
+
+        assert [line.parsed()["digest"] for line in read[1:]] == [
+            record["digest"] for record in records[: len(read) - 1]
+        ]
 
     def test_a_run_that_resumes_drops_the_steps_that_were_lost(self, place, tmp_path):
         a_journal(place(claimed=True), FOUND)
@@ -220,6 +268,35 @@ class StoredJournalContract(JournalContract):
         assert asides_of(place) == {f"aside-{number}" for number in range(2, ASIDES + 2)}
         assert f"aside-1 is removed, the oldest of {ASIDES + 1} journals" in caplog.text
         assert read_tail(place(), 0).next_step == ASIDES + 1
+
+    def test_a_stale_planner_takes_nothing_back(self, place):
+        lost = opened(place(claimed=True), FOUND[0])
+        for record in records_between(FOUND[:4]):
+            lost.append(record.to_json(NAMES))
+        storage = place(claimed=True)
+
+        with pytest.raises(StateError, match="has taken the journal over"):
+            lost.cut(1)
+
+        assert read_tail(storage, 0).next_step == 3
+
+    def test_what_a_stale_planner_takes_back_late_is_there_for_the_next_one(self, place):
+        """It has claimed the journal for that before the next one did, and its object comes behind that one's look."""
+        lost = opened(place(claimed=True), FOUND[0])
+        for record in records_between(FOUND[:7]):
+            lost.append(record.to_json(NAMES))
+        content, late = bytes_of(place), place(claimed=True)
+        begin = content.index(b'{"step":4,')
+        (life,) = {Life.read(entry.name) for entry in late.store.listing("claims")} - {
+            Segment.named(entry.name).life for entry in late.store.listing("lines")
+        }
+        storage = place(claimed=True)
+        tail = read_tail(storage, 3)
+        late.store.publish(f"lines/{Segment(begin - 1, begin, life).name}", b"\n")
+
+        Journal.taken_over(storage, tail, 3).close()
+
+        assert bytes_of(place) == content
 
     def test_objects_of_others_are_left_alone(self, place, tmp_path):
         storage = place(claimed=True)

@@ -16,15 +16,8 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import JsonObject
 from omniload.batch.digest import batch_digest, combined
 from omniload.batch.microbatch import Batch
-from omniload.batch.rows import build_rows
-from omniload.machine.data_constructor import (
-    BuildSteps,
-    DataConstructor,
-    FetchSlices,
-    RowBuilder,
-    SlicesFetched,
-    SlicesMissing,
-)
+from omniload.batch.rows import RowBuilder, build_rows
+from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.held.blocks import SampleRange
 from omniload.machine.messages import (
     AppendJournal,
@@ -54,6 +47,16 @@ from omniload.machine.messages import (
     TimesRead,
 )
 from omniload.machine.planner import Planner
+from omniload.machine.plans.building import BuildSteps, FetchSlices, SlicesFetched, SlicesMissing
+from omniload.machine.plans.fences import (
+    AskFences,
+    CutJournal,
+    FencesLate,
+    FenceTold,
+    NewEdition,
+    WithdrawalAsked,
+    WithdrawalEnded,
+)
 from omniload.machine.roster.members import (
     EndMember,
     GiveUp,
@@ -97,6 +100,8 @@ _GIVEN_UP = 0.3
 """Share of moves that time out before they are taken up, where any do."""
 _LONGEST_START = 10
 """Messages of its own until one that is started in a better place may stand by, at most."""
+_LONGEST_FENCE = 100
+"""Messages of its own until a planner waits no longer for the fences of constructors, at most."""
 _NO_PLACE = 0.4
 """Share of better places in which nobody can be."""
 
@@ -387,16 +392,71 @@ class Simulation:
         if waits or not self._planner_is_there:
             self._bag.add(Message(self._change))
             return
-        (change, at), self.changes = self.changes[0], self.changes[1:]
+        change, at = self.changes[0]
         facts = None
         if isinstance(change, AddSource):
             facts = some_facts([len(self.epochs[len(self.planner.names)])])[0]
+        asked = ChangeAsked(change=change, at=at, facts=facts)
+        planner = self.planner
+        self._carry(planner.handle(WithdrawalAsked(at=at, constructors=len(self._told))))
+        self._take_up(planner, asked)
+
+    def _take_up(self, planner: Planner, asked: ChangeAsked) -> None:
+        """Have a change taken up once the planner that was asked knows which steps no rank has; its shell waits."""
+        if planner is not self.planner or not self._planner_is_there:
+            self._saw("a change is lost with its planner and asked for again", "planner")
+            self._bag.add(Message(self._change))
+            return
+        if not planner.is_settled:
+            self._send(self._take_up, planner, asked, waits=True)
+            return
+        before, planned = len(self.history.edits), planner.planned
+        first = planner.open_from(asked.at)
+        if first < planned:
+            self._saw("plans are taken back for a change", "planner")
+        is_refused = False
         try:
-            self._carry(self.planner.handle(ChangeAsked(change=change, at=at, facts=facts)))
+            self._carry(planner.handle(asked))
         except ConfigError:
+            is_refused = True
             self.refused += 1
+        if len(self.history.edits) > before or is_refused:
+            self.changes = self.changes[1:]
+        else:
+            self._saw("a change is lost with its planner and asked for again", "planner")
+        if planner is self.planner and self._planner_is_there:
+            self._carry(planner.handle(WithdrawalEnded()))
         if self.changes:
             self._bag.add(Message(self._change))
+
+    def _ask_fences(self, command: AskFences) -> None:
+        """Ask every constructor, and be done with those that have not answered a while later."""
+        for number, constructor in enumerate(self._told):
+            asked = number, constructor, self.planner, command.edition
+            self._send(self._fence, *asked, to=f"constructor-{number}")
+        left = self._random.randrange(_LONGEST_FENCE)
+        self._send(self._be_late, self.planner, command.edition[1], left, waits=True)
+
+    def _fence(
+        self, number: int, constructor: DataConstructor, planner: Planner, edition: tuple[int, int]
+    ) -> None:
+        if not self._is_there(number, constructor):
+            return  # it was killed
+        ahead = range(constructor.giving.given_to, constructor.giving.given_to + 64)
+        is_built = any(map(constructor.has, ahead))
+        step = constructor.giving.fence(edition)
+        if is_built and not any(map(constructor.has, ahead)):
+            self._saw("a step that is built is withheld", f"constructor-{number}")
+        told = FenceTold(number=number, turn=edition[1], step=step)
+        self._send(self._hear, planner, told, to="planner")
+
+    def _be_late(self, planner: Planner, turn: int, left: int) -> None:
+        if left:
+            self._send(self._be_late, planner, turn, left - 1, waits=True)
+        else:
+            if planner is self.planner and not planner.is_settled:
+                self._saw("constructors say too late what they have given", "planner")
+            self._hear(planner, FencesLate(turn=turn))
 
     def _deliver(self, at: int) -> bool:
         """Deliver a message, unless it is held up or lost; tell whether another step may be there for a rank."""
@@ -440,13 +500,21 @@ class Simulation:
         if (role := self._bag.cut_off(roles)) is not None:
             self._saw("a role is cut off", role)
 
-    def _carry(self, commands: Sequence[PlannerCommand]) -> None:  # noqa: C901 -- one branch for each command
+    def _carry(self, commands: Sequence[PlannerCommand]) -> None:  # noqa: C901, PLR0912 -- one branch for each command
         for command in commands:
             match command:
                 case AppendJournal():
                     self._append(command)
                 case KeepEdits(history=history):
                     self.history = history
+                case CutJournal(step=step):
+                    at = step - self._states[0].step
+                    del self.journal[at:], self._states[at + 1 :]
+                case NewEdition(edition=edition, windows=windows):
+                    self._served[:] = [replace(each, edition=edition) for each in self._served]
+                    self._tell_constructors(((), *windows))
+                case AskFences():
+                    self._ask_fences(command)
                 case AppendWorld(world=world):
                     self.worlds.append(world)
                 case ServeWorld():
@@ -517,7 +585,11 @@ class Simulation:
 
     def _serve(self, command: ServeWorld) -> None:
         count = len(self._told)
-        self._served[:] = [command.world.served_by(number, count) for number in range(count)]
+        edition = self._served[0].edition
+        self._served[:] = [
+            replace(command.world.served_by(number, count), edition=edition)
+            for number in range(count)
+        ]
         self._tell_constructors(((), *command.windows))
 
     def _resize(self) -> None:
@@ -984,7 +1056,12 @@ class Simulation:
         except StateError:
             self._miss(number, constructor, fetch, ways)
             return
-        fetched = SlicesFetched(steps=fetch.steps, slices=slices, generation=fetch.generation)
+        fetched = SlicesFetched(
+            steps=fetch.steps,
+            slices=slices,
+            generation=fetch.generation,
+            edition=fetch.edition,
+        )
         self._send(constructor.handle, fetched, to=f"constructor-{number}")
 
     def _slices(
@@ -1009,7 +1086,9 @@ class Simulation:
         """Have a constructor wait until it hears why a loader does not hold what it asked for."""
         self._missed += 1
         assert self._missed < _MOST_MISSED, "a constructor waits for what nobody holds"
-        missing = SlicesMissing(steps=fetch.steps, generation=fetch.generation)
+        missing = SlicesMissing(
+            steps=fetch.steps, generation=fetch.generation, edition=fetch.edition
+        )
         commands = constructor.handle(missing)
         if any(way.life < len(self._lives[way.number]) - 1 for way in ways):
             self._saw("a loader that is believed dead is asked for what it does not hold")

@@ -208,11 +208,11 @@ def test_mixes_of_many_sources_are_two_sound_files_and_two_that_are_not(tmp_path
 
 def test_changes_are_shown_by_the_time_of_a_step():
     changes = [
-        live_change.Change(answered_s=0.1, planned=2, effective_s=0.4, agreed=True),
-        live_change.Change(answered_s=0.3, planned=3, effective_s=0.6, agreed=False),
+        live_change.Change(answered_s=0.1, given=2, effective_s=0.4, agreed=True),
+        live_change.Change(answered_s=0.3, given=3, effective_s=0.6, agreed=False),
     ]
 
-    assert live_change.table_of({0.1: changes}, 4).rows == (
+    assert live_change.table_of({0.1: changes}, 4, "through Ray").rows == (
         ("0.1", 2, "0.20 (0.30)", "2.5 (3)", "0.50 (0.60)", "1 of 2"),
     )
 

@@ -6,15 +6,15 @@ import pytest
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.ragged import Ragged
 from omniload.batch.microbatch import CpSlice
-from omniload.machine.data_constructor import (
+from omniload.machine.data_constructor import DataConstructor
+from omniload.machine.messages import ReleaseSteps, StepsTaken, StepTaken
+from omniload.machine.plans.building import (
     BatchesBuilt,
     BuildSteps,
-    DataConstructor,
     FetchSlices,
     SlicesFetched,
     SlicesMissing,
 )
-from omniload.machine.messages import ReleaseSteps, StepsTaken, StepTaken
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.plan.world import RanksServed
 from tests.support.plane.builders import a_microbatch, a_plan, tokens_of

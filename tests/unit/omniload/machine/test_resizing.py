@@ -5,12 +5,7 @@ import json
 import pytest
 
 from omniload.base.errors import ConfigError, StateError
-from omniload.machine.data_constructor import (
-    BatchesBuilt,
-    BuildSteps,
-    DataConstructor,
-    SlicesFetched,
-)
+from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.messages import (
     AppendJournal,
     AppendWorld,
@@ -22,6 +17,7 @@ from omniload.machine.messages import (
     Started,
     StepTaken,
 )
+from omniload.machine.plans.building import BatchesBuilt, BuildSteps, SlicesFetched
 from omniload.mix.columns import ColumnRanges
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.world import RanksServed, World
@@ -152,9 +148,11 @@ def test_more_ranks_than_rows_are_refused():
 def test_a_planner_that_takes_over_serves_the_ranks_that_were_noted():
     world = World(tree=ClientPlaceTree.of(dp=2), generation=3, step=0)
 
-    first, *_ = a_planner(a_mix(runtime={"elastic": True}), world=world, life=1).handle(Started())
+    planner = a_planner(a_mix(runtime={"elastic": True}), world=world, life=1)
 
-    assert first == ServeWorld(world=world, windows=())
+    (serve,) = of_kind(planner.handle(Started()), ServeWorld)
+
+    assert serve == ServeWorld(world=world, windows=())
 
 
 def a_constructor():

@@ -10,6 +10,7 @@ import pytest
 from omniload.actors.heartbeat_board import Activity
 from omniload.actors.patience import taken_within
 from omniload.actors.roles import constructor as constructor_module
+from omniload.actors.roles import planner_events as planner_events_module
 from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.links import ConstructorLinks
 from omniload.actors.roles.planner import PlannerShell
@@ -38,7 +39,7 @@ from omniload.machine.messages import (
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.edits.edit import SetWeights
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.plan.world import RanksServed, World
+from omniload.plan.world import Edition, RanksServed, World
 from tests.support.plane.builders import a_mix, a_plan, a_planner, a_table, tokens_of
 
 A = [0, 1, 0, 0, 5, 5]
@@ -477,11 +478,38 @@ class OneAnswer(FakeLoader):
         """What every rank has taken is of no matter here."""
 
 
+class GivenTo(FakeConstructor):
+    """A constructor that has given its ranks every step before one."""
+
+    def __init__(self, step, *, answers=True):
+        super().__init__()
+        self.step, self.answers, self.editions = step, answers, []
+        self.is_ahead = threading.Event()
+
+    def fence(self, edition):
+        fenced = Future()
+        if self.answers:
+            fenced.set_result(self.step)
+        return fenced
+
+    def build(self, plans, served, released_to):
+        self.editions.append(served.edition)
+        if any(plan.step == 2 for plan in plans):
+            self.is_ahead.set()
+        return Future()
+
+    def release(self, command):
+        """What every rank has taken is of no matter here."""
+
+    def end(self, step):
+        """Nor is the end."""
+
+
 def test_a_read_that_fails_once_every_step_is_planned_ends_nothing():
     ahead = {"pack": {"lookahead_rows": 0}, "runtime": {"prefetch_steps": 2}}
     mix, loader = a_mix(sources=["web"], rows=2, length=10, micro_rows=1, **ahead), OneAnswer()
     shell = PlannerShell(
-        a_planner(mix, num_steps=3), lambda source: loader, [], None, Activity("planner")
+        a_planner(mix, num_steps=3), lambda source: loader, [GivenTo(3)], None, Activity("planner")
     )
     shell.start()
     assert loader.is_asked_again.wait(LIMIT_S)
@@ -494,6 +522,61 @@ def test_a_read_that_fails_once_every_step_is_planned_ends_nothing():
             loader.answers[0].set_exception(IntegrityError("bad record"))
     shell.check()
     shell.close()
+
+
+def steps_ahead_of(constructor, num_steps=3):
+    """Return the shell of a planner that has planned 3 steps for a rank that has taken none, with one constructor."""
+    ahead = {"pack": {"lookahead_rows": 0}, "runtime": {"prefetch_steps": 3}}
+    mix, loader = a_mix(sources=["web"], rows=2, length=10, micro_rows=1, **ahead), OneAnswer()
+    planner = a_planner(mix, num_steps=num_steps)
+    shell = PlannerShell(planner, lambda source: loader, [constructor], None, Activity("planner"))
+    shell.start()
+    assert constructor.is_ahead.wait(LIMIT_S)
+    return shell
+
+
+def test_a_change_holds_from_the_first_step_that_no_rank_was_given():
+    constructor = GivenTo(1)
+    shell = steps_ahead_of(constructor)
+
+    taken = shell.change(an_edit(web=2.0)).result(LIMIT_S)
+    shell.close()
+
+    assert (taken.edit.step, taken.planned, taken.slowest) == (1, 1, 0)
+    assert Edition(turn=1, since=1) in constructor.editions
+
+
+def test_a_change_of_a_constructor_that_does_not_answer_holds_behind_what_is_planned(monkeypatch):
+    monkeypatch.setattr(planner_events_module, "_FENCED_WITHIN_S", 1e-3)
+    constructor = GivenTo(1, answers=False)
+    shell = steps_ahead_of(constructor, num_steps=9)
+
+    taken = shell.change(an_edit(web=2.0)).result(LIMIT_S)
+    shell.close()
+
+    assert (taken.edit.step, taken.planned) == (3, 3)
+    assert constructor.editions[-1] == Edition(turn=1, since=3)
+
+
+def test_a_change_that_is_refused_has_what_was_withheld_given_out():
+    constructor = GivenTo(1)
+    shell = steps_ahead_of(constructor)
+
+    with pytest.raises(ConfigError, match="books"):
+        shell.change(an_edit(books=2.0)).result(LIMIT_S)
+    shell.close()
+
+    assert constructor.editions[-1] == Edition(turn=1, since=3)
+
+
+def test_changes_that_are_asked_for_at_once_are_taken_up_one_after_the_other():
+    shell = steps_ahead_of(GivenTo(2))
+
+    answers = [shell.change(an_edit(web=float(weight))) for weight in (2, 3, 4)]
+    edits = [answer.result(LIMIT_S).edit for answer in answers]
+    shell.close()
+
+    assert [(edit.revision, edit.step) for edit in edits] == [(1, 2), (2, 2), (3, 2)]
 
 
 class TellingConstructor(FakeConstructor):
@@ -563,7 +646,7 @@ def test_what_ranks_tell_is_asked_for_with_the_plans_that_follow_or_at_once_wher
 
 def test_a_failure_to_build_for_ranks_that_are_gone_is_nobodys_and_the_question_is_put_again():
     constructor, answers = TellingConstructor(0), []
-    links = ConstructorLinks([constructor], lambda _, done: answers.append(done))
+    links = ConstructorLinks([constructor], lambda _, done: answers.append(done), print)
     world = World(tree=ClientPlaceTree.of(dp=1), generation=1)
     links.listen()
 
@@ -577,7 +660,7 @@ def test_a_failure_to_build_for_ranks_that_are_gone_is_nobodys_and_the_question_
 
 def test_a_constructor_whose_answer_the_planner_has_yet_to_hear_is_not_asked_again():
     constructor = TellingConstructor(0)
-    links = ConstructorLinks([constructor], lambda _, __: None)
+    links = ConstructorLinks([constructor], lambda _, __: None, print)
     links.listen()
     constructor.asked.get_nowait().set_result(StepsTaken(steps={(0, 0): 0}))
 

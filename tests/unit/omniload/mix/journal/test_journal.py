@@ -239,7 +239,7 @@ def test_a_missing_journal_is_a_state_error(tmp_path):
 
 
 def test_another_version_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("omniload.mix.journal.journal.JOURNAL_VERSION", JOURNAL_VERSION + 1)
+    monkeypatch.setattr("omniload.mix.journal.lines.JOURNAL_VERSION", JOURNAL_VERSION + 1)
     path = a_journal(tmp_path / "j", states(1))
     monkeypatch.undo()
 

@@ -1,0 +1,280 @@
+"""Planning ahead of the ranks: the next window of steps is drawn, placed and published, once its samples are known.
+
+What is known of samples comes in reports; how far the ranks are, and which changes are asked for, the planner hears.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from omniload.base.state import JsonObject
+from omniload.machine.columns import SampleMetadata
+from omniload.machine.messages import (
+    AppendJournal,
+    EndOfData,
+    KeepEdits,
+    PlannerCommand,
+    PublishPlans,
+    ReadAhead,
+    ReleaseSamples,
+    ReleaseSteps,
+)
+from omniload.machine.plans.fences import Withdrawal
+from omniload.machine.plans.windows import Drawn
+from omniload.machine.queue import (
+    SampleQueue,
+    draw_window,
+    end_of,
+    enter_step,
+    queues_of,
+    require_below_cap,
+    require_usable,
+)
+from omniload.machine.scaling.coming import Demand, Foresight
+from omniload.machine.scaling.leads import Leads
+from omniload.machine.steps import BadRecords, PlannedSteps, RankSteps
+from omniload.machine.strategy import CostFits, place
+from omniload.mix.config import MixConfig
+from omniload.mix.edits.edit import Edit
+from omniload.mix.edits.history import History
+from omniload.mix.edits.stages import with_begun
+from omniload.mix.state import MixState
+from omniload.plan.membership import Exhausted, Membership, Starved
+from omniload.plan.records import StepPlan
+from omniload.plan.strategies import require_strategy
+from omniload.plan.window import steps_together
+from omniload.plan.world import World
+
+__all__ = ["PlanningAhead"]
+
+
+@dataclass(slots=True, kw_only=True)
+class PlanningAhead:
+    """Publishes one plan per step, in order, once every source can supply it."""
+
+    mix: MixConfig
+    """As its file says; what holds at a step is for ``history`` to say."""
+    world: World
+    """The ranks."""
+    positions_per_epoch_S: Sequence[int]
+    """Raw records of each source, also those added."""
+    state: MixState
+    """State before the next step to plan."""
+    fingerprint: dict[str, str]
+    """What a later resume must find unchanged of the file's mix; edits say what they found."""
+    edits: tuple[Edit, ...] = ()
+    """The edits of the run so far."""
+    known: Sequence[MixState] = ()
+    """States after ``state`` that a lost planner had reached: ranks may be at their steps."""
+    life: int = 0
+    """Number of planners that this run of the plane lost before this one."""
+    num_steps: int | None = None
+    """First step that is not planned; ``None`` for no end but the mix's own."""
+    overlong_S: list[int] = field(init=False)
+    """Tokens cut off or dropped with overlong documents so far, by source, in this life."""
+    history: History = field(init=False)
+    """The mix and its edits."""
+    has_ended: bool = field(default=False, init=False)
+    """Whether every step of the run is planned; reports that come later change nothing."""
+    _queues: list[SampleQueue] = field(init=False)
+    _steps: PlannedSteps = field(init=False)
+    ranks: RankSteps = field(init=False)
+    """How far each rank is."""
+    released_to: int = field(init=False)
+    """Every rank has taken all steps before this one; states and samples of them are released."""
+    _metadata: SampleMetadata = field(default_factory=SampleMetadata, init=False)
+    """Loss masks, documents and images of the samples in the queues."""
+    _foresight: Foresight = field(default_factory=Foresight, init=False)
+    _bad: BadRecords = field(init=False)
+    _costs: CostFits = field(init=False)
+    _resumed: MixState = field(init=False)
+    """The state that this life began with."""
+    _demand: Demand | None = field(default=None, init=False)
+    _leads: Leads = field(default_factory=Leads, init=False)
+    _withdrawal: Withdrawal = field(init=False)
+    _starved: int | None = field(default=None, init=False)
+    """Source that the last draw ran out of: needs are estimates, rough ones where weights count samples."""
+
+    def __post_init__(self) -> None:
+        require_strategy(self.mix.balance)
+        self.history = History(self.mix, self.edits)
+        self._queues = queues_of(self.state.widened(len(self.names)))
+        self.overlong_S = [0] * len(self._queues)
+        self._bad = BadRecords(queues=self._queues)
+        self._costs = CostFits(first=self.state.step)
+        self._resumed = self.state
+        self._steps = PlannedSteps.of((self.state, *self.known))
+        step = max(self.state.step, self.world.step)
+        self.ranks = RankSteps.at(self.world.ranks(), step, taken_over=self.life > 0)
+        self.released_to = self.state.step
+        self._withdrawal = Withdrawal.of(self.life, self.planned)
+
+    @property
+    def planned(self) -> int:
+        """First step that neither this planner nor a lost one before it has planned."""
+        return self._steps.next_step
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all sources; a source's number is its place here."""
+        return self.history.latest.names
+
+    def state_at(self, step: int) -> JsonObject:
+        """Return the state before ``step`` as plain JSON: resuming from it, ``step`` comes next.
+
+        Raises:
+            StateError: The state is no longer held, or the step is not planned yet.
+        """
+        state = self._steps.state_before(step)
+        return state.to_json(**self.history.state_fields_at(state.mix_revision, self.fingerprint))
+
+    def _advance(self, changed: Iterable[int]) -> list[PlannerCommand]:
+        """Plan as many steps as may be planned, and ask for what the following ones need.
+
+        Args:
+            changed: Sources of which more or less is known than when this was called last.
+        """
+        demand, commands = self._demand, self._begin_step(changed)
+        for s in (s for s in changed if s not in self._bad.over):
+            require_usable(self.history, s, self._queues[s], self.positions_per_epoch_S[s])
+        self._demand_now().drop_known(changed, self._is_short)
+        while not self.has_ended and ((room := self._room()) or self.state.step == self.num_steps):
+            # At the end without room too: a read that fails from then on is ignored. ``>=``: a state may lie beyond it.
+            is_last = self.num_steps is not None and self.state.step >= self.num_steps
+            if self._demand_now().short and not is_last:
+                break
+            found = Exhausted() if is_last else self._window(room)
+            if isinstance(found, Starved):
+                commands += self._read_on(found.source)
+                break
+            if isinstance(found, Exhausted):
+                self.has_ended = True
+                commands.append(EndOfData(step=self.state.step))
+                break
+            self._starved = None
+            commands += [*self._publish(found), *self._begin_step(())]
+            changed = range(len(self._queues))
+        if (excess := self._bad.excess) is not None and self.ranks.slowest >= self.state.step:
+            raise excess  # and not before: every step up to there is that of any other run
+        if not self.has_ended and excess is None:
+            # A planner that takes over may find ranks ahead of it, and then plans more steps at once.
+            changed = changed if self._demand_now() is demand else range(len(self._queues))
+            commands += self._top_up(changed)
+        return commands
+
+    def _begin_step(self, changed: Iterable[int]) -> list[PlannerCommand]:
+        """Move to the beginning of the next step: past steps that edits skip, and into a stage that is due."""
+        before = self.state.mix_revision
+        self.state, read_again = enter_step(self._queues, self.history, self.state)
+        if self.state.mix_revision != before and self.history.leaves_out:
+            # Queues are others from here on, and not by what steps drew of them.
+            self._withdrawal.keep_to(self.state.step)
+        for s in read_again:
+            self._metadata.forget(s, self._queues[s].table.stop)
+        self._bad.update(changed, self.history, self.state, self.positions_per_epoch_S)
+        begun = with_begun(self.history, self.state, self.positions_per_epoch_S)
+        self._demand = self._demand if begun is self.history else None
+        begun, reads = self._costs.at(begun, self.state.step, planned=self.planned)
+        if begun is self.history:
+            return [*reads]
+        self.history, self.state = begun, begun.entered(self.state)[1]
+        return [KeepEdits(history=self.history), *reads]
+
+    def _room(self) -> int:
+        """Return how many steps may be planned now; 0 until there is room for as many as go together."""
+        room = self.ranks.slowest + self.mix.steps_ahead - self.state.step
+        return room if room >= self.mix.steps_at_once and self._bad.excess is None else 0
+
+    def _window(self, room: int) -> list[Membership] | Starved | Exhausted:
+        """Draw the steps of one window: as many as are planned together, and fit in ``room``."""
+        left = [] if self.num_steps is None else [self.num_steps - self.state.step]
+        most = min(room, self.mix.steps_at_once, *left)
+        tables, records_S = [queue.table for queue in self._queues], self.positions_per_epoch_S
+        return steps_together(self.history, self.state, tables, records_S, most=most)
+
+    def _read_on(self, source: int) -> list[PlannerCommand]:
+        """Read more of a source that a draw ran out of; with too many bad records it ends the run instead."""
+        self._starved, self._bad.excess = source, self._bad.over.get(source)
+        if self._bad.excess is not None:
+            return []
+        demand, queue = self._demand_now(), self._queues[source]
+        epoch = self.positions_per_epoch_S[source]
+        require_below_cap(self.history, self.names[source], queue, epoch, demand.step)
+        return self._read(source, queue.tokens + demand.needs_S[source])
+
+    def _publish(self, window: Sequence[Membership]) -> list[PlannerCommand]:
+        """Place the steps of a window; all of them are journaled before any is published."""
+        kept, plans = list[PlannerCommand](), list[StepPlan]()
+        tables_S = [queue.table for queue in self._queues]
+        records_S = self.positions_per_epoch_S
+        for membership in window:
+            mix, before = self.history.entered(self.state)
+            bad, after = self._bad.pass_step(self.history, before, membership.after, records_S)
+            if self._bad.excess is not None:
+                break
+            facts = self._metadata.of(membership.pieces)
+            plan = place(mix, self.world.tree, before, membership, facts)
+            self.state = after
+            plans.append(plan)
+            kept.append(AppendJournal(before, plan, self.state, mix.names, bad))
+            kept += self._steps.reach(self.state, self.history, self.fingerprint, self.world)
+        if not plans:
+            return []
+        drawn = Drawn(step=plans[0].step, tables_S=tables_S, window=window[: len(plans)])
+        draw_window(self._queues, drawn.window, self.overlong_S)
+        published = self._steps.publish(plans, drawn)
+        return [*kept, PublishPlans(plans=published, released_to=self.released_to)]
+
+    def _demand_now(self) -> Demand:
+        """Return what the next plan demands of each source; computed once a plan, however many reports come in."""
+        step = self.state.step
+        # A rank waits: what one step needs is enough to go on.
+        steps = 1 if step == self.ranks.slowest else self.mix.steps_at_once
+        if self._demand is None or (self._demand.step, self._demand.steps) != (step, steps):
+            self._demand = self._leads.demand(self.history, self.state, steps, self._queues)
+            needs = enumerate(self._demand.needs_S)
+            self._demand.short.update(s for s, n in needs if self._is_short(s, n))
+        return self._demand
+
+    def _top_up(self, sources: Iterable[int]) -> list[PlannerCommand]:
+        """Request reads of every source with fewer known samples than the coming steps need."""
+        below = self._demand_now().below(sources, self._queues, self._is_short)
+        short = [(s, most - self._queues[s].tokens) for s, _, most in below]
+        return [read for s, tokens in short for read in self._read(s, tokens)]
+
+    def _is_short(self, source: int, tokens: int) -> bool:
+        queue = self._queues[source]
+        # A source with too many bad records needs no more: no step goes past all of them.
+        is_known = queue.tokens >= tokens or source in self._bad.over
+        is_known = is_known and queue.table.stop >= queue.reach
+        return not is_known and queue.table.stop < self._end_of(source)  # of hundreds few are
+
+    def _end_of(self, source: int) -> float:
+        return end_of(self.history, self.names[source], self.positions_per_epoch_S[source])
+
+    def _read(self, source: int, tokens: int) -> list[PlannerCommand]:
+        queue = self._queues[source]
+        if queue.is_asked:
+            return []  # the answer is under way
+        epoch, end = self.positions_per_epoch_S[source], self._end_of(source)
+        start, stop = queue.ask(tokens, epoch=epoch, end=end)
+        read = ReadAhead(source=source, start=start, stop=stop, life=self.life)
+        is_lacked = source == self._starved or source in self._demand_now().short
+        return [replace(read, without=queue.without_from(start), is_lacked=is_lacked)]
+
+    @property
+    def _kept_from(self) -> int:
+        """The first step that a rank may ask for: the slowest rank's, or the one it has and may have to take again."""
+        return self.ranks.slowest - self.mix.runtime.elastic
+
+    def _release(self) -> list[PlannerCommand]:
+        """Release what no rank can ask for again, in windows of as many steps as are planned together."""
+        step = self._kept_from
+        if step < self.released_to + self.mix.steps_at_once:
+            return []
+        self.released_to = step
+        self._steps.release(step)
+        # Those before the step, not after it: pieces that were carried into it are of earlier positions.
+        floors = dict(enumerate(self._steps.state_before(step).floors()))
+        self._metadata.release(floors)
+        ahead = self._foresight.at(self.history, self.state.step)
+        return [ReleaseSteps(step=step), ReleaseSamples(floors=floors, life=self.life, ahead=ahead)]
