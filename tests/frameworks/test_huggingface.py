@@ -219,11 +219,31 @@ def test_each_evaluation_goes_through_a_mix_from_its_beginning(mix, tmp_path):
             model=(model := small_model(vocab=512)),
             args=settings_of(tmp_path),
             eval_dataset={"a": held_out, "b": held_out},
+            # Its name ends as that of the loss, and it comes first.
+            compute_metrics=lambda _: {"another_loss": 7.0},
         )
         found = trainer.evaluate()
         expected = loss_of_a_label(model, again)
 
     assert [found["eval_a_loss"], found["eval_b_loss"]] == pytest.approx([expected] * 2, rel=1e-5)
+    assert found["eval_a_another_loss"] == 7.0
+
+
+def test_behind_an_evaluation_that_failed_training_counts_as_ever(mix, tmp_path):
+    class Fails(Trainer):
+        def compute_loss(self, *_args, **_keywords):
+            raise RuntimeError("no memory")
+
+    with DataLoader(mix, steps=3, labels="unshifted", collate_fn=model_inputs) as held_out:
+        trainer = Fails(
+            model=small_model(vocab=512), args=settings_of(tmp_path), eval_dataset=held_out
+        )
+        with pytest.raises(RuntimeError, match="no memory"):
+            trainer.evaluate()
+
+    batches = iter([{"labels": torch.ones(2, 5)}])
+    _, counted = trainer.get_batch_samples(batches, 1, torch.device("cpu"))
+    assert counted is not None
 
 
 @pytest.mark.soak

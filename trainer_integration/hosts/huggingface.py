@@ -4,7 +4,6 @@ The Trainer resumes by making a loader that passes over what was trained on. The
 module keeps the place of ours in the checkpoint's folder, one file per rank, and goes on there.
 """
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +110,12 @@ class ExactResume(_Base):
         return prepare_mix(found, self.args.device)
 
     def evaluation_loop(
-        self, dataloader: Any, description: str, *args: Any, **keywords: Any
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
     ) -> Any:
         """Evaluate as the Trainer does; the loss of a mix is the mean over the labels of all ranks.
 
@@ -122,12 +126,19 @@ class ExactResume(_Base):
         self._sums = (
             torch.zeros(2, device=self.args.device, dtype=torch.float32) if is_mix else None
         )
-        found = super().evaluation_loop(dataloader, description, *args, **keywords)
-        sums, self._sums = self._sums, None
-        name = next((key for key in found.metrics or () if key.endswith("_loss")), None)
-        if sums is not None and name is not None:
+        try:
+            found = super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
+        finally:
+            # A training that goes on behind an evaluation that failed is the Trainer's own again.
+            sums, self._sums = self._sums, None
+        name = f"{metric_key_prefix}_loss"
+        if sums is not None and name in (found.metrics or {}):
             loss, labels = self.accelerator.reduce(sums, reduction="sum").tolist()
-            found.metrics[name] = loss / labels if labels else math.nan
+            # A collate function may leave labels out, and the loss is what the Trainer made of it.
+            if labels:
+                found.metrics[name] = loss / labels
         return found
 
     def prediction_step(
@@ -135,7 +146,8 @@ class ExactResume(_Base):
     ) -> tuple[Any, Any, Any]:
         """Predict as the Trainer does, and note how many labels the loss is a mean of."""
         # Before the step: a label smoother takes them out. The model shifts them, so the first of a row is none.
-        labels = inputs["labels"][:, 1:].ne(_NO_LABEL).sum() if self._sums is not None else None
+        given = inputs.get("labels") if self._sums is not None else None
+        labels = None if given is None else given[:, 1:].ne(_NO_LABEL).sum()
         loss, logits, found = super().prediction_step(model, inputs, *args, **keywords)
         if labels is not None and loss is not None and labels:
             self._sums += torch.stack((loss.detach().float() * labels, labels.float()))
