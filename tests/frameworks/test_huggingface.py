@@ -220,7 +220,7 @@ def test_each_evaluation_goes_through_a_mix_from_its_beginning(mix, tmp_path):
             args=settings_of(tmp_path),
             eval_dataset={"a": held_out, "b": held_out},
             # Its name ends as that of the loss, and it comes first.
-            compute_metrics=lambda _: {"another_loss": 7.0},
+            compute_metrics=lambda _: {"eval_a_another_loss": 7.0},
         )
         found = trainer.evaluate()
         expected = loss_of_a_label(model, again)
