@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from omniload.batch.images import images_of
 from omniload.batch.microbatch import Batch, Microbatch
+from omniload.mix.columns import COLUMNS
 
 __all__ = ["DIGEST_MODULUS", "batch_digest", "combined", "microbatch_digest"]
 
@@ -33,6 +34,7 @@ def microbatch_digest(microbatch: Microbatch) -> int:
     key_bounds = rows_of_keys.searchsorted(np.arange(num_rows + 1))
     bound_rows = begins.searchsorted(np.arange(num_rows + 1) * length)
     starts = microbatch.document_starts.astype("<i8")
+    tags = sorted(microbatch.columns_K.keys() - COLUMNS.keys())
     total = 0
     for row in range(num_rows):
         digest = xxhash.xxh3_64()
@@ -53,6 +55,13 @@ def microbatch_digest(microbatch: Microbatch) -> int:
             # Its name too: two columns that change places are another step.
             digest.update(name.encode())
             digest.update(values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes())
+        first, last = int(key_bounds[row]), int(key_bounds[row + 1])
+        for name in tags:
+            column = microbatch.columns_K[name].between(first, last)
+            digest.update(name.encode())
+            digest.update(column.offsets.astype("<i8", copy=False).tobytes())
+            values_V = column.values_V
+            digest.update(values_V.astype(values_V.dtype.newbyteorder("<"), copy=False).tobytes())
         total += digest.intdigest()
     for image in images_of(microbatch):
         total += _image_digest(image.key, image.number, image.grid, image.values_V)

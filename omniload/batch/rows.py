@@ -118,7 +118,7 @@ def build_rows(
         trained_RT=trained_RT,
         keys_K4=_keys(pieces),
         columns_K={
-            n: _shown(r, others_K) if n == IMAGES else r.packed()
+            name_outside(n): _shown(r, others_K) if n == IMAGES else r.packed()
             for n, r in others_K.items()
             if not column_kind(n).aligned
         },

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from omniload.batch.absent import absent_array, absent_column, is_absent
 from omniload.batch.microbatch import Batch, CpSlice, Microbatch, aligned_of
-from omniload.mix.columns import DOCUMENT_STARTS, IMAGE_COLUMNS, IMAGES, REJECTED_AT
+from omniload.mix.columns import COLUMNS, DOCUMENT_STARTS, IMAGE_COLUMNS, IMAGES, REJECTED_AT
 
 __all__ = ["LABELS", "OWN", "TOKENS", "Stage", "StageName", "column_of", "own_part"]
 
@@ -35,7 +35,8 @@ _COLUMN_OF: dict[str, str] = {
 
 def column_of(name: str, *, is_array: bool) -> str:
     """Return the column that an array of a microbatch, or a column of whole samples, is of; none for every stage's."""
-    return _COLUMN_OF.get(name, "" if is_array else name)
+    # What is none of the list is a user's own: theirs cannot be called as one of it is.
+    return _COLUMN_OF.get(name, "" if is_array else name if name in COLUMNS else OWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ def _cut(part: Microbatch | CpSlice, stage: Stage) -> Microbatch | CpSlice:
         "columns_K": {
             name: column
             if stage.has(of := column_of(name, is_array=False))
-            else absent_column(stage.refusal(of))
+            else absent_column(stage.refusal(of, name if of == OWN else ""))
             for name, column in part.columns_K.items()
         }
     }

@@ -171,8 +171,8 @@ class PackedRows:
         """Return a column of whole samples, one that ``batch.columns`` of the mix names.
 
         Returns:
-            Values ``[V]``, and their bounds by piece ``[K + 1]``, int64; pieces as ``pieces`` gives
-            them. A piece that goes on with a cut document has none: they are with its first piece.
+            Values ``[V]``, and their bounds by piece ``[K + 1]``, int64; pieces as ``pieces`` gives them. A column of
+            yours is with each, a text as UTF-8; ``scores`` and ``text`` with the first of a document that was cut.
 
         Raises:
             ConfigError: The rows bring no such column.

@@ -30,7 +30,6 @@ from omniload.mix.columns import (
     IMAGE_COLUMNS,
     LOSS_MASK,
     ColumnRanges,
-    column_kind,
     joined_ranges,
 )
 from omniload.mix.config import MixConfig
@@ -100,12 +99,10 @@ class DataConstructor:
     _built: dict[tuple[int, int], Batch] = field(default_factory=dict, init=False)
     _released_to: int = field(default=0, init=False)
     _own: frozenset[str] = field(init=False)
-    """Columns of a user's own that have a value for each token."""
+    """Columns of a user's own: they have a value for each token, or one for each sample."""
 
     def __post_init__(self) -> None:
-        self._own = frozenset(
-            n for n in self.columns if n not in COLUMNS and column_kind(n).aligned
-        )
+        self._own = frozenset(self.columns) - COLUMNS.keys()
         self.told = RanksTold.of(self._ranks())
 
     @classmethod

@@ -1,12 +1,14 @@
 """A sample's columns: ``tokens`` always, and what goes with them.
 
 An *aligned* column has one value a token and is cut where the tokens are cut. A *whole* column
-belongs to the sample: its values stay with the piece that holds the sample's first token.
+belongs to the sample: its values stay with the piece that holds the sample's first token. A *tag* of
+a user's own belongs to it too, and is with each of its pieces.
 
 Shape suffixes:
     N  samples, or ranges of them        K  pieces        V  values of all samples together
 """
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -27,6 +29,7 @@ __all__ = [
     "IMAGE_COLUMNS",
     "IMAGE_PLACES",
     "IMAGE_SPANS",
+    "LONGEST_TAG",
     "LOSS_MASK",
     "LOSS_SPANS",
     "NO_COLUMNS",
@@ -38,6 +41,8 @@ __all__ = [
     "OwnDtype",
     "SampleColumns",
     "TableColumn",
+    "TagDtype",
+    "TagValue",
     "WholeColumn",
     "column_kind",
     "joined_ranges",
@@ -48,6 +53,7 @@ __all__ = [
     "said_of_inside",
     "spans_of",
     "starts_in",
+    "tag_inside",
 ]
 
 WholeColumn = Literal["scores", "text"]
@@ -69,6 +75,11 @@ OwnDtype: TypeAlias = Literal[
     "bool", "int8", "uint8", "int16", "int32", "int64", "float16", "float32", "float64"
 ]
 """Types of a column of yours. A closed list: what travels and what is kept are numbers of these types."""
+TagDtype: TypeAlias = Literal["text", "bool", "int64", "float32", "float64"]
+"""Types of a column of yours that has one value for a whole sample. A text is UTF-8 in a batch."""
+TagValue: TypeAlias = bool | int | float | str
+LONGEST_TAG = 4_096
+"""Bytes of a text of a column of yours at most, in UTF-8: every piece of its sample has it."""
 LOSS_MASK: ColumnName = "loss_mask"
 TEXT: ColumnName = "text"
 """A text beside the tokens, as UTF-8."""
@@ -106,6 +117,19 @@ class ColumnKind:
     """Value of each token of a sample that lacks an aligned one."""
     of_labels: bool = False
     """Whether a value belongs to its token as a label: it stands where the token before it does."""
+    is_tag: bool = False
+    """Whether each sample has one value, a number or a text, that is with each of its pieces."""
+    default: TagValue | None = None
+    """Of a tag, what a sample without it has; ``None`` where it must have one."""
+
+    @property
+    def default_V(self) -> NDArray[Any]:
+        """Of a whole column, the values of a sample that lacks it: of a tag its default, else none."""
+        if self.default is None:
+            return np.empty(0, self.dtype)
+        if isinstance(self.default, str):
+            return np.frombuffer(self.default.encode(), np.uint8)
+        return np.array([self.default], self.dtype)
 
 
 COLUMNS: Mapping[str, ColumnKind] = MappingProxyType(
@@ -121,7 +145,7 @@ COLUMNS: Mapping[str, ColumnKind] = MappingProxyType(
     }
 )
 assert set(COLUMNS) == set(get_args(ColumnName)), "every column has a kind"
-_OF = ("tokens", "labels")
+_OF, _OF_SAMPLES = ("tokens", "labels"), "samples"
 
 
 def name_inside(name: str, dtype: OwnDtype, fill: float | None, *, of_labels: bool = False) -> str:
@@ -133,6 +157,18 @@ def name_inside(name: str, dtype: OwnDtype, fill: float | None, *, of_labels: bo
     """
     value = np.dtype(dtype).type(0 if fill is None else fill).item()
     return f"{name}:{dtype}:{_OF[of_labels]}:{value!r}"
+
+
+def tag_inside(name: str, dtype: TagDtype, default: TagValue | None) -> str:
+    """Return what a column of yours of whole samples is called there, with what they have by default as JSON.
+
+    ::
+
+        lang:text:samples:"en"
+    """
+    if default is not None and not isinstance(default, str):
+        default = np.dtype(dtype).type(default).item()
+    return f"{name}:{dtype}:{_OF_SAMPLES}:{json.dumps(default)}"
 
 
 def name_outside(name: str) -> str:
@@ -149,7 +185,11 @@ def column_kind(name: str) -> ColumnKind:
     """
     if (kind := COLUMNS.get(name)) is not None:
         return kind
-    match name.split(":"):
+    # A text may hold colons: it comes last.
+    match name.split(":", 3):
+        case [_, dtype, of, said] if dtype in get_args(TagDtype) and of == _OF_SAMPLES:
+            kept = np.dtype(np.uint8 if dtype == "text" else dtype)
+            return ColumnKind(dtype=kept, aligned=False, is_tag=True, default=_read(name, said))
         case [_, dtype, of, value] if dtype in get_args(OwnDtype) and of in _OF:
             fill = value == "True" if dtype == "bool" else float(value)
             if dtype in {"int64", "int32"}:  # a float holds not all of them
@@ -158,6 +198,14 @@ def column_kind(name: str) -> ColumnKind:
                 dtype=np.dtype(dtype), aligned=True, fill=fill, of_labels=of == "labels"
             )
     raise KeyError(name)
+
+
+def _read(name: str, said: str) -> TagValue | None:
+    try:
+        value: TagValue | None = json.loads(said)
+    except json.JSONDecodeError as error:
+        raise KeyError(name) from error
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,14 +257,16 @@ def joined_ranges(name: str, parts: Sequence[Ranges | Ragged | NDArray[np.int64]
     Args:
         name: The column.
         parts: Ranges, or sequences end to end; or, of samples without the column, the lengths of their tokens:
-            every token of theirs is trained on, or has the default of a column of yours; a whole column is empty.
+            every token of theirs is trained on, or has the default of a column of yours; a whole column is empty, but
+            a tag is its default.
     """
     kind = column_kind(name)
     lacking = [part for part in parts if isinstance(part, np.ndarray)]
     is_filled = kind.aligned and lacking
     # One array of the longest serves all that lack the column: their ranges begin where it does.
     longest = int(np.concatenate(lacking).max(initial=0)) if is_filled else 0
-    columns: list[NDArray[Any]] = [np.full(longest, kind.fill, kind.dtype)]
+    filled = np.full(longest, kind.fill, kind.dtype) if kind.aligned else kind.default_V
+    columns: list[NDArray[Any]] = [filled]
     which, starts, stops = [], [], []
     for part in parts:
         match part:
@@ -234,7 +284,7 @@ def joined_ranges(name: str, parts: Sequence[Ranges | Ragged | NDArray[np.int64]
                 nothing = np.zeros(len(part), np.int64)
                 which.append(nothing)
                 starts.append(nothing)
-                stops.append(part.astype(np.int64) if kind.aligned else nothing)
+                stops.append(part.astype(np.int64) if kind.aligned else nothing + len(filled))
     return Ranges(
         columns=columns,
         which_N=np.concatenate(which),

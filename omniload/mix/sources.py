@@ -63,6 +63,12 @@ UnitBytes = Annotated[Bytes, Field(ge=1, le=LARGEST_UNIT_BYTES)]
 # Left out where it is not given: a source without it is what it was to releases that did not know it.
 LaterKey = Annotated[str | None, Field(min_length=1, exclude_if=lambda key: key is None)]
 
+OwnColumns = dict[ColumnLabel, OwnColumn]
+
+
+def _is_empty(columns: OwnColumns) -> bool:
+    return not columns  # a source without any is what it was to releases that knew none
+
 
 class _TextOrTokens(SourceBase):
     text: str | None = None
@@ -117,7 +123,8 @@ class _Table(_HasColumns, _TextOrTokens):
     or of booleans, one for each token; a token of 0 is read but is no label), ``scores`` (a number, or a list of
     numbers, of the whole sample, kept as float32), ``text`` (a text of the whole sample, such as the expected
     answer). Any other name is one of yours, a value for each token, such as ``{loss_weight: {column: weights, dtype:
-    float32, of: labels, default: 1.0}}``; batches bring it where ``batch.columns`` names it."""
+    float32, of: labels, default: 1.0}}``, or for each sample, such as ``{lang: {column: language, dtype: text, of:
+    samples, default: ""}}``; batches bring it where ``batch.columns`` names it."""
     images: str | None = None
     """Column of images as they were encoded (JPEG, PNG, WebP, GIF, BMP): bytes, an object with a field ``bytes`` as
     Hugging Face writes them, or a list of either. A transform of type ``images`` makes patches of them."""
@@ -164,9 +171,16 @@ class JsonlSource(_HasColumns):
     """Key of the text."""
     key: str | None = None
     """Key of a text or an integer that a document is known by, for splits; else its content is."""
+    columns: OwnColumns = Field(default_factory=dict, exclude_if=_is_empty)
+    """Columns of yours of whole samples, by name: keys of a text, a number or a boolean beside the text."""
     unit: UnitBytes = 4 << 20
     """Lines of about this size are read together. A compressed shard is entered before them: at a frame of zstd, or at
     one of many places in gzip; what is read on from the lines before takes what lies between alone."""
+
+    @model_validator(mode="after")
+    def _columns_fit(self) -> Self:
+        require_columns(self.columns, holds_text=True)
+        return self
 
 
 class TextSource(SourceBase):
@@ -300,11 +314,9 @@ class MdsSource(_HasColumns, _TextOrTokens):
     """Type of the ids in a column of ``bytes``; columns of ``ndarray`` say their own."""
     unit: UnitBytes = 4 << 20
     """A plain shard is cut into ranges of about this size for random access; compressed ones are one range."""
-    columns: dict[ColumnLabel, OwnColumn] = Field(
-        default_factory=dict, exclude_if=lambda columns: not columns
-    )
-    """Columns of yours, a value for each token, by name: arrays of numbers (``ndarray``), or ``bytes`` of numbers of
-    their ``dtype``."""
+    columns: OwnColumns = Field(default_factory=dict, exclude_if=_is_empty)
+    """Columns of yours, by name: arrays of numbers (``ndarray``), a value for each token, or ``bytes`` of numbers of
+    their ``dtype``; of whole samples a text (``str``) or a number (``int``, ``uint8`` to ``float64``)."""
     key: LaterKey = None
     """Column of texts (``str``) or integers (``int``, ``uint8``, ...) that a document is known by, for splits; else its
     content is."""

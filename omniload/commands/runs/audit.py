@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import inf, isnan
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import click
 import numpy as np
@@ -15,6 +15,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.secrets import without_secrets
 from omniload.base.writing import write_whole
+from omniload.batch.rows import pieces_of
 from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, say, table
 from omniload.commands.opening import tokenizer_of
 from omniload.commands.options import cache_option, json_option, run_argument
@@ -26,6 +27,7 @@ from omniload.commands.sample_page import (
     sample_images,
 )
 from omniload.commands.samples import text_of
+from omniload.mix.columns import COLUMNS, TagValue, column_kind
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edits_file import read_history
 from omniload.mix.journal.losses import StepLosses, losses_of_step
@@ -72,6 +74,8 @@ class _Found:
     """What that mean goes over: the ``document``, its ``row``, all ``rows`` of a call, or its ``source``."""
     tokens: NDArray[np.int32] = field(repr=False)
     """Its token ids."""
+    columns: Mapping[str, TagValue] = field(default_factory=dict)
+    """What its sample has in columns of a user's own of whole samples, by name."""
 
 
 @click.command
@@ -104,7 +108,8 @@ def audit(  # noqa: PLR0913, PLR0917 -- one for each option
     The step is planned again from the journal, with the mix and the ranks it was trained
     with; it stands only if the plan has the digest that was journaled then. That is of its
     samples: ranks of a step that another release dealt come with a warning. Where the trainer
-    reported the loss of documents, those of the highest loss come first.
+    reported the loss of documents, those of the highest loss come first. What batch.columns
+    names of columns of yours of whole samples stands with each.
 
     \b
     Example:
@@ -129,6 +134,7 @@ def audit(  # noqa: PLR0913, PLR0917 -- one for each option
     spec = replace(spec, mix=spec.history.latest, edits=())  # it names what edits added
     looked_at = plan if rank is None else plan.part_of([rank])
     found = _with_losses(_found(rehearsal, looked_at, spec, grep), losses_of_step(run, step))
+    found = _with_columns(found, rehearsal, plan, spec.mix)
     title = f"step {step}, digest {digest} as journaled"
     warnings = [] if life.placement == PLACEMENT else [_OTHER_RANKS]
     if page is not None:
@@ -247,11 +253,12 @@ def _page(
     documents = []
     for piece in found:
         loss = f", loss {said}" if (said := _said_of_loss(piece)) else ""
+        own = "".join(f", {name} {value}" for name, value in piece.columns.items())
         key = (mix.names.index(piece.source), piece.position, piece.sub)
         documents.append(
             Document(
                 heading=f"{piece.source} {_position(piece)}, {_said_of_file(piece)}, tokens {_tokens(piece)}; "
-                f"rank {piece.dp_rank}, microbatch {piece.microbatch}{loss}",
+                f"rank {piece.dp_rank}, microbatch {piece.microbatch}{loss}{own}",
                 parts=drawer.parts(key, piece.tokens),
             )
         )
@@ -291,6 +298,37 @@ def _with_losses(found: Sequence[_Found], losses: StepLosses) -> Sequence[_Found
     return sorted(told, key=_from_the_highest)
 
 
+def _with_columns(
+    found: Sequence[_Found], rehearsal: Rehearsal, plan: StepPlan, mix: MixConfig
+) -> Sequence[_Found]:
+    """Return pieces with the values of their samples, where batches bring any of a user's own."""
+    if not any(column_kind(name).is_tag for name in mix.columns_used):
+        return found
+    held = {
+        piece.key: _values(piece.columns)
+        for batch in rehearsal.build(plan)
+        for part in batch.microbatches
+        for piece in pieces_of(part)
+    }
+    numbers = {name: number for number, name in enumerate(mix.names)}
+    return [
+        replace(
+            piece,
+            columns=held[numbers[piece.source], piece.position, piece.sub, piece.first_token],
+        )
+        for piece in found
+    ]
+
+
+def _values(columns: Mapping[str, NDArray[Any]]) -> dict[str, TagValue]:
+    """Return the values of a piece in columns of a user's own; of those texts alone are bytes."""
+    return {
+        name: values.tobytes().decode() if values.dtype == np.uint8 else values.item()
+        for name, values in sorted(columns.items())
+        if name not in COLUMNS
+    }
+
+
 def _from_the_highest(piece: _Found) -> float:
     """Order pieces by loss: what is no number is above all numbers, what was not reported below."""
     if piece.loss is None:
@@ -316,6 +354,7 @@ def _print(found: Sequence[_Found], mix: MixConfig, said: str) -> None:
             piece.place.removesuffix(", counted from 0"),
             _tokens(piece),
             _said_of_loss(piece),
+            *(excerpt(str(value), _NAME_WIDTH) for value in piece.columns.values()),
             excerpt(piece.text, _TEXT_WIDTH),
         ]
         for piece in found
@@ -326,6 +365,7 @@ def _print(found: Sequence[_Found], mix: MixConfig, said: str) -> None:
         ("in the file", False),
         ("tokens", True),
         ("loss", True),
+        *((name, False) for name in (found[0].columns if found else ())),
         ("text", False),
     ]
     console = output()

@@ -107,9 +107,14 @@ class SampleIndex:
         """Say where a further column has what goes with the tokens ``starts_N`` to ``stops_N`` of some rows."""
         column = self.others[name]
         first_N, last_N = column.starts_N[rows_N], column.stops_N[rows_N]
-        if column_kind(name).aligned:
+        kind = column_kind(name)
+        if kind.aligned:
             begins_N = np.minimum(first_N + starts_N, last_N)
             ends_N = np.minimum(first_N + stops_N, last_N)
+        elif (
+            kind.is_tag
+        ):  # every piece of the sample has it: it is small, and people tell documents by it
+            begins_N, ends_N = first_N, last_N
         else:  # with the piece that holds the sample's first token
             begins_N, ends_N = first_N, np.where(starts_N == 0, last_N, first_N)
         return Ranges(

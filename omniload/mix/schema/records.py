@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias, cast, get_args
 
 import numpy as np
 from pydantic import (
@@ -21,7 +21,17 @@ from pydantic_core import PydanticCustomError
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.errors import IntegrityError
 from omniload.base.units import parse_count
-from omniload.mix.columns import ColumnName, OwnDtype, TableColumn, WholeColumn, name_inside
+from omniload.mix.columns import (
+    LONGEST_TAG,
+    ColumnName,
+    OwnDtype,
+    TableColumn,
+    TagDtype,
+    TagValue,
+    WholeColumn,
+    name_inside,
+    tag_inside,
+)
 
 __all__ = [
     "MOST_BLOCK_UNITS",
@@ -148,30 +158,50 @@ _Real = Annotated[StrictFloat, Field(ge=-1e308, le=1e308, allow_inf_nan=False)]
 
 
 class OwnColumn(StrictModel):
-    """A column of yours: a value for each token, cut, packed and padded as tokens are."""
+    """A column of yours: a value for each token, cut, packed and padded as tokens are, or one for a whole record."""
 
     column: str = Field(min_length=1)
-    """Column of the file: a list of numbers or of booleans, one for each token. A record with more or fewer is bad."""
-    dtype: OwnDtype = "float32"
-    """Type that batches bring it in; a value that it does not hold makes its record a bad one."""
-    of: Literal["tokens", "labels"] = "tokens"
+    """Column of the file, of ``jsonl`` the key: a list of numbers or of booleans, one for each token, and a record with
+    more or fewer is bad; ``of: samples`` one text, number or boolean."""
+    dtype: OwnDtype | Literal["text"] = "float32"
+    """Type that batches bring it in; a value that it does not hold makes its record a bad one. Of ``samples`` one of
+    ``text`` (4,096 bytes of UTF-8 at most), ``bool``, ``int64``, ``float32``, ``float64``."""
+    of: Literal["tokens", "labels", "samples"] = "tokens"
     """Where a value stands in a batch: at its token, or, of ``labels``, where its token is the label: one to the left,
-    also where a row cuts the document. Weights of a loss are of labels."""
-    default: StrictBool | _Whole | _Real | None = None
-    """Value of every token of a source without this column; left out, all sources must have it."""
+    also where a row cuts the document. Weights of a loss are of labels. Of ``samples`` it is the value of the whole
+    record, and with each piece of it."""
+    default: StrictBool | _Whole | _Real | StrictStr | None = None
+    """Value of every token, or sample, of a source without this column; left out, all sources must have it. Of
+    ``samples`` also of a record where it is null, or a line without the key; left out, that is a bad record."""
 
     @model_validator(mode="after")
     def _default_fits(self) -> Self:
-        if self.default is not None and not _holds(np.dtype(self.dtype), self.default):
+        whole = get_args(TagDtype)
+        if self.is_tag and self.dtype not in whole:
             raise fault_at(
-                f"default is {self.default!r}, which {self.dtype} does not hold; give another, or another dtype",
+                f"dtype is {self.dtype}, and a value of whole samples is one of {', '.join(whole)}",
+                "dtype",
+            )
+        if not self.is_tag and self.dtype == "text":
+            raise fault_at("dtype is text, of which no token has one; say of: samples", "dtype")
+        if self.default is not None and not _holds_value(self.dtype, self.default):
+            raise fault_at(
+                f"default is {self.default!r:.60}, which {self.dtype} does not hold; give another, or another dtype",
                 "default",
             )
         return self
 
+    @property
+    def is_tag(self) -> bool:
+        """Whether it has one value for a whole sample."""
+        return self.of == "samples"
+
     def inside(self, name: str) -> str:
         """Return what the column is called between the parts of a data plane, where a source calls it ``name``."""
-        return name_inside(name, self.dtype, self.default, of_labels=self.of == "labels")
+        if self.is_tag:
+            return tag_inside(name, cast("TagDtype", self.dtype), self.default)
+        dtype, default = cast("OwnDtype", self.dtype), cast("float | None", self.default)
+        return name_inside(name, dtype, default, of_labels=self.of == "labels")
 
 
 ColumnLabel: TypeAlias = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
@@ -194,6 +224,7 @@ def require_columns(columns: Columns, *, holds_text: bool) -> None:
     """
     for name, said in columns.items():
         own = isinstance(said, OwnColumn)
+        is_tag = isinstance(said, OwnColumn) and said.is_tag
         if isinstance(said, OwnColumn) and name in _TAKEN:
             raise fault_at(
                 f"columns.{name} is a column of yours by a name that is taken; "
@@ -206,10 +237,10 @@ def require_columns(columns: Columns, *, holds_text: bool) -> None:
                 f"token, write {name}: {{column: {said}, dtype: float32}}",
                 *("columns", name),
             )
-        if holds_text and (own or name == "loss_mask"):
+        if holds_text and not is_tag and (own or name == "loss_mask"):
             raise fault_at(
                 f"columns.{name} has a value for each token and the source holds text; name its column of token ids "
-                f"under tokens, or leave the {'column' if own else 'mask'} out",
+                f"under tokens, {'say of: samples, ' if own else ''}or leave the {'column' if own else 'mask'} out",
                 *("columns", name),
             )
 
@@ -223,7 +254,7 @@ class NamesColumns(StrictModel):
 
     @property
     def own_columns(self) -> dict[str, OwnColumn]:
-        """Columns of yours by name, each with a value for each token."""
+        """Columns of yours by name, each with a value for each token, or for each sample."""
         return {name: said for name, said in self._named.items() if isinstance(said, OwnColumn)}
 
     @property
@@ -285,6 +316,14 @@ def faults_of_columns(
 
 def _said(column: OwnColumn) -> str:
     return f"{column.dtype} of {column.of}, default {column.default}"
+
+
+def _holds_value(dtype: str, value: TagValue) -> bool:
+    if dtype != "text" and not isinstance(value, str):
+        return _holds(np.dtype(dtype), value)
+    # Half a surrogate pair is no UTF-8, and left out.
+    held = value.encode(errors="ignore") if isinstance(value, str) and dtype == "text" else None
+    return held is not None and len(held) <= LONGEST_TAG and held.decode() == value
 
 
 def _holds(dtype: np.dtype[Any], value: float) -> bool:

@@ -63,7 +63,10 @@ from omniload.source.parsing.lines import (
     object_of,
     text_in,
 )
+from omniload.source.parsing.table_records import with_others
+from omniload.source.parsing.token_lists import RowsAt
 from omniload.source.patterns import FileNames
+from omniload.source.sample_tags import LineTags, Tags
 
 __all__ = ["FORMAT", "JsonlFormat"]
 
@@ -98,6 +101,7 @@ class JsonlFormat(IndexedFormat):
             beside=config.beside_columns,
             may_lack=config.may_lack_beside,
             where=config.where,
+            tags=LineTags(config.columns_read),
         )
         if self._read.wants_text_alone:
             self._read = replace(self._read, plain=PlainTexts.of(config.text))
@@ -252,6 +256,7 @@ def _records(data: pa.Buffer, read: "_LineReader", path: str, first_line: int) -
     # As many bytes as the lines are all that texts can be: of Latin letters that are no escapes about that.
     layer = Layer(len(data), np.dtype(np.uint8))
     keys, kept, bad, reason, are_texts = [], [], [], "", True
+    tags: list[Tags] = []
     for part, ends in _parts(data):
         # Lines of strict JSON give their texts in one pass; of others each is judged by itself, and so are long ones
         # that hold little else: whatever else they hold would become objects of Python.
@@ -270,22 +275,23 @@ def _records(data: pa.Buffer, read: "_LineReader", path: str, first_line: int) -
         first = first_line + sum(map(len, bad))
         for i, line in enumerate(lines):
             try:
-                text, keys_L[i], kept_L[i] = read(line)
+                text, keys_L[i], kept_L[i], tags_of_line = read(line)
             except BadLineError as error:
-                text, bad_L[i] = b"", True
+                text, bad_L[i], tags_of_line = b"", True, read.tags.blank
                 reason = reason or f"{path}:{first + i}: {error}"
             except ConfigError as error:
                 raise ConfigError(f"{path}:{first + i}: {error}") from error
             found.append(text)
+            tags.append(tags_of_line)
         are_texts = 2 * sum(map(len, found)) >= len(part)
         # Each was written as UTF-8 here: nothing is left to look at.
         layer.lay(text_bytes(pa.array(found, pa.large_binary()).view(pa.large_string())))
         keys.append(keys_L)
         kept.append(kept_L)
         bad.append(bad_L)
-    # Keys and conditions are of lines that are read one by one, all of them.
+    # Keys, conditions and tags are of lines that are read one by one, all of them.
     nothing = np.zeros(0, np.bool_)
-    return Records(
+    records = Records(
         column=layer.finish(),
         is_own=True,
         bad_B=np.concatenate([nothing, *bad]),
@@ -295,6 +301,8 @@ def _records(data: pa.Buffer, read: "_LineReader", path: str, first_line: int) -
         else None,
         kept_B=np.concatenate([nothing, *kept]) if read.where else None,
     )
+    where = RowsAt(where=path, first=first_line, word="line")
+    return with_others(records, read.tags.columns(tags), where) if read.tags else records
 
 
 def _parts(data: pa.Buffer) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
@@ -349,6 +357,8 @@ class _LineReader:
     """Keys that are read with that of the text; the text of a line is then an object of all of them, as JSON."""
     may_lack: bool = False
     """Whether those may be missing in a line, and are null then: not every conversation has tools."""
+    tags: LineTags
+    """What reads the values of whole records."""
     where: Mapping[str, Condition]
     """Conditions; of a line for which they do not hold nothing else is read."""
     plain: PlainTexts | None = None
@@ -357,25 +367,26 @@ class _LineReader:
     @property
     def wants_text_alone(self) -> bool:
         """Whether nothing is asked of a line but a text under one key."""
-        return not (self.nested or self.beside or self.where or self.known_by is not None)
+        known = self.known_by is not None
+        return not (self.nested or self.beside or self.where or self.tags or known)
 
-    def __call__(self, line: bytes | memoryview) -> tuple[bytes, int, bool]:
-        """Return the text of a line, the hash of what it is known by, and whether it is drawn from at all.
+    def __call__(self, line: bytes | memoryview) -> tuple[bytes, int, bool, Tags]:
+        """Return the text of a line, the hash of what it is known by, whether it is drawn from at all, and its tags.
 
         Raises:
             BadLineError: It has none.
         """
         value = object_of(line)
         if value is None:
-            return b"", 0, True
+            return b"", 0, True, self.tags.blank
         if self.where and not keeps(self.where, value):
-            return b"", 0, False
+            return b"", 0, False, self.tags.blank
         if self.beside:
             text = object_in(value, (self.key, *self.beside), may_lack=self.may_lack)
         else:
             text = text_in(value, self.key, nested=self.nested)
         known = 0 if self.known_by is None else key_of(key_in(value, self.known_by))
-        return text, known, True
+        return text, known, True, self.tags.of(value)
 
 
 FORMAT = FormatSpec(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, gather_ranges
 from omniload.mix.columns import column_kind, name_outside
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import MdsSource
@@ -43,9 +43,10 @@ from omniload.source.parsing.mds_shards import (
     shards_in,
 )
 from omniload.source.parsing.shard_lists import listed_once, read_json
-from omniload.source.parsing.table_records import fault_of_numbers
+from omniload.source.parsing.table_records import fault_of_numbers, with_others
 from omniload.source.parsing.token_lists import RowsAt, row_at
 from omniload.source.patterns import FileNames
+from omniload.source.sample_tags import said_of_tag
 
 __all__ = ["FORMAT", "MdsFormat"]
 
@@ -131,7 +132,8 @@ class MdsFormat(IndexedFormat):
         else:
             records = ids_in(values, encoding, self._config.dtype, (where, name), kept_B)
         for inside, column in self._own.items():
-            records = _with_numbers(records, inside, *columns[column], where)
+            add = _with_tag if column_kind(inside).is_tag else _with_numbers
+            records = add(records, inside, *columns[column], where)
         if self._key is not None:
             keys_B = np.zeros(count, np.uint64)
             for i in range(count):
@@ -247,6 +249,17 @@ def _require_numbers(path: str, described: MdsShard, column: str, inside: str) -
     """
     name, dtype = name_outside(inside), column_kind(inside).dtype
     encoding = encoding_in(path, described, column, by=f" for columns.{name}")
+    if (tag := column_kind(inside)).is_tag:
+        stored = _NUMBERS.get(encoding, np.dtype(np.bool_))
+        if dtype == np.uint8:
+            fits = encoding == _TEXT
+        else:
+            fits = stored.kind in "iu" or (stored.kind == "f" and dtype.kind == "f")
+        if not fits:
+            raise ConfigError(
+                f"{path}: column {column!r} is {encoding}, not {said_of_tag(tag)}, as columns.{name} is"
+            )
+        return
     kind, _, rest = encoding.partition(":")
     named = rest.partition(":")[0]
     numbers = {
@@ -277,6 +290,26 @@ def _with_numbers(
         faults[row] = f"{name_outside(inside)} {fault}"
     records = replace(records, others={**records.others, inside: column})
     return records.with_faults(faults, partial(row_at, where))
+
+
+def _with_tag(
+    records: Records, inside: str, values: Ragged, encoding: str, where: RowsAt
+) -> Records:
+    """Add a column of a user's own of whole samples; a record without such a value is bad."""
+    stored = _NUMBERS.get(encoding)
+    if stored is None:
+        return with_others(records, {inside: pa.chunked_array([text_array(values)])}, where)
+    whole_B = values.lengths_N == stored.itemsize
+    starts = np.where(whole_B, values.offsets[:-1], 0)
+    cells_V, _ = gather_ranges(values.values_V, starts, starts + whole_B * stored.itemsize)
+    numbers_B = np.zeros(len(values), stored)
+    numbers_B[whole_B] = cells_V.view(stored)
+    said = f"{name_outside(inside)} is no {encoding}, which has {stored.itemsize} bytes"
+    records = records.with_faults(
+        dict.fromkeys(np.flatnonzero(~whole_B & records.usable_B).tolist(), said),
+        partial(row_at, where),
+    )
+    return with_others(records, {inside: pa.chunked_array([pa.array(numbers_B)])}, where)
 
 
 def _value_of(cell: bytes, column: str, encoding: str) -> str | int | float:

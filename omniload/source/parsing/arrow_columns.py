@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
-from omniload.mix.columns import LOSS_MASK, TEXT, column_kind, name_outside, said_of_inside
+from omniload.mix.columns import (
+    LOSS_MASK,
+    TEXT,
+    ColumnKind,
+    column_kind,
+    name_outside,
+    said_of_inside,
+)
 from omniload.mix.schema.records import Condition
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import ArrowSource, LanceSource, ParquetSource
@@ -34,6 +41,7 @@ from omniload.source.parsing.token_lists import (
     token_records,
     type_asked_for,
 )
+from omniload.source.sample_tags import said_of_tag
 
 __all__ = [
     "Holds",
@@ -257,7 +265,9 @@ def _require_others(schema: pa.Schema, columns: Mapping[str, str], path: str) ->
         name, kind = name_outside(inside), column_kind(inside)
         found = type_asked_for(schema, column, path, by=f"columns.{name}")
         values = found.value_type if is_list(found) else found
-        if kind.aligned and name != LOSS_MASK and kind.dtype.kind != "b":
+        if kind.is_tag:
+            fits, wanted = _is_tag(found, kind), f"{said_of_tag(kind)} of the whole record"
+        elif kind.aligned and name != LOSS_MASK and kind.dtype.kind != "b":
             fits = is_list(found) and (
                 pa.types.is_boolean(values)
                 or pa.types.is_integer(values)
@@ -274,6 +284,18 @@ def _require_others(schema: pa.Schema, columns: Mapping[str, str], path: str) ->
             wanted = "a number, or a list of numbers"
         if not fits:
             raise ConfigError(f"{path}: column {column!r} is {found}, not {wanted}, as {name} is")
+
+
+def _is_tag(found: pa.DataType, kind: ColumnKind) -> bool:
+    """Whether a column may have the values of whole records; writers know no type of one that is null in every row."""
+    if pa.types.is_null(found):
+        return kind.default is not None
+    if kind.dtype == np.uint8:
+        return _is_text(found)
+    if kind.dtype.kind == "f" and pa.types.is_floating(found):
+        return True
+    is_truth = kind.dtype.kind == "b" and pa.types.is_boolean(found)
+    return is_truth or bool(pa.types.is_integer(found))
 
 
 def _require_key(schema: pa.Schema, key: str | None, path: str) -> None:

@@ -15,7 +15,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged
-from omniload.mix.columns import TEXT, column_kind, name_outside
+from omniload.mix.columns import (
+    LONGEST_TAG,
+    TEXT,
+    ColumnKind,
+    column_kind,
+    name_outside,
+)
 from omniload.source.columns import drained
 from omniload.source.formats.format import Records
 from omniload.source.parsing.arrow_columns import (
@@ -35,6 +41,7 @@ from omniload.source.parsing.token_lists import (
     nulls_of,
     row_at,
 )
+from omniload.source.sample_tags import said_of_long
 
 __all__ = ["TableColumns", "fault_of_numbers", "numbers_as", "with_others"]
 
@@ -110,7 +117,8 @@ def with_others(
     """Add further columns to records; a record that one of them does not fit is bad.
 
     A null does not fit, nor a list that holds one, a mask or a column of yours of another length than the tokens, a
-    number that the type of its column does not hold, or a text that is not UTF-8.
+    number that the type of its column does not hold, or a text that is not UTF-8, or of yours too long. In place of a
+    null a column of yours of whole samples has its default, where it has one.
     """
     for name, column in columns.items():
         # What else is wrong with a record that is left out already is all one.
@@ -144,15 +152,48 @@ def _other(name: str, column: pa.ChunkedArray, where: RowsAt | str, records: Rec
         texts = records_of(column, where, "text", records.usable_B)
         return _Other(column=texts.column, unlike_B=texts.bad_B)
     kind = column_kind(name)
+    if kind.is_tag:
+        return _tag(column, kind, where, records)
+    other = _numbers(column, kind)
+    if not kind.aligned:
+        return other
+    unlike_B = other.unlike_B | (other.column.lengths_N != records.column.lengths_N)
+    return replace(other, unlike_B=unlike_B)
+
+
+def _tag(
+    column: pa.ChunkedArray, kind: ColumnKind, where: RowsAt | str, records: Records
+) -> _Other:
+    """Show values of whole records, with the default of their column in place of nulls."""
+    if kind.dtype == np.uint8:
+        texts = column.cast(pa.large_string())
+        if kind.default is not None:
+            texts = texts.fill_null(pa.scalar(kind.default, pa.large_string()))
+        found = records_of(texts, where, "text", records.usable_B)
+        return _Other(
+            column=found.column, unlike_B=found.bad_B | (found.column.lengths_N > LONGEST_TAG)
+        )
+    if pa.types.is_null(column.type):
+        column = column.cast(pa.from_numpy_dtype(kind.dtype))
+    other = _numbers(column, kind)
+    null_B = nulls_of(column)
+    if kind.default is None or not null_B.any():
+        return other
+    # A value a row: a row's number is that of its value.
+    values_V = np.where(null_B, kind.default_V, other.column.values_V)
+    return _Other(
+        column=replace(other.column, values_V=values_V), unlike_B=other.unlike_B & ~null_B
+    )
+
+
+def _numbers(column: pa.ChunkedArray, kind: ColumnKind) -> _Other:
     parts, unlike = [], [np.zeros(0, np.bool_)]
     for chunk in column.chunks:
         part, unlike_B = _kept_as(chunk, kind.dtype)
         parts.append(part)
         unlike.append(unlike_B)
-    found, unlike_B = drained(parts, kind.dtype), np.concatenate(unlike) | nulls_of(column)
-    if kind.aligned:
-        unlike_B |= found.lengths_N != records.column.lengths_N
-    return _Other(column=found, unlike_B=unlike_B)
+    unlike_B = np.concatenate(unlike) | nulls_of(column)
+    return _Other(column=drained(parts, kind.dtype), unlike_B=unlike_B)
 
 
 def _kept_as(rows: pa.Array, dtype: np.dtype[Any]) -> tuple[Ragged, NDArray[np.bool_]]:
@@ -199,14 +240,22 @@ def _odd(values_V: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_] | No
 
 def _fault(name: str, cell: pa.Scalar, tokens: int) -> str:
     """Say what is wrong with a cell that does not fit a record of so many tokens."""
+    kind = column_kind(name)
     if not cell.is_valid:
-        return "is null"
-    if name == TEXT:
-        return "is not UTF-8"
+        return f"is null{', and no default is given' if kind.is_tag else ''}"
+    if name == TEXT or (kind.is_tag and kind.dtype == np.uint8):
+        return _fault_of_text(cell)
     values = cell.as_py() if is_list(cell.type) else [cell.as_py()]
     if None in values:
         return "holds a null; write a value for each"
     return fault_of_numbers(np.asarray(values), name, tokens)
+
+
+def _fault_of_text(cell: pa.Scalar) -> str:
+    try:
+        return said_of_long(len(cell.as_py().encode()))
+    except UnicodeDecodeError:
+        return "is not UTF-8"
 
 
 def fault_of_numbers(values_V: NDArray[Any], name: str, tokens: int) -> str:

@@ -27,7 +27,7 @@ from pydantic import Field, ValidationError
 from omniload.base.config import StrictModel
 from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged, offsets_of
-from omniload.mix.columns import COLUMNS
+from omniload.mix.columns import column_kind
 from omniload.source.formats.format import Records
 
 __all__ = ["ENTRY_VERSION", "EncodedUnit", "Seal", "packed", "unpacked"]
@@ -46,7 +46,7 @@ _Size = Annotated[int, Field(ge=0, le=1 << 40)]
 
 class _Column(StrictModel):
     name: str
-    dtype: Literal["<u2", "<i4", "<f4", "|b1", "|u1"]
+    dtype: Literal["<u2", "<i4", "<i8", "<f4", "<f8", "|b1", "|u1"]
     values: _Size
 
 
@@ -200,7 +200,7 @@ def _parsed(name: str, body: memoryview, records: int | None) -> EncodedUnit:
     for column in header.columns:
         lengths_B, values_V = next(arrays), next(arrays)
         offsets = offsets_of(lengths_B)
-        dtype = np.dtype(np.int32) if column.name == _TOKENS else COLUMNS[column.name].dtype
+        dtype = np.dtype(np.int32) if column.name == _TOKENS else column_kind(column.name).dtype
         columns[column.name] = Ragged(values_V=values_V.astype(dtype, copy=False), offsets=offsets)
     return EncodedUnit(
         tokens=columns.pop(_TOKENS),
@@ -222,8 +222,8 @@ def _arrays(body: memoryview, at: int, header: _Header) -> Iterator[NDArray[Any]
     if header.has_keys:
         wanted.append(("<u8", header.records))
     for column in header.columns:
-        if column.name != _TOKENS and column.name not in COLUMNS:
-            raise ValueError(f"has a column {column.name!r}")
+        if column.name != _TOKENS:
+            _require_kind(column.name)
         wanted += [("<u4", header.records), (column.dtype, column.values)]
     if [at for at, column in enumerate(header.columns) if column.name == _TOKENS] != [0]:
         raise ValueError("has not one column of tokens, the first")
@@ -232,6 +232,18 @@ def _arrays(body: memoryview, at: int, header: _Header) -> Iterator[NDArray[Any]
         # Without a copy; numpy refuses a count that reaches behind the end.
         yield np.frombuffer(body, dtype, count, at) if count else np.empty(0, dtype)
         at += count * np.dtype(dtype).itemsize
+
+
+def _require_kind(name: str) -> None:
+    """Refuse a column that no source gives.
+
+    Raises:
+        ValueError: Its name is of no kind.
+    """
+    try:
+        column_kind(name)
+    except KeyError as error:
+        raise ValueError(f"has a column {name!r:.80}") from error
 
 
 def _require_sound(unit: EncodedUnit) -> None:
@@ -243,7 +255,7 @@ def _require_sound(unit: EncodedUnit) -> None:
     for name, column in {_TOKENS: unit.tokens, **unit.others}.items():
         if column.offsets[-1] != len(column.values_V):
             raise ValueError(f"{name} has {len(column.values_V)} values for {column.offsets[-1]}")
-        aligned = name != _TOKENS and COLUMNS[name].aligned
+        aligned = name != _TOKENS and column_kind(name).aligned
         if aligned and not np.array_equal(column.offsets, unit.tokens.offsets):
             raise ValueError(f"{name} has not a value for each token")
     if unit.tokens.values_V.min(initial=0) < 0:

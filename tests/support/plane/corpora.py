@@ -63,11 +63,13 @@ def a_corpus(
 
 
 def with_masks(mix: MixConfig, names: Sequence[str]) -> MixConfig:
-    """Return the mix with the masks, scores and weights of labels that ``write_tokens`` wrote for these sources."""
+    """Return the mix with masks, scores, weights of labels and sizes that ``write_tokens`` wrote for these sources."""
     weight = OwnColumn(column="weight", dtype="float32", of="labels", default=2.5)
-    update = {"columns": {"loss_mask": "mask", "scores": "score", "weight": weight}}
+    size = OwnColumn(column="score", dtype="float64", of="samples", default=-1)
+    own = {"weight": weight, "size": size}
+    update = {"columns": {"loss_mask": "mask", "scores": "score"} | own}
     changed = {name: mix.sources[name].model_copy(update=update) for name in names}
-    batch = mix.batch.model_copy(update={"columns": ("scores", "weight")})
+    batch = mix.batch.model_copy(update={"columns": ("scores", *own)})
     return mix.model_copy(update={"sources": {**mix.sources, **changed}, "batch": batch})
 
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from omniload.base.config import fault_at
-from omniload.mix.columns import LOSS_MASK, column_kind
+from omniload.mix.columns import LOSS_MASK, column_kind, name_outside
 from omniload.mix.schema.messages import ChatTransform, CompletionTransform, MessageTransform
 from omniload.mix.schema.transforms import (
     ClampTransform,
@@ -137,7 +137,11 @@ def _require_mapped(source: "SourceBase", i: int) -> None:
 def _require_joinable(source: "SourceBase", i: int) -> None:
     """Refuse to join documents that something of a whole sample goes with, and to change what was joined."""
     at = ("transforms", i)
-    whole = [f"columns.{name}" for name in source.columns_read if not column_kind(name).aligned]
+    whole = [
+        f"columns.{name_outside(name)}"
+        for name in source.columns_read
+        if not column_kind(name).aligned
+    ]
     holds_images = source.image_members or source.images_transform
     held = "preference pairs" if source.pair_columns else "images" if holds_images else None
     if held or whole:
@@ -158,7 +162,8 @@ def _require_joinable(source: "SourceBase", i: int) -> None:
 def _require_plain(source: "SourceBase", i: int, does: str) -> None:
     """Refuse to change tokens that something else goes with."""
     masked = source.is_nested or LOSS_MASK in source.columns_read
-    own = next(iter(source.own_columns), None)
+    # A value of the whole record stays what it is.
+    own = next((name for name, said in source.own_columns.items() if not said.is_tag), None)
     if masked or source.image_members or own:
         between = f"columns.{own} with a value for each" if own else "images between them"
         has = "a mask of them" if masked else between

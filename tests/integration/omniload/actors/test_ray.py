@@ -247,6 +247,19 @@ def test_three_ranks_of_two_cp_peers_resume_a_local_run_though_the_planner_is_ki
         ]
         assert whole.loss_tokens == sum(int(m.loss_mask_RT.sum()) for m in whole.microbatches)
         assert sorted(found) == sorted(expected)
+        of_ranks = [sizes_of(taken[d, c][step].microbatches) for d in range(3) for c in range(2)]
+        assert {key: size for held in of_ranks for key, size in held.items()} == sizes_of(
+            whole.microbatches
+        )
+
+
+def sizes_of(parts):
+    """Return what pieces have in the column of whole records, by their keys."""
+    return {
+        tuple(key): part.columns_K["size"][i].tolist()
+        for part in parts
+        for i, key in enumerate(part.keys_K4.tolist())
+    }
 
 
 def test_a_bad_record_crosses_ray_as_the_error_it_is(tmp_path):

@@ -95,6 +95,19 @@ SOURCES = {
         "transforms": [{"type": "chat", "messages": {"role": "from", "content": "value"}}],
         "on_error": SKIP,
     },
+    "tags": {
+        "type": "jsonl",
+        "path": "*.jsonl",
+        "unit": 900,
+        "text": "messages",
+        "transforms": [{"type": "chat"}],
+        "columns": {
+            "lang": {"column": "lang", "dtype": "text", "of": "samples"},
+            "some": {"column": "some", "dtype": "text", "of": "samples", "default": "-"},
+            "none": {"column": "none", "dtype": "int64", "of": "samples", "default": 7},
+        },
+        "on_error": SKIP,
+    },
     "completion": {
         "type": "jsonl",
         "path": "*.jsonl",
@@ -137,7 +150,7 @@ def opened(folder, kind, cache, *, seed=3, method="block", key_file="", **change
     config = TypeAdapter(SourceConfig).validate_python(
         SOURCES[kind] | {"shuffle": {"method": method, "block_units": 3}} | changes
     )
-    talks = kind in ("chat", "joined chat", "names", "completion")
+    talks = kind in ("chat", "tags", "joined chat", "names", "completion")
     tokenizer = BpeTokenizer(type="bpe", path="model") if talks else BYTES
     said = TokenCacheConfig(path=str(cache), key_file=key_file) if cache else None
     return open_source(

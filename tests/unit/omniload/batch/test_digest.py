@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from omniload.base.ragged import Ragged
 from omniload.batch.digest import DIGEST_MODULUS, batch_digest, combined, microbatch_digest
 from omniload.batch.microbatch import Batch
 from omniload.batch.slices import slice_for_cp
@@ -118,3 +119,17 @@ def test_any_other_value_of_a_column_gives_another_digest_and_no_column_the_one_
 
     assert microbatch_digest(replace(whole, aligned_RT={})) == microbatch_digest(plain)
     assert microbatch_digest(whole) not in {microbatch_digest(each) for each in others}
+
+
+def test_the_digest_covers_values_of_whole_records_and_whose_they_are():
+    plain = a_microbatch(ROWS, length=16)
+    texts = [b"en", b"", b"de"]
+
+    def tagged(values, name="lang"):
+        column = Ragged.of([np.frombuffer(value, np.uint8) for value in values], np.uint8)
+        return microbatch_digest(replace(plain, columns_K={name: column}))
+
+    others = [tagged([b"e", b"n", b"de"]), tagged([b"en", b"de", b""]), tagged(texts, "language")]
+    assert tagged(texts) == tagged(texts)
+    assert len({tagged(texts), microbatch_digest(plain), *others}) == 5
+    assert tagged(texts, "text") == microbatch_digest(plain)

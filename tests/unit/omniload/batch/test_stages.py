@@ -22,7 +22,10 @@ from tests.support.plane.builders import a_microbatch
 
 DEFAULT = PipelineConfig().model_dump()
 ROWS = [[(0, 0, 0, 0, 20, 20)], [(1, 4, 0, 0, 9, 9), (0, 1, 0, 2, 14, 16)]]
-COLUMNS = {name: name for name in ("tokens", "labels", "scores", "images")} | {"reward": "own"}
+COLUMNS = {name: name for name in ("tokens", "labels", "scores", "images")} | {
+    "lang": "own",
+    "reward": "own",
+}
 """What a stage is given them by."""
 
 
@@ -37,6 +40,7 @@ def some_rows(length=32):
         columns_K={
             "scores": Ragged.of([np.ones(1, np.float32)] * pieces, np.float32),
             "images": Ragged.of([np.arange(120, dtype=np.uint8)] * pieces, np.uint8),
+            "lang": Ragged.of([np.frombuffer(b"en", np.uint8)] * pieces, np.uint8),
         },
         aligned_RT={"reward": np.arange(2 * length, dtype=np.float16).reshape(2, length)},
     )
@@ -72,7 +76,7 @@ def fields_of(batch):
             found[name] = getattr(rows, name)
         except ConfigError as error:
             found[name] = str(error)
-    for name in ("scores", "images", "reward"):
+    for name in ("scores", "images", "lang", "reward"):
         try:
             found[name] = rows.token_column(name) if name == "reward" else rows.column(name)[0]
         except ConfigError as error:

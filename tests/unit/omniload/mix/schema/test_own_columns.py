@@ -66,6 +66,20 @@ def a_mix(a=WEIGHT, b="", batch="weight"):
             r"default: found nan; give a finite number",
         ),
         ({"a": "weight: {column: w, dtype: complex64}"}, r"mix.yaml:4: .*complex64"),
+        ({"a": "weight: {column: w, dtype: text}"}, r"mix.yaml:4: .*say of: samples"),
+        ({"a": "weight: {column: w, dtype: int8, of: samples}"}, r"is one of text, bool, int64"),
+        (
+            {"a": "weight: {column: w, dtype: text, of: samples, default: 1}"},
+            r"default is 1, which text does",
+        ),
+        (
+            {"a": f"weight: {{column: w, dtype: text, of: samples, default: {'x' * 4097}}}"},
+            r"default is 'xxx.*, which text does",
+        ),
+        (
+            {"a": "weight: {column: w, dtype: bool, of: samples, default: a}"},
+            r"default is 'a', which bool does",
+        ),
         ({"a": "Weight: {column: w}"}, r"mix.yaml:4: .*Weight"),
     ],
 )
@@ -113,6 +127,45 @@ def test_a_name_inside_says_the_kind(said, dtype, fill):
     assert mix.sources["a"].using(()).columns == {}
 
 
+@pytest.mark.parametrize(
+    ("said", "dtype", "default"),
+    [
+        ("dtype: text, default: 'a:b \"ü'", "uint8", 'a:b "ü'),
+        ("dtype: text, default: ''", "uint8", ""),
+        ("dtype: text", "uint8", None),
+        ("dtype: int64, default: -9223372036854775808", "int64", -(2**63)),
+        ("dtype: bool, default: true", "bool", True),
+        ("dtype: float32, default: 0.1", "float32", float(np.float32(0.1))),
+    ],
+)
+def test_a_name_inside_says_the_kind_of_a_value_of_whole_records(said, dtype, default):
+    columns = f"lang: {{column: language, of: samples, {said}}}"
+    mix = a_mix(a=columns, b=columns, batch="lang")
+
+    inside = mix.columns_used[-1]
+
+    kind = column_kind(inside)
+    assert name_outside(inside) == "lang"
+    assert (kind.dtype, kind.default, kind.aligned, kind.is_tag) == (dtype, default, False, True)
+    assert mix.sources["a"].using(mix.columns_used).columns_read == {inside: "language"}
+
+
+LANG = "lang: {column: language, dtype: text, of: samples, default: ''}"
+
+
+def test_values_of_whole_records_stay_where_tokens_become_others():
+    text = f"{LANG}}}, transforms: [{{type: fim, prefix: 1, suffix: 2, middle: 3}}], tags: {{k: v"
+
+    assert len(a_mix(a=text, batch="lang").sources["a"].transforms) == 1
+
+
+def test_values_of_whole_records_are_refused_where_records_are_joined():
+    text = f"{LANG}}}, transforms: [{{type: concat, tokens: 64}}], tags: {{k: v"
+
+    with pytest.raises(ConfigError, match=r"the source has columns\.lang, which belongs to"):
+        a_mix(a=text, batch="lang")
+
+
 def test_only_columns_that_are_written_are_part_of_what_a_source_is():
     facts = some_facts([5])[0]
     without, with_one = (a_mix(b=b, batch="").sources["b"] for b in ("", WEIGHT))
@@ -126,7 +179,13 @@ def test_only_columns_that_are_written_are_part_of_what_a_source_is():
     assert source_parts("b", without, facts) != source_parts("b", with_one, facts)
 
 
-@pytest.mark.parametrize("name", ["weight", "weight:float32", "a:object:tokens:0", "a:int8:rows:0"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("weight", "weight:float32", "a:object:tokens:0", "a:int8:rows:0"),
+        *("a:int8:samples:0", "a:text:samples:b", "a:text:tokens:0"),
+    ],
+)
 def test_a_name_of_no_kind_is_no_column(name):
     with pytest.raises(KeyError, match=re.escape(name)):
         column_kind(name)

@@ -138,6 +138,21 @@ def test_records_are_left_out_by_a_null_where_that_is_declared(folder):
     assert drawn(a_mix(a_map("strip"), some, a_map("strip"))) == numbers(range(100, 200))
 
 
+def test_a_value_of_a_whole_record_stays_with_what_functions_make_of_it(folder):
+    some = a_map("long_ones", drops=True, options={"least": 4})
+    written = {"column": "text", "dtype": "text", "of": "samples"}
+    mix = a_mix(a_map("strip"), some, columns={"written": written})
+    mix["batch"]["columns"] = ["written"]
+
+    with omniload.open(mix, arrays="numpy") as loader:
+        pieces = [piece for batch in loader for piece in batch.pieces()]
+
+    assert len(pieces) == 100
+    for piece in pieces:
+        made = bytes(piece.tokens[piece.tokens < 256].tolist()).decode()
+        assert bytes(piece.columns["written"]).decode().partition("--")[0] == made
+
+
 def test_all_of_a_batch_may_be_left_out(folder):
     with pytest.raises(ConfigError, match="none of its 200 records gives a sample"):
         drawn(a_mix(a_map("long_ones", drops=True, options={"least": 999})))

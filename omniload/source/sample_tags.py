@@ -1,0 +1,86 @@
+"""Columns of a user's own with one value for a whole record: what a line has of them, and what is said of a wrong one.
+
+Of tables they are read by ``parsing.table_records``, as columns of Arrow; so are those of lines, once they are found.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from omniload.mix.columns import LONGEST_TAG, ColumnKind, column_kind
+from omniload.source.parsing.lines import BadLineError, text_in, value_in
+
+__all__ = ["LineTags", "Tags", "said_of_long", "said_of_tag"]
+
+Tags: TypeAlias = tuple[bytes | bool | int | float | None, ...]
+"""Values of a line, in the order of their columns; ``None`` for a default."""
+_SAID = {"u": "a text", "b": "a boolean, or 0 or 1", "i": "an integer of 64 bits", "f": "a number"}
+
+
+def said_of_tag(kind: ColumnKind) -> str:
+    """Return what the values of a column are, as a message says it."""
+    return _SAID[kind.dtype.kind]
+
+
+def said_of_long(size_bytes: int) -> str:
+    """Return what is wrong with a text that is too long, as a predicate of it."""
+    return f"has {size_bytes:,} bytes of UTF-8, more than {LONGEST_TAG:,}; write a shorter text"
+
+
+class LineTags:
+    """Reads values of whole records from the objects of lines."""
+
+    def __init__(self, columns: Mapping[str, str]) -> None:
+        """Read ``columns``: keys by the names of columns inside."""
+        self._names = tuple(columns)
+        self._wanted = tuple((key, column_kind(inside)) for inside, key in columns.items())
+        self.blank: Tags = tuple(
+            b"" if kind.dtype == np.uint8 else kind.dtype.type(0).item() for _, kind in self._wanted
+        )
+        """Of a line that gives no sample."""
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def of(self, line: dict[str, object]) -> Tags:
+        """Return the values of a line.
+
+        Raises:
+            BadLineError: It lacks a key that has no default, or has a value of another kind under it.
+        """
+        return tuple(_value_in(line, key, kind) for key, kind in self._wanted)
+
+    def columns(self, found: Sequence[Tags]) -> dict[str, pa.ChunkedArray]:
+        """Return the values of lines as columns; a null stands for a default."""
+        made = {}
+        for i, (name, (_, kind)) in enumerate(zip(self._names, self._wanted, strict=True)):
+            values = [tags[i] for tags in found]
+            if kind.dtype == np.uint8:
+                column = pa.array(values, pa.large_binary()).view(pa.large_string())
+            else:
+                # As wide as JSON has numbers: whoever narrows them sees which are too large.
+                wide = np.float64 if kind.dtype.kind == "f" else kind.dtype
+                column = pa.array(values, pa.from_numpy_dtype(wide))
+            made[name] = pa.chunked_array([column])
+        return made
+
+
+def _value_in(
+    line: dict[str, object], key: str, kind: ColumnKind
+) -> bytes | bool | int | float | None:
+    found = line.get(key) if kind.default is not None else value_in(line, key)
+    if found is None and kind.default is not None:
+        return None
+    if kind.dtype == np.uint8:
+        return text_in(line, key)
+    # To Python a truth is a number.
+    if kind.dtype.kind == "b" and isinstance(found, int) and found in {0, 1}:
+        return bool(found)
+    if not isinstance(found, bool):
+        if kind.dtype.kind == "i" and isinstance(found, int) and -(1 << 63) <= found < 1 << 63:
+            return found
+        if kind.dtype.kind == "f" and isinstance(found, int | float):
+            return float(found)
+    raise BadLineError(f"{key!r} is {found!r:.40}, not {said_of_tag(kind)}")
