@@ -4,18 +4,22 @@ Of tables they are read by ``parsing.table_records``, as columns of Arrow; so ar
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Annotated, Any, TypeAlias
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from omniload.mix.columns import LONGEST_TAG, ColumnKind, column_kind
 from omniload.source.parsing.lines import BadLineError, text_in, value_in
 
-__all__ = ["LineTags", "Tags", "said_of_long", "said_of_tag"]
+__all__ = ["GatheredTags", "LineTags", "Tags", "said_of_long", "said_of_tag"]
 
 Tags: TypeAlias = tuple[bytes | bool | int | float | None, ...]
 """Values of a line, in the order of their columns; ``None`` for a default."""
+_Whole = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_TYPES = {"u": str, "b": bool, "i": _Whole, "f": float}
+"""What a line is read as at once with many others; one that has anything else is read by itself."""
 _SAID = {"u": "a text", "b": "a boolean, or 0 or 1", "i": "an integer of 64 bits", "f": "a number"}
 
 
@@ -41,9 +45,6 @@ class LineTags:
         )
         """Of a line that gives no sample."""
 
-    def __bool__(self) -> bool:
-        return bool(self._names)
-
     def of(self, line: dict[str, object]) -> Tags:
         """Return the values of a line.
 
@@ -52,19 +53,58 @@ class LineTags:
         """
         return tuple(_value_in(line, key, kind) for key, kind in self._wanted)
 
-    def columns(self, found: Sequence[Tags]) -> dict[str, pa.ChunkedArray]:
-        """Return the values of lines as columns; a null stands for a default."""
-        made = {}
-        for i, (name, (_, kind)) in enumerate(zip(self._names, self._wanted, strict=True)):
-            values = [tags[i] for tags in found]
-            if kind.dtype == np.uint8:
-                column = pa.array(values, pa.large_binary()).view(pa.large_string())
-            else:
-                # As wide as JSON has numbers: whoever narrows them sees which are too large.
-                wide = np.float64 if kind.dtype.kind == "f" else kind.dtype
-                column = pa.array(values, pa.from_numpy_dtype(wide))
-            made[name] = pa.chunked_array([column])
-        return made
+    @property
+    def fields(self) -> list[tuple[str, Any, bool]]:
+        """Key of each column, type of its values, and whether a line may lack it, as ``PlainTexts`` takes them."""
+        return [
+            (key, _TYPES[kind.dtype.kind] | None, True)
+            if kind.default is not None
+            else (key, _TYPES[kind.dtype.kind], False)
+            for key, kind in self._wanted
+        ]
+
+    def gathered(self) -> "GatheredTags":
+        """Return what gathers the values of the lines of a unit."""
+        return GatheredTags(self._names, [_arrow(kind) for _, kind in self._wanted])
+
+
+class GatheredTags:
+    """Values of lines as columns, in their order; of lines one by one, or of many."""
+
+    def __init__(self, names: Sequence[str], types: Sequence[pa.DataType]) -> None:
+        self._names, self._types = names, types
+        self._parts: list[list[pa.Array]] = [[] for _ in names]
+        self._lines: list[Tags] = []
+
+    def add(self, tags: Tags) -> None:
+        """Add the values of a line."""
+        self._lines.append(tags)
+
+    def add_many(self, columns: Sequence[Sequence[Any]]) -> None:
+        """Add the values of lines, a sequence a column."""
+        lines, self._lines = self._lines, []
+        for i, (part, type_) in enumerate(zip(self._parts, self._types, strict=True)):
+            if lines:
+                values = [tags[i] for tags in lines]
+                # Bytes are texts that were looked at: each was found to be UTF-8.
+                is_text = type_ == pa.large_string()
+                array = pa.array(values, pa.large_binary() if is_text else type_)
+                part.append(array.view(type_) if is_text else array)
+            if columns:
+                part.append(pa.array(columns[i], type_))
+
+    def columns(self) -> dict[str, pa.ChunkedArray]:
+        """Return all of them by the names of columns inside; a null stands for a default."""
+        self.add_many(())
+        parts = zip(self._names, self._parts, self._types, strict=True)
+        return {name: pa.chunked_array(part, type_) for name, part, type_ in parts}
+
+
+def _arrow(kind: ColumnKind) -> pa.DataType:
+    if kind.dtype == np.uint8:
+        return pa.large_string()
+    # As wide as JSON has numbers: whoever narrows them sees which are too large.
+    return pa.from_numpy_dtype(np.float64 if kind.dtype.kind == "f" else kind.dtype)
 
 
 def _value_in(

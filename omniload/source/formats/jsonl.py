@@ -104,7 +104,8 @@ class JsonlFormat(IndexedFormat):
             tags=LineTags(config.columns_read),
         )
         if self._read.wants_text_alone:
-            self._read = replace(self._read, plain=PlainTexts.of(config.text))
+            plain = PlainTexts.of(config.text, self._read.tags.fields)
+            self._read = replace(self._read, plain=plain)
         # Whatever key is read, lines are cut alike: one index serves all.
         kind = f"lines/{config.unit}"
         self._points = KeptPoints(cache, kind)
@@ -256,7 +257,7 @@ def _records(data: pa.Buffer, read: "_LineReader", path: str, first_line: int) -
     # As many bytes as the lines are all that texts can be: of Latin letters that are no escapes about that.
     layer = Layer(len(data), np.dtype(np.uint8))
     keys, kept, bad, reason, are_texts = [], [], [], "", True
-    tags: list[Tags] = []
+    tags = read.tags.gathered()
     for part, ends in _parts(data):
         # Lines of strict JSON give their texts in one pass; of others each is judged by itself, and so are long ones
         # that hold little else: whatever else they hold would become objects of Python.
@@ -264,8 +265,9 @@ def _records(data: pa.Buffer, read: "_LineReader", path: str, first_line: int) -
         many = None if is_long and are_texts else read.plain
         texts = many.read(part, ends) if many is not None else None
         if texts is not None:
-            layer.lay(text_bytes(pa.array(texts, pa.large_string())))
-            bad.append(np.zeros(len(texts), np.bool_))
+            layer.lay(text_bytes(pa.array(texts[0], pa.large_string())))
+            tags.add_many(texts[1:])
+            bad.append(np.zeros(len(texts[0]), np.bool_))
             continue
         lines: Sequence[bytes | memoryview] = (
             _long_lines(part, ends) if is_long else part[: ends[-1]].tobytes().split(_NEWLINES)
@@ -282,14 +284,14 @@ def _records(data: pa.Buffer, read: "_LineReader", path: str, first_line: int) -
             except ConfigError as error:
                 raise ConfigError(f"{path}:{first + i}: {error}") from error
             found.append(text)
-            tags.append(tags_of_line)
+            tags.add(tags_of_line)
         are_texts = 2 * sum(map(len, found)) >= len(part)
         # Each was written as UTF-8 here: nothing is left to look at.
         layer.lay(text_bytes(pa.array(found, pa.large_binary()).view(pa.large_string())))
         keys.append(keys_L)
         kept.append(kept_L)
         bad.append(bad_L)
-    # Keys, conditions and tags are of lines that are read one by one, all of them.
+    # Keys and conditions are of lines that are read one by one, all of them.
     nothing = np.zeros(0, np.bool_)
     records = Records(
         column=layer.finish(),
@@ -302,7 +304,7 @@ def _records(data: pa.Buffer, read: "_LineReader", path: str, first_line: int) -
         kept_B=np.concatenate([nothing, *kept]) if read.where else None,
     )
     where = RowsAt(where=path, first=first_line, word="line")
-    return with_others(records, read.tags.columns(tags), where) if read.tags else records
+    return with_others(records, tags.columns(), where)
 
 
 def _parts(data: pa.Buffer) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
@@ -366,9 +368,8 @@ class _LineReader:
 
     @property
     def wants_text_alone(self) -> bool:
-        """Whether nothing is asked of a line but a text under one key."""
-        known = self.known_by is not None
-        return not (self.nested or self.beside or self.where or self.tags or known)
+        """Whether nothing is asked of a line but a text under one key, and values of the whole record."""
+        return not (self.nested or self.beside or self.where or self.known_by is not None)
 
     def __call__(self, line: bytes | memoryview) -> tuple[bytes, int, bool, Tags]:
         """Return the text of a line, the hash of what it is known by, whether it is drawn from at all, and its tags.

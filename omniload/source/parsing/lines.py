@@ -8,6 +8,7 @@ numbers out of the range of a double, and escapes of half a surrogate pair.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Self
 
 import msgspec
@@ -96,27 +97,37 @@ def text_of(line: bytes | memoryview, key: str, *, nested: bool = False) -> byte
 class PlainTexts:
     """Texts of lines of strict JSON, of many lines at once: each as ``text_of`` finds it, in a third of its time.
 
-    The values of other keys are passed over, and made into nothing. What is read in a wider sense is left to
-    ``text_of``, and so is what would be read otherwise here: bytes of other keys that are no UTF-8 are looked for in
-    all bytes at once, lines that hold more or less than one object by what stands around newlines, and values that
-    nest deeper than any reader may go by their brackets.
+    What stands under further keys is read with them, where it is of the type that is asked for. The values of other
+    keys are passed over, and made into nothing. What is read in a wider sense is left to ``text_of``, and so is what
+    would be read otherwise here: bytes of other keys that are no UTF-8 are looked for in all bytes at once, lines that
+    hold more or less than one object by what stands around newlines, and values that nest deeper than any reader may go
+    by their brackets.
     """
 
-    def __init__(self, decoder: msgspec.json.Decoder[Any]) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: msgspec.json.Decoder[Any], fields: Sequence[str]) -> None:
+        self._decoder, self._fields = decoder, fields
 
     @classmethod
-    def of(cls, key: str) -> Self | None:
-        """Return what reads the texts under a key; ``None`` where that has letters that a line writes as escapes."""
+    def of(cls, key: str, beside: Sequence[tuple[str, Any, bool]] = ()) -> Self | None:
+        """Return what reads the texts under a key; ``None`` where that has letters that a line writes as escapes.
+
+        Args:
+            key: Of the text.
+            beside: Further keys, the type under each, of values that refer to no other, and whether it may be missing.
+        """
         try:
-            field = ("text", str, msgspec.field(name=key))
+            fields = [("text", str, msgspec.field(name=key))]
+            for i, (name, type_, may_lack) in enumerate(beside):
+                default = None if may_lack else msgspec.NODEFAULT
+                fields.append((f"beside_{i}", type_, msgspec.field(name=name, default=default)))
             # Not looked at by the collector: a line refers to a text, which refers to nothing.
-            return cls(msgspec.json.Decoder(msgspec.defstruct("Line", [field], gc=False)))
+            line = msgspec.defstruct("Line", fields, gc=False, kw_only=True)
+            return cls(msgspec.json.Decoder(line), [name for name, *_ in fields])
         except ValueError:
             return None
 
-    def read(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> list[str] | None:
-        """Return the texts of lines.
+    def read(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> list[list[Any]] | None:
+        """Return the texts of lines, and what each has under the further keys: a list for each key.
 
         Args:
             data: Whole lines, at least one.
@@ -124,7 +135,7 @@ class PlainTexts:
 
         Returns:
             ``None`` where any line asks for a closer look: it is blank, begins or ends with white space, is read
-            leniently or not at all, or has no text.
+            leniently or not at all, or has no text, or another type of value under a further key.
         """
         whole = Ragged(values_V=data, offsets=np.array([0, len(data)]))
         if not (
@@ -138,7 +149,9 @@ class PlainTexts:
         except (msgspec.MsgspecError, RecursionError):
             return None
         # A newline within an object is white space there, and two objects may stand in one line.
-        return [line.text for line in found] if len(found) == len(ends) else None
+        if len(found) != len(ends):
+            return None
+        return [list(map(attrgetter(name), found)) for name in self._fields]
 
 
 def _are_apart(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
