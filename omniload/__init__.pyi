@@ -6,9 +6,10 @@ from omniload.base.errors import (
     UnavailableError,
 )
 from omniload.base.metrics import REGISTRY as METRICS
+from omniload.front.batches.rows import PackedRows
+from omniload.front.batches.training_batch import TrainingBatch
 from omniload.front.loader import Loader
 from omniload.front.opening import open_mix as open  # noqa: A004 -- read as omniload.open
-from omniload.front.rows import PackedRows, TrainingBatch
 from omniload.front.sampling.sampler import DynamicSampler, RoundLimitError
 from omniload.front.sampling.values import Group, GroupBatch, Prompt, Rollouts
 from omniload.front.served_plane import ServedPlane, serve

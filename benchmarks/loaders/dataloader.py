@@ -22,7 +22,7 @@ from benchmarks.loaders.mixed_sources import MixedSources, build_sources, mix_of
 from benchmarks.loaders.ranks_memory import memory_rows
 from benchmarks.loaders.work import CONTENDERS, Tokens, Turn, turn_of
 from benchmarks.report import Table, print_table, write_report
-from omniload.front.rows import TrainingBatch
+from omniload.front.batches.training_batch import TrainingBatch
 from trainer_integration import DataLoader
 
 __all__ = ["main", "rows_of"]

@@ -12,8 +12,8 @@ from omniload.base.log import get_logger
 from omniload.base.state import JsonObject
 from omniload.batch.absent import is_absent
 from omniload.batch.microbatch import Batch, rows_of
+from omniload.front.batches.rows import Labels
 from omniload.front.launch import group_of_torch
-from omniload.front.rows import Labels
 from omniload.front.spec import Runtime
 from omniload.mix.journal.times import require_seconds
 from omniload.mix.other_states import refuse_others

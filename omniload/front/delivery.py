@@ -24,7 +24,8 @@ from omniload.batch.arrays import Arrays, SideStream
 from omniload.batch.microbatch import Batch
 from omniload.batch.stages import Stage, own_part
 from omniload.front.arguments import timeout_from
-from omniload.front.rows import Fields, Labels, TrainingBatch
+from omniload.front.batches.rows import Fields, Labels
+from omniload.front.batches.training_batch import TrainingBatch
 
 __all__ = ["BatchForm", "CopyAhead", "turn_within"]
 

@@ -24,8 +24,9 @@ from omniload.front.arguments import (
     state_from,
     warn_of_unknown_ids,
 )
+from omniload.front.batches.rows import PackedRows
+from omniload.front.batches.training_batch import TrainingBatch
 from omniload.front.delivery import BatchForm, CopyAhead, turn_within
-from omniload.front.rows import PackedRows, TrainingBatch
 from omniload.front.spec import MixFacts
 from omniload.mix.edits.sources import require_known
 from omniload.mix.journal.notes import RunNotes

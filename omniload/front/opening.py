@@ -15,12 +15,12 @@ from omniload.base.log import get_logger
 from omniload.base.state import Json
 from omniload.batch.arrays import Arrays, NumpyArrays
 from omniload.front.arguments import check_choices, steps_of, timeout_from
+from omniload.front.batches.rows import Labels
 from omniload.front.delivery import BatchForm
 from omniload.front.detached.attaching import as_detached
 from omniload.front.launch import DeviceMesh, Launch, Place, group_of_torch, launch_of, place_of
 from omniload.front.loader import Loader, OpenClient
 from omniload.front.openers import OpenAlone, OpenTogether, torch_part
-from omniload.front.rows import Labels
 from omniload.front.settings import Settings
 from omniload.front.spec import MixFacts, Runtime, kept_in, spec_of
 from omniload.mix.config import MixConfig

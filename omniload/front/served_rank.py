@@ -14,11 +14,11 @@ from omniload.base.linux.network import host_id
 from omniload.base.state import Json
 from omniload.client import Client
 from omniload.front.arguments import check_choices, require_rank, require_whole, timeout_from
+from omniload.front.batches.rows import Labels
 from omniload.front.loader import Loader, OpenClient
 from omniload.front.openers import take_turn
 from omniload.front.opening import form_of
 from omniload.front.plane_note import PlaneNote, note_of
-from omniload.front.rows import Labels
 from omniload.front.spec import MixFacts
 from omniload.machine.messages import ResizeAsked
 from omniload.mix.journal.notes import RunNotes

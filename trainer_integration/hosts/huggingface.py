@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from omniload.base.errors import ConfigError
-from omniload.front.rows import TrainingBatch
+from omniload.front.batches.training_batch import TrainingBatch
 from trainer_integration.hosts.accelerate import keep_place, prepare_mix
 from trainer_integration.hosts.rank_states import has_states, load_states, save_states
 from trainer_integration.loader.data_loader import DataLoader

@@ -10,7 +10,7 @@ from typing import Any, Self
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError
-from omniload.front.rows import TrainingBatch
+from omniload.front.batches.training_batch import TrainingBatch
 from trainer_integration.loader.data_loader import DataLoader
 
 __all__ = ["MegatronIterator", "microbatch"]

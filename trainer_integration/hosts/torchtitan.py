@@ -10,7 +10,7 @@ from typing import Any
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import require_version
-from omniload.front.rows import TrainingBatch
+from omniload.front.batches.training_batch import TrainingBatch
 from trainer_integration.hosts.rank_states import packed, unpacked
 from trainer_integration.loader.data_loader import DataLoader
 

@@ -14,9 +14,9 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 from typing_extensions import TypeIs, TypeVar, override
 
 from omniload.base.errors import ConfigError, StateError
+from omniload.front.batches.training_batch import TrainingBatch
 from omniload.front.loader import Loader
 from omniload.front.opening import open_mix
-from omniload.front.rows import TrainingBatch
 from omniload.mix.config import MixConfig
 from omniload.mix.other_states import is_of_torchdata
 from trainer_integration.loader.balancing import cost_batches

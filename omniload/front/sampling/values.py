@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import Json, JsonObject, require_version, sealed, unsealed, whole_number
-from omniload.front.rows import PackedRows
+from omniload.front.batches.rows import PackedRows
 from omniload.machine.groups.filler import GroupCounts, PromptKey
 from omniload.mix.columns import TEXT
 from omniload.mix.journal.groups import Answers, RoundDecision, answers_json, answers_of

@@ -1,19 +1,32 @@
 """What sources of images, of preference pairs and of joined documents ask of the rest of a mix: what may not be cut.
 
+And of the source itself: what a transform may not join or rearrange.
+
 And what weights that count sequences ask of sources: samples of the length of a row.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pydantic_core import PydanticCustomError
 
 from omniload.base.config import fault_at
+from omniload.mix.columns import LOSS_MASK, column_kind, name_outside
 from omniload.mix.schema.packing.source_packs import is_cut
 from omniload.mix.schema.records import Overlong
-from omniload.mix.schema.source_base import SourceBase
+from omniload.mix.schema.transforms import FilterTransform
 
-__all__ = ["Packing", "documents_cut", "no_sequences", "packs_at_odds"]
+if TYPE_CHECKING:
+    from omniload.mix.schema.source_base import SourceBase
+
+__all__ = [
+    "Packing",
+    "documents_cut",
+    "no_sequences",
+    "packs_at_odds",
+    "require_joinable",
+    "require_plain",
+]
 
 
 # A protocol, as the model of ``pack`` is in ``mix.config``, which asks this module.
@@ -37,7 +50,7 @@ class Packing(Protocol):
 
 
 def documents_cut(
-    sources: Mapping[str, SourceBase], pack: Packing
+    sources: Mapping[str, "SourceBase"], pack: Packing
 ) -> Iterator[PydanticCustomError]:
     """Yield packing that would cut images, pairs or joined documents, and sources whose patches differ.
 
@@ -51,7 +64,7 @@ def documents_cut(
 
 
 def no_sequences(
-    sources: Mapping[str, SourceBase], pack: Packing, level: str
+    sources: Mapping[str, "SourceBase"], pack: Packing, level: str
 ) -> Iterator[PydanticCustomError]:
     """Yield why weights cannot count sequences: sources whose samples are no rows, and packing that would cut them.
 
@@ -84,7 +97,7 @@ def no_sequences(
 
 
 def _cut_anywhere(
-    sources: Mapping[str, SourceBase], held: Iterable[str], pack: Packing, what: str, remedy: str
+    sources: Mapping[str, "SourceBase"], held: Iterable[str], pack: Packing, what: str, remedy: str
 ) -> Iterator[PydanticCustomError]:
     """Yield packing that cuts documents where a row ends, of the first of sources whose documents stay whole."""
     for name in held:
@@ -106,7 +119,7 @@ def _cut_anywhere(
 
 
 def packs_at_odds(
-    sources: Mapping[str, SourceBase], pack: Packing, level: str
+    sources: Mapping[str, "SourceBase"], pack: Packing, level: str
 ) -> Iterator[PydanticCustomError]:
     """Yield what sources say of their packing and the rest of the mix does not let them have.
 
@@ -139,7 +152,9 @@ def packs_at_odds(
             )
 
 
-def _images_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[PydanticCustomError]:
+def _images_cut(
+    sources: Mapping[str, "SourceBase"], pack: Packing
+) -> Iterator[PydanticCustomError]:
     """Yield packing that would cut images, and sources whose patches differ."""
     found = {
         name: transform
@@ -179,7 +194,7 @@ def _images_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[Py
             )
 
 
-def _pairs_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[PydanticCustomError]:
+def _pairs_cut(sources: Mapping[str, "SourceBase"], pack: Packing) -> Iterator[PydanticCustomError]:
     """Yield packing that would cut a pair: half of one says nothing."""
     held = [name for name, source in sources.items() if source.pair_columns]
     yield from _cut_anywhere(
@@ -199,7 +214,9 @@ def _pairs_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[Pyd
             break
 
 
-def _joined_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[PydanticCustomError]:
+def _joined_cut(
+    sources: Mapping[str, "SourceBase"], pack: Packing
+) -> Iterator[PydanticCustomError]:
     """Yield packing that would lose what was joined, or cut documents that a sample keeps apart."""
     for name, source in sources.items():
         at = ("sources", name, *source.sequence_key)
@@ -235,3 +252,50 @@ def _joined_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[Py
         "use best_fit or none, or leave the joining out: concat_and_split fills rows to the last token too, and keeps "
         "documents apart",
     )
+
+
+def require_joinable(source: "SourceBase", i: int) -> None:
+    """Refuse to join documents that something of a whole sample goes with, and to change what was joined.
+
+    Raises:
+        PydanticCustomError: Transform ``i`` of the source does so.
+    """
+    at = ("transforms", i)
+    whole = [
+        f"columns.{name_outside(name)}"
+        for name in source.columns_read
+        if not column_kind(name).aligned
+    ]
+    holds_images = source.image_members or source.images_transform
+    held = "preference pairs" if source.pair_columns else "images" if holds_images else None
+    if held or whole:
+        raise fault_at(
+            f"transforms[{i}]: concat joins documents and cuts them anywhere, and the source has {held or whole[0]}, "
+            f"which belong{'' if held else 's'} to whole samples; leave {'concat' if held else 'one of them'} out",
+            *at,
+        )
+    for behind in source.transforms[i + 1 :]:
+        if not isinstance(behind, FilterTransform):
+            raise fault_at(
+                f"transforms[{i}]: {behind.type} comes behind concat, and is of documents; put it before, as a filter "
+                "alone goes by the length of what was joined",
+                *at,
+            )
+
+
+def require_plain(source: "SourceBase", i: int, does: str) -> None:
+    """Refuse to change tokens that something else goes with.
+
+    Raises:
+        PydanticCustomError: Transform ``i`` of the source ``does`` so.
+    """
+    masked = source.is_nested or LOSS_MASK in source.columns_read
+    # A value of the whole record stays what it is.
+    own = next((name for name, said in source.own_columns.items() if not said.is_tag), None)
+    if masked or source.image_members or own:
+        between = f"columns.{own} with a value for each" if own else "images between them"
+        has = "a mask of them" if masked else between
+        raise fault_at(
+            f"transforms[{i}]: {does}, and the source has {has}; use it on plain text or token ids",
+            *("transforms", i),
+        )

@@ -10,7 +10,7 @@ from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
 from omniload.batch.arrays import NumpyArrays
 from omniload.client import Client
-from omniload.front.rows import PackedRows
+from omniload.front.batches.rows import PackedRows
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.drawn import a_drawn_mix
 from tests.support.trainer import vision_cases

@@ -14,7 +14,8 @@ from omniload.batch.microbatch import IGNORE_LABEL, Batch
 from omniload.batch.rows import pieces_of, work_of
 from omniload.batch.slices import slice_for_cp
 from omniload.batch.wire import from_bytes, to_bytes
-from omniload.front.rows import PackedRows, TrainingBatch
+from omniload.front.batches.rows import PackedRows
+from omniload.front.batches.training_batch import TrainingBatch
 from tests.support.plane.builders import a_microbatch, tokens_of
 
 

@@ -16,7 +16,7 @@ from omniload.batch.microbatch import Batch
 from omniload.batch.slices import joined, slice_for_cp
 from omniload.batch.stages import Stage, own_part
 from omniload.batch.wire import Parts, Routes, from_bytes, from_parts, to_bytes, to_parts
-from omniload.front.rows import TrainingBatch
+from omniload.front.batches.training_batch import TrainingBatch
 from omniload.mix.config import PipelineConfig
 from tests.support.plane.builders import a_microbatch
 

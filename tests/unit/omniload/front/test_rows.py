@@ -11,7 +11,8 @@ from omniload.base.errors import ConfigError
 from omniload.batch.arrays import NumpyArrays
 from omniload.batch.microbatch import IGNORE_LABEL, Batch, Microbatch
 from omniload.batch.slices import slice_for_cp
-from omniload.front.rows import PackedRows, TrainingBatch
+from omniload.front.batches.rows import PackedRows
+from omniload.front.batches.training_batch import TrainingBatch
 from trainer_integration.loader.torch_arrays import TorchArrays
 
 FIRST = [[[1, 2, 3], [4, 5]], [[6, 7, 8, 9]]]

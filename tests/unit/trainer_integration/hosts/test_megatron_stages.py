@@ -4,7 +4,7 @@ import pytest
 
 from omniload.batch.microbatch import Batch
 from omniload.batch.stages import Stage, own_part
-from omniload.front.rows import TrainingBatch
+from omniload.front.batches.training_batch import TrainingBatch
 from omniload.mix.config import PipelineConfig
 from tests.support.plane.builders import a_microbatch
 from trainer_integration.hosts.megatron import microbatch

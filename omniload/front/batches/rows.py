@@ -1,10 +1,10 @@
-"""What a training loop takes: packed rows as tensors, and the batch of a step.
+"""Packed rows as tensors.
 
 Shape suffixes:
     R  rows      T  tokens in a row      D  documents of all rows; padding at a row's end counts as one
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NoReturn, TypeAlias
@@ -19,7 +19,6 @@ from omniload.batch.arrays import Arrays
 from omniload.batch.images import EncodingArrays, ImageArrays, dealt_images, own_images
 from omniload.batch.losses import DocumentLosses, losses_by_document
 from omniload.batch.microbatch import (
-    Batch,
     CpSlice,
     Microbatch,
     aligned_of,
@@ -34,11 +33,10 @@ from omniload.batch.rows import (
     unshifted,
     work_of,
 )
-from omniload.batch.slices import joined
 from omniload.mix.journal.rewards import SourceRewards
 from omniload.plan.groups.verdicts import checked_rewards, rewards_of_sources
 
-__all__ = ["Fields", "Labels", "PackedRows", "TrainingBatch"]
+__all__ = ["Fields", "Labels", "PackedRows"]
 
 Labels: TypeAlias = Literal["shifted", "unshifted"]
 """``shifted``: the label of a token is the next one, for a loop that compares logits and labels in place.
@@ -347,75 +345,6 @@ class PackedRows:
         if self._put is not None:
             return self._put(tensor)
         return tensor if self._device is None else self._arrays.to(tensor, self._device)
-
-
-class TrainingBatch(PackedRows):
-    """One rank's part of a step: all its rows, and the microbatches they are dealt into."""
-
-    def __init__(self, batch: Batch, arrays: Arrays, labels: Labels, device: object = None) -> None:
-        super().__init__(joined(batch.microbatches), arrays, labels, device)
-        self._batch, self._parts = batch, batch.microbatches
-
-    @cached_property
-    def microbatches(self) -> tuple[PackedRows, ...]:
-        """The rows as they are to be run: each at most ``batch.micro_tokens``, of balanced cost."""
-        return tuple(
-            PackedRows(part, self._arrays, self._labels, self._device)
-            for part in self._batch.microbatches
-        )
-
-    def fields_asked(self) -> Fields:
-        """Return the fields that were asked for so far."""
-        # Only if the loop has run by them: looking would make them.
-        parts = self.microbatches if "microbatches" in self.__dict__ else ()
-        return Fields(whole=self.made(), parts=frozenset().union(*(p.made() for p in parts)))
-
-    def fill(self, fields: Fields, put: Callable[[Any], Any]) -> None:
-        """Make fields before they are asked for, each put where it is to be by ``put``."""
-        self.make(fields.whole, put)
-        if fields.parts:
-            for part in self.microbatches:
-                part.make(fields.parts, put)
-
-    @property
-    def step(self) -> int:
-        """Number of the step, from 0."""
-        return self._batch.step
-
-    @property
-    def loss_tokens(self) -> int:
-        """Labels of the step over all ranks: divide the sum of all losses by it."""
-        return self._batch.loss_tokens
-
-    @property
-    def imbalance(self) -> float:
-        """Cost of the heaviest rank over the mean of all."""
-        return self._batch.imbalance
-
-    @property
-    def microbatch_imbalance(self) -> float:
-        """Cost of the heaviest microbatch over the mean of those of all ranks: what stages of a pipeline wait for."""
-        return self._batch.microbatch_imbalance
-
-    @property
-    def tokens_by_source(self) -> Mapping[str, int]:
-        """Tokens of each source in the step, over all ranks."""
-        return self._batch.tokens_by_source
-
-    @cached_property
-    def source_tags(self) -> tuple[Mapping[str, str], ...]:
-        """Tags of each source, as the mix file gives them, by its number in ``source_ids``."""
-        return tuple(self._batch.source_tags.get(name, {}) for name in self.tokens_by_source)
-
-    @override
-    def to(self, device: object, *, non_blocking: bool = False) -> "TrainingBatch":
-        self._arrays.check(device)
-        return TrainingBatch(self._batch, self._arrays, self._labels, device)
-
-    @override
-    def __repr__(self) -> str:
-        microbatches = len(self._batch.microbatches)
-        return f"TrainingBatch(step={self.step}, {self._described()}, microbatches={microbatches})"
 
 
 def _starts_RT(part: Microbatch) -> NDArray[np.bool_]:

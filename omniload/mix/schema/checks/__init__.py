@@ -1,1 +1,0 @@
-"""What the parts of a mix file ask of each other."""
