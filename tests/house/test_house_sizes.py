@@ -46,7 +46,7 @@ LONGER = {
         "loaders and constructors, how each begins, where it looks, and what every actor answers",
     ),
     "omniload/actors/ray/planner_actor.py": (
-        235,
+        240,
         "how a planner begins or takes over, and what ranks, edits and the keeper ask of it",
     ),
     "omniload/actors/ray/head_watch.py": (
