@@ -17,7 +17,7 @@ lie over each other, where small ones were merged into a large one and are not r
 A journal that is not gone on with is moved aside, a folder of segments of its own::
 
     FOLDER/lines/     ── a start at step 0, or damage ──▶ FOLDER/aside-3/
-    FOLDER/aside-1/   begins as aside-3 does, and is shorter ──▶ removed
+    FOLDER/aside-1/   aside-3 holds all of its bytes ──▶ removed
 """
 
 import re
@@ -46,7 +46,7 @@ __all__ = [
 
 _LOG = get_logger(__name__)
 ASIDES = 8
-"""Journals that stay aside; of more the first ones go."""
+"""Journals that stay aside; beyond it each one that comes takes the place of the oldest."""
 
 FAN_IN = 16
 """Segments of like size that are merged into one: each byte is written again for every power of it."""
@@ -57,9 +57,7 @@ LAST_LIFE = 99_999_999
 _LIFE = re.compile(r"([0-9]{8})-([0-9a-f]{8})")
 _NAME = re.compile(rf"([0-9]{{16}})-([0-9]{{16}})-{_LIFE.pattern}")
 _ASIDE = re.compile(r"aside-([1-9][0-9]{0,8})")
-_END_BYTES = 1 << 16
-"""Of the shorter of two: where they are the same, the checksums in them say that all before is."""
-_LINE_END = re.compile(rb"\t[0-9a-f]{16}\n")
+_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -205,7 +203,7 @@ def moved_aside(store: Store, lines: str) -> str:
     """Move a folder of segments aside, and return its name by then.
 
     Each step leaves folders that are read as they were, whenever it ends: what is removed is held by another one, or
-    is the oldest of more than ``ASIDES``.
+    is the oldest of more than ``ASIDES`` that can be read; of these one goes at most.
 
     Args:
         store: The folder of the journal.
@@ -232,22 +230,26 @@ def moved_aside(store: Store, lines: str) -> str:
 
 
 def _settled(store: Store, name: str, others: list[str]) -> str:
-    """Remove what others hold, and those beyond ``ASIDES``; return what holds the one that was moved."""
+    """Remove what others hold, and one beyond ``ASIDES``; return what holds the one that was moved."""
     kept = {each: extents for each in (*others, name) if (extents := _extents(store, each))}
     for other in others:
         if name not in kept or other not in kept:
-            continue  # damaged: what it begins with is not known
+            continue  # a part is missing: what it begins with is not known
         shorter, longer = sorted((name, other), key=lambda each: kept[each][-1].stop)
         if _begins_with(store, kept, longer, shorter):
+            _LOG.warning("%s/%s is removed: %s holds all of it", store.location, shorter, longer)
             _remove(store, shorter)
             del kept[shorter]
-            others = [each for each in others if each != shorter]
             if shorter == name:
                 return longer
-    for oldest in others[: max(0, len(others) + 1 - ASIDES)]:
+    if len(kept) > ASIDES:
+        # One for the one that came: an earlier release removed none, and an upgrade must not take what it left.
+        # What cannot be read counts for nothing, and stays: nobody can tell what it is.
+        oldest = next(each for each in others if each in kept)
         _LOG.warning(
-            "%s/%s is removed, the oldest of %d journals that were moved aside: %d are kept",
-            *(store.location, oldest, len(others) + 1, ASIDES),
+            "%s/%s is removed, the oldest of %d journals that were moved aside and can be read: one goes for each that "
+            "comes beyond %d",
+            *(store.location, oldest, len(kept), ASIDES),
         )
         _remove(store, oldest)
     return name
@@ -261,16 +263,19 @@ def _extents(store: Store, folder: str) -> list[Extent]:
 
 
 def _begins_with(store: Store, kept: Mapping[str, list[Extent]], longer: str, shorter: str) -> bool:
-    """Tell whether a journal holds all of another one; where that cannot be told it does not."""
+    """Tell whether a journal holds every byte of another one, as far as that can be read."""
     stop = kept[shorter][-1].stop
-    end = _read(store, shorter, kept[shorter], stop)
-    # Each line has a checksum of all before it; the last one may be torn.
-    return _LINE_END.search(end) is not None and end == _read(store, longer, kept[longer], stop)
+    # From the end: each line has a checksum of all before it, so that journals of two runs differ there already. Where
+    # the ends are the same, one of them may be damaged before it for all that, and the other one is the sound one.
+    return all(
+        _read(store, shorter, kept[shorter], start, min(start + _BLOCK, stop))
+        == _read(store, longer, kept[longer], start, min(start + _BLOCK, stop))
+        for start in reversed(range(0, stop, _BLOCK))
+    )
 
 
-def _read(store: Store, folder: str, extents: list[Extent], stop: int) -> bytes:
-    """Return the last bytes before ``stop``."""
-    start = max(0, stop - _END_BYTES)
+def _read(store: Store, folder: str, extents: list[Extent], start: int, stop: int) -> bytes:
+    """Return the bytes from ``start`` to ``stop``."""
 
     def parts() -> Iterator[bytes]:
         for each in extents:

@@ -12,12 +12,14 @@ from typing import BinaryIO, Protocol
 from typing_extensions import override
 
 from omniload.base.errors import StateError, UnavailableError
+from omniload.base.log import get_logger
 from omniload.base.reading import open_file
 from omniload.base.writing import FULL, free_in, sync_folder
 from omniload.mix.journal.room import Room
 
 __all__ = ["FileStorage", "JournalStorage"]
 
+_LOG = get_logger(__name__)
 _BLOCK = 1 << 20
 
 
@@ -223,12 +225,14 @@ class FileStorage(JournalStorage):
     def move_aside(self) -> str:
         """Give it the first name that is free; of two that begin alike the longer holds both, and is kept alone.
 
-        A run that is begun again and again, as one is that is written at, draws the same each time.
+        A run that is begun again and again, as one is that is written at, draws the same each time. All others stay,
+        however many: a file each, in the run's own folder, where a store has folders of objects that every start lists.
         """
         with _writing(self._path, 0):
             asides = self._asides()
             for aside in asides:
                 if _begins_with(aside, self._path):
+                    _LOG.warning("%s is removed: %s holds all of it", self._path, aside.name)
                     self._path.unlink()
                     return aside.name
             held = [aside for aside in asides if _begins_with(self._path, aside)]
@@ -237,6 +241,7 @@ class FileStorage(JournalStorage):
             # At once: there is no moment in which steps of one of them lie nowhere.
             aside = self._path.replace(held[0]) if held else self._path.rename(next(free))
             for other in held[1:]:
+                _LOG.warning("%s is removed: %s holds all of it", other, aside.name)
                 other.unlink()
         return aside.name
 
