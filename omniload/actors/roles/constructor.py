@@ -249,8 +249,10 @@ class ConstructorShell:
     def _note_built(self, generation: int, building: "Future[int]") -> None:
         if not building.cancelled() and (error := building.exception()) is not None:
             with self._told:
-                self._failed = generation, error
-                self._told.notify_all()
+                # The first one of the ranks of now: others follow from it, and those of ranks that are gone come late.
+                if generation >= self._machine.generation and not self._fails():
+                    self._failed = generation, error
+                    self._told.notify_all()
 
     def _fails(self) -> bool:
         return self._failed[0] == self._machine.generation

@@ -689,6 +689,24 @@ def test_what_fails_to_be_built_beside_a_question_is_its_answer_or_that_of_the_n
     assert shell.told_beside(failing, 7, 1)[0] == 2
 
 
+def test_the_first_failure_of_the_ranks_of_now_is_told_whatever_fails_behind_it():
+    shell, built = a_shell(), Future()
+    shell.build((), RanksServed(dp_ranks=(0,), generation=1))
+    shell.taken(3, 0, generation=1)
+    of_before, of_now, behind_it = Future(), Future(), Future()
+    for building, generation, heard in ((of_before, 0, 0), (of_now, 1, 0), (behind_it, 1, 0)):
+        shell.told_beside(building, generation, heard)
+
+    of_now.set_exception(IntegrityError("bad record"))
+    behind_it.set_exception(UnavailableError("it was let go of"))
+    of_before.set_exception(StateError("its ranks are gone"))
+
+    built.set_result(1)
+    with pytest.raises(IntegrityError, match="bad record"):
+        shell.told_beside(built, 1, 0)
+    assert shell.told_beside(built, 1, 0)[0] == 1
+
+
 class ClaimedJournal:
     """A journal that a planner goes on with, and whose store says whose it is, or does not."""
 
