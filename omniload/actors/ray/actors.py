@@ -212,6 +212,8 @@ class ConstructorActor(PresentActor, ConstructorShell):
         build = partial(self.build, order.plans, order.served, order.released_to)
         if order.heard is None:
             return build()
+        # At once: which ranks there are, and what is let go, would wait behind windows that wait themselves.
+        self.build((), order.served, order.released_to)
         building = self._windows.submit(build)
         return self.told_beside(building, order.served.generation, order.heard)
 

@@ -15,6 +15,7 @@ from omniload.actors.ray import planner_actor as planner_module
 from omniload.actors.ray.actors import ConstructorActor, LoaderActor
 from omniload.actors.ray.links import LoaderHolders, Loaders
 from omniload.actors.ray.planner_actor import PlannerActor
+from omniload.actors.roles.links import BuildOrder
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.ragged import Ragged
 from omniload.batch.rows import build_rows
@@ -23,6 +24,7 @@ from omniload.machine.progress import Progress
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.runtime import RuntimeConfig
 from omniload.plan.place_tree import ClientPlaceTree
+from omniload.plan.world import RanksServed
 from tests.support.plane.builders import a_mix, a_plan, tokens_of
 
 A = [0, 1, 0, 0, 5, 5]
@@ -95,6 +97,37 @@ def test_a_constructor_builds_in_one_thread_in_whichever_it_is_called(tmp_path, 
     assert all(actor.has(step) for step in (3, 4, 5))
     assert len(called_in) == 3
     assert len(built_in) == 1
+
+
+def test_other_ranks_and_what_is_let_go_are_known_while_every_window_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(actors_module, "host_here", lambda: "here")
+    own = ColumnRanges.of([SampleColumns(tokens=Ragged.of([tokens_of(0, 1, 0, 5)]))])
+    waiting, goes_on = threading.Semaphore(0), threading.Event()
+
+    def fetch(_self, _requests):
+        waiting.release()
+        assert goes_on.wait(10)
+        return own
+
+    monkeypatch.setattr(LoaderHolders, "fetch", fetch)
+    machine = DataConstructor(dp_ranks=[0], names=["web", "code"], row_length=8)
+    actor = ConstructorActor(machine, NOBODY, "constructor-0", FolderBoard(tmp_path), None)
+    before, now = RanksServed(dp_ranks=(0,)), RanksServed(dp_ranks=(0, 1), generation=1)
+
+    def carry_out(step, served, released_to=0):
+        plans = () if step is None else [a_plan([[A]], step=step)]
+        order = BuildOrder(plans=plans, served=served, released_to=released_to, heard=-1)
+        return actor.carry_out(order.packed())
+
+    for step in range(4):
+        carry_out(step, before)
+        assert waiting.acquire(timeout=10)
+    carry_out(None, now, released_to=2)
+
+    assert (machine.generation, tuple(machine.dp_ranks)) == (1, (0, 1))
+    assert machine.is_released(1)
+    assert not machine.is_released(2)
+    goes_on.set()
 
 
 def test_ranks_that_wait_for_a_planner_that_takes_over_see_that_it_waits_for_room(
