@@ -171,7 +171,7 @@ class Scaler:
             for role, now in waited.items()
         }
         served = [s for each in seen.sources_of.values() for s in each]
-        self._occupancy.hear(seen.filled_S, served, part)
+        self._occupancy.hear(seen.filled_S, served, part, passed_s)
 
     def _loads(self, seen: LoadersSeen) -> dict[int, float]:
         """Return the part of a loader that each source takes, or soon will."""

@@ -21,7 +21,9 @@ _EMPTY, _LOW, _FULL = 0.3, 0.6, 0.9
 _GAIN, _RISE = 0.1, 1.5
 """What was moved as it ran empty is moved once more if it is fuller by the first since, or drawn so many times more."""
 _FALLEN = 0.5
-"""Part of what was drawn of it then, below which it may be merged again."""
+"""Part of what was drawn of it then, from which on down it may be merged again."""
+_LAPSE_S = 3600.0
+"""Once it has been full for so long, whatever is drawn of it: what it waited for may be over."""
 
 
 class WorkMeter:
@@ -54,12 +56,14 @@ class WorkMeter:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Relieved:
     """How a source stood when its loader was relieved, as it ran empty."""
 
     filled: float
     share: float
+    full_s: float = 0.0
+    """How long it has been full by now."""
 
 
 @dataclass(slots=True)
@@ -71,9 +75,15 @@ class Occupancy:
     _now_S: Mapping[int, float] = field(default_factory=dict, init=False)
     """As was heard last."""
     _relieved_S: dict[int, _Relieved] = field(default_factory=dict, init=False)
+    _tried: set[int] = field(default_factory=set, init=False)
+    """Sources that were merged as they had been full for long: once, for else they would be moved to and fro."""
 
     def hear(
-        self, filled_S: Mapping[int, float] | None, sources: Collection[int], part: float
+        self,
+        filled_S: Mapping[int, float] | None,
+        sources: Collection[int],
+        part: float,
+        passed_s: float = 0.0,
     ) -> None:
         """Take in what a planner says.
 
@@ -82,6 +92,7 @@ class Occupancy:
                 says so, which changes nothing.
             sources: All that are served.
             part: Of the average that is of now.
+            passed_s: Seconds since the last time.
         """
         if filled_S is not None:
             self._now_S = filled_S
@@ -90,6 +101,9 @@ class Occupancy:
                 s: (old := self.filled_S.get(s, 1.0)) + part * (filled_S.get(s, 1.0) - old)
                 for s in sources
             }
+            for s, each in self._relieved_S.items():
+                is_full = self.filled_S.get(s, 1.0) >= _FULL
+                each.full_s = each.full_s + passed_s if is_full else 0.0
 
     def empty(self, sources: Collection[int]) -> list[int]:
         """Return those that run empty."""
@@ -125,15 +139,27 @@ class Occupancy:
             self._relieved_S[s] = _Relieved(filled, shares_S.get(s, 0.0))
 
     def may_merge(self, sources: Collection[int], shares_S: Mapping[int, float]) -> bool:
-        """Tell whether one loader may serve these: none is low, or was relieved and is drawn as much as then."""
+        """Tell whether one loader may serve these.
+
+        None is low, or was relieved, is drawn as much as then, and has not been full for an hour since.
+        """
         if any(self.filled_S.get(s, 1.0) < _LOW for s in sources):
             return False
-        then = {s: self._relieved_S[s].share for s in sources if s in self._relieved_S}
-        return not then or bool(
-            sum(shares_S.get(s, 0.0) for s in then) < _FALLEN * sum(then.values())
-        )
+        then = {
+            s: self._relieved_S[s].share
+            for s in sources
+            if s in self._relieved_S and not self._has_lapsed(s)
+        }
+        # Also where nothing was drawn of them then, and nothing is now.
+        return sum(shares_S.get(s, 0.0) for s in then) <= _FALLEN * sum(then.values())
 
     def note_merger(self, sources: Collection[int]) -> None:
         """Note that one loader serves these from now on."""
         for s in sources:
+            if self._has_lapsed(s):
+                self._tried.add(s)
             self._relieved_S.pop(s, None)
+
+    def _has_lapsed(self, source: int) -> bool:
+        then = self._relieved_S.get(source)
+        return then is not None and then.full_s >= _LAPSE_S and source not in self._tried

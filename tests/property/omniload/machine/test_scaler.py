@@ -104,6 +104,7 @@ def test_under_a_steady_load_loaders_come_to_rest(steady, is_waited):
     assert an_hour() == before
 
 
+HOURS_TO_REST = 4
 READS_AT_ONCE = 4
 """Of a loader: what waits for stores beyond these waits for the others."""
 
@@ -136,7 +137,8 @@ def test_sources_that_wait_for_a_store_come_to_rest_wherever_they_were_moved(
             plane.look([0.01] * len(waits), filled=filled())
         return len(plane.changed_s)
 
-    for _ in range(2):
+    # The first change, and once more after an hour in which it has kept them full.
+    for _ in range(HOURS_TO_REST):
         before = an_hour()
 
     assert an_hour() == before

@@ -223,10 +223,34 @@ def test_parts_of_a_loader_that_ran_empty_stay_apart_while_as_much_is_drawn_of_t
     scaler, after = a_scaler(), {"loader-0": (0, 1), "loader-1": (2,)}
     assert len(meets(scaler, SLOW)) == 1
 
-    assert meets(scaler, {}, 3600, of=after, from_s=125) == []
+    assert meets(scaler, {}, 1800, of=after, from_s=125) == []
     rarer = {s: share / 3 for s, share in EVEN.items()}
-    [(_, merge)] = meets(scaler, {}, 150, of=after, from_s=3730, soon=rarer)
+    [(_, merge)] = meets(scaler, {}, 150, of=after, from_s=1930, soon=rarer)
     assert isinstance(merge, MergeLoader)
+
+
+def test_parts_of_a_loader_that_ran_empty_before_anything_was_drawn_of_them_become_one_again():
+    scaler, after = a_scaler(), {"loader-0": (0, 1), "loader-1": (2,)}
+    none = dict.fromkeys(EVEN, 0.0)
+    assert len(meets(scaler, SLOW, soon=none)) == 1
+
+    assert isinstance(meets(scaler, {}, 600, of=after, from_s=125, soon=none)[0][1], MergeLoader)
+
+
+def test_parts_of_a_loader_that_ran_empty_are_tried_as_one_once_they_were_full_for_an_hour():
+    scaler, after = a_scaler(), {"loader-0": (0, 1), "loader-1": (2,)}
+    assert len(meets(scaler, SLOW)) == 1
+
+    # One of them is not full for a moment: the hour begins anew.
+    assert meets(scaler, {}, 3000, of=after, from_s=125) == []
+    assert meets(scaler, {2: 0.5}, 60, of=after, from_s=3130) == []
+    assert meets(scaler, {}, 3000, of=after, from_s=3195) == []
+    due_s, merge = meets(scaler, {}, 1000, of=after, from_s=6200)[0]
+    assert isinstance(merge, MergeLoader)
+    assert due_s >= 3190 + 3600
+
+    assert isinstance(meets(scaler, SLOW, from_s=7300)[0][1], SplitLoader)
+    assert meets(scaler, {}, 7200, of=after, from_s=7425) == []
 
 
 @pytest.mark.parametrize(
