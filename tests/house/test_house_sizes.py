@@ -109,8 +109,8 @@ LONGER = {
         "planes side by side, the process of each, that of a rank, and ranks at speed, at rest and with pauses",
     ),
     "omniload/actors/ray/scaling/shell.py": (
-        200,
-        "one look at every loader and at what is read ahead, and every change",
+        205,
+        "one look at every loader and at what is read ahead, whoever is at fault, and every change",
     ),
     "omniload/actors/roles/constructor.py": (
         305,

@@ -58,6 +58,8 @@ class Scaling:
         self._scaler = Scaler(least=scaling.least, most=scaling.most, cost_S=cost_S)
         self._meter = WorkMeter()
         self._planned, self._pace = 0, Pace()
+        self._at_fault: set[str] = set()
+        """Roles whose answers were faults, and that were named for it."""
         self._heard = crew.spec.history
         """As the planner had it last, where it was asked."""
         self.activity = Activity(SCALER, log=log, host=host_here())
@@ -136,16 +138,20 @@ class Scaling:
             self._meter.see(member.name, work)
 
     def _ask(self, role: str, ask: Callable[[Any], Any]) -> Any:  # noqa: ANN401 -- Ray's answers have no static type
-        """Return what the holder of a role says; ``None`` where it is lost or busy: it is asked again later."""
+        """Return what the holder of a role says; ``None`` where it is lost, busy or at fault: it is asked later."""
         member = self._crew.holders.get(role)
         actor = None if member is None else self._crew.actors.get(member)
         if actor is None:
             return None
         try:
             return answer_to(ask(actor), role, limit_s=_LOOK_S, check=self._gate.check)
-        except UnavailableError as error:
+        except OmniloadError as error:
             self._gate.check()
             _LOG.debug("%s does not say what it does: %s", role, error)
+            # That one is lost or busy passes. Of a fault the others are followed all the same, and it is told once.
+            if not isinstance(error, UnavailableError) and role not in self._at_fault:
+                self._at_fault.add(role)
+                _LOG.warning("source loaders are scaled without what %s says: %s", role, error)
             return None
 
     def _planner_of(self, beats: Mapping[str, Progress]) -> tuple[Task, ...]:

@@ -283,3 +283,16 @@ def test_a_loader_that_is_lost_is_asked_again_later(run, caplog):
 
     assert len(scaler.seen) >= 2
     assert "loader-0 does not say what it does: loader-0 has died" in caplog.messages
+
+
+def test_an_answer_that_is_a_fault_ends_no_scaling_and_is_told_once(run, caplog):
+    def at_fault():
+        raise StateError("its index is of another source")
+
+    split = SplitLoader(role="loader-0", sources=(1,), why=WHY)
+    _, mover, scaler = run(split, split, work=at_fault)
+
+    assert len(scaler.seen) >= 3
+    assert mover.done == [("split", (1,))] * 2
+    told = "source loaders are scaled without what loader-0 says: its index is of another source"
+    assert caplog.messages.count(told) == 1
