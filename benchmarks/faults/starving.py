@@ -7,6 +7,7 @@ by a limit of a group, so that the kernel ends it; where that is not allowed it 
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ __all__ = ["SHARE", "Group", "as_cpulimit", "cpu_group", "short_for", "starved_f
 SHARE = 0.05
 """Of one core, that a starved process gets."""
 _PERIOD_S = 0.1
+_GIVE_BACK_S = 5.0
+"""Longest that a group is asked to let go of its processes."""
 _GROUPS = Path("/sys/fs/cgroup")
 
 
@@ -59,13 +62,24 @@ class Group:
             raise
 
         def give_back() -> None:
-            # It, and what it has started meanwhile; one that has ended is in no group.
-            for each in (self._folder / "cgroup.procs").read_text().split():
-                with suppress(ProcessLookupError):
-                    place.write_text(each)
-            self._folder.rmdir()
+            until_s = time.monotonic() + _GIVE_BACK_S
+            while self._folder.exists():
+                try:
+                    self._emptied(place)
+                except OSError:
+                    # Busy, by what was started since it was looked at, or by one that is ending.
+                    if time.monotonic() > until_s:
+                        raise
+                    time.sleep(_PERIOD_S)
 
         return give_back
+
+    def _emptied(self, place: Path) -> None:
+        # It, and what it has started meanwhile; one that has ended is in no group.
+        for each in (self._folder / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):
+                place.write_text(each)
+        self._folder.rmdir()
 
 
 def _group_of(pid: int, above: Path) -> str:
@@ -91,12 +105,16 @@ def as_cpulimit(pid: int, share: float) -> Callable[[], None]:
     process, ended = psutil.Process(pid), threading.Event()
 
     def turns() -> None:
-        with suppress(psutil.NoSuchProcess):
-            while not ended.is_set():
-                process.send_signal(signal.SIGSTOP)
-                ended.wait((1 - share) * _PERIOD_S)
+        with suppress(psutil.Error):
+            try:
+                while not ended.is_set():
+                    process.send_signal(signal.SIGSTOP)
+                    ended.wait((1 - share) * _PERIOD_S)
+                    process.send_signal(signal.SIGCONT)
+                    ended.wait(share * _PERIOD_S)
+            finally:
+                # Whatever ends the turns, it is not left stopped.
                 process.send_signal(signal.SIGCONT)
-                ended.wait(share * _PERIOD_S)
 
     thread = threading.Thread(target=turns, name="starving", daemon=True)
     thread.start()
@@ -123,15 +141,24 @@ def starved_for(
         how, end = "a group of the kernel's", cpu_group(pid, share)
     except OSError:
         how, end = "stops, as cpulimit does", as_cpulimit(pid, share)
-    is_over, ending = threading.Event(), threading.Lock()
+    is_over, has_ended, ending = threading.Event(), threading.Event(), threading.Lock()
 
     def give_back() -> None:
         with ending:
-            if not is_over.is_set():
-                end()
+            try:
+                if not has_ended.is_set():
+                    end()
+                    has_ended.set()
+            finally:
+                # Also where it could not be ended: somebody waits for that.
                 is_over.set()
 
-    timer = threading.Timer(seconds, give_back)
+    def in_time() -> None:
+        # Tried once more below, where whoever is inside hears of it.
+        with suppress(OSError):
+            give_back()
+
+    timer = threading.Timer(seconds, in_time)
     timer.start()
     try:
         yield how, is_over

@@ -1,5 +1,6 @@
 """A process that is struck, or starves: when it ended, and when another was in its place. A host that is cut off."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -109,6 +110,41 @@ def test_one_that_starves_gets_a_part_of_a_core_until_that_is_over(running, in_g
     assert ("group" in how, is_over.is_set()) == (in_group, True)
     assert share < 5 * SHARE
     assert Path(f"/proc/{running.pid}/cgroup").read_text() == group
+    assert running.status() != psutil.STATUS_STOPPED
+
+
+def test_a_group_that_stays_busy_is_over_in_time_and_ended_behind_it(monkeypatch):
+    answers = iter([OSError(errno.EBUSY, "busy"), None])
+    monkeypatch.setattr(starving, "cpu_group", lambda *_: lambda: answer(next(answers)))
+
+    with starved_for(os.getpid(), 0.01) as (_, is_over):
+        assert is_over.wait(10)
+
+    assert next(answers, "ended") == "ended"
+
+
+def answer(error):
+    if error is not None:
+        raise error
+
+
+@pytest.mark.parametrize("running", [BUSY], indirect=True)
+def test_turns_that_end_by_an_error_leave_no_process_stopped(running, monkeypatch):
+    send, sent = psutil.Process.send_signal, []
+
+    def fails_once(process, number):
+        sent.append(number)
+        if sent.count(signal.SIGCONT) == 1 and number == signal.SIGCONT:
+            raise psutil.AccessDenied(process.pid)
+        send(process, number)
+
+    monkeypatch.setattr(psutil.Process, "send_signal", fails_once)
+    monkeypatch.setattr(starving, "cpu_group", refuse)
+
+    with starved_for(running.pid, 1.0) as (_, is_over):
+        assert is_over.wait(10)
+
+    assert sent == [signal.SIGSTOP, signal.SIGCONT, signal.SIGCONT]
     assert running.status() != psutil.STATUS_STOPPED
 
 
