@@ -325,11 +325,10 @@ class MixConfig(StrictModel):
     @cached_property
     def columns_used(self) -> tuple[str, ...]:
         """Every column that becomes part of a batch; masks, pairs, images and documents wherever it has any."""
-        own = {
-            n: c.inside(n)
-            for source in self.sources.values()
-            for n, c in source.own_columns.items()
-        }
+        own: dict[str, str] = {}
+        for source in self.sources.values():
+            for n, c in source.own_columns.items():
+                own.setdefault(n, c.inside(n))  # the first decides, with which the run was opened
         return (*ALWAYS_USED, *(own.get(name, name) for name in self.batch.columns))
 
     @cached_property

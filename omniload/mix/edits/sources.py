@@ -9,6 +9,7 @@ from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig, SourceConfig, Stage
 from omniload.mix.edits.edit import AddSource, Edit, FitCost
 from omniload.mix.schema.cuts import documents_cut, no_sequences, packs_at_odds
+from omniload.mix.schema.records import faults_of_columns
 from omniload.mix.schema.weights import LARGEST_NUMBER
 
 __all__ = ["edited_mix", "require_fits", "require_known", "weighted"]
@@ -70,10 +71,14 @@ def require_fits(base: MixConfig, latest: MixConfig, name: str, source: SourceCo
             *documents_cut(every, latest.pack),
             *no_sequences(every, latest.pack, latest.mix.level),
             *packs_at_odds({name: source}, latest.pack, latest.mix.level),
+            *faults_of_columns(every, latest.batch.columns),
         ):
             raise fault
     except PydanticCustomError as fault:
-        raise ConfigError(f"source {name!r}: {fault.message()}") from fault
+        # Of a column it stands below the source which: others say so by themselves.
+        below = (fault.context or {}).get("at", ())[2:]
+        key = ".".join(map(str, below)) + " " if "columns" in below else ""
+        raise ConfigError(f"source {name!r}: {key}{fault.message()}") from fault
 
 
 def edited_mix(before: MixConfig, edit: Edit) -> MixConfig:
