@@ -128,8 +128,9 @@ def group_caps(
 
 def _names(members: object) -> Iterator[str]:
     for name, entry in members.items() if isinstance(members, Mapping) else ():
-        if isinstance(entry, Mapping):
-            yield from _names(entry.get("of"))
+        # Without ``of`` a mapping is the amount, or the weight, of a source.
+        if isinstance(entry, Mapping) and "of" in entry:
+            yield from _names(entry["of"])
         else:
             yield str(name)
 

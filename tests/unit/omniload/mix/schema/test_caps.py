@@ -324,18 +324,21 @@ def test_a_group_has_no_cap_on_a_share_that_grows_as_others_end():
         grouped({"max_fraction": 0.9}, stop="each_once")
 
 
-def of_amounts(group, python=None):
-    inner = {"weight": 1, "of": {"cobol": 1, "rust": 3}, **group}
+def of_amounts(group, python=9, rust=3):
+    inner = {"weight": 1, "of": {"cobol": 1, "rust": rust}, **group}
     amounts = {
         "web": {"epochs": 1},
         "wiki": {"epochs": 1},
-        "code": {"tokens": 4000, "max_repetition": 5, "of": {"python": 9, "old": inner}},
+        "code": {"tokens": 4000, "max_repetition": 5, "of": {"python": python, "old": inner}},
     }
     return a_mix(version=2, sources=FIVE, mix={"amounts": amounts})
 
 
-def test_groups_of_amounts_are_held_to_repetitions_alone():
-    mix = of_amounts({"max_repetition": 2})
+@pytest.mark.parametrize(
+    ("python", "rust"), [(9, 3), ({"weight": 9}, {"weight": 3}), ({"tokens": 9}, {"tokens": 30})]
+)
+def test_groups_of_amounts_are_held_to_repetitions_alone(python, rust):
+    mix = of_amounts({"max_repetition": 2}, python, rust)
     history = History(mix)
 
     assert [end_of(history, name, 10) for name in FIVE[:3]] == [20, 50, 20]
