@@ -34,7 +34,7 @@ from omniload.source.parsing.arrow_columns import records_of
 from omniload.source.parsing.conditions import kept_records, wanted_kind
 from omniload.source.parsing.cutting import cuts, require_sizes
 from omniload.source.parsing.lines import BadLineError, number_in
-from omniload.source.parsing.mds_arrays import DTYPE_OF_CODE, ids_in, numbers_in
+from omniload.source.parsing.mds_arrays import DTYPE_OF_CODE, ids_in, numbers_in, numbers_of
 from omniload.source.parsing.mds_shards import (
     MdsShard,
     column_in,
@@ -283,7 +283,10 @@ def _with_numbers(
     if faults:
         row = next(iter(faults))
         fault = (
-            fault_of_numbers(column[row], inside, int(lengths_B[row]))
+            # As stored: in the type wanted another number stands in the place of one that it does not hold.
+            fault_of_numbers(
+                numbers_of(values[row], encoding, kind.dtype), inside, int(lengths_B[row])
+            )
             if is_array_B[row]
             else "is no array of numbers"
         )

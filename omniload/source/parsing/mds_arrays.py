@@ -26,7 +26,7 @@ from omniload.source.parsing.token_lists import (
     said_of_columns,
 )
 
-__all__ = ["DTYPE_OF_CODE", "INTEGERS_BY_NAME", "ids_in", "numbers_in"]
+__all__ = ["DTYPE_OF_CODE", "INTEGERS_BY_NAME", "ids_in", "numbers_in", "numbers_of"]
 
 DTYPE_OF_CODE = {
     code: np.dtype(name)
@@ -175,6 +175,35 @@ def numbers_in(
     Returns:
         The numbers, none where there is no array; which samples do not fit the type; and which hold an array.
     """
+    stored, is_array_N = _stored_in(values, encoding, dtype)
+    parts, owners, odd = [], [np.zeros(0, np.int64)], [np.zeros(0, np.bool_)]
+    for mine, numbers_V, offsets in stored:
+        part, odd_N = numbers_as(numbers_V, offsets, dtype, np.zeros(len(mine), np.bool_))
+        parts.append(part)
+        odd.append(odd_N)
+        owners.append(mine)
+    in_order = np.argsort(np.concatenate(owners))
+    column = Ranges.of(parts, dtype.type).take(in_order).packed()
+    return column, np.concatenate(odd)[in_order] | ~is_array_N, is_array_N
+
+
+def numbers_of(cell_V: NDArray[np.uint8], encoding: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the numbers of one sample as they are stored, to say which of them its column cannot have.
+
+    Args:
+        cell_V: Its bytes.
+        encoding: As for ``numbers_in``, as is ``dtype``.
+        dtype: Type wanted.
+    """
+    values = Ragged(values_V=cell_V, offsets=np.array([0, len(cell_V)]))
+    ((_, numbers_V, _),), _ = _stored_in(values, encoding, dtype)
+    return numbers_V
+
+
+def _stored_in(
+    values: Ragged, encoding: str, dtype: np.dtype[Any]
+) -> tuple[list[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]], NDArray[np.bool_]]:
+    """Return of each type that is stored its samples, their numbers and offsets; and which samples hold an array."""
     kind, _, rest = encoding.partition(":")
     named, _, shape = rest.partition(":")
     faults = _BadSamples(bad_N=np.zeros(len(values), np.bool_))
@@ -191,19 +220,12 @@ def numbers_in(
     if kind == "ndarray" and not shape:
         shapes = _bytes_at(values, starts, faults)
         starts += 1 + (shapes >> 2) * (1 << (shapes & 3))
-    parts, owners, unlike_N = [], [np.zeros(0, np.int64)], faults.bad_N
+    found, unlike_N = [], faults.bad_N
     for code in np.unique(codes).tolist():
         stored, mine = DTYPE_OF_CODE[code], np.flatnonzero(codes == code)
         sizes = stops[mine] - starts[mine]
         unlike_N[mine] |= (sizes < 0) | (sizes % stored.itemsize != 0)
         begins = np.where(unlike_N[mine], stops[mine], starts[mine])
         found_V, ends = gather_ranges(values.values_V, begins, stops[mine])
-        odd = np.zeros(len(mine), np.bool_)
-        part, odd = numbers_as(found_V.view(stored), ends // stored.itemsize, dtype, odd)
-        parts.append((part, odd))
-        owners.append(mine)
-    is_array_N = ~unlike_N
-    in_order = np.argsort(np.concatenate(owners))
-    column = Ranges.of([part for part, _ in parts], dtype.type).take(in_order).packed()
-    odd_N = np.concatenate([np.zeros(0, np.bool_), *(odd for _, odd in parts)])[in_order]
-    return column, odd_N | ~is_array_N, is_array_N
+        found.append((mine, found_V.view(stored), ends // stored.itemsize))
+    return found, ~unlike_N

@@ -231,7 +231,9 @@ def _odd(values_V: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_] | No
         odd_V = (values_V != 0) & (values_V != 1)
     elif dtype.kind == "f":
         # What is infinite or no number is written so; what becomes infinite is another number.
-        odd_V = np.isfinite(values_V) & (np.abs(values_V) > np.finfo(dtype).max)
+        # By both sides: the least integer of a type has no positive of that type.
+        most = float(np.finfo(dtype).max)
+        odd_V = np.isfinite(values_V) & ((values_V < -most) | (values_V > most))
     else:
         limits = np.iinfo(dtype)
         odd_V = (values_V < limits.min) | (values_V > limits.max)

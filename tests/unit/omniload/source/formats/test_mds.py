@@ -1,7 +1,9 @@
 """Samples of MDS by what stands beside their text or token ids: conditions and keys."""
 
+import re
 import struct
 
+import numpy as np
 import pytest
 
 from omniload.base.errors import ConfigError
@@ -99,3 +101,42 @@ def test_a_number_of_half_the_width_is_another_and_an_integer_is_a_key_by_its_di
 def test_a_column_of_another_kind_is_refused(tmp_path, keys, said):
     with pytest.raises(ConfigError, match=said):
         opened(tmp_path, ROWS, **keys)
+
+
+IDS = ("tokens", "ndarray:uint16:1", None)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "stored", "value", "dtype", "said"),
+    [
+        ("ndarray:int32:1", "<i4", 300, "int8", "holds 300, which is more than a int8 holds"),
+        ("bytes", "u1", 2, "bool", "holds 2, not 0 or 1"),
+        ("ndarray:float64:1", "<f8", 1e300, "float32", r"holds 1e\+300, which is more than a float32"),
+        ("ndarray:int32:1", "<i4", -(2**31), "float16", "holds -2147483648, which is more than a fl"),
+        ("ndarray:int64:1", "<i8", -(2**63), "float16", "holds -9223372036854775808, which is more"),
+    ],
+)  # fmt: skip
+def test_a_number_that_an_own_column_does_not_hold_is_a_bad_sample_told_as_stored(
+    tmp_path, encoding, stored, value, dtype, said
+):
+    kind = MdsTokens()
+    kind.columns = (IDS, ("w", encoding, None))
+    numbers = [[1, 0], [1, value], [0, 1], [value, 0]]
+
+    def sample(i, _):
+        cells = b"\1\0\2\0", np.array(numbers[i], stored).tobytes()
+        return struct.pack("<2I", *map(len, cells)) + b"".join(cells)
+
+    kind.sample = sample
+    kind.write(tmp_path / "part-0.mds", [""] * len(numbers))
+    own = {"w": {"column": "w", "dtype": dtype}}
+    config = MdsSource.model_validate(
+        {"type": "mds", "path": ".", "tokens": "tokens", "columns": own}
+    )
+
+    records = open_format(SourceSpec("web", config, base_dir=tmp_path)).format.read_unit(0)
+
+    assert records.bad_B.tolist() == [False, True, False, True]
+    assert re.search(f"sample 1: w {said}", records.reason)
+    (column,) = records.others.values()
+    assert [column[i].tolist() for i in (0, 2)] == [[1, 0], [0, 1]]
