@@ -16,9 +16,9 @@ import secrets
 import socket
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from os import getpid
 from pathlib import Path
@@ -31,7 +31,6 @@ from fusefs.stores.protocol import Entry, Store
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import IntegrityError, OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
-from omniload.base.writing import free_in
 from omniload.mix.journal.segments import (
     LAST_LIFE,
     Extent,
@@ -41,9 +40,9 @@ from omniload.mix.journal.segments import (
     extents_of,
     moved_aside,
 )
-from omniload.mix.journal.storage import JournalStorage
+from omniload.mix.journal.storage import JournalStorage, asking
 
-__all__ = ["CLAIM_VERSION", "ObjectStorage", "asking"]
+__all__ = ["CLAIM_VERSION", "ObjectStorage"]
 
 _LOG = get_logger(__name__)
 CLAIM_VERSION = 1
@@ -84,7 +83,7 @@ class ObjectStorage(JournalStorage):
 
     @override
     def claim(self) -> None:
-        with asking(self, "claimed"):
+        with asking(self, self.folder, "claimed"):
             # Segments tell of lives as well, whose claims were tidied away.
             lives = [*self._claims(), *(segment.life for segment, _ in self._segments())]
             last = max(lives, default=Life(0, ""))
@@ -111,12 +110,12 @@ class ObjectStorage(JournalStorage):
 
     @override
     def exists(self) -> bool:
-        with asking(self, "read"):
+        with asking(self, self.folder, "read"):
             return bool(self.extents())
 
     @override
     def opened(self) -> BinaryIO:
-        with asking(self, "read"):
+        with asking(self, self.folder, "read"):
             reader = _Reader(self)
         if not reader.size_bytes:
             raise FileNotFoundError(f"{self}: no segment")
@@ -125,14 +124,14 @@ class ObjectStorage(JournalStorage):
 
     @override
     def begin(self, content: bytes) -> None:
-        with asking(self, "written"):
+        with asking(self, self.folder, "written"):
             self._put(0, content)
         self._tidy()
 
     @override
     def go_on(self, kept_bytes: int, end: bytes = b"") -> None:
         # What earlier lives left in small objects at the end becomes one.
-        with asking(self, "written"):
+        with asking(self, self.folder, "written"):
             known = kept_bytes - max(1, len(end))
             start = known
             for extent in reversed(self.extents()):
@@ -158,7 +157,7 @@ class ObjectStorage(JournalStorage):
         self.require_claim()
         assert self._life is not None, "claimed"
         self._merging = Merging()
-        with asking(self, "claimed"):
+        with asking(self, self.folder, "claimed"):
             # The least token: of a planner that claims it at the same time, that one goes on.
             self._claim_behind(self._life, "0" * 8)
         self.go_on(kept_bytes)
@@ -171,7 +170,7 @@ class ObjectStorage(JournalStorage):
             )
         # Whether a put that fails arrived is not known: nothing may be said to lie behind it.
         self._broken = True
-        with asking(self, "written"):
+        with asking(self, self.folder, "written"):
             # The same bytes under the same name: what arrived is put over itself.
             end = self._end
             self.in_room(lambda: self._put(end, content), self.folder)
@@ -187,7 +186,7 @@ class ObjectStorage(JournalStorage):
     @override
     def move_aside(self) -> str:
         """Give it the first number that is free; of two that begin alike the longer holds both, and is kept alone."""
-        with asking(self, "moved"):
+        with asking(self, self.folder, "moved"):
             # The claims stay where they are: who adds to the journal is settled, and begins it anew.
             name = moved_aside(self.store, _LINES)
         return f"{self}/{name}"
@@ -359,7 +358,7 @@ class _Reader(io.RawIOBase):
 
     @override
     def readinto(self, buffer: Buffer, /) -> int:
-        with asking(self._storage, "read"):
+        with asking(self._storage, self._storage.folder, "read"):
             data = self._read(memoryview(buffer).nbytes)
         memoryview(buffer)[: len(data)] = data
         self._at += len(data)
@@ -380,27 +379,3 @@ class _Reader(io.RawIOBase):
         raise UnavailableError(
             f"{self._storage}: segments went away {_LOOKS} times while they were read; try again"
         ) from gone
-
-
-@contextmanager
-def asking(storage: ObjectStorage, doing: str) -> Iterator[None]:
-    """Name the journal in what its store says.
-
-    Raises:
-        StateError: The store has no room, or refuses it.
-        UnavailableError: It did not answer in time.
-    """
-    try:
-        yield
-    except UnavailableError as error:
-        raise UnavailableError(
-            f"{storage}: the journal cannot be {doing}: {error}; resume once the store answers"
-        ) from error
-    # Callers tell what is not there from what cannot be asked.
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise StateError(
-            f"{storage}: the journal cannot be {doing}: {error.strerror or error}, "
-            f"{free_in(storage.folder)}; make room there, or give another runtime.journal that may be written"
-        ) from error

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from omniload.base.errors import ConfigError
 from omniload.mix.journal.room import GIVE_UP_S, WAITS_S
-from omniload.mix.journal.storage import JournalStorage
+from omniload.mix.journal.storage import JournalStorage, asking
 from omniload.mix.run_record import read_run_record
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def journal_at(run_dir: Path, url: str) -> Path | JournalStorage:
         open_store,
         parts_of,
     )
-    from omniload.mix.journal.object_storage import ObjectStorage, asking  # noqa: PLC0415
+    from omniload.mix.journal.object_storage import ObjectStorage  # noqa: PLC0415
 
     parts, above = parts_of(url), local_path(url)
     if above is not None:
@@ -68,7 +68,7 @@ def journal_at(run_dir: Path, url: str) -> Path | JournalStorage:
         None if above is None else Path(above, name),
     )
     if parts.scheme in _BUCKETS:
-        with asking(storage, "opened"):
+        with asking(storage, storage.folder, "opened"):
             check_root(store, begin=True)
     return storage
 

@@ -17,7 +17,7 @@ from omniload.base.reading import open_file
 from omniload.base.writing import FULL, free_in, sync_folder
 from omniload.mix.journal.room import Room
 
-__all__ = ["FileStorage", "JournalStorage"]
+__all__ = ["FileStorage", "JournalStorage", "asking"]
 
 _LOG = get_logger(__name__)
 _BLOCK = 1 << 20
@@ -306,4 +306,33 @@ def _writing(path: Path, need: int) -> Iterator[None]:
             ) from error
         raise UnavailableError(
             f"{path}: cannot be written: {error}; {free}; resume once it can be"
+        ) from error
+
+
+@contextmanager
+def asking(storage: JournalStorage, folder: Path | None, doing: str) -> Iterator[None]:
+    """Name the journal in what its store says.
+
+    Args:
+        storage: The journal.
+        folder: Where it lies on a file system, for how much room there is; ``None`` elsewhere.
+        doing: What is done to it: read, or written.
+
+    Raises:
+        StateError: The store has no room, or refuses it.
+        UnavailableError: It did not answer in time.
+    """
+    try:
+        yield
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"{storage}: the journal cannot be {doing}: {error}; resume once the store answers"
+        ) from error
+    # Callers tell what is not there from what cannot be asked.
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StateError(
+            f"{storage}: the journal cannot be {doing}: {error.strerror or error}, "
+            f"{free_in(folder)}; make room there, or give another runtime.journal that may be written"
         ) from error
