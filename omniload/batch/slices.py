@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.base.ragged import Ranges
+from omniload.base.ragged import Ragged, offsets_of
 from omniload.batch.absent import is_absent, stacked
 from omniload.batch.microbatch import IGNORE_LABEL, CpSlice, Microbatch, aligned_of, rows_of
 from omniload.mix.columns import NO_COLUMNS
@@ -134,9 +134,7 @@ def joined(parts: Sequence[Microbatch | CpSlice]) -> Microbatch | CpSlice:
         end += int(part.cu_seqlens[-1])
     cu_seqlens = np.concatenate(bounds).astype(np.int32)
     columns_K = {
-        name: column
-        if is_absent(column)
-        else Ranges.of([p.columns_K[name] for p in parts], column.values_V.dtype.type).packed()
+        name: column if is_absent(column) else _end_to_end([p.columns_K[name] for p in parts])
         for name, column in first.columns_K.items()
     }
     aligned = {name: stacked([aligned_of(p)[name] for p in parts]) for name in aligned_of(first)}
@@ -167,6 +165,14 @@ def joined(parts: Sequence[Microbatch | CpSlice]) -> Microbatch | CpSlice:
         label_tokens_RT=None
         if first.label_tokens_RT is None
         else np.concatenate([p.label_tokens_RT for p in whole if p.label_tokens_RT is not None]),
+    )
+
+
+def _end_to_end(columns: Sequence[Ragged]) -> Ragged:
+    """Return the columns of some parts as one: whole ones are copied, for a gather takes longer to find its ranges."""
+    return Ragged(
+        values_V=np.concatenate([c.values_V[c.offsets[0] : c.offsets[-1]] for c in columns]),
+        offsets=offsets_of(np.concatenate([c.lengths_N for c in columns])),
     )
 
 
