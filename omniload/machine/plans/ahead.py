@@ -6,6 +6,7 @@ What is known of samples comes in reports; how far the ranks are, and which chan
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from omniload.base.errors import ConfigError
 from omniload.base.state import JsonObject
 from omniload.machine.columns import SampleMetadata
 from omniload.machine.messages import (
@@ -143,6 +144,8 @@ class PlanningAhead:
             if self._demand_now().short and not is_last:
                 break
             found = Exhausted() if is_last else self._window(room)
+            if found is None:
+                break
             if isinstance(found, Starved):
                 commands += self._read_on(found.source)
                 break
@@ -184,21 +187,32 @@ class PlanningAhead:
         room = self.ranks.slowest + self.mix.steps_ahead - self.state.step
         return room if room >= self.mix.steps_at_once and self._bad.excess is None else 0
 
-    def _window(self, room: int) -> list[Membership] | Starved | Exhausted:
-        """Draw the steps of one window: as many as are planned together, and fit in ``room``."""
+    def _window(self, room: int) -> list[Membership] | Starved | Exhausted | None:
+        """Draw the steps of one window: as many as are planned together, and fit in ``room``.
+
+        ``None`` where its first step is refused, as by a source that refuses long documents: that ends the run.
+        """
         left = [] if self.num_steps is None else [self.num_steps - self.state.step]
         most = min(room, self.mix.steps_at_once, *left)
         tables, records_S = [queue.table for queue in self._queues], self.positions_per_epoch_S
-        return steps_together(self.history, self.state, tables, records_S, most=most)
+        try:
+            return steps_together(self.history, self.state, tables, records_S, most=most)
+        except ConfigError as refused:
+            self._bad.excess = refused
+            return None
 
     def _read_on(self, source: int) -> list[PlannerCommand]:
-        """Read more of a source that a draw ran out of; with too many bad records it ends the run instead."""
+        """Read more of a source that a draw ran out of; with too many bad records, or no more, it ends the run."""
         self._starved, self._bad.excess = source, self._bad.over.get(source)
         if self._bad.excess is not None:
             return []
         demand, queue = self._demand_now(), self._queues[source]
         epoch = self.positions_per_epoch_S[source]
-        require_below_cap(self.history, self.names[source], queue, epoch, demand.step)
+        try:
+            require_below_cap(self.history, self.names[source], queue, epoch, demand.step)
+        except ConfigError as gone_through:
+            self._bad.excess = gone_through
+            return []
         return self._read(source, queue.tokens + demand.needs_S[source])
 
     def _publish(self, window: Sequence[Membership]) -> list[PlannerCommand]:

@@ -38,6 +38,8 @@ class Run:
     ended: str = ""
     """Why there were no more, but for what is wrong with one of the records."""
     lives: int = 0
+    taken: int = 0
+    """Steps that the rank has, from the first on."""
 
 
 def record_at(records, position):
@@ -114,6 +116,7 @@ def _until_broken(planner, commands, run, step, records_S, most, breaks):
                 report = reported(command, records_S[command.source], count)
                 commands += planner.handle(report)
         assert step in run.plans, "a step is there, or the run says why not"
+        run.taken = step + 1
         commands += planner.handle(StepTaken(step=step, dp_rank=0))
         step += 1
         if (how := breaks.pop(step, None)) == "resumed":
@@ -237,6 +240,34 @@ def test_a_source_of_bad_records_alone_is_not_read_to_its_end():
     ):
         planner.handle(reported(read, bad, 10**6))
     assert read.stop < 1_000
+
+
+CAPPED = {"all": {"weight": 1, "of": {"code": 2, "web": 1}, "max_repetition": 2}}
+
+
+@pytest.mark.parametrize(
+    ("code", "changes", "said"),
+    [
+        ([20] * 10 + [40] + [20] * 9, {"pack": {"overlong": "refuse"}}, "40 tokens"),
+        ([20] * 6, {"mix": {"stages": [{"from_step": 0, "weights": CAPPED}]}}, "2 times its 6 rec"),
+    ],
+)
+@pytest.mark.parametrize("ahead", [1, 2, 8])
+@pytest.mark.parametrize("breaks", [{}, dict.fromkeys(range(1, STEPS), "resumed")])
+def test_a_run_that_is_refused_a_step_gives_out_all_before_it_however_many_are_ahead(
+    code, changes, said, ahead, breaks
+):
+    """How many were lost hung on ``prefetch_steps``, up to all of them."""
+    records_S, changes = [code, [20] * 40], {"version": 2, **changes}
+    first = run_of(records_S, (0, 0), [4], mix_changes=changes)
+
+    changes["runtime"] = {"prefetch_steps": ahead}
+    run = run_of(records_S, (0, 0), [40], breaks, changes)
+
+    assert said in run.ended
+    assert (run.ended, run.plans) == (first.ended, first.plans)
+    assert f"step {run.taken} " in run.ended
+    assert run.taken == len(run.plans) > 2
 
 
 def a_skipping_mix(names, limit, **changes):
