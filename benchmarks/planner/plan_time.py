@@ -6,8 +6,9 @@ python -m benchmarks.planner.plan_time --help
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -18,7 +19,7 @@ import psutil
 from benchmarks.loaders.mixed_sources import MixedSources, lengths_of, mix_of
 from benchmarks.planner.planned_steps import Lengths, table_at
 from benchmarks.report import Table, print_table, write_report
-from omniload.machine import planner as planner_module
+from omniload.actors.planner_journal import Kept, keep, open_journal
 from omniload.machine.messages import (
     PlannerEvent,
     PublishPlans,
@@ -28,14 +29,16 @@ from omniload.machine.messages import (
     StepsTaken,
 )
 from omniload.machine.planner import Planner
+from omniload.machine.plans import ahead as planner_module
 from omniload.machine.strategy import place
 from omniload.mix.config import MixConfig
+from omniload.mix.journal.journal import Journal
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.records import StepPlan
 from omniload.plan.world import World
 
-__all__ = ["main"]
+__all__ = ["Case", "main", "steps_of"]
 
 _LENGTH = 8_192
 _MEAN_TOKENS = 650
@@ -110,15 +113,23 @@ class Planned:
     microbatch_bound: float
 
 
-def steps_of(case: Case) -> Iterator[Planned]:
-    """Run a planner as its shell would, with loaders that answer at once, and time it alone."""
-    placed = [0.0]
-    with timed_placing(placed):
-        yield from _steps_of(case, placed)
+def steps_of(case: Case, folder: Path | None = None) -> Iterator[Planned]:
+    """Run a planner as its shell would, with loaders that answer at once, and time it alone.
+
+    Args:
+        case: The size of the job.
+        folder: Where its journal lies; none is written without one.
+    """
+    placed, planner = [0.0], case.planner()
+    journal = open_journal(folder, planner)
+    with timed_placing(placed), nullcontext() if journal is None else closing(journal):
+        yield from _steps_of(case, planner, placed, journal)
 
 
-def _steps_of(case: Case, placed: list[float]) -> Iterator[Planned]:
-    lengths, planner = case.lengths(), case.planner()
+def _steps_of(
+    case: Case, planner: Planner, placed: list[float], journal: Journal | None
+) -> Iterator[Planned]:
+    lengths = case.lengths()
     events: deque[PlannerEvent] = deque([Started()])
     seconds, hearing_s = 0.0, 0.0
     while True:
@@ -129,6 +140,8 @@ def _steps_of(case: Case, placed: list[float]) -> Iterator[Planned]:
         seconds += took_s
         if isinstance(event, StepsTaken) and not commands:
             hearing_s += took_s
+        if journal is not None:
+            keep(journal, [command for command in commands if isinstance(command, Kept)])
         for command in commands:
             if isinstance(command, ReadAhead):
                 s, start = command.source, command.start
