@@ -5,7 +5,7 @@ Each has a gloo group of its own: the trainer's may move a device's memory.
 
 import hashlib
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias, cast, get_args
@@ -47,6 +47,8 @@ class _Group(Protocol):
     def broadcast(self, tensor: torch.Tensor, root: int) -> dist.Work: ...
 
     def scatter(self, own: torch.Tensor, parts: list[torch.Tensor], root: int) -> dist.Work: ...
+
+    def allgather(self, parts: list[list[torch.Tensor]], own: list[torch.Tensor]) -> dist.Work: ...
 
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
 
@@ -318,8 +320,9 @@ def _met(ranks: Sequence[int], rank: int, name: str, timeout_s: float) -> _Group
 class TorchExchange(Exchange):
     """All-gathers of bytes, over a gloo group of their own: the trainer's may move a device's memory."""
 
-    def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+    def __init__(self, group: _Group, rank: int, size: int, timeout_s: float) -> None:
+        """Gather over ``group``, in which this is ``rank`` of ``size``."""
+        self.rank, self.size = rank, size
         self._group, self._timeout_s = group, timeout_s
 
     @override
@@ -338,12 +341,16 @@ class TorchExchange(Exchange):
 
     def _gather(self, parts: list[torch.Tensor], mine: torch.Tensor) -> None:
         try:
-            dist.all_gather(parts, mine, group=self._group)
+            self._group.allgather([parts], [mine]).wait()
         except RuntimeError as error:
             raise UnavailableError(
                 f"rank {self.rank} of {self.size} waited up to {self._timeout_s:g} s for the others' rollouts "
                 f"({str(error).splitlines()[0]:.200}); do they run, and ask for as many batches? timeout= waits longer"
             ) from error
+
+
+_EXCHANGES: Counter[tuple[dist.ProcessGroup, tuple[int, ...]]] = Counter()
+"""Exchanges that the same ranks of a job have made: the n-th of each of them is one, whatever other groups it has."""
 
 
 def exchange_of(process_group: dist.ProcessGroup | None, timeout_s: float) -> TorchExchange:
@@ -352,17 +359,18 @@ def exchange_of(process_group: dist.ProcessGroup | None, timeout_s: float) -> To
     Raises:
         UnavailableError: A rank does not come.
     """
-    ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+    world = dist.group.WORLD
+    assert world is not None, "whoever asks has looked"
+    ranks = sorted(dist.get_process_group_ranks(process_group or world))
+    made, rank = (world, tuple(ranks)), dist.get_rank()
     try:
-        group = dist.new_group(
-            ranks,
-            backend="gloo",
-            timeout=timedelta(seconds=timeout_s),
-            use_local_synchronization=True,
-        )
-    except (dist.DistError, RuntimeError) as error:
+        group = _met(ranks, rank, f"omniload/exchange/{_EXCHANGES[made]}", timeout_s)
+    except UnavailableError as error:
         raise UnavailableError(
             f"ranks {ranks} have not met within {timeout_s:g} s; do all of them make a sampler of their loaders? "
-            f"({str(error).splitlines()[0]:.200})"
+            f"({str(error.__cause__).splitlines()[0]:.200})"
         ) from error
-    return TorchExchange(group, timeout_s)
+    _EXCHANGES[made] += 1
+    # A gather that was given up is taken up by nobody: it ends, and so does the exchange.
+    group._set_default_timeout(timedelta(seconds=timeout_s))
+    return TorchExchange(group, ranks.index(rank), len(ranks), timeout_s)

@@ -63,3 +63,14 @@ def test_a_peer_that_does_not_come_is_named(warm_python):
 
     assert refused["error"] == "UnavailableError"
     assert "has not met ranks [0, 1]" in refused["message"]
+
+
+def test_exchanges_meet_whatever_other_groups_a_rank_has_made_before(warm_python):
+    found = two(warm_python, "exchange")
+
+    for rank, said in enumerate(found):
+        assert said == [
+            {"rank": rank, "size": 2, "parts": [[0], [0, 0]]},
+            {"rank": rank, "size": 2, "parts": [[1], [1, 1]]},
+            {"rank": 0, "size": 1, "parts": [[2]]},
+        ]

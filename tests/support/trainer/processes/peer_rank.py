@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from omniload.base.errors import OmniloadError
 from omniload.batch.wire import Parts
-from trainer_integration.loader.torch_peers import peers_of
+from trainer_integration.loader.torch_peers import exchange_of, peers_of
 
 RANK, PORT, PLAN = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 LONG_S, SHORT_S = 60.0, 1.0
@@ -53,8 +53,25 @@ def take(peers):
         step += 1
 
 
+def exchange():
+    if RANK == 1:
+        # As Megatron's, of its first and last stage: a group that the other rank has not.
+        dist.new_group([1], backend="gloo", use_local_synchronization=True)
+    # Of the same ranks, one after the other, as for two samplers; then of each rank alone.
+    exchanges = [exchange_of(None, SHORT_S) for _ in range(2)]
+    alone = [dist.new_group([rank], backend="gloo") for rank in range(2)]
+    exchanges.append(exchange_of(alone[RANK], SHORT_S))
+    for number, each in enumerate(exchanges):
+        parts = each.all_gather(bytes([number]) * (1 + each.rank))
+        told(rank=each.rank, size=each.size, parts=[list(part) for part in parts])
+
+
 store = dist.TCPStore("127.0.0.1", PORT, 2, is_master=RANK == 0)
 dist.init_process_group("gloo", store=store, rank=RANK, world_size=2)
+if PLAN == "exchange":
+    exchange()
+    dist.barrier()
+    sys.exit()
 if PLAN == "absent" and RANK == 1:
     time.sleep(3 * SHORT_S)
     sys.exit()
