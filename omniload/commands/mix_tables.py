@@ -161,6 +161,8 @@ class SourceStats:
     """Times that the run goes through it."""
     skips: bool = False
     """Whether the run leaves out what cannot be decoded: ``on_error: {policy: skip}``."""
+    refused: str = ""
+    """What is to be said of documents that would end the run: ``overlong: refuse``."""
 
     @property
     def is_exact(self) -> bool:
@@ -326,7 +328,8 @@ def _warnings(stats: Stats) -> Iterator[str]:
             )
             bad.append(f"{source.bad:,} records of {source.name} cannot be decoded; {remedy}")
     # Of a thousand sources most may deserve the same warning: nobody reads it a thousand times.
-    for same in (repeated, bad, often, stats.padded):
+    refused = [source.refused for source in stats.sources if source.refused]
+    for same in (refused, repeated, bad, often, stats.padded):
         yield from same[:_WARNINGS_SHOWN]
         if len(same) > _WARNINGS_SHOWN:
             yield f"and so of {len(same) - _WARNINGS_SHOWN:,} more sources: --json"

@@ -36,6 +36,7 @@ from omniload.source.kept_findings import (
 )
 from omniload.source.parsing.image_cells import ENCODED
 from omniload.source.spec import SourceSpec
+from omniload.source.survey.documents import said_of_refused
 from omniload.source.survey.spread import Spread, evenly, unevenness
 from omniload.source.tokenize import Tokenizer, doubt_of_ids, open_tokenizer
 from omniload.source.transforms.opening import open_pipeline
@@ -188,7 +189,8 @@ def _looked_at(mix: MixConfig, source: SourceSpec, files: tuple[ShardFile, ...])
     mean = float(lengths_N.mean()) if lengths_N is not None and len(lengths_N) else 0.0
     doubt = _why_nothing(mix, name, first, lengths_N, records)
     if not doubt and (
-        found := unseen
+        found := _refused(mix, config, lengths_N)
+        or unseen
         or opened.format.doubt()
         or _images_not_read(config, first)
         or _doubt_of_conversations(source, first)
@@ -252,6 +254,14 @@ def _left_out(first: Records, spoilt: Sequence[str], path: str = "") -> str:
     whose = f"{path}'s" if path else "its"
     said = f"{count:,} of {whose} first {len(first.bad_B):,} records are left out, as on_error says"
     return f"{said}; the first: {reason}" if count else ""
+
+
+def _refused(mix: MixConfig, config: SourceConfig, lengths_N: NDArray[Any] | None) -> str:
+    refuses = (config.overlong or mix.pack.overlong) == "refuse" and config.concat_transform is None
+    if lengths_N is None or not refuses:
+        return ""
+    count, length = int((lengths_N > mix.pack.length).sum()), mix.pack.length
+    return said_of_refused(count, f"its first {len(lengths_N):,} records", length)
 
 
 def _ids_unknown(source: SourceSpec, record_format: Format, first: Records) -> str:

@@ -35,7 +35,13 @@ from omniload.plan.forecast.sizes import SourceSizes, rooms_left
 from omniload.plan.forecast.stages import with_expected_steps
 from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import open_shard_cache
-from omniload.source.survey.documents import LengthHistogram, Survey, open_survey, trained_on
+from omniload.source.survey.documents import (
+    LengthHistogram,
+    Survey,
+    open_survey,
+    said_of_refused,
+    trained_on,
+)
 from omniload.source.survey.duplicates import DuplicateCounter
 from omniload.source.survey.spread import Differences, Spread
 
@@ -110,6 +116,8 @@ class _Looking:
     counter: DuplicateCounter
     lengths: list[LengthHistogram]
     bad: list[int]
+    refused: list[int]
+    """Documents that are longer than a row, of sources that refuse such."""
     spreads: list[Spread]
     stopped: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -118,13 +126,15 @@ class _Looking:
         mix = self.spec.mix
         length, overlong = mix.pack.length, mix.overlong_S[number]
         if mix.sources[mix.names[number]].concat_transform is not None:
-            overlong = "split"  # nothing is left out of what is joined
+            overlong = "split"  # nothing is left out of what is joined, or refused
         for looked in survey.looked():
             if self.stopped.is_set():
                 return
             self.lengths[number].add(trained_on(looked.lengths_N, length, overlong))
             self.spreads[number].add(looked.unit, looked.lengths_N)
             self.bad[number] += looked.bad
+            if overlong == "refuse":
+                self.refused[number] += int((looked.lengths_N > length).sum())
             # Sources share one counter, since a document of one is sought in all.
             with self._lock:
                 self.counter.add(number, looked.hashes_N)
@@ -138,6 +148,7 @@ def _survey(spec: PlaneSpec, sample: int | None) -> tuple[list[Survey], _Looking
         counter=DuplicateCounter(len(names)),
         lengths=[LengthHistogram() for _ in names],
         bad=[0] * len(names),
+        refused=[0] * len(names),
         spreads=[Spread() for _ in names],
     )
     shards = open_shard_cache(mix.loader.shard_cache, spec.base_dir)
@@ -218,6 +229,11 @@ def _gathered(
                 steps_per_epoch=epochs[s],
                 epochs=float(expected.total.epochs_S[s]),
                 skips=mix.sources[name].on_error.policy == "skip",
+                refused=said_of_refused(
+                    looking.refused[s],
+                    f"{surveys[s].wanted:,} documents of {name}",
+                    mix.pack.length,
+                ),
             )
             for s, name in enumerate(mix.names)
         ),
@@ -240,6 +256,23 @@ def _bad_records_untold() -> Iterator[None]:
         log.setLevel(level)
 
 
+def _refusing_none(mix: MixConfig) -> MixConfig:
+    """Return a mix that cuts what it refuses, or leaves out what is never cut: its rate is that of the others."""
+    if mix.refusing_S is None:
+        return mix
+    sources = {
+        name: source.model_copy(
+            update={
+                "overlong": "drop" if source.images_transform or source.pair_columns else "split"
+            }
+        )
+        if refuses
+        else source
+        for (name, source), refuses in zip(mix.sources.items(), mix.refusing_S, strict=True)
+    }
+    return mix.model_copy(update={"sources": sources})
+
+
 def _measure(spec: PlaneSpec, seconds: float) -> Rate | None:
     """Take batches of one rank for a while; what was built before the first was asked for does not count."""
     at_s: list[float] = []
@@ -248,7 +281,7 @@ def _measure(spec: PlaneSpec, seconds: float) -> Rate | None:
         progress("measuring", seconds) as advance,
         _bad_records_untold(),
         # Without an end of its own: the clock below says how long it runs.
-        LocalPlane(replace(spec, num_steps=None)) as plane,
+        LocalPlane(replace(spec, mix=_refusing_none(spec.mix), num_steps=None)) as plane,
         Client(plane.handle(0)) as client,
     ):
         # From the first batch on: opening may take longer than all of it. Two at least, as a rate lies between them.

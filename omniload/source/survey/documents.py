@@ -215,6 +215,13 @@ class LengthHistogram:
         return [int(count) for count in counts[: self.longest.bit_length()]]
 
 
+def said_of_refused(count: int, documents: str, length: int) -> str:
+    """Say that so many documents end a run whose ``overlong`` is ``refuse``; empty of none."""
+    remedy = "leave them out (overlong: drop, or a filter by max_tokens), or use longer rows"
+    said = f"{count:,} of {documents} are longer than pack.length {length:,}, and overlong is refuse: the run ends"
+    return f"{said} once it would draw one; {remedy}" if count else ""
+
+
 def trained_on(lengths_N: NDArray[np.int64], length: int, overlong: Overlong) -> NDArray[np.int64]:
     """Return the tokens of each document that a row of ``length`` takes, by the policy for overlong ones."""
     if overlong == "truncate":

@@ -251,3 +251,23 @@ def test_files_that_look_sorted_are_told(mix_path, tmp_path, is_sorted, shuffle,
 
     told = [said for said in found["warnings"] if "look sorted" in said]
     assert [said.startswith("sources.web: ") for said in told] == [True] * warned
+
+
+@pytest.mark.parametrize("cut", [{}, {"pack": {"cut": "never"}}])
+def test_documents_that_would_end_the_run_are_counted_and_the_rate_is_measured(
+    mix_path, texts, cut
+):
+    mix = yaml.safe_load(mix_path.read_text())
+    mix["pack"]["length"] = 128
+    mix["sources"]["web"] |= {"overlong": "refuse", **cut}
+    mix_path.write_text(yaml.safe_dump(mix), encoding="utf-8")
+
+    found = json_of("stats", mix_path, "--all", "--steps", 100, "--measure", 0.01)
+
+    count = sum(len(text) + 1 > 128 for text in texts["web"])
+    said = (
+        f"{count} of 735 documents of web are longer than pack.length 128, and overlong is refuse: "
+    )
+    assert found["warnings"][0].startswith(said)
+    assert not any("documents of code are longer" in warning for warning in found["warnings"])
+    assert found["measured"]["steps"] > 0

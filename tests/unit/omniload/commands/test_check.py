@@ -109,6 +109,10 @@ DOUBTED = {
         {"pack": ", overlong: drop"},
         "mix.yaml:5: sources.web: none of its first 64 records of 100 fits pack.length 16, and longer",
     ),
+    "documents that rows refuse": (
+        {"pack": ", overlong: refuse"},
+        "mix.yaml:5: sources.web: 64 of its first 64 records are longer than pack.length 16, and overlong",
+    ),
     "split of less than a record": (
         {"rest": "splits: {eval: 1.0e-300}\nsplit: eval\n"},
         "mix.yaml:5: sources.web: split 'eval' takes 1e-300 of its 100 records, less than one",
