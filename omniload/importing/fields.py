@@ -1,5 +1,6 @@
 """The keys of another tool's file: each is read, noted as without an equivalent, or refused."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -17,6 +18,8 @@ _SHOWN = 60
 """Letters of a value that a message shows."""
 _LARGEST = 1 << 53
 """Whole number that stands for a number with a fraction at most."""
+_GROUPED = re.compile("[1-9][0-9]*(_[0-9]+)+")
+"""A whole number in groups, as ``100_000``: a number to YAML 1.1, which other tools read, and a text to YAML 1.2."""
 _MOST_FAULTS = 50
 """Faults that a message lists."""
 
@@ -107,6 +110,8 @@ class Fields:
         value = self._content.pop(key, None)
         if value is None:
             return default
+        if isinstance(value, str) and kind in (int, float) and _GROUPED.fullmatch(value):
+            value = int(value)
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             # A larger one has no exact float, or none at all: left as it is, it is refused as no number.
             value = float(value) if abs(value) <= _LARGEST else value

@@ -174,6 +174,8 @@ class TestOlmoCore:
             "web": 801,
         }
         assert "requested_tokens" not in notes
+        said = yaml.safe_dump(OLMO) + "requested_tokens: 1_001\n"
+        assert imported(folder, "olmo-core", said, dtype="uint32", end_of_document=0)[0] == mix
         with pytest.raises(ConfigError, match="requested_tokens: is -5; a run draws 1 or more"):
             imported(folder, "olmo-core", OLMO | {"requested_tokens": -5}, dtype="uint32")
 
