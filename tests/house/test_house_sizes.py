@@ -62,9 +62,9 @@ LONGER = {
         170,
         "the watch of each host: begun, asked, heard, lost, and when another follows it",
     ),
-    "omniload/actors/ray/answers.py": (275, "every way in which an answer comes or does not"),
+    "omniload/actors/ray/answers.py": (290, "every way in which an answer comes or does not"),
     "omniload/actors/ray/given/detached.py": (
-        350,
+        400,
         "both sides of a detached plane: who may attach and where it goes on, and how a driver finds and ends it",
     ),
     "omniload/actors/ray/given/attached.py": (

@@ -27,6 +27,7 @@ __all__ = [
     "future_of",
     "has_ended",
     "is_lost",
+    "is_unreached",
     "log_failure",
     "plain_error",
     "value_of",
@@ -204,6 +205,11 @@ def is_lost(error: BaseException) -> bool:
     return isinstance(error, RayActorError) and not getattr(error, "actor_init_failed", False)
 
 
+def is_unreached(error: BaseException) -> bool:
+    """Tell whether a call failed because its actor's process cannot be reached; it may live, stopped or cut off."""
+    return type(error).__name__ == "ActorUnavailableError"  # by its name, as in ``why_ended``
+
+
 def has_ended(ref: Any) -> bool:  # noqa: ANN401 -- as above
     """Tell whether a call was answered by the end of its actor's process; not where it is only slow, or has failed."""
     if not wait_for_ref(ref, 0.0, lambda: None):
@@ -239,6 +245,11 @@ def plain_error(error: BaseException, role: str) -> OmniloadError:
     """Undo Ray's wrapping; a dead actor becomes an ``UnavailableError``, an unforeseen error a ``DefectError``."""
     if isinstance(error, RayTaskError):
         return _raised_in(error, role)
+    if is_unreached(error):
+        return UnavailableError(
+            f"{role} cannot be reached ({type(error).__name__}): it is stopped, or its host is cut off; start again "
+            f"from the last checkpoint{place_of_lines(role)}"
+        )
     if is_lost(error):
         return UnavailableError(
             f"{role} has died ({type(error).__name__}); start again from the last checkpoint{place_of_lines(role)}"

@@ -53,6 +53,7 @@ def attach_to(stack: ExitStack, spec: PlaneSpec, digest: str) -> PlaneAddress:
 
     try:
         from omniload.actors.ray.given.detached import attach  # noqa: PLC0415 -- an extra
+        from omniload.actors.ray.given.tenancy import Attaching  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise missing_extra("runtime.lifetime detached", error) from error
     identity = {
@@ -61,7 +62,7 @@ def attach_to(stack: ExitStack, spec: PlaneSpec, digest: str) -> PlaneAddress:
         **MixValues.of(spec.mix).values,
         _DIGEST: digest,
     }
-    return attach(stack, spec, identity)
+    return attach(stack, Attaching(spec=spec, identity=identity))
 
 
 def detached_handle(

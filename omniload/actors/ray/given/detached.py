@@ -11,32 +11,43 @@ The opener is what rank 0 is to any other plane: owner of its actors, keeper of 
 import hashlib
 import json
 import os
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from omniload.actors.address import PlaneAddress
+from omniload.actors.claim import LOCK_NAME
 from omniload.actors.heartbeat_board import Activity, FolderBoard
-from omniload.actors.plane import PlaneSpec, RankHandle
-from omniload.actors.rank_locks import rank_has_ended
-from omniload.actors.ray.answers import answer_to, is_lost, plain_error, wait_for_ref
+from omniload.actors.plane import PlaneSpec, RankHandle, first_step_of
+from omniload.actors.rank_locks import name_in, rank_has_ended
+from omniload.actors.ray.answers import (
+    answer_to,
+    is_lost,
+    is_unreached,
+    plain_error,
+    wait_for_ref,
+)
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.given.attached import given_cluster
+from omniload.actors.ray.given.tenancy import Attaching, Tenancy, rank_names
 from omniload.actors.ray.hosts.placing import host_here
-from omniload.actors.ray.hosts.starting import Start, actor_of
+from omniload.actors.ray.hosts.rank_claims import was_claimed
+from omniload.actors.ray.hosts.starting import ASKED, Start, actor_of
 from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.plane import RayPlane
 from omniload.actors.ray.processes import end_by_sigterm
 from omniload.actors.ray.rank.joining import handle_in, node_for_rank
 from omniload.base.errors import OmniloadError, StateError, UnavailableError
+from omniload.base.linux.file_lock import is_locked
 from omniload.base.linux.network import host_id
-from omniload.base.log import RoleLogs, get_logger, logs_folder, speak_for
+from omniload.base.log import RoleLog, RoleLogs, get_logger, logs_folder, speak_for
 from omniload.machine.messages import ResizeAsked
 from omniload.machine.progress import is_rank
 
@@ -44,11 +55,8 @@ __all__ = ["PlaneOpener", "attach", "join_detached", "stop_detached"]
 
 _OPENER = "opener"
 _LOG = get_logger(__name__)
-_LOOK_S = 1.0
-_ATTACHING_S = 60.0
-"""How long an opener without a plane waits for a driver."""
-_LEFT_S = 5.0
-"""Beside the silence of ranks on other hosts: how long a driver waits for the ranks of the one before to be gone."""
+_LOOK_S, _ATTACHING_S = 1.0, 60.0
+"""How often an opener looks at its ranks, and how long one without a plane waits for a driver."""
 _NAMESPACE = "omniload-detached"
 """Of the openers of all runs in a Ray: their names are unique by the folders of runs."""
 _THREADS = 4
@@ -56,7 +64,9 @@ _CODE = ("working_dir", "py_modules")
 """Of a ``runtime_env``; Ray names them by what is in them."""
 _TRIES, _PAUSE_S = 20, 0.5
 """For an opener that is just ending."""
-_STOPPED_S = 60.0
+_STOPPED_S, _ENDED_S = 60.0, 20.0
+_ASK_S, _SILENT_S = 5.0, 60.0
+"""How often an opener that opens a plane is asked whether it lives, and how long its answer may take."""
 
 
 class PlaneOpener:
@@ -65,49 +75,49 @@ class PlaneOpener:
     def __init__(self) -> None:
         """Begin without a plane."""
         end_by_sigterm()
-        self._identity: dict[str, str] = {}
         self._changing = threading.Lock()
+        self._tenancy = Tenancy()
         self._plane: RayPlane | None = None
         self._spec: PlaneSpec | None = None
-        self._driver = ""
+        self._log: RoleLog | None = None
+        self._unpost: Callable[[], None] = lambda: None
+        self._opens_for, self._generation, self._is_over = "", 0, False
         self._used_s = time.monotonic()
         # By its own handle: what else ends an actor ends it by an error.
         self._self = ray.get_runtime_context().current_actor
         threading.Thread(target=self._watch, name="omniload-opener", daemon=True).start()
 
-    def identity(self) -> dict[str, str]:
-        """Return of which mix and release the plane is; nothing while there is none."""
-        return {} if self._plane is None else self._identity
+    def told(self) -> str:
+        """Return which process this is: that it answers at all is what is asked."""
+        return f"process {os.getpid()} on {socket.gethostname()}"
 
-    def attach(
-        self,
-        spec: PlaneSpec,
-        identity: Mapping[str, str],
-        environment: Mapping[str, str],
-        driver: str,
-    ) -> PlaneAddress:
-        """Have the plane serve the ranks of a driver, from its state on.
+    def attach(self, asked: Attaching, waited_s: float) -> PlaneAddress | str:
+        """Have the plane serve the ranks of a driver, from its state on; or return for whom that driver waits.
 
-        Args:
-            spec: The run, with the state that the driver goes on from.
-            identity: Of which mix and release it is, by names of what differs.
-            environment: Variables of the driver that ``runtime.env.pass_on`` names.
-            driver: Which process of which host it is, for messages.
+        A driver that waits asks again, so nothing is done here for one that has gone.
 
         Raises:
-            StateError: Another driver has ranks of the plane.
+            StateError: The plane is of another mix or release, or another driver has ranks of it.
             OmniloadError: As for opening a plane.
         """
-        with self._changing:
-            self._refuse_second(spec, driver)
-            os.environ.update(environment)
-            if (generation := self._going_on(spec)) is None:
+        if not self._changing.acquire(blocking=False):
+            return f"the plane to be there for {self._opens_for or 'a command that ends it'}"
+        try:
+            now_s = time.monotonic()
+            if waits := self._tenancy.why_wait(asked, waited_s, self._ranks(), now_s):
+                return waits
+            self._opens_for = asked.driver
+            os.environ.update(asked.environment)
+            if (generation := self._going_on(asked)) is None:
                 generation = 0
-                self._open(spec)
+                self._open(asked)
             assert self._plane is not None, "it was opened, or goes on"
-            self._identity, self._driver = dict(identity), driver
-            self._used_s = time.monotonic()
+            self._generation, self._used_s = generation, time.monotonic()
+            self._tenancy.give(asked, self._used_s)
             return self._plane.address.model_copy(update={"generation": generation})
+        finally:
+            self._opens_for = ""
+            self._changing.release()
 
     def stop(self) -> str:
         """End the plane; return what was found."""
@@ -116,66 +126,66 @@ class PlaneOpener:
             self._close()
         return f"it served {', '.join(ranks)}" if ranks else "no rank was there"
 
-    def _refuse_second(self, spec: PlaneSpec, driver: str) -> None:
-        """Wait until the ranks of the driver before are gone, as those that were killed are seen to be."""
-        until_s = time.monotonic() + spec.mix.runtime.silent_after + _LEFT_S
-        while ranks := self._ranks():
-            if time.monotonic() >= until_s:
-                raise StateError(
-                    f"the detached data plane of {spec.run_dir} has ranks of another driver ({', '.join(ranks)}; "
-                    f"attached by {self._driver}), and {driver} is to attach: end that one first, or give this job a "
-                    "run_dir of its own"
-                )
-            time.sleep(_LOOK_S / 4)
-
-    def _going_on(self, spec: PlaneSpec) -> int | None:
+    def _going_on(self, asked: Attaching) -> int | None:
         """Have the plane go on at a driver's state; return the generation of its ranks, ``None`` for a plane anew."""
-        plane, before = self._plane, self._spec
+        plane, before, spec = self._plane, self._spec, asked.spec
         if plane is None or before is None or plane.failure() is not None:
             return None
-        if (before.tree.size_of("cp"), before.num_steps) != (
-            spec.tree.size_of("cp"),
-            spec.num_steps,
-        ):
+        sizes = [(each.tree.size_of("cp"), each.num_steps) for each in (before, spec)]
+        if sizes[0] != sizes[1]:
             return None
-        step = 0 if spec.state is None else spec.state["step"]
-        assert isinstance(step, int), "a loader was made of it"
-        planner = plane.planner()
+        step = first_step_of(spec)
         try:
+            if self._tenancy.has_other_variables(asked):
+                raise StateError("variables of runtime.env.pass_on have other values")
+            planner = plane.planner()
             if spec.state is not None:
                 held = answer_to(planner.state_at.remote(step), PLANNER)
                 if json.dumps(held, sort_keys=True) != json.dumps(spec.state, sort_keys=True):
                     raise StateError("it has drawn other samples before it than the state tells")
             over: int = answer_to(planner.nodes_of_ranks.remote(), PLANNER)[0]
-            asked = ResizeAsked(dp=spec.tree.size_of("dp"), step=step, generation=over + 1)
-            answer_to(planner.resize.remote(asked), PLANNER)
+            resized = ResizeAsked(dp=spec.tree.size_of("dp"), step=step, generation=over + 1)
+            answer_to(planner.resize.remote(resized), PLANNER)
+            # The folder says of each start what it was, whoever opened the plane.
+            spec.with_edits().keep()
         except OmniloadError as error:
             _LOG.warning("the plane cannot go on at step %d and is opened anew: %s", step, error)
             return None
+        self._spec = spec
         _LOG.info("ranks of another driver go on at step %d", step)
         return over + 1
 
-    def _open(self, spec: PlaneSpec) -> None:
+    def _open(self, asked: Attaching) -> None:
+        spec = asked.spec
         self._close()
         assert spec.run_dir is not None, "a plane is found by its run's folder"
         spec.run_dir.mkdir(parents=True, exist_ok=True)  # else there are no logs in it
-        speak_for(log := RoleLogs(logs_folder(spec.run_dir)).of(_OPENER))
+        if self._log is None:  # of one run all its life
+            speak_for(log := RoleLogs(logs_folder(spec.run_dir)).of(_OPENER))
+            self._log = log
         self._plane, self._spec = RayPlane(spec), spec
-        activity = Activity(_OPENER, log=log, host=host_here())
+        self._tenancy.opened(asked)
+        activity = Activity(_OPENER, log=self._log, host=host_here())
         self._activity = activity
         self._unpost = FolderBoard(self._plane.address.board).post(activity)
 
     def _close(self) -> None:
         plane, self._plane = self._plane, None
+        self._tenancy.closed()
         if plane is not None:
+            self._is_over = True  # unless it ends as it should: what is left of it would keep the next from its folder
             self._unpost()
             plane.close()
+            self._is_over = False
 
     def _ranks(self) -> list[str]:
-        """Return the ranks that are there, or about to be."""
+        """Return the ranks that are there; note once the driver's have joined."""
         if self._plane is None or self._spec is None:
             return []
         folder, now_s = self._plane.address.board, time.monotonic()
+        names = [name_in(self._generation, name) for name in rank_names(self._spec)]
+        if any(was_claimed(folder, name) for name in names):
+            self._tenancy.joined()
         silent_s = self._spec.mix.runtime.silent_after
         found = [
             name
@@ -188,19 +198,23 @@ class PlaneOpener:
     def _watch(self) -> None:
         """End the plane and this actor once no rank has been there for as long as the mix says."""
         while True:
-            time.sleep(_LOOK_S)
+            threading.Event().wait(_LOOK_S)
             if not self._changing.acquire(blocking=False):
                 continue  # a driver attaches
             try:
                 if self._look(time.monotonic()):
                     break
+            except Exception:  # noqa: BLE001 -- without a next look nothing would ever end the plane
+                _LOG.exception("the opener of a detached data plane could not look at its ranks")
             finally:
                 self._changing.release()
         with suppress(RayError):
             ray.kill(self._self, no_restart=True)
 
     def _look(self, now_s: float) -> bool:
-        """Tell whether the plane was ended, as nobody has used it for too long."""
+        """Tell whether this actor is to end: the plane was ended, as nobody has used it for too long."""
+        if self._is_over:
+            return True
         if ranks := self._ranks():
             self._used_s = now_s
         is_open = self._plane is not None and self._spec is not None
@@ -215,47 +229,96 @@ class PlaneOpener:
             "no rank has been there for %.0f s, the limit of runtime.keep: the detached data plane ends",
             idle_s,
         )
-        self._close()
+        try:
+            self._close()
+        except Exception:  # noqa: BLE001 -- its actors end with this one
+            _LOG.exception("the detached data plane did not end as it should: its opener ends it")
         return True
 
 
-def attach(stack: ExitStack, spec: PlaneSpec, identity: Mapping[str, str]) -> PlaneAddress:
+def attach(stack: ExitStack, asked: Attaching) -> PlaneAddress:
     """Have the plane of a run serve this driver's ranks, and start it where there is none.
 
     Args:
         stack: Gets what is to be closed: this process's way to the Ray.
-        spec: The run, with the state that it goes on from.
-        identity: Of which mix and release it is, by names of what differs.
+        asked: The run, with the state that it goes on from, and of which mix and release it is.
 
     Raises:
         StateError: The plane of the run is of another mix or release, or has ranks of another driver.
+        UnavailableError: It was not there in time, or its opener gives no answer.
         OmniloadError: As for opening a plane.
     """
-    runtime = spec.mix.runtime
+    runtime, run_dir = asked.spec.mix.runtime, asked.spec.run_dir
     environment = runtime.env.passed_on(os.environ)
     stack.callback(given_cluster(runtime.address).close)
-    # The plane has the code of the job that opened it, functions that a mix names among it.
-    identity = {**identity, **_code_of_job()}
-    driver = f"process {os.getpid()} on {socket.gethostname()}"
-    limit_s = runtime.place.wait + runtime.batch_timeout
-    for _ in range(_TRIES):
-        opener = _opener_of(spec)
+    asked = replace(
+        asked.at_whole_paths(),
+        # The plane has the code of the job that opened it, functions that a mix names among it.
+        identity={**asked.identity, **_code_of_job()},
+        environment=environment,
+        driver=f"process {os.getpid()} on {socket.gethostname()}",
+        ticket=secrets.token_hex(8),
+    )
+    began_s, limit_s, said = time.monotonic(), runtime.place.wait + runtime.batch_timeout, ""
+    ended, silent_from_s = 0, None  # how often it did, and since when it cannot be reached
+    while (waited_s := time.monotonic() - began_s) < limit_s and ended < _TRIES:
         try:
-            _refuse_another(spec, ray.get(opener.identity.remote()), identity)
-            told = opener.attach.remote(_at_whole_paths(spec), identity, environment, driver)
-            if not wait_for_ref(told, limit_s, lambda: None):
-                raise UnavailableError(
-                    f"the detached data plane of {spec.run_dir} was not opened within {limit_s:.0f} s; see its logs"
-                )
-            address: PlaneAddress = ray.get(told)
+            found = _answer_of(asked, waited_s, limit_s)
         except RayError as error:
             if not is_lost(error):
                 raise plain_error(error, _OPENER) from error
-            threading.Event().wait(_PAUSE_S)
+            silent_from_s = silent_from_s or time.monotonic()
+            if not is_unreached(error):
+                ended, silent_from_s = ended + 1, None
+            elif time.monotonic() - silent_from_s >= _SILENT_S:
+                raise _silent(run_dir) from error
         else:
-            return address
+            if isinstance(found, PlaneAddress):
+                return found
+            silent_from_s = None
+            if found != said:
+                _LOG.warning(
+                    "the detached data plane of %s: waiting for %s", run_dir, said := found
+                )
+        threading.Event().wait(_PAUSE_S)
+    if ended:
+        raise UnavailableError(
+            f"the opener of the detached data plane of {run_dir} ended {ended} times as it was asked; see its log"
+        )
     raise UnavailableError(
-        f"the opener of the detached data plane of {spec.run_dir} ended {_TRIES} times as it was asked; see its log"
+        f"the detached data plane of {run_dir} was not there within {limit_s:.0f} s ({said or 'it was being opened'}); "
+        "see its logs, or end it by omniload mix stop"
+    )
+
+
+def _answer_of(asked: Attaching, waited_s: float, limit_s: float) -> PlaneAddress | str:
+    """Return what the opener of a run says; opening takes long, and meanwhile it tells that it lives.
+
+    Raises:
+        RayError: What was raised there, or it has ended.
+        UnavailableError: It gives no answer.
+    """
+    name, until_s = _name_of(asked.spec.run_dir), time.monotonic() + limit_s
+    was_there = (opener := _found(name)) is not None
+    opener = opener if was_there else _started(name, asked.spec)
+    told = opener.attach.remote(asked, waited_s)
+    while not wait_for_ref(told, _ASK_S, lambda: None):
+        # One that is just being started answers as late as Ray has a process for it.
+        lives = opener.told.options(concurrency_group=ASKED).remote()
+        if not wait_for_ref(lives, _SILENT_S, lambda: None) and was_there:
+            raise _silent(asked.spec.run_dir)
+        if time.monotonic() >= until_s:
+            raise UnavailableError(
+                f"the detached data plane of {asked.spec.run_dir} was not opened within {limit_s:.0f} s; see its logs"
+            )
+    found: PlaneAddress | str = ray.get(told)
+    return found
+
+
+def _silent(run_dir: Path | None) -> UnavailableError:
+    return UnavailableError(
+        f"the opener of the detached data plane of {run_dir} has given no answer for {_SILENT_S:.0f} s: it is stopped "
+        f"or stuck, or its host is cut off; end it by omniload mix stop {run_dir}, and start again"
     )
 
 
@@ -283,28 +346,44 @@ def stop_detached(run_dir: Path, address: str) -> str:
     """
     cluster = given_cluster(address)
     try:
-        try:
-            opener: Any = ray.get_actor(_name_of(run_dir), namespace=_NAMESPACE)
-        except ValueError:
+        if (opener := _found(_name_of(run_dir))) is None:
             raise StateError(
                 f"no detached data plane of {run_dir} is in the Ray at {cluster.address}: it has ended, by itself "
                 "after runtime.keep, or was opened by another path of this folder"
-            ) from None
-        found: str = answer_to(opener.stop.remote(), _OPENER, limit_s=_STOPPED_S)
-        ray.kill(opener, no_restart=True)
+            )
+        try:
+            asked = opener.stop.options(concurrency_group=ASKED).remote()
+            found: str = answer_to(asked, _OPENER, limit_s=_STOPPED_S)
+        except UnavailableError:  # it is stopped or stuck, or has been opening a plane for as long
+            found = "its opener gave no answer and was killed"
+        finally:
+            ray.kill(opener, no_restart=True)
+        # Ray gives a process that does not end by itself some seconds; the next job would find its folder taken.
+        until_s = time.monotonic() + _ENDED_S
+        with suppress(OSError):  # the folder is on another host
+            while is_locked(run_dir / LOCK_NAME) and time.monotonic() < until_s:
+                threading.Event().wait(_PAUSE_S)
     finally:
         cluster.close()
     return found
 
 
-def _name_of(run_dir: Path) -> str:
+def _name_of(run_dir: Path | None) -> str:
+    assert run_dir is not None, "whoever opens a detached plane requires one"
     folder = str(run_dir.resolve()).encode()
     return f"{_OPENER}-{hashlib.blake2b(folder, digest_size=8).hexdigest()}"
 
 
-def _opener_of(spec: PlaneSpec) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
-    """Return the opener of a run; a new one on this node where there is none."""
-    assert spec.run_dir is not None, "whoever opens a detached plane requires one"
+def _found(name: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
+    """Return the opener of a run; ``None`` where there is none."""
+    try:
+        return ray.get_actor(name, namespace=_NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _started(name: str, spec: PlaneSpec) -> Any:  # noqa: ANN401 -- as above
+    """Return a new opener on this node, or that which another driver has just started."""
     start = Start(
         place=node_here(),
         threads=_THREADS,
@@ -312,32 +391,10 @@ def _opener_of(spec: PlaneSpec) -> Any:  # noqa: ANN401 -- Ray's handles have no
         variables=spec.mix.runtime.env.set,
         is_detached=True,
     )
-    return actor_of(PlaneOpener, _name_of(spec.run_dir), start).remote()
+    return actor_of(PlaneOpener, name, start).remote()
 
 
 def _code_of_job() -> dict[str, str]:
     """Return what of its code the job of this process brought, each by a name that tells its content."""
     brought: Mapping[str, Any] = ray.get_runtime_context().runtime_env
     return {f"{key} of the job": str(brought[key]) for key in _CODE if brought.get(key)}
-
-
-def _refuse_another(spec: PlaneSpec, found: Mapping[str, str], mine: Mapping[str, str]) -> None:
-    differ = [key for key in {**mine, **found} if found.get(key) != mine.get(key)] if found else []
-    if differ:
-        key = differ[0]
-        raise StateError(
-            f"the detached data plane of {spec.run_dir} is of another mix, or release: {key} is "
-            f"{found.get(key, 'not given')}, here {mine.get(key, 'not given')}; end it by omniload mix stop "
-            f"{spec.run_dir}, or open what it is of"
-        )
-
-
-def _at_whole_paths(spec: PlaneSpec) -> PlaneSpec:
-    """Return a run whose folders are the same in a process of another working directory."""
-    assert spec.run_dir is not None, "whoever opens a detached plane requires one"
-    return replace(
-        spec,
-        base_dir=spec.base_dir.resolve(),
-        run_dir=spec.run_dir.resolve(),
-        cache_dir=None if spec.cache_dir is None else spec.cache_dir.resolve(),
-    )

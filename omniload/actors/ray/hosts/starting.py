@@ -9,7 +9,11 @@ from omniload.actors.ray.environment import ray
 from omniload.actors.ray.hosts.bundles import strategy_for
 from omniload.actors.ray.hosts.relay import BEATS
 
-__all__ = ["Start", "actor_of"]
+__all__ = ["ASKED", "Start", "actor_of"]
+
+ASKED = "asked"
+"""Threads of a detached actor that answer for it, and end it, however busy the others are."""
+_ASKED_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +51,13 @@ def actor_of(shell: type, name: str, start: Start) -> Any:  # noqa: ANN401 -- Ra
         options["num_cpus"] = asked.pop("CPU", 0.0)
         options |= {"memory": asked.pop("memory")} if "memory" in asked else {}
         options["resources"] = asked
-    return _remote(shell, is_away=start.is_away).options(**options)
+    groups = [(BEATS, 1)] if start.is_away else []
+    groups += [(ASKED, _ASKED_THREADS)] if start.is_detached else []
+    return _remote(shell, tuple(groups)).options(**options)
 
 
 @cache
-def _remote(shell: type, *, is_away: bool) -> Any:  # noqa: ANN401 -- as above
+def _remote(shell: type, groups: tuple[tuple[str, int], ...]) -> Any:  # noqa: ANN401 -- as above
     """Return the actor class of a shell: one for all members, which Ray sends to its head once a plane."""
     # Ray disassembles all methods that the class itself has, 0.1 s of processor time each time that it is sent.
     bare = type(
@@ -60,7 +66,7 @@ def _remote(shell: type, *, is_away: bool) -> Any:  # noqa: ANN401 -- as above
     # Not restarted by Ray: a restart would run __init__ again and lose what was held. The
     # supervisor starts the whole plane again from the last saved state instead.
     options: dict[str, Any] = {"max_restarts": 0, "num_cpus": 0}
-    if is_away:
-        options["concurrency_groups"] = {BEATS: 1}
+    if groups:
+        options["concurrency_groups"] = dict(groups)
     remote: Any = ray.remote
     return remote(**options)(bare)

@@ -1,6 +1,8 @@
 """A plane that outlives the driver which opened it, in a real Ray: attached to, refused, stopped, ended by itself."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -74,6 +76,46 @@ def test_a_plane_goes_on_on_other_ranks_and_is_opened_anew_and_others_are_refuse
     assert "has ranks of another driver (rank dp=0; attached by process" in second["message"]
     assert "has ended; it served rank dp=0" in stop(given, keywords["run_dir"]).stdout
     holder.communicate("")
+
+
+# Both look for a plane, and find none yet; the second is told as soon as it is there.
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [7, 77])
+def test_of_two_drivers_that_begin_at_once_one_is_served_and_the_other_is_told_why_not(
+    given, mix, unbroken, keywords, seed
+):
+    jobs = [
+        begin_job(given, mix, program=DRIVER, takes=2, end="wait", seed=each, **keywords)
+        for each in (7, seed)
+    ]
+    lines = [json.loads(job.stdout.readline()) for job in jobs]
+    for job in jobs:
+        job.communicate("")
+
+    (served,) = [told for told in lines if "seen" in told]
+    (refused,) = [told for told in lines if "error" in told]
+    if lines.index(served) == 0 or seed == 7:
+        assert samples([served]) == {step: unbroken[step] for step in range(2)}
+    assert refused["error"] == "StateError"
+    why = "has ranks of another driver" if seed == 7 else "is of another mix"
+    assert why in refused["message"]
+    assert "has ended; " in stop(given, keywords["run_dir"]).stdout
+
+
+@pytest.mark.soak  # Ray calls a process that does not answer unreachable after 20 s
+def test_a_stopped_opener_is_ended_by_mix_stop_and_leaves_the_folder_to_the_next(
+    given, mix, unbroken, tmp_path, keywords
+):
+    killed = run_job(given, mix, program=DRIVER, takes=2, end="kill", **keywords)
+    opener = json.loads((tmp_path / "run" / "status.json").read_text())["pid"]
+    os.kill(opener, signal.SIGSTOP)
+
+    stopped = stop(given, keywords["run_dir"])
+    assert "has ended; its opener gave no answer and was killed" in stopped.stdout, stopped.stderr
+    going_on = keywords | {"state": killed["state"]}
+    next_of = run_job(given, mix, program=DRIVER, takes=4, **going_on)
+    assert samples([killed, next_of]) == unbroken
+    assert "has ended; no rank was there" in stop(given, keywords["run_dir"]).stdout
 
 
 def test_a_run_without_a_folder_has_no_plane_that_outlives_its_driver(mix, given):
