@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged, Ranges, gather_across
+from omniload.batch.absent import is_absent
 from omniload.batch.microbatch import IGNORE_LABEL, CpSlice, Microbatch
 from omniload.batch.starts import starts_inside, with_starts
 from omniload.mix.columns import (
@@ -358,7 +359,7 @@ class Piece:
     tokens: NDArray[np.int32]
     """Its tokens, without padding."""
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """Columns of the whole sample, by name."""
+    """Columns of the whole sample, by name; of a pipeline those that the rank's stage gets."""
 
     @property
     def source(self) -> int:
@@ -380,6 +381,7 @@ def pieces_of(part: Microbatch | CpSlice) -> list[Piece]:
     tokens = part.tokens_RT.reshape(-1)
     bounds = part.cu_seqlens.tolist()
     holds_D = part.sources_D >= 0
+    columns_K = {n: column for n, column in part.columns_K.items() if not is_absent(column)}
     found = []
     for i, (document, key) in enumerate(
         zip(np.flatnonzero(holds_D).tolist(), part.keys_K4.tolist(), strict=True)
@@ -390,7 +392,7 @@ def pieces_of(part: Microbatch | CpSlice) -> list[Piece]:
                 key=(source, position, sub, first),
                 # Copied: a prompt outlives the batch, whose memory is shared.
                 tokens=tokens[bounds[document] : bounds[document + 1]].copy(),
-                columns={name: column[i] for name, column in part.columns_K.items()},
+                columns={name: column[i] for name, column in columns_K.items()},
             )
         )
     return found

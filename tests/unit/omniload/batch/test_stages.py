@@ -231,3 +231,15 @@ def test_rows_without_tokens_are_joined_and_cut_again():
 
     np.testing.assert_array_equal(labels, np.concatenate([some_rows().labels_RT] * 2))
     assert joined(again.microbatches).tokens_RT.shape == (4, 32)
+
+
+def test_pieces_of_a_stage_have_its_tokens_and_the_columns_that_it_gets():
+    found, _ = served(a_batch(some_rows()), stages_of([0, 1, 2, 3]))
+    whole = TrainingBatch(a_batch(some_rows()), NumpyArrays(), "shifted").pieces()
+
+    pieces = TrainingBatch(found[0], NumpyArrays(), "shifted").pieces()
+
+    assert [(piece.key, piece.tokens.tolist()) for piece in pieces] == [
+        (piece.key, piece.tokens.tolist()) for piece in whole
+    ]
+    assert {name for piece in pieces for name in piece.columns} == {"images"}
