@@ -68,7 +68,7 @@ LONGER = {
         "both sides of a detached plane: who may attach and where it goes on, and how a driver finds and ends it",
     ),
     "omniload/actors/ray/given/attached.py": (
-        165,
+        200,
         "both ways to a Ray of others: joined, or shared with whatever connected the process",
     ),
     "omniload/actors/ray/crew.py": (

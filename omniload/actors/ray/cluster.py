@@ -19,13 +19,8 @@ from typing import Any, Protocol
 from typing_extensions import override
 
 from omniload.actors.ray.answers import ask_head, wait_for_future, wait_for_head
-from omniload.actors.ray.environment import (
-    look_in,
-    new_namespace,
-    place_traces,
-    ray,
-    require_unconnected,
-)
+from omniload.actors.ray.environment import place_traces, ray
+from omniload.actors.ray.given.namespaces import look_in, new_namespace, require_unconnected
 from omniload.actors.ray.head_watch import SERVERS, once_none_is_stopped, why_late
 from omniload.actors.ray.hosts.node import RayNode, start_node
 from omniload.actors.ray.hosts.node_plan import Listening, NodePlan
@@ -87,7 +82,6 @@ def connect(
     options: dict[str, Any] = {"_node_ip_address": node_address} if node_address else {}
     if folder is not None:
         options["_temp_dir"] = str(folder)
-    look_in(namespace)
     _init_ray(
         partial(_connected, f"the Ray at {address}"),
         address=address,
@@ -248,11 +242,13 @@ class PrivateCluster(Cluster):
         self._ended = threading.Event()
         # Before the first file and process: the reaper ends them if this process is killed now.
         self._reaper = Reaper(mark, self._folder.places)
+        self._look_no_more = look_in(self.namespace)
         try:
             self._folder.make()
             with marked(mark):
                 self.address = self._join()
         except BaseException:
+            self._look_no_more()
             # Ray ends a process that it leaves under a call. The reaper ends it behind this process.
             if wait_for_head(_LEAVE_S):
                 self.close()
@@ -325,6 +321,7 @@ class PrivateCluster(Cluster):
                 self._node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
                 self._node = None
         finally:
+            self._look_no_more()
             self._ended.set()
             # Also what Ray could not end, such as an actor that was stopped.
             self._reaper.close()

@@ -11,8 +11,6 @@ import os
 import secrets
 import sys
 
-from omniload.base.errors import StateError
-
 GIVEN_MODE, GIVEN_TOKEN = (os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"))
 """What the program or its user had set, before anything here is set."""
 
@@ -69,63 +67,14 @@ __all__ = [
     "RayActorError",
     "RayError",
     "RayTaskError",
-    "look_in",
     "miss_hosts_soon",
-    "new_namespace",
-    "of_plane",
     "place_traces",
     "ray",
-    "require_unconnected",
 ]
 
 
 _MISSED_AFTER_MS = 40_000
 """Longer than a lifeline takes, which says what has happened."""
-
-
-_OURS = "omniload-"
-"""What the namespaces of data planes begin with."""
-
-
-def new_namespace() -> str:
-    """Return a namespace of Ray that no other data plane has."""
-    return f"{_OURS}{secrets.token_hex(4)}"
-
-
-_LOOKED_IN = ""
-
-
-def look_in(namespace: str) -> None:
-    """Have this process look for actors of the plane in a namespace, whichever Ray connected the process with."""
-    global _LOOKED_IN  # noqa: PLW0603 -- as Ray's own connection: a process has one plane of Ray at a time
-    _LOOKED_IN = namespace
-
-
-def of_plane() -> dict[str, str]:
-    """Return the namespace of the plane, where it is another than that of this process, as Ray takes it."""
-    own = str(ray.get_runtime_context().namespace) if _LOOKED_IN else ""
-    return {} if own == _LOOKED_IN else {"namespace": _LOOKED_IN}
-
-
-def require_unconnected() -> None:
-    """Refuse a process that is connected to a Ray: it can be to one at a time.
-
-    Raises:
-        StateError: It is; for another data plane, or by whatever else runs in it.
-    """
-    if not ray.is_initialized():
-        return
-    context = ray.get_runtime_context()
-    if context.namespace.startswith(_OURS):
-        raise StateError(
-            f"this process has another data plane open, in the Ray at {context.gcs_address}, and Ray connects a "
-            "process to one alone: close that plane, or the loader that opened or joined it, before; or give each "
-            "plane a process of its own, or this one runtime.kind local where one process holds all its ranks"
-        )
-    raise StateError(
-        "this process is connected to a Ray cluster already; close it (ray.shutdown()) before the data plane is "
-        "opened, name that Ray in the mix (runtime: {kind: ray, address: auto}), or set runtime.kind to local"
-    )
 
 
 def place_traces() -> None:

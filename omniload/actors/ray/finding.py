@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from omniload.actors.ray.answers import ask_head
-from omniload.actors.ray.environment import RayError, of_plane, ray
+from omniload.actors.ray.environment import RayError, ray
+from omniload.actors.ray.given.namespaces import of_plane
 from omniload.base.errors import UnavailableError
 from omniload.base.log import place_of_lines
 

@@ -14,7 +14,7 @@ from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.actors.planner_journal import open_journal
 from omniload.actors.planning import make_planner, make_successor
 from omniload.actors.ray.actors import PresentActor
-from omniload.actors.ray.environment import look_in
+from omniload.actors.ray.given.namespaces import look_in
 from omniload.actors.ray.hosts.beside_ranks import RanksOn
 from omniload.actors.ray.hosts.boards import HostsBoard
 from omniload.actors.ray.hosts.rank_claims import LostRanks, claim_for_guest, watch_unheard

@@ -11,8 +11,8 @@ from omniload.actors.ray.environment import (
     Config,
     RayError,
     ray,
-    require_unconnected,
 )
+from omniload.actors.ray.given.namespaces import require_unconnected
 
 __all__ = ["own_token", "token", "use_given_token", "use_token"]
 

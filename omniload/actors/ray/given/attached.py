@@ -1,6 +1,7 @@
 """A Ray that runs already: joined for a plane, or shared with whatever connected this process before."""
 
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,8 @@ from typing import Any
 from typing_extensions import override
 
 from omniload.actors.ray.cluster import Cluster, connect
-from omniload.actors.ray.environment import (
-    RayError,
-    look_in,
-    new_namespace,
-    ray,
-    require_unconnected,
-)
+from omniload.actors.ray.environment import RayError, ray
+from omniload.actors.ray.given.namespaces import look_in, new_namespace, require_unconnected
 from omniload.actors.ray.tokens import use_given_token
 from omniload.actors.reaper import PlaneFolder, Reaper
 from omniload.base.errors import ConfigError, StateError, UnavailableError
@@ -26,15 +22,30 @@ class _GivenCluster(Cluster):
     """A Ray of somebody else's, of which this process has a folder on its host."""
 
     namespace: str
+    _look_no_more: Callable[[], None]
 
     def _begin(self) -> None:
         """Make the folder; what is connected by now is this process."""
         self.node_address = ""
         self.address = str(ray.get_runtime_context().gcs_address)
-        self._folder = PlaneFolder()
-        # Before the folder: it is removed, too, where this process is killed with the next line. Ray ends the actors.
-        self._reaper = Reaper("", self._folder.places)
-        self._folder.make()
+        self._look_no_more = look_in(self.namespace)
+        try:
+            self._folder = PlaneFolder()
+            # Before the folder: it is removed, too, where this process is killed with the next line. Ray ends actors.
+            self._reaper = Reaper("", self._folder.places)
+            self._folder.make()
+        except BaseException:
+            self._look_no_more()
+            raise
+
+    def follow(self, namespace: str) -> None:
+        """Have this process look for actors of another plane from now on: one that somebody else has opened.
+
+        Raises:
+            StateError: Another plane is open here meanwhile.
+        """
+        self._look_no_more()
+        self._look_no_more = look_in(namespace)
 
     @property
     @override
@@ -42,6 +53,7 @@ class _GivenCluster(Cluster):
         return self._folder.path
 
     def _leave(self) -> None:
+        self._look_no_more()
         self._reaper.close()
         self._folder.remove()
 
@@ -110,7 +122,6 @@ class SharedCluster(_GivenCluster):
         require_same(address)
         self._is_opener = namespace is None
         self.namespace = namespace or new_namespace()
-        look_in(self.namespace)
         self._begin()
 
     @override

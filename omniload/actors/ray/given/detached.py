@@ -249,13 +249,12 @@ def attach(stack: ExitStack, asked: Attaching) -> PlaneAddress:
         OmniloadError: As for opening a plane.
     """
     runtime, run_dir = asked.spec.mix.runtime, asked.spec.run_dir
-    environment = runtime.env.passed_on(os.environ)
-    stack.callback(given_cluster(runtime.address).close)
+    stack.callback((cluster := given_cluster(runtime.address)).close)
     asked = replace(
         asked.at_whole_paths(),
         # The plane has the code of the job that opened it, functions that a mix names among it.
         identity={**asked.identity, **_code_of_job()},
-        environment=environment,
+        environment=runtime.env.passed_on(os.environ),
         driver=f"process {os.getpid()} on {socket.gethostname()}",
         ticket=secrets.token_hex(8),
     )
@@ -274,6 +273,7 @@ def attach(stack: ExitStack, asked: Attaching) -> PlaneAddress:
                 raise _silent(run_dir) from error
         else:
             if isinstance(found, PlaneAddress):
+                cluster.follow(found.namespace)
                 return found
             silent_from_s = None
             if found != said:

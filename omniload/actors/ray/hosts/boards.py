@@ -15,8 +15,9 @@ from typing_extensions import override
 from omniload.actors.address import PlaneAddress
 from omniload.actors.heartbeat_board import Board, FolderBoard
 from omniload.actors.ray.answers import ask_head
-from omniload.actors.ray.environment import RayError, of_plane, ray
+from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.finding import actor_named, newest_of
+from omniload.actors.ray.given.namespaces import of_plane
 from omniload.base.errors import UnavailableError
 from omniload.base.linux.network import host_id
 from omniload.base.log import get_logger

@@ -11,8 +11,9 @@ from omniload.actors.address import Head, PlaneAddress, check_rank
 from omniload.actors.lifeline import LifelineEnd
 from omniload.actors.plane import RankHandle
 from omniload.actors.ray.cluster import connect
-from omniload.actors.ray.environment import look_in, miss_hosts_soon, ray
+from omniload.actors.ray.environment import miss_hosts_soon, ray
 from omniload.actors.ray.given.attached import require_same
+from omniload.actors.ray.given.namespaces import look_in
 from omniload.actors.ray.hosts.members import MemberNode, listening_of
 from omniload.actors.ray.rank.handle import RayHandle
 from omniload.base.errors import UnavailableError
@@ -104,7 +105,7 @@ def handle_in(
 
     Raises:
         ConfigError: The plane has no such rank.
-        StateError: The rank has a handle already, or this process is connected to another Ray.
+        StateError: The rank has a handle already, or this process is connected to another Ray or has another plane.
         UnavailableError: The plane cannot be reached.
     """
     check_rank(address.sizes_with(asked), dp_rank, cp_rank)
@@ -112,16 +113,22 @@ def handle_in(
     is_shared = _was_connected(address.namespace)
     if is_shared:
         require_same(address.cluster)
-        look_in(address.namespace)
+    look_no_more = look_in(address.namespace)
     try:
         if not (is_shared or is_connected):
             connect(address.cluster, address.namespace, node_address)
     except Exception as error:
+        look_no_more()
         raise UnavailableError(
             f"the data plane at {address.cluster} cannot be joined: {error}; it has ended, or this process is none "
             "that its opener started"
         ) from error
-    leave = (lambda: None) if is_shared else ray.shutdown
+
+    def leave() -> None:
+        look_no_more()
+        if not is_shared:
+            ray.shutdown()
+
     try:
         return RayHandle(address, dp_rank, cp_rank, leave, asked)
     except BaseException:

@@ -1,5 +1,8 @@
 """A process that a Ray of others has connected before it opens a plane, as Ray Train does: actors, folders, bundles."""
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.support.plane.front_ranks import samples
@@ -50,3 +53,38 @@ def test_a_process_that_is_connected_to_another_ray_than_the_mix_names_is_told_b
     message = told["ranks"][0]["message"]
     assert f"connected to the Ray at {given['RAY_ADDRESS']}" in message
     assert "runtime.address names that at 127.0.0.1:1" in message
+
+
+TWO = """
+import sys, omniload, ray
+if sys.argv[2] == "connected":
+    ray.init()
+settings = {"arrays": "numpy", "rank": 0, "world_size": 1, "steps": 6}
+with omniload.open(sys.argv[1], **settings) as loader:
+    assert loader.next_batch().step == 0
+    try:
+        omniload.open(sys.argv[1], seed=9, **settings)
+    except omniload.StateError as error:
+        assert "has another data plane open" in str(error), error
+    else:
+        raise AssertionError("it was opened")
+    with omniload.open(sys.argv[1], runtime="local", runtime_address="", split=None, **settings) as beside:
+        assert beside.next_batch().step == 0
+    assert [loader.next_batch().step for _ in range(5)] == [1, 2, 3, 4, 5]
+    del loader
+with omniload.open(sys.argv[1], seed=9, **settings) as loader:
+    assert loader.next_batch().step == 0
+assert ray.is_initialized() == (sys.argv[2] == "connected")
+"""
+
+
+# Two planes, one after the other: 10 s where nothing else runs.
+@pytest.mark.soak
+@pytest.mark.parametrize("before", ["connected", "alone"])
+def test_a_process_has_one_plane_of_a_ray_at_a_time_and_may_have_another_once_it_is_closed(
+    given, mix, before
+):
+    words = [sys.executable, "-c", TWO, str(mix), before]
+    done = subprocess.run(words, env=given, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -10,8 +10,9 @@ import pytest
 
 pytest.importorskip("ray")
 
-from omniload.actors.ray import environment
-from omniload.actors.ray.environment import new_namespace, place_traces, require_unconnected
+from omniload.actors.ray.environment import place_traces
+from omniload.actors.ray.given import namespaces
+from omniload.actors.ray.given.namespaces import new_namespace, require_unconnected
 from omniload.base.errors import StateError
 
 
@@ -20,7 +21,7 @@ def connected(monkeypatch, namespace):
     fake = SimpleNamespace(
         is_initialized=lambda: namespace is not None, get_runtime_context=lambda: context
     )
-    monkeypatch.setattr(environment, "ray", fake)
+    monkeypatch.setattr(namespaces, "ray", fake)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def connected(monkeypatch, namespace):
     [
         (
             new_namespace(),
-            r"another data plane open, in the Ray at 10\.0\.0\.7:6379, .* close that",
+            r"another data plane open, in the Ray at 10\.0\.0\.7:6379 \(omniload-.*close that",
         ),
         ("", r"connected to a Ray cluster already; close it \(ray\.shutdown\(\)\)"),
         (

@@ -1,12 +1,13 @@
 """A Ray that this process was connected to before a plane is opened or joined."""
 
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("ray")
-from omniload.actors.ray import environment, finding, tokens
-from omniload.actors.ray.given import attached
+from omniload.actors.ray import finding, tokens
+from omniload.actors.ray.given import attached, namespaces
 from omniload.base.errors import StateError
 
 
@@ -25,9 +26,17 @@ def connected(monkeypatch, *modules, namespace="of the trainer", named=()):
 
 
 @pytest.fixture
-def looks_in():
-    yield environment.look_in
-    environment.look_in("")
+def looks_in(monkeypatch):
+    # As in a process that is no role: one looks in its plane for as long as it lives.
+    monkeypatch.setattr(namespaces, "_USERS", 0)
+    with ExitStack() as stack:
+
+        def look_in(namespace):
+            ends = namespaces.look_in(namespace)
+            stack.callback(ends)
+            return ends
+
+        yield look_in
 
 
 @pytest.mark.parametrize("address", ["auto", "10.0.0.1:6379"])
@@ -53,7 +62,7 @@ def test_actors_of_the_plane_are_looked_for_in_its_namespace_and_not_in_that_of_
         {"namespace": "omniload-a", "name": "planner+1"},
         {"namespace": "omniload-b", "name": "planner+2"},
     ]
-    connected(monkeypatch, environment, finding, named=named)
+    connected(monkeypatch, namespaces, finding, named=named)
     looks_in("omniload-a")
 
     assert finding.newest_actor("planner") == (
@@ -64,7 +73,7 @@ def test_actors_of_the_plane_are_looked_for_in_its_namespace_and_not_in_that_of_
 
 def test_they_are_looked_for_in_that_of_the_process_where_it_is_the_same(monkeypatch, looks_in):
     named = [{"namespace": "omniload-a", "name": "planner"}]
-    connected(monkeypatch, environment, finding, namespace="omniload-a", named=named)
+    connected(monkeypatch, namespaces, finding, namespace="omniload-a", named=named)
     looks_in("omniload-a")
 
     assert finding.newest_actor("planner") == ("planner", ("planner", {}))
@@ -74,3 +83,22 @@ def test_a_process_that_is_connected_asks_with_what_it_was_connected_with(monkey
     connected(monkeypatch, tokens)
 
     assert tokens.use_given_token() == "as this process is connected already"
+
+
+def test_a_process_looks_for_actors_of_one_plane_at_a_time_until_all_who_do_have_ended(
+    monkeypatch, looks_in
+):
+    connected(monkeypatch, namespaces)
+    first, again = looks_in("omniload-a"), looks_in("omniload-a")
+
+    for ends in (first, first):  # the second call ends nobody else's look
+        ends()
+        with pytest.raises(
+            StateError, match=r"at 10\.0\.0\.1:6379 \(omniload-a\), .* runtime.kind local"
+        ):
+            looks_in("omniload-b")
+        assert namespaces.of_plane() == {"namespace": "omniload-a"}
+    again()
+    assert namespaces.of_plane() == {}
+    looks_in("omniload-b")
+    assert namespaces.of_plane() == {"namespace": "omniload-b"}
