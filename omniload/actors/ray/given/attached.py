@@ -3,19 +3,27 @@
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
+from omniload.actors.lifeline import answers
+from omniload.actors.ray.answers import ask_head, wait_for_future
 from omniload.actors.ray.cluster import Cluster, connect
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.given.namespaces import look_in, new_namespace, require_unconnected
 from omniload.actors.ray.tokens import use_given_token
 from omniload.actors.reaper import PlaneFolder, Reaper
 from omniload.base.errors import ConfigError, StateError, UnavailableError
+from omniload.base.log import get_logger
 
 __all__ = ["AttachedCluster", "SharedCluster", "given_cluster", "require_same"]
+
+_LOG = get_logger(__name__)
+_REACHED_S = 5.0
+"""How long the head at another address may take to say which Ray it is of."""
 
 
 class _GivenCluster(Cluster):
@@ -147,7 +155,9 @@ def require_same(address: str) -> None:
         StateError: ``address`` names another.
     """
     here = str(ray.get_runtime_context().gcs_address)
-    if address != "auto" and _numbers_of(address) != _numbers_of(here):
+    if address == "auto" or _numbers_of(address) == _numbers_of(here):
+        return
+    if not _leads_here(address):
         raise StateError(
             f"this process is connected to the Ray at {here}, and runtime.address names that at {address}; connect it "
             "to that one (ray.init), give the address that it has, or auto"
@@ -159,6 +169,20 @@ def _numbers_of(address: str) -> tuple[str, str]:
     with suppress(OSError):  # of no host that is known here: it is compared as it is written
         host = socket.gethostbyname(host)
     return host, port
+
+
+def _leads_here(address: str) -> bool:
+    """Tell whether an address is one more of the head that this process is connected to: by the number of its Ray."""
+    if not answers(address, _REACHED_S):  # else Ray tries for 40 s
+        return False
+    try:
+        own = import_module("ray._private.worker").global_worker.gcs_client.cluster_id
+        client = import_module("ray._raylet").GcsClient
+        asked = ask_head(lambda: client(address=address).cluster_id)
+        return wait_for_future(asked, _REACHED_S, lambda: None) and asked.result() == own
+    except (ImportError, AttributeError, RayError) as error:
+        _LOG.debug("which Ray is at %s is not known: %s", address, error)
+        return False
 
 
 def _end_actors_in(namespace: str) -> None:

@@ -251,7 +251,7 @@ def attach(stack: ExitStack, asked: Attaching) -> PlaneAddress:
     runtime, run_dir = asked.spec.mix.runtime, asked.spec.run_dir
     stack.callback((cluster := given_cluster(runtime.address)).close)
     asked = replace(
-        asked.at_whole_paths(),
+        asked.for_an_actor(),
         # The plane has the code of the job that opened it, functions that a mix names among it.
         identity={**asked.identity, **_code_of_job()},
         environment=runtime.env.passed_on(os.environ),

@@ -42,8 +42,8 @@ class Attaching:
         text = json.dumps(sorted(self.environment.items()))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def at_whole_paths(self) -> Self:
-        """Return it with folders that are the same in a process of another working directory."""
+    def for_an_actor(self) -> Self:
+        """Return it with folders, and a Ray, that are the same in an actor: in a working directory of its own."""
         spec = self.spec
         assert spec.run_dir is not None, "whoever opens a detached plane requires one"
         whole = replace(
@@ -52,7 +52,10 @@ class Attaching:
             run_dir=spec.run_dir.resolve(),
             cache_dir=None if spec.cache_dir is None else spec.cache_dir.resolve(),
         )
-        return replace(self, spec=whole)
+        # An actor is connected to its Ray already, by whatever address that has on its own node.
+        runtime = spec.mix.runtime.model_copy(update={"address": "auto"})
+        mix = spec.mix.model_copy(update={"runtime": runtime})
+        return replace(self, spec=replace(whole, mix=mix))
 
 
 class Tenancy:

@@ -1,6 +1,6 @@
 """A Ray that this process was connected to before a plane is opened or joined."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -50,9 +50,29 @@ def test_the_ray_of_this_process_is_used_where_it_is_the_one_that_is_named(monke
 def test_another_is_refused_with_both(monkeypatch, address):
     connected(monkeypatch, attached)
     monkeypatch.setattr(attached.socket, "gethostbyname", lambda host: host)
+    monkeypatch.setattr(attached, "answers", lambda address, within_s: False)
 
     with pytest.raises(StateError, match=rf"Ray at 10.0.0.1:6379, .* names that at {address}"):
         attached.require_same(address)
+
+
+@pytest.mark.parametrize(("there", "is_same"), [("number", True), ("another", False)])
+def test_another_address_of_the_same_head_is_told_by_the_number_of_its_ray(
+    monkeypatch, there, is_same
+):
+    connected(monkeypatch, attached)
+    monkeypatch.setattr(attached.socket, "gethostbyname", lambda host: host)
+    monkeypatch.setattr(attached, "answers", lambda address, within_s: True)
+    modules = {
+        "ray._private.worker": SimpleNamespace(
+            global_worker=SimpleNamespace(gcs_client=SimpleNamespace(cluster_id="number"))
+        ),
+        "ray._raylet": SimpleNamespace(GcsClient=lambda address: SimpleNamespace(cluster_id=there)),
+    }
+    monkeypatch.setattr(attached, "import_module", modules.get)
+
+    with nullcontext() if is_same else pytest.raises(StateError, match="names that at head:6379"):
+        attached.require_same("head:6379")
 
 
 def test_actors_of_the_plane_are_looked_for_in_its_namespace_and_not_in_that_of_the_process(

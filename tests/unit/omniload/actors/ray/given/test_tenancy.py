@@ -85,3 +85,13 @@ def test_values_that_are_passed_on_are_told_apart_and_not_kept(first, taken):
     assert taken.has_other_variables(other)
     assert not taken.has_other_variables(first)
     assert "hush" not in other.passed_on
+
+
+def test_what_an_actor_is_asked_names_the_ray_that_it_is_in_by_no_address_of_the_drivers(first):
+    runtime = first.spec.mix.runtime.model_copy(update={"address": "10.0.0.1:6379"})
+    mix = first.spec.mix.model_copy(update={"runtime": runtime})
+    asked = replace(first, spec=replace(first.spec, mix=mix, base_dir=Path()))
+
+    told = asked.for_an_actor().spec
+    assert told.mix.runtime.address == "auto"
+    assert told.base_dir == Path.cwd()
