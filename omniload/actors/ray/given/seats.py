@@ -72,7 +72,7 @@ def at_current(place: PlaceConfig) -> PlaceConfig:
         )
     number = group.id.hex()
     bundles = bundles_in(ray.util.placement_group_table(), number)
-    unused = {each.place for each in nodes_seen(number) if each.group and each.room(each.has)}
+    unused = {each.place for each in nodes_seen(number) if each.groups and each.room(each.has)}
     spare = [each for each in bundles if each.place in unused]
     if not spare:
         raise ConfigError(

@@ -46,8 +46,12 @@ class NodeSeen:
     free: Mapping[str, float]
     """Of which nobody has claimed so much."""
     labels: Mapping[str, str]
-    group: str = ""
-    """By what a mix names the placement group of a bundle."""
+    groups: frozenset[str] = frozenset()
+    """By what a mix names the placement group of a bundle: its name, its number, or both in two places."""
+
+    def is_of(self, group: str) -> bool:
+        """Tell whether it is a whole node, or a bundle of a placement group that is so named."""
+        return not self.groups or group in self.groups
 
     def room(self, asked: Mapping[str, float]) -> int:
         """Return for how many members there is room that ask for so much each."""
@@ -91,7 +95,7 @@ def _of_kind(
 ) -> list[NodeSeen]:
     """Return the bundles of a placement group where one is named, else the nodes."""
     group = wanted.placement_group
-    return [n for n in nodes if bool(group_at(n.place)) == bool(group) and n.group in ("", group)]
+    return [n for n in nodes if bool(group_at(n.place)) == bool(group) and n.is_of(group)]
 
 
 def beside(wanted: RolePlaceConfig, node: str, nodes: Iterable[NodeSeen]) -> list[NodeSeen]:
@@ -189,7 +193,7 @@ def wait_for_room(
             _LOG.warning("waiting for at most %.0f s for room: %s", place.wait, missing)
         clock.sleep(_LOOK_S)
     for name in place.groups():
-        of = {group_at(node.place) for node in nodes if node.group in ("", name)} - {""}
+        of = {group_at(node.place) for node in nodes if node.is_of(name)} - {""}
         if len(of) > 1:
             raise ConfigError(
                 f"{len(of)} placement groups of this Ray have the name that runtime.place gives: "
@@ -220,19 +224,21 @@ def nodes_seen(*groups: str) -> list[NodeSeen]:
         )
         for node in sorted(living, key=lambda node: str(node["NodeID"]))
     }
-    bundles = [
-        _seen(each, nodes[each.node], group)
-        for group in filter(None, groups)
-        for each in bundles_in(table, group)
-        if each.node in nodes
-    ]
-    return [*nodes.values(), *bundles]
+    # Each bundle once, by whatever names: two of it would have what is free there twice, or not at all.
+    bundles: dict[str, NodeSeen] = {}
+    for group in filter(None, groups):
+        for each in bundles_in(table, group):
+            if each.node in nodes:
+                before = bundles.get(each.place)
+                named = {group} if before is None else before.groups | {group}
+                bundles[each.place] = _seen(each, nodes[each.node], frozenset(named))
+    return [*nodes.values(), *bundles.values()]
 
 
-def _seen(bundle: Bundle, node: NodeSeen, group: str) -> NodeSeen:
+def _seen(bundle: Bundle, node: NodeSeen, groups: frozenset[str]) -> NodeSeen:
     return replace(
         node,
-        group=group,
+        groups=groups,
         place=bundle.place,
         address=f"bundle {bundle.index} on {node.address}",
         has=bundle.has,

@@ -179,6 +179,22 @@ def test_where_ray_does_not_say_what_is_claimed_a_node_has_what_it_began_with(mo
     assert nodes_module.nodes_with_room() == ["B"]
 
 
+def test_a_placement_group_that_is_named_in_two_ways_has_each_bundle_once(monkeypatch):
+    number = "ab" * 18
+    ray_with(monkeypatch, a_node("C"), free={"C": {"CPU": 1.0, f"CPU_group_0_{number}": 3.0}})
+    bundle = {"name": "data", "state": "CREATED", "bundles": {0: {"CPU": 3.0}}}
+    table = {number: bundle | {"bundles_to_node_id": {0: "C"}}}
+    nodes_module.ray.util = SimpleNamespace(placement_group_table=lambda: table)
+    in_group = {"cpus": 1, "placement_group": "data"}
+    place = a_place(planner=in_group, loaders=in_group | {"placement_group": number})
+
+    seen = nodes_module.nodes_seen(*place.groups())
+    assert [node.place for node in seen] == ["C", f"C/0/{number}"]
+    team = Team(home="C", loaders=2, constructors=[])
+    assert why_no_room(place, team, seen) == ""
+    assert "have room for 2 of 3" in why_no_room(place, replace(team, loaders=3), seen)
+
+
 def test_where_ray_does_not_answer_there_is_no_other_node(monkeypatch):
     def silent():
         raise ConnectionError("no head")
