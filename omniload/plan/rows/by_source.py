@@ -14,9 +14,9 @@ Shape suffixes:
 """
 
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -86,23 +86,20 @@ def packed_by_source(
     kinds_P[packing.alone_S[sources_P]] = _ALONE
     # Whole: what is carried, in its order, then the others by falling length, ties as they were drawn.
     falling = num_first + (-lengths_P[num_first:]).argsort(kind="stable")
-    order = [*range(num_first), *falling[~cut_P[falling]].tolist()]
+    order = np.concatenate((np.arange(num_first), falling[~cut_P[falling]]))
     rows = _Rows(num=mix.rows_per_step, capacity=mix.pack.length)
-    kinds, lengths = kinds_P.tolist(), lengths_P.tolist()
-    row_of = {p: rows.whole(kinds[p], lengths[p]) for p in order}
-    rows.fill()
-    parts: list[tuple[int, int, int, int]] = []
-    for p, may_cut in enumerate(cut_P.tolist()):
-        row = row_of.get(p, _CARRIED)
-        if row != _CARRIED or not may_cut:
-            parts.append((p, 0, lengths[p], row))
-        else:
-            parts += [(p, *part) for part in rows.cut(kinds[p], lengths[p])]
-    piece_A, starts_A, stops_A, rows_A = np.array(parts, np.int64).reshape(-1, 4).T
-    found = pool.take(piece_A)
-    return found.between(found.starts_P + starts_A, found.starts_P + stops_A), rows_A.astype(
-        np.int32
-    )
+    rows_P = np.full(len(pool), _CARRIED, np.int32)
+    rows_P[order] = rows.whole(kinds_P[order].tolist(), lengths_P[order].tolist())
+    is_cut_P = cut_P & (rows_P == _CARRIED)
+    whole, cut = np.flatnonzero(~is_cut_P), np.flatnonzero(is_cut_P)
+    number, starts, stops, row = rows.cut(kinds_P[cut].tolist(), lengths_P[cut].tolist())
+    piece_A = np.concatenate((whole, cut[number]))
+    by_piece = piece_A.argsort(kind="stable")
+    found = pool.take(piece_A[by_piece])
+    starts_A = np.concatenate((np.zeros(len(whole), np.int64), starts))[by_piece]
+    stops_A = np.concatenate((lengths_P[whole], stops))[by_piece]
+    rows_A = np.concatenate((rows_P[whole], row))[by_piece].astype(np.int32)
+    return found.between(found.starts_P + starts_A, found.starts_P + stops_A), rows_A
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,44 +109,65 @@ class _Rows:
     num: int
     capacity: int
     begun: int = 0
-    rooms: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Of each kind its rows with room, as ``(room, row)``, rising."""
-    spaces: dict[int, deque[tuple[int, int]]] = field(default_factory=dict)
-    """The same as ``(row, room)``, by row, while they are filled up."""
+    free: dict[int, dict[int, list[int]]] = field(default_factory=dict)
+    """Of each kind its rows by the room they have left, each list a heap: far fewer rooms than rows."""
 
-    def whole(self, kind: int, length: int) -> int:
-        """Place a whole piece into the fullest row of its kind that has room, else into a new one; return the row."""
-        rooms = self.rooms.setdefault(kind, [])
-        if (at := bisect_left(rooms, (length, -1))) < len(rooms):
-            room, row = rooms.pop(at)
-        else:
-            room, row = self.capacity, self._begin()
-        if row != _CARRIED and kind != _ALONE and room > length:
-            insort(rooms, (room - length, row))
-        return row
+    def whole(self, kinds: Sequence[int], lengths: Sequence[int]) -> list[int]:
+        """Place whole pieces, each into the fullest row of its kind that has room, else into a new one.
 
-    def fill(self) -> None:
-        """Have the rows filled up in their order from here on."""
-        self.spaces = {
-            kind: deque(sorted((row, room) for room, row in rooms))
-            for kind, rooms in self.rooms.items()
+        Returns:
+            The row of each. Of rows with equal room the first is taken.
+        """
+        dealt = []
+        rooms_of: dict[int, list[int]] = {kind: [] for kind in set(kinds)}  # rising
+        self.free = {kind: {} for kind in rooms_of}
+        for kind, length in zip(kinds, lengths, strict=True):
+            rooms, rows_of = rooms_of[kind], self.free[kind]
+            if (at := bisect_left(rooms, length)) < len(rooms):
+                same = rows_of[room := rooms[at]]
+                row = heappop(same)
+                if not same:
+                    del rooms[at], rows_of[room]
+            else:
+                room, row = self.capacity, self._begin()
+            dealt.append(row)
+            left = room - length
+            if left and row != _CARRIED and kind != _ALONE:
+                if left in rows_of:
+                    heappush(rows_of[left], row)
+                else:
+                    rows_of[left] = [row]
+                    insort(rooms, left)
+        return dealt
+
+    def cut(self, kinds: Sequence[int], lengths: Sequence[int]) -> NDArray[np.int64]:
+        """Fill rows up in their order with pieces that are cut where rows end.
+
+        Returns:
+            Four columns of the parts in order: number of the piece, first token, first token no longer in it, row.
+        """
+        # The next row of each kind is the last of its list.
+        spaces = {
+            kind: sorted(((row, room) for room in rows_of for row in rows_of[room]), reverse=True)
+            for kind, rows_of in self.free.items()
         }
-
-    def cut(self, kind: int, length: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the parts of a piece that is cut where rows end, as ``(start, stop, row)``."""
-        spaces, start = self.spaces.setdefault(kind, deque()), 0
-        while start < length:
-            if not spaces and (row := self._begin()) != _CARRIED:
-                spaces.append((row, self.capacity))
-            if not spaces:
-                yield start, length, _CARRIED
-                return
-            row, room = spaces.popleft()
-            stop = min(length, start + room)
-            yield start, stop, row
-            if stop - start < room:
-                spaces.appendleft((row, room - (stop - start)))
-            start = stop
+        pieces, starts, stops, rows = list[int](), list[int](), list[int](), list[int]()
+        for piece, (kind, length) in enumerate(zip(kinds, lengths, strict=True)):
+            free, start = spaces.setdefault(kind, []), 0
+            while start < length:
+                if free:
+                    row, room = free.pop()
+                else:
+                    row, room = self._begin(), self.capacity
+                stop = length if row == _CARRIED else min(length, start + room)
+                pieces.append(piece)
+                starts.append(start)
+                stops.append(stop)
+                rows.append(row)
+                if row != _CARRIED and stop - start < room:
+                    free.append((row, room - (stop - start)))
+                start = stop
+        return np.array((pieces, starts, stops, rows), np.int64)
 
     def _begin(self) -> int:
         if self.begun == self.num:
