@@ -27,7 +27,7 @@ from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.opening import open_pipeline
 from omniload.source.transforms.pipeline import Pipeline
 
-__all__ = ["LengthHistogram", "Looked", "Survey", "open_survey", "trained_on"]
+__all__ = ["LengthHistogram", "Looked", "Survey", "open_survey", "said_of_refused", "trained_on"]
 
 _MOST_UNITS = 16
 """Units that a sample is taken from: each is decoded whole."""
