@@ -67,6 +67,10 @@ LONGER = {
         400,
         "both sides of a detached plane: who may attach and where it goes on, and how a driver finds and ends it",
     ),
+    "omniload/actors/ray/given/tenancy.py": (
+        200,
+        "what a driver asks of an opener, by what that is known, and which driver has its plane",
+    ),
     "omniload/actors/ray/given/attached.py": (
         200,
         "both ways to a Ray of others: joined, or shared with whatever connected the process",

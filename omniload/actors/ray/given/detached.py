@@ -8,7 +8,6 @@
 The opener is what rank 0 is to any other plane: owner of its actors, keeper of its roles. Where it dies, they do.
 """
 
-import hashlib
 import json
 import os
 import secrets
@@ -36,7 +35,7 @@ from omniload.actors.ray.answers import (
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.given.attached import given_cluster
-from omniload.actors.ray.given.tenancy import Attaching, Tenancy, rank_names
+from omniload.actors.ray.given.tenancy import Attaching, Tenancy, opener_of, rank_names
 from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.hosts.rank_claims import was_claimed
 from omniload.actors.ray.hosts.starting import ASKED, Start, actor_of
@@ -159,7 +158,7 @@ class PlaneOpener:
         spec = asked.spec
         self._close()
         assert spec.run_dir is not None, "a plane is found by its run's folder"
-        spec.run_dir.mkdir(parents=True, exist_ok=True)  # else there are no logs in it
+        asked.require_same_folder(self.told())
         if self._log is None:  # of one run all its life
             speak_for(log := RoleLogs(logs_folder(spec.run_dir)).of(_OPENER))
             self._log = log
@@ -249,6 +248,7 @@ def attach(stack: ExitStack, asked: Attaching) -> PlaneAddress:
         OmniloadError: As for opening a plane.
     """
     runtime, run_dir = asked.spec.mix.runtime, asked.spec.run_dir
+    assert run_dir is not None, "whoever opens a detached plane requires one"
     stack.callback((cluster := given_cluster(runtime.address)).close)
     asked = replace(
         asked.for_an_actor(),
@@ -256,6 +256,7 @@ def attach(stack: ExitStack, asked: Attaching) -> PlaneAddress:
         identity={**asked.identity, **_code_of_job()},
         environment=runtime.env.passed_on(os.environ),
         driver=f"process {os.getpid()} on {socket.gethostname()}",
+        opener=opener_of(run_dir, is_new=True),
         ticket=secrets.token_hex(8),
     )
     began_s, limit_s, said = time.monotonic(), runtime.place.wait + runtime.batch_timeout, ""
@@ -298,9 +299,8 @@ def _answer_of(asked: Attaching, waited_s: float, limit_s: float) -> PlaneAddres
         RayError: What was raised there, or it has ended.
         UnavailableError: It gives no answer.
     """
-    name, until_s = _name_of(asked.spec.run_dir), time.monotonic() + limit_s
-    was_there = (opener := _found(name)) is not None
-    opener = opener if was_there else _started(name, asked.spec)
+    was_there, until_s = (opener := _found(asked.opener)) is not None, time.monotonic() + limit_s
+    opener = opener if was_there else _started(asked.opener, asked.spec)
     told = opener.attach.remote(asked, waited_s)
     while not wait_for_ref(told, _ASK_S, lambda: None):
         # One that is just being started answers as late as Ray has a process for it.
@@ -346,7 +346,7 @@ def stop_detached(run_dir: Path, address: str) -> str:
     """
     cluster = given_cluster(address)
     try:
-        if (opener := _found(_name_of(run_dir))) is None:
+        if (opener := _found(opener_of(run_dir))) is None:
             raise StateError(
                 f"no detached data plane of {run_dir} is in the Ray at {cluster.address}: it has ended, by itself "
                 "after runtime.keep, or was opened by another path of this folder"
@@ -366,12 +366,6 @@ def stop_detached(run_dir: Path, address: str) -> str:
     finally:
         cluster.close()
     return found
-
-
-def _name_of(run_dir: Path | None) -> str:
-    assert run_dir is not None, "whoever opens a detached plane requires one"
-    folder = str(run_dir.resolve()).encode()
-    return f"{_OPENER}-{hashlib.blake2b(folder, digest_size=8).hexdigest()}"
 
 
 def _found(name: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type

@@ -5,18 +5,26 @@ It has no clock and knows no Ray: the opener tells it the time, and which ranks 
 
 import hashlib
 import json
+import secrets
+import threading
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Self
 
 from omniload.actors.plane import PlaneSpec
-from omniload.base.errors import StateError
+from omniload.base.errors import StateError, system_refusals
 from omniload.machine.progress import rank_name
 
-__all__ = ["LEASE_S", "LEFT_S", "Attaching", "Tenancy", "rank_names"]
+__all__ = ["LEASE_S", "LEFT_S", "Attaching", "Tenancy", "opener_of", "rank_names"]
 
 LEASE_S = 60.0
 """How long a plane is kept for the driver that attached, until the first of its ranks has joined."""
+_NUMBER = ".plane.id"
+"""File of a run's folder: a number by chance, which tells it from another folder of its path on another host."""
+_LETTERS, _WRITTEN_S, _LOOK_S = 32, 2.0, 0.02
 LEFT_S = 5.0
 """Beside the silence of ranks on other hosts: how long a driver waits for the ranks of the one before to be gone."""
 
@@ -33,6 +41,8 @@ class Attaching:
     """Variables of the driver that ``runtime.env.pass_on`` names."""
     driver: str = ""
     """Which process of which host it is, for messages."""
+    opener: str = ""
+    """Name of the opener that is asked, which tells the run's folder; see ``opener_of``."""
     ticket: str = ""
     """Tells this asking from all others, however often it is sent."""
 
@@ -56,6 +66,20 @@ class Attaching:
         runtime = spec.mix.runtime.model_copy(update={"address": "auto"})
         mix = spec.mix.model_copy(update={"runtime": runtime})
         return replace(self, spec=replace(whole, mix=mix))
+
+    def require_same_folder(self, where: str) -> None:
+        """Refuse a process that has another folder of this path than the driver, or none.
+
+        Raises:
+            StateError: It has.
+        """
+        run_dir = self.spec.run_dir
+        assert run_dir is not None, "whoever opens a detached plane requires one"
+        if opener_of(run_dir) != self.opener:
+            raise StateError(
+                f"{run_dir} is another folder for the opener of the detached data plane ({where}) than for "
+                f"{self.driver}: give it a run_dir that both see under one path, as on a file system of the cluster"
+            )
 
 
 class Tenancy:
@@ -141,3 +165,30 @@ def rank_names(spec: PlaneSpec) -> list[str]:
     """Return the names of all ranks of a run."""
     dp_size, cp_size = (spec.tree.size_of(axis) for axis in ("dp", "cp"))
     return [rank_name(dp, cp, cp_size) for dp in range(dp_size) for cp in range(cp_size)]
+
+
+@system_refusals("the run's folder")
+def opener_of(run_dir: Path, *, is_new: bool = False) -> str:
+    """Return the name of the opener of a run: by the path of its folder, and the number that is written there.
+
+    Args:
+        run_dir: The folder.
+        is_new: Whether one that has no number is given one.
+
+    Raises:
+        StateError: The folder cannot be used.
+    """
+    place, number = run_dir / _NUMBER, ""
+    if is_new:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError), place.open("x", encoding="ascii") as file:
+            file.write(secrets.token_hex(_LETTERS // 2))
+    until_s = time.monotonic() + _WRITTEN_S
+    with suppress(FileNotFoundError):
+        # Another driver may be writing it.
+        while len(number := place.read_text(encoding="ascii")) < _LETTERS:
+            if time.monotonic() >= until_s:
+                raise StateError(f"{place} has {len(number)} of {_LETTERS} letters; remove it")
+            threading.Event().wait(_LOOK_S)
+    named = f"{number} {run_dir.resolve()}".encode()
+    return f"opener-{hashlib.blake2b(named, digest_size=8).hexdigest()}"

@@ -11,7 +11,7 @@ pytest.importorskip("ray")
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.given import detached
 from omniload.actors.ray.given.detached import PlaneOpener
-from omniload.actors.ray.given.tenancy import Attaching
+from omniload.actors.ray.given.tenancy import Attaching, opener_of
 from omniload.base.errors import StateError
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.builders import a_mix
@@ -100,7 +100,13 @@ def asked(tmp_path):
         tree=ClientPlaceTree.of(),
         run_dir=tmp_path / "run",
     )
-    return Attaching(spec=spec, identity={"seed": "7"}, driver="process 1 on a", ticket="1")
+    return Attaching(
+        spec=spec,
+        identity={"seed": "7"},
+        driver="process 1 on a",
+        opener=opener_of(spec.run_dir, is_new=True),
+        ticket="1",
+    )
 
 
 def test_drivers_that_come_while_a_plane_opens_wait_outside_and_are_then_told_whose_it_is(
@@ -167,3 +173,10 @@ def test_an_opener_whose_look_fails_looks_again_and_ends_itself_though_its_plane
     assert killed.wait(LIMIT_S)
     assert "could not look at its ranks" in caplog.text
     assert "did not end as it should" in caplog.text
+
+
+def test_an_opener_that_has_another_folder_of_that_path_opens_nothing(opener, asked):
+    with pytest.raises(StateError, match=r"run is another folder for the opener .*one path"):
+        opener.attach(replace(asked, opener="of the folder of another host"), 0.0)
+
+    assert detached.RayPlane.opened == 0

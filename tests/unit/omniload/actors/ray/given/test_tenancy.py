@@ -8,7 +8,8 @@ import pytest
 pytest.importorskip("ray")
 
 from omniload.actors.plane import PlaneSpec
-from omniload.actors.ray.given.tenancy import LEASE_S, LEFT_S, Attaching, Tenancy
+from omniload.actors.ray.given import tenancy as tenancy_module
+from omniload.actors.ray.given.tenancy import LEASE_S, LEFT_S, Attaching, Tenancy, opener_of
 from omniload.base.errors import StateError
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.builders import a_mix
@@ -95,3 +96,23 @@ def test_what_an_actor_is_asked_names_the_ray_that_it_is_in_by_no_address_of_the
     told = asked.for_an_actor().spec
     assert told.mix.runtime.address == "auto"
     assert told.base_dir == Path.cwd()
+
+
+def test_folders_of_one_path_on_two_hosts_have_openers_of_two_names(tmp_path):
+    run_dir = tmp_path / "run"
+    names = []
+    for host in "ab":
+        names.append(opener_of(run_dir, is_new=True))
+        assert opener_of(run_dir, is_new=True) == opener_of(run_dir) == names[-1]
+        run_dir.rename(tmp_path / host)  # what the other host has under that path is another folder
+
+    assert len({*names, opener_of(run_dir)}) == 3
+    assert opener_of(tmp_path / "a") != names[0]
+
+
+def test_a_number_that_was_never_written_is_told_with_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(tenancy_module, "_WRITTEN_S", -1.0)
+    (tmp_path / ".plane.id").touch()
+
+    with pytest.raises(StateError, match=r"\.plane\.id has 0 of 32 letters; remove it"):
+        opener_of(tmp_path, is_new=True)
