@@ -91,11 +91,15 @@ class Client:
     def peek(self) -> Batch | None:
         """Return the batch that ``next_batch`` will return, if it is ready; it is not handed out.
 
+        Another one comes where its plan is taken back before that, for a change of the mix.
+
         A failure is left to ``next_batch``, which raises it to whoever needs the batch.
         """
         if self._peeked is None:
             with suppress(OmniloadError):
                 if self._handle.is_ready(self.next_step):
+                    if (lent := self._handle.lent(self.next_step, _AT_ONCE_S)) is not None:
+                        return lent  # asked for again: a change of the mix may come before
                     self._peeked = self._handle.take(self.next_step, _AT_ONCE_S)
         return self._peeked
 

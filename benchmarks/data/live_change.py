@@ -173,8 +173,9 @@ def table_of(found: Mapping[float, Sequence[Change]], ranks: int, where: str) ->
 READING = """\
 `omniload mix set` as the command does it, from the asking on; ranks are threads that take a batch of {rows} rows of
 {length:,} tokens whenever their step has passed, {ahead} steps are built ahead. A change holds from the first step that
-no rank was given: ranks through Ray have the batch of the next step while they compute, ranks of one process take it
-as they ask. Each change draws the sources that the one before did not; documents that were drawn before it and found no
+no rank was given: ranks through Ray have the batch of the next step while they compute, which is lent to them where two
+steps have taken half a second or more each, and confirmed as they take it; ranks of one process take it as they ask.
+Each change draws the sources that the one before did not; documents that were drawn before it and found no
 row yet come with its first steps. A change is asked for as the one before has come to every rank, at the beginning of a
 step, so it waits for all of that step."""
 

@@ -115,6 +115,17 @@ class RankHandle(Protocol):
         """Tell whether ``take`` would return the batch of ``step`` at once; ``False`` also where that is not known."""
         return False
 
+    def lent(self, step: int, timeout_s: float | None = None) -> Batch | None:  # noqa: ARG002 -- of those that lend
+        """Return the batch of ``step``, which ``is_ready``, as ``take`` will unless its plan is taken back before.
+
+        ``None`` where nothing is lent, and ``take`` may as well be asked. What is returned is not given yet: a change
+        of the mix may still hold from that step on.
+
+        Raises:
+            OmniloadError: As for ``take``.
+        """
+        return None
+
     def taken(self, step: int) -> None:
         """Tell that the trainer has the batch of ``step``."""
         ...

@@ -173,8 +173,8 @@ class DataConstructor:
         """Tell whether every rank has taken ``step``, so that it will not be built again."""
         return step < self._released_to
 
-    def batch_of(self, step: int, dp_rank: int, cp_rank: int = 0) -> Batch:
-        """Give out what one rank trains on in a built step.
+    def batch_of(self, step: int, dp_rank: int, cp_rank: int = 0, *, lends: bool = False) -> Batch:
+        """Give out what one rank trains on in a built step; or lend it, until the rank has that confirmed.
 
         Raises:
             StateError: The step is not held: it was released, or not built yet, or its plan may be taken back.
@@ -186,7 +186,8 @@ class DataConstructor:
                 f"step {step} of dp rank {dp_rank} is not held (steps {held}, dp ranks {list(self.dp_ranks)}); "
                 "a rank takes steps in order, each once"
             )
-        self.giving.gave(step)
+        if not lends:
+            self.giving.gave(step)
         if self.cp_size == 1:
             return batch
         sliced = (

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from omniload.batch.microbatch import Batch
 from omniload.machine.messages import HandedOver
 from omniload.machine.roster.members import RoleAdded, RoleRetired
 from omniload.machine.scaler import (
@@ -104,8 +105,8 @@ class ScaledPlane(FaultyPlane):
         self.seen["a rank computes while its next step is there"] += 1
         return True
 
-    def _take(self, rank: int) -> None:
-        super(ScaledPlane, self)._take(rank)
+    def _have(self, rank: int, step: int, number: int, batch: Batch) -> None:
+        super(ScaledPlane, self)._have(rank, step, number, batch)
         if self.pace:
             # The last rank takes the longest: ranks of a job are not alike.
             longest = self.pace * (rank + 1) // len(self._next)

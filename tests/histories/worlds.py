@@ -51,6 +51,8 @@ class World:
     """Loaders at most where a scaler adds and merges them; 0 without one."""
     pace: int = 0
     """Messages that the slowest rank computes between two steps, at most."""
+    lends: bool = False
+    """Whether ranks are lent the step behind the one that they are at."""
     small_bases: bool = False
     """Whether the journal has a base every few steps."""
 
@@ -139,7 +141,9 @@ def world_of(seed: int) -> World:
     def some(*values: Any) -> Any:
         return chance.choice(values)
 
-    changes = some(0, 0, 1, 3)
+    # Of few worlds too, and in all of these the mix is changed.
+    lends = seed % 16 in (10, 15)
+    changes = some(0, 0, 1, 3) or 2 * lends
     # Of one world in four, in which nobody else moves sources: what histories of others prove is known by their seeds.
     is_scaled = seed % 8 in (5, 7)
     return World(
@@ -167,7 +171,8 @@ def world_of(seed: int) -> World:
         # Of few worlds, for it changes others: what their histories prove is known by their seeds.
         constructor_moves=some(1, 2, 3) if seed % 4 == 3 else 0,
         scaler=some(2, 3, 4) if is_scaled else 0,
-        pace=some(0, 20, 60) if is_scaled else 0,
+        pace=some(0, 20, 60) if is_scaled else some(20, 60) if lends else 0,
+        lends=lends,
     )
 
 

@@ -34,7 +34,7 @@ LONGER = {
         "the opener's side of the reaper, and the folder that both remove, whole or as it is made",
     ),
     "omniload/actors/local/plane.py": (
-        390,
+        395,
         "every role and rank of one process, which know each other: opened, changed, closed, and the ways between them",
     ),
     "omniload/actors/ray/keeper.py": (
@@ -79,9 +79,13 @@ LONGER = {
         365,
         "every actor of a plane, who holds what, in which process, and which sources",
     ),
+    "omniload/actors/ray/rank/ahead.py": (
+        235,
+        "the window at hand, the one that is asked for, and which batches of them are lent",
+    ),
     "omniload/actors/ray/rank/handle.py": (
-        350,
-        "follows the roles that it asks, and is another rank later, or stays what it is",
+        380,
+        "follows the roles that it asks, has confirmed what is lent, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (
         395,
@@ -117,8 +121,8 @@ LONGER = {
         "one look at every loader and at what is read ahead, whoever is at fault, and every change",
     ),
     "omniload/actors/roles/constructor.py": (
-        305,
-        "builds, asks again, serves ranks that change, and passes on what they took",
+        335,
+        "builds, asks again, gives and lends to ranks that change, and passes on what they took",
     ),
     "omniload/actors/roles/links.py": (
         310,

@@ -248,6 +248,8 @@ class LocalHandle(RankHandle):
         self._name = rank_name(dp_rank, self._cp_rank, world.tree.size_of("cp"))
         self._activity = self._plane.activity_of(self._name)
         self._activity.rest("has asked for no batch")
+        self._lent: tuple[Batch, tuple[int, int]] | None = None
+        """A batch that was looked at before its turn, and the edition that it is lent under."""
         self._told_next = first_step
         """Step that is told of at the latest when it was taken."""
 
@@ -257,8 +259,11 @@ class LocalHandle(RankHandle):
         constructor, generation = self._plane.constructor, self._world.generation
         ranks = self._dp_rank, self._cp_rank
         began_s = time.monotonic()
+        lent, self._lent = self._lent, None
         # Nearly always: a rank that trains finds it built, and says nothing of a wait.
-        if constructor.has(step, generation):
+        if lent is not None and lent[0].step == step and constructor.confirm(step, lent[1]):
+            batch: Batch | None = lent[0]
+        elif constructor.has(step, generation):
             batch = constructor.take(step, *ranks, generation=generation)
         else:
             with self._activity.doing(f"waits for step {step}", (_CONSTRUCTOR,)):
@@ -272,6 +277,16 @@ class LocalHandle(RankHandle):
     @override
     def is_ready(self, step: int) -> bool:
         return self._plane.constructor.has(step, self._world.generation)
+
+    @override
+    def lent(self, step: int, timeout_s: float | None = None) -> Batch | None:
+        rank = self._dp_rank, self._cp_rank, self._world.generation
+        try:
+            lent = self._plane.constructor.lend_several(step, 1, *rank, timeout_s=timeout_s)
+        except TimeoutError:
+            return None  # it is withheld since it was ready
+        self._lent = (lent[0][0], lent[1]) if lent[0] else None
+        return self._lent and self._lent[0]
 
     @override
     def taken(self, step: int) -> None:

@@ -145,8 +145,12 @@ class ConstructorShell:
         cp_rank: int = 0,
         timeout_s: float | None = None,
         generation: int = 0,
+        *,
+        lends: bool = False,
     ) -> Batch | None:
         """Wait for a step and return one rank's batch; ``None`` when the data ends before it.
+
+        What it ``lends`` is given once it is confirmed.
 
         Raises:
             StateError: There are other ranks by now.
@@ -164,7 +168,7 @@ class ConstructorShell:
                 )
             # Before the failure is raised: a step that is built is served, and so is the end, whatever failed later.
             if generation == self._machine.generation and self._machine.has(step):
-                return self._machine.batch_of(step, dp_rank, cp_rank)
+                return self._machine.batch_of(step, dp_rank, cp_rank, lends=lends)
             if self._end is not None and step >= self._end:
                 return None
             if self._error is not None:
@@ -189,19 +193,43 @@ class ConstructorShell:
         Raises:
             OmniloadError: As for ``take``.
         """
-        first = self.take(step, dp_rank, cp_rank, generation=generation)
-        if first is None:
-            return ()
-        batches = [first]
+        return self.lend_several(step, most, dp_rank, cp_rank, generation, given=most)[0]
+
+    def lend_several(  # noqa: PLR0913, PLR0917 -- as ``take_several``, what is given, and how long it waits
+        self,
+        step: int,
+        most: int,
+        dp_rank: int,
+        cp_rank: int = 0,
+        generation: int = 0,
+        given: int = 0,
+        timeout_s: float | None = None,
+    ) -> tuple[tuple[Batch, ...], tuple[int, int]]:
+        """As ``take_several``, but that the first ``given`` batches are given and those behind them lent.
+
+        Returns:
+            The batches, and the number of the edition of their plans, which ``confirm`` is asked with.
+
+        Raises:
+            TimeoutError: ``timeout_s`` passed first.
+            OmniloadError: As for ``take``.
+        """
+        batches = list[Batch]()
         with self._changed:
-            while (
-                # The lock was let go of since the first was taken: there may be other ranks by now.
-                generation == self._machine.generation
-                and len(batches) < most
-                and self._machine.has(step + len(batches))
-            ):
-                batches.append(self._machine.batch_of(step + len(batches), dp_rank, cp_rank))
-        return tuple(batches)
+            rank = dp_rank, cp_rank
+            first = self.take(step, *rank, timeout_s, generation, lends=given < 1)
+            if first is not None:
+                batches.append(first)
+                # Not let go of since the first was taken: all of them are of one edition.
+                while len(batches) < most and self._machine.has(step + len(batches)):
+                    lends = len(batches) >= given
+                    batches.append(self._machine.batch_of(step + len(batches), *rank, lends=lends))
+            return tuple(batches), self._machine.giving.edition.number
+
+    def confirm(self, step: int, edition: tuple[int, int]) -> bool:
+        """Give a rank a step that it was lent under an edition, where it still stands; see ``Giving.confirm``."""
+        with self._changed:
+            return self._machine.giving.confirm(step, edition)
 
     def taken(self, step: int, dp_rank: int, cp_rank: int = 0, generation: int = 0) -> bool:
         """Note for the planner that a rank's trainer has the batch of ``step``; see ``RanksTold.hear``."""

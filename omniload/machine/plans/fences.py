@@ -174,6 +174,16 @@ class Giving:
         """Note that a rank was given a step."""
         self.given_to = max(self.given_to, step + 1)
 
+    def confirm(self, step: int, number: tuple[int, int]) -> bool:
+        """Note a step as given that a rank was lent under an edition; return whether it may have it, asked again too.
+
+        Where not, whoever asks is given the step again once it may be: of an edition of now, or behind the fence.
+        """
+        stands = number == self.edition.number and self.may_give(step)
+        if stands:
+            self.gave(step)
+        return stands
+
     def fence(self, number: tuple[int, int]) -> int:
         """Give out no step more until an edition of this number has come; return the first that no rank was given."""
         # Word of an earlier one may come late, also of a planner that is lost.

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import JsonObject
@@ -102,8 +103,23 @@ _LONGEST_START = 10
 """Messages of its own until one that is started in a better place may stand by, at most."""
 _LONGEST_FENCE = 100
 """Messages of its own until a planner waits no longer for the fences of constructors, at most."""
+_MOST_LENDINGS = 12
+"""Times that a rank asks for a step ahead before it waits for it."""
 _NO_PLACE = 0.4
 """Share of better places in which nobody can be."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Loan:
+    """A batch that a rank holds before it comes for its step."""
+
+    step: int
+    batch: Batch
+    edition: tuple[int, int]
+    """Number of the edition of the plans that it was built of."""
+    number: int
+    """Of the constructor that has lent it."""
+    constructor: DataConstructor
 
 
 @dataclass(slots=True, kw_only=True)
@@ -158,6 +174,8 @@ class Simulation:
     """What ranks have reported of steps from one on; ``None`` where they report nothing."""
     rows: RowBuilder = build_rows
     """What lays out rows."""
+    lends: bool = False
+    """Whether ranks are lent the step behind the one that they are at, as those through Ray whose steps are long."""
     redone: int = field(default=0, init=False)
     """Steps that some rank had and that were taken again."""
     worlds: list[World] = field(default_factory=list, init=False)
@@ -229,6 +247,10 @@ class Simulation:
     _dp_at: dict[int, int] = field(default_factory=dict, init=False)
     """How many ranks trained on each step."""
     _next: dict[int, int] = field(init=False)
+    _loans: dict[int, _Loan] = field(default_factory=dict, init=False)
+    """What ranks hold of their next step."""
+    _confirming: set[int] = field(default_factory=set, init=False)
+    """Ranks that have asked whether it stands, and have not heard."""
     _end: int | None = field(default=None, init=False)
     planners_killed: int = field(default=0, init=False)
     _planner_is_there: bool = field(default=True, init=False)
@@ -466,7 +488,7 @@ class Simulation:
             self._note(message.to, message.name, message.content)
         message.receiver(*message.content)
         # What loaders and the planner hear reaches ranks by way of constructors alone; the keeper may end one.
-        return not message.to or message.to.startswith(("constructor", "keeper"))
+        return not message.to or message.to.startswith(("constructor", "keeper", "rank"))
 
     def served_and_kept(self) -> list[int]:
         """Return the steps that a constructor holds although it was told that every rank has them."""
@@ -610,6 +632,8 @@ class Simulation:
             del self.batches[key]
         self._generation += 1
         self._last_told.clear()
+        self._loans.clear()
+        self._confirming.clear()
         self._next = dict.fromkeys(range(dp), step)
         asked = ResizeAsked(dp=dp, step=step, generation=self._generation)
         for _ in range(dp):
@@ -1100,7 +1124,7 @@ class Simulation:
             self._put_off(self._fetch, number, constructor, fetch)
 
     def _ready(self) -> list[int]:
-        """Return the ranks whose next step is built."""
+        """Return the ranks whose next step is built, or at hand."""
         wanted, halt = self._next, self._halt
         first = min(wanted.values()) if self._in_step else None
         return [
@@ -1110,23 +1134,78 @@ class Simulation:
             for rank in constructor.dp_ranks
             if (step := wanted[rank]) != halt
             and (first is None or step == first)
-            and constructor.has(step)
+            and rank not in self._confirming
+            and (rank in self._loans or constructor.has(step))
         ]
 
     def _take(self, rank: int) -> None:
+        """Have a rank come for its next step: it takes it, or asks whether what it was lent still stands."""
+        if (loan := self._loans.get(rank)) is not None:
+            self._confirming.add(rank)
+            self._send(self._confirm, rank, loan, to=f"constructor-{loan.number}")
+            return
+        number, constructor = self._constructor_of(rank)
         step = self._next[rank]
-        self._note(f"rank {rank}", f"takes step {step}")
-        number, constructor = next(
+        self._have(rank, step, number, constructor.batch_of(step, rank))
+
+    def _constructor_of(self, rank: int) -> tuple[int, DataConstructor]:
+        return next(
             (n, c)
             for n, c in enumerate(self._constructors)
             if c.generation == self._generation and rank in c.dp_ranks
         )
+
+    def _have(self, rank: int, step: int, number: int, batch: Batch) -> None:
+        """Have a rank train on a step."""
+        self._note(f"rank {rank}", f"takes step {step}")
         if rank == 0:
             self.states[step] = self._saved_at(step)
-        self.batches[step, rank] = constructor.batch_of(step, rank)
+        self.batches[step, rank] = batch
         self._next[rank], self._dp_at[step] = step + 1, len(self._next)
         self._last_told[rank] = number, step
         self._tell_taken(number, step, rank)
+        if self.lends:
+            asked = rank, self._generation, step + 1, _MOST_LENDINGS
+            self._send(self._lend, *asked, to=f"constructor-{number}")
+
+    def _lend(self, rank: int, generation: int, step: int, left: int) -> None:
+        """Lend a rank its next step while it computes; a few messages later where that is not built."""
+        wants = generation == self._generation and self._next.get(rank) == step
+        if not wants or rank in self._loans:
+            return  # it did not wait for it, or this is a repetition
+        number, constructor = next(
+            ((n, c) for n, c in enumerate(self._constructors) if rank in c.dp_ranks), (0, None)
+        )
+        if constructor is None or number in self._absent or constructor.generation != generation:
+            return
+        if constructor.has(step):
+            batch = constructor.batch_of(step, rank, lends=True)
+            edition = constructor.giving.edition.number
+            self._loans[rank] = _Loan(step, batch, edition, number, constructor)
+        elif left:
+            self._put_off(self._lend, rank, generation, step, left - 1, to=f"constructor-{number}")
+
+    def _confirm(self, rank: int, loan: _Loan) -> None:
+        """Have a constructor say whether a step that it has lent stands; where it is lost, the rank hears of that."""
+        if not self._is_there(loan.number, loan.constructor):
+            if self._loans.get(rank) is loan:
+                self._saw("a constructor is lost that has lent a step", f"rank {rank}")
+            self._hear_confirmed(rank, loan, stands=False)
+            return
+        stands = loan.constructor.giving.confirm(loan.step, loan.edition)
+        told = partial(self._hear_confirmed, stands=stands)
+        self._send(told, rank, loan, to=f"rank {rank}")
+
+    def _hear_confirmed(self, rank: int, loan: _Loan, *, stands: bool) -> None:
+        if self._loans.get(rank) is not loan:
+            return  # a repetition, or said to a rank of before
+        del self._loans[rank]
+        self._confirming.discard(rank)
+        if stands:
+            self._saw("a step that was lent stands", f"rank {rank}")
+            self._have(rank, loan.step, loan.number, loan.batch)
+        else:
+            self._saw("a step that was lent is asked for anew", f"rank {rank}")
 
     def _saved_at(self, step: int) -> JsonObject:
         """Return the state as rank 0 would have it saved; where no planner is there it waits for the next."""

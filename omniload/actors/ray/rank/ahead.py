@@ -1,5 +1,11 @@
-"""Batches that a rank asks its constructor for while it trains on those at hand."""
+"""Batches that a rank asks its constructor for while it trains on those at hand.
 
+Of a rank whose steps are long they are lent: it has each confirmed before it is handed out, and drops those whose plans
+were taken back meanwhile.
+"""
+
+import math
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -22,6 +28,10 @@ from omniload.plan.world import WorldRank
 
 __all__ = ["BatchesAhead"]
 
+_LONG_S, _LONG_STEPS = 0.5, 2
+"""A rank whose last steps all took so long is lent what it fetches ahead: to have it confirmed takes milliseconds.
+One alone may have been a checkpoint."""
+
 
 class _Due(NamedTuple):
     """What is asked for while the window at hand is used up."""
@@ -31,6 +41,23 @@ class _Due(NamedTuple):
     """Let go of by the thread that asks."""
     left: int
     """Batches at hand as it is asked for."""
+
+
+class _Window(NamedTuple):
+    """An answer."""
+
+    batches: tuple[Batch, ...]
+    given: int
+    """How many of them need not be confirmed."""
+    edition: tuple[int, int]
+    """Under which the others are lent."""
+
+
+class _Asked(NamedTuple):
+    """What is asked for."""
+
+    step: int
+    answer: "Future[_Window]"
 
 
 class BatchesAhead:
@@ -50,7 +77,13 @@ class BatchesAhead:
         self._last: Batch | None = None
         """Of the window at hand, where it is one of several batches."""
         self._due: _Due | None = None
-        self._asked: tuple[int, Future[tuple[Batch, ...]]] | None = None
+        self._asked: _Asked | None = None
+        self._given, self._edition = 0, (0, 0)
+        """Batches at hand that need not be confirmed, and the edition under which the others are lent."""
+        self._turn = 0
+        """Answers of earlier turns are waited for no more."""
+        self._handed_s, self._long_steps = math.inf, 0
+        """When a batch was handed out last, and how many steps up to then have been long, one behind the other."""
         self._calls = DaemonPool(1, "omniload-asks")
 
     @property
@@ -59,9 +92,18 @@ class BatchesAhead:
         return not self._held
 
     @property
-    def coming(self) -> "Future[tuple[Batch, ...]] | None":
+    def is_lent(self) -> bool:
+        """Whether the first batch at hand is to be confirmed before it is handed out."""
+        return bool(self._held) and not self._given
+
+    @property
+    def _is_slow(self) -> bool:
+        return self._long_steps >= _LONG_STEPS
+
+    @property
+    def coming(self) -> "Future[_Window] | None":
         """The batches behind those at hand, where they are asked for."""
-        return None if self._asked is None else self._asked[1]
+        return None if self._asked is None else self._asked.answer
 
     def lead_to(
         self,
@@ -73,22 +115,41 @@ class BatchesAhead:
 
         ``on_lost`` hears of one that is lost, also while the rank trains and waits for nothing.
         """
-        self._constructor, self._rank, self._due = constructor, rank, None
+        self._constructor, self._rank = constructor, rank
         self._on_lost = on_lost
+        self.drop()
+
+    def confirm(self, step: int) -> Any:  # noqa: ANN401 -- Ray's references have no static type
+        """Ask whether the first batch at hand, that of ``step``, still stands; return the answer to be."""
+        return self._constructor.confirm.remote(step, self._edition)
+
+    def drop(self) -> None:
+        """Leave all that is at hand, and what is asked for: it is not what the rank is to train on."""
         self._held.clear()
+        self._due = None
+        self._turn += 1
         self.forget_asked()
 
     def next(self) -> Batch | None:
         """Give the first batch at hand; ``None`` where there is none."""
-        if self._due is not None and len(self._held) == self._due.left:
-            self._ask_behind(self._due)
+        now_s = time.monotonic()
+        is_long = now_s - self._handed_s >= _LONG_S
+        self._long_steps, self._handed_s = self._long_steps + 1 if is_long else 0, now_s
+        self._given = max(0, self._given - 1)
+        self._ask_if_due()
         return self._held.popleft() if self._held else None
 
-    def ask(self, step: int) -> "Future[tuple[Batch, ...]]":
+    def peek(self) -> Batch | None:
+        """Return the first batch at hand, and leave it there; what is behind it is asked for as if it were given."""
+        self._ask_if_due()
+        return self._held[0] if self._held else None
+
+    def ask(self, step: int) -> "Future[_Window]":
         """Ask for the batches from ``step`` on, unless that is under way; return the answer to be."""
-        if self._asked is None or self._asked[0] != step:
-            self._asked = step, self._ask(step, None)
-        return self._asked[1]
+        if self._asked is None or self._asked.step != step:
+            # The rank waits for the first of them.
+            self._asked = self._ask(step, None, given=1 if self._is_slow else self._most)
+        return self._asked.answer
 
     def take_in(self) -> bool:
         """Have the batches that were asked for at hand, none at the end of the data; those behind are asked for soon.
@@ -102,18 +163,16 @@ class BatchesAhead:
         if not asked.done() or error_of(asked) is not None:
             return False
         self.forget_asked()
-        self._held.extend(asked.result())
+        batches, self._given, self._edition = asked.result()
+        self._held.extend(batches)
         before, self._last = self._last, None
         if self._held:
             # Of large steps, which come one at a time, one more would be much memory.
             self._last = self._held[-1] if len(self._held) > 1 else None
             # With the second batch: the first takes longer, of a window that is new, and to wake a thread would add a
-            # fifth. Of one batch now, so that the next one comes while the trainer computes.
-            due = _Due(step + len(self._held), before, left=len(self._held) - 1)
-            if due.left:
-                self._due = due
-            else:
-                self._ask_behind(due)
+            # fifth. With the only one, so that the next one comes while the trainer computes.
+            left = max(1, len(self._held) - 1)
+            self._due = _Due(step + len(self._held), before, left)
         return True
 
     def forget_asked(self) -> None:
@@ -124,31 +183,50 @@ class BatchesAhead:
         """Ask no more; return whether a call under way ended within the limit."""
         return self._calls.close(limit_s)
 
-    def _ask_behind(self, due: _Due) -> None:
-        self._asked, self._due = (due.step, self._ask(due.step, due.before)), None
+    def _ask_if_due(self) -> None:
+        """Ask for what is behind the window at hand, once so much of it is used up."""
+        if (due := self._due) is not None and len(self._held) == due.left:
+            given = 0 if self._is_slow else self._most
+            self._asked, self._due = self._ask(due.step, due.before, given), None
 
-    def _ask(self, step: int, before: Batch | None) -> "Future[tuple[Batch, ...]]":
-        call = partial(self._answer, self._constructor, self._rank, step, before)
-        return call_in_thread(call, self._calls)
+    def _ask(self, step: int, before: Batch | None, given: int) -> _Asked:
+        call = partial(self._answer, self._constructor, self._rank, self._turn, step, before, given)
+        return _Asked(step, call_in_thread(call, self._calls))
 
-    def _answer(self, constructor: Any, rank: WorldRank, step: int, before: Batch | None) -> Any:  # noqa: ANN401 -- as above
+    def _answer(
+        self,
+        constructor: Any,  # noqa: ANN401 -- as above
+        rank: WorldRank,
+        turn: int,
+        step: int,
+        before: Batch | None,
+        given: int,
+    ) -> _Window:
         """Have an answer, and then leave ``before``: Ray has its window back from this thread, not the trainer's."""
 
         def check() -> None:
             self._check()
-            # What is asked as another rank waits behind this call.
-            if rank != self._rank:
-                raise UnavailableError("nobody waits for batches of the ranks of before")
+            # What is asked in a later turn waits behind this call.
+            if turn != self._turn:
+                raise UnavailableError(
+                    "nobody waits for batches of the ranks of before, or behind a step that was taken back"
+                )
 
         with self._gate.inside():
-            asked = constructor.take_several.remote(step, self._most, *rank)
+            if given < self._most:
+                asked = constructor.lend_several.remote(step, self._most, *rank, given)
+            else:
+                asked = constructor.take_several.remote(step, self._most, *rank)
             # Not by Ray's own future: where this host's raylet has gone, that ends the process without a word.
             while not wait_for_ref(asked, self._limit_s, check):
                 pass  # the rank that waits for it says so
             del before
             try:
-                return value_of(asked)
+                found = value_of(asked)
             except RayError as error:
                 if is_lost(error):
                     self._on_lost(constructor)
                 raise
+        if given < self._most:
+            return _Window(found[0], given, found[1])
+        return _Window(found, len(found), (0, 0))

@@ -25,8 +25,10 @@ from omniload.actors.ray.answers import (
     error_of,
     is_lost,
     plain_error,
+    value_of,
     wait_for_future,
     wait_for_head,
+    wait_for_ref,
 )
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.environment import RayError
@@ -58,6 +60,8 @@ _MARK = secrets.token_hex(4)
 """Hosts may have one name, and processes of them one number."""
 _HEAD_S = 1.0
 """Ray's head answers in milliseconds, or is out of reach: Ray then ends the process within the minute."""
+_SOON_S = 0.1
+"""A constructor says within that, on a busy machine too, whether what it has lent still stands."""
 _LOOK_S = 0.1
 """A constructor that takes the place of a lost one is looked for so often."""
 
@@ -129,6 +133,8 @@ class RayHandle(RankHandle):
         self._gate.check()
         if self._ahead.is_empty:
             self._open_window(step, timeout_s)
+        if self._ahead.is_lent and not self._confirms(step, timeout_s):
+            self._open_window(step, timeout_s)
         note_taken(self._activity, step, time.monotonic() - began_s)
         return self._ahead.next()
 
@@ -141,8 +147,15 @@ class RayHandle(RankHandle):
             )
 
     @override
+    def lent(self, step: int, timeout_s: float | None = None) -> Batch | None:
+        self._gate.check()
+        if self._ahead.is_empty:
+            self._open_window(step, timeout_s)
+        return self._ahead.peek() if self._ahead.is_lent else None
+
+    @override
     def taken(self, step: int) -> None:
-        if not self._ahead.is_empty:
+        if not (self._ahead.is_empty or self._ahead.is_lent):
             return  # said with the last of those that came together
         with self._gate.inside():
             self._planner.taken(step)
@@ -225,6 +238,30 @@ class RayHandle(RankHandle):
             if not is_lost(error):
                 raise plain_error(error, self._constructor_name) from None
             wait_until(self._follow, wait, self._board)
+
+    def _confirms(self, step: int, timeout_s: float | None) -> bool:
+        """Return whether a step that is lent still stands; where it was taken back, nothing is at hand any more.
+
+        Likewise where the constructor is lost that has lent it: the next one knows nothing of that, and is asked anew.
+        """
+        doing, asks = f"asks whether step {step} still stands", self._constructor_name
+        limit_s = timeout_s or self._address.batch_timeout_s
+        wait = Wait.for_batch(self._name, step, asks, limit_s, ranks_stay=self._address.ranks_stay)
+        with self._gate.inside(), self._activity.doing(doing, (asks,)):
+            asked = self._ahead.confirm(step)
+            # Nearly always it is there at once: whether the planner lives is looked at, by a call, only behind that.
+            if not wait_for_ref(asked, _SOON_S, self._check_alive):
+                wait_until(lambda s: wait_for_ref(asked, s, self._planner.look), wait, self._board)
+            try:
+                stands = bool(value_of(asked))
+            except RayError as error:
+                if not is_lost(error):
+                    raise plain_error(error, asks) from None
+                stands = False
+                wait_until(self._follow, wait, self._board)
+        if not stands:
+            self._ahead.drop()
+        return stands
 
     def _follow(self, timeout_s: float) -> bool:
         """Look for the constructor that took the place of a lost one; return whether it was found."""

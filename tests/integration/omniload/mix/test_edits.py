@@ -426,6 +426,29 @@ def test_two_ranks_of_a_plane_of_actors_see_the_edits_though_loaders_are_killed(
     assert last.source_tags == {"books": {"domain": "prose"}}  # from a constructor that came later
 
 
+# Real actors, 13 s beside other work: a simulation knows neither what a rank's handle holds nor what its call is told.
+@pytest.mark.ray
+@pytest.mark.usefixtures("leaves_nothing_behind")
+def test_what_ranks_through_ray_are_lent_is_taken_back_for_a_change_and_lost_with_its_constructor(
+    mix_path, run_dir, monkeypatch
+):
+    monkeypatch.setattr(pytest.importorskip("omniload.actors.ray.rank.ahead"), "_LONG_S", 0.0)
+    with open_plane(a_spec(mix_path, dp=2, run_dir=run_dir)) as plane:
+        handles = [plane.handle(rank) for rank in range(2)]
+        clients = [Client(handle) for handle in handles]
+        digests = taken_by(clients, 3 * AHEAD)
+        wait_for(lambda: all(handle.is_ready(len(digests)) for handle in handles))
+        step = json_of("set", run_dir, "ids=3", "text=1")["edit"]["step"]
+        digests += taken_by(clients, 2 * AHEAD)
+        wait_for(lambda: all(handle.is_ready(len(digests)) for handle in handles))
+        os.kill(plane.pids()["constructor-0"], signal.SIGKILL)
+        digests += taken_by(clients, 2 * AHEAD)
+
+    assert step == 3 * AHEAD, "what ranks hold of it is none of theirs yet"
+    history = read_history(run_dir, load_mix(mix_path)[0])
+    assert replayed(a_spec(mix_path, edits=history.edits), len(digests)) == digests
+
+
 def test_the_first_steps_are_skipped_by_a_run_that_begins_anew_as_no_state_is_before_them(
     mix_path, tmp_path
 ):

@@ -60,6 +60,9 @@ class Handle:
     def is_ready(self, step):
         return step in self.ready
 
+    def lent(self, step, timeout_s=None):
+        """Nothing is: whatever is there is given."""
+
     def take(self, step, timeout_s=None):
         self.calls.append(("take", step, timeout_s))
         if step == self.fails_at:
@@ -297,6 +300,20 @@ def test_a_client_that_peeks_hands_out_the_same_batch():
     assert client.next_batch() is peeked
     assert client.state_dict() == {"step": 1}
     assert np.array_equal(client.next_batch().microbatches[0].tokens_RT[0, :3], [11, 12, 13])
+
+
+def test_a_client_that_peeks_at_what_is_lent_hands_out_what_it_is_given_then():
+    handle = Handle()
+    lent = handle.take(0)
+    handle.lent = lambda step, _timeout_s: lent
+    client = Client(handle)
+    handle.calls.clear()
+
+    assert [client.peek() is lent, client.peek() is lent] == [True, True]
+    assert handle.calls == []
+    batch = client.next_batch()
+
+    assert (batch is lent, batch.step) == (False, 0)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

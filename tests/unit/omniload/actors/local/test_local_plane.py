@@ -6,10 +6,15 @@ import pytest
 
 from omniload.actors.heartbeat_board import Activity, MemoryBoard
 from omniload.actors.local.plane import LocalHandle
+from omniload.actors.roles.constructor import ConstructorShell
 from omniload.base.errors import StateError, UnavailableError
+from omniload.base.ragged import Ragged
+from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.messages import ResizeAsked
+from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.plan.world import World
+from omniload.plan.world import Edition, RanksServed, World
+from tests.support.plane.builders import a_plan, tokens_of
 
 
 class FakePlane:
@@ -94,3 +99,45 @@ def test_a_rank_that_is_another_one_gives_its_old_number_back():
 
     assert plane.taken == [(5, 0, 0, 1)]
     assert plane.keys == {(7, 7, 7), (1, 0, 0)}
+
+
+@pytest.fixture
+def built():
+    """Return a constructor that has step 0, and a rank of its process."""
+    slices = ColumnRanges.of([SampleColumns(tokens=Ragged.of([tokens_of(0, 1, 0, 5)]))])
+    machine = DataConstructor(dp_ranks=[0], names=["web", "code"], row_length=8)
+    plane = FakePlane(held=(7, 7, 7))
+    plane.constructor = ConstructorShell(machine, lambda _: slices, Activity("constructor-0"))
+    plane.check = lambda: None
+    plane.constructor.build([a_plan([[[0, 1, 0, 0, 5, 5]]])])
+    return plane.constructor, LocalHandle(plane, 0, 0, None)
+
+
+def test_a_batch_that_is_looked_at_before_its_turn_is_given_as_it_is_taken(built):
+    constructor, handle = built
+
+    looked_at = handle.lent(0, 1.0)
+
+    assert constructor.fence((0, 1)) == 0
+    constructor.build((), RanksServed(dp_ranks=(0,), edition=Edition(turn=1, since=1)))
+    looked_at = handle.lent(0, 1.0)
+    assert handle.take(0) is looked_at
+    assert constructor.fence((0, 2)) == 1
+
+
+def test_a_batch_that_was_looked_at_and_taken_back_comes_anew(built):
+    constructor, handle = built
+    looked_at = handle.lent(0, 1.0)
+
+    served = RanksServed(dp_ranks=(0,), edition=Edition(turn=1))
+    constructor.build([a_plan([[[0, 1, 0, 0, 5, 5]]])], served)
+
+    batch = handle.take(0)
+    assert (batch.step, batch is looked_at) == (0, False)
+
+
+def test_a_batch_that_is_withheld_by_now_is_not_looked_at(built):
+    constructor, handle = built
+    constructor.fence((0, 1))
+
+    assert handle.lent(0, 0.0) is None

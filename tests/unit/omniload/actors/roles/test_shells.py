@@ -219,6 +219,24 @@ def test_steps_at_hand_are_taken_together_up_to_as_many_as_asked_for():
     assert shell.take_several(3, 2, 0) == ()
 
 
+def test_what_is_lent_may_be_taken_back_until_it_is_confirmed():
+    shell = a_shell()
+    for step in range(3):
+        shell.build([a_plan([[A]], step=step)])
+    shell.end(3)
+
+    batches, edition = shell.lend_several(0, 3, 0, given=1)
+
+    assert [batch.step for batch in batches] == [0, 1, 2]
+    assert shell.confirm(1, edition)
+    assert shell.fence((0, 1)) == 2
+    assert not shell.confirm(2, edition)
+    assert shell.take(1, 0).step == 1, "it may be asked for anew"
+    with pytest.raises(TimeoutError, match="step 2 was not built within 0 s"):
+        shell.lend_several(2, 3, 0, timeout_s=0)
+    assert shell.lend_several(3, 3, 0) == ((), edition)
+
+
 def test_a_step_that_was_let_go_is_an_error_and_not_a_wait():
     shell = a_shell()
     shell.build([a_plan([[A]])])

@@ -54,6 +54,36 @@ def test_a_second_question_moves_no_fence_back():
     assert not giving.may_give(3)
 
 
+def test_a_step_that_was_lent_counts_as_given_once_it_is_confirmed_however_often():
+    giving = Giving(edition=Edition(turn=3))
+
+    assert giving.fence((0, 2)) == 0, "to lend is not to give"
+    assert [giving.confirm(6, (0, 3)), giving.confirm(6, (0, 3))] == [True, True]
+
+    assert giving.fence((0, 4)) == 7
+    assert giving.confirm(6, (0, 3)), "the answer may have been lost"
+
+
+@pytest.mark.parametrize("edition", [(0, 1), (0, 3), (1, 0)])
+def test_what_was_lent_under_another_edition_does_not_stand(edition):
+    giving = Giving(edition=Edition(turn=2))
+
+    assert not giving.confirm(6, edition)
+    assert giving.given_to == 0
+
+
+def test_what_was_lent_does_not_stand_behind_a_fence():
+    giving = Giving()
+    giving.gave(5)
+    giving.fence((0, 1))
+
+    assert giving.confirm(5, (0, 0))
+    assert not giving.confirm(6, (0, 0))
+    giving.turn_to(Edition(turn=1, since=6))
+    assert not giving.confirm(6, (0, 0)), "it is planned anew"
+    assert giving.confirm(6, (0, 1))
+
+
 def test_the_greatest_answer_is_where_plans_are_taken_back_to():
     withdrawal = asked()
     withdrawal.hear(told(0, 3))

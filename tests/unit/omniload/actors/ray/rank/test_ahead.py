@@ -38,11 +38,23 @@ class Constructor:
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.take_several = self
+        self.lend_several, self.given, self.edition = Lending(self), [], (0, 1)
 
     def remote(self, step, most, *_):
         assert self.may_answer.wait(10.0)
         count = max(0, min(self.size, most, self.end - step))
         return tuple(Batch(step + n, self.left) for n in range(count))
+
+
+class Lending:
+    """What a constructor lends under its edition; notes how much of it was to be given."""
+
+    def __init__(self, constructor):
+        self.constructor = constructor
+
+    def remote(self, step, most, *rank_and_given):
+        self.constructor.given.append((step, rank_and_given[-1]))
+        return self.constructor.remote(step, most), self.constructor.edition
 
 
 @pytest.fixture
@@ -103,7 +115,9 @@ def test_the_window_behind_is_asked_for_with_the_second_batch_or_with_the_only_o
     found = [(ahead.next().step, ahead.coming is not None) for _ in range(size)]
 
     assert found == list(enumerate(asked))
-    assert [batch.step for batch in ahead.ask(size).result(10.0)] == list(range(size, 2 * size))
+    assert [batch.step for batch in ahead.ask(size).result(10.0).batches] == list(
+        range(size, 2 * size)
+    )
 
 
 def test_of_large_steps_none_is_kept_for_the_thread_that_asks(open_to):
@@ -165,3 +179,63 @@ def test_a_constructor_that_is_lost_is_told_of_while_the_rank_trains_on_what_it_
 
     assert isinstance(ahead.coming.exception(10.0), ActorDiedError)
     assert lost == [first]
+
+
+def test_a_rank_whose_steps_are_long_is_lent_what_it_fetches_ahead(open_to, monkeypatch):
+    monkeypatch.setattr(module, "_LONG_S", 0.0)
+    constructor = Constructor(1)
+    ahead = open_to(constructor)
+
+    found = []
+    for step in range(5):
+        wait([ahead.ask(step)], 10.0)
+        assert ahead.take_in()
+        found.append(ahead.is_lent)
+        assert ahead.next().step == step
+
+    assert found == [False, False, False, True, True], "by two steps a pace is known"
+    wait([ahead.coming], 10.0)
+    assert constructor.given == [(3, 0), (4, 0), (5, 0)]
+
+
+def test_a_short_step_has_the_batches_behind_it_given(open_to):
+    constructor = Constructor(2)
+
+    assert steps_of(open_to(constructor), 6) == list(range(6))
+
+    assert constructor.given == []
+
+
+def test_what_was_taken_back_is_left_and_asked_for_anew_with_one_that_is_given(
+    open_to, monkeypatch
+):
+    monkeypatch.setattr(module, "_LONG_S", 0.0)
+    constructor = Constructor(3)
+    ahead = open_to(constructor)
+    assert steps_of(ahead, 7) == list(range(7))
+    assert ahead.is_lent
+
+    ahead.drop()
+
+    assert (ahead.is_empty, ahead.is_lent, ahead.coming) == (True, False, None)
+    wait([ahead.ask(7)], 10.0)
+    assert ahead.take_in()
+    assert (ahead.is_lent, ahead.next().step, ahead.is_lent) == (False, 7, True)
+    assert constructor.given[-1] == (7, 1)
+
+
+def test_a_batch_that_is_looked_at_stays_lent_and_the_one_behind_it_is_asked_for(
+    open_to, monkeypatch
+):
+    monkeypatch.setattr(module, "_LONG_S", 0.0)
+    ahead = open_to(Constructor(1))
+    assert steps_of(ahead, 3) == [0, 1, 2]
+    wait([ahead.coming], 10.0)
+    assert ahead.take_in()
+
+    looked_at = ahead.peek()
+
+    assert ahead.is_lent
+    assert ahead.coming.result(10.0).batches[0].step == 4
+    assert ahead.next() is looked_at
+    assert ahead.peek() is None

@@ -6,10 +6,13 @@ import time
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
 pytest.importorskip("ray")
+
+from ray.exceptions import ActorDiedError
 
 from omniload.actors.address import HostPlace, NodeTerms, PlaneAddress
 from omniload.actors.ray import finding
@@ -39,9 +42,18 @@ class FakeConstructor:
     asked = ()
     left = 0
     threads = ()
+    confirms = ()
+    words: ClassVar[list[object]] = []
 
     def __init__(self, name):
         self.name, self.take_several = name, self
+        self.lend_several = SimpleNamespace(remote=lambda *asked: (self.remote(*asked[:5]), (0, 1)))
+        self.confirm = SimpleNamespace(remote=self.confirmed)
+
+    def confirmed(self, step, edition):
+        """Answer whether a step stands that was lent, by the next word of ``words``."""
+        FakeConstructor.confirms += ((self.name, step, edition),)
+        return FakeConstructor.words.pop(0)
 
     def remote(self, step, _steps, dp_rank, _cp_rank, generation):
         FakeConstructor.asked = self.name, step, dp_rank, generation
@@ -130,7 +142,15 @@ def address(tmp_path, monkeypatch, actors):
     monkeypatch.setattr(module, "PlannerLink", FakeLink)
     monkeypatch.setattr(module, "HeadWatch", Head)
     monkeypatch.setattr(ahead, "wait_for_ref", wait_for_ref)
-    monkeypatch.setattr(ahead, "value_of", lambda answer: answer)
+
+    def value_of(answer):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    for each in (ahead, module):
+        monkeypatch.setattr(each, "value_of", value_of)
+    monkeypatch.setattr(module, "wait_for_ref", wait_for_ref)
     monkeypatch.setattr(finding, "newest_of", lambda role: role)
     monkeypatch.setattr(
         finding, "_LOOK_S", 10.0
@@ -187,6 +207,70 @@ def test_a_rank_that_trained_finds_its_batches_taken_in_and_calls_nobody_from_it
     assert taken == list(range(6))
     assert len(FakeConstructor.threads) == 4
     assert threading.current_thread() not in FakeConstructor.threads
+
+
+@pytest.fixture
+def lending(handle, monkeypatch):
+    """Return a rank whose steps are long, with steps 0 to 3, and the two behind them lent."""
+    monkeypatch.setattr(ahead, "_LONG_S", 0.0)
+    monkeypatch.setattr(FakeConstructor, "left", 9)
+    monkeypatch.setattr(FakeConstructor, "confirms", ())
+    monkeypatch.setattr(FakeConstructor, "words", [True, True, True, True])
+    assert [handle.take(step, 5.0).step for step in range(4)] == [0, 1, 2, 3]
+    await_answer(handle, 4)
+    return handle
+
+
+def test_a_batch_that_is_lent_is_confirmed_as_it_is_handed_out(lending):
+    FakeConstructor.confirms = ()
+
+    looked_at = lending.lent(4)
+
+    assert FakeConstructor.confirms == ()
+    assert lending.take(4, 5.0) is looked_at
+    assert FakeConstructor.confirms == (("constructor-1", 4, (0, 1)),)
+
+
+def test_a_batch_whose_plan_was_taken_back_is_asked_for_anew_and_then_given(lending):
+    looked_at = lending.lent(4)
+    FakeConstructor.words = [False]
+
+    again = lending.take(4, 5.0)
+
+    assert (again.step, FakeConstructor.words) == (4, [])
+    assert again is not looked_at
+
+
+def test_what_a_lost_constructor_has_lent_is_asked_of_the_one_in_its_place(
+    lending, monkeypatch, actors
+):
+    monkeypatch.setattr(finding, "newest_of", lambda role: f"{role}+1")
+    actors.add("constructor-1+1")
+    looked_at = lending.lent(4)
+    FakeConstructor.words = [ActorDiedError()]
+
+    again = lending.take(4, 5.0)
+
+    assert (again.step, FakeConstructor.asked[:2]) == (4, ("constructor-1+1", 4))
+    assert again is not looked_at
+
+
+def test_a_constructor_that_does_not_say_whether_a_batch_stands_is_waited_for_with_a_limit(lending):
+    FakeConstructor.words = [LATE, True]
+
+    with pytest.raises(UnavailableError, match="waited 0 s for the batch of step 4"):
+        lending.take(4, 0.01)
+
+    assert lending.take(4, 5.0).step == 4
+
+
+def test_each_batch_of_a_window_that_is_lent_is_told_as_it_is_taken(lending, monkeypatch):
+    monkeypatch.setattr(FakeLink, "told", ())
+    lending.take(4, 5.0)
+
+    lending.taken(4)
+
+    assert FakeLink.told[0] == 4
 
 
 def test_what_a_rank_took_is_told_before_it_is_another_one_and_before_it_is_given_back(
