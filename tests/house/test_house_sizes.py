@@ -42,7 +42,7 @@ LONGER = {
         "carries out every command of the roster, hears of ends, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (
-        225,
+        230,
         "loaders and constructors, how each begins, where it looks, and what every actor answers",
     ),
     "omniload/actors/ray/planner_actor.py": (
