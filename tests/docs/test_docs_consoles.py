@@ -39,7 +39,7 @@ ELSEWHERE = {
     r"omniload train crossover ": "all ranks of a job: tests/integration/trainer_integration",
     r"omniload mix simulate ": "minutes of a core: benchmarks/loaders/simulated.py",
     r"omniload mix import ": "files of other tools: tests/integration/omniload",
-    r"mkdir /sys/fs/cgroup|python -m benchmarks.faults.chaos ": "groups of the kernel, or half an hour: the soak, reports",
+    r"mkdir /sys/fs/cgroup|python -m benchmarks.faults.chaos ": "groups of the kernel, or half an hour: soak, reports",
     r"omniload mix sample ": "the fixtures of pages, and `make demo`",
     r"omniload mix set .*=2epochs": "a run that draws amounts: the page's own lines",
     r"omniload mix (watch RUN live|steer RUN steer).yaml$": "while a run goes on: the page's own lines",
