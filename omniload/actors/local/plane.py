@@ -280,6 +280,7 @@ class LocalHandle(RankHandle):
 
     @override
     def lent(self, step: int, timeout_s: float | None = None) -> Batch | None:
+        self._plane.check()
         rank = self._dp_rank, self._cp_rank, self._world.generation
         try:
             lent = self._plane.constructor.lend_several(step, 1, *rank, timeout_s=timeout_s)

@@ -48,7 +48,7 @@ class Steering:
     losses_from: int = field(init=False)
     """First step whose losses and rewards no decision has counted."""
     decided_at: int = field(init=False)
-    """Step of the last decision: the next is due ``every`` steps later."""
+    """First step that was not planned at the last decision: the next is due ``every`` steps later."""
     _told: TurnLosses | None = field(init=False, default=None)
     """Losses by turns, of a policy that goes by them."""
 
@@ -71,7 +71,7 @@ class Steering:
             OmniloadError: As for ``change_mix`` and ``decide``.
         """
         history = self._history()
-        step = planned_to(self.run, history)
+        step = planned = planned_to(self.run, history)
         if not now and step < self.decided_at + self.config.every:
             return None
         reported, losses_to = losses_by_source(self.run, self.losses_from)
@@ -117,7 +117,8 @@ class Steering:
             said |= {"step": step, "after": dict(taken.after), "revision": taken.edit.revision}
             said |= {"unsure": taken.unsure} if taken.unsure else {}
         # Behind the change: one that the plane did not answer is decided again, from the same losses.
-        self.losses_from, self.decided_at = max(losses_to, rewards_to), step
+        # It may hold from an earlier step than what was planned: plans are taken back for it.
+        self.losses_from, self.decided_at = max(losses_to, rewards_to), max(planned, step)
         return said
 
     def _turns(self, policy: OdmPolicy, history: History, step: int) -> list[Turn]:

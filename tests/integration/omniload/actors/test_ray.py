@@ -134,7 +134,7 @@ def test_two_ranks_get_the_steps_of_a_local_run_though_roles_are_killed_and_stop
         assert {has_huge_pages(pids[f"loader-{n}"]) for n in (0, 1)} <= {not gives_memory_back()}
         with pytest.raises(
             StateError,
-            match=r"another data plane open, in the Ray at 127\.0\.0\.1:\d+, .* close that plane",
+            match=r"another data plane open, in the Ray at 127\.0\.0\.1:\d+ .* close that plane",
         ):
             RayPlane(a_spec(tmp_path, spread))
         for wrong in ((2, 0), (0, 1), (-1, 0)):

@@ -128,7 +128,8 @@ def test_a_decision_is_due_every_so_many_steps(mix_path, tmp_path):
         for _ in range(30):
             taken(loader, 1, {})
             if (said := steering.look()) is not None:
-                steps.append(said["step"])
+                assert said["step"] <= steering.decided_at
+                steps.append(steering.decided_at)
 
     assert len(steps) >= 3
     assert all(later - earlier >= 6 for earlier, later in pairwise([begun, *steps]))

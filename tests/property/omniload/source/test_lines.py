@@ -298,7 +298,7 @@ def texts_at_once(data):
     if not data.endswith(b"\n"):
         ends = np.append(ends, len(data))
     found = PlainTexts.of("text").read(np.frombuffer(data, np.uint8), ends)
-    return found, data[: ends[-1]].split(b"\n")
+    return found and found[0], data[: ends[-1]].split(b"\n")
 
 
 AT_ONCE = [
