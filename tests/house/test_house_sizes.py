@@ -34,7 +34,7 @@ LONGER = {
         "the opener's side of the reaper, and the folder that both remove, whole or as it is made",
     ),
     "omniload/actors/local/plane.py": (
-        395,
+        400,
         "every role and rank of one process, which know each other: opened, changed, closed, and the ways between them",
     ),
     "omniload/actors/ray/keeper.py": (

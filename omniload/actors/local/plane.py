@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -256,23 +256,28 @@ class LocalHandle(RankHandle):
     @override
     def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
         self._plane.check()  # what was built before is there still
-        constructor, generation = self._plane.constructor, self._world.generation
-        ranks = self._dp_rank, self._cp_rank
         began_s = time.monotonic()
         lent, self._lent = self._lent, None
-        # Nearly always: a rank that trains finds it built, and says nothing of a wait.
-        if lent is not None and lent[0].step == step and constructor.confirm(step, lent[1]):
-            batch: Batch | None = lent[0]
-        elif constructor.has(step, generation):
-            batch = constructor.take(step, *ranks, generation=generation)
-        else:
-            with self._activity.doing(f"waits for step {step}", (_CONSTRUCTOR,)):
-                limit_s = timeout_s or self._plane.spec.mix.runtime.batch_timeout
-                wait = Wait.for_batch(self._name, step, _CONSTRUCTOR, limit_s)
-                wait_until(lambda s: constructor.wait(step, s, generation), wait, self._plane.board)
-                batch = constructor.take(step, *ranks, generation=generation)
+        stands = lent and lent[0].step == step and self._plane.constructor.confirm(step, lent[1])
+        batch = lent[0] if lent and stands else self._built(step, timeout_s)
         note_taken(self._activity, step, time.monotonic() - began_s)
         return batch
+
+    def _built(self, step: int, timeout_s: float | None) -> Batch | None:
+        """Wait for a step, and take it; one that is withheld as it is taken is waited for again."""
+        constructor, generation = self._plane.constructor, self._world.generation
+        rank = self._dp_rank, self._cp_rank, 0.0, generation
+        # Nearly always: a rank that trains finds it built, and says nothing of a wait.
+        if constructor.has(step, generation):
+            with suppress(TimeoutError):
+                return constructor.take(step, *rank)
+        with self._activity.doing(f"waits for step {step}", (_CONSTRUCTOR,)):
+            limit_s = timeout_s or self._plane.spec.mix.runtime.batch_timeout
+            wait = Wait.for_batch(self._name, step, _CONSTRUCTOR, limit_s)
+            while True:
+                wait_until(lambda s: constructor.wait(step, s, generation), wait, self._plane.board)
+                with suppress(TimeoutError):
+                    return constructor.take(step, *rank)
 
     @override
     def is_ready(self, step: int) -> bool:

@@ -314,6 +314,17 @@ def test_a_rank_of_a_plane_that_is_closed_is_told_so_also_where_its_next_step_is
     assert client.peek() is None
 
 
+def test_a_step_that_is_withheld_is_waited_for_no_longer_than_a_batch_may_take(tmp_path):
+    with LocalPlane(a_spec(tmp_path, a_corpus(tmp_path))) as plane:
+        client = Client(plane.handle(0))
+        client.next_batch()
+        assert plane.constructor.wait(client.next_step, 60.0)
+        plane.constructor.fence((99, 1))
+
+        with pytest.raises(UnavailableError, match="waited"):
+            client.next_batch(timeout=0.2)
+
+
 def test_closing_in_the_middle_of_reading_says_nothing(tmp_path, caplog):
     mix = a_corpus(tmp_path, tuple(f"s{i}" for i in range(12)), records=20)
 
