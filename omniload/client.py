@@ -128,8 +128,8 @@ class Client:
         self._handle.close()
 
     def __iter__(self) -> Iterator[Batch]:
-        while (batch := self.next_batch()) is not None:
-            yield batch
+        # No generator: an error ends that, and the next call says that the data has ended.
+        return iter(self.next_batch, None)
 
     def __enter__(self) -> Self:
         return self

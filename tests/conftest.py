@@ -29,6 +29,7 @@ from tests.support.warm_python import (
     WarmPython,
     is_command,
     is_for_workers,
+    is_process,
     is_script,
 )
 
@@ -131,8 +132,8 @@ class WarmPythons:
         if modules not in self._started:
             # Below /tmp: the path of a socket is short.
             folder = tempfile.TemporaryDirectory(prefix="warm", dir="/tmp")
-            # Ranks open planes: many of them, each with workers of its own.
-            workers = self.of(WORKERS) if modules == RANKS else None
+            # Ranks open planes, and so do scripts: many of them, each with workers of its own.
+            workers = self.of(WORKERS) if modules in (RANKS, COMMANDS) else None
             python = WarmPython(Path(self._ended.enter_context(folder)), modules, workers)
             self._started[modules] = self._ended.enter_context(python)
         return self._started[modules]
@@ -143,6 +144,8 @@ class WarmPythons:
             return None
         if is_for_workers(words):
             return self.of(WORKERS)
+        if is_process(words):
+            return self.of(RANKS)
         if self.with_scripts and is_script(words):
             return self.of(COMMANDS)
         if not is_command(words):
@@ -213,8 +216,9 @@ def pytest_collection():
         return (yield)
     finally:
         gc.freeze()
-        # Tests load libraries too: to look through all of them again and again took a tenth of the time.
-        gc.set_threshold(*gc.get_threshold()[:2], 50)
+        # Tests load libraries too: to look through all of them again and again took a tenth of the time. And what one
+        # test makes is looked through a few times, not dozens of times.
+        gc.set_threshold(10_000, 10, 50)
         gc.enable()
 
 

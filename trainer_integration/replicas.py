@@ -9,7 +9,7 @@ torchft counts the steps that were committed and numbers the replicas of each qu
 """
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -113,16 +113,24 @@ class ReplicaLoader:
             self._manager.num_participants() * group_size,
         )
         if self._loader is None:
-            self._loader = omniload.join(
-                self._address,
-                rank=rank,
-                world_size=world_size,
-                step=step,
-                generation=quorum,
-                **self._keywords,
-            )
+            with ExitStack() as stack:
+                loader = omniload.join(
+                    self._address,
+                    rank=rank,
+                    world_size=world_size,
+                    step=step,
+                    generation=quorum,
+                    **self._keywords,
+                )
+                stack.callback(loader.close)
+                # Now: one that is not let in is another rank in the next quorum, and would join as this one.
+                loader.start()
+                stack.pop_all()
+            self._loader = loader
         elif quorum != self._quorum:
             self._loader.resize(rank, world_size, step=step, generation=quorum)
+            # That of the rank that it was: where the next one does not come, it is asked for again.
+            self._handed = None
         # Once the plane has taken it: a resize that fails is asked for again.
         self._quorum = quorum
         return self._loader

@@ -32,6 +32,8 @@ from benchmarks.data.library_ways import (
     tokenising_ways,
 )
 from benchmarks.report import Table, print_table, write_report
+from omniload.base.linux.freed_memory import keep_freed
+from omniload.base.linux.huge_pages import spare_host
 from omniload.source.sample_data.corpus import (
     Text,
     functions_and_docstrings,
@@ -260,7 +262,8 @@ Reading: {mib} MiB of source code in {shards} shards, zstd, row groups of {rows:
 and functions (of which most are short), and cut to {letters:,} letters each, as long as web text; files are in the page
 cache. Ours gives a megabyte of documents at a time, with their positions, shuffled within blocks of four row groups, or
 in the order of the file; what the tokenizer takes is taken off. pyarrow gives its columns in the order of the file,
-in one row also shuffled within row groups, in one its UTF-8 looked at and shuffled over four of them, as ours.
+in one row also shuffled within row groups, in one its UTF-8 looked at and shuffled over four of them, as ours. The
+process keeps what it frees for a while, as source loaders do, whoever reads.
 Tokenising: the same documents, 256 at a time, a byte-level BPE of 32,000
 tokens; ours gives arrays, the library objects of its own, of which lists are taken. Chat: {chats:,}
 conversations of one to four turns, tokens and the mask of what the assistant says, under a template with generation
@@ -284,6 +287,8 @@ def main(repeats: int, mib: int, chats: int, report: bool) -> None:
     """  # noqa: D301 -- click's own marker
     refuse_without_frameworks()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    spare_host()
+    keep_freed()
     tables = []
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)

@@ -29,8 +29,9 @@ from omniload.plan.place_tree import ClientPlaceTree
 __all__ = ["Change", "Rank", "main", "table_of"]
 
 _CORPUS = MixedSources(sources=4, documents=2_000)
-_LENGTH, _AHEAD = 4_096, 4
-_TIMES_S = (0.25, 0.5, 2.0, 5.0)
+_LENGTH, _BEGUN = 4_096, 6
+"""Steps that ranks take before the first change."""
+_TIMES_S = (0.02, 0.1, 0.25, 1.0, 5.0)
 _ROWS = 2
 """Of a rank and step."""
 _WAIT_S = 60.0
@@ -114,7 +115,6 @@ def changes_of(
         rows=_ROWS * num_ranks,
         micro_rows=_ROWS,
         length=_LENGTH,
-        runtime={"prefetch_steps": _AHEAD},
     )
     path.write_text(yaml.safe_dump(mix.model_dump(mode="json")), encoding="utf-8")
     write_run_record(run, path, {"dp": num_ranks})
@@ -133,7 +133,7 @@ def changes_of(
             thread.start()
         try:
             for rank in ranks:
-                rank.at(2 * _AHEAD)
+                rank.at(_BEGUN)
             # The first is left out: what was there before it is of all sources.
             found = [changed(run, ranks, _CORPUS.names, turn) for turn in range(changes + 1)]
             return found[1:]
@@ -172,9 +172,10 @@ def table_of(found: Mapping[float, Sequence[Change]], ranks: int, where: str) ->
 
 READING = """\
 `omniload mix set` as the command does it, from the asking on; ranks are threads that take a batch of {rows} rows of
-{length:,} tokens whenever their step has passed, {ahead} steps are built ahead. A change holds from the first step that
-no rank was given: ranks through Ray have the batch of the next step while they compute, which is lent to them where two
-steps have taken half a second or more each, and confirmed as they take it; ranks of one process take it as they ask.
+{length:,} tokens whenever their step has passed. As many steps are built ahead as without `prefetch_steps`: 64.
+A change holds from the first step that no rank was given: ranks through Ray fetch the batches of a quarter of a second
+at once, one at least, and those behind them meanwhile. Where two steps have taken half a second or more each, what is
+fetched is lent, and confirmed as they take it; ranks of one process take each batch as they ask.
 Each change draws the sources that the one before did not; documents that were drawn before it and found no
 row yet come with its first steps. A change is asked for as the one before has come to every rank, at the beginning of a
 step, so it waits for all of that step."""
@@ -210,7 +211,7 @@ def main(ranks: int, changes: int, report: bool) -> None:
             "A change of the mix of a running job",
             f"python -m benchmarks.data.live_change --ranks {ranks} --changes {changes}",
             tables,
-            READING.format(rows=_ROWS, length=_LENGTH, ahead=_AHEAD).replace("\n", " "),
+            READING.format(rows=_ROWS, length=_LENGTH).replace("\n", " "),
         )
         click.echo(f"wrote {path.name}")
 

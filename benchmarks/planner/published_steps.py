@@ -29,9 +29,10 @@ from omniload.actors import planner_journal
 from omniload.actors.heartbeat_board import Activity
 from omniload.actors.ray.cluster import PrivateCluster
 from omniload.actors.ray.environment import ray
-from omniload.actors.ray.links import RayConstructorLink
+from omniload.actors.ray.links.of_planner import RayConstructorLink
 from omniload.actors.roles import planner as shell_module
-from omniload.actors.roles.links import BuildOrder, LoaderLink
+from omniload.actors.roles.build_order import BuildOrder
+from omniload.actors.roles.links import LoaderLink
 from omniload.actors.roles.planner import PlannerShell
 from omniload.machine.messages import (
     ReadAhead,
@@ -86,9 +87,9 @@ class _Constructors:
     async def release(self, command: ReleaseSteps) -> None:
         """Let go of nothing."""
 
-    async def told(self, heard: int) -> tuple[int, StepsTaken]:
+    async def told(self, heard: int, served: object = None) -> tuple[int, StepsTaken]:
         """Say what the ranks of one of them took; its own numbers are of no matter here."""
-        del heard
+        del heard, served
         dp_ranks, step = await self._words.get()
         self._number += 1
         steps = {(rank, 0): step for rank in dp_ranks}

@@ -1,4 +1,4 @@
-"""What ranks wait as a mix shifts to sources whose reads wait, with loaders that follow the load and without.
+"""Steps a second and waits as a mix shifts to slow sources: few loaders, many, and as many as the scaler finds.
 
 python -m benchmarks.planner.scaling --help
 """
@@ -19,8 +19,10 @@ import yaml
 
 from benchmarks.loaders.mixed_sources import MixedSources, build_sources
 from benchmarks.report import Table, print_table, write_report
+from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.plane import RayPlane
+from omniload.actors.ray.scaling.shell import SCALER
 from omniload.client import Client
 from omniload.commands.edits.asking import change_mix
 from omniload.mix.config import MixConfig, load_mix
@@ -37,8 +39,13 @@ _DOCUMENT_TOKENS = 650
 _BEFORE, _AFTER = 0.1, 0.9
 """Share of slow sources in the mix."""
 _WAIT_S = 120.0
-_KINDS = ((False, False), (False, True), (True, True))
-"""Whether the shift is scheduled, and whether loaders follow the load: where they do not, it is no matter which."""
+_LOOK_S = 0.5
+_FEW, _MANY = 1, 4
+_KINDS = ((_FEW, False, True), (_MANY, False, True), (_FEW, True, True), (_FEW, True, False))
+"""Loaders at first, whether the scaler changes that, and whether the shift is scheduled, of which it alone knows."""
+_SPANS = ((-30.0, 0.0), (0.0, 60.0))
+"""Looked at one by one, in seconds from the shift; then the last 40 s."""
+_LAST_S = 40.0
 
 
 def slowly(tokens: pa.LargeListArray, *, milliseconds: float) -> pa.LargeListArray:
@@ -55,10 +62,12 @@ class Job:
     """Slow sources."""
     reads: float
     """Reads of theirs that must be under way at once, after the shift, for no rank to wait."""
+    loaders: int
+    """Source loaders that it begins with."""
+    scaled: bool
+    """Whether the scaler changes how many there are."""
     scheduled: bool
     """Whether a stage has the mix shift; else it is asked for in the step in which it does."""
-    scaled: bool
-    """Whether loaders follow the load."""
     shift: int
     """Step at which it shifts."""
     after_s: float
@@ -100,7 +109,7 @@ class Job:
                     "micro_tokens": _ROWS * _LENGTH // _RANKS,
                 },
                 "runtime": {
-                    "loaders": 1,
+                    "loaders": self.loaders,
                     "prefetch_steps": 8,
                     "scaling": {"mode": "auto" if self.scaled else "off"},
                 },
@@ -110,30 +119,45 @@ class Job:
 
 @dataclass(slots=True)
 class Seen:
-    """What a job came to."""
+    """What a job came to; times are in seconds from the shift."""
 
     waits: list[tuple[float, float]] = field(default_factory=list)
-    """Of each step: when it was taken, from the shift on, and the longest wait of a rank."""
-    added_s: list[float] = field(default_factory=list)
-    """When each further loader was there, from the shift on."""
+    """Of each step: when it was taken, and the longest wait of a rank."""
+    loaders: list[tuple[float, int]] = field(default_factory=list)
+    """How many there were at first, and each time that they were more or fewer."""
+    changes: int = 0
+    """Changes of the scaler: loaders added and merged, sources moved."""
     busy_s: float = 0.0
     """Processor seconds of all roles."""
     memory_bytes: int = 0
     """Of all roles at the end, shared pages once."""
 
-    def waited(self, first_s: float, last_s: float) -> float:
-        """Return the share of a time that was waited."""
-        found = [wait_s for at_s, wait_s in self.waits if first_s <= at_s < last_s]
-        return sum(found) / max(1e-9, sum(found) + len(found) * _STEP_S)
+    def pace(self, first_s: float, last_s: float) -> float:
+        """Return the steps a second of a time."""
+        return sum(first_s <= at_s < last_s for at_s, _ in self.waits) / (last_s - first_s)
+
+    def longest(self, first_s: float, last_s: float) -> float:
+        """Return the longest wait that ended in a time."""
+        return max((wait_s for at_s, wait_s in self.waits if first_s <= at_s < last_s), default=0.0)
+
+    def counted(self, plane: RayPlane, now_s: float) -> None:
+        """Note how many loaders there are, where that is not what was noted last, and what the scaler has done."""
+        loaders = sum(role.startswith("loader-") for role in plane.holders())
+        if not self.loaders or loaders != self.loaders[-1][1]:
+            self.loaders.append((now_s, loaders))
+        scaler = FolderBoard(plane.address.board).read().get(SCALER)
+        self.changes = 0 if scaler is None else int(scaler.figures["loader_changes_total"])
+
+    def since(self, shift_s: float) -> None:
+        """Count all times from the shift on."""
+        self.waits = [(at_s - shift_s, wait_s) for at_s, wait_s in self.waits]
+        self.loaders = [(at_s - shift_s, loaders) for at_s, loaders in self.loaders]
 
 
-def _roles_of(plane: RayPlane, seen: Seen, began_s: float, ended: threading.Event) -> None:
-    """Note which loaders there are."""
-    known = 1
-    while not ended.wait(0.5):
-        loaders = sum(role.startswith("loader-") for role in plane.pids())
-        seen.added_s += [time.perf_counter() - began_s] * (loaders - known)
-        known = max(known, loaders)
+def _look(plane: RayPlane, seen: Seen, ended: threading.Event) -> None:
+    """Note which loaders there are, until the job has ended."""
+    while not ended.wait(_LOOK_S):
+        seen.counted(plane, time.perf_counter())
 
 
 def run_of(folder: Path, job: Job, names: Sequence[str]) -> Seen:
@@ -146,10 +170,10 @@ def run_of(folder: Path, job: Job, names: Sequence[str]) -> Seen:
         loaded, base_dir = load_mix(path)
         tree = ClientPlaceTree.of(dp=_RANKS)
         spec = PlaneSpec(mix=loaded, base_dir=base_dir, tree=tree, run_dir=run)
-        ended, began_s, shift_s = threading.Event(), time.perf_counter(), 0.0
+        ended, shift_s = threading.Event(), 0.0
         with RayPlane(spec) as plane:
             clients = [Client(plane.handle(rank)) for rank in range(_RANKS)]
-            watch = threading.Thread(target=_roles_of, args=(plane, seen, began_s, ended))
+            watch = threading.Thread(target=_look, args=(plane, seen, ended))
             watch.start()
             try:
                 while not shift_s or time.perf_counter() < shift_s + job.after_s:
@@ -169,83 +193,102 @@ def run_of(folder: Path, job: Job, names: Sequence[str]) -> Seen:
             finally:
                 ended.set()
                 watch.join()
-        seen.waits = [(at_s - shift_s, wait_s) for at_s, wait_s in seen.waits]
-        seen.added_s = [began_s + at_s - shift_s for at_s in seen.added_s]
+        seen.since(shift_s)
         return seen
 
 
-def table_of(found: Sequence[tuple[Job, Seen]], last_s: float) -> Table:
-    """Return what was waited before the shift, in the minute after it and later, and what it took."""
+def table_of(found: Sequence[tuple[Job, Seen]]) -> Table:
+    """Return how quick steps were before the shift, in the minute after it and later, what was waited, and the cost."""
     rows = []
     for job, seen in found:
-        steps = sum(at_s >= 0 for at_s, _ in seen.waits)
+        (first_s, at_s), (_, minute_s) = _SPANS
+        last_s = job.after_s - _LAST_S
         rows.append(
             (
-                job.slow,
-                f"{job.reads:g}",
+                f"{job.loaders}, scaled" if job.scaled else str(job.loaders),
                 "a stage" if job.scheduled else "an edit",
-                "auto" if job.scaled else "off",
-                f"{seen.waited(-30.0, 0.0):.1%}",
-                f"{seen.waited(0.0, 60.0):.1%}",
-                f"{seen.waited(last_s - 40.0, last_s):.1%}",
-                f"{steps:,}",
-                ", ".join(f"{at_s:+.0f}" for at_s in seen.added_s) or "none",
+                f"{seen.pace(first_s, at_s):.1f}",
+                f"{seen.pace(at_s, minute_s):.1f}",
+                f"{seen.pace(last_s, job.after_s):.1f}",
+                f"{seen.longest(first_s, at_s):.2f}",
+                f"{seen.longest(at_s, minute_s):.2f}",
+                f"{seen.longest(last_s, job.after_s):.2f}",
+                ", ".join(f"{each} at {at_s:+.0f} s" for at_s, each in seen.loaders),
+                str(seen.changes),
                 f"{seen.busy_s:.0f}",
                 f"{seen.memory_bytes / 2**30:.2f}",
             )
         )
-    columns = ("slow sources", "reads at once", "shifted by", "scaling", "waited, 30 s before it")
-    columns += ("in the minute after it", "in the last 40 s", "steps after it")
-    columns += ("loaders added, s from it", "CPU s of all roles", "GiB of all roles")
-    return Table(columns=columns, rows=tuple(rows))
+    slow, reads = found[0][0].slow, found[0][0].reads
+    return Table(
+        columns=(
+            "loaders",
+            "shifted by",
+            "steps a second, 30 s before it",
+            "in the minute after it",
+            "in the last 40 s",
+            "longest wait, s, before it",
+            "in the minute after it",
+            "in the last 40 s",
+            "loaders over time",
+            "changes",
+            "CPU s of all roles",
+            "GiB of all roles",
+        ),
+        rows=tuple(rows),
+        caption=f"{slow} slow sources, of which {reads:g} reads must be under way at once after the shift",
+    )
 
 
 READING = """\
-{ranks} ranks take steps of {tokens:,} tokens, which compute for {step:g} s, in which the processor rests. One loader
-serves {light} sources that are read at once and slow ones, of which each document waits for a time that stands for a
-service or a far store, so that as many of their reads as the table says must be under way at once after the mix has
-shifted from {before:.0%} of them to {after:.0%}. A loader does about four at once. What is waited is the longest wait
-of a rank, of the time that steps take. CPU is from the start of each process to the end of the run, of those that were
-there at the end, Ray's own left out. Of an edit nobody knows before; of a stage the schedule does. Without scaling both
-are the same."""
+{ranks} ranks take steps of {tokens:,} tokens, which compute for {step:g} s, in which the processor rests: 10 steps a
+second at most, less what taking them takes. There are {light} sources that are read at once and slow ones, of which
+each document waits for a time that stands for a service or a far store, so that as many of their reads as the
+caption says must be under way at once after the mix has shifted from {before:.0%} of them to {after:.0%}. A loader
+does four reads at once. Waits are the longest of a rank in a step. CPU is from the start of each process to the end
+of the run, of those that were there at the end, Ray's own left out. Of an edit nobody knows before; of a stage the
+schedule does. Times of loaders are from the shift on. Other programs ran on both cores meanwhile."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--sizes", default="8,16", show_default=True, help="Slow sources, one job of each.")
-@click.option("--before", default=60.0, show_default=True, help="Seconds before the shift.")
+@click.option("--sizes", default="8", show_default=True, help="Slow sources, four jobs of each.")
+@click.option("--before", default=120.0, show_default=True, help="Seconds before the shift.")
 @click.option("--after", default=100.0, show_default=True, help="Seconds after it.")
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(sizes: str, before: float, after: float, report: bool) -> None:
-    """Measure waits of ranks as the mix shifts to slow sources.
+    """Measure steps a second and waits of ranks as the mix shifts to slow sources.
 
     \b
     Example:
       python -m benchmarks.planner.scaling --sizes 8 --before 60 --after 60 --no-report
     """  # noqa: D301 -- click's own marker
-    found: list[tuple[Job, Seen]] = []
+    tables = []
     with tempfile.TemporaryDirectory() as made:
         _register(Path(made) / "lab")
         for slow in map(int, sizes.split(",")):
             corpus = MixedSources(sources=_LIGHT + slow, documents=2_500, group_rows=20)
             build_sources(folder := Path(made) / str(slow), corpus)
-            for scheduled, scaled in _KINDS:
+            found: list[tuple[Job, Seen]] = []
+            for loaders, scaled, scheduled in _KINDS:
                 job = Job(
                     slow=slow,
                     reads=0.7 * slow,
-                    scheduled=scheduled,
+                    loaders=loaders,
                     scaled=scaled,
+                    scheduled=scheduled,
                     shift=round(before / _STEP_S),
                     after_s=after,
                 )
                 found.append((job, run_of(folder, job, corpus.names)))
-                print_table(table_of(found, after))
+                print_table(table_of(found))
+            tables.append(table_of(found))
     if report:
         path = write_report(
             __file__,
             "scaling",
-            "A mix that shifts to slow sources, with loaders that follow it and without",
+            "A mix that shifts to slow sources: few loaders, many, and those that follow it",
             f"python -m benchmarks.planner.scaling --sizes {sizes} --before {before:g} --after {after:g}",
-            [table_of(found, after)],
+            tables,
             READING.format(
                 ranks=_RANKS,
                 tokens=_ROWS * _LENGTH,

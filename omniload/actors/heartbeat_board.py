@@ -193,7 +193,10 @@ class FolderBoard(Board):
         self.note(activity.progress())
 
         def beat() -> None:
-            while not ended.wait(_BEAT_S):
+            is_last = False
+            while not is_last:
+                is_last = ended.wait(_BEAT_S)
+                # At the end too: what it counted since stays with its plane's last status.
                 self.note(activity.progress())
 
         # A thread of its own: a call that hangs keeps the role's own thread, and the heartbeat is to say in which

@@ -56,9 +56,12 @@ def wait_until(
             _LOG.warning("%s", command.text)
 
 
-def note_taken(rank: Activity, step: int, waited_s: float) -> None:
-    """Note that a rank has taken the batch of a step, and how long it waited for it."""
+def note_taken(rank: Activity, step: int, waited_s: float, *, is_end: bool) -> None:
+    """Note that a rank has taken the batch of a step, or heard of the end, and how long it waited for it."""
     rank.figures.count("wait_seconds_total", waited_s)
+    if is_end:
+        rank.rest(f"has heard that step {step} is none, where the run ends")
+        return
     rank.figures.count("taken_steps_total")
     rank.rest(f"has step {step} and has not asked for the next")
 

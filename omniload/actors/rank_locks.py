@@ -25,13 +25,17 @@ def guest_of(folder: Path, name: str) -> Path:
 def rank_has_ended(folder: Path, name: str) -> bool:
     """Tell whether a rank was taken by a process of this host, and is held no more in any of its generations.
 
-    The kernel lets go with the process, whatever ended that; a stopped one goes on holding it.
+    The kernel lets go with the process, whatever ended that; a stopped one goes on holding it. Of one on another host
+    it tells nothing, unless a process of this host has taken the rank in a generation since.
     """
     own = lock_of(folder, name)
-    taken = [*folder.glob(own.name), *folder.glob(f"{own.stem}-of-*.lock")]
+    taken = {own: 0} if own.exists() else {}
+    for lock in folder.glob(f"{own.stem}-of-*{own.suffix}"):
+        taken[lock] = int(lock.stem.rpartition("-")[2])
+    if not taken:
+        return False
+    is_guest = max(taken, key=taken.__getitem__).with_suffix(".guest").exists()
     try:
-        return bool(taken) and not any(
-            lock.with_suffix(".guest").exists() or is_locked(lock) for lock in taken
-        )
+        return not is_guest and not any(map(is_locked, taken))
     except OSError:
         return False  # the plane is being closed

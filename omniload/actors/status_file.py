@@ -21,6 +21,7 @@ from omniload.base.reading import read_kept_file
 from omniload.base.writing import write_whole
 from omniload.machine.progress import Progress
 from omniload.machine.status import status_of
+from omniload.mix.edits.answers import fault_in
 from omniload.mix.run_record import no_run_in
 
 __all__ = ["STATUS_NAME", "PlaneStatus", "RoleLine", "read_status", "write_status"]
@@ -106,7 +107,7 @@ def read_status(folder: Path) -> PlaneStatus:
     """Return the last status of a run.
 
     Raises:
-        StateError: There is none, or it is of another release.
+        StateError: There is none, or it is damaged or of another release.
     """
     place = folder / STATUS_NAME
     try:
@@ -116,9 +117,10 @@ def read_status(folder: Path) -> PlaneStatus:
     except (FileNotFoundError, NotADirectoryError):
         raise no_run_in(folder, STATUS_NAME) from None
     except ValidationError as error:
-        raise StateError(
-            f"{place} is not of this release ({error.error_count()} faults); watch with the release that writes it"
-        ) from error
+        said = f"is not of this release ({fault_in(error)}); watch with the release that writes it"
+        if error.errors()[0]["type"] == "json_invalid":
+            said = f"is damaged ({fault_in(error)}); a plane that is up writes it each second: look again"
+        raise StateError(f"{place} {said}") from error
 
 
 def _status(

@@ -14,6 +14,7 @@ import math
 import os
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -34,7 +35,7 @@ from omniload.base.units import parse_seconds
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["DURATION", "VARIABLES", "FiniteRange", "Verbs", "main"]
+__all__ = ["DURATION", "VARIABLES", "WAIT", "FiniteRange", "Verbs", "main"]
 
 _GROUP = "omniload.commands"
 _UNREAD_EXIT = 141
@@ -232,21 +233,31 @@ class _Duration(click.ParamType[float]):
 
     name = "duration"
 
+    def __init__(self, *, is_wait: bool) -> None:
+        self._is_wait = is_wait
+
     @override
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
+        limits = f"more than 0, and at most {threading.TIMEOUT_MAX:.0f} s" if self._is_wait else ""
         try:
             seconds = float(str(parse_seconds(value)))
         except ValueError as error:
-            self.fail(str(error), param, ctx)
+            self.fail(f"{error}{'; a wait is ' * self._is_wait}{limits}", param, ctx)
+        if self._is_wait and not 0 < seconds <= threading.TIMEOUT_MAX:
+            self.fail(
+                f"{value!r} is no time to wait, which is {limits}; give one such as 30s", param, ctx
+            )
         if not 0 <= seconds < math.inf:
             self.fail(f"{value!r} is no duration; give one such as 800ms", param, ctx)
         return seconds
 
 
-DURATION = _Duration()
+DURATION = _Duration(is_wait=False)
 """Type of an option that takes a duration in seconds, or with a unit."""
+WAIT = _Duration(is_wait=True)
+"""Type of an option that takes the limit of a wait so: more than 0, and no more than a thread can wait."""
 
 
 def _loaded(place: str) -> click.Command:

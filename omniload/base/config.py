@@ -5,6 +5,7 @@ found it, is reported as ``file:line: key: reason``, all at once. A rule that sp
 one validator of the model around them, and names the key to change with ``fault_at``.
 """
 
+import codecs
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -112,7 +113,11 @@ def read_text(file: Path) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: cannot be read as UTF-8 text: {error}") from error
+        is_wide = content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        coding = "UTF-16" if is_wide else "ITS-CODING"
+        raise ConfigError(
+            f"{file}: cannot be read as UTF-8 text: {error}; write it as UTF-8: iconv -f {coding} -t UTF-8 {file} > NEW"
+        ) from error
 
 
 def line_of(file: Path, *at: str | int) -> int | None:
@@ -328,7 +333,8 @@ def _faults(
 
 
 def _dotted(location: Sequence[str | int]) -> str:
-    return ".".join(str(part) for part in location)
+    # A key of dots alone would be lost among those between keys.
+    return ".".join(part if part.strip(".") else repr(part) for part in map(str, location))
 
 
 def _place(

@@ -24,11 +24,14 @@ REGISTRY = CollectorRegistry()
 """Holds this project's metrics and no one else's."""
 
 TOKENS_PLANNED = Counter(
-    "omniload_tokens_planned", "Tokens placed in plans", ["source"], registry=REGISTRY
+    "omniload_tokens_planned",
+    "Tokens of steps that every rank has taken",
+    ["source"],
+    registry=REGISTRY,
 )
 SAMPLES_SKIPPED = Counter(
     "omniload_samples_skipped",
-    "Records that could not be read and were skipped",
+    "Records that could not be read and were skipped, in steps that every rank has taken",
     ["source"],
     registry=REGISTRY,
 )

@@ -16,8 +16,15 @@ from omniload.base.errors import ConfigError
 from omniload.base.units import format_bytes, format_count
 from omniload.client import Client
 from omniload.commands.display import Cell, emit_json, output, progress, table
+from omniload.commands.faults import sources_in_silence
 from omniload.commands.opening import find_sources, open_spec
-from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
+from omniload.commands.options import (
+    cache_option,
+    dp_option,
+    json_option,
+    mix_argument,
+    store_option,
+)
 
 __all__ = ["bench"]
 
@@ -64,9 +71,17 @@ class _Measured:
 )
 @dp_option
 @cache_option
+@store_option
 @json_option
-def bench(
-    file: Path, steps: int, runtime: str | None, dp: int, cache_dir: Path | None, as_json: bool
+def bench(  # noqa: PLR0913 -- one for each option
+    file: Path,
+    *,
+    steps: int,
+    runtime: str | None,
+    dp: int,
+    cache_dir: Path | None,
+    store_timeout: float,
+    as_json: bool,
 ) -> None:
     """Measure the data plane alone: tokens per second, waits, balance.
 
@@ -80,7 +95,7 @@ def bench(
     if runtime is not None:
         kind = spec.mix.runtime.model_copy(update={"kind": runtime})
         spec = replace(spec, mix=spec.mix.model_copy(update={"runtime": kind}))
-    find_sources(spec, file)
+    find_sources(spec, file, sources_in_silence(spec.mix, store_timeout, file))
     measured = _measure(spec, steps, dp)
     if as_json:
         emit_json({"tokens_per_s": measured.tokens_per_s, "measured": measured})

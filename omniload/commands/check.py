@@ -15,7 +15,16 @@ from omniload.base.linux.network import listening_address
 from omniload.base.settings.paths import path_from
 from omniload.base.units import format_bytes
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
-from omniload.commands.faults import key_of_message, with_line
+from omniload.commands.faults import (
+    bears_none,
+    held_out_of_nothing,
+    joined_without_an_end,
+    key_of_message,
+    read_alike,
+    said_of_dropped,
+    sources_in_silence,
+    with_line,
+)
 from omniload.commands.mix_tables import (
     MOST_ROWS,
     bounded,
@@ -27,12 +36,17 @@ from omniload.commands.mix_tables import (
     stages_by_epochs_json,
 )
 from omniload.commands.opening import find_sources, open_spec
-from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
+from omniload.commands.options import (
+    cache_option,
+    dp_option,
+    json_option,
+    mix_argument,
+    store_option,
+)
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.history import History
 from omniload.mix.journal.place import require_store
 from omniload.mix.schedule import boundaries
-from omniload.mix.schema.splits import TRAIN, share_of
 from omniload.plan.forecast.forecast import warnings_of_a_step
 from omniload.plan.forecast.sizes import SourceSizes
 from omniload.source.formats.opening import open_format, shards_of
@@ -103,7 +117,16 @@ class _KeptShards:
 @cache_option
 @json_option
 @click.option("--all-faults", is_flag=True, help="Say every fault, not the first 50.")
-def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool, all_faults: bool) -> None:
+@store_option
+def check(
+    file: Path,
+    *,
+    dp: int,
+    cache_dir: Path | None,
+    as_json: bool,
+    all_faults: bool,
+    store_timeout: float,
+) -> None:
     """Check a mix file and everything it names: files, footers, tokenizer, batch.
 
     All faults are reported at once. The first records of every source, and of seven more of its
@@ -118,19 +141,8 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool, all_faults
     mix = spec.mix
     # Ahead of the sources, which may take minutes: a store that does not exist is told at once.
     doubts = _look_for_places(mix, spec.base_dir, lambda said, *at: with_line(said, at, file))
-    found = find_sources(spec, file)
-    doubts += [
-        with_line(source.doubt, key_of_message(source.doubt, source.name), file)
-        for source in found
-        if source.doubt
-    ]
-    doubts += [with_line(said, ("splits",), file) for said in _held_out_of_nothing(mix, found)]
-    doubts += [with_line(said, ("tokenizer",), file) for said in _joined_without_an_end(mix)]
-    doubts += [
-        with_line(said, key_of_message(said, name), file) for name, said in _bears_none(mix, found)
-    ]
-    warnings = [*doubts, *warnings_of_a_step(mix, _sizes(mix, found))]
-    warnings += sorted_files(mix, {source.name: source.differences for source in found})
+    found = find_sources(spec, file, sources_in_silence(mix, store_timeout, file))
+    warnings = _warnings(mix, found, doubts, file)
     tokens = _fullness_of_mix(mix, base_dir=spec.base_dir, cache_dir=spec.cache_dir)
     shards = _shards_kept(mix, spec.base_dir)
     if as_json:
@@ -154,6 +166,8 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool, all_faults
     console.print(_sources_table(found))
     console.print(shares_table(mix))
     say(console, said_of_files(found))
+    if dropped := said_of_dropped(mix, found, file):
+        say(console, dropped)
     if tokens is not None:
         say(console, _said_of_tokens(tokens))
     if shards is not None:
@@ -161,6 +175,27 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool, all_faults
     say(console, f"{file}: valid; a step is {said_of_step(mix, dp)}")
     for warning in warnings:
         say(console, f"warning: {warning}", "yellow")
+
+
+def _warnings(
+    mix: MixConfig, found: Sequence[FoundSource], places: Sequence[str], file: Path
+) -> list[str]:
+    """Return what may be wrong with a mix, behind what may be with places beside its sources."""
+    doubts = [*places]
+    doubts += [
+        with_line(source.doubt, key_of_message(source.doubt, source.name), file)
+        for source in found
+        if source.doubt
+    ]
+    doubts += [with_line(said, ("splits",), file) for said in held_out_of_nothing(mix, found)]
+    doubts += [with_line(said, ("tokenizer",), file) for said in joined_without_an_end(mix)]
+    doubts += [
+        with_line(said, key_of_message(said, name), file)
+        for name, said in (*bears_none(mix, found), *read_alike(mix))
+    ]
+    doubts += warnings_of_a_step(mix, _sizes(mix, found))
+    doubts += sorted_files(mix, {source.name: source.differences for source in found})
+    return doubts
 
 
 def _look_for_places(mix: MixConfig, base_dir: Path, said_of: Callable[..., str]) -> list[str]:
@@ -234,55 +269,6 @@ def _not_kept(mix: MixConfig, base_dir: Path) -> Iterator[str]:
         )
 
 
-def _held_out_of_nothing(mix: MixConfig, found: Sequence[FoundSource]) -> list[str]:
-    """Say which splits hold out less than one record of all sources: an evaluation on them would end at once."""
-    said = []
-    for split in mix.splits:
-        shares = [(share_of(mix.sources[each.name].splits or {}, split), each) for each in found]
-        if mix.split == TRAIN and sum(share * each.records for share, each in shares) < 1:
-            records = sum(each.records for each in found)
-            said.append(
-                f"splits.{split}: {mix.splits[split]:.3g} of {records:,} records is less than one, and most likely "
-                "none is held out; raise the share, or add data"
-            )
-    return said
-
-
-def _bears_none(mix: MixConfig, found: Sequence[FoundSource]) -> Iterator[tuple[str, str]]:
-    """Say of which sources a percentage of bad records is less than one: the first would end a run."""
-    for each in found:
-        on_error = mix.sources[each.name].on_error
-        is_none = isinstance(on_error.limit, str) and not on_error.most_of(each.records)
-        if on_error.policy == "skip" and is_none:
-            said = (
-                f"sources.{each.name}.on_error: a limit of {on_error.said_of(each.records)} bears none, and the first "
-                "record that cannot be decoded ends the run; raise it, or write a count"
-            )
-            yield each.name, said
-
-
-def _joined_without_an_end(mix: MixConfig) -> Iterator[str]:
-    """Yield what a model cannot see: where one joined text ends and the next begins."""
-    # Of bytes there is always one; of conversations the template has its own.
-    if mix.tokenizer is None or getattr(mix.tokenizer, "end_of_document", "") is not None:
-        return
-    joined = [
-        name
-        for name, source in mix.sources.items()
-        if source.concat_transform is not None
-        and source.holds_text
-        and not source.is_nested
-        and not source.keeps_documents_apart
-    ]
-    if joined:
-        more = f" and of {len(joined) - 1} more" if len(joined) > 1 else ""
-        yield (
-            f"tokenizer.end_of_document is not set, and concat joins texts of sources.{joined[0]}{more} with nothing "
-            "between the last token of one and the first of the next; name the token that ends documents, or have "
-            "concat keep them apart (documents: apart)"
-        )
-
-
 def _said_of_tokens(tokens: Sequence[_Fullness]) -> str:
     """Say how much of the sources a token cache holds, and of which it holds nothing, ever."""
     units, kept = sum(each.units for each in tokens), sum(each.kept for each in tokens)
@@ -334,7 +320,7 @@ def _fullness_of_mix(
         return None
     try:
         return [_of_source(mix, name, cache, base_dir, cache_dir) for name in mix.names]
-    except OSError as error:
+    except (OSError, UnavailableError) as error:
         raise UnavailableError(
             f"loader.token_cache: {cache.location}: cannot be listed: {error}; runs go on without it, mend it or leave "
             "it out"

@@ -1,9 +1,12 @@
-"""Faults of a mix file as a user is told them: behind the line to change, and all of them at once."""
+"""Faults of a mix file as a user is told them: behind the line to change, and all of them at once; and doubts."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from omniload.base.config import line_of
 from omniload.base.errors import (
@@ -13,9 +16,41 @@ from omniload.base.errors import (
     StateError,
     UnavailableError,
 )
+from omniload.mix.columns import column_kind, name_outside
+from omniload.mix.config import MixConfig, SourceConfig
+from omniload.mix.schema.splits import TRAIN, share_of
+from omniload.plan.costs.words import fault_of_words, unfit_words
+from omniload.source.formats.format import Records
+from omniload.source.kept_findings import FoundSource
+from omniload.source.stores.asking import silent_stores
+from omniload.source.survey.documents import said_of_longer
 
-__all__ = ["key_of_message", "of_source", "outcome_of", "raise_together", "with_line"]
+__all__ = [
+    "FIRST_RECORDS",
+    "bears_none",
+    "doubt_of_lengths",
+    "doubt_of_words",
+    "held_out_of_nothing",
+    "joined_without_an_end",
+    "key_of_message",
+    "of_source",
+    "outcome_of",
+    "raise_together",
+    "read_alike",
+    "require_words",
+    "said_of_dropped",
+    "sources_in_silence",
+    "why_nothing",
+    "with_line",
+]
 
+FIRST_RECORDS = 64
+"""Records of a source whose tokens are counted."""
+_MANY_CUT = 0.1
+"""Part of the first conversations that may be cut: a few long ones are in most sets, and meant to be."""
+
+_NAMED = 3
+"""Sources that a message names."""
 _GRAVITY = (IntegrityError, ConfigError, StateError, UnavailableError, OmniloadError)
 """Errors of which the first is the least likely to go away by itself."""
 
@@ -55,7 +90,7 @@ def outcome_of(check: Callable[[], Found], file: Path | None = None) -> Found | 
     try:
         return check()
     except OmniloadError as error:
-        key = re.match(r"\w+\.\w+", str(error)) if file else None
+        key = re.match(r"\w+(?:\.[\w-]+)+", str(error)) if file else None
         return type(error)(with_line(str(error), key[0].split("."), file)) if key else error
 
 
@@ -70,3 +105,242 @@ def raise_together(errors: Sequence[OmniloadError]) -> None:
         raise errors[0]
     gravest = min(errors, key=lambda error: _GRAVITY.index(type(error)))
     raise type(gravest)("\n".join(str(error) for error in errors)) from gravest
+
+
+def sources_in_silence(mix: MixConfig, limit_s: float, file: Path) -> dict[str, OmniloadError]:
+    """Ask every store of a mix, and return what is said of each source whose store gave no answer.
+
+    Args:
+        mix: The mix.
+        limit_s: Seconds that each has, all of them at once.
+        file: The mix file, for messages.
+    """
+    patterns = {name: source.paths for name, source in mix.sources.items()}
+    silent = silent_stores(patterns, limit_s)
+    found: dict[str, OmniloadError] = {}
+    for store, (first, *others) in silent.items():
+        more = f", nor for {len(others):,} more source{'s' * (len(others) > 1)}" if others else ""
+        said = (
+            f"sources.{first}.path: {store} gave no answer within {limit_s:g} s{more}; see whether it can be reached "
+            "from here, or give it longer: --store-timeout 5m"
+        )
+        # The same one of all its sources: a store is told once.
+        error = UnavailableError(with_line(said, ("sources", first, "path"), file))
+        found |= dict.fromkeys((first, *others), error)
+    return found
+
+
+def held_out_of_nothing(mix: MixConfig, found: Sequence[FoundSource]) -> list[str]:
+    """Say which splits hold out less than one record of all sources: an evaluation on them would end at once."""
+    said = []
+    for split in mix.splits:
+        shares = [(share_of(mix.sources[each.name].splits or {}, split), each) for each in found]
+        if mix.split == TRAIN and sum(share * each.records for share, each in shares) < 1:
+            records = sum(each.records for each in found)
+            said.append(
+                f"splits.{split}: {mix.splits[split]:.3g} of {records:,} records is less than one, and most likely "
+                "none is held out; raise the share, or add data"
+            )
+    return said
+
+
+def bears_none(mix: MixConfig, found: Sequence[FoundSource]) -> Iterator[tuple[str, str]]:
+    """Say of which sources a percentage of bad records is less than one: the first would end a run."""
+    for each in found:
+        on_error = mix.sources[each.name].on_error
+        is_none = isinstance(on_error.limit, str) and not on_error.most_of(each.records)
+        if on_error.policy == "skip" and is_none:
+            said = (
+                f"sources.{each.name}.on_error: a limit of {on_error.said_of(each.records)} bears none, and the first "
+                "record that cannot be decoded ends the run; raise it, or write a count"
+            )
+            yield each.name, said
+
+
+def read_alike(mix: MixConfig) -> Iterator[tuple[str, str]]:
+    """Say of which sources all that is said stands of an earlier one: as a line that was copied, and not changed."""
+    firsts: dict[str, str] = {}
+    for name in mix.names:
+        first = firsts.setdefault(mix.sources[name].model_dump_json(), name)
+        if first != name:
+            said = (
+                f"sources.{name}: reads the files of sources.{first} in the same way, and each of their records comes "
+                "in both; name other files, or leave one out and give the other the weight of both"
+            )
+            yield name, said
+
+
+def said_of_dropped(mix: MixConfig, found: Sequence[FoundSource], file: Path) -> str:
+    """Say how many first records are left out as they are longer than a row; empty where no source leaves such out."""
+    drops = [
+        each
+        for each, overlong in zip(found, mix.overlong_S, strict=True)
+        if overlong == "drop" and mix.sources[each.name].concat_transform is None
+    ]
+    if not drops:
+        return ""
+    longer = sorted((each for each in drops if each.longer), key=lambda each: -each.longer)
+    of = ", ".join(f"{each.name} {each.longer:,}" for each in longer[:_NAMED])
+    of += f" and {len(longer) - _NAMED:,} more" if len(longer) > _NAMED else ""
+    firsts, count = sum(each.firsts for each in drops), sum(each.longer for each in longer)
+    where = drops[0].name if len(drops) == 1 else f"{len(drops):,} sources{of and f' ({of})'}"
+    said = "how many" if not firsts else f"{count:,}" if count else "none"
+    known = f"of the first {firsts:,} records of {where}" if firsts else f"of {where} is not known"
+    return (
+        f"overlong: drop leaves out what is longer than pack.length {mix.pack.length:,}: {said} {known}; omniload mix "
+        f"stats {file} looks at more"
+    )
+
+
+def joined_without_an_end(mix: MixConfig) -> Iterator[str]:
+    """Yield what a model cannot see: where one joined text ends and the next begins."""
+    # Of bytes there is always one; of conversations the template has its own.
+    if mix.tokenizer is None or getattr(mix.tokenizer, "end_of_document", "") is not None:
+        return
+    joined = [
+        name
+        for name, source in mix.sources.items()
+        if source.concat_transform is not None
+        and source.holds_text
+        and not source.is_nested
+        and not source.keeps_documents_apart
+    ]
+    if joined:
+        more = f" and of {len(joined) - 1} more" if len(joined) > 1 else ""
+        yield (
+            f"tokenizer.end_of_document is not set, and concat joins texts of sources.{joined[0]}{more} with nothing "
+            "between the last token of one and the first of the next; name the token that ends documents, or have "
+            "concat keep them apart (documents: apart)"
+        )
+
+
+def why_nothing(
+    mix: MixConfig,
+    name: str,
+    first: Records,
+    lengths_N: NDArray[np.integer[Any]] | None,
+    records: int,
+    gives_any: Callable[[], bool] | None = None,
+) -> str:
+    """Return why a source may give nothing, by its first records; nothing where they give something.
+
+    Args:
+        mix: The mix.
+        name: Name of the source.
+        first: Its first records.
+        lengths_N: Tokens of each of those; ``None``: not known.
+        records: Records that it has.
+        gives_any: Reads all of them, and tells whether one gives a sample; ``None`` where they are too many.
+
+    Raises:
+        ConfigError: They are all that it has, or no other gives anything either.
+    """
+    source, key, tried = mix.sources[name], f"sources.{name}", len(first.column)
+    why = remedy = ""
+    split = source.split or TRAIN
+    if first.kept_B is not None and tried and not first.kept_B.any():
+        key, why = f"{key}.where", "meets its conditions"
+        remedy = "correct them, or remove the source"
+    elif lengths_N is None or not len(lengths_N) or source.images_transform is not None:
+        pass  # not known: images are tokens too
+    elif not lengths_N.any():
+        tried = tried if len(lengths_N) < FIRST_RECORDS else len(lengths_N)
+        key, why = f"{key}.transforms" if source.transforms else key, "gives a token"
+        remedy = "correct them, or remove the source" if source.transforms else "correct its text"
+    elif source.concat_transform is not None:
+        pass  # joined, and cut to one length
+    elif (source.overlong or mix.pack.overlong) == "drop" and lengths_N[
+        lengths_N > 0
+    ].min() > mix.pack.length:
+        tried = tried if len(lengths_N) < FIRST_RECORDS else len(lengths_N)
+        why = f"fits pack.length {mix.pack.length:,}, and longer ones are dropped"
+        remedy = "raise it, change overlong, or remove the source"
+    if not why:
+        if records * source.share_drawn >= 1:
+            return ""
+        return (
+            f"{key}: split {split!r} takes {source.share_drawn:.3g} of its {records:,} records, less than one: most "
+            "likely it has none; raise the share, or add data"
+        )
+    if tried >= records:
+        raise ConfigError(f"{key}: none of its {records:,} records {why}; {remedy}")
+    if source.images_transform is not None:
+        gives_any = None
+    return _of_first(key, f"of its first {tried:,} records", records, f"{why}; {remedy}", gives_any)
+
+
+def _of_first(
+    key: str, first: str, records: int, why: str, gives_any: Callable[[], bool] | None
+) -> str:
+    """Return the doubt that no record of a source gives anything as none of its first does.
+
+    Raises:
+        ConfigError: None of all gives anything.
+    """
+    if gives_any is None:
+        return f"{key}: none {first} of {records:,} {why}, unless others stand further on"
+    if gives_any():
+        return f"{key}: none {first} of {records:,} {why}, unless those further on are enough"
+    raise ConfigError(f"{key}: none of its {records:,} records gives a sample: none {first} {why}")
+
+
+def doubt_of_lengths(
+    mix: MixConfig, config: SourceConfig, lengths_N: NDArray[np.integer[Any]] | None
+) -> str:
+    """Say what becomes of first records that are longer than a row; empty where that is likely meant.
+
+    Args:
+        mix: The mix.
+        config: The source.
+        lengths_N: Tokens of each of its first records; ``None``: not known.
+    """
+    if lengths_N is None or config.concat_transform is not None:
+        return ""
+    length, overlong = mix.pack.length, config.overlong or mix.pack.overlong
+    count, records = int((lengths_N > length).sum()), f"its first {len(lengths_N):,} records"
+    if overlong == "refuse":
+        return said_of_longer(count, records, length)
+    # Who joins and cuts everything has said so.
+    cuts = overlong == "split" and mix.pack.method != "concat_and_split"
+    if not (config.is_nested and cuts and count > _MANY_CUT * len(lengths_N)):
+        return ""
+    return (
+        f"{count:,} of {records} are longer than pack.length {length:,}, and overlong is split: pieces behind the "
+        "first are trained on without what they answer; use longer rows, or say overlong: drop"
+    )
+
+
+def require_words(source: str, first: Records, tags: Sequence[str]) -> str:
+    """Return what ``doubt_of_words`` does, of a source some of whose first records have texts that costs are given.
+
+    Raises:
+        ConfigError: None of them has: no step could be planned.
+    """
+    doubt = doubt_of_words(first, tags)
+    if doubt and any(
+        unfit_words(first.others[tag])[first.usable_B].all() for tag in _texts_among(first, tags)
+    ):
+        raise ConfigError(f"sources.{source}: no step can be planned of its first records: {doubt}")
+    return doubt
+
+
+def doubt_of_words(first: Records, tags: Sequence[str], path: str = "") -> str:
+    """Say that some of the first records have a text as a tag that no cost is given: where one is drawn, a run ends.
+
+    Args:
+        first: The first records, of the source or of the file that ``path`` names.
+        tags: Columns of whole samples that costs and strategies read, as known inside.
+        path: One of its later files.
+    """
+    for tag in _texts_among(first, tags):
+        if fault := fault_of_words(first.others[tag], first.usable_B):
+            whose = f"{path}'s" if path else "its"
+            return (
+                f"balance reads columns.{name_outside(tag)} of every sample, and one of {whose} first "
+                f"{len(first.column):,} records has {fault}"
+            )
+    return ""
+
+
+def _texts_among(first: Records, tags: Sequence[str]) -> list[str]:
+    return [tag for tag in tags if tag in first.others and column_kind(tag).dtype == np.uint8]

@@ -30,7 +30,7 @@ __all__ = ["import_mix"]
     "tool",
     type=click.Choice(sorted(TOOLS)),
     required=True,
-    help="Whose file it is; of Mosaic's streams, llm-foundry.",
+    help="Whose file it is; of Mosaic's streams, llm-foundry. Of megatron it holds the words of --data-path.",
 )
 @click.option(
     "--output",

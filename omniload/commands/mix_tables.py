@@ -11,6 +11,7 @@ from rich.text import Text
 from omniload.base.state import Json, JsonObject
 from omniload.base.units import format_count
 from omniload.commands.display import Cell, bar, colour_of, say, table
+from omniload.commands.runs.tag_shares import tag_table, tags_json
 from omniload.mix.config import MixConfig, Stage
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import by_epochs
@@ -24,6 +25,7 @@ from omniload.source.kept_findings import FoundSource
 from omniload.source.survey.documents import LengthHistogram
 from omniload.source.survey.duplicates import Duplicates
 from omniload.source.survey.spread import Differences
+from omniload.source.survey.tag_shares import TagShares
 
 __all__ = [
     "MOST_ROWS",
@@ -161,8 +163,8 @@ class SourceStats:
     """Times that the run goes through it."""
     skips: bool = False
     """Whether the run leaves out what cannot be decoded: ``on_error: {policy: skip}``."""
-    refused: str = ""
-    """What is to be said of documents that would end the run: ``overlong: refuse``."""
+    longer: str = ""
+    """What is to be said of documents longer than a row: ``drop`` leaves them out, ``refuse`` ends the run."""
 
     @property
     def is_exact(self) -> bool:
@@ -193,6 +195,8 @@ class Stats:
     """What is to be said of sources that have rows to themselves."""
     sorted: Sequence[str] = ()
     """What is to be said of sources whose files look sorted."""
+    tags: Sequence[TagShares] = ()
+    """What was found of tags of samples."""
 
 
 def stats_json(stats: Stats) -> JsonObject:
@@ -231,6 +235,7 @@ def stats_json(stats: Stats) -> JsonObject:
         "one_hash_in": found.one_in,
         "pairs": pairs,
         "measured": None if stats.rate is None else asdict(stats.rate),
+        "tags": tags_json(stats.tags),
         "warnings": list(_warnings(stats)),
     }
 
@@ -257,6 +262,8 @@ def print_stats(console: Console, file: Path, stats: Stats) -> None:
     rows = bounded(rows, len(stats.sources))
     console.print(table("lengths of documents; a bar for each doubling", columns, rows))
     console.print(_repetition(stats))
+    for shares in stats.tags:
+        console.print(tag_table(shares))
     for line in _sentences(file, stats):
         say(console, line)
     for warning in _warnings(stats):
@@ -328,8 +335,8 @@ def _warnings(stats: Stats) -> Iterator[str]:
             )
             bad.append(f"{source.bad:,} records of {source.name} cannot be decoded; {remedy}")
     # Of a thousand sources most may deserve the same warning: nobody reads it a thousand times.
-    refused = [source.refused for source in stats.sources if source.refused]
-    for same in (refused, repeated, bad, often, stats.padded):
+    longer = [source.longer for source in stats.sources if source.longer]
+    for same in (longer, repeated, bad, often, stats.padded):
         yield from same[:_WARNINGS_SHOWN]
         if len(same) > _WARNINGS_SHOWN:
             yield f"and so of {len(same) - _WARNINGS_SHOWN:,} more sources: --json"

@@ -1,8 +1,9 @@
 """Opening what a mix file names, as far as a question needs it: files and their indexes."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,20 @@ from omniload.base.config import every_fault
 from omniload.base.errors import ConfigError, OmniloadError
 from omniload.base.units import format_bytes
 from omniload.commands.display import progress
-from omniload.commands.faults import of_source, outcome_of, raise_together, with_line
+from omniload.commands.faults import (
+    FIRST_RECORDS,
+    doubt_of_lengths,
+    doubt_of_words,
+    of_source,
+    outcome_of,
+    raise_together,
+    require_words,
+    why_nothing,
+    with_line,
+)
 from omniload.mix.config import MixConfig, SourceConfig, TokenizerConfig, load_mix
-from omniload.mix.schema.splits import TRAIN
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.plan.strategies import require_strategy
+from omniload.plan.strategies import require_balance, tags_of_samples
 from omniload.source.columns import as_binary, take, text_array
 from omniload.source.distinct.drawn_before import drawn_before
 from omniload.source.files import ShardFile
@@ -34,9 +44,10 @@ from omniload.source.kept_findings import (
     key_of_source,
     key_of_tokenizer,
 )
+from omniload.source.parsing.beginnings import mends_all
 from omniload.source.parsing.image_cells import ENCODED
 from omniload.source.spec import SourceSpec
-from omniload.source.survey.documents import said_of_refused
+from omniload.source.survey.documents import open_survey, trained_on
 from omniload.source.survey.spread import Spread, evenly, unevenness
 from omniload.source.tokenize import Tokenizer, doubt_of_ids, open_tokenizer
 from omniload.source.transforms.opening import open_pipeline
@@ -44,12 +55,12 @@ from omniload.source.transforms.opening import open_pipeline
 __all__ = ["find_sources", "open_spec", "tokenizer_of"]
 
 _OPENERS = 8
-_FIRST_RECORDS = 64
-"""Records whose tokens are counted."""
 _LATER_FILES = 7
 """Files beyond the first of which some records are decoded, where no index has seen their columns."""
 _IMAGES_BYTES = 64 << 20
 """Bytes of a unit with images up to which a check decodes its first ones."""
+_ALL_RECORDS, _ALL_BYTES = 4096, 8 << 20
+"""What a source holds at most that is read whole, where its first records give nothing."""
 _IMAGE_AMONG_MESSAGES = re.compile(rb'"type":\s*"image(_url)?"|<image>')
 
 
@@ -95,12 +106,16 @@ def tokenizer_of(config: TokenizerConfig | None, base_dir: Path) -> Tokenizer | 
     return None if config is None else open_tokenizer(config, base_dir)
 
 
-def find_sources(spec: PlaneSpec, file: Path | None = None) -> list[FoundSource]:
+def find_sources(
+    spec: PlaneSpec, file: Path | None = None, refused: Mapping[str, OmniloadError] | None = None
+) -> list[FoundSource]:
     """Find and index every source, several at a time, and test the tokenizer and the batch.
 
     Args:
         spec: What to open.
         file: The mix file, for messages.
+        refused: What is wrong with sources that are not to be opened, with their lines; one that several have is told
+            once.
 
     Returns:
         The sources, sorted by name.
@@ -108,20 +123,21 @@ def find_sources(spec: PlaneSpec, file: Path | None = None) -> list[FoundSource]
     Raises:
         OmniloadError: Everything that is wrong, in one error; see ``raise_together``.
     """
-    mix = spec.mix
+    mix, refused = spec.mix, refused or {}
     tokenizer = outcome_of(lambda: tokenizer_of(mix.tokenizer, spec.base_dir))
     with (
         progress("opening sources", len(mix.names)) as advance,
         LimitedCalls("omniload-listing") as calls,
-        DaemonPool(_OPENERS, "omniload-opening") as pool,
+        DaemonPool(_OPENERS, "omniload-opening", reads=True) as pool,
     ):
         # A tokenizer that cannot be opened is told once, by itself: pipelines would say it for every source.
         finder = _Finder(spec, calls, can_encode=not isinstance(tokenizer, OmniloadError))
+        names = [name for name in mix.names if name not in refused]
         outcomes = pool.map(
-            lambda name: outcome_of(lambda: finder.find(name)), mix.names, advance=advance
+            lambda name: outcome_of(lambda: finder.find(name)), names, advance=advance
         )
     # By one thread: each that asked for a line of the file while no other had composed its tree would do so.
-    found = [of_source(each, name, file) for each, name in zip(outcomes, mix.names, strict=True)]
+    found = [of_source(each, name, file) for each, name in zip(outcomes, names, strict=True)]
     # Before anything is raised: once one source is mended, the sound ones are not looked at again.
     finder.keep([source for source in found if isinstance(source, FoundSource)])
     if isinstance(tokenizer, OmniloadError):
@@ -132,9 +148,10 @@ def find_sources(spec: PlaneSpec, file: Path | None = None) -> list[FoundSource]
         tokenizer = type(tokenizer)(with_line(said, ("tokenizer",), file))
     outcomes_of_all = (
         outcome_of(lambda: require_rows(spec), file),
-        outcome_of(lambda: require_strategy(mix.balance), file),
+        outcome_of(lambda: require_balance(mix), file),
         tokenizer,
         *found,
+        *dict.fromkeys(refused.values()),
     )
     raise_together([each for each in outcomes_of_all if isinstance(each, OmniloadError)])
     return [each for each in found if isinstance(each, FoundSource)]
@@ -147,7 +164,10 @@ class _Finder:
         self._spec, self._calls, self._can_encode = spec, calls, can_encode
         pack, tokenizer = spec.mix.pack, key_of_tokenizer(spec.mix.tokenizer, spec.base_dir)
         # How many tokens the first records have, and whether they fit a row, rests on these beside the files.
-        self._rests_on = f"{tokenizer}, {pack.length}, {pack.overlong}"
+        self._rests_on = f"{tokenizer}, {pack.length}, {pack.overlong}, {pack.method}"
+        self._tags = _tags_read(spec.mix)
+        if self._tags:
+            self._rests_on += f", {self._tags}"
         self._kept = kept_findings(spec.cache_dir)
         self._keys: dict[str, str] = {}
 
@@ -162,7 +182,7 @@ class _Finder:
         kept_key, found = self._kept.get(name, ("", None))
         # What lies in a file of its own, or is for a reader to say, a key says nothing of.
         if found is None or kept_key != key or config.rests_on_more:
-            found = _looked_at(self._spec.mix, source, files)
+            found = _looked_at(self._spec.mix, source, files, self._tags)
         return found
 
     def keep(self, found: Sequence[FoundSource]) -> None:
@@ -173,7 +193,16 @@ class _Finder:
             keep_findings(self._spec.cache_dir, now)
 
 
-def _looked_at(mix: MixConfig, source: SourceSpec, files: tuple[ShardFile, ...]) -> FoundSource:
+def _tags_read(mix: MixConfig) -> tuple[str, ...]:
+    try:
+        return tags_of_samples(mix)
+    except ConfigError:
+        return ()  # told by whoever requires the balance
+
+
+def _looked_at(
+    mix: MixConfig, source: SourceSpec, files: tuple[ShardFile, ...], tags: tuple[str, ...]
+) -> FoundSource:
     """Index a source and decode its first records."""
     name, config = source.name, source.config
     opened = open_shards(source, files)
@@ -183,13 +212,19 @@ def _looked_at(mix: MixConfig, source: SourceSpec, files: tuple[ShardFile, ...])
     first, unseen = _first_of(config, opened)
     begins = opened.files[int(units.shards_U[np.flatnonzero(units.rows_U)[0]])].path
     lengths_N, spoilt = _first_lengths(source, opened.format, first, begins)
-    looked, later = _first_of_later_files(source, opened)
+    words = require_words(name, first, tags)
+    looked, later = _first_of_later_files(source, opened, tags)
     # A record that conditions leave out counts for nothing.
     kept = 1.0 if first.kept_B is None or not len(first.kept_B) else float(first.kept_B.mean())
-    mean = float(lengths_N.mean()) if lengths_N is not None and len(lengths_N) else 0.0
-    doubt = _why_nothing(mix, name, first, lengths_N, records)
+    known_N = np.zeros(0, np.int64) if lengths_N is None else lengths_N
+    mean = float(known_N.mean()) if len(known_N) else 0.0
+    size_bytes = sum(file.size_bytes for file in opened.files)
+    is_small = records <= _ALL_RECORDS and size_bytes <= _ALL_BYTES
+    gives_any = partial(_gives_any, mix, source) if is_small and lengths_N is not None else None
+    doubt = why_nothing(mix, name, first, lengths_N, records, gives_any)
     if not doubt and (
-        found := _refused(mix, config, lengths_N)
+        found := words
+        or doubt_of_lengths(mix, config, lengths_N)
         or unseen
         or opened.format.doubt()
         or _images_not_read(config, first)
@@ -214,16 +249,28 @@ def _looked_at(mix: MixConfig, source: SourceSpec, files: tuple[ShardFile, ...])
         looked=looked,
         units=len(units),
         records=records,
-        size_bytes=sum(file.size_bytes for file in opened.files),
+        size_bytes=size_bytes,
         tokens_per_record=kept * mean * drawn,
         times=times,
         along=spread.along,
+        firsts=0 if unseen else len(known_N),
+        longer=0 if unseen else int((known_N > mix.pack.length).sum()),
         doubt=doubt,
     )
 
 
-def _first_of_later_files(source: SourceSpec, opened: OpenFormat) -> tuple[int, str]:
-    """Return of how many files some records are decoded, and what is wrong with some that are left out in later ones.
+def _gives_any(mix: MixConfig, source: SourceSpec) -> bool:
+    """Read all of a source, and tell whether a record gives a sample that rows take."""
+    is_cut = source.config.concat_transform is not None
+    overlong = "split" if is_cut else source.config.overlong or mix.pack.overlong
+    every = open_survey(source, sample=None).looked()
+    return any(trained_on(e.lengths_N, mix.pack.length, overlong).any() for e in every)
+
+
+def _first_of_later_files(
+    source: SourceSpec, opened: OpenFormat, tags: tuple[str, ...]
+) -> tuple[int, str]:
+    """Return of how many files some records are decoded, and what is wrong with some in later ones, or with their tags.
 
     Raises:
         ConfigError: One cannot be used, and is not to be skipped.
@@ -238,7 +285,8 @@ def _first_of_later_files(source: SourceSpec, opened: OpenFormat) -> tuple[int, 
         # With skip, of whatever part of a file: others have what can be used.
         if first.reason and not skips:
             raise _unusable(source.name, first.reason, skips=skips)
-        said = said or _left_out(first, (), opened.files[file].path)
+        path = opened.files[file].path
+        said = said or doubt_of_words(first, tags, path) or _left_out(first, (), path)
     return looked, said
 
 
@@ -256,14 +304,6 @@ def _left_out(first: Records, spoilt: Sequence[str], path: str = "") -> str:
     return f"{said}; the first: {reason}" if count else ""
 
 
-def _refused(mix: MixConfig, config: SourceConfig, lengths_N: NDArray[Any] | None) -> str:
-    refuses = (config.overlong or mix.pack.overlong) == "refuse" and config.concat_transform is None
-    if lengths_N is None or not refuses:
-        return ""
-    count, length = int((lengths_N > mix.pack.length).sum()), mix.pack.length
-    return said_of_refused(count, f"its first {len(lengths_N):,} records", length)
-
-
 def _ids_unknown(source: SourceSpec, record_format: Format, first: Records) -> str:
     """Say that the first token ids are none of the mix's tokenizer; empty where they are, or where it has none."""
     tokenizer = (
@@ -276,7 +316,7 @@ def _images_not_read(config: SourceConfig, first: Records) -> str:
     """Say that the first conversations seem to have images that are not read; empty where they do not."""
     if not config.is_nested or config.images_transform is not None:
         return ""
-    texts = first.column.values_V[: first.column.offsets[min(len(first.column), _FIRST_RECORDS)]]
+    texts = first.column.values_V[: first.column.offsets[min(len(first.column), FIRST_RECORDS)]]
     if not _IMAGE_AMONG_MESSAGES.search(texts.tobytes()):
         return ""
     return (
@@ -289,7 +329,7 @@ def _doubt_of_conversations(source: SourceSpec, first: Records) -> str:
     """Say what seems not to be meant in what a template makes of the first conversations; empty where nothing does."""
     if not source.config.is_nested:
         return ""
-    rows = np.flatnonzero(first.usable_B)[:_FIRST_RECORDS]
+    rows = np.flatnonzero(first.usable_B)[:FIRST_RECORDS]
     return open_pipeline(source.uncut).doubt(first, rows)
 
 
@@ -327,7 +367,7 @@ def _first_lengths(
     skips = config.on_error.policy == "skip"
     if records.reason and not (skips and not records.bad_B.all()):
         raise _unusable(name, records.reason, skips=skips)
-    rows = np.flatnonzero(records.usable_B)[:_FIRST_RECORDS]
+    rows = np.flatnonzero(records.usable_B)[:FIRST_RECORDS]
     if not len(rows):
         return np.zeros(0, np.int64), []
     if not record_format.holds_text and not config.transforms:
@@ -348,52 +388,8 @@ def _first_lengths(
     return tokenizer.encode(text_array(texts)).lengths_N, []
 
 
-def _why_nothing(
-    mix: MixConfig,
-    name: str,
-    first: Records,
-    lengths_N: NDArray[np.integer[Any]] | None,
-    records: int,
-) -> str:
-    """Return why a source may give nothing, by its first records; nothing where they give something.
-
-    Raises:
-        ConfigError: They are all that it has.
-    """
-    source, key, tried = mix.sources[name], f"sources.{name}", len(first.column)
-    why = remedy = ""
-    split = source.split or TRAIN
-    if first.kept_B is not None and tried and not first.kept_B.any():
-        key, why = f"{key}.where", "meets its conditions"
-        remedy = "correct them, or remove the source"
-    elif lengths_N is None or not len(lengths_N) or source.images_transform is not None:
-        pass  # not known: images are tokens too
-    elif not lengths_N.any():
-        tried = tried if len(lengths_N) < _FIRST_RECORDS else len(lengths_N)
-        key, why = f"{key}.transforms" if source.transforms else key, "gives a token"
-        remedy = "correct them, or remove the source" if source.transforms else "correct its text"
-    elif source.concat_transform is not None:
-        pass  # joined, and cut to one length
-    elif (source.overlong or mix.pack.overlong) == "drop" and lengths_N[
-        lengths_N > 0
-    ].min() > mix.pack.length:
-        tried = tried if len(lengths_N) < _FIRST_RECORDS else len(lengths_N)
-        why = f"fits pack.length {mix.pack.length:,}, and longer ones are dropped"
-        remedy = "raise it, change overlong, or remove the source"
-    if not why:
-        if records * source.share_drawn >= 1:
-            return ""
-        return (
-            f"{key}: split {split!r} takes {source.share_drawn:.3g} of its {records:,} records, less than one: most "
-            "likely it has none; raise the share, or add data"
-        )
-    if tried >= records:
-        raise ConfigError(f"{key}: none of its {records:,} records {why}; {remedy}")
-    return f"{key}: none of its first {tried:,} records of {records:,} {why}; {remedy}, unless others stand further on"
-
-
 def _unusable(name: str, reason: str, *, skips: bool) -> ConfigError:
     of_all = "none of its first records can be used: " if skips else ""
     remedy = "" if skips else ", or leave out what cannot be read with on_error: {policy: skip}"
-    mend = f"correct the type or the key, mend the record{remedy}"
-    return ConfigError(f"sources.{name}: {of_all}{reason}; {mend}")
+    mend = "" if mends_all(reason) else f"; correct the type or the key, mend the record{remedy}"
+    return ConfigError(f"sources.{name}: {of_all}{reason}{mend}")

@@ -6,6 +6,7 @@ from typing import Any
 import click
 from typing_extensions import override
 
+from omniload.base.cli import WAIT
 from omniload.base.units import parse_bytes, parse_count
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "json_option",
     "mix_argument",
     "run_argument",
+    "store_option",
 ]
 
 
@@ -75,6 +77,15 @@ dp_option = click.option(
     help="Data-parallel ranks that share a step.",
 )
 """Ranks to plan for."""
+
+store_option = click.option(
+    "--store-timeout",
+    type=WAIT,
+    default="30s",
+    show_default=True,
+    help="How long a store has to answer at all, such as 2m; listing it may take longer.",
+)
+"""Of a command that asks the stores of sources before anything else."""
 
 cache_option = click.option(
     "--cache-dir",

@@ -17,9 +17,16 @@ from omniload.base.errors import ConfigError
 from omniload.base.state import JsonObject
 from omniload.base.units import format_bytes, format_count
 from omniload.commands.display import Cell, colour_of, emit_json, output, progress, say, table
+from omniload.commands.faults import sources_in_silence
 from omniload.commands.mix_tables import shares_table, sorted_files, stages_by_epochs_json, sureness
 from omniload.commands.opening import find_sources, open_spec
-from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
+from omniload.commands.options import (
+    cache_option,
+    dp_option,
+    json_option,
+    mix_argument,
+    store_option,
+)
 from omniload.machine.loader_groups import (
     TOKENS_PER_S,
     LoaderShare,
@@ -27,20 +34,15 @@ from omniload.machine.loader_groups import (
     costs_of,
     partition,
 )
-from omniload.mix.config import LARGEST_STEP, MixConfig
+from omniload.mix.config import MixConfig
 from omniload.mix.edits.history import History
 from omniload.mix.schedule import boundaries, weights_at
-from omniload.mix.schema.caps import require_amounts, require_repetitions
+from omniload.mix.schema.caps import require_amounts
 from omniload.mix.schema.weights import GroupCap
-from omniload.plan.forecast.forecast import (
-    Forecast,
-    Span,
-    forecast,
-    warnings_of,
-)
+from omniload.plan.forecast.forecast import Forecast, Span, forecast, warnings_of
 from omniload.plan.forecast.sizes import SourceSizes
-from omniload.plan.forecast.stages import steps_to_the_end, with_expected_steps
-from omniload.simulation.rehearsal import FirstSteps, steps_of_a_forecast
+from omniload.plan.forecast.stages import first_refused, require_end, with_expected_steps
+from omniload.simulation.rehearsal import FirstSteps, Refusal, steps_of_a_forecast
 from omniload.source.estimate import SourceProfile, profile
 from omniload.source.kept_profile import KeptProfile
 from omniload.source.spec import SourceSpec
@@ -70,6 +72,7 @@ _SHOWN = 20
 )
 @dp_option
 @cache_option
+@store_option
 @json_option
 def plan(  # noqa: PLR0913 -- one for each option
     file: Path,
@@ -79,12 +82,14 @@ def plan(  # noqa: PLR0913 -- one for each option
     resources: bool,
     dp: int,
     cache_dir: Path | None,
+    store_timeout: float,
     as_json: bool,
 ) -> None:
     """Say what a run will draw, before anything starts.
 
     Tokens, samples and epochs of each source come from its counted records and a sample of
-    their lengths. Packing and balance come from the first steps, planned for real.
+    their lengths. Packing and balance come from the first steps, planned for real. Of a run that
+    a fault would end, the steps before are planned, and the command ends with the fault.
 
     \b
     Example:
@@ -99,50 +104,61 @@ def plan(  # noqa: PLR0913 -- one for each option
             f"many as it will have. Without, omniload mix check {file} looks at the file, and --resources says which "
             "loaders there will be"
         )
-    find_sources(spec, file)
+    find_sources(spec, file, sources_in_silence(spec.mix, store_timeout, file))
     profiles = _profiles(spec)
     if resources:
         _say_resources(spec.mix, profiles, as_json)
         return
     rehearsed = steps_of_a_forecast(spec, profiles, progress, steps=steps, rehearse=rehearse)
-    sizes, per_step = rehearsed.told(spec.mix, profiles)
-    asked, steps = steps, steps or _steps_to_the_end(spec.mix, sizes, per_step)
+    asked, (sizes, per_step) = steps, rehearsed.told(spec.mix, profiles)
+    steps, refusal = _until(spec.mix, file, rehearsed, (sizes, per_step), asked)
     mix = with_expected_steps(spec.mix, sizes, steps, tokens_per_step=per_step)
     expected = forecast(mix, sizes, steps, tokens_per_step=per_step)
-    wanted = dict(zip(spec.mix.names, expected.total.epochs_S.tolist(), strict=True))
-    require_repetitions(spec.mix.sources, wanted, expected.total.stop, _groups(spec.mix, file))
-    _require_amounts(spec.mix, file, expected, steps)
-    warnings = warnings_of(spec.mix, expected, rehearsed.steps)
+    if refusal is None:
+        _require_amounts(spec.mix, file, expected, steps)
     look_sorted = [*sorted_files(spec.mix, {each.name: each.differences for each in profiles})]
-    warnings += look_sorted
-    was_seen = rehearsed.ended and expected.total.stop == len(rehearsed.steps)
+    warnings = [*warnings_of(spec.mix, expected, rehearsed.steps), *look_sorted]
     error: float | None = 0.0
-    if (asked is None or expected.ends_early) and not was_seen:
+    if refusal is None and (asked is None or expected.ends_early):
         error = rehearsed.end_is_within(spec.mix, profiles, expected.total)
-    if error and look_sorted:
-        error = None  # the steps to come have documents of other lengths than the first
+    if (error and look_sorted) or not (refusal is None or refusal.is_seen):
+        error = None  # documents to come have other lengths than the first, or no planned step has met the fault
     if as_json:
         content = _json(mix, profiles, expected, rehearsed)
-        emit_json(content | {"steps_error": error, "warnings": warnings})
-        return
-    console = output()
-    _print_plan(console, mix, profiles, expected, rehearsed, error)
-    for warning in warnings:
-        say(console, f"warning: {warning}", "yellow")
+        refused = None if refusal is None else refusal.as_json()
+        emit_json(content | {"steps_error": error, "warnings": warnings, "refused": refused})
+    else:
+        console = output()
+        _print_plan(console, mix, profiles, expected, rehearsed, error)
+        for warning in warnings:
+            say(console, f"warning: {warning}", "yellow")
+    if refusal is not None:
+        raise refusal.raised(asked)
 
 
-def _steps_to_the_end(mix: MixConfig, sizes: SourceSizes, per_step: float) -> int:
-    """Return the steps until a mix ends by itself.
+def _until(
+    mix: MixConfig,
+    file: Path,
+    rehearsed: FirstSteps,
+    told: tuple[SourceSizes, float],
+    steps: int | None,
+) -> tuple[int, Refusal | None]:
+    """Return the steps that a run has, and why not as many as were asked for, where a fault ends it before.
 
     Raises:
-        ConfigError: It does not, in as many steps as a run may have.
+        ConfigError: It has none, or does not end by itself though it is to.
     """
-    if (end := steps_to_the_end(mix, sizes, tokens_per_step=per_step)) is None:
-        raise ConfigError(
-            f"mix.stop {mix.mix.stop!r} does not end this mix within {LARGEST_STEP:,} steps, the most that a run may "
-            "have; say --steps, or give each source more weight"
-        )
-    return end
+    sizes, per_step = told
+    if rehearsed.refusal is not None:
+        return rehearsed.refusal.step, rehearsed.refusal
+    steps = steps or require_end(mix, sizes, tokens_per_step=per_step)
+    found = first_refused(mix, sizes, steps, _groups(mix, file), tokens_per_step=per_step)
+    if found is None:
+        return steps, None
+    step, error = found
+    if not step:
+        raise error
+    return step, Refusal(step=step, error=error, is_seen=False)
 
 
 def _require_amounts(mix: MixConfig, file: Path, expected: Forecast, steps: int) -> None:

@@ -25,8 +25,15 @@ from omniload.commands.display import (
     shows_colours,
     table,
 )
+from omniload.commands.faults import raise_together, sources_in_silence
 from omniload.commands.opening import open_spec, tokenizer_of
-from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
+from omniload.commands.options import (
+    cache_option,
+    dp_option,
+    json_option,
+    mix_argument,
+    store_option,
+)
 from omniload.commands.sample_page import Document, Drawer, page_of, sample_images
 from omniload.commands.samples import text_of
 from omniload.simulation.rehearsal import Rehearsal
@@ -82,6 +89,7 @@ class _Row:
 )
 @dp_option
 @cache_option
+@store_option
 @json_option
 def preview(  # noqa: PLR0913 -- options
     *,
@@ -91,6 +99,7 @@ def preview(  # noqa: PLR0913 -- options
     page: Path | None,
     dp: int,
     cache_dir: Path | None,
+    store_timeout: float,
     as_json: bool,
 ) -> None:
     """Show a few real rows of a step: their documents, bounds and first words.
@@ -106,6 +115,7 @@ def preview(  # noqa: PLR0913 -- options
     # One step ahead, so that the planner plans no more than is shown.
     spec = open_spec(file, dp=dp, cache_dir=cache_dir, ahead=1)
     tokenizer = tokenizer_of(spec.mix.tokenizer, spec.base_dir)
+    raise_together([*dict.fromkeys(sources_in_silence(spec.mix, store_timeout, file).values())])
     rehearsal = Rehearsal(replace(spec, num_steps=step + 1))
     planned = rehearsal.plan_of(step)
     if planned is None:

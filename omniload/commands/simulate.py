@@ -13,6 +13,7 @@ from omniload.actors.plane import PlaneSpec, require_rows
 from omniload.base.cli import DURATION, FiniteRange
 from omniload.base.units import format_bytes, format_count
 from omniload.commands.display import Cell, emit_json, output, progress, say, table
+from omniload.commands.faults import sources_in_silence
 from omniload.commands.opening import find_sources, open_spec
 from omniload.commands.options import (
     BYTES,
@@ -20,6 +21,7 @@ from omniload.commands.options import (
     cache_option,
     json_option,
     mix_argument,
+    store_option,
 )
 from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
@@ -146,6 +148,7 @@ class _Asked:
     help="Simulations, each with the next seed, which decides how late messages are: how far waits go among them.",
 )
 @cache_option
+@store_option
 @json_option
 def simulate(
     file: Path,
@@ -153,6 +156,7 @@ def simulate(
     knee: bool,
     profile_file: Path | None,
     cache_dir: Path | None,
+    store_timeout: float,
     as_json: bool,
     **asked: object,
 ) -> None:
@@ -177,7 +181,8 @@ def simulate(
         # The data need not be here: figures of another machine are carried over.
         profile = read_profile(profile_file)
     else:
-        find_sources(replace(spec, tree=ClientPlaceTree.of(dp=1)), file)
+        silent = sources_in_silence(spec.mix, store_timeout, file)
+        find_sources(replace(spec, tree=ClientPlaceTree.of(dp=1)), file, silent)
         profile = measured_sources(spec, progress)
     sizes = [wanted.ranks]
     while knee and sizes[-1] > 1:

@@ -14,11 +14,12 @@ import numpy as np
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
-from omniload.actors.roles import planner_metrics
+from omniload.actors.roles import planned_counts
 from omniload.base.cli import FiniteRange
 from omniload.base.errors import ConfigError
 from omniload.client import Client
 from omniload.commands.display import emit_json, output, progress
+from omniload.commands.faults import sources_in_silence
 from omniload.commands.mix_tables import (
     Rate,
     SourceStats,
@@ -28,7 +29,7 @@ from omniload.commands.mix_tables import (
     stats_json,
 )
 from omniload.commands.opening import find_sources, open_spec
-from omniload.commands.options import cache_option, json_option, mix_argument
+from omniload.commands.options import cache_option, json_option, mix_argument, store_option
 from omniload.mix.config import MixConfig
 from omniload.plan.forecast.forecast import forecast, steps_per_epoch
 from omniload.plan.forecast.sizes import SourceSizes, rooms_left
@@ -39,11 +40,12 @@ from omniload.source.survey.documents import (
     LengthHistogram,
     Survey,
     open_survey,
-    said_of_refused,
+    said_of_longer,
     trained_on,
 )
 from omniload.source.survey.duplicates import DuplicateCounter
 from omniload.source.survey.spread import Differences, Spread
+from omniload.source.survey.tag_shares import TagCounts, shares_of_run, tags_counted
 
 __all__ = ["stats"]
 
@@ -74,6 +76,7 @@ _THREADS = 2
     help="Seconds of a run of the data plane without a trainer, for tokens per second; 0 for none.",
 )
 @cache_option
+@store_option
 @json_option
 def stats(  # noqa: PLR0913 -- one for each option
     file: Path,
@@ -83,13 +86,15 @@ def stats(  # noqa: PLR0913 -- one for each option
     steps: int | None,
     measure_s: float,
     cache_dir: Path | None,
+    store_timeout: float,
     as_json: bool,
 ) -> None:
     """Look at the data of FILE before it is trained on.
 
     Lengths of documents in tokens, documents that are there twice within a source or in two, tokens
-    and steps of an epoch, how often each source is repeated, and the tokens per second that this machine
-    gives. An epoch of a source is every record of its split once.
+    and steps of an epoch, how often each source is repeated, shares by tags of samples that batches
+    bring, and the tokens per second that this machine gives. An epoch of a source is every record of
+    its split once.
 
     \b
     Example:
@@ -98,7 +103,7 @@ def stats(  # noqa: PLR0913 -- one for each option
     """  # noqa: D301 -- click's own marker
     spec = open_spec(file, dp=1, cache_dir=cache_dir)
     # For its refusals: what is wrong has a line in the file, and is told before minutes go into documents.
-    find_sources(spec, file)
+    find_sources(spec, file, sources_in_silence(spec.mix, store_timeout, file))
     found = _survey(spec, None if every else sample)
     rate = _measure(spec, measure_s) if measure_s else None
     gathered = _gathered(spec.mix, found, steps, rate)
@@ -116,9 +121,11 @@ class _Looking:
     counter: DuplicateCounter
     lengths: list[LengthHistogram]
     bad: list[int]
-    refused: list[int]
-    """Documents that are longer than a row, of sources that refuse such."""
+    longer: list[int]
+    """Documents that are longer than a row, of sources that do not cut such."""
     spreads: list[Spread]
+    tags: list[list[TagCounts]]
+    """Of each source, tag by tag."""
     stopped: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -130,15 +137,24 @@ class _Looking:
         for looked in survey.looked():
             if self.stopped.is_set():
                 return
-            self.lengths[number].add(trained_on(looked.lengths_N, length, overlong))
+            tokens_N = trained_on(looked.lengths_N, length, overlong)
+            self.lengths[number].add(tokens_N)
+            for counts in self.tags[number]:
+                counts.add(looked.tags, tokens_N)
             self.spreads[number].add(looked.unit, looked.lengths_N)
             self.bad[number] += looked.bad
-            if overlong == "refuse":
-                self.refused[number] += int((looked.lengths_N > length).sum())
+            if overlong in ("drop", "refuse"):
+                self.longer[number] += int((looked.lengths_N > length).sum())
             # Sources share one counter, since a document of one is sought in all.
             with self._lock:
                 self.counter.add(number, looked.hashes_N)
             advance(len(looked.lengths_N) + looked.bad)
+
+    def said_of_longer(self, number: int, looked_at: int) -> str:
+        """Say what becomes of documents of a source, of so many looked at, that are longer than a row."""
+        mix, documents = self.spec.mix, f"{looked_at:,} documents of {self.spec.mix.names[number]}"
+        overlong = mix.overlong_S[number]
+        return said_of_longer(self.longer[number], documents, mix.pack.length, overlong)
 
 
 def _survey(spec: PlaneSpec, sample: int | None) -> tuple[list[Survey], _Looking]:
@@ -148,8 +164,9 @@ def _survey(spec: PlaneSpec, sample: int | None) -> tuple[list[Survey], _Looking
         counter=DuplicateCounter(len(names)),
         lengths=[LengthHistogram() for _ in names],
         bad=[0] * len(names),
-        refused=[0] * len(names),
+        longer=[0] * len(names),
         spreads=[Spread() for _ in names],
+        tags=[[TagCounts(tag) for tag in tags_counted(mix.columns_used)] for _ in names],
     )
     shards = open_shard_cache(mix.loader.shard_cache, spec.base_dir)
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -229,11 +246,7 @@ def _gathered(
                 steps_per_epoch=epochs[s],
                 epochs=float(expected.total.epochs_S[s]),
                 skips=mix.sources[name].on_error.policy == "skip",
-                refused=said_of_refused(
-                    looking.refused[s],
-                    f"{surveys[s].wanted:,} documents of {name}",
-                    mix.pack.length,
-                ),
+                longer=looking.said_of_longer(s, surveys[s].wanted),
             )
             for s, name in enumerate(mix.names)
         ),
@@ -241,13 +254,14 @@ def _gathered(
         rate=rate,
         padded=tuple(rooms_left(mix, sizes)),
         sorted=tuple(sorted_files(mix, differences)),
+        tags=tuple(shares_of_run(looking.tags, expected.total.tokens_S)),
     )
 
 
 @contextmanager
 def _bad_records_untold() -> Iterator[None]:
     """Have a planner say nothing of bad records that it goes past, epoch after epoch: the survey has counted them."""
-    log = logging.getLogger(planner_metrics.__name__)
+    log = logging.getLogger(planned_counts.__name__)
     level = log.level
     log.setLevel(logging.ERROR)
     try:

@@ -12,11 +12,13 @@ batches handed out: the one that is ahead is not.
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import DEBUG, WARNING
 from typing import Any
+
+from typing_extensions import override
 
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
@@ -27,7 +29,7 @@ from omniload.front.arguments import timeout_from
 from omniload.front.batches.rows import Fields, Labels
 from omniload.front.batches.training_batch import TrainingBatch
 
-__all__ = ["BatchForm", "CopyAhead", "turn_within"]
+__all__ = ["BatchForm", "CopyAhead", "EachBatch", "turn_within"]
 
 _LOG = get_logger(__name__)
 _LEAST_S = 0.001
@@ -122,6 +124,31 @@ class CopyAhead:
     def drop(self) -> None:
         """Forget the copies under way: the loader goes on at another step, or as another rank."""
         self._ahead = self._last = None
+
+
+class EachBatch(Iterator[TrainingBatch]):
+    """What follows, up to ``None``; ``end`` is then told how many batches there were.
+
+    No generator: that is over once an error has left it, and says at the next call that the data has ended. Nor
+    ``iter`` with a sentinel: of two threads that share that, the one that finds the end has it drop the other's batch.
+    """
+
+    def __init__(
+        self, following: Callable[[], TrainingBatch | None], end: Callable[[int], None]
+    ) -> None:
+        self._following, self._end = following, end
+        self._count, self._has_ended = 0, False
+
+    @override
+    def __next__(self) -> TrainingBatch:
+        batch = None if self._has_ended else self._following()
+        if batch is not None:
+            self._count += 1
+            return batch
+        if not self._has_ended:
+            self._has_ended = True
+            self._end(self._count)
+        raise StopIteration
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from omniload.front.arguments import (
 )
 from omniload.front.batches.rows import PackedRows
 from omniload.front.batches.training_batch import TrainingBatch
-from omniload.front.delivery import BatchForm, CopyAhead, turn_within
+from omniload.front.delivery import BatchForm, CopyAhead, EachBatch, turn_within
 from omniload.front.spec import MixFacts
 from omniload.mix.edits.sources import require_known
 from omniload.mix.journal.notes import RunNotes
@@ -369,10 +369,9 @@ class Loader:
         return True
 
     def __iter__(self) -> Iterator[TrainingBatch]:
-        handed_out = False
-        while (batch := self.next_batch()) is not None:
-            handed_out = True
-            yield batch
+        return EachBatch(self.next_batch, self._end_loop)
+
+    def _end_loop(self, handed_out: int) -> None:
         self._loops_ended += 1
         if self._loops_ended == 2 and not handed_out:  # as of ``for epoch in range(3)``
             _LOG.warning(

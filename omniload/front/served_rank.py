@@ -93,9 +93,10 @@ class _JoinServed(OpenClient):
         from omniload.actors.ray.rank.joining import handle_in, node_for_rank  # noqa: PLC0415 -- an extra
         from omniload.actors.ray.tokens import use_given_token, use_token  # noqa: PLC0415
 
-        # First: a process that has another plane open must keep that one's secret of Ray.
-        take_turn(stack)
         plane, here = self.note.plane, host_id()
+        # First: a process that has another plane open must keep that one's secret of Ray.
+        if plane.terms is None or not plane.terms.is_given:
+            take_turn(stack)
         if plane.host != here:
             node = stack.enter_context(closing(node_for_rank(plane, self.note.token)))
             plane = plane.with_node_on(here, node.place)

@@ -21,7 +21,7 @@ from omniload.base.settings.faults import said_of_fault
 from omniload.front.launch import Place
 from omniload.mix.config import MixConfig, load_mix
 from omniload.mix.held_out import held_out
-from omniload.mix.run_record import MixText, mix_text
+from omniload.mix.run_record import NO_FILE_NAME, MixText, mix_text
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.index import index_folder
 
@@ -73,8 +73,6 @@ _OF_OPEN = (
     "device",
 )
 """Keywords of ``omniload.open`` that are not settings, to suggest for a misspelt name."""
-_NO_FILE = "mix-given-in-python.yaml"
-"""Name that stands for the file of a mix that has none; relative paths start at its folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +250,7 @@ def text_as_run(
     if isinstance(given, str | Path):
         path, text = Path(given), mix_text(given)
     else:
-        path, text = Path.cwd() / _NO_FILE, ""
+        path, text = Path.cwd() / NO_FILE_NAME, ""
     # The file itself where it still says the same: with its comments, as its author knows it.
     if not _says(text, model):
         text = model.model_dump_json(indent=2)  # which is YAML too, and quotes every text

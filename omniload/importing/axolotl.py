@@ -44,20 +44,12 @@ class _ChatForm:
 
 _CHATS = {
     "chat_template": _ChatForm(
-        column="messages",
-        role="role",
-        content="content",
-        names_template="chat_template",
-        template=_OF_THE_TOKENIZER,
+        column="messages", role="role", content="content", names_template="chat_template", template=_OF_THE_TOKENIZER,
     ),
     "sharegpt": _ChatForm(
-        column="conversations",
-        role="from",
-        content="value",
-        names_template="conversation",
-        template="vicuna_v1.1",
+        column="conversations", role="from", content="value", names_template="conversation", template="vicuna_v1.1",
     ),
-}
+}  # fmt: skip
 _ASKED = {
     "alpaca": (["instruction", "input"], "output"),
     "alpaca_chat.load_camel_ai": (["message_1"], "message_2"),
@@ -155,8 +147,9 @@ def _end(top: Fields, found: Imported, asked: Asked) -> None:
 class _OfAll:
     """What the file says of all its datasets."""
 
+    top: Fields
     template: str
-    """Empty where it names none."""
+    """What it names; empty where it names none."""
     every_token: bool
     """Whether prompts are trained on too."""
     overlong: str
@@ -175,6 +168,7 @@ def _of_all(top: Fields) -> _OfAll:
         if overlong != "drop":
             top.refuse("excess_length_strategy", f"is {overlong!r}, and a pair is never cut: drop")
     return _OfAll(
+        top=top,
         pairs=pairs,
         template=top.take("chat_template", str, ""),
         every_token=top.take("train_on_inputs", bool, False),
@@ -293,8 +287,7 @@ def _read_pairs(
         )
         roles: JsonObject = {**_ROLES, **_given_roles(dataset)}
         made["messages"] = {**_keys(dataset, _CHATS[family]), "roles": roles}
-        named = dataset.take(family, str, of_all.template or _OF_THE_TOKENIZER)
-        made |= _template(dataset, asked, named, family)
+        made |= _named_template(dataset, asked, of_all, family, _OF_THE_TOKENIZER)
     elif family in ("chatml", "llama3") and kind in _PAIRS:
         prompt, end = _PAIRS[kind], "_response" * (kind == "argilla")
         chosen, rejected = f"chosen{end}", f"rejected{end}"
@@ -335,9 +328,7 @@ def _read_chat(
         "messages": {**_keys(dataset, form), "roles": {**roles}},
         **({"tools": tools} if tools else {}),
     }
-    key = form.names_template
-    named = dataset.take(key, str, of_all.template or form.template)
-    template |= _template(dataset, asked, named, key)
+    template |= _named_template(dataset, asked, of_all, form.names_template, form.template)
     ends = dataset.take("train_on_eos", str, "turn")
     if ends != "turn":
         dataset.refuse(
@@ -351,6 +342,16 @@ def _read_chat(
     elif not {roles.get(role, role) for role in trained} <= {"assistant"}:
         dataset.refuse("roles_to_train", f"is {trained}; assistant alone is trained on, or all")
     source["transforms"] = [template]
+
+
+def _named_template(
+    dataset: Fields, asked: Asked, of_all: _OfAll, key: str, usual: str
+) -> JsonObject:
+    """Return the template that a key of the dataset names, or else the file for all of them."""
+    named = dataset.peek(key) is not None or key in asked.report.left_out
+    if of_all.template and not named:
+        return _template(of_all.top, asked, of_all.template, "chat_template")
+    return _template(dataset, asked, dataset.take(key, str, usual), key)
 
 
 def _template(dataset: Fields, asked: Asked, named: str, key: str) -> JsonObject:

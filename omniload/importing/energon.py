@@ -11,11 +11,12 @@
           - {weight: 2, path: ./more.yaml}     # another metadataset: weights multiply
 
 A leaf has a folder ``.nv-meta``: ``dataset.yaml`` says which member holds which field of a
-sample, ``split.yaml`` which shards are of the split, ``.info.json`` how many samples each has.
+sample, ``split.yaml`` which shards are of the split, ``.info.json`` (once ``.info.yaml``) how many samples each has.
 Nothing that these files name is imported.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -47,6 +48,10 @@ _IMAGE_FIELDS = ("image", "images")
 def _read(document: object, asked: Asked) -> Imported:
     """Return the training split of the metadataset whose content is ``document``."""
     found = Imported(base=asked.file.resolve().parent, level="sample")
+    asked.report.note(
+        "",
+        "rows are packed, as by a task encoder that packs; pack.method none gives each sample a row",
+    )
     reader = _Reader(asked, found)
     reader.metadataset(document, "train", _Branch(files=(asked.file.resolve(),)))
     found.stages.append((0, reader.weights))
@@ -119,6 +124,13 @@ class _Reader:
         if at.depth > _DEEPEST:
             node.refuse("path", f"lies deeper than {_DEEPEST} blends and files; name it further up")
             return
+        if node.peek("join") and not {"path", "blend", "blend_epochized"} & {*node.keys}:
+            node.refuse(
+                "join",
+                "samples of several datasets are not joined, and nothing else is in this entry: take the entry out of "
+                "the file, or name a dataset in its place",
+            )
+            return
         node.refuse_if_set(
             {
                 "join": "samples of several datasets are not joined",
@@ -158,8 +170,8 @@ class _Reader:
             entry.refuse("repetitions", "count the samples of a dataset, and here are several")
             return 1.0
         folder = beside / str(entry.peek("path"))
-        counts = _json(folder / ".nv-meta" / ".info.json").get("shard_counts")
-        if isinstance(counts, dict):
+        counts, why = _counts(folder / ".nv-meta")
+        if why is None:
             part = str(entry.peek("split_part") or "train")
             try:
                 named = {s for pattern in _shards(folder, part)[0] for s in expanded(pattern)}
@@ -167,10 +179,7 @@ class _Reader:
                 entry.refuse("path", f"{folder}/.nv-meta/split.yaml: {error}")
                 return 1.0
             return sum(float(n) for name, n in counts.items() if name in named and is_count(n))
-        entry.refuse(
-            "repetitions",
-            f"count samples, and {folder}/.nv-meta/.info.json says none; run beside the data",
-        )
+        entry.refuse("repetitions", f"count samples, and {why}; run beside the data")
         return 1.0
 
     def _reference(self, node: Fields, at: _Branch) -> None:
@@ -294,15 +303,24 @@ class _Reader:
         return {"images": images, "transforms": [{"type": "images", "placeholder": placeholder}]}
 
 
-def _json(file: Path) -> dict[str, object]:
+def _counts(folder: Path) -> tuple[dict[object, object], str | None]:
+    """Return the samples of each shard, and why they cannot be told: of JSON, or of the YAML of an older Energon."""
+    kinds = [".info.json", ".info.yaml"]
+    # By os.path, which takes any text of the file: Path raises where one is longer than a path can be.
+    file = next((folder / kind for kind in kinds if os.path.isfile(folder / kind)), None)  # noqa: PTH113
+    if file is None:
+        return {}, f"neither {' nor '.join(kinds)} of {folder} is here"
     try:
-        content = json.loads(
-            read_small_file(file, most_bytes=_MOST_INFO_BYTES, what="counts of shards")
-        )
-    # No fault by itself: only a blend by repetitions needs counts, and it refuses their lack by its key.
-    except (OmniloadError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        if file.suffix == ".json":
+            content: object = json.loads(
+                read_small_file(file, most_bytes=_MOST_INFO_BYTES, what="counts of shards")
+            )
+        else:
+            content = parsed(read_text(file), str(file))
+    except (OmniloadError, ValueError, RecursionError) as error:
+        return {}, f"{file} cannot be read ({error!s:.200})"
+    counts = content.get("shard_counts") if isinstance(content, dict) else None
+    return (counts, None) if isinstance(counts, dict) else ({}, f"{file} holds no shard_counts")
 
 
 def _shards(folder: Path, part: str) -> tuple[list[str], str | None]:

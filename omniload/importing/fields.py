@@ -20,6 +20,8 @@ _LARGEST = 1 << 53
 """Whole number that stands for a number with a fraction at most."""
 _GROUPED = re.compile("[1-9][0-9]*(_[0-9]+)+")
 """A whole number in groups, as ``100_000``: a number to YAML 1.1, which other tools read, and a text to YAML 1.2."""
+_MOST_KEYS = 5
+"""Keys that a note names."""
 _MOST_FAULTS = 50
 """Faults that a message lists."""
 
@@ -212,9 +214,12 @@ class Fields:
                 self.refuse(key, f"{_shown(value)}: {why}; --leave-out {key} goes on without it")
 
     def note_unread(self) -> None:
-        """Note how many keys are left of a file that says everything of a training, and not of its data alone."""
+        """Note the keys that are left of a file that says everything of a training, and not of its data alone."""
         if count := len(self._content):
-            keys = "1 key" if count == 1 else f"{count} keys"
+            # Their values are not shown: they may be secrets.
+            keys = ", ".join(_cut(key) for key in [*self._content][:_MOST_KEYS])
+            if more := max(count - _MOST_KEYS, 0):
+                keys += f" and {more} more {'key' if more == 1 else 'keys'}"
             were = "was" if count == 1 else "were"
             self._report.note("", f"{keys} of the training, and not of its data, {were} not read")
 
@@ -250,5 +255,8 @@ _KINDS: dict[type, str] = {
 
 def _shown(value: object) -> str:
     # Before it is cut: half a secret would not be known as one.
-    text = without_secrets(repr(value))
+    return _cut(without_secrets(repr(value)))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

@@ -68,8 +68,12 @@ _OF_LOADERS = ("num_workers", "pin_memory", "prefetch_factor", "persistent_worke
 
 def _read(document: object, asked: Asked) -> Imported:
     """Return the mix of the training file whose content is ``document``."""
-    # A text that is longer than max_seq_len is cut off there, by the tokenizer or as its tokens are read.
-    found = Imported(base=Path.cwd(), level="sample", method="best_fit", overlong="truncate")
+    # A sample is a row, of texts and of tokens: what is longer than max_seq_len is cut off, what is shorter padded.
+    found = Imported(base=Path.cwd(), level="sample", method="none", overlong="truncate")
+    asked.report.note(
+        "",
+        "each sample has a row of its own, cut at max_seq_len or padded, as there; pack.method best_fit fills rows",
+    )
     # Its own files say max_seq_len once and name it everywhere: ${max_seq_len}, ${variables.max_seq_len}.
     content = interpolated(document)
     top = Fields(content if isinstance(content, dict) else {}, "", asked.report)
@@ -80,9 +84,8 @@ def _read(document: object, asked: Asked) -> Imported:
             "name", f"is {kind!r}; text is known: convert the samples of other loaders first"
         )
     dataset = loader.inner("dataset")
-    found.row_tokens = (
-        dataset.take("max_seq_len", int, 0) or top.take("max_seq_len", int, 0) or None
-    )
+    row = top.take("max_seq_len", int, 0)
+    found.row_tokens = dataset.take("max_seq_len", int, 0) or row or None
     rows = top.take("global_train_batch_size", int, 0)
     if found.row_tokens and rows > 0:
         found.step_tokens = rows * found.row_tokens
@@ -116,6 +119,7 @@ def _read(document: object, asked: Asked) -> Imported:
     if top.peek("eval_loader") is not None:
         top.take("eval_loader", object, None)
         asked.report.note("eval_loader", "is not read: declare it as an evaluation mix")
+    top.take("variables", object, None)  # for other keys to name
     top.note_unread()
     return found
 

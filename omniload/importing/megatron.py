@@ -5,16 +5,19 @@
     0.7 data/web_text_document 0.3 data/code_text_document          --data-args-path
     {"train": ["0.7", "data/web_text_document", ...], "valid": ...}  --per-split-data-args-path
 
-Without weights Megatron draws each prefix in proportion to its size. Samples are rows of equal
+Without weights Megatron draws each prefix in proportion to its tokens. Samples are rows of equal
 length, cut from documents of one prefix that are joined, and weights count them.
 """
 
 from pathlib import Path
 
+from omniload.base.errors import OmniloadError
 from omniload.importing.fields import Fields
 from omniload.importing.files import mixed_over_shards
 from omniload.importing.imported import Asked, Imported, new_name
 from omniload.importing.tools import Tool, has_key
+from omniload.source.files import beside, local_file
+from omniload.source.parsing.arrays.idx import idx_head
 
 __all__ = ["TOOL"]
 
@@ -46,9 +49,12 @@ def _read(document: object, asked: Asked) -> Imported:
             "attention and positions stay within documents, as in Megatron with --reset-attention-mask and "
             "--reset-position-ids; the last token of a document has no label, as there with --eod-mask-loss",
         )
-    report.note(
-        "", "--split of Megatron's command line is not in this file: every document is trained on"
-    )
+    # Of a file with a list for each split, Megatron takes no --split.
+    if not isinstance(document, dict):
+        report.note(
+            "",
+            "--split of Megatron's command line is not in this file: every document is trained on",
+        )
     return found
 
 
@@ -75,10 +81,13 @@ def _words(document: object, asked: Asked) -> list[str]:
 
 
 def _weights_and_prefixes(words: list[str], asked: Asked) -> tuple[list[float], list[str]]:
-    """Return weights and prefixes; without weights, sizes in bytes stand for them."""
+    """Return weights and prefixes; without weights, numbers of tokens stand for them."""
     numbers = [_number(word) for word in words[::2]]
     # As Megatron tells them apart itself: weights if every other word is a number, from the first on.
     if len(words) % 2 == 0 and all(number is not None for number in numbers):
+        for number, word, prefix in zip(numbers, words[::2], words[1::2], strict=True):
+            if not 0 <= (number or 0.0) < float("inf"):
+                asked.report.refuse("", f"the weight {word} of {prefix} is no number from 0 on")
         return [number or 0.0 for number in numbers], words[1::2]
     if any(_number(word) is not None for word in words):
         asked.report.refuse(
@@ -88,29 +97,30 @@ def _weights_and_prefixes(words: list[str], asked: Asked) -> tuple[list[float], 
         return [1.0] * len(words), words
     if len(words) == 1:
         return [1.0], words  # whatever its size
-    asked.report.note(
-        "", "prefixes without weights are drawn in proportion to the sizes of their .bin files"
-    )
-    return [_size(prefix, asked) for prefix in words], words
+    asked.report.note("", "prefixes without weights are drawn in proportion to their tokens")
+    return [_tokens(prefix, asked) for prefix in words], words
 
 
 def _number(word: str) -> float | None:
     try:
-        number = float(word)
+        return float(word)
     except ValueError:
         return None
-    return number if 0 <= number < float("inf") else None
 
 
-def _size(prefix: str, asked: Asked) -> float:
-    path = Path(prefix if prefix.endswith(".bin") else prefix + ".bin")
+def _tokens(prefix: str, asked: Asked) -> float:
+    """Return the tokens of a prefix: its bytes, by the size of one that the index beside it says."""
+    stem = Path(prefix.removesuffix(".bin"))
     try:
-        return float(path.stat().st_size)
-    except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or error
+        # Absolute: what lies beside a file is looked for in its folder.
+        data = local_file(f"{stem.absolute()}.bin")
+        return data.size_bytes / idx_head(beside(data, f"{stem.name}.idx")).dtype.itemsize
+    except (OmniloadError, OSError, ValueError) as error:
+        said = getattr(error, "strerror", None)
         asked.report.refuse(
             prefix,
-            f"has no weight, and {path} no size ({said}); write weights",
+            f"has no weight, and its tokens cannot be counted here: {f'{stem}.bin: {said}' if said else error}; "
+            "write weights",
         )
         return 1.0
 

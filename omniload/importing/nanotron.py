@@ -119,6 +119,12 @@ def _read_stage(stage: Fields, asked: Asked, found: Imported) -> None:
         )
         for key in _OF_THE_HUB:
             dataset.take(key, object, None)
+    limits = dataset.peek("dataset_max_tokens")
+    if isinstance(limits, list) and not any(each is not None for each in limits):
+        dataset.take("dataset_max_tokens", list, [])
+    # The first tokens of a folder, of which all epochs are: other samples, and not an end of the run.
+    said = "a part of a folder cannot be declared: name a folder of fewer files"
+    dataset.refuse_if_set({"dataset_max_tokens": said})
     dataset.note(
         {
             "skip_in_stream": "a resume goes to its place at once",
@@ -128,7 +134,6 @@ def _read_stage(stage: Fields, asked: Asked, found: Imported) -> None:
             "tokenizer_name": "the files hold token ids",
             "tokenizer_name_or_path": "the files hold token ids",
             "return_positions": "batches always hold position_ids",
-            "dataset_max_tokens": "train for so many steps",
             "dataset_read_path": "it names a mount of the same files",
             "use_old_brrr_dataloader": "an older reader of the same files",
         }

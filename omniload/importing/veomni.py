@@ -33,6 +33,10 @@ _STOPS: dict[str, Literal["never", "first_exhausted", "all_exhausted"]] = {
 def _read(document: object, asked: Asked) -> Imported:
     """Return the mix that ``document``, the file's content, declares."""
     found = Imported(base=Path.cwd())
+    asked.report.note(
+        "",
+        "rows are packed, as by VeOmni's dynamic batches; pack.method none gives each sample a row",
+    )
     top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
     paths = top.texts("sources")
     names = top.texts("names") or [Path(path).stem for path in paths]

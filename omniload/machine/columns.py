@@ -1,13 +1,12 @@
 """What goes with the tokens of samples: masks, documents and images, as planned; and images that ranks encode.
 
 Shape suffixes:
-    N  samples held of one source        P  pieces        Q  pieces and spans that meet
+    P  pieces
     I  images of the pieces, or of one step               U  samples that hold them        W  ranks
     M  embeddings that a rank makes                       E  embeddings of some images, or that a rank receives
     C  ranks that it sends to, or receives from
 """
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -22,90 +21,39 @@ from omniload.batch.encoding import NO_ROUTE, EncoderShare, Route, counts_by_ran
 from omniload.batch.rows import stops_with_next
 from omniload.batch.slices import cp_places
 from omniload.machine.messages import SliceRequest
+from omniload.machine.metadata.reported import Reports
+from omniload.machine.metadata.tags import ReportedTags
 from omniload.mix.columns import (
     DOCUMENT_STARTS,
     GRIDS,
     IMAGE_SPANS,
     IMAGES,
     LOSS_SPANS,
+    NO_COLUMNS,
     REJECTED_AT,
     ColumnRanges,
     overlap_of,
 )
-from omniload.mix.pieces import SUB_LIMIT, PieceTable
-from omniload.mix.samples import SampleTable
+from omniload.mix.pieces import PieceTable
+from omniload.mix.samples import Coded, SampleTable
 from omniload.plan.images.dealt import ImagePlan
 from omniload.plan.images.table import ImageTable
-from omniload.plan.records import PieceFacts, documents_between
+from omniload.plan.records import PieceFacts, PieceTags, documents_between
 
 __all__ = ["ImageRequests", "LossSpans", "SampleMetadata", "routes_of"]
 
 
 @dataclass(slots=True)
-class _Reported:
-    stop: int
-    """First raw position behind the samples."""
-    keys_N: NDArray[np.int64]
-    """Rising."""
-    spans_N: Ragged
-
-    def reaches(self, first: int, last: int) -> bool:
-        """Tell whether samples of keys from ``first`` to ``last`` may be among them."""
-        return bool(len(self.keys_N) and self.keys_N[0] <= last and self.keys_N[-1] >= first)
-
-    def rows_of(self, keys_P: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return which of some pieces are of samples that were reported here, and the rows of these samples."""
-        rows_P = self.keys_N.searchsorted(keys_P)
-        inside = rows_P < len(self.keys_N)
-        inside[inside] = self.keys_N[rows_P[inside]] == keys_P[inside]
-        here = inside.nonzero()[0]
-        return here, rows_P[here]
-
-
-@dataclass(slots=True)
-class _ReportedSpans:
-    """What sources report of one column, from the planner's floor on; sources without it cost nothing."""
+class _ReportedSpans(Reports[Ragged]):
+    """What sources report of one column; those without it cost nothing."""
 
     column: ClassVar[str]
-    _of_source: dict[int, deque[_Reported]] = field(default_factory=dict, init=False)
 
     def add(self, source: int, table: SampleTable) -> None:
         """Take in what was reported of a source."""
-        spans = table.metadata.get(self.column)
-        if spans is not None:
-            keys_N = table.positions_N * SUB_LIMIT + table.subs_N
-            known = self._of_source.setdefault(source, deque())
-            known.append(_Reported(table.stop, keys_N, spans))
-
-    def forget(self, source: int, position: int) -> None:
-        """Let go of a source's samples from a position on: they are reported again."""
-        known = self._of_source.get(source, deque())
-        while known and known[-1].stop > position:
-            last = known.pop()
-            count = int(np.searchsorted(last.keys_N, position * SUB_LIMIT))
-            if count:
-                spans_N = last.spans_N.between(0, count)
-                # A report that reaches over the position is cut there: what lies before it is not told again.
-                known.append(_Reported(position, last.keys_N[:count], spans_N))
-
-    def release(self, floors: Mapping[int, int]) -> None:
-        """Let go of samples before these positions."""
-        for source, known in self._of_source.items():
-            # Whole reports: the rest of one goes with its last sample.
-            while known and known[0].stop <= floors.get(source, 0):
-                known.popleft()
-
-    def _pieces_of(
-        self, pieces: PieceTable
-    ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.int64], list[_Reported]]]:
-        """Yield the places of the pieces of each source that reports, their keys, and what may hold them."""
-        for source, known in self._of_source.items():
-            at = (pieces.sources_P == source).nonzero()[0]
-            if len(at):
-                keys_P = pieces.positions_P[at] * SUB_LIMIT + pieces.subs_P[at]
-                first, last = int(keys_P.min()), int(keys_P.max())
-                # Most reports hold none of a small step, and are passed over by two numbers each.
-                yield at, keys_P, [each for each in known if each.reaches(first, last)]
+        spans_N = table.metadata.get(self.column)
+        if spans_N is not None:
+            self.keep(source, table, spans_N)
 
 
 @dataclass(slots=True)
@@ -117,14 +65,14 @@ class LossSpans(_ReportedSpans):
     def labels_left_out(self, pieces: PieceTable) -> int:
         """Return how many labels of a step's pieces are not trained on: of the tokens behind each piece's first."""
         masked, places, rows, spans = [], [], [], []
-        for at, keys_P, reported in self._pieces_of(pieces):
+        for at, keys_P, reported in self.of_pieces(pieces):
             masked.append(at)
             for each in reported:
                 here, found = each.rows_of(keys_P)
                 if len(here):
                     places.append(at[here])
                     rows.append(found)
-                    spans.append(each.spans_N)
+                    spans.append(each.held_N)
         if not masked:
             return 0
         # Of all sources at once: a small step has a few pieces each of many.
@@ -147,10 +95,10 @@ class _ImageSpans(_ReportedSpans):
     def table_of(self, pieces: PieceTable) -> ImageTable | None:
         """Return the images of a step's pieces; ``None`` where they hold none."""
         owners, found = [], []
-        for at, keys_P, reported in self._pieces_of(pieces):
+        for at, keys_P, reported in self.of_pieces(pieces):
             for each in reported:
                 here, rows = each.rows_of(keys_P)
-                spans_P = each.spans_N.take(rows)
+                spans_P = each.held_N.take(rows)
                 owners.append(np.repeat(at[here], spans_P.lengths_N // 3))
                 found.append(spans_P.values_V.reshape(-1, 3))
         if not sum(map(len, owners)):
@@ -181,8 +129,8 @@ class _DocumentStarts(_ReportedSpans):
             return None
         ends_P = np.cumsum(pieces.lengths_P, dtype=np.int64)
         begins_P, starts = ends_P - pieces.lengths_P, []
-        for at, keys_P, reported in self._pieces_of(pieces):
-            for here, rows, found in ((*each.rows_of(keys_P), each.spans_N) for each in reported):
+        for at, keys_P, reported in self.of_pieces(pieces):
+            for here, rows, found in ((*each.rows_of(keys_P), each.held_N) for each in reported):
                 found_P = found.take(rows)
                 starts.append(np.repeat(begins_P[at[here]], found_P.lengths_N) + found_P.values_V)
         return documents_between(begins_P, ends_P, starts)
@@ -192,28 +140,37 @@ class _DocumentStarts(_ReportedSpans):
 class SampleMetadata:
     """What sources report beside lengths, from the planner's floor on; sources that report nothing cost nothing."""
 
+    tags: tuple[str, ...] = ()
+    """Columns of whole samples as known inside, that costs and strategies read."""
     _loss_spans: LossSpans = field(default_factory=LossSpans, init=False)
     _image_spans: _ImageSpans = field(default_factory=_ImageSpans, init=False)
     _starts: _DocumentStarts = field(default_factory=_DocumentStarts, init=False)
+    _tags: ReportedTags = field(init=False)
 
-    @property
-    def _all(self) -> tuple[_ReportedSpans, ...]:
-        return self._loss_spans, self._image_spans, self._starts
+    def __post_init__(self) -> None:
+        self._tags = ReportedTags(tags=self.tags)
 
-    def add(self, source: int, table: SampleTable) -> None:
-        """Take in what was reported of a source."""
-        for kept in self._all:
-            kept.add(source, table)
+    def add(self, source: int, table: SampleTable, tags: Mapping[str, Coded] = NO_COLUMNS) -> None:
+        """Take in what was reported of a source; ``tags`` are of its samples and of those that follow.
+
+        Raises:
+            ConfigError: A tag has more different texts than a planner keeps.
+        """
+        for spans in (self._loss_spans, self._image_spans, self._starts):
+            spans.add(source, table)
+        self._tags.add(source, table, tags)
 
     def forget(self, source: int, position: int) -> None:
         """Let go of a source's samples from a position on: they are reported again."""
-        for kept in self._all:
-            kept.forget(source, position)
+        for spans in (self._loss_spans, self._image_spans, self._starts):
+            spans.forget(source, position)
+        self._tags.forget(source, position)
 
     def release(self, floors: Mapping[int, int]) -> None:
         """Let go of samples before these positions."""
-        for kept in self._all:
-            kept.release(floors)
+        for spans in (self._loss_spans, self._image_spans, self._starts):
+            spans.release(floors)
+        self._tags.release(floors)
 
     def of(self, pieces: PieceTable) -> PieceFacts:
         """Return what is to be known of the pieces of a step."""
@@ -221,7 +178,12 @@ class SampleMetadata:
             labels_left_out=self._loss_spans.labels_left_out(pieces),
             images=self._image_spans.table_of(pieces),
             documents=self._starts.documents_of(pieces),
+            tags=self.tags_of(pieces),
         )
+
+    def tags_of(self, pieces: PieceTable) -> PieceTags:
+        """Return the tags of pieces whose samples some rank may still ask for."""
+        return self._tags.of(pieces)
 
 
 @dataclass(frozen=True, slots=True)

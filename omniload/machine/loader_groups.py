@@ -22,6 +22,8 @@ from omniload.plan.balance_methods import balance
 from omniload.source.kept_profile import KeptProfile
 
 __all__ = [
+    "ANSWERING",
+    "MOST_READS",
     "TOKENS_PER_S",
     "LoaderShare",
     "SourceCost",
@@ -42,14 +44,13 @@ _ACCESS_BYTES = 1 << 20
 """Index, order and open file of a source, roughly."""
 _BUSY_SHARE = 0.7
 """Share of a core that a loader may be planned to use; the rest absorbs bursts."""
-_READS_AT_ONCE = 4
+_READS_AT_ONCE, MOST_READS = 4, 16
 """Reads of a loader beyond which others wait for these; one of much work has threads for more."""
 _LONGEST_READ_S = 2.0
 """Of a longer read this counts: it has tried its store again and again, and that is no work of its loader."""
-_LEAST_READERS, _MOST_READERS = 2, 16
 _MOST_OF_ONE = 8
 """Readers of one source that are chosen by its cost; more are had by asking."""
-_ANSWERING = 2
+ANSWERING = 4
 """Threads that answer constructors while others read."""
 
 
@@ -89,12 +90,17 @@ class LoaderShare:
     """Share of a core that they keep busy in it; above 1, it holds up training."""
     memory_bytes: int
     """What they would take if all lay in memory."""
-    threads: int
-    """Threads of the loader: those that read, of one source each, and those that answer."""
+    reads: int
+    """Reads of the loader that are under way at once, of one source each; constructors are answered beside them."""
     why: str
     """Why it carries them."""
     readers: int = 0
     """Further readers of its sources, beside it."""
+
+    @property
+    def threads(self) -> int:
+        """Threads that read, and that answer constructors meanwhile."""
+        return self.reads + ANSWERING
 
 
 def part_of_loader(busy_s: float, took_s: float) -> float:
@@ -142,8 +148,8 @@ def partition(
 def _share(sources: tuple[int, ...], costs: Sequence[SourceCost], *, is_asked: bool) -> LoaderShare:
     busy = sum(cost.of_loader for cost in costs)
     further = sum(cost.readers - 1 for cost in costs)
-    # A source is read by one thread at a time: more of them than sources would wait.
-    reading = min(len(sources), max(_LEAST_READERS, min(math.ceil(2 * busy), _MOST_READERS)))
+    # Whatever its sources are by now: others may be added to it, or moved.
+    reads = max(_READS_AT_ONCE, min(math.ceil(2 * busy), MOST_READS))
     if busy > 1 and len(sources) == 1:
         why = "one source that needs more than a core: tokenise it beforehand, or have more read it (loader.readers)"
     elif further and len(sources) == 1:
@@ -161,7 +167,7 @@ def _share(sources: tuple[int, ...], costs: Sequence[SourceCost], *, is_asked: b
         sources=sources,
         busy=busy,
         memory_bytes=sum(cost.memory_bytes for cost in costs),
-        threads=reading + _ANSWERING,
+        reads=reads,
         why=why,
         readers=further,
     )

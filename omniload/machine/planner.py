@@ -28,6 +28,7 @@ from omniload.machine.messages import (
     TakeOver,
     TimesRead,
 )
+from omniload.machine.metadata.tags import asked_with_tags, tags_in
 from omniload.machine.plans.ahead import PlanningAhead
 from omniload.machine.plans.fences import (
     CutJournal,
@@ -37,7 +38,7 @@ from omniload.machine.plans.fences import (
     WithdrawalAsked,
     WithdrawalEnded,
 )
-from omniload.machine.progress import Waits
+from omniload.machine.progress import PLANNED_ALL, Waits
 from omniload.machine.queue import (
     SampleQueue,
     commands_of_take_over,
@@ -46,7 +47,9 @@ from omniload.machine.queue import (
 from omniload.machine.steps import RankSteps
 from omniload.mix.edits.found import require_open, take_up
 from omniload.mix.edits.next_edit import undone_by
+from omniload.mix.pieces import PieceTable
 from omniload.mix.possible import require_samples
+from omniload.plan.records import PieceTags
 from omniload.plan.world import require_follows
 
 __all__ = ["Planner"]
@@ -101,9 +104,9 @@ class Planner(PlanningAhead):
         """Say what holds up the next plan."""
         step = self.state.step
         if self.has_ended or step == self.num_steps:
-            return Waits(text=f"has planned every step before {step}, where the run ends")
+            return Waits(text=f"{PLANNED_ALL} {step}, where the run ends")
         if self._room():
-            starved = [] if self._starved is None else [self._starved]
+            starved = [] if self._starved is None else [self._starved.source]
             lacking = sorted(self._demand_now().short) or starved  # as far as that is known
             short = tuple(s for s in lacking if self._queues[s].is_asked)
             names = ", ".join(self.names[s] for s in short[:3])
@@ -121,7 +124,12 @@ class Planner(PlanningAhead):
     def outstanding(self, sources: Sequence[int]) -> tuple[TakeOver | ReadAhead, ...]:
         """Return the first commands to a loader that takes sources over: hold what is needed, answer what is asked."""
         floors_S = self._steps.state_before(self.released_to).widened(len(self._queues)).floors()
-        return commands_of_take_over(self._queues, sources, floors_S, self.life)
+        take_over, asked = commands_of_take_over(self._queues, sources, floors_S, self.life)
+        return (take_over, *(asked_with_tags(read, self._metadata.tags) for read in asked))
+
+    def tags_of(self, pieces: PieceTable) -> PieceTags:
+        """Return the tags that costs and strategies read, of pieces of a step that some rank may ask for."""
+        return self._metadata.tags_of(pieces)
 
     def _take_report(self, reported: SamplesReported) -> tuple[PlannerCommand, ...]:
         source, queue = reported.source, self._queues[reported.source]
@@ -133,7 +141,7 @@ class Planner(PlanningAhead):
             require_samples(resumed, source, self.names[source], table)
         queue.report(table, state.cursors_S[source], reported.size_bytes)
         self._leads.note(source, reported.took_steps / self.mix.steps_at_once)
-        self._metadata.add(source, table)
+        self._metadata.add(source, table, tags_in(reported))
         return tuple(self._advance((source,)))
 
     def open_from(self, at: int | None) -> int:
@@ -220,6 +228,6 @@ class Planner(PlanningAhead):
         self._keep_plans()  # the journal notes the ranks behind what is planned
         self.world, self._demand = world, None  # whom the next plan is for has changed
         self.ranks = RankSteps.at(world.ranks(), world.step)
-        self._steps.place_again(self.history, world)
+        self._steps.place_again(self.history, world, self.tags_of)
         serve = ServeWorld(world=world, windows=self._steps.windows)
         return (AppendWorld(world=world), serve, *with_released(self._release(), self._advance(())))

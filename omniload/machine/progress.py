@@ -12,6 +12,7 @@ from omniload.base.state import JsonObject
 
 __all__ = [
     "AFTER_A_RANK",
+    "PLANNED_ALL",
     "SILENT_S",
     "Progress",
     "Task",
@@ -28,6 +29,8 @@ __all__ = [
 
 AFTER_A_RANK = "resize the ranks that are left, or where ranks stay as they are start again from the last checkpoint"
 """What to do once a rank has ended."""
+PLANNED_ALL = "has planned every step before"
+"""Begins what a planner says once there is no further step."""
 _RANK = "rank dp="
 SILENT_S = 5.0
 """A role whose last heartbeat is older is stopped, or its machine too busy to run it; they come once a second."""

@@ -33,9 +33,9 @@ __all__ = [
     "with_released",
 ]
 
-_FIRST_READ = 16
+_FIRST_READ, _LIKELY_TOKENS = 16, 256
 """Records read before anything is known of their length, of one epoch: a record may hold a million tokens, and that
-of a few would be tokenized once for each epoch."""
+of a few would be tokenized once for each epoch. Where sources are many, as many as a need of so many each calls for."""
 _LARGEST_READ = 1 << 16
 _FEW_READ, _MOST_GROWTH = 256, 16
 """Records of a read, or times those that were seen, before all were: of sorted files the first say little."""
@@ -164,16 +164,19 @@ class SampleQueue:
         """Whether an answer is under way."""
         return self.asked_to > self.table.stop
 
-    def ask(self, tokens: int, *, epoch: int, end: float) -> tuple[int, int]:
+    def ask(self, tokens: int, epoch: int, end: float, need: int | None = None) -> tuple[int, int]:
         """Ask for about ``tokens`` more tokens; return the raw positions to read.
 
         Args:
             tokens: Tokens wanted, by the mean length of records so far.
             epoch: Records of an epoch: four epochs are asked for at most, and one while nothing was seen.
             end: Position before which the range ends.
+            need: Tokens that the next plan needs, where little else is to be read before it.
         """
-        start, stop = self.next_range(tokens)
+        start, stop = self.next_range(tokens, need)
         stop = min(stop, start + (max(4 * epoch, _SMALL_READ) if self.seen_positions else epoch))
+        if need is not None and self.seen_positions:  # which may be of one record
+            stop = min(stop, start + max(_FIRST_READ, _MOST_GROWTH * self.seen_positions))
         if self.seen_positions < epoch:
             stop = min(stop, start + max(_FEW_READ, _MOST_GROWTH * self.seen_positions))
         # Carried pieces are of a known place, and no step is planned before all of them are read again.
@@ -203,11 +206,12 @@ class SampleQueue:
             self.table = SampleTable.empty(floor)
             self.asked_to = floor
 
-    def next_range(self, tokens: int) -> tuple[int, int]:
+    def next_range(self, tokens: int, need: int | None = None) -> tuple[int, int]:
         """Return the raw positions to read for about ``tokens`` more tokens, as far as is known."""
         start = self.table.stop
         if self.seen_positions == 0:
-            return start, start + _FIRST_READ
+            few = _FIRST_READ if need is None else max(1, need // _LIKELY_TOKENS)
+            return start, start + min(few, _FIRST_READ)
         # Not 0: there may have been none.
         per_position = max(self._seen_tokens / self.seen_positions, 1 / 16)
         return start, start + min(max(math.ceil(tokens / per_position), 1), _LARGEST_READ)
@@ -279,7 +283,7 @@ def enter_step(
 
 def commands_of_take_over(
     queues: Sequence[SampleQueue], sources: Sequence[int], floors_S: Sequence[int], life: int
-) -> tuple[TakeOver | ReadAhead, ...]:
+) -> tuple[TakeOver, list[ReadAhead]]:
     """Return the commands to a loader that takes sources over: hold what the lost loader held, and read on."""
     # A source whose edit is not taken up yet may be among them.
     sources = [s for s in sources if s < len(queues)]
@@ -299,7 +303,7 @@ def commands_of_take_over(
         ranges={s: (floors_S[s], max(floors_S[s], end)) for s, end in ends.items()},
         without={s: (queues[s].since, queues[s].without) for s in sources if queues[s].without},
     )
-    return (take_over, *asked)
+    return take_over, asked
 
 
 def end_of(history: History, name: str, epoch: int) -> float:

@@ -26,6 +26,7 @@ from omniload.machine.messages import (
     SliceRequest,
     TakeOver,
 )
+from omniload.machine.metadata.tags import ReadAheadWithTags, reported_with_tags
 from omniload.mix.columns import ColumnRanges, SampleColumns, joined_ranges
 from omniload.mix.pieces import POSITION_LIMIT, SUB_LIMIT
 from omniload.mix.samples import joined_tables
@@ -71,6 +72,8 @@ class SourceLoader:
     """Sources of which what is asked for may have been read by another loader only, and from which position on."""
     _life: int = field(default=0, init=False)
     """Planners before the one that asked last."""
+    _tags: tuple[str, ...] = field(default=(), init=False)
+    """Columns of whole samples that are reported: of a plane each planner asks for the same."""
 
     def handle(
         self, event: ReadAhead | SamplesRead | ReleaseSamples | TakeOver | HandedOver
@@ -80,9 +83,11 @@ class SourceLoader:
             case ReadAhead(source=source, start=start, stop=stop, life=life, without=without):
                 # Noted before anything is read: what a planner before this one lets go of from now on is kept.
                 self._life = max(self._life, life)
+                if isinstance(event, ReadAheadWithTags):
+                    self._tags = event.tags
                 # Asked again: of a range of which the first part is held, that is told, and the rest asked for.
                 if held := self._held[source].find(start, stop, frozenset(without)):
-                    return (_reported(source, held, without),)
+                    return (self.reported(source, held, without),)
                 return (Read(source=source, start=start, stop=stop, without=without),)
             case SamplesRead(source=source, block=block):
                 held_of = self._held[source]
@@ -92,7 +97,7 @@ class SourceLoader:
                 self.held_bytes += held_of.size_bytes
                 # Rising, as the planner names them: it compares them with what it asked for.
                 without = tuple(sorted(block.without))
-                return (_reported(source, (block,), without),)
+                return (self.reported(source, (block,), without),)
             case ReleaseSamples(floors=floors, life=life):
                 # What a lost planner let go of comes late, once the next one has asked for it again.
                 for source, floor in floors.items() if life >= self._life else ():
@@ -111,6 +116,23 @@ class SourceLoader:
                 # From the first position on: nobody says here where the next loader began.
                 self._taken_over |= dict.fromkeys(sources, 0)
                 return ()
+
+    def reported(
+        self, source: int, blocks: Sequence[SampleRange], without: tuple[int, ...]
+    ) -> SamplesReported:
+        """Return what is told of blocks that follow each other, with the tags that were asked for.
+
+        Raises:
+            ConfigError: A text is longer than a planner is told.
+        """
+        report = SamplesReported(
+            source=source,
+            table=joined_tables([block.table for block in blocks]),
+            without=without,
+            size_bytes=sum(block.size_bytes for block in blocks),
+        )
+        name = self.names.get(source, str(source))
+        return reported_with_tags(report, blocks, self._tags, name)
 
     def forget(self, source: int) -> None:
         """Let go of a source that another loader serves."""
@@ -243,18 +265,6 @@ class SourceLoader:
             f"{missing.min()} to {missing.max()}: released, or never read; "
             "restart the data plane from the last checkpoint"
         )
-
-
-def _reported(
-    source: int, blocks: Sequence[SampleRange], without: tuple[int, ...]
-) -> SamplesReported:
-    """Tell of blocks that follow each other."""
-    return SamplesReported(
-        source=source,
-        table=joined_tables([block.table for block in blocks]),
-        without=without,
-        size_bytes=sum(block.size_bytes for block in blocks),
-    )
 
 
 def _reads_of(source: int, command: TakeOver) -> Iterable[Read]:

@@ -26,7 +26,7 @@ from omniload.machine.progress import Waits, rank_name
 from omniload.machine.queue import SampleQueue
 from omniload.mix.edits.history import History
 from omniload.mix.state import MixState
-from omniload.plan.records import StepPlan
+from omniload.plan.records import StepPlan, TagsOf
 from omniload.plan.world import World
 
 __all__ = [
@@ -103,9 +103,9 @@ class PlannedSteps:
             del self._states[later]
         return state
 
-    def place_again(self, history: History, world: World) -> None:
-        """Place the steps of a world on its ranks; plans before it are let go: ranks have their steps behind them."""
-        self._windows.place_again(history, world)
+    def place_again(self, history: History, world: World, tags_of: TagsOf) -> None:
+        """Place the steps of a world on its ranks, as ``Windows`` does."""
+        self._windows.place_again(history, world, tags_of)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 from omniload.batch.rows import stops_with_next
 from omniload.machine.messages import ReadTimes
+from omniload.mix.columns import NO_COLUMNS
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import MOST_EDITS, Edit, FitCost
 from omniload.mix.edits.history import History
 from omniload.mix.journal.times import MeasuredTimes
 from omniload.mix.state import MixState
 from omniload.plan.cost import QuadraticCost
+from omniload.plan.costs.declared import columns_of, cost_of
 from omniload.plan.dgraph import DGraph
 from omniload.plan.fitting import Unfitted, fitted_cost
 from omniload.plan.images.dealt import ImagePlan
@@ -24,11 +26,10 @@ from omniload.plan.images.table import ImageTable
 from omniload.plan.membership import Membership
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.placement import num_microbatches_of
-from omniload.plan.records import PieceFacts, StepPlan, of_documents
+from omniload.plan.records import PieceFacts, PieceTags, StepPlan, of_documents
 from omniload.plan.strategies import (
     PlacementRequest,
-    columns_of,
-    cost_of,
+    columns_read,
     deals_images,
     placed_by,
     strategy_of,
@@ -87,10 +88,19 @@ def place(
     )
 
 
-def place_again(mix: MixConfig, tree: ClientPlaceTree, plan: StepPlan) -> StepPlan:
-    """Return the plan of the same step for other ranks, as it would be had they been there from the start."""
+def place_again(
+    mix: MixConfig, tree: ClientPlaceTree, plan: StepPlan, tags: PieceTags = NO_COLUMNS
+) -> StepPlan:
+    """Return the plan of the same step for other ranks, as it would be had they been there from the start.
+
+    Args:
+        mix: The mix that holds at the step.
+        tree: The ranks.
+        plan: The step as it was placed.
+        tags: The tags of its samples that costs and strategies read, which no plan holds.
+    """
     # What is in the step stays as it was drawn, and so does its digest: only places change.
-    facts = PieceFacts(images=plan.image_table, documents=plan.documents)
+    facts = PieceFacts(images=plan.image_table, documents=plan.documents, tags=tags)
     return replace(plan, **_dealt(mix, tree, plan.step, plan, facts))
 
 
@@ -155,7 +165,7 @@ def dealt_by_chain(
         encoder_cost=QuadraticCost(mix.balance.encoder_linear, mix.balance.encoder_quadratic),
         source_tags=mix.tags_S,
     )
-    columns = columns_of(costed.pieces, request.source_tags, cost_columns, costed.images)
+    columns = columns_of(costed, request.source_tags, columns_read(mix.balance))
     rows = DGraph.of_rows(costed.pieces.lengths_P, costed.row_offsets, columns)
     placement = placed_by(strategy_of(name), name, rows, request)
     planned = None

@@ -22,8 +22,9 @@ from omniload.mix.schema.amounts import faults_of_amounts
 from omniload.mix.schema.caps import faults_of_caps, faults_of_waits
 from omniload.mix.schema.cuts import documents_cut, no_sequences, packs_at_odds
 from omniload.mix.schema.packing.source_packs import SourcePacking
-from omniload.mix.schema.records import Overlong, faults_of_columns
-from omniload.mix.schema.splits import TRAIN, Splits
+from omniload.mix.schema.records import Overlong
+from omniload.mix.schema.sources.own_columns import faults_of_columns
+from omniload.mix.schema.splits import TRAIN, Split, Splits
 from omniload.mix.schema.stages import LARGEST_STEP, Stage, WeightsConfig, came_with_version_2
 from omniload.mix.schema.token_steps import names_tokens, with_steps
 from omniload.mix.schema.tokenizers import BpeTokenizer, ByteTokenizer, TokenizerConfig
@@ -124,7 +125,7 @@ class MixConfig(StrictModel):
     splits: Splits = Field(default_factory=dict)
     """Shares of the documents that are held out, such as ``{eval: 0.01}``, by a hash of each document's key or
     content; they lie end to end in the order of the file, so new ones go to the end."""
-    split: Name = TRAIN
+    split: Split = TRAIN
     """The split that is drawn; ``train`` is what the splits leave."""
     balance: BalanceConfig = BalanceConfig()
     """Equal work."""

@@ -5,19 +5,22 @@ file may be edited afterwards. So the record holds one *life* for every start, e
 with the text of its mix, and a question about step 1234 is answered with the life that
 trained it. The file is ``run.json``, written whole or not at all::
 
-    {"version": 1, "lives": [{"from_step": 0, "began_s": 1795947300.25, "mix": "../mix.yaml", "text": "...",
-                              "sizes": {"dp": 2}}]}
+    {"version": 1, "lives": [{"from_step": 0, "began_s": 1795947300.25, "mix": "../mix.yaml",
+                              "mix_at": "/job/mix.yaml", "text": "...", "sizes": {"dp": 2}}]}
 
-``mix`` is relative to the run's folder, so that both may be moved together. A life whose
-rows were dealt by another cost than its text gives has ``balance`` too, the one it ran with. Its ``placement`` tells
-one way of dealing them from those of earlier releases.
+``mix`` is relative to the run's folder, so that both may be moved together, and ``mix_at`` is where the file was, for
+a folder that was moved alone. Of a mix in no file both name one in the folder that its paths start at, and it is known
+by what they lead to. A life whose rows were dealt by another cost than its text gives has ``balance`` too, the
+one it ran with. Its ``placement`` tells one way of dealing them from those of earlier releases.
 """
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from fnmatch import fnmatchcase
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ from omniload.base.writing import write_whole
 from omniload.mix.config import BalanceConfig, MixConfig
 
 __all__ = [
+    "NO_FILE_NAME",
     "PLACEMENT",
     "RUN_RECORD_NAME",
     "RUN_RECORD_VERSION",
@@ -46,6 +50,8 @@ __all__ = [
     "write_run_record",
 ]
 
+NO_FILE_NAME = "mix-given-in-python.yaml"
+"""Name that stands for the mix file of a mix in none, in the folder that its relative paths start at."""
 RUN_RECORD_NAME = "run.json"
 """File of the record in the run's folder."""
 RUN_RECORD_VERSION = 1
@@ -250,7 +256,7 @@ def _from_json(life: dict[str, Any], run_dir: Path) -> RunLife:
     return RunLife(
         from_step=whole_number(life["from_step"], below=1 << 63),
         began_s=_began_in(life.get("began_s", 0)),
-        mix_path=(run_dir.resolve() / life["mix"]).resolve(),
+        mix_path=_mix_path_in(life, run_dir),
         text=_text_in(life["text"]),
         sizes={
             axis: whole_number(size, least=1, below=_RANKS_LIMIT)
@@ -261,6 +267,51 @@ def _from_json(life: dict[str, Any], run_dir: Path) -> RunLife:
     )
 
 
+def _mix_path_in(life: dict[str, Any], run_dir: Path) -> Path:
+    """Return where the mix file is: with the run's folder, and where there is none, at its place of before."""
+    path = Path(run_dir.resolve() / life["mix"]).resolve()
+    at = Path(_text_in(life.get("mix_at", str(path))))
+    if at == path or not at.is_absolute():
+        return path
+    # A folder that may not be looked into has no such file here.
+    for each in (path, at):
+        if os.path.isfile(each):  # noqa: PTH113 -- refuses nothing
+            return each
+    if at.name != NO_FILE_NAME:
+        return path
+    patterns = _relative_paths_in(life["text"])
+    # Where more of its data is; with the run's folder, where both have it.
+    return max((path, at), key=lambda each: sum(_leads_on(each.parent, p) for p in patterns))
+
+
+def _relative_paths_in(text: object) -> list[str]:
+    """Return the relative paths that a mix in no file names, whose text is JSON; none of any other."""
+    try:
+        content = orjson.loads(_text_in(text))
+        places = [*content["sources"].values(), content.get("tokenizer") or {}]
+        listed = [each.get("path") or [] for each in places]
+    except (ValueError, KeyError, AttributeError):
+        return []
+    paths = [path for each in listed for path in ([each] if isinstance(each, str) else each)]
+    return [path for path in paths if "://" not in path and not path.startswith("/")]
+
+
+def _leads_on(folder: Path, pattern: str) -> bool:
+    """Whether something in a folder fits what a pattern begins with, up to the first part that is no plain name."""
+    if os.path.lexists(folder / pattern):
+        return True
+    parts = pattern.split("/")
+    plain = list(takewhile(lambda part: not re.search(r"[*?\[{]", part), parts))
+    if len(plain) == len(parts):
+        return False
+    # Of alternatives in braces any name will do.
+    wanted = re.sub(r"\{.*\}", "*", parts[len(plain)])
+    try:
+        return any(fnmatchcase(each.name, wanted) for each in folder.joinpath(*plain).iterdir())
+    except OSError:
+        return False
+
+
 def _began_in(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"began_s is {shown(value)}, not a time")
@@ -269,7 +320,7 @@ def _began_in(value: object) -> float:
 
 def _text_in(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"text is {shown(value)}, not a text")
+        raise TypeError(f"{shown(value)} is not a text")
     return value
 
 
@@ -279,6 +330,7 @@ def _to_json(life: RunLife, run_dir: Path) -> dict[str, object]:
         "began_s": life.began_s,
         # From the folder itself, as it is read: from a link to it the way would be another.
         "mix": os.path.relpath(life.mix_path, run_dir.resolve()),
+        "mix_at": str(life.mix_path),
         "text": life.text,
         "sizes": dict(life.sizes),
     }

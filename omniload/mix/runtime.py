@@ -61,7 +61,8 @@ class BalanceConfig(StrictModel):
     """Strategy: ``balanced``, ``in_order``, ``by_length``, ``hybrid`` (rows, and images apart from them), or one that
     an installed distribution registers."""
     cost: Name = "quadratic"
-    """Cost of a document: ``quadratic`` of its length, or a function that an installed distribution registers."""
+    """Cost of a document: ``quadratic`` of its length, or a function that an installed distribution registers. One of
+    yours may go by tags of sources and of samples; what it reads of samples stands under ``batch.columns`` too."""
     method: Literal["greedy_swap", "karmarkar_karp", "none"] = "greedy_swap"
     """Balancing algorithm; ``none`` deals rows in order."""
     linear: float = Field(default=768.0, ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)

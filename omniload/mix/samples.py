@@ -7,14 +7,15 @@ Shape suffixes:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged, Ranges
 
-__all__ = ["SampleTable", "joined_tables"]
+__all__ = ["Coded", "SampleTable", "joined_tables"]
 
 
 _NONE = np.empty(0, np.int64)
@@ -139,6 +140,43 @@ class SampleTable:
             reason=self.reason,
             places=places,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coded:
+    """One value for each of ``N`` samples: the language of a million documents is a million bytes, and a few words."""
+
+    values_N: NDArray[Any]
+    """Numbers; of texts the place of each in ``words``, of the narrowest type that holds all places."""
+    words: tuple[str, ...] | None = None
+    """Every text once, in the order of the samples that had it first; ``None`` where values are numbers."""
+
+    @classmethod
+    def of_texts(cls, texts: Ragged) -> Self:
+        """Number texts that lie end to end as UTF-8.
+
+        Raises:
+            UnicodeDecodeError: A text is no UTF-8.
+        """
+        array = pa.Array.from_buffers(
+            pa.large_binary(),
+            len(texts),
+            [
+                None,
+                pa.py_buffer(np.ascontiguousarray(texts.offsets, np.int64)),
+                pa.py_buffer(np.ascontiguousarray(texts.values_V, np.uint8)),
+            ],
+        ).dictionary_encode()
+        words = tuple(word.decode() for word in array.dictionary.to_pylist())
+        narrowest = np.min_scalar_type(max(len(words) - 1, 0))
+        return cls(values_N=array.indices.to_numpy().astype(narrowest), words=words)
+
+    def __len__(self) -> int:
+        return len(self.values_N)
+
+    def between(self, first: int, last: int) -> Self:
+        """Return the values of samples ``first`` to before ``last``; no value is copied, and all words stay."""
+        return replace(self, values_N=self.values_N[first:last])
 
 
 def joined_tables(parts: Sequence[SampleTable]) -> SampleTable:

@@ -6,25 +6,28 @@ To add a format: its keys here, with a line in ``SourceConfig``; its reader in a
 knows formats one by one.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from typing_extensions import override
 
 from omniload.base.config import fault_at
 from omniload.base.settings.faults import NAME_PATTERN
-from omniload.base.settings.quantities import Bytes, Count
-from omniload.mix.schema.records import (
+from omniload.mix.schema.records import OnError, ShuffleConfig
+from omniload.mix.schema.source_base import Paths, SourceBase
+from omniload.mix.schema.sources.numpy import NumpySource
+from omniload.mix.schema.sources.own_columns import (
     ColumnLabel,
-    OnError,
     OwnColumn,
-    ShuffleConfig,
+    OwnColumns,
+    none_named,
     require_columns,
 )
-from omniload.mix.schema.source_base import Paths, SourceBase
+from omniload.mix.schema.sources.units import LARGEST_UNIT_BYTES, TokenType, UnitBytes
 from omniload.mix.schema.splits import Name
-from omniload.mix.schema.transforms import FilterTransform, MiddleTransform, Options
+from omniload.mix.schema.transforms import Options
 
 __all__ = [
     "LARGEST_UNIT_BYTES",
@@ -52,22 +55,13 @@ __all__ = [
     "values_per_patch_of",
 ]
 
-LARGEST_UNIT_BYTES = 1 << 30
-"""Bytes of a unit at most, which is decoded in memory at once."""
 SAMPLE_NAME = "__key__"
 """What the library of WebDataset calls the name of a sample."""
+_MEMBER = re.compile(r"\.[^/.][^/]{0,63}")
 
-TokenType = Literal["uint8", "uint16", "uint32", "uint64", "int32", "int64"]
 Version = Annotated[int, Field(ge=1, lt=1 << 63)]
-UnitBytes = Annotated[Bytes, Field(ge=1, le=LARGEST_UNIT_BYTES)]
 # Left out where it is not given: a source without it is what it was to releases that did not know it.
 LaterKey = Annotated[str | None, Field(min_length=1, exclude_if=lambda key: key is None)]
-
-OwnColumns = dict[ColumnLabel, OwnColumn]
-
-
-def _is_empty(columns: OwnColumns) -> bool:
-    return not columns  # a source without any is what it was to releases that knew none
 
 
 class _TextOrTokens(SourceBase):
@@ -163,7 +157,20 @@ class LanceSource(_Table):
     """A fragment is cut into ranges of rows of about this size, as stored, for random access."""
 
 
-class JsonlSource(_HasColumns):
+class _Texts(_HasColumns):
+    columns: OwnColumns = Field(default_factory=dict, exclude_if=none_named)
+    """Columns of yours of whole samples, by name: a text, a number or a boolean of each record. Of ``jsonl`` under a
+    key beside the text; of ``csv`` in another column, where an empty field that is no text is none; of ``webdataset``
+    under a key of the JSON object, or in a member, named by its extension: ``.cls`` of digits or a text, ``.score.npy``
+    of one number; or ``__key__``, the name of the sample."""
+
+    @model_validator(mode="after")
+    def _columns_fit(self) -> Self:
+        require_columns(self.columns, holds_text=True, may_hold_tokens=False)
+        return self
+
+
+class JsonlSource(_Texts):
     """Lines of JSON objects, plain or compressed (``.zst``, ``.gz``); one line is one record."""
 
     type: Literal["jsonl"]
@@ -171,16 +178,9 @@ class JsonlSource(_HasColumns):
     """Key of the text."""
     key: str | None = None
     """Key of a text or an integer that a document is known by, for splits; else its content is."""
-    columns: OwnColumns = Field(default_factory=dict, exclude_if=_is_empty)
-    """Columns of yours of whole samples, by name: keys of a text, a number or a boolean beside the text."""
     unit: UnitBytes = 4 << 20
     """Lines of about this size are read together. A compressed shard is entered before them: at a frame of zstd, or at
     one of many places in gzip; what is read on from the lines before takes what lies between alone."""
-
-    @model_validator(mode="after")
-    def _columns_fit(self) -> Self:
-        require_columns(self.columns, holds_text=True)
-        return self
 
 
 class TextSource(SourceBase):
@@ -210,94 +210,59 @@ class MegatronSource(SourceBase):
         return False
 
 
-class NumpySource(SourceBase):
-    """Token ids in ``.npy`` files, or in flat files of a stated type; a document, or a row, is one record."""
-
-    type: Literal["numpy"]
-    dtype: TokenType | None = None
-    """Type of the ids of a flat file, in the machine's order of bytes; ``.npy`` files say their own."""
-    header: Bytes = Field(default=0, le=1 << 20)
-    """Bytes before the ids of a flat file."""
-    end_of_document: int | None = Field(default=None, ge=0, lt=1 << 31)
-    """Token that ends every document; it stays its last token. What follows the last one is a document too. With
-    ``row_tokens`` records are rows, as they lie, and this says where documents begin inside: attention, positions,
-    labels and costs stay within documents."""
-    row_tokens: Annotated[Count, Field(ge=1, le=1 << 28)] | None = None
-    """Tokens of a row, cut as the file lies; the last row of a file may be shorter."""
-    unit: UnitBytes = 4 << 20
-    """Records of about this size are read together."""
-
-    @model_validator(mode="after")
-    def _middles_are_of_documents(self) -> Self:
-        for i, transform in enumerate(self.transforms):
-            if self.row_tokens is not None and isinstance(transform, MiddleTransform):
-                raise fault_at(
-                    f"fim rearranges documents, and row_tokens {self.row_tokens} cuts rows that may hold parts of "
-                    "several; say end_of_document alone, or leave fim out",
-                    *("transforms", i),
-                )
-        return self
-
-    @property
-    @override
-    def sequence_tokens(self) -> int | None:
-        joined = super().sequence_tokens
-        # A transform behind may shorten what it does not leave out.
-        is_whole = all(isinstance(each, FilterTransform) for each in self.transforms)
-        return self.row_tokens if joined is None and is_whole else joined
-
-    @property
-    @override
-    def sequence_key(self) -> tuple[str | int, ...]:
-        return super().sequence_key or ("row_tokens",)
-
-    @property
-    @override
-    def keeps_documents_apart(self) -> bool:
-        return super().keeps_documents_apart or self.rows_hold_documents
-
-    @property
-    def rows_hold_documents(self) -> bool:
-        """Whether a record is a row of several documents, of which each is known to begin behind a token."""
-        return self.row_tokens is not None and self.end_of_document is not None
-
-    @model_validator(mode="after")
-    def _rows_of_documents_stay_rows(self) -> Self:
-        for i, transform in enumerate(self.transforms):
-            if self.rows_hold_documents and not isinstance(transform, FilterTransform):
-                raise fault_at(
-                    f"transforms[{i}]: {transform.type} changes rows, and row_tokens {self.row_tokens} with "
-                    f"end_of_document {self.end_of_document} keeps documents apart inside of them; leave "
-                    "end_of_document or row_tokens out, or the transform",
-                    *("transforms", i),
-                )
-        return self
-
-    @property
-    @override
-    def holds_text(self) -> bool:
-        return False
+_IN_SMALL_LETTERS = AfterValidator(str.lower)
+"""As extensions of an archive's members are read, so that one in capitals is that of a member."""
 
 
-class WebDatasetSource(_HasColumns):
+class WebDatasetSource(_Texts):
     """WebDataset's tar archives, plain or compressed; one sample, the members of one key, is one record."""
 
     reads_beside, key_field = False, "known_by"
     type: Literal["webdataset"]
-    text: Annotated[str, Field(pattern=r"^[^/.][^/]{0,63}$")] = "txt"
-    """Extension of the member that holds the text, in small letters; one that ends in ``json`` is a JSON object."""
+    text: Annotated[str, Field(pattern=r"^[^/.][^/]{0,63}$"), _IN_SMALL_LETTERS] = "txt"
+    """Extension of the member that holds the text, in whichever letters; one that ends in ``json`` is a JSON object."""
     key: str = "text"
     """Key of the text in a JSON object."""
     known_by: LaterKey = None
     """What a document is known by, for splits: ``__key__``, the name of its sample (``a/000`` of ``a/000.txt``), or a
     key of a text or an integer in its JSON object; else its content is. That object, which ``where`` reads too, is the
     member under ``text`` where that is one, else the member ``.json``."""
-    images: tuple[Annotated[str, Field(pattern=r"^[^/.][^/.]{0,15}$")], ...] = ()
-    """Extensions of the members that hold images, in small letters, such as ``[jpg, png]``: a sample's images are the
-    members whose name ends in one of them, in the order of the archive. A transform of type ``images`` makes patches
-    of them."""
+    images: tuple[Annotated[str, Field(pattern=r"^[^/.][^/.]{0,15}$"), _IN_SMALL_LETTERS], ...] = ()
+    """Extensions of the members that hold images, in whichever letters, such as ``[jpg, png]``: a sample's images are
+    the members whose name ends in one of them, in the order of the archive. A transform of type ``images`` makes
+    patches of them."""
     unit: UnitBytes = 4 << 20
     """A plain archive is cut into ranges of about this size for random access; compressed ones are one range."""
+
+    @field_validator("columns", mode="after")
+    @classmethod
+    def _members_in_small_letters(cls, columns: OwnColumns) -> OwnColumns:
+        # Of one in capitals every sample would have the default.
+        return {
+            name: said.model_copy(update={"column": said.column.lower()})
+            if said.column.startswith(".")
+            else said
+            for name, said in columns.items()
+        }
+
+    @model_validator(mode="after")
+    def _members_can_be(self) -> Self:
+        for name, said in self.columns.items():
+            if not said.column.startswith("."):
+                continue
+            if _MEMBER.fullmatch(said.column) is None:
+                raise fault_at(
+                    f"columns.{name}.column is {said.column!r:.80}, and a member is named by a dot and its extension, "
+                    "such as .cls: 64 characters at most, with no slash and no second dot before them",
+                    *("columns", name, "column"),
+                )
+            if said.column.endswith(".npy") and said.dtype == "text":
+                raise fault_at(
+                    f"columns.{name}.dtype is text, and {said.column} is an array of one number; say int64, float32, "
+                    "float64 or bool, or name a member of text",
+                    *("columns", name, "dtype"),
+                )
+        return self
 
     @property
     @override
@@ -314,7 +279,7 @@ class MdsSource(_HasColumns, _TextOrTokens):
     """Type of the ids in a column of ``bytes``; columns of ``ndarray`` say their own."""
     unit: UnitBytes = 4 << 20
     """A plain shard is cut into ranges of about this size for random access; compressed ones are one range."""
-    columns: OwnColumns = Field(default_factory=dict, exclude_if=_is_empty)
+    columns: OwnColumns = Field(default_factory=dict, exclude_if=none_named)
     """Columns of yours, by name: arrays of numbers (``ndarray``), a value for each token, or ``bytes`` of numbers of
     their ``dtype``; of whole samples a text (``str``) or a number (``int``, ``uint8`` to ``float64``)."""
     key: LaterKey = None
@@ -327,7 +292,7 @@ class MdsSource(_HasColumns, _TextOrTokens):
         return self
 
 
-class CsvSource(_HasColumns):
+class CsvSource(_Texts):
     """Comma-separated values with a header, plain or compressed (``.zst``, ``.gz``); one row is one record."""
 
     type: Literal["csv"]

@@ -26,7 +26,8 @@ __all__ = [
 class CostFunction(Protocol):
     """A cost of every sample, from one or several columns of metadata.
 
-    Any function of arrays will do: ``lambda lengths_N, patches_N: lengths_N + 4.0 * patches_N``.
+    Any function of arrays will do: ``lambda lengths_N, patches_N: lengths_N + 4.0 * patches_N``. One that a mix file
+    names says by an attribute ``of`` which columns it reads, where those are not the lengths alone.
     """
 
     def __call__(self, *columns_N: NDArray[Any]) -> NDArray[np.float64]:

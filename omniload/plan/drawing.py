@@ -29,6 +29,13 @@ class Starved:
     """A step cannot be planned yet: more of ``source`` must be known."""
 
     source: int
+    ran_out: int | None = None
+    """Source that was due and not at hand, where that is another: once more of it is known, another may be named."""
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """The sources that it hangs on: it is the same whatever more is known of any other."""
+        return (self.source,) if self.ran_out is None else (self.source, self.ran_out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +112,7 @@ def draw_step(
         # Whether that was its last unit nobody can tell yet, and what is last must not hang on how far loaders have
         # read.
         if counts[s] == len(lengths[s]) and not known_S[s].is_whole:
-            return Starved(s)
+            return Starved(s, drawn.starved)
     if goes_on:
         return _unless_starved(drawn, is_last=_size_of(sizes, counts) < budget)
     if mix.mix.stop == "all_exhausted" and drawn.starved is not None:

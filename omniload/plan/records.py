@@ -5,9 +5,10 @@ Shape suffixes:
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,20 @@ from omniload.mix.pieces import PieceTable
 from omniload.plan.images.dealt import ImagePlan
 from omniload.plan.images.table import ImageTable
 
-__all__ = ["CostedRows", "PieceFacts", "StepPlan", "documents_between", "of_documents"]
+__all__ = [
+    "CostedRows",
+    "PieceFacts",
+    "PieceTags",
+    "StepPlan",
+    "TagsOf",
+    "documents_between",
+    "of_documents",
+]
+
+PieceTags: TypeAlias = Mapping[str, NDArray[Any]]
+"""Tags of the sample of each piece, ``[P]``, by the columns that costs and strategies know them as."""
+TagsOf: TypeAlias = Callable[[PieceTable], PieceTags]
+"""Finds the tags of the samples of some pieces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +44,8 @@ class PieceFacts:
     """Their images; ``None`` where they hold none."""
     documents: Ragged | None = None
     """Lengths of the documents of each piece; ``None`` where each is one."""
+    tags: PieceTags = field(default_factory=dict)
+    """Those that are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +223,7 @@ class CostedRows:
     pieces: PieceTable
     row_offsets: NDArray[np.int64]
     images: ImageTable | None
+    tags: PieceTags
 
 
 def of_documents(
@@ -217,11 +234,11 @@ def of_documents(
     Args:
         pieces: The pieces, grouped by row.
         row_offsets: Boundaries of the rows in the pieces, ``[R + 1]``.
-        facts: Their images and documents.
+        facts: Their images, documents and tags.
     """
     images, documents = facts.images, facts.documents
     if documents is None:
-        return CostedRows(pieces=pieces, row_offsets=row_offsets, images=images)
+        return CostedRows(pieces=pieces, row_offsets=row_offsets, images=images, tags=facts.tags)
     owners = np.repeat(np.arange(len(pieces)), documents.lengths_N)
     ends = np.cumsum(documents.values_V, dtype=np.int64)
     # From the begin of the piece: of those that hold several documents none is cut, and so that of its sample.
@@ -231,4 +248,9 @@ def of_documents(
     if images is not None:
         # A piece with images is one document.
         images = replace(images, pieces_I=documents.offsets[images.pieces_I])
-    return CostedRows(pieces=found, row_offsets=documents.offsets[row_offsets], images=images)
+    return CostedRows(
+        pieces=found,
+        row_offsets=documents.offsets[row_offsets],
+        images=images,
+        tags={column: values_P[owners] for column, values_P in facts.tags.items()},
+    )

@@ -7,7 +7,8 @@ A strategy is a function from the rows of a step, a ``DGraph`` of metadata, to a
 
 A user's own is found by its name among the entry points ``omniload.strategies`` of what
 is installed, a cost function among ``omniload.costs``. Those below are written as a
-user writes hers.
+user writes hers. Which tags of samples one reads beside the cost, it says by an attribute
+``of``, as a cost does.
 
 Which rows a step has is settled before a strategy is asked, so no strategy can change what
 is trained on. What it returns is checked: a placement that loses or doubles a row, or
@@ -24,22 +25,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
 from omniload.base.settings.registry import FAILURES, registered
+from omniload.mix.columns import NO_COLUMNS
 from omniload.mix.config import BalanceConfig, MixConfig
-from omniload.mix.pieces import PieceTable
 from omniload.plan.balance_methods import BalanceMethod
 from omniload.plan.cost import CostFunction, QuadraticCost, require_costs, row_costs
+from omniload.plan.costs.declared import columns_of, columns_read_by, cost_of, tags_read
 from omniload.plan.dgraph import DGraph
 from omniload.plan.images.table import ImageTable
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.placement import Placement, imbalance_of
-from omniload.plan.records import PieceFacts, StepPlan, of_documents
+from omniload.plan.records import PieceFacts, PieceTags, StepPlan, of_documents
 
 __all__ = [
     "BUILT_IN",
@@ -47,21 +49,20 @@ __all__ = [
     "Strategy",
     "balanced",
     "by_length",
-    "columns_of",
-    "cost_of",
+    "columns_read",
     "costs_of_rows",
     "deals_images",
     "hybrid",
     "in_order",
     "placed_by",
+    "require_balance",
     "require_strategy",
     "strategy_of",
+    "tags_of_samples",
 ]
 
-_STRATEGIES, _COSTS = "omniload.strategies", "omniload.costs"
-"""Groups of entry points."""
-_TAGS = "tags."
-"""Begins the name of a column that holds a tag of each piece's source."""
+_STRATEGIES = "omniload.strategies"
+"""Group of entry points."""
 
 
 # As balance.encoder_linear and encoder_quadratic are where a mix file does not say.
@@ -108,7 +109,8 @@ class Strategy(Protocol):
 
         Args:
             rows: The rows of a step; a column of metadata has a value for each of their pieces,
-                ``lengths`` and ``sources`` always.
+                ``lengths`` and ``sources`` always, ``tags.NAME`` and ``columns.NAME`` where the cost reads them, or an
+                attribute ``of`` of this function names them.
             request: The ranks, the microbatches, and what the mix file says of balance.
         """
         ...
@@ -206,53 +208,40 @@ def deals_images(name: str) -> bool:
     return name == "hybrid" or name not in BUILT_IN
 
 
-def cost_of(balance: BalanceConfig) -> tuple[CostFunction, tuple[str, ...]]:
-    """Return the cost function of a mix file, and the columns it is called with.
-
-    A registered function is called with the lengths of the pieces, or with the columns that
-    its attribute ``of`` names; ``tags.NAME`` is a tag of the source of each, empty where it has none.
+def columns_read(balance: BalanceConfig) -> tuple[str, ...]:
+    """Return the columns that a mix file's cost is called with, then those that its strategy reads beside them.
 
     Raises:
-        ConfigError: As for ``strategy_of``.
+        ConfigError: As for ``strategy_of`` and ``cost_of``.
     """
-    if balance.cost == "quadratic":
-        return QuadraticCost(linear=balance.linear, quadratic=balance.quadratic), ("lengths",)
-    function = registered(_COSTS, balance.cost, ("quadratic",)).function
-    columns = getattr(function, "of", ("lengths",))
-    if not isinstance(columns, tuple) or not all(isinstance(name, str) for name in columns):
-        raise ConfigError(
-            f"balance.cost {balance.cost!r} has of={columns!r}; give a tuple of names of columns"
-        )
-    return cast("CostFunction", function), columns
+    return tuple(column for read in _columns_by_reader(balance).values() for column in read)
 
 
-def columns_of(
-    pieces: PieceTable,
-    tags_S: Sequence[Mapping[str, str]],
-    wanted: Sequence[str],
-    images: ImageTable | None,
-) -> dict[str, NDArray[Any]]:
-    """Return what is known of the pieces of a step beside their lengths.
+def _columns_by_reader(balance: BalanceConfig) -> dict[str, tuple[str, ...]]:
+    _, of_cost = cost_of(balance)
+    said = f"balance.strategy {balance.strategy!r}"
+    of_strategy = columns_read_by(strategy_of(balance.strategy), said, ())
+    return {"cost": of_cost, "strategy": of_strategy}
+
+
+def tags_of_samples(mix: MixConfig) -> tuple[str, ...]:
+    """Return the tags of samples that a mix's cost and strategy read, as columns are known inside.
+
+    Raises:
+        ConfigError: The mix has no such column in its batches; or as for ``columns_read``.
+    """
+    return tags_read(mix, _columns_by_reader(mix.balance))
+
+
+def costs_of_rows(
+    mix: MixConfig, plan: StepPlan, tags: PieceTags = NO_COLUMNS
+) -> NDArray[np.float64]:
+    """Return what each row of a step costs by the mix file.
 
     Args:
-        pieces: The pieces.
-        tags_S: Tags of each source.
-        wanted: Columns that are asked for: of tags no others are made.
-        images: The images of the step, where it may have any.
-    """
-    patches = {} if images is None else {"patches": images.patches_P(len(pieces))}
-    tags = {
-        # A source without the tag has an empty one: a cost function sees a column of text, whole.
-        column: np.array([held.get(column.removeprefix(_TAGS), "") for held in tags_S])
-        for column in wanted
-        if column.startswith(_TAGS)
-    }
-    of_sources = {column: values_S[pieces.sources_P] for column, values_S in tags.items()}
-    return {"sources": pieces.sources_P} | patches | of_sources
-
-
-def costs_of_rows(mix: MixConfig, plan: StepPlan) -> NDArray[np.float64]:
-    """Return what each row of a step costs by the mix file.
+        mix: The mix.
+        plan: The step.
+        tags: The tags of its samples that costs and strategies read.
 
     Raises:
         ConfigError: The cost is a user's and fails, or asks for a column that the step has not.
@@ -262,11 +251,11 @@ def costs_of_rows(mix: MixConfig, plan: StepPlan) -> NDArray[np.float64]:
     images = plan.image_table
     if images is None and deals_images(mix.balance.strategy):
         images = ImageTable.empty()
-    facts = PieceFacts(images=images, documents=plan.documents)
+    facts = PieceFacts(images=images, documents=plan.documents, tags=tags)
     costed = of_documents(plan.pieces, plan.row_offsets, facts)
     tags_S = [source.tags for source in mix.sources.values()]
     pieces = costed.pieces
-    columns = {"lengths": pieces.lengths_P} | columns_of(pieces, tags_S, wanted, costed.images)
+    columns = {"lengths": pieces.lengths_P} | columns_of(costed, tags_S, wanted)
     try:
         costs_P = require_costs(cost, columns, wanted, "backbone")
     except FAILURES as error:
@@ -291,6 +280,16 @@ def require_strategy(balance: BalanceConfig) -> None:
             found()
         except ConfigError as error:
             raise ConfigError(f"balance.{key}: {error}") from error
+
+
+def require_balance(mix: MixConfig) -> None:
+    """Refuse what ``require_strategy`` does, and a cost or strategy that reads what no batch of the mix brings.
+
+    Raises:
+        ConfigError: Says which.
+    """
+    require_strategy(mix.balance)
+    tags_of_samples(mix)
 
 
 def placed_by(strategy: Strategy, name: str, rows: DGraph, request: PlacementRequest) -> Placement:

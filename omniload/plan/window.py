@@ -112,9 +112,9 @@ def _drawn_together(
     for _ in range(most):
         end = pass_.end_of_step(begin, budget_of(mix, state))
         # What is whole is handed out: ranks need not wait until the rest is known, or be refused what lies before.
-        if end is None or first_refused(mix, pass_.fresh.part(begin, end)) is not None:
+        if end is None or first_refused(mix, fresh := pass_.fresh.part(begin, end)) is not None:
             break
-        step = pass_.step(state, begin, end)
+        step = pass_.step(state, fresh, begin)
         steps.append(step)
         state, begin = step.after, end
     return steps
@@ -198,10 +198,10 @@ class _Pass:
         end = int(self.ends_P.searchsorted(target)) + 1
         return end if end <= len(self.fresh) else None
 
-    def step(self, state: MixState, begin: int, end: int) -> Membership:
-        """Return the step of the pieces ``begin`` to ``end`` and those carried."""
-        sources_P, served_P = self.fresh.sources_P[begin:end], self.served_P[begin:end]
-        served_S = _sums_by(sources_P, served_P, len(self.units_S))
+    def step(self, state: MixState, fresh: PieceTable, begin: int) -> Membership:
+        """Return the step of the pieces ``fresh``, which lie from ``begin`` on, and those carried."""
+        end = begin + len(fresh)
+        served_S = _sums_by(fresh.sources_P, self.served_P[begin:end], len(self.units_S))
         cursors, finished = list(state.cursors_S), [0] * len(self.units_S)
         used = []
         # Of several pieces of a source the last; of hundreds of sources, those that were not drawn from cost nothing.
@@ -211,9 +211,7 @@ class _Pass:
             finished[s] = self.finished_S[s] - before
             used.append((s, before, self.finished_S[s]))
         # Packed step by step: what a row takes depends on what the step before carried on.
-        pieces, row_offsets, carried = packed(
-            self.mix, state.carried, self.fresh.part(begin, end), is_last=False
-        )
+        pieces, row_offsets, carried = packed(self.mix, state.carried, fresh, is_last=False)
         return Membership(
             pieces=pieces,
             row_offsets=row_offsets,

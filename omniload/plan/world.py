@@ -43,12 +43,22 @@ class Edition:
     turn: int = 0
     """Number of it, of the planner's life."""
     since: int = 0
-    """First step whose plan may be another one than in editions before; none of those was given to a rank."""
+    """First step whose plan may be another one than in editions before. Where it is, no rank was given the other."""
 
     @property
     def number(self) -> tuple[int, int]:
         """What editions are ordered by."""
         return self.life, self.turn
+
+    def keeps(self, before: "Edition", step: int) -> bool:
+        """Tell whether the plan of a step stands as it was told under an edition before, or under this one itself.
+
+        A planner that takes plans back tells those that stay again. One that takes over plans the last steps again, and
+        from ``since`` on all are built of its plans.
+        """
+        if before.life == self.life:
+            return before.turn >= self.turn
+        return before.life > self.life or step < self.since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +73,11 @@ class RanksServed:
     """First step of that world."""
     edition: Edition = Edition()
     """Of the plans that are built for them."""
+
+    @property
+    def number(self) -> tuple[int, tuple[int, int]]:
+        """Their generation, and the number of the edition: neither ever falls."""
+        return self.generation, self.edition.number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

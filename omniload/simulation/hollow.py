@@ -34,8 +34,13 @@ class HollowSource:
     """A source whose samples are as long as those that were measured, over and over."""
 
     def __init__(self, source: int, costs: SourceCosts, *, shift: int = 0) -> None:
-        """Begin ``shift`` records into what was measured: copies of a source are not in step then."""
+        """Begin ``shift`` records into what was measured, and into the block that is read first.
+
+        Sources come to their next blocks each in a step of its own then, as those of a job do that is under way.
+        """
         self._source = source
+        self.into_block = shift % costs.block_positions
+        """Records of its first block that lie before position 0."""
         self._counts_P = np.asarray(costs.counts, np.int64)
         # Less whole rounds: it goes by a seed, which may be larger than arrays take.
         self._shift = shift % len(self._counts_P)

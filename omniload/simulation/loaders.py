@@ -136,8 +136,9 @@ class SimulatedLoader:
     sources: Mapping[int, HollowSource]
     costs: Mapping[int, SourceCosts]
     builds: BuildCosts
-    lane: Lane
-    """Threads that read, and that answer."""
+    reading: Lane
+    answering: Lane
+    """Threads that answer constructors of other processes."""
     memory: int
     """Cap of what its samples take."""
     scaler: ReaderScaler
@@ -187,7 +188,7 @@ class SimulatedLoader:
 
     def read(self, command: ReadAhead, report: Callable[[SamplesReported], None]) -> None:
         """Read a range and report it."""
-        self.lane.call(lambda: self._begin_read(command, report))
+        self.reading.call(lambda: self._begin_read(command, report))
 
     def _begin_read(
         self, command: ReadAhead, report: Callable[[SamplesReported], None]
@@ -238,10 +239,10 @@ class SimulatedLoader:
         # A list, as the calls that count it down come later, each by itself.
         missing = [len(others) + 1]
         # The thread that reads waits for the other parts, and takes no other call meanwhile, as in a run.
-        self.lane.keep()
+        self.reading.keep()
 
         def ended() -> None:
-            self.lane.let_go()
+            self.reading.let_go()
             hold()
 
         def one_is_there() -> None:
@@ -265,8 +266,9 @@ class SimulatedLoader:
 
     def _parts(self, read: SamplesRead, readers: int) -> _Parts:
         """Return what each reader reads of a range, and how long; blocks that were not at hand are decoded."""
-        costs, start, stop = self.costs[read.source], read.block.table.start, read.block.table.stop
-        size = costs.block_positions
+        costs, table = self.costs[read.source], read.block.table
+        before = self.sources[read.source].into_block
+        start, stop, size = table.start + before, table.stop + before, costs.block_positions
         if size >= costs.positions_per_epoch:  # one block for all epochs
             blocks_B, positions_B = np.zeros(1, np.int64), np.asarray([stop - start])
         else:
@@ -297,7 +299,7 @@ class SimulatedLoader:
         self, requests: Sequence[SliceRequest], answer: Callable[[list[SampleColumns], int], None]
     ) -> None:
         """Answer a constructor of another process: what it asks for, copied."""
-        self.lane.call(lambda: self._begin_slices(requests, answer))
+        self.answering.call(lambda: self._begin_slices(requests, answer))
 
     def _begin_slices(
         self, requests: Sequence[SliceRequest], answer: Callable[[list[SampleColumns], int], None]

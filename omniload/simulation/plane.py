@@ -1,5 +1,6 @@
 """A whole data plane under a virtual clock."""
 
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -7,7 +8,7 @@ from omniload.actors.opening import runtime_of
 from omniload.actors.plane import require_rows
 from omniload.base.errors import ConfigError
 from omniload.machine.data_constructor import DataConstructor
-from omniload.machine.loader_groups import LoaderShare, most_of_one
+from omniload.machine.loader_groups import ANSWERING, LoaderShare, most_of_one
 from omniload.machine.messages import Started
 from omniload.machine.readers import ReaderScaler
 from omniload.machine.source_loader import SourceLoader
@@ -36,8 +37,6 @@ _CALL_THREADS = 4
 """Of a constructor's process that take windows; one more builds."""
 _HOP_S = 1e-4
 """How much longer a message takes to another host than to another process of this one."""
-_LARGEST_SHIFT = 9_973
-"""Records between two copies of a source."""
 
 
 def simulate(job: Job, profile: Profile, *, on_step: Callable[[int], object] = id) -> Simulated:
@@ -163,10 +162,6 @@ class _Run:
         made: list[SimulatedLoader] = []
         for share in shares:
             process = only or self._process(self.hosts[0], "loader", self.profile.threads)
-            # The local runtime reads with so many whatever the shares say: it has one loader.
-            threads = _READER_THREADS if only else share.threads
-            # Reading and answering share these threads: of an actor they are its `max_concurrency`.
-            lane = Lane(process, threads)
             made.append(
                 SimulatedLoader(
                     process=process,
@@ -175,7 +170,8 @@ class _Run:
                     sources={s: self._source(s) for s in share.sources},
                     costs={s: costs[s] for s in share.sources},
                     builds=self.builds,
-                    lane=lane,
+                    reading=Lane(process, share.reads),
+                    answering=Lane(process, ANSWERING),
                     memory=mix.loader.memory,
                     scaler=self._scaler(share.sources),
                     reader_process=partial(self._reader_process, only),
@@ -213,9 +209,9 @@ class _Run:
 
     def _source(self, source: int) -> HollowSource:
         costs = self.job.costs(self.profile)[source]
-        # Copies that begin at one record would all come to their next block in the same step.
-        copies = self.job.originals[:source].count(self.job.originals[source])
-        return HollowSource(source, costs, shift=(copies + self.job.seed) * _LARGEST_SHIFT)
+        # Those that begin at a block would all be decoded before the steps that count, and rarely among them.
+        drawn = random.Random(f"{self.job.seed} {source}")  # noqa: S311 -- no secret
+        return HollowSource(source, costs, shift=drawn.randrange(costs.positions_per_epoch))
 
     def _constructors(
         self, only: Process | None, loader_of: dict[int, SimulatedLoader]
@@ -312,6 +308,7 @@ def _whole(shares: Sequence[LoaderShare], sources: tuple[int, ...]) -> LoaderSha
         sources=sources,
         busy=sum(share.busy for share in shares),
         memory_bytes=sum(share.memory_bytes for share in shares),
-        threads=_READER_THREADS,
+        # So many whatever the shares say: it has one loader.
+        reads=_READER_THREADS,
         why="one process",
     )

@@ -19,6 +19,7 @@ import numpy as np
 
 from omniload.actors.opening import runtime_of
 from omniload.actors.plane import PlaneSpec
+from omniload.actors.ray.measuring.pauses import PAUSE_S
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.client import Client
 from omniload.simulation.figures import Simulated
@@ -53,7 +54,7 @@ _READ_ALONE = 3
 _MOST_OWN = 2.0
 """More is no planner that is slow in a plane, but a moment in which it was."""
 _MOST_RESTED = 4.0
-"""Likewise of messages after a rest."""
+"""Likewise of messages after a rest, which may take as much less: beside a busy plane ends are kept waiting."""
 
 
 def with_runtime(profile: Profile, spec: PlaneSpec, job: Job, shown: Shown) -> Profile:
@@ -184,8 +185,11 @@ def _between_processes(job: Job, profile: Profile, shown: Shown) -> MessageCosts
         for of, spec, costs, plane in zip(references, specs, sources, found.planes, strict=True)
     )
     roles = costs_by_role(few, short, many, clock=found.clock, least_s=least_s)
-    paced = replace(few, spent_s=found.paced_step_s)
-    roles = with_rest(roles, few, paced, least_s=least_s)
+    # Ranks that rest ask for less at once: other messages, and more of them.
+    resting = replace(job, spec=specs[0], steps=found.paced_steps, step_s=PAUSE_S)
+    simulated = _simulated(resting, known, sources[0])
+    paced = SmallPlane(spent_s=found.paced_step_s, simulated=simulated)
+    roles = with_rest(roles, paced, least_s=least_s)
     return free.model_copy(update={"roles": roles})
 
 
@@ -236,7 +240,7 @@ def _simulated(job: Job, known: Profile, costs: SourceCosts) -> Simulated:
     names = job.spec.mix.names
     # Spread: in the steps that are simulated blocks are decoded that the plane had decoded before its turns.
     known = known.model_copy(update={"sources": {names[0]: spread(costs)}})
-    job = replace(job, originals=names[:1] * len(names), hosts=1, step_s=0.0)
+    job = replace(job, originals=names[:1] * len(names), hosts=1)
     planner = measure_planner(job, known, _PROBED_WINDOWS, _unheard)
     return simulate(job, known.model_copy(update={"planners": (planner,)}))
 
@@ -276,21 +280,24 @@ def costs_by_role(
 
 
 def with_rest(
-    roles: Mapping[Role, RoleCosts], few: SmallPlane, paced: SmallPlane, *, least_s: float
+    roles: Mapping[Role, RoleCosts], paced: SmallPlane, *, least_s: float
 ) -> dict[Role, RoleCosts]:
     """Return the costs with how many times as long a message takes at each role where processes rest between two.
 
     Args:
         roles: What messages take at full speed.
-        few: The plane of few tokens at full speed.
-        paced: The same, each of whose ranks rested before it got at a window.
+        paced: The plane of few tokens, whose ranks rested before each step.
         least_s: What an end takes in a loop of calls, as for ``costs_by_role``.
     """
     found = dict(roles)
-    for role in (figures.role for figures in few.simulated.roles):
-        quick_s, rested_s = (max(least_s, of.message_of(role).seconds) for of in (few, paced))
-        times = min(_MOST_RESTED, max(1.0, rested_s / quick_s)) if quick_s else 1.0
-        found[role] = found[role].model_copy(update={"rested": times})
+    for role in (figures.role for figures in paced.simulated.roles):
+        message, costs = paced.message_of(role), roles[role]
+        # Planning takes as much longer in a plane, rested or not.
+        beyond_s = message.seconds - (costs.own - 1.0) * message.known_s
+        quick_s = max(least_s, costs.message_s(message.size_bytes, message.batches))
+        times = beyond_s / quick_s if quick_s else 1.0
+        times = min(_MOST_RESTED, max(1 / _MOST_RESTED, times))
+        found[role] = costs.model_copy(update={"rested": times})
     found["reader"] = found["loader"]
     return found
 

@@ -100,11 +100,15 @@ class RoleCosts(StrictModel):
     """Each batch of a rank and step in it."""
     own: Annotated[float, Field(ge=1, le=64, allow_inf_nan=False)] = 1.0
     """Times as long as by itself that the planner plans where other processes use the same caches."""
-    rested: Annotated[float, Field(ge=1, le=64, allow_inf_nan=False)] = 1.0
+    rested: Annotated[float, Field(ge=1 / 64, le=64, allow_inf_nan=False)] = 1.0
     """Times as long that a message takes on a host of which nothing wants a core between two of them, as ranks train; 1
     in profiles that were kept before this was measured."""
     clock: Annotated[float, Field(ge=0, le=64, allow_inf_nan=False)] = 0.0
     """Cores that it keeps busy while nobody asks for anything: heartbeats, and what Ray does by the clock."""
+
+    def message_s(self, size_bytes: float = 0, batches: float = 0) -> float:
+        """Return what a message takes at full speed."""
+        return self.end_s + size_bytes * self.byte_s + batches * self.batch_s
 
 
 class MessageCosts(StrictModel):
@@ -160,12 +164,13 @@ class PlannerCosts(StrictModel):
 class Profile(StrictModel):
     """What was measured."""
 
-    version: Literal[10] = 10
+    version: Literal[11] = 11
     """Of this format; 1 cannot tell what several readers take, 2 what a message takes at each role, 3 what batches in
     it do, and what decoding takes was too little of some sources, 4 has messages of many ranks cost what those of one
     do, 5 has blocks that small planes decoded among the bytes of messages, and too little done by the clock, 6 has
     messages of ranks cost what they do where several share a process, 7 has ranks of the opener in what Ray does by the
-    clock, and no core idle while something wants it, 9 draws the batch behind the first of a window for all of them."""
+    clock, and no core idle while something wants it, 9 draws the batch behind the first of a window for all of them, 10
+    has ranks ask for whole windows after pauses."""
     machine: Annotated[str, Field(max_length=200)]
     """The processor."""
     cores: Annotated[int, Field(ge=1, le=1 << 16)]

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
+from typing import NamedTuple
 
 from typing_extensions import override
 
 from omniload.machine.messages import StepTaken
+from omniload.machine.plans.fetch_pace import FetchPace
 from omniload.simulation.clock import Clock, Process, Then
 from omniload.simulation.roles import SimulatedConstructor, SimulatedPlanner
 from omniload.simulation.wire import Wire
@@ -25,7 +27,7 @@ class Rank(ABC):
     wire: Wire
     rank: int
     window: int
-    """Steps that are planned at once, and that it asks for at once."""
+    """Steps that are planned at once: it asks for no more of them at once."""
     constructor: SimulatedConstructor
     planner: SimulatedPlanner
     held_bytes: int = field(default=0, init=False)
@@ -61,19 +63,43 @@ class Rank(ABC):
         """Return what is told which steps this rank has."""
 
 
+class _Asked(NamedTuple):
+    """What a rank asks for."""
+
+    step: int
+    most: int
+    """Steps from that one on."""
+    given: int
+    """How many of them are given; those behind are lent."""
+
+
+class _Window(NamedTuple):
+    """An answer."""
+
+    sizes: list[int]
+    """Bytes of each batch."""
+    given: int
+
+
 @dataclass(slots=True)
 class RayRank(Rank):
-    """A rank beside a constructor's process: asks for windows of steps, and for the next one while it has one."""
+    """A rank beside a constructor's process: asks for the steps of a while, and for those behind while it has some."""
 
+    _pace: FetchPace = field(init=False)
     _held: deque[int] = field(default_factory=deque, init=False)
     """Bytes of the batches at hand."""
-    _came: list[int] | None = field(default=None, init=False)
-    """The same of those that have come behind them."""
+    _given: int = field(default=0, init=False)
+    """How many of them need not be confirmed."""
+    _came: _Window | None = field(default=None, init=False)
+    """What has come behind them."""
     _asked: int | None = field(default=None, init=False)
     _behind: int = field(default=0, init=False)
     """The step behind those at hand."""
-    _unanswered: int | None = field(default=None, init=False)
-    """The step that the constructor is to answer once it is built."""
+    _unanswered: _Asked | None = field(default=None, init=False)
+    """What the constructor is to answer once its first step is built."""
+
+    def __post_init__(self) -> None:
+        self._pace = FetchPace(self.window)
 
     @override
     def _told_by(self) -> SimulatedConstructor:
@@ -83,72 +109,95 @@ class RayRank(Rank):
     def take(self, step: int, have: Then) -> None:
         if self._held:
             self.place += 1
-            if self.place == 1:
-                self._beside.append(partial(self._ask, self._behind))
-            self._hand_out(step, have)
+            self._take_at_hand(step, have)
             return
         self._waiting = step, have
         if self._came is not None:
             self._open()
         # Else its question is on its way: asked again, the constructor would answer twice.
         elif self._asked is None:
-            self._ask(step)
+            self._ask(step, given=1)
 
-    def _ask(self, step: int) -> None:
-        self._asked = step
-        asked = partial(self._be_asked, step)
+    def _ask(self, step: int, given: int) -> None:
+        """Ask for the steps of a while, of which a slow rank is given the first batches and lent the others."""
+        self._asked, most = step, self._pace.at_once
+        asked = _Asked(step, most, given if self._pace.is_slow else most)
         # Nobody waits for that: a thread beside the one that takes asks.
         self.process.work(
             self.wire.end_s(self.process),
-            lambda: self.wire.carry(self.process, self.constructor.process, asked),
+            lambda: self.wire.carry(
+                self.process, self.constructor.process, partial(self._be_asked, asked)
+            ),
         )
 
-    def _be_asked(self, step: int) -> None:
-        self._unanswered = step
+    def _be_asked(self, asked: _Asked) -> None:
+        self._unanswered = asked
         self.look()
 
     @override
     def look(self) -> None:
-        step, constructor = self._unanswered, self.constructor
-        if step is None or not constructor.machine.has(step):
+        asked, constructor = self._unanswered, self.constructor
+        if asked is None or not constructor.machine.has(asked.step):
             return
         self._unanswered = None
-        # Whatever is built goes along: a rank that is late has several steps in one message.
-        sizes = constructor.sizes_from(step, self.window, self.rank)
+        # What is built of them goes along: a rank that is late has several steps in one message.
+        sizes = constructor.sizes_from(asked.step, asked.most, self.rank)
         self.held_bytes += sum(sizes)
         # Both ends of the constructor at once: what was asked was taken while nothing was built, and is counted here.
         its, wire = constructor.process, self.wire
         seconds = wire.end_s(its) + wire.end_s(its, sum(sizes), len(sizes))
-        arrive = partial(self._arrive, sizes)
+        arrive = partial(self._arrive, _Window(sizes, asked.given))
         constructor.process.work(
             seconds, lambda: self.wire.carry(constructor.process, self.process, arrive, sum(sizes))
         )
 
-    def _arrive(self, sizes: list[int]) -> None:
+    def _arrive(self, window: _Window) -> None:
         # A thread beside takes it in as it comes, while the rank trains or waits for it.
-        seconds = self.wire.end_s(self.process, sum(sizes), len(sizes))
-        self.process.work(seconds, partial(self._have_come, sizes))
+        seconds = self.wire.end_s(self.process, sum(window.sizes), len(window.sizes))
+        self.process.work(seconds, partial(self._have_come, window))
 
-    def _have_come(self, sizes: list[int]) -> None:
-        self._came = sizes
+    def _have_come(self, window: _Window) -> None:
+        self._came = window
         if self._waiting is not None:
             self._open()
 
     def _open(self) -> None:
-        """Have what came at hand, and hand out the first step; those behind are asked for with the second."""
+        """Have what came at hand, and take the first step of it."""
         assert self._came is not None
         assert self._waiting is not None
-        (step, have), sizes = self._waiting, self._came
+        (step, have), (sizes, self._given) = self._waiting, self._came
         self._came = self._waiting = None
         self._held.extend(sizes)
         self._asked, self._behind, self.place = None, step + len(sizes), 0
-        if len(sizes) == 1:
-            self._beside.append(partial(self._ask, self._behind))  # there is no second
-        self._hand_out(step, have)
+        self._take_at_hand(step, have)
+
+    def _take_at_hand(self, step: int, have: Then) -> None:
+        """Hand the first batch at hand out; one that is lent once the constructor has said that it stands."""
+        if self._given:
+            self._hand_out(step, have)
+            return
+        its, wire, constructor = self.process, self.wire, self.constructor.process
+        # As of a step that is told: an answer without a batch is part of its message. Half of it asks, half hears.
+        half_s = wire.end_s(its) / 2
+
+        def hear() -> None:
+            its.work(half_s, partial(self._hand_out, step, have))
+
+        def answer() -> None:
+            answered = partial(wire.carry, constructor, its, hear)
+            constructor.work(wire.end_s(constructor), answered)
+
+        # Nobody changes the mix of a job that is simulated: each of them stands.
+        its.work(half_s, partial(wire.carry, its, constructor, answer))
 
     def _hand_out(self, step: int, have: Then) -> None:
+        self._pace.take(self.process.host.clock.now_s)
+        self._given = max(0, self._given - 1)
         self.held_bytes -= self._held.popleft()
-        if not self._held:  # said with the last of those that came together
+        # With the second of those that came together, or with the only one.
+        if self.place == 1 or (self.place == 0 and not self._held):
+            self._beside.append(partial(self._ask, self._behind, given=0))
+        if not (self._held and self._given):  # said of each that is lent, else with the last
             self._beside.append(partial(self._tell_taken, step))
         have()
 

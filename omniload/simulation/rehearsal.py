@@ -17,7 +17,8 @@ from omniload.actors.heartbeat_board import Activity
 from omniload.actors.plane import PlaneSpec, require_rows
 from omniload.actors.planning import make_planner
 from omniload.actors.roles.loader import LoaderShell
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, IntegrityError, OmniloadError
+from omniload.base.state import JsonObject
 from omniload.batch.microbatch import Batch
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.messages import (
@@ -40,11 +41,11 @@ from omniload.plan.forecast.forecast import (
 )
 from omniload.plan.forecast.sizes import Sampled, SourceSizes
 from omniload.plan.forecast.stages import end_is_within, steps_to_the_end
-from omniload.plan.records import StepPlan
+from omniload.plan.records import PieceTags, StepPlan
 from omniload.simulation.reading import Shown
 from omniload.source.estimate import SourceProfile
 
-__all__ = ["FirstSteps", "Rehearsal", "steps_of_a_forecast"]
+__all__ = ["FirstSteps", "Refusal", "Rehearsal", "steps_of_a_forecast"]
 
 _REHEARSED_TOKENS = 16_000_000
 """Tokens that may be read to measure packing and balance: about ten seconds of tokenising."""
@@ -139,6 +140,10 @@ class Rehearsal:
             constructor.handle(SlicesFetched(steps=(plan.step,), slices=slices))
         return tuple(constructor.batch_of(plan.step, rank) for rank in ranks)
 
+    def tags_of(self, plan: StepPlan) -> PieceTags:
+        """Return the tags that costs and strategies read, of the samples of the plan that was yielded last."""
+        return self._planner.tags_of(plan.pieces)
+
     def place_at(self, source: int, position: int) -> tuple[str, str]:
         """Return the path of the file that holds the record of a position, and what people call the record there."""
         return self.loader.place_at(source, position)
@@ -165,6 +170,33 @@ class Rehearsal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """What ends a run before the last step that it is to have."""
+
+    step: int
+    """The first step that there is not."""
+    error: OmniloadError
+    """Why, and what to do; its class says what the command ends with."""
+    is_seen: bool
+    """Whether every step before was planned; where not, the step is as sure as what is expected of sources."""
+
+    def as_json(self) -> JsonObject:
+        """Return the same as plain JSON; of a step that is expected and not planned, ``estimated`` says so."""
+        return {"step": self.step, "why": str(self.error), "estimated": not self.is_seen}
+
+    def raised(self, steps: int | None) -> OmniloadError:
+        """Return what the command ends with, behind the plan of the steps before.
+
+        Args:
+            steps: Those that were asked for; ``None`` for as many as there are.
+        """
+        of = "" if steps is None else f" of {steps:,}"
+        near = "" if self.is_seen else "about "
+        said = f"the run ends at {near}step {self.step:,}{of}: {self.error}"
+        return type(self.error)(said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FirstSteps:
     """What the first steps of a run would be."""
 
@@ -176,6 +208,8 @@ class FirstSteps:
     """Tokens that the policy for overlong documents left out meanwhile."""
     ended: bool = False
     """Whether the data ends with the last of them."""
+    refusal: Refusal | None = None
+    """Why the step behind them cannot be planned; ``None`` where it can, or nobody has tried."""
 
     @property
     def kept_S(self) -> NDArray[np.float64]:
@@ -217,7 +251,12 @@ class FirstSteps:
     def end_is_within(
         self, mix: MixConfig, profiles: Sequence[SourceProfile], total: Span
     ) -> float | None:
-        """Return half of what ``end`` is known within, a part of it; ``None`` where nobody knows, as of one place."""
+        """Return half of what ``end`` is known within, a part of it; ``None`` where nobody knows, as of one place.
+
+        It is 0 of a run that was planned to its end.
+        """
+        if self.ended and total.stop == len(self.steps):
+            return 0.0
         errors_S = [np.nan if each.tokens_error is None else each.tokens_error for each in profiles]
         sampled = Sampled(
             errors_S=np.asarray(errors_S, np.float64),
@@ -269,7 +308,7 @@ def steps_of_a_forecast(
 
     Raises:
         ConfigError: The mix ends before the first step.
-        OmniloadError: A source is refused or cannot be read.
+        OmniloadError: A source is refused, or a store does not answer; or the first step cannot be planned.
     """
     far = int(np.clip(_REHEARSED_TOKENS // spec.mix.batch.tokens, 1, _MOST_TO_THE_END))
 
@@ -298,13 +337,23 @@ def _first_steps(
     drawn_KS: list[tuple[int, ...]] = []
     overlong_KS: list[NDArray[np.int64]] = [np.zeros(len(mix.names), np.int64)]
 
-    def look(count: int) -> FirstSteps:
-        with shown("planning steps", count) as advance:
+    def planned_by(count: int, advance: Callable[[int], object]) -> Refusal | None:
+        try:
             for planned in islice(plans, count):
-                steps.append(figures_of(mix, planned, dp))
+                steps.append(figures_of(mix, planned, dp, rehearsal.tags_of(planned)))
                 drawn_KS.append(planned.tokens_S)
                 overlong_KS.append(rehearsal.overlong_S)
                 advance(1)
+        except (ConfigError, IntegrityError) as error:
+            # What the mix or its data refuse, they refuse at that step of every run; a store may answer the next time.
+            if not steps:
+                raise
+            return Refusal(step=len(steps), error=error, is_seen=True)
+        return None
+
+    def look(count: int) -> FirstSteps:
+        with shown("planning steps", count) as advance:
+            refusal = planned_by(count, advance)
         if not steps:
             raise ConfigError(
                 f"mix.stop {mix.mix.stop!r} ends the run before step 0; use a smaller batch or more data"
@@ -313,6 +362,7 @@ def _first_steps(
             steps=tuple(steps),
             drawn_KS=np.asarray(drawn_KS, np.int64),
             overlong_KS=np.diff(overlong_KS, axis=0),
+            refusal=refusal,
         )
 
     limit = min(most, spec.num_steps or most)
@@ -320,4 +370,4 @@ def _first_steps(
     if len(steps) == limit and (more := most_of(found)) > limit:
         limit = min(more, spec.num_steps or more)
         found = look(limit - len(steps))
-    return replace(found, ended=len(steps) < limit)
+    return replace(found, ended=len(steps) < limit and found.refusal is None)

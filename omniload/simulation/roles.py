@@ -196,7 +196,7 @@ class SimulatedConstructor:
             return
         self._asked = None
         # Both ends of this side: what was asked was taken while nothing was told, and is counted here.
-        seconds = 2 * self.wire.end_s(self.process)
+        seconds = self.wire.end_s(self.process) + self.wire.end_s(self.process)
         answer = partial(hear, told.number, told.taken())
         self.process.work(seconds, answer)
 

@@ -19,11 +19,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from omniload.actors.heartbeat_board import Figures
 from omniload.actors.opening import runtime_of
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.planner_journal import Kept, keep, open_journal
 from omniload.actors.roles.loader import LoaderShell
-from omniload.actors.roles.planner_metrics import measure as count_plans
+from omniload.actors.roles.planned_counts import PlannedCounts
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.messages import (
     PlannerCommand,
@@ -139,7 +140,7 @@ class _TimedPlanner:
         timed: _Timed,
     ) -> None:
         self._planner, self._sources, self._journal = planner, sources, journal
-        self._timed, self._names = timed, job.spec.mix.names
+        self._timed, self._counts = timed, PlannedCounts(Figures())
         self._parts = [ranks for _, ranks in constructors_of(job)]
         self._num_ranks = job.spec.tree.size_of("dp")
 
@@ -153,7 +154,7 @@ class _TimedPlanner:
             commands = self._planner.handle(event)
             published = [each for each in commands if isinstance(each, PublishPlans)]
             plans = [plan for each in published for plan in each.plans]
-            self._keep(commands, plans)
+            self._keep(commands)
             seconds = time.process_time() - began_s
             for command in commands:
                 if isinstance(command, ReadAhead):
@@ -174,13 +175,12 @@ class _TimedPlanner:
                 )
                 yield
 
-    def _keep(self, commands: Sequence[PlannerCommand], plans: Sequence[StepPlan]) -> None:
+    def _keep(self, commands: Sequence[PlannerCommand]) -> None:
         """Do what the planner's shell does beside telling others."""
         kept = [command for command in commands if isinstance(command, Kept)]
         if self._journal is not None and kept:
             keep(self._journal, kept)
-        if plans:
-            count_plans(plans, self._names)
+        self._counts.note(commands, self._planner.ranks.slowest)
 
     def _count(self, event: PlannerEvent, seconds: float, steps: int) -> None:
         if steps:

@@ -37,7 +37,7 @@ class Wire:
         process.batches += batches
         costs = self.costs.roles[process.role]
         times = 1.0 + process.host.rest * (costs.rested - 1.0)
-        return times * (costs.end_s + size_bytes * costs.byte_s + batches * costs.batch_s)
+        return times * costs.message_s(size_bytes, batches)
 
     def take_s(self, place: int) -> float:
         """Return what a rank that has trained takes for a batch that is at hand; nothing where it has not.

@@ -196,6 +196,8 @@ class DecodedBlocks:
 
     def __init__(self) -> None:
         self._held: list[Block] = []
+        self.is_new = True
+        """Whether none was decoded yet."""
 
     def of(
         self,
@@ -211,6 +213,7 @@ class DecodedBlocks:
         if found is None:
             # The last block goes first: one more of them would be as much more memory.
             self.let_go(but=beside)
+            self.is_new = False
             found = decoded_block(units, reader, memory)
             self._held.append(found)
         return found

@@ -1,4 +1,4 @@
-"""Braces of a pattern, as shells and WebDataset write them: ``{000..127}`` and ``{a,b}``.
+"""Braces of a pattern, as shells and WebDataset write them: ``{000..127}`` and ``{a,b}``; what else they write is told.
 
 A pattern is read once, and what it stands for is counted before any of it is written out: a hostile one
 costs no more than its own length.
@@ -7,10 +7,11 @@ costs no more than its own length.
 import re
 from dataclasses import dataclass
 from itertools import pairwise, product
+from pathlib import Path
 
 from omniload.base.units import format_bytes
 
-__all__ = ["expanded"]
+__all__ = ["expanded", "none_at"]
 
 _LARGEST_EXPANSION = 200_000
 """Names that one pattern may stand for at most."""
@@ -33,6 +34,25 @@ def expanded(pattern: str) -> list[str]:
         ValueError: It stands for too many names, or for too long ones; its braces lie too deep; or a range falls.
     """
     return _Braces(pattern).sequence(0, len(pattern), 0).names()
+
+
+def none_at(pattern: str, base_dir: Path) -> str:
+    """Return where a pattern of this machine has led to nothing, and what is most likely to be changed in it.
+
+    Args:
+        pattern: As the mix file has it.
+        base_dir: Folder that relative paths start at.
+    """
+    if Path(pattern).is_absolute():
+        return "; correct the path"
+    remedy = "correct the path, relative paths start at the mix file"
+    if pattern.startswith("~"):
+        remedy = "~ stands for no home here: write the folder out"
+    elif "$" in pattern:
+        remedy = (
+            "variables are written ${NAME}, in a file of version 2: write it so, or the folder out"
+        )
+    return f" under {base_dir}; {remedy}"
 
 
 @dataclass(frozen=True, slots=True)

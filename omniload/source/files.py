@@ -1,10 +1,9 @@
 """Files of a source: what one was when the source was opened, and guarded reading of it."""
 
 import errno
-import hashlib
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -35,10 +34,9 @@ if TYPE_CHECKING:
     from omniload.source.stores.shard_cache import ShardCache
 
 __all__ = [
+    "Known",
     "ShardFile",
     "beside",
-    "digest_of",
-    "digest_of_texts",
     "is_file",
     "is_outage",
     "is_refusal",
@@ -68,6 +66,14 @@ _REFUSALS = frozenset(
 """Names of botocore, which is an extra: settings and credentials that are missing or wrong."""
 
 
+@dataclass(slots=True)
+class Known:
+    """What is found out of a file later; the file itself stays as it was found."""
+
+    require_same: "Callable[[ShardFile, Sequence[str]], None] | None" = None
+    """Refuses it where other marks, of what stands beside it and its own, go with other content; see ``index``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFile:
     """One file of a source, as it was when the source was opened."""
@@ -89,6 +95,8 @@ class ShardFile:
     """Data set, and version of it, that it was found in; no part of what tells it from another file."""
     kept: "KeptShard | None" = field(default=None, compare=False, repr=False)
     """Its copy on this node; ``None`` where it has none."""
+    known: Known = field(default_factory=Known, compare=False, repr=False)
+    """What whoever found its units knows of it."""
 
     def open(self) -> pa.NativeFile:
         """Open the file for reading.
@@ -148,13 +156,17 @@ class ShardFile:
         Of a store whose client keeps listings a change shows within ``LISTED_S``, as ``listings`` has it.
 
         Raises:
-            IntegrityError: Its size or modification time differs, or it is gone.
+            IntegrityError: Its size, modification time or content differs, or it is gone.
             UnavailableError: The file system did not answer.
         """
-        for other in self.beside:
-            other.require_unchanged()
+        marks = [each._require_stamp() for each in (*self.beside, self)]
+        if self.known.require_same is not None:
+            self.known.require_same(self, marks)
+
+    def _require_stamp(self) -> str:
+        """Refuse it where its size or its stamp is another, and return the mark that it has now; see above."""
         try:
-            now = self._now()
+            now, mark = self._now()
         except Exception as error:
             if _is_gone(error):
                 raise IntegrityError(
@@ -170,17 +182,17 @@ class ShardFile:
             raise UnavailableError(
                 f"{self.path}: cannot be looked at: {said(error)}; try again"
             ) from error
-        # Not by the mark: another link to the file, or another mode, changes that and no byte.
         if is_other(then := (self.size_bytes, self.stamp), now):
             raise changed(self.path, then, now)
+        return mark
 
-    def _now(self) -> tuple[int, str]:
-        """Return the size and the stamp that it has now."""
+    def _now(self) -> tuple[tuple[int, str], str]:
+        """Return the size and the stamp that it has now, and its mark."""
         if self.remote is None:
             status = _status_of(self.path)
-            return status.st_size, str(status.st_mtime_ns)
+            return (status.st_size, str(status.st_mtime_ns)), _mark_of(status)
         now = remote_file(self.remote, self.path, entry_lately(self.remote, self.path))
-        return now.size_bytes, now.stamp
+        return (now.size_bytes, now.stamp), now.mark
 
 
 def _local_range(descriptor: int, start: int, stop: int) -> bytes:
@@ -282,23 +294,6 @@ def shortened(text: str) -> str:
     return text if len(text) <= 300 else f"{text[:299]}…"
 
 
-def digest_of(files: Sequence[ShardFile]) -> str:
-    """Return a digest of names and sizes: the same wherever the files lie and whenever they were copied."""
-    return digest_of_texts(
-        " ".join(
-            f"{each.size_bytes} {each.path.rpartition('/')[2]}" for each in (file, *file.beside)
-        )
-        for file in files
-    )
-
-
-def digest_of_texts(texts: Iterable[str]) -> str:
-    """Return a digest of texts in their order."""
-    # Names need not be UTF-8.
-    lines = "\n".join(texts).encode(errors="surrogateescape")
-    return hashlib.blake2b(lines, digest_size=8).hexdigest()
-
-
 def beside(file: ShardFile, name: str) -> ShardFile:
     """Return a file that another one names, in its folder or under it.
 
@@ -329,7 +324,7 @@ def beside(file: ShardFile, name: str) -> ShardFile:
         if refused or isinstance(error, FileNotFoundError | ValueError):
             raise IntegrityError(
                 f"{file.path}: names {name}, which is not there ({said(error)}); copy the whole folder"
-            ) from None
+            ) from error
         if not is_outage(error):
             raise
         raise UnavailableError(f"{path}: cannot be looked at: {said(error)}; try again") from error
@@ -354,8 +349,12 @@ def local_file(path: str) -> ShardFile:
         path=path,
         size_bytes=status.st_size,
         stamp=str(status.st_mtime_ns),
-        mark=f"{status.st_ino}/{status.st_ctime_ns}",
+        mark=_mark_of(status),
     )
+
+
+def _mark_of(status: os.stat_result) -> str:
+    return f"{status.st_ino}/{status.st_ctime_ns}"
 
 
 def _status_of(path: str) -> os.stat_result:

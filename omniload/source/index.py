@@ -10,27 +10,33 @@ until the index is deleted.
 """
 
 import hashlib
+import math
 import os
+import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
+from weakref import WeakMethod
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from omniload.base.concurrency.calls_under_way import under_way
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.log import get_logger
 from omniload.base.reading import open_file
 from omniload.base.writing import FULL, free_in, write_whole
-from omniload.source.files import ShardFile, reading
+from omniload.source.files import Known, ShardFile, reading
 from omniload.source.formats.format import MAX_UNIT_RECORDS, UnitTable
 from omniload.source.parsing.beginnings import codec_of, said_of_shard
+from omniload.source.stores.asking import rewritten
 
 __all__ = [
     "INDEX_VERSION",
@@ -63,6 +69,8 @@ _SCHEMA = pa.schema(
 
 _READERS = 8
 _HEAD_BYTES = 64
+_REST, _AT_ONCE, _RAREST = 100.0, 4, 4
+"""Behind the n-th look at what a shard holds passes its time, times 100 to the n - 4: so three come nearly at once."""
 _log = get_logger(__name__)
 _NO_HOME = Path("~")
 _told: set[tuple[Path, int | None]] = set()
@@ -180,12 +188,10 @@ def index_of(
     missing = [file for file in files if key_of_file(file) not in kept or file.path in anew]
     built: dict[str, FileUnits] = {}
     find = partial(_units_of, build=build, unpacks=unpacks)
-    if (
-        len(missing) == 1
-    ):  # of a thousand sources of one file, a thousand threads would be started and waited for
+    if len(missing) == 1:  # of a thousand sources of one file, a thousand threads would be started
         built = {missing[0].path: find(missing[0])}
     elif missing:
-        with DaemonPool(min(_READERS, len(missing)), "omniload-index") as pool:
+        with DaemonPool(min(_READERS, len(missing)), "omniload-index", reads=True) as pool:
             found = pool.map(find, missing)
         built = dict(zip((file.path for file in missing), found, strict=True))
     # Before an order is made of them, which takes memory by the count: a damaged head may claim any.
@@ -195,6 +201,11 @@ def index_of(
     if cache and missing:
         # Of these files alone: else an index would grow by every shard that there ever was.
         _save(cache.path(kind), files, units)
+    # Weak: a format and its files would hold each other, and what is open, until garbage is looked for.
+    again = WeakMethod(build) if isinstance(build, MethodType) else lambda: build
+    for file, unit in zip(files, units, strict=True):
+        if file.remote is None and unit.content:
+            file.known.require_same = _Content(unit.content, again)
     counts = [len(unit.rows) for unit in units]
     return UnitTable(
         rows_U=_joined([unit.rows for unit in units]),
@@ -204,6 +215,52 @@ def index_of(
         # A file without records takes no part: one more or less leaves a source what it is.
         contents_F=tuple(unit.content if unit.rows.any() else "" for unit in units),
     )
+
+
+class _Content:
+    """What a local shard held when its units were found: looked at anew where its time of change is another.
+
+    Another mode, owner, name or link changes that time too, and no byte. Not by the inode: where one is made up for
+    as long as a file is remembered, as by FUSE, it says nothing, and what is renamed into a place was changed then.
+    """
+
+    __slots__ = ("_content", "_due_s", "_find", "_looks", "_times")
+
+    def __init__(self, content: str, find: "Callable[[], _Find | None]") -> None:
+        self._content, self._find = content, find  # which gives none once nobody reads by the units
+        self._times: list[str] | None = None  # as the file's mark says, which is not held twice
+        self._due_s, self._looks = -math.inf, 0
+
+    def __call__(self, file: ShardFile, marks: Sequence[str]) -> None:
+        """Refuse other content; see ``Known``. Raises as ``ShardFile.require_unchanged``."""
+        times = _times_of(marks)
+        then = self._times or _times_of([each.mark for each in (*file.beside, file)])
+        find = self._find()
+        if find is None or times == then or (begin_s := time.monotonic()) < self._due_s:
+            return
+        # As it was found: what is kept of places in it stays that of this shard.
+        looked_at = replace(file, known=Known())
+        with under_way(f"looks at what {file.path} holds"):
+            try:
+                content = find(looked_at).content
+            except (IntegrityError, ConfigError) as error:
+                looked_at.require_unchanged()  # which says more, where its size is another by now
+                if isinstance(error.__cause__, MemoryError):
+                    raise  # as of a reader of somebody else's; it says nothing of the file
+                content = ""
+        if content != self._content:
+            changes = zip((*file.beside, file), then, times, strict=True)
+            each, since = [(each, now) for each, before, now in changes if before != now][-1]
+            raise rewritten(each.path, each.size_bytes, since)
+        _log.info("%s: its time of change is another, and it holds what it held", file.path)
+        end_s, self._times, self._looks = time.monotonic(), times, self._looks + 1
+        # Where that time says nothing, as of file systems that make it up, looks are ever fewer.
+        self._due_s = end_s + (end_s - begin_s) * _REST ** min(self._looks - _AT_ONCE, _RAREST)
+
+
+def _times_of(marks: Sequence[str]) -> list[str]:
+    """Return the times of change of marks of local files."""
+    return [mark.rpartition("/")[2] for mark in marks]
 
 
 def _units_of(
@@ -227,6 +284,7 @@ def _units_of(
 
 
 _Key = tuple[str, str, str, int]
+_Find = Callable[[ShardFile], FileUnits]
 
 
 def key_of_file(file: ShardFile) -> _Key:

@@ -28,7 +28,7 @@ from omniload.source.survey.spread import Differences
 
 __all__ = ["FoundSource", "keep_findings", "kept_findings", "key_of_source", "key_of_tokenizer"]
 
-_VERSION: Literal[8] = 8
+_VERSION: Literal[9] = 9
 """Raised whenever a check looks for something else, so that what it did not look for is looked at."""
 _LARGEST_BYTES = 64 << 20
 _NAME = "check.findings.json"
@@ -59,6 +59,10 @@ class FoundSource:
     """Times as long as those of other units records of some are, by the sizes of units; 1 where that is not known."""
     along: float = 0.0
     """Part of the spread of the first records' lengths that goes by where they lie; near 1 where they are sorted."""
+    firsts: int = 0
+    """First records whose tokens were counted; 0 where that was not possible."""
+    longer: int = 0
+    """Of these, those that are longer than a row."""
     doubt: str = ""
     """Why it may give nothing, as far as its first records tell; empty where they give something."""
 
@@ -71,7 +75,7 @@ class FoundSource:
 class _Findings(StrictModel):
     """The file."""
 
-    version: Literal[8]
+    version: Literal[9]
     sources: dict[str, tuple[str, FoundSource]]
     """Of each source, what the finding rests on and what it is."""
 

@@ -24,7 +24,7 @@ from omniload.base.extras import missing_client
 from omniload.base.linux.folders import held_in, matches_of
 from omniload.base.log import get_logger
 from omniload.base.secrets import note_secrets_of
-from omniload.source.braces import expanded
+from omniload.source.braces import expanded, none_at
 from omniload.source.files import (
     ShardFile,
     is_file,
@@ -124,7 +124,10 @@ def find_files(
         where = _where(pattern, source)
         files = _usable(taken, pattern, base_dir, where, names)
         if not files:
-            raise ConfigError(f"{where} matches no file{_where_none_is(pattern, base_dir)}")
+            lost = (
+                " of its store; correct the URL" if is_url(pattern) else none_at(pattern, base_dir)
+            )
+            raise ConfigError(f"{where} matches no file{lost}")
         if asked := [file for file in files if may_be_of_run(file.path)]:
             refuse = partial(refuse_run_files, where, asked)
             with listing(where):
@@ -133,12 +136,6 @@ def find_files(
             # Two patterns may take one file: it keeps its place under the first.
             found.setdefault(file.path, file)
     return tuple(found.values())
-
-
-def _where_none_is(pattern: str, base_dir: Path) -> str:
-    if is_url(pattern) or Path(pattern).is_absolute():
-        return " of its store; correct the URL" if is_url(pattern) else "; correct the path"
-    return f" under {base_dir}; correct the path, relative paths start at the mix file"
 
 
 def _where(pattern: str, source: str) -> str:
@@ -190,6 +187,8 @@ def listing(where: str) -> Iterator[None]:
         # These come from opening a store, whose clients raise them for wrong settings.
         if isinstance(error, ImportError | PermissionError | ValueError) or is_refusal(error):
             why = missing_client(error) if isinstance(error, ImportError) else said(error)
+            if isinstance(error, PermissionError) and error.filename:  # of this machine
+                why += f"; let user {os.geteuid()} read its folders, or name other files"
             raise ConfigError(f"{where} cannot be opened: {why}") from error
         if not is_outage(error):
             raise

@@ -25,6 +25,7 @@ from omniload.source.block_memory import BlockMemory
 from omniload.source.distinct.drawn_before import drawn_before
 from omniload.source.distinct.mask import RecordRules, distinct_records
 from omniload.source.formats.format import Format, Records, said_of_place
+from omniload.source.formats.held_files import HeldFiles
 from omniload.source.formats.opening import ShardDigests, open_format
 from omniload.source.parts.sample_block import BadOfSpan, SampleBlock, joined
 from omniload.source.parts.share import WHOLE, Part, Share
@@ -85,11 +86,17 @@ class RecordSource(Source):
         self._reason = ""
         """What is wrong with the last record that was left out."""
         self._memory, self._blocks = BlockMemory(), DecodedBlocks()
+        self._files: HeldFiles | None = None
         self._sequences: tuple[object, Sequences] | None = None
 
     def keeping(self, tokens: SourceTokens | None) -> Self:
         """Take samples from the entries of a token cache, and keep there what is made."""
         self._reader = replace(self._reader, tokens=tokens)
+        return self
+
+    def looking_at(self, files: HeldFiles) -> Self:
+        """Look at the files of units that are at hand, too, as they are drawn from."""
+        self._files = files
         return self
 
     def share(self, memory: BlockMemory) -> None:
@@ -155,6 +162,14 @@ class RecordSource(Source):
         share = self._share_of(span, part, without)
         if not share.units:
             return None
+        # Of a thousand sources the first record or two of each are waited for: the whole block is decoded behind that.
+        # What is kept of tokens, or joined, is of whole blocks.
+        kept = self._pipeline.concat is not None or self._reader.tokens is not None
+        if self._blocks.is_new and part is WHOLE and not kept:
+            share = share.narrowed(self._format.units().rows_U)
+        # Of units that are at hand nothing else would look at their files, however often they are gone through.
+        if self._files is not None:
+            self._files.require_unchanged(share.units)
         if self._pipeline.concat is None:
             return self._made(span, share)
         made = self._joined(span, share.units, part, without)
@@ -309,7 +324,7 @@ def open_source(
         pipeline_digest=pipeline.digest,
         opened=opened,
     )
-    return RecordSource(
+    source = RecordSource(
         name,
         order,
         record_format,
@@ -322,4 +337,5 @@ def open_source(
             drawn_before=drawn_before(spec, units, opened.files),
         ),
         digests=opened.shard_digests(),
-    ).keeping(tokens)
+    )
+    return source.looking_at(opened.held_files()).keeping(tokens)

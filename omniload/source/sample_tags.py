@@ -1,22 +1,35 @@
-"""Columns of a user's own with one value for a whole record: what a line has of them, and what is said of a wrong one.
+"""Columns of a user's own with one value for a whole record: where a line, a field or a sample of an archive has them.
 
-Of tables they are read by ``parsing.table_records``, as columns of Arrow; so are those of lines, once they are found.
+Of tables they are read by ``parsing.table_records``, as columns of Arrow; so are those found here, once they are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from omniload.base.errors import IntegrityError
 from omniload.mix.columns import LONGEST_TAG, ColumnKind, column_kind
-from omniload.source.parsing.lines import BadLineError, text_in, value_in
+from omniload.mix.sources import SAMPLE_NAME
+from omniload.source.parsing.arrays.npy import number_of_npy
+from omniload.source.parsing.lines import BadLineError, number_in, text_in, value_in
 
-__all__ = ["GatheredTags", "LineTags", "Tags", "said_of_long", "said_of_tag"]
+__all__ = [
+    "GatheredTags",
+    "LineTags",
+    "MemberTags",
+    "Tags",
+    "said_of_long",
+    "said_of_tag",
+    "tags_of_fields",
+]
 
-Tags: TypeAlias = tuple[bytes | bool | int | float | None, ...]
-"""Values of a line, in the order of their columns; ``None`` for a default."""
+_Tag: TypeAlias = bytes | bool | int | float | None
+Tags: TypeAlias = tuple[_Tag, ...]
+"""Values of a record, in the order of their columns; ``None`` for a default."""
+_TRUTHS = {"true": True, "false": False, "1": True, "0": False}
 _Whole = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _TYPES = {"u": str, "b": bool, "i": _Whole, "f": float}
 """What a line is read as at once with many others; one that has anything else is read by itself."""
@@ -33,17 +46,25 @@ def said_of_long(size_bytes: int) -> str:
     return f"has {size_bytes:,} bytes of UTF-8, more than {LONGEST_TAG:,}; write a shorter text"
 
 
-class LineTags:
-    """Reads values of whole records from the objects of lines."""
+class _RecordTags:
+    """Values of whole records that are read one record at a time."""
 
     def __init__(self, columns: Mapping[str, str]) -> None:
-        """Read ``columns``: keys by the names of columns inside."""
+        """Read ``columns``: where each stands in a record, by the names of columns inside."""
         self._names = tuple(columns)
         self._wanted = tuple((key, column_kind(inside)) for inside, key in columns.items())
         self.blank: Tags = tuple(
             b"" if kind.dtype == np.uint8 else kind.dtype.type(0).item() for _, kind in self._wanted
         )
-        """Of a line that gives no sample."""
+        """Of a record that gives no sample."""
+
+    def gathered(self) -> "GatheredTags":
+        """Return what gathers the values of the records of a unit."""
+        return GatheredTags(self._names, [_arrow(kind) for _, kind in self._wanted])
+
+
+class LineTags(_RecordTags):
+    """Reads values of whole records from the objects of lines, each under its key."""
 
     def of(self, line: dict[str, object]) -> Tags:
         """Return the values of a line.
@@ -63,13 +84,72 @@ class LineTags:
             for key, kind in self._wanted
         ]
 
-    def gathered(self) -> "GatheredTags":
-        """Return what gathers the values of the lines of a unit."""
-        return GatheredTags(self._names, [_arrow(kind) for _, kind in self._wanted])
+
+class MemberTags(_RecordTags):
+    """Reads values of whole records from samples of an archive, each where its column says.
+
+    ``.cls`` is the member of that extension, ``__key__`` the name of the sample, any other word a key of its object.
+    """
+
+    def __init__(self, columns: Mapping[str, str]) -> None:
+        """Read ``columns``, as they are written in a mix file, by their names inside."""
+        super().__init__(columns)
+        keys = [kind for where, kind in self._wanted if _is_key(where)]
+        self.wants_object = bool(keys)
+        """Whether any stands under a key."""
+        self.may_lack_object = all(kind.default is not None for kind in keys)
+        """Whether a sample may be without an object: each such column has a default."""
+
+    def of(
+        self,
+        name: str,
+        member: Callable[[str], bytes | None],
+        held: dict[str, object],
+    ) -> Tags:
+        """Return the values of a sample.
+
+        Args:
+            name: What the sample is called.
+            member: Returns what the member of an extension holds; ``None`` where there is none.
+            held: Its object; empty where it has none.
+
+        Raises:
+            BadLineError: It lacks what has no default, or has a value of another kind there.
+        """
+        return tuple(self._value(where, kind, name, member, held) for where, kind in self._wanted)
+
+    def _value(
+        self,
+        where: str,
+        kind: ColumnKind,
+        name: str,
+        member: Callable[[str], bytes | None],
+        held: dict[str, object],
+    ) -> _Tag:
+        if where == SAMPLE_NAME:
+            return _value_of_bytes(name.encode(), where, kind)
+        if _is_key(where):
+            return _value_in(held, where, kind)
+        found = member(where.removeprefix("."))
+        if found is None and kind.default is None:
+            raise BadLineError(f"has no member {where}, and no default is given")
+        if found is None:
+            return None
+        if not where.endswith(".npy"):
+            return _value_of_bytes(found, where, kind)
+        try:
+            number = number_of_npy(where, found)
+        except IntegrityError as error:
+            raise BadLineError(str(error)) from error
+        return _value_in({where: number}, where, kind)
+
+
+def _is_key(where: str) -> bool:
+    return where != SAMPLE_NAME and not where.startswith(".")
 
 
 class GatheredTags:
-    """Values of lines as columns, in their order; of lines one by one, or of many."""
+    """Values of records as columns, in their order; of records one by one, or of many."""
 
     def __init__(self, names: Sequence[str], types: Sequence[pa.DataType]) -> None:
         self._names, self._types = names, types
@@ -107,14 +187,65 @@ def _arrow(kind: ColumnKind) -> pa.DataType:
     return pa.from_numpy_dtype(np.float64 if kind.dtype.kind == "f" else kind.dtype)
 
 
-def _value_in(
-    line: dict[str, object], key: str, kind: ColumnKind
-) -> bytes | bool | int | float | None:
+def tags_of_fields(
+    fields: pa.ChunkedArray, column: str, inside: str
+) -> tuple[pa.ChunkedArray, dict[int, str]]:
+    """Return the fields of a column without a type as values of a column of yours, and what is wrong with one, by row.
+
+    An empty field is an empty text, and null where a number or a boolean is asked for.
+
+    Args:
+        fields: Their bytes.
+        column: What the column is called in the file.
+        inside: What the column of yours is called inside.
+    """
+    kind = column_kind(inside)
+    if kind.dtype == np.uint8:
+        # As they lie: whoever adds them to records looks at each.
+        texts = [chunk.view(pa.large_string()) for chunk in fields.chunks]
+        return pa.chunked_array(texts, pa.large_string()), {}
+    values, faults = list[_Tag](), dict[int, str]()
+    for row, field in enumerate(fields.to_pylist()):
+        try:
+            values.append(_value_of_bytes(field, repr(column), kind) if field else None)
+        except BadLineError as error:
+            faults[row] = str(error)
+            values.append(kind.dtype.type(0).item())
+    return pa.chunked_array([pa.array(values, _arrow(kind))]), faults
+
+
+def _value_of_bytes(found: bytes, where: str, kind: ColumnKind) -> _Tag:
+    """Return the value that a text stands for, written as any program does.
+
+    Raises:
+        BadLineError: It is none of the kind.
+    """
+    try:
+        text = found.decode()
+    except UnicodeDecodeError as error:
+        raise BadLineError(f"{where} is not UTF-8: {error}") from error
+    if kind.dtype == np.uint8:
+        return found
+    text = text.strip()
+    read: object = _TRUTHS.get(text.lower()) if kind.dtype.kind == "b" else number_in(text)
+    return _fitting(text if read is None else read, where, kind)
+
+
+def _value_in(line: dict[str, object], key: str, kind: ColumnKind) -> _Tag:
     found = line.get(key) if kind.default is not None else value_in(line, key)
     if found is None and kind.default is not None:
         return None
     if kind.dtype == np.uint8:
         return text_in(line, key)
+    return _fitting(found, repr(key), kind)
+
+
+def _fitting(found: object, where: str, kind: ColumnKind) -> bool | int | float:
+    """Return a value as one of a kind that is no text.
+
+    Raises:
+        BadLineError: It is another one.
+    """
     # To Python a truth is a number.
     if kind.dtype.kind == "b" and isinstance(found, int) and found in {0, 1}:
         return bool(found)
@@ -123,4 +254,4 @@ def _value_in(
             return found
         if kind.dtype.kind == "f" and isinstance(found, int | float):
             return float(found)
-    raise BadLineError(f"{key!r} is {found!r:.40}, not {said_of_tag(kind)}")
+    raise BadLineError(f"{where} is {found!r:.40}, not {said_of_tag(kind)}")

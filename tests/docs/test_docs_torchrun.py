@@ -3,7 +3,9 @@
 import os
 import re
 import shlex
+import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,42 @@ def test_the_script_of_the_torchrun_page_goes_on_from_its_checkpoint_on_one_rank
     assert [*second] == [2, 3, 4, 5]
     # Step 2 came behind the last checkpoint: it is trained again, on the samples that it had.
     assert second[2] == pytest.approx(first[2], abs=2e-4)
+
+
+def test_the_script_of_the_torchrun_page_goes_on_where_torchrun_starts_its_ranks_again(
+    warm_python, work
+):
+    blocks = {b.language: b.text for b in blocks_of(ROOT / "docs/how-to/trainers/torchrun.md")}
+    Path("mix.yaml").write_text(blocks["yaml"], encoding="utf-8")
+    told = "print(os.getpid(), file=open(f'rank-{os.environ[\"RANK\"]}', 'a'))"
+    Path("train.py").write_text(f"import os\n{told}\n{blocks['python']}", encoding="utf-8")
+    export, command = blocks["sh"].splitlines()
+    name, value = export.removeprefix("export ").split("=")
+    launcher, *words, _ = shlex.split(command)
+    assert (launcher, words[-1]) == ("torchrun", "train.py")
+
+    seen = []
+    with subprocess.Popen(
+        [warm_python.path, "-m", "torch.distributed.run", *words, "200"],
+        env=os.environ | warm_python.for_launchers | {name: value},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as job:
+        # What gloo waits for otherwise is a rank that is gone: half an hour.
+        limit = threading.Timer(LIMIT_S, job.terminate)
+        limit.start()
+        try:
+            for line in job.stdout:
+                found = re.findall(r"^step (\d+) loss", line)
+                seen += map(int, found)
+                if found and len(seen) == 5:
+                    os.kill(int(Path("rank-1").read_text()), signal.SIGKILL)
+        finally:
+            limit.cancel()
+            job.terminate()
+
+    assert len(Path("rank-1").read_text().split()) == 2  # starts
+    assert sorted({*seen}) == [*range(200)]
 
 
 def test_the_script_of_the_pipeline_page_trains_over_two_stages(warm_python, work):

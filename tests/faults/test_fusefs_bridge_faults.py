@@ -310,7 +310,7 @@ def test_a_watched_mount_is_back_after_its_daemon_was_killed(place, bridge):
 
         killed.send_signal(signal.SIGKILL)
 
-        psutil.wait_procs([killed], timeout=30)
+        psutil.wait_procs([killed], timeout=60)
         assert content_when_back(root / "f") == DATA
     umount(str(root))
     assert watcher.wait(timeout=60) == 0

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from fusefs.stores.local.store import LocalStore
 from fusefs.tools.export import export_file
 from tests.support.fusefs.builders import some_files
@@ -20,6 +22,7 @@ command(["export", "big", sys.argv[2], "--store", sys.argv[1], "--force"])
 """
 
 
+@pytest.mark.scripts_start_warm
 def test_a_killed_export_leaves_what_was_there_and_the_next_one_works(tmp_path):
     (tmp_path / "store").mkdir()
     (tmp_path / "out").write_bytes(b"old")

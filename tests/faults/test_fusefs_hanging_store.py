@@ -1,4 +1,4 @@
-"""A store that goes away, or hangs: every call answers within its limit and 5 s, and the mount can be ended."""
+"""A store that goes away, or hangs: every call answers soon after its limit, and the mount can be ended."""
 # ruff: noqa: PTH116,PTH208 -- the calls of the operating system are what is tested
 
 import contextlib
@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 import uuid
+from pathlib import Path
 
 import psutil
 import pytest
@@ -21,7 +22,8 @@ from tests.support.fusefs.s3 import s3_server
 from tests.support.hdfs.cluster import hdfs_cluster, why_not
 
 LIMIT_S = 2.0
-MARGIN_S = 8.0
+MARGIN_S = 25.0
+"""Of a busy machine; with it less than the limit that holds where none is set, 30 s."""
 LONG_S = 60.0
 mounts = pytest.mark.skipif(NO_MOUNT, reason=WHY_NO_MOUNT)
 
@@ -60,6 +62,15 @@ def url(s3):
     return f"s3://k:s@{where}?{query}"
 
 
+def states_of(pid):
+    """Return the states in which the threads of a process are, by their letters."""
+    found = set()
+    for told in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found.add(told.read_text().rpartition(") ")[2][0])
+    return found
+
+
 @contextlib.contextmanager
 def stopped(port):
     """Have the process that listens on a port hang."""
@@ -70,6 +81,9 @@ def stopped(port):
     }
     process.suspend()
     try:
+        # Until all its threads have stopped, one of them may answer yet.
+        while states_of(process.pid) != {"T"}:
+            os.sched_yield()
         yield
     finally:
         process.resume()

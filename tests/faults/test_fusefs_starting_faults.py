@@ -116,6 +116,7 @@ start(config, log_path=log, watched=watched == "True")
 
 
 @pytest.mark.fuse
+@pytest.mark.scripts_start_warm
 @pytest.mark.skipif(NO_MOUNT, reason=WHY_NO_MOUNT)
 @pytest.mark.parametrize(
     ("bridge", "watched"), [("device", False), ("device", True), ("pyfuse3", False)]

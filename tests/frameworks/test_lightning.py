@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from omniload.base.errors import StateError
+from omniload.base.errors import StateError, UnavailableError
 from tests.frameworks.forks import run_ranks
 from tests.support.trainer.loaders import Numbers, Stream, StreamWithState
 from trainer_integration.hosts.lightning import DataLoader
@@ -154,3 +154,25 @@ def test_a_mix_has_a_last_batch_for_lightning_wherever_it_ends(mix, tmp_path, st
     assert {length for length, _ in found} == lengths
     assert [last for _, last in found].count(True) == 1
     assert found[-1][1]
+
+
+def test_a_batch_that_waits_as_the_one_behind_it_fails_to_come_is_in_no_state_yet():
+    class Failing(Stream):
+        def __iter__(self):
+            for number in super().__iter__():
+                if number == 4:
+                    raise UnavailableError("it did not come in time")
+                yield number
+
+    loader = DataLoader(Failing(10), 2)
+    batches = iter(loader)
+    assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    with pytest.raises(UnavailableError):
+        next(batches)
+    # As a checkpoint on exception has it: of what was trained on, which is the first of them.
+    state = loader.state_dict()
+
+    again = LOADERS["stream"]()
+    again.load_state_dict(state)
+
+    assert next(iter(again)).tolist() == [2, 3]

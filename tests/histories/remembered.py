@@ -31,7 +31,7 @@ from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
 from omniload.plan.membership import Membership
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.plan.records import PieceFacts, StepPlan
+from omniload.plan.records import PieceFacts, PieceTags, StepPlan
 from tests.support.plane import reference, simulation
 
 __all__ = ["ROWS", "Remembered", "remembering"]
@@ -118,7 +118,8 @@ def _of_placed(
     return id(mix), tree, state.step, state.mix_revision, drawn, facts.labels_left_out
 
 
-def _of_placed_again(mix: MixConfig, tree: ClientPlaceTree, plan: StepPlan) -> Key:
+def _of_placed_again(mix: MixConfig, tree: ClientPlaceTree, plan: StepPlan, tags: PieceTags) -> Key:
+    assert not tags, "no cost of a history reads any"
     return id(mix), tree, id(plan)
 
 

@@ -5,6 +5,7 @@ and every module that imports it, by whatever way.
 """
 
 import builtins
+import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -167,6 +168,7 @@ def _in_a_fork(
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        gc.disable()  # it ends soon, and a look for garbage would copy each page that it has from its parent
         os.close(reading)
         try:
             answer: tuple[int | None, str] = _first_broken(safeguard, importers, seeds)

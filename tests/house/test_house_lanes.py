@@ -1,5 +1,6 @@
 """Lanes of tests: every test has one, and a lane that failed is never told as passed."""
 
+import gc
 import subprocess
 import sys
 import threading
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.house.modules import source_files, tree_of
 from tests.lanes import LANES, TESTS, Lane, environment, keep_those_of, lane_of
 
 REPORT = '<testsuites><testsuite tests="{}" failures="{}" errors="0" skipped="1"/></testsuites>'
@@ -57,6 +59,8 @@ def test_every_test_file_has_a_lane_and_every_lane_has_tests():
         ("docs/test_docs_messages.py", "units"),
         ("docs/test_docs_snippets.py", "trainer"),
         ("docs/test_docs_site.py", "images"),
+        ("integration/omniload/commands/test_mix.py", "images"),
+        ("integration/omniload/source/test_silent_stores.py", "packages"),
         ("integration/omniload/test_front_hosts.py", "jobs"),
         ("integration/omniload/actors/test_ray.py", "jobs"),
     ],
@@ -99,3 +103,13 @@ def test_lanes_keep_what_they_compile_and_compute_on_one_core_unless_told_otherw
 
     assert environment(given) == {"OMP_NUM_THREADS": "1", "PATH": "/bin"}
     assert environment(given | {"OMP_NUM_THREADS": "2"})["OMP_NUM_THREADS"] == "2"
+
+
+def test_syntax_trees_that_stay_are_not_looked_through_for_garbage():
+    """All of them are millions of nodes: every look through what tests have made since would take a second."""
+    tree_of.cache_clear()
+    tree = tree_of(source_files()[0])
+
+    assert gc.is_tracked(tree)
+    assert not any(each is tree for each in gc.get_objects())
+    assert gc.isenabled()

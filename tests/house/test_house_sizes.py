@@ -42,11 +42,11 @@ LONGER = {
         "carries out every command of the roster, hears of ends, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (
-        230,
-        "loaders and constructors, how each begins, where it looks, and what every actor answers",
+        245,
+        "loaders and constructors, how each begins, where it looks, reads of one call, and what every actor answers",
     ),
     "omniload/actors/ray/planner_actor.py": (
-        240,
+        245,
         "how a planner begins or takes over, and what ranks, edits and the keeper ask of it",
     ),
     "omniload/actors/ray/head_watch.py": (
@@ -80,19 +80,19 @@ LONGER = {
         "every actor of a plane, who holds what, in which process, and which sources",
     ),
     "omniload/actors/ray/rank/ahead.py": (
-        235,
-        "the window at hand, the one that is asked for, and which batches of them are lent",
+        270,
+        "the window at hand, the one that is asked for, at which pace, and which batches of them are lent",
     ),
     "omniload/actors/ray/rank/handle.py": (
-        380,
+        397,
         "follows the roles that it asks, has confirmed what is lent, and is another rank later, or stays what it is",
     ),
-    "omniload/actors/ray/links.py": (
-        395,
-        "the planner's ways to loaders and constructors, which of them a source takes, and a constructor's to loaders",
+    "omniload/actors/ray/links/of_planner.py": (
+        360,
+        "the ways to both roles, which of them a source takes, reads of one call, and what is asked again of whom",
     ),
     "omniload/actors/ray/rank/planner_link.py": (
-        275,
+        280,
         "what a rank tells, by whom, and asks, the thread that watches, and how the next planner is found",
     ),
     "omniload/actors/ray/cluster.py": (
@@ -100,40 +100,36 @@ LONGER = {
         "starts, joins, waits for, looks at and ends a Ray: our own, and another's",
     ),
     "omniload/actors/ray/hosts/node.py": (
-        220,
+        225,
         "starts a node of Ray without the processes that no data plane asks, and with what its workers are forked from",
     ),
     "omniload/actors/ray/plane.py": (245, "opens and closes every actor"),
     "omniload/actors/ray/scaling/mover.py": (
-        285,
-        "every step of a move, what undoes it, and what is dropped after it",
-    ),
-    "omniload/actors/ray/measuring/spent.py": (
-        175,
-        "what processes, takes of batches and planes spend, of which probe makes one table",
+        310,
+        "every step of a move, what is read ahead of it, what undoes it, and what is dropped after it",
     ),
     "omniload/actors/ray/measuring/probe.py": (
-        400,
-        "planes side by side, the process of each, that of a rank, and ranks at speed, at rest and with pauses",
+        352,
+        "planes side by side, the process of each, that of a rank, and each driven at speed, at rest and with pauses",
     ),
     "omniload/actors/ray/scaling/shell.py": (
         205,
         "one look at every loader and at what is read ahead, whoever is at fault, and every change",
     ),
     "omniload/actors/roles/constructor.py": (
-        335,
-        "builds, asks again, gives and lends to ranks that change, and passes on what they took",
+        370,
+        "builds, asks again, gives and lends to ranks that change, and passes on what they took and what failed",
     ),
     "omniload/actors/roles/links.py": (
         310,
         "the ways to both roles, what reads take, who serves which ranks, and what comes back",
     ),
     "omniload/actors/roles/loader.py": (
-        402,
+        400,
         "reads ahead, opens and reads again, stands by, answers, looks for shards, hands over, and what reading costs",
     ),
     "omniload/actors/roles/sources.py": (
-        270,
+        275,
         "opens a source, has as many read it as are asked for, and cuts its reads",
     ),
     "omniload/actors/roles/planner.py": (400, "one thread that speaks to every other role"),
@@ -146,8 +142,8 @@ LONGER = {
         "which nodes and bundles there are, for whom each has room, what is missing, and the wait for it",
     ),
     "omniload/actors/ray/changes.py": (
-        265,
-        "each kind of change, and who hears of it in which order",
+        295,
+        "each kind of change, who hears of it in which order, and is told once more",
     ),
 }
 """Modules that may be longer, up to how many lines, and why."""

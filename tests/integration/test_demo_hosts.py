@@ -21,7 +21,7 @@ with socket.create_server(("0.0.0.0", 5000)) as server:
 """
 ASKS = """
 import socket, sys, time
-for _ in range(400):
+for _ in range(1_000):
     try:
         connection = socket.create_connection(("one", 5000), timeout=20)
         break

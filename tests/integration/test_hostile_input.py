@@ -17,7 +17,7 @@ TOLD = {2, 3, 4, 5}
 MOST_LINES = 12
 PROGRAM = (sys.executable, "-c", "from omniload.base.cli import main; main()")
 
-pytestmark = pytest.mark.timeout(60)  # a hang is the fault that is looked for
+pytestmark = pytest.mark.timeout(180)  # a hang is the fault that is looked for
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.warm_python import WarmPopen, WarmPython, is_command
+from tests.support.warm_python import WarmPopen, WarmPython, is_command, is_process
 
 ROOT = str(Path(__file__).parents[2])
 TOLD = """
@@ -135,6 +135,17 @@ def test_signals_that_every_python_ignores_are_ignored_where_its_starter_handles
     assert forked["status"] == for_real["status"]
 
 
+def test_temporary_files_of_a_fork_lie_where_its_variables_say(warm_python, tmp_path):
+    words = [sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"]
+    variables = os.environ | {"TMPDIR": str(tmp_path)}
+
+    with warm(warm_python)(words, env=variables, stdout=subprocess.PIPE, text=True) as process:
+        said, _ = process.communicate()
+
+    assert process.is_forked
+    assert said.strip() == str(tmp_path)
+
+
 def test_what_is_read_as_hdfs_is_first_asked_for_reaches_a_fork(warm_commands):
     variables = os.environ | {"ARROW_LIBHDFS_DIR": "/of/hadoop"}
 
@@ -227,7 +238,21 @@ def test_commands_and_daemons_of_ours_alone_are_forked(words, ours):
     assert is_command(words) == ours
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("words", "is_one"),
+    [
+        ([sys.executable, f"{ROOT}/tests/support/plane/processes/front_rank.py", "mix"], True),
+        ([sys.executable, Path(ROOT, "tests/support/trainer/processes/image_rank.py")], True),
+        (["python3", f"{ROOT}/tests/support/plane/processes/front_rank.py"], False),
+        ([sys.executable, f"{ROOT}/tests/support/plane/ranks.py"], False),
+        ([sys.executable], False),
+    ],
+)
+def test_programs_that_lie_beside_what_tests_share_are_too(words, is_one):
+    assert is_process(words) == is_one
+
+
+@pytest.mark.timeout(180)
 def test_the_warm_process_ends_though_one_that_was_forked_from_its_owner_lives_on():
     """As a worker of a loader that a test has left: it holds all pipes that its parent had."""
     with tempfile.TemporaryDirectory(prefix="warm", dir="/tmp") as folder:

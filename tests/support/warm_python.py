@@ -2,9 +2,9 @@
 
 Loading takes a rank two to four seconds of processor time, a command or the daemon of a mount one half to one and a
 half, and tests start hundreds of each. What they prove does not lie there. Started for real are: ranks in every page
-that is run and in one job that is launched; what workers of Ray are forked from wherever a process that was started for
-real opens the plane, and where their titles are looked at, for which a fork has no room; daemons in
-``test_secrets.py``, ``test_system.py``, under every supervisor and by every command that mounts; commands in
+that is run, in one job that is launched and in ``test_stopped_hosts.py``; what workers of Ray are forked from wherever
+a process that was started for real opens the plane, and where their titles are looked at, for which a fork has no room;
+daemons in ``test_secrets.py``, ``test_system.py``, under every supervisor and by every command that mounts; commands in
 ``test_docs_walks.py`` (the page of starts), ``test_distribution.py`` and ``test_launch.py`` (the job that comes back).
 ``tests/frameworks`` fork from themselves.
 
@@ -37,6 +37,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -55,6 +56,7 @@ __all__ = [
     "WarmPython",
     "is_command",
     "is_for_workers",
+    "is_process",
     "is_script",
     "read_early",
 ]
@@ -76,10 +78,16 @@ _DAEMONS = (
 )
 COMMANDS = (
     *_DAEMONS,
+    "fusefs.bridge.libfuse.loop",  # which a daemon loads as it mounts
     *("fusefs.cli", "omniload.cli", "snapshot.commands.env", "snapshot.commands.image"),
     *("omniload.commands.mix_tables", "omniload.commands.opening", "rich.table"),
+    # Loaded late, by a verb alone or as it opens a source: half of the time that a command of a small mix takes.
+    *("omniload.actors.local.plane", "omniload.commands.check", "omniload.commands.plan"),
+    *("omniload.commands.preview", "omniload.commands.stats", "rich._emoji_codes"),
+    *("omniload.source.formats.jsonl", "omniload.source.formats.parquet", "pyarrow.compute"),
 )
 _KEEPS_REPORT = ["-m", "trainer_integration.report.report"]
+_PROCESSES = {Path(__file__).parent / room / "processes" for room in ("plane", "trainer")}
 OMNILOAD = Path(sys.executable).with_name("omniload")
 _AS_TEXT = "from omniload.base.cli import main; main()"
 # Read by an interpreter, or by a library, as it begins.
@@ -301,6 +309,13 @@ def is_for_workers(words: object) -> bool:
     return isinstance(words, list) and words[1:3] == [worker.__file__, worker.AHEAD]
 
 
+def is_process(words: object) -> bool:
+    """Return whether these are the words of a program that lies beside what tests share: a rank, a driver, a node."""
+    if not isinstance(words, list) or len(words) < 2 or words[0] != sys.executable:
+        return False
+    return Path(words[1]).parent in _PROCESSES
+
+
 def is_script(words: object) -> bool:
     """Return whether these are the words of a text that Python runs."""
     return isinstance(words, list) and words[:2] == [sys.executable, "-c"]
@@ -378,8 +393,7 @@ def _as_child(asked: dict[str, Any], held: list[int], connection: socket.socket)
     _take(held, asked["numbers"])
     os.chdir(asked["folder"])
     ours = len(_folders(os.environ))
-    os.environ.clear()
-    os.environ.update(asked["environment"])
+    _have_variables(asked["environment"])
     sys.path[1 : 1 + ours] = _folders(os.environ)
     _be_named(asked["command"], asked["environment"])
     connection.sendall(b"begun\n")
@@ -401,14 +415,20 @@ def _as_script(asked: list[Any], held: list[int], connection: socket.socket) -> 
     # Its children have parents of their own.
     os.register_at_fork(after_in_child=lambda: setattr(os, "getppid", own))
     os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(environment)
+    _have_variables(environment)
     named = [sys.executable, *command]
     if is_for_workers(named) or command[:2] == _KEEPS_REPORT:
         _be_named(
             named, environment
         )  # whoever ends a plane knows its processes by a mark among their variables
     return command
+
+
+def _have_variables(variables: Mapping[str, str]) -> None:
+    """Have these variables, and nothing that was made of those before."""
+    os.environ.clear()
+    os.environ.update(variables)
+    tempfile.tempdir = None  # whoever has loaded much has looked for it
 
 
 def _take(held: list[int], numbers: list[int]) -> None:

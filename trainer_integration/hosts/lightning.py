@@ -102,8 +102,12 @@ class _Trailing(Iterator[Any]):
     def __next__(self) -> Any:
         # Before the batch is taken: Lightning trains on it only once it has the one behind it.
         before = self._loader.place()
-        self._loader._before = None  # at the end every batch is done with
-        batch = next(self._batches)
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._loader._before = None  # at the end every batch is done with
+            raise
+        # Only now: where none comes, as after a timeout, the last one still waits to be trained on.
         self._loader._before = before
         return batch
 

@@ -51,8 +51,8 @@ class TitanLoader:
         Raises:
             ConfigError: The mix is open with unshifted labels; the trainer's loss wants the next token.
         """
-        for batch in self._loader:
-            yield _trainers(batch) if isinstance(batch, TrainingBatch) else batch
+        # No generator: an error would end it, and the trainer be told at its next call that the data has ended.
+        return map(_taken, self._loader)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's place, as DCP keeps it beside those of the other ranks."""
@@ -90,6 +90,11 @@ class TitanLoader:
     def close(self) -> None:
         """End the workers, or the data plane of a mix."""
         self._loader.close()
+
+
+def _taken(batch: Any) -> Any:
+    """Return a batch as the trainer takes it."""
+    return _trainers(batch) if isinstance(batch, TrainingBatch) else batch
 
 
 def _trainers(batch: TrainingBatch) -> tuple[dict[str, Any], Any]:

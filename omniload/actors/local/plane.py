@@ -35,6 +35,7 @@ from omniload.actors.versions import with_versions
 from omniload.base.concurrency.calls_under_way import calls_under_way
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import OmniloadError, StateError, UnavailableError
+from omniload.base.linux.freed_memory import keep_freed
 from omniload.base.log import RoleLogs, get_logger, logs_folder
 from omniload.base.state import JsonObject
 from omniload.batch.microbatch import Batch
@@ -80,14 +81,14 @@ class LocalPlane(DataPlane):
             UnavailableError: A store did not answer.
         """
         require_rows(spec)
-        self.spec = spec
-        self.board = MemoryBoard()
+        keep_freed()  # as in every process that reads
+        self.spec, self.board = spec, MemoryBoard()
         self._lock, self._closing = threading.Lock(), threading.Lock()
         self._ranks: set[WorldRank] = set()
         self._met: set[WorldRank] = set()
         """Ranks that have been held; one that joins in such a place is of the next generation."""
         self._closed = False
-        self._readers = DaemonPool(_READER_THREADS, "omniload-reader")
+        self._readers = DaemonPool(_READER_THREADS, "omniload-reader", reads=True)
         # One thread: steps are built in the order in which they are planned, and ranks wait for the first.
         self._builder = DaemonPool(1, "omniload-builder")
         self._opened = ExitStack()
@@ -260,24 +261,23 @@ class LocalHandle(RankHandle):
         lent, self._lent = self._lent, None
         stands = lent and lent[0].step == step and self._plane.constructor.confirm(step, lent[1])
         batch = lent[0] if lent and stands else self._built(step, timeout_s)
-        note_taken(self._activity, step, time.monotonic() - began_s)
+        note_taken(self._activity, step, time.monotonic() - began_s, is_end=batch is None)
         return batch
 
     def _built(self, step: int, timeout_s: float | None) -> Batch | None:
         """Wait for a step, and take it; one that is withheld as it is taken is waited for again."""
         constructor, generation = self._plane.constructor, self._world.generation
-        rank = self._dp_rank, self._cp_rank, 0.0, generation
+        rank = self._dp_rank, self._cp_rank
         # Nearly always: a rank that trains finds it built, and says nothing of a wait.
-        if constructor.has(step, generation):
-            with suppress(TimeoutError):
-                return constructor.take(step, *rank)
+        if (built := constructor.built(step, *rank, generation)) is not None:
+            return built
         with self._activity.doing(f"waits for step {step}", (_CONSTRUCTOR,)):
             limit_s = timeout_s or self._plane.spec.mix.runtime.batch_timeout
             wait = Wait.for_batch(self._name, step, _CONSTRUCTOR, limit_s)
             while True:
                 wait_until(lambda s: constructor.wait(step, s, generation), wait, self._plane.board)
                 with suppress(TimeoutError):
-                    return constructor.take(step, *rank)
+                    return constructor.take(step, *rank, 0.0, generation)
 
     @override
     def is_ready(self, step: int) -> bool:
@@ -378,7 +378,7 @@ class _LocalConstructorLink(ConstructorLink):
         return self._pool.submit(lambda: self._shell.build(plans, served))
 
     @override
-    def told(self) -> None:
+    def told(self, served: RanksServed) -> None:
         """Ask nothing: ranks of this process tell the planner, with no message between."""
 
     @override

@@ -14,11 +14,11 @@ from omniload.actors.heartbeat_board import Activity, Board, FolderBoard, Memory
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.hosts.placing import host_here
-from omniload.actors.ray.links import LoaderHolders, Loaders, Serving
+from omniload.actors.ray.links.of_constructor import LoaderHolders, Loaders, Serving
 from omniload.actors.ray.processes import Process, end_by_sigterm
 from omniload.actors.ray.scaling.readers import RayReader
+from omniload.actors.roles.build_order import BuildOrder
 from omniload.actors.roles.constructor import ConstructorShell
-from omniload.actors.roles.links import BuildOrder
 from omniload.actors.roles.loader import PATIENT_S, LoaderShell
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import OmniloadError, UnavailableError
@@ -27,7 +27,7 @@ from omniload.base.linux.huge_pages import spare_host
 from omniload.base.log import RoleLogs, speak_for
 from omniload.base.state import JsonObject
 from omniload.machine.data_constructor import DataConstructor
-from omniload.machine.messages import StepsTaken, TakeOver
+from omniload.machine.messages import ReadAhead, SamplesReported, StepsTaken, TakeOver
 from omniload.machine.plans.building import Commands, FetchSlices
 from omniload.machine.roster.members import Member
 from omniload.mix.columns import ColumnRanges
@@ -40,6 +40,8 @@ __all__ = ["ConstructorActor", "LoaderActor", "PresentActor"]
 
 _WINDOWS = 4
 """Windows of steps that are fetched at once; of what was fetched, one is built after the other."""
+_TOGETHER_S = 0.1
+"""Longest wait for the answer to the first of several reads, beside the last of them."""
 _OPEN_S = 60.0
 """Longest wait of a call for sources that are still being opened."""
 
@@ -127,6 +129,22 @@ class LoaderActor(PresentActor, LoaderShell):
         self._is_open.set()
         return self.facts()
 
+    def read_several(self, commands: Sequence[ReadAhead]) -> list[SamplesReported | OmniloadError]:
+        """Read ranges one behind the other; return of each what ``read_ahead`` does, or why it cannot be read.
+
+        Answers after a tenth of a second with those that it has: who asks puts the others again.
+        """
+        until_s = time.monotonic() + _TOGETHER_S
+        found = list[SamplesReported | OmniloadError]()
+        for command in commands:
+            try:
+                found.append(self.read_ahead(command))
+            except OmniloadError as error:  # of this source alone
+                found.append(error)
+            if time.monotonic() >= until_s:
+                break
+        return found
+
     @contextmanager
     def _told_where(self, spec: PlaneSpec) -> Iterator[None]:
         """Say on which host a source was looked for, where that is not the opener's."""
@@ -140,10 +158,10 @@ class LoaderActor(PresentActor, LoaderShell):
             ) from error
 
     @override
-    def take_over(self, command: TakeOver) -> None:
+    def take_over(self, command: TakeOver, *, waits_s: float = 0.0) -> None:
         """Serve what another loader served, and stand by no more."""
         self._activity.go()
-        super().take_over(command)
+        super().take_over(command, waits_s=waits_s)
 
     @override
     def open_also(self, number: int, mix: MixConfig) -> SourceFacts:
@@ -215,7 +233,7 @@ class ConstructorActor(PresentActor, ConstructorShell):
         # At once: which ranks there are, and what is let go, would wait behind windows that wait themselves.
         self.build((), order.served, order.released_to)
         building = self._windows.submit(build)
-        return self.told_beside(building, order.served.generation, order.heard)
+        return self.told_beside(building, order)
 
     def replace_loader(self, serving: Serving) -> None:
         """Ask another loader for its sources from now on."""

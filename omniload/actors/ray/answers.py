@@ -7,13 +7,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from omniload.actors.gate import CLOSED
-from omniload.actors.ray.environment import (
-    OutOfMemoryError,
-    RayActorError,
-    RayError,
-    RayTaskError,
-    ray,
-)
+from omniload.actors.ray.environment import RayError, RayTaskError, ray
+from omniload.actors.ray.errors.verdict import Verdict, is_lost, may_live, verdict_of
 from omniload.base.clock import Deadline
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import DefectError, OmniloadError, UnavailableError, project_error
@@ -26,9 +21,8 @@ __all__ = [
     "error_of",
     "future_of",
     "has_ended",
-    "is_lost",
-    "is_unreached",
     "log_failure",
+    "loss_of",
     "plain_error",
     "value_of",
     "wait_for_future",
@@ -195,38 +189,31 @@ def error_of(answer: "Future[Any]") -> BaseException | None:
     return UnavailableError(CLOSED) if answer.cancelled() else answer.exception()
 
 
-def is_lost(error: BaseException) -> bool:
-    """Tell whether a call failed because its actor's process has ended, or cannot be reached."""
-    if isinstance(error, RayTaskError):
-        error = error.cause
-    # A Ray that is given ends actors as its host's memory runs out, and names no actor where it tells so.
-    if isinstance(error, OutOfMemoryError):
-        return True
-    return isinstance(error, RayActorError) and not getattr(error, "actor_init_failed", False)
-
-
-def is_unreached(error: BaseException) -> bool:
-    """Tell whether a call failed because its actor's process cannot be reached; it may live, stopped or cut off."""
-    return type(error).__name__ == "ActorUnavailableError"  # by its name, as in ``why_ended``
-
-
-def has_ended(ref: Any) -> bool:  # noqa: ANN401 -- as above
-    """Tell whether a call was answered by the end of its actor's process; not where it is only slow, or has failed."""
+def loss_of(ref: Any) -> BaseException | None:  # noqa: ANN401 -- as above
+    """Return by which error a call was lost; ``None`` where it is only slow, was answered, or has failed."""
     if not wait_for_ref(ref, 0.0, lambda: None):
-        return False
+        return None
     try:
         value_of(ref)
     except RayError as error:
-        return is_lost(error)
-    return False
+        return error if is_lost(error) else None
+    return None
+
+
+def has_ended(ref: Any) -> bool:  # noqa: ANN401 -- as above
+    """Tell whether a call was answered by the end of its actor's process."""
+    loss = loss_of(ref)
+    return loss is not None and not may_live(loss)
 
 
 def why_ended(error: BaseException | None) -> str:
-    """Say what has become of the actor of a call that returns only as its process ends."""
+    """Say what has become of the actor of a call that returns only as its process ends, or is cut off."""
     name = type(error).__name__
     # By its name: Ray has had it for some releases only.
     if name == "ActorUnschedulableError":
         return f"the host that it is to be on is gone, or cut off ({name})"
+    if error is not None and may_live(error):
+        return f"its process cannot be reached ({name})"
     return f"its process has ended ({name})"
 
 
@@ -245,23 +232,21 @@ def plain_error(error: BaseException, role: str) -> OmniloadError:
     """Undo Ray's wrapping; a dead actor becomes an ``UnavailableError``, an unforeseen error a ``DefectError``."""
     if isinstance(error, RayTaskError):
         return _raised_in(error, role)
-    if is_unreached(error):
-        return UnavailableError(
-            f"{role} cannot be reached ({type(error).__name__}): it is stopped, or its host is cut off; start again "
-            f"from the last checkpoint{place_of_lines(role)}"
-        )
-    if is_lost(error):
-        return UnavailableError(
-            f"{role} has died ({type(error).__name__}); start again from the last checkpoint{place_of_lines(role)}"
-        )
-    if isinstance(error, RayActorError):  # it could not be made
-        return _defect(role, error)
-    if isinstance(error, RayError):
-        return UnavailableError(
-            f"{role} gave no answer: {type(error).__name__}: {error}; start again from the last checkpoint"
-            f"{place_of_lines(role)}"
-        )
-    return project_error(error, role)
+    name = type(error).__name__
+    match verdict_of(error):
+        case None:
+            return project_error(error, role)
+        case Verdict.FAULT:
+            return _defect(role, error)
+        case Verdict.ENDED:
+            what = f"{role} has died ({name})"
+        case Verdict.UNREACHED:
+            what = f"{role} cannot be reached ({name}): it is stopped, or its host is cut off"
+        case Verdict.UNHEARD:
+            what = f"the answer of {role} was lost ({name})"
+        case _:
+            what = f"{role} gave no answer: {name}: {error}"
+    return UnavailableError(f"{what}; start again from the last checkpoint{place_of_lines(role)}")
 
 
 def _raised_in(error: RayTaskError, role: str) -> OmniloadError:

@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any
 
 from omniload.actors.gate import Gate
-from omniload.actors.ray.answers import answer_to, has_ended, is_lost, log_failure, plain_error
+from omniload.actors.ray.answers import answer_to, has_ended, log_failure, loss_of, plain_error
 from omniload.actors.ray.crew import Crew
+from omniload.actors.ray.errors.verdict import is_lost, may_live
 from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.scaling.opening import Check, open_in_shadows
 from omniload.base.errors import OmniloadError, UnavailableError
@@ -62,7 +63,7 @@ def _answer_of(answer: Any, role: str, check: Check) -> Any:  # noqa: ANN401 -- 
     try:
         return answer_to(answer, role, check=check)
     except UnavailableError as error:
-        raise _lost_meanwhile(role) if has_ended(answer) else error from None
+        raise _lost_meanwhile(role) if loss_of(answer) else error from None
 
 
 def _lost_meanwhile(role: str) -> UnavailableError:
@@ -165,8 +166,8 @@ class HandingOver:
     def __init__(self, crew: Crew, later: Callable[[Callable[[], None]], None]) -> None:
         """Tell the members of ``crew``; ``later`` has a call made in the keeper's thread."""
         self._crew, self._later = crew, later
-        self._late: list[tuple[Member, Member, Sequence[int]]] = []
-        """Planners that have not handed over sources to a loader in time."""
+        self._late: list[Callable[[], None]] = []
+        """What is told once more: to a planner that has not handed over sources in time, or where word was lost."""
 
     def to(self, member: Member) -> None:
         """Have a member hold its role."""
@@ -199,15 +200,35 @@ class HandingOver:
         for source, loader in self._crew.serving.items():
             of.setdefault(loader, []).append(source)
         for loader, sources in of.items():
-            serving = self._crew.as_serving(loader, sources)
-            told = self._crew.actors[member].replace_loader.remote(serving)
-            log_failure(told, member.name, f"hear of {loader.name}")
+            self._tell_constructor(member, loader, sources)
         self._tell_planner(member)
 
     def _tell_planner(self, member: Member) -> None:
+        if not self._holds(member):
+            return  # it was replaced meanwhile
         number, actor = list(self._crew.dp_ranks_of).index(member.role), self._crew.actors[member]
         told = self._crew.holding(PLANNER).replace_constructor.remote(number, actor, member.number)
         log_failure(told, PLANNER, f"hear of {member.name}")
+        self._tell_again_if_lost(told, partial(self._tell_planner, member))
+
+    def _tell_constructor(self, member: Member, loader: Member, sources: Sequence[int]) -> None:
+        """Tell a constructor which loader serves sources, unless either was replaced meanwhile."""
+        mine = [s for s in sources if self._crew.serving.get(s) == loader]
+        if self._holds(member) and mine:
+            serving = self._crew.as_serving(loader, mine)
+            told = self._crew.actors[member].replace_loader.remote(serving)
+            log_failure(told, member.name, f"hear of {loader.name}")
+            self._tell_again_if_lost(told, partial(self._tell_constructor, member, loader, sources))
+
+    def _tell_again_if_lost(self, told: Any, again: Callable[[], None]) -> None:  # noqa: ANN401 -- as above
+        """Tell one that may live once more, with the next look: it may not have heard, and nobody takes its place."""
+
+        def heard(done: "Future[Any]") -> None:
+            error = None if done.cancelled() else done.exception()
+            if error is not None and may_live(error):
+                self._later(partial(self._late.append, again))
+
+        told.future().add_done_callback(heard)
 
     def sources(self, member: Member, sources: Sequence[int]) -> None:
         """Have the planner hand over what is outstanding of sources; then tell those who fetch."""
@@ -220,7 +241,9 @@ class HandingOver:
         def tell(done: "Future[Any]") -> None:
             if (error := done.exception()) is None:
                 self._later(partial(self._tell_constructors, member, serving.sources))
-            elif not is_lost(error):  # else the next planner is told as it begins
+            elif may_live(error) or not is_lost(
+                error
+            ):  # else the next planner is told as it begins
                 late = plain_error(error, PLANNER)
                 self._later(partial(self._note_late, planner, member, serving.sources, late))
 
@@ -233,20 +256,23 @@ class HandingOver:
         _LOG.warning("%s is not served by %s yet: %s", sources, member.name, error)
         # Any other error would come again.
         if isinstance(error, UnavailableError):
-            self._late.append((planner, member, sources))
+            self._late.append(partial(self._sources_again, planner, member, sources))
+
+    def _sources_again(self, planner: Member, member: Member, sources: Sequence[int]) -> None:
+        # Of one that has ended whoever follows it is handed the sources: in an outage that takes as long to open.
+        is_gone = member in self._crew.buried or not self._holds(member)
+        if planner == self._crew.holders[PLANNER] and not is_gone:
+            mine = self._crew.sources_of[member.role]
+            self.sources(member, [s for s in sources if s in mine])
 
     def tell_again(self) -> None:
-        """Tell a planner that was late once more: as long as it has not, constructors ask the lost loader in vain.
+        """Tell once more what was late or lost: as long as it is not known, constructors ask a lost loader in vain.
 
         Now and then, and not at once: of a loader that has just died, the answer is as quick.
         """
         late, self._late = self._late, []
-        for planner, member, sources in late:
-            # Of one that has ended whoever follows it is handed the sources: in an outage that takes as long to open.
-            is_gone = member in self._crew.buried or not self._holds(member)
-            if planner == self._crew.holders[PLANNER] and not is_gone:
-                mine = self._crew.sources_of[member.role]
-                self.sources(member, [s for s in sources if s in mine])
+        for tell in late:
+            tell()
 
     def _holds(self, member: Member) -> bool:
         return self._crew.holders.get(member.role) == member
@@ -257,7 +283,5 @@ class HandingOver:
         # Of a source that was moved on meanwhile, the next hand-over tells.
         sources = [s for s in sources if s in self._crew.sources_of[member.role]]
         self._crew.note_serving(member, sources)
-        serving = self._crew.as_serving(member, sources)
         for role in self._crew.dp_ranks_of:
-            told = self._crew.holding(role).replace_loader.remote(serving)
-            log_failure(told, role, f"hear of {member.name}")
+            self._tell_constructor(self._crew.holders[role], member, sources)

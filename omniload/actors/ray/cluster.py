@@ -20,7 +20,12 @@ from typing_extensions import override
 
 from omniload.actors.ray.answers import ask_head, wait_for_future, wait_for_head
 from omniload.actors.ray.environment import place_traces, ray
-from omniload.actors.ray.given.namespaces import look_in, new_namespace, require_unconnected
+from omniload.actors.ray.given.namespaces import (
+    in_turn,
+    new_namespace,
+    own_the_ray,
+    require_unconnected,
+)
 from omniload.actors.ray.head_watch import SERVERS, once_none_is_stopped, why_late
 from omniload.actors.ray.hosts.node import RayNode, start_node
 from omniload.actors.ray.hosts.node_plan import Listening, NodePlan
@@ -29,12 +34,7 @@ from omniload.actors.reaper import PlaneFolder, Reaper, marked
 from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
 
-__all__ = [
-    "Cluster",
-    "PrivateCluster",
-    "connect",
-    "node_here",
-]
+__all__ = ["Cluster", "PrivateCluster", "connect", "node_here"]
 
 _LOG = get_logger(__name__)
 _CONNECTED_WITHIN_S, _TOLD_AFTER_S, _LEAVE_S = 150.0, 10.0, 10.0
@@ -186,6 +186,7 @@ _LOOPBACK_ALONE = Listening()
 class PrivateCluster(Cluster):
     """A node of Ray started for one job and ended with its opener, whatever becomes of that process."""
 
+    @in_turn("starts a Ray of its own")
     def __init__(
         self,
         *,
@@ -194,7 +195,7 @@ class PrivateCluster(Cluster):
         listening: Listening = _LOOPBACK_ALONE,
         join: tuple[str, str] | None = None,
     ) -> None:
-        """Start Ray, with so many processes ready for actors; once more where that fails.
+        """Start Ray, with room for so many processes of actors; once more where that fails.
 
         Args:
             object_store_bytes: Shared memory.
@@ -242,13 +243,13 @@ class PrivateCluster(Cluster):
         self._ended = threading.Event()
         # Before the first file and process: the reaper ends them if this process is killed now.
         self._reaper = Reaper(mark, self._folder.places)
-        self._look_no_more = look_in(self.namespace)
+        self._own_no_more = own_the_ray()
         try:
             self._folder.make()
             with marked(mark):
                 self.address = self._join()
         except BaseException:
-            self._look_no_more()
+            self._own_no_more()
             # Ray ends a process that it leaves under a call. The reaper ends it behind this process.
             if wait_for_head(_LEAVE_S):
                 self.close()
@@ -306,6 +307,7 @@ class PrivateCluster(Cluster):
         )
 
     @override
+    @in_turn("ends a Ray of its own")
     def close(self, *, is_used: bool = False) -> None:
         """End every Ray process and remove the folder.
 
@@ -321,7 +323,7 @@ class PrivateCluster(Cluster):
                 self._node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
                 self._node = None
         finally:
-            self._look_no_more()
+            self._own_no_more()
             self._ended.set()
             # Also what Ray could not end, such as an actor that was stopped.
             self._reaper.close()

@@ -23,12 +23,13 @@ from omniload.actors.ray.hosts.nodes import Team, nodes_seen, wait_for_room
 from omniload.actors.ray.hosts.placing import Placing
 from omniload.actors.ray.hosts.starting import Start, actor_of
 from omniload.actors.ray.layout import PLANNER, ranks_with_threads
-from omniload.actors.ray.links import Loaders, Serving
+from omniload.actors.ray.links.of_constructor import Loaders, Serving
 from omniload.actors.ray.planner_actor import PlannerActor, PlannerOpening
 from omniload.actors.ray.processes import Process
+from omniload.actors.roles.planned_counts import COUNTED
 from omniload.base.clock import SystemClock
 from omniload.machine.data_constructor import DataConstructor
-from omniload.machine.loader_groups import LoaderShare
+from omniload.machine.loader_groups import ANSWERING, LoaderShare
 from omniload.machine.roster.members import Member
 from omniload.machine.roster.roster import Roster
 from omniload.mix.fingerprint import SourceFacts
@@ -36,8 +37,8 @@ from omniload.mix.schema.places import PlaceConfig
 
 __all__ = ["Crew", "pids_of"]
 
-_LEAST_LOADER_THREADS = 5
-"""Four calls at once, and one that stays."""
+_LOADER_THREADS = ANSWERING + 1
+"""One stays; reads have threads of their own."""
 _PLANNER_THREADS = 6
 _FOLLOWS_S = 10.0
 """Longest wait for the process of a member that takes over a role: to start one takes seconds."""
@@ -76,11 +77,11 @@ class Crew:
         self.follows_ranks = address.terms is not None and address.terms.is_given
         """Whether constructors move to the hosts of ranks: those have nodes that outlive a rank."""
         self._numbers, self._turns = count(), count(1)
-        self._threads: dict[str, int] = {}
+        self._reads: dict[str, int] = {}
         self.sources_of: dict[str, tuple[int, ...]] = {}
         """Sources that each loader is to serve; a change makes another mapping."""
         for share in shares:
-            self.add_loader(share.threads, share.sources)
+            self.add_loader(share.reads, share.sources)
         self.coming: dict[int, str] = {}
         """Sources on their way to another loader, which opens them first."""
         self.changing = Turn()
@@ -111,10 +112,10 @@ class Crew:
         """Return the names of all roles."""
         return [*self.sources_of, *self.dp_ranks_of, PLANNER]
 
-    def add_loader(self, threads: int, sources: tuple[int, ...] = ()) -> str:
-        """Have one loader more; return its role, which was never that of another."""
+    def add_loader(self, reads: int, sources: tuple[int, ...] = ()) -> str:
+        """Have one loader more, which does so many reads at once; return its role, which was never that of another."""
         role = f"loader-{next(self._numbers)}"
-        self._threads[role] = threads
+        self._reads[role] = reads
         # Another dictionary each time: other threads go through the one they have.
         self.sources_of = {**self.sources_of, role: sources}
         return role
@@ -192,14 +193,12 @@ class Crew:
         )
 
     def _start_of_loader(self, member: Member) -> Start:
-        wanted = self._threads[member.role] + 1  # one stays
         there, is_away = self.placing.place(member), self.placing.is_away(member)
         place = None if self.placing.is_stranded(member) else self.place.loaders
-        start = self._starting(
-            there, max(_LEAST_LOADER_THREADS, wanted), {} if place is None else place.asked()
-        )
+        asked = {} if place is None else place.asked()
         return replace(
-            start,
+            self._starting(there, _LOADER_THREADS, asked),
+            reads=self._reads[member.role],
             is_away=is_away,
             # Not where a user says which nodes: a member that cannot be there ends, and the next is placed anew.
             is_soft=is_away and place is None,
@@ -249,6 +248,9 @@ class Crew:
             folder=self.spec.run_dir or self._address.board,
             namespace=self._address.namespace,
             life=member.number,
+            counted=max(
+                (b.figures.get(COUNTED, 0.0) for b in self.board.read().values()), default=0.0
+            ),
             # Where ranks come and go, those of other hosts tell the planner themselves.
             roles_away=(
                 {}

@@ -40,7 +40,6 @@ import ray  # noqa: E402 -- behind what it reads as it is imported
 from ray._private import auto_init_hook  # noqa: E402
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined] # noqa: E402
 from ray.exceptions import (  # noqa: E402
-    OutOfMemoryError,
     RayActorError,
     RayError,
     RayTaskError,
@@ -63,7 +62,6 @@ __all__ = [
     "GIVEN_TOKEN",
     "AuthenticationTokenLoader",
     "Config",
-    "OutOfMemoryError",
     "RayActorError",
     "RayError",
     "RayTaskError",

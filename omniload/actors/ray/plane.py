@@ -17,12 +17,13 @@ from omniload.actors.claim import claim
 from omniload.actors.gate import Gate
 from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.patience import wait_for_opening
-from omniload.actors.plane import DataPlane, PlaneSpec, RankHandle, require_rows
-from omniload.actors.ray.answers import answer_to, is_lost, plain_error, wait_for_ref
+from omniload.actors.plane import DataPlane, PlaneSpec, require_rows
+from omniload.actors.ray.answers import answer_to, plain_error, wait_for_ref
 from omniload.actors.ray.changes import change_mix
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.crew import Crew, pids_of
 from omniload.actors.ray.environment import RayError, ray
+from omniload.actors.ray.errors.verdict import is_lost
 from omniload.actors.ray.given.seats import at_current
 from omniload.actors.ray.head_watch import check_servers
 from omniload.actors.ray.hosts.boards import boards_of
@@ -158,9 +159,7 @@ class RayPlane(DataPlane):
         return answer_to(answer, role)
 
     @override
-    def handle(
-        self, dp_rank: int, cp_rank: int = 0, asked: ResizeAsked | None = None
-    ) -> RankHandle:
+    def handle(self, dp_rank: int, cp_rank: int = 0, asked: ResizeAsked | None = None) -> RayHandle:
         with self._gate.inside():
             handle = RayHandle(self.address, dp_rank, cp_rank, lambda: None, asked, self._check)
             self._handles.append(handle)

@@ -14,12 +14,13 @@ from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.actors.planner_journal import open_journal
 from omniload.actors.planning import make_planner, make_successor
 from omniload.actors.ray.actors import PresentActor
-from omniload.actors.ray.given.namespaces import look_in
 from omniload.actors.ray.hosts.beside_ranks import RanksOn
 from omniload.actors.ray.hosts.boards import HostsBoard
 from omniload.actors.ray.hosts.rank_claims import LostRanks, claim_for_guest, watch_unheard
 from omniload.actors.ray.layout import ranks_with_threads, require_threads
-from omniload.actors.ray.links import Loaders, RayConstructorLink, RayLoaderLinks, Serving
+from omniload.actors.ray.links.of_constructor import Loaders, Serving
+from omniload.actors.ray.links.of_planner import RayConstructorLink, RayLoaderLinks
+from omniload.actors.roles.planned_counts import COUNTED
 from omniload.actors.roles.planner import PlannerShell
 from omniload.actors.roles.planner_metrics import serve_metrics
 from omniload.base.errors import OmniloadError
@@ -56,6 +57,8 @@ class PlannerOpening:
     """Of the plane's actors."""
     life: int
     """Planners before this one; it takes over from the last of them."""
+    counted: float
+    """First step that planners before this one have not counted, by heartbeats that were a second old at most."""
     roles_away: Mapping[str, Sequence[str]]
     """Roles of each other host that tell of its ranks, where those stay as they are."""
 
@@ -86,7 +89,6 @@ class PlannerActor(PresentActor):
     def open(self, opening: PlannerOpening) -> None:
         """Begin to plan; once and before any other call."""
         os.environ.update(opening.spec.passed_on)
-        look_in(opening.namespace)
         spec, life = opening.spec, opening.life
         journal: Journal | None
         if life:
@@ -103,6 +105,8 @@ class PlannerActor(PresentActor):
         # Behind the journal: a planner that is refused leaves the port to the one that is not.
         self._end_metrics = serve_metrics(spec.mix, self._told_board)
         self._first_step = first_step_of(spec)
+        figures = {"restarts": spec.restarts, "lives": life + 1, COUNTED: opening.counted}
+        self._activity.figures.note(**figures)
         self._links = RayLoaderLinks(opening.loaders)
         self._constructors = [RayConstructorLink(*told) for told in opening.constructors]
         self._ranks_served = min(
@@ -123,10 +127,9 @@ class PlannerActor(PresentActor):
         if life:
             # Where ranks stay as they are, one that is stopped may yet go on; no other comes in its place.
             silent_s = spec.mix.runtime.silent_after if spec.mix.runtime.elastic else None
-            board = HostsBoard(self._board, opening.roles_away)
+            board = HostsBoard(self._board, opening.namespace, opening.roles_away)
             lost = LostRanks(self._board.folder, board, silent_s)
             watch_unheard(self._shell.unheard, self._shell.lose, lost, self._closing)
-        self._activity.figures.note(restarts=spec.restarts, lives=life + 1)
 
     @property
     def _planning(self) -> PlannerShell:

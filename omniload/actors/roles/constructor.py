@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 
 from omniload.actors.heartbeat_board import Activity
+from omniload.actors.roles.build_order import BuildOrder
 from omniload.base.errors import OmniloadError, StateError
 from omniload.batch.microbatch import Batch
 from omniload.machine.data_constructor import DataConstructor
@@ -37,7 +39,17 @@ _TOLD_TOGETHER_S = 0.1
 """What a rank tells waits so long for the others: no step is planned by it, but a planner names ranks that it lacks."""
 _ASKED_AGAIN_S = 30.0
 """A planner that asks what ranks tell is answered by then: one that is lost holds a thread no longer."""
-_NOTHING_FAILED = -1, Exception()
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Steps that could not be built."""
+
+    served: RanksServed
+    """The ranks that they were to be built for, and the edition of their plans."""
+    last: int
+    """The last of them."""
+    error: BaseException
 
 
 class ConstructorShell:
@@ -57,8 +69,8 @@ class ConstructorShell:
         lock = threading.RLock()
         self._changed, self._told = threading.Condition(lock), threading.Condition(lock)
         self._error: OmniloadError | None = None
-        self._failed: tuple[int, BaseException] = _NOTHING_FAILED
-        """Generation of the ranks that steps could not be built for, and why; until the planner hears of it."""
+        self._failed: _Failure | None = None
+        """What the planner hears each time that it asks, as an answer may be lost, until other ranks or plans come."""
         self._end: int | None = None
 
     def build(
@@ -72,6 +84,9 @@ class ConstructorShell:
         with self._changed:
             commands = self._machine.handle(asked)
             self._changed.notify_all()
+            if self._failed is not None:
+                self._failed = self._failed if self._stands(self._failed) else None
+                self._told.notify_all()
         self._note_queued()
         while commands:
             (command,) = commands
@@ -167,13 +182,21 @@ class ConstructorShell:
                     "that left"
                 )
             # Before the failure is raised: a step that is built is served, and so is the end, whatever failed later.
-            if generation == self._machine.generation and self._machine.has(step):
-                return self._machine.batch_of(step, dp_rank, cp_rank, lends=lends)
+            if (built := self.built(step, dp_rank, cp_rank, generation, lends=lends)) is not None:
+                return built
             if self._end is not None and step >= self._end:
                 return None
             if self._error is not None:
                 raise self._error
             return self._machine.batch_of(step, dp_rank, cp_rank)
+
+    def built(
+        self, step: int, dp_rank: int, cp_rank: int, generation: int, *, lends: bool = False
+    ) -> Batch | None:
+        """Give out or lend a batch, as ``take`` does; ``None`` where it is not there, without a wait."""
+        with self._changed:
+            held = self.has(step, generation)
+            return self._machine.batch_of(step, dp_rank, cp_rank, lends=lends) if held else None
 
     def take_several(
         self, step: int, most: int, dp_rank: int, cp_rank: int = 0, generation: int = 0
@@ -238,22 +261,32 @@ class ConstructorShell:
             self._told.notify_all()
             return self._machine.told.hear(taken)
 
-    def told(self, heard: int) -> tuple[int, StepsTaken]:
+    def told(
+        self, heard: int, served: tuple[int, tuple[int, int]] = (0, (0, 0))
+    ) -> tuple[int, StepsTaken]:
         """Wait for more words of ranks than ``heard``; return how many there are by now, and what they tell.
 
         All ranks tell of a step at about the same time, and are one answer. One that is late holds the others' words up
-        for a tenth of a second.
+        for a tenth of a second. The same question may be put again, as where its answer was lost.
+
+        Args:
+            heard: Words that were heard.
+            served: Number of the ranks and plans that the planner has come to, as of ``RanksServed``: a failure is told
+                once this constructor has heard of them too, as they may end it.
+
+        Raises:
+            BaseException: Why a step cannot be built, as it was raised; to every question, until other ranks or plans
+                come in the place of its own.
         """
         with self._told:
             self._told.wait_for(
-                lambda: self._fails() or self._machine.told.number > heard, _ASKED_AGAIN_S
+                lambda: self._fails(served) or self._machine.told.number > heard, _ASKED_AGAIN_S
             )
             self._told.wait_for(
-                lambda: self._fails() or self._machine.told.is_due(heard), _TOLD_TOGETHER_S
+                lambda: self._fails(served) or self._machine.told.is_due(heard), _TOLD_TOGETHER_S
             )
-            if self._fails():
-                (_, error), self._failed = self._failed, _NOTHING_FAILED
-                raise error
+            if self._failed is not None and self._fails(served):
+                raise self._failed.error
             return self._machine.told.number, self._machine.told.taken()
 
     def fence(self, edition: tuple[int, int]) -> int:
@@ -261,29 +294,36 @@ class ConstructorShell:
         with self._changed:
             return self._machine.giving.fence(edition)
 
-    def told_beside(
-        self, building: "Future[int]", generation: int, heard: int
-    ) -> tuple[int, StepsTaken]:
+    def told_beside(self, building: "Future[int]", order: BuildOrder) -> tuple[int, StepsTaken]:
         """As ``told``, while steps are built in another thread: the planner hears what ranks tell meanwhile.
 
         Args:
-            building: Where it ends in an error, this call or the next one to ask raises that.
-            generation: Of the ranks that it is for; once there are others, its error is nobody's.
-            heard: As in ``told``.
+            building: Where it ends in an error, ``told`` raises that.
+            order: What is built, and how many words were heard.
         """
-        building.add_done_callback(partial(self._note_built, generation))
-        return self.told(heard)
+        building.add_done_callback(partial(self._note_built, order))
+        return self.told(order.heard or 0, order.served.number)
 
-    def _note_built(self, generation: int, building: "Future[int]") -> None:
+    def _note_built(self, order: BuildOrder, building: "Future[int]") -> None:
         if not building.cancelled() and (error := building.exception()) is not None:
+            last = max((plan.step for plan in order.plans), default=0)
+            failed = _Failure(order.served, last, error)
             with self._told:
-                # The first one of the ranks of now: others follow from it, and those of ranks that are gone come late.
-                if generation >= self._machine.generation and not self._fails():
-                    self._failed = generation, error
+                # The first one that stands: others follow from it, and those of what is gone come late.
+                if self._stands(failed) and self._failed is None:
+                    self._failed = failed
                     self._told.notify_all()
 
-    def _fails(self) -> bool:
-        return self._failed[0] == self._machine.generation
+    def _stands(self, failed: _Failure) -> bool:
+        """Tell whether there are neither other ranks by now, nor other plans of the steps."""
+        is_of_now = failed.served.generation >= self._machine.generation
+        return is_of_now and self._machine.giving.edition.keeps(failed.served.edition, failed.last)
+
+    def _fails(self, served: tuple[int, tuple[int, int]]) -> bool:
+        """Tell whether a planner that has come to some ranks and plans is to hear of a failure."""
+        machine = self._machine
+        has_heard = machine.generation >= served[0] and machine.giving.edition.number >= served[1]
+        return has_heard and self._failed is not None and self._stands(self._failed)
 
     def know(self, mix: MixConfig) -> None:
         """Know the names, tags and patches of all sources, also of one that an edit adds."""
@@ -322,9 +362,8 @@ class ConstructorShell:
     def _settled(self, step: int, generation: int = 0) -> bool:
         if generation != self._machine.generation:
             return generation < self._machine.generation or self._error is not None
-        ended = self._end is not None and step >= self._end
-        held = self._machine.has(step) or self._machine.is_released(step)  # a late ask fails
-        return held or self._error is not None or ended
+        over = self._error is not None or (self._end is not None and step >= self._end)
+        return over or self._machine.has(step) or self._machine.is_released(step)  # late asks fail
 
 
 def _named(steps: Sequence[int]) -> str:

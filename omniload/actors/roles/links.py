@@ -1,6 +1,5 @@
 """Ways from the planner's shell to the other roles; each runtime has its own."""
 
-import pickle
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -8,6 +7,7 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar, assert_never
 
 from omniload.base.clock import Clock, SystemClock
+from omniload.base.concurrency.threads import was_given_up
 from omniload.base.errors import OmniloadError, project_error
 from omniload.base.log import get_logger
 from omniload.machine.messages import (
@@ -28,7 +28,6 @@ from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed
 
 __all__ = [
-    "BuildOrder",
     "ConstructorLink",
     "ConstructorLinks",
     "Failed",
@@ -55,7 +54,7 @@ class Failed:
 
 def outcome_of(done: "Future[T]", role: str, *, is_of_read: bool = False) -> "T | Failed | None":
     """Return what a role answered, or why it failed; ``None`` where another one is asked, or the plane is closing."""
-    if done.cancelled():
+    if done.cancelled() or was_given_up(done):
         return None
     if (error := done.exception()) is None:
         return done.result()
@@ -104,8 +103,12 @@ class ConstructorLink(Protocol):
         """
         ...
 
-    def told(self) -> "Future[StepsTaken] | None":
+    def told(self, served: RanksServed) -> "Future[StepsTaken] | None":
         """Ask what its ranks have told it, and have the answer once that is more than was answered before.
+
+        Args:
+            served: The ranks, and the edition of the plans, that whoever asks has come to: a failure to build for those
+                before is not heard again.
 
         Returns:
             The answer to be, which is cancelled where another constructor is asked instead; ``None`` where it is asked
@@ -131,28 +134,6 @@ class ConstructorLink(Protocol):
     def fail(self, error: OmniloadError) -> None:
         """The data plane has failed."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildOrder:
-    """What a data constructor is told and asked in one call."""
-
-    plans: Sequence[StepPlan]
-    served: RanksServed
-    released_to: int
-    heard: int | None
-    """Words of its ranks that were heard, where more are asked for."""
-
-    def packed(self) -> bytes:
-        """Return it as bytes: Ray takes twice as long over each of its values."""
-        return pickle.dumps(self, protocol=5)
-
-    @staticmethod
-    def unpacked(packed: bytes) -> "BuildOrder":
-        """Return what was packed in the process that sent it, as Ray's own arguments are."""
-        order = pickle.loads(packed)  # noqa: S301 -- it came as an argument of an actor, which Ray unpickles as well
-        assert isinstance(order, BuildOrder), "the planner's way packs nothing else"
-        return order
 
 
 class LoaderLinks:
@@ -255,8 +236,9 @@ class ConstructorLinks:
 
     def _ask(self, number: int) -> None:
         self._heard.discard(number)
-        if (told := self._links[number].told()) is not None:
-            told.add_done_callback(partial(self._hear, number, self._served[number]))
+        served = self._served[number]
+        if (told := self._links[number].told(served)) is not None:
+            told.add_done_callback(partial(self._hear, number, served))
 
     def tell_again(self, command: Republish) -> None:
         """Have one constructor build what the one before it held, or was to build."""

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -48,7 +49,7 @@ from omniload.source.source import Source
 __all__ = ["PATIENT_S", "LoaderShell"]
 
 _OPENING_THREADS = 8
-_AGAIN_THREADS = 4
+_AGAIN_THREADS = range(4)
 """Sources that are read again at a time by a loader that takes over: ranks wait for all of them."""
 PATIENT_S = tuple(backoff_s(attempts=18))
 """Waits of about a minute in all: what a storage server takes to come back, or to hand over to another."""
@@ -96,12 +97,12 @@ class LoaderShell:
         pa.scalar(0)
         # Footers and indexes are waited for, not computed: hundreds of sources open together.
         calls = LimitedCalls("omniload-listing")
-        with calls, DaemonPool(_OPENING_THREADS, "omniload-opening") as pool:
+        with calls, DaemonPool(_OPENING_THREADS, "omniload-opening", reads=True) as pool:
             # In their order, whatever comes back first: what fails first by number is what a user is told.
             waits_s = self.opens_again_s
             opened = pool.map(lambda s: self._open_source(s, mix, calls, waits_s), sources)
             self._sources: dict[int, Source] = dict(zip(sources, opened, strict=True))
-        self._reading_again = DaemonPool(_AGAIN_THREADS, "omniload-reading-again")
+        self._reading_again = DaemonPool(len(_AGAIN_THREADS), "omniload-reading-again", reads=True)
         # A source decodes into its own state: one read of it at a time.
         self._reading = {s: threading.Lock() for s in sources}
         self._parts = {s: self._part_reads() for s in sources}
@@ -144,7 +145,7 @@ class LoaderShell:
     def open_more(self, sources: Sequence[int], mix: MixConfig) -> dict[int, SourceFacts]:
         """Open sources that another loader serves, as far as they are not open; return what was found in each."""
         missing = [s for s in sources if s not in self._sources]
-        with DaemonPool(_OPENING_THREADS, "omniload-opening") as pool:
+        with DaemonPool(_OPENING_THREADS, "omniload-opening", reads=True) as pool:
             pool.map(lambda s: self.open_also(s, mix), missing)
         return {s: self._sources[s].facts for s in sources}
 
@@ -252,17 +253,13 @@ class LoaderShell:
 
     def _hold(self, asked: Read, block: SampleBlock) -> SamplesReported:
         """Hold what was read, unless the source was dropped meanwhile; return what is to be reported."""
-        source, table, without = asked.source, block.table, asked.without
+        source, without = asked.source, asked.without
+        read = SampleRange(block.table, block.tokens, block.others, frozenset(without))
         with self._lock:
             # What the planner heard of this source stands with its next loader, which reads it by itself.
             if source not in self._sources:
-                return SamplesReported(source=source, table=table, without=without)
-            (report,) = self._machine.handle(
-                SamplesRead(
-                    source=source,
-                    block=SampleRange(table, block.tokens, block.others, frozenset(without)),
-                )
-            )
+                return replace(self._machine.reported(source, (read,), without), size_bytes=0)
+            (report,) = self._machine.handle(SamplesRead(source=source, block=read))
         assert isinstance(report, SamplesReported)
         return report
 
@@ -298,15 +295,15 @@ class LoaderShell:
                 _LOG.info("source %s is not at hand at %d: %s", source.name, floor, error)
                 self._decoded_ahead.pass_over(number, floor)
 
-    def take_over(self, command: TakeOver) -> None:
-        """Serve what another loader served: from now on its samples may be asked for, and they are read again."""
+    def take_over(self, command: TakeOver, *, waits_s: float = 0.0) -> None:
+        """Serve what another served: it may be asked for at once, and is read again; for so long this waits for it."""
         self._serves = True
         with self._lock:
             reads = self._machine.handle(command)
         left = deque(read for read in reads if isinstance(read, Read))
         # In threads of their own: what constructors ask for meanwhile is read in theirs.
-        for _ in range(_AGAIN_THREADS):
-            self._reading_again.submit(lambda: self._read_again(left))
+        read = [self._reading_again.submit(lambda: self._read_again(left)) for _ in _AGAIN_THREADS]
+        wait(read, waits_s)
 
     def slices(self, requests: Sequence[SliceRequest]) -> list[SampleColumns]:
         """Return the asked token ranges, request by request: for a constructor in another process."""

@@ -22,6 +22,7 @@ from omniload.actors.roles.links import (
     LoaderLinks,
     outcome_of,
 )
+from omniload.actors.roles.planned_counts import PlannedCounts
 from omniload.actors.roles.planner_events import (
     Change,
     ChangesInTurn,
@@ -30,7 +31,6 @@ from omniload.actors.roles.planner_events import (
     Stop,
     Told,
 )
-from omniload.actors.roles.planner_metrics import count_bad, measure
 from omniload.base.errors import (
     ConfigError,
     IntegrityError,
@@ -49,7 +49,6 @@ from omniload.machine.messages import (
     LoaderReplaced,
     PlannerCommand,
     PlannerEvent,
-    PublishPlans,
     RanksLost,
     ReadAhead,
     ReadTimes,
@@ -93,7 +92,7 @@ class PlannerShell:
         run_dir: Path | None = None,
     ) -> None:
         self._planner, self._run_dir = planner, run_dir
-        self._activity = activity
+        self._activity, self._counts = activity, PlannedCounts(activity.figures)
         self._quiet_from_s = time.monotonic()
         # Asked for when a heartbeat is due, not noted at each change: every report of hundreds of sources is one.
         activity.idle = self._waits
@@ -290,6 +289,7 @@ class PlannerShell:
             with doing, self._lock, PLAN_SECONDS.time():
                 commands = self._planner.handle(event)
         except IntegrityError:
+            self._counts.note((), self._planner.ranks.slowest)  # ranks took all before what ends it
             # Of a planner that is believed dead, and lives, it may be the next one that planned what ranks took.
             # A store that does not say whose it is hides nothing of what was found.
             with suppress(ConfigError, UnavailableError, OSError):
@@ -343,7 +343,7 @@ class PlannerShell:
 
     def _carry_out(self, commands: Sequence[PlannerCommand]) -> None:
         # In order, but records that stand together at once: a window of steps costs one sync.
-        count_bad(commands, self._activity.figures)
+        self._counts.note(commands, self._planner.ranks.slowest)
         for kept, group in groupby(commands, lambda each: isinstance(each, Kept)):
             if not kept:
                 self._tell(group)
@@ -365,9 +365,6 @@ class PlannerShell:
                     report_times(self._run_dir, first, self._events.put, self.fail)
                 case Republish():
                     self._constructors.tell_again(command)
-                case PublishPlans(plans=plans):
-                    self._constructors.tell(command)
-                    measure(plans, self._planner.names)
                 case EndOfData(step=step):
                     self._constructors.tell(command)
                     warn_of_edits(self._planner.history, step)

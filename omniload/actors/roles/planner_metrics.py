@@ -1,29 +1,22 @@
-"""What the planner's shell counts and what every role says of itself, as metrics, and who may ask for them."""
+"""What every role says of itself, as metrics, and who may ask for them."""
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator
 
-import numpy as np
-from prometheus_client import Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from omniload.actors.heartbeat_board import Board, Figures
+from omniload.actors.heartbeat_board import Board
 from omniload.base.errors import ConfigError
 from omniload.base.linux.network import listening_address
-from omniload.base.log import get_logger
-from omniload.base.metrics import IMBALANCE_RATIO, REGISTRY, SAMPLES_SKIPPED, TOKENS_PLANNED, serve
-from omniload.machine.messages import AppendJournal, PlannerCommand
-from omniload.machine.status import SKIPPED, has_doubled, said_of_skipped, status_of
+from omniload.base.metrics import REGISTRY, serve
+from omniload.machine.status import status_of
 from omniload.mix.config import MixConfig
-from omniload.plan.records import StepPlan
 
-__all__ = ["FIGURES", "RoleMetrics", "count_bad", "count_skipped", "measure", "serve_metrics"]
+__all__ = ["FIGURES", "RoleMetrics", "serve_metrics"]
 
-_LOG = get_logger(__name__)
 _TOTAL = "_total"
 FIGURES = {
     "read_samples_total": "Samples that a source loader has read",
@@ -45,39 +38,6 @@ FIGURES = {
     "wait_seconds_total": "Time that a rank has waited for batches",
 }
 """Figures of roles, each a metric ``omniload_<name>`` by ``role``."""
-
-
-def count_bad(commands: Iterable[PlannerCommand], figures: Figures) -> None:
-    """Count the bad records that the steps among commands went past."""
-    for command in commands:
-        if isinstance(command, AppendJournal):
-            for s, count in command.bad.items():
-                count_skipped(command.names[s], count, figures)
-
-
-def count_skipped(name: str, skipped: int, figures: Figures) -> None:
-    """Count bad records of a source that a step went past; tell of the first, and each time that they doubled."""
-    if not skipped:
-        return
-    SAMPLES_SKIPPED.labels(name).inc(skipped)
-    total = int(figures.count(SKIPPED + name, skipped))
-    if has_doubled(total - skipped, total):
-        _LOG.warning("%s", said_of_skipped(name, total))
-
-
-def measure(plans: Sequence[StepPlan], names: Sequence[str]) -> None:
-    """Count what plans hold of each source, and how even the last of them is."""
-    # Of the last alone: a gauge that is set several times between two scrapes shows the last one anyway.
-    IMBALANCE_RATIO.set(plans[-1].imbalance)
-    tokens_S = np.sum([plan.tokens_S for plan in plans], axis=0)
-    for s in np.flatnonzero(tokens_S).tolist():
-        _tokens_planned(names[s]).inc(int(tokens_S[s]))
-
-
-@cache
-def _tokens_planned(name: str) -> Counter:
-    """Return the counter of a source, which is looked up by its label slowly."""
-    return TOKENS_PLANNED.labels(name)
 
 
 def serve_metrics(mix: MixConfig, board: Board) -> Callable[[], None]:

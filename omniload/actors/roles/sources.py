@@ -19,7 +19,8 @@ from omniload.machine.readers import Looked, ReadBegun, ReadEnded, ReaderScaler
 from omniload.machine.scaling.coming import Ahead
 from omniload.mix.config import MixConfig
 from omniload.source.block_memory import BlockMemory
-from omniload.source.parts.divided import DividedSource, OpenPart, PartReader
+from omniload.source.parts.divided import DividedSource
+from omniload.source.parts.reader import OpenPart, PartReader
 from omniload.source.parts.sample_block import SampleBlock, joined
 from omniload.source.record_source import RecordSource, open_source
 from omniload.source.source import Source

@@ -1,9 +1,14 @@
 """Threads that do not hold up the end of the process.
 
 The threads of ``concurrent.futures`` are waited for when Python ends: one that is stuck in a
-call to a store keeps a process alive that has nothing left to do.
+call to a store keeps a process alive that has nothing left to do. One that is left in such a call
+is no better off: where it waits in Python below native code, as a client of a store does below
+Arrow, it comes back while the interpreter is torn down, and aborts the process.
 """
 
+import atexit
+import ctypes
+import os
 import queue
 import threading
 import time
@@ -11,13 +16,18 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future, wait
 from typing import Any, Self, TypeVar
+from weakref import WeakValueDictionary
 
 from omniload.base.log import get_logger
 
-__all__ = ["DaemonPool", "ending"]
+__all__ = ["DaemonPool", "ending", "was_given_up"]
 
 _LOG = get_logger(__name__)
 _LEAVE_S = 5.0
+_PATIENT_S, _AGAIN_S = 0.25, 1.0
+"""How long a read may go on before it is given up, and before it is once more."""
+_END_S = 3.0
+"""How long reads are waited for at the end of the process: clients of ``fsspec`` notice within a second."""
 _SILENT_S = 5.0
 """Longest wait for a thread of which nothing is said."""
 _LOOK_S = 0.02
@@ -25,20 +35,35 @@ _MANY = 4
 """Calls that a thread carries out between two looks where they wait for nothing."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+_of_reads: "WeakValueDictionary[int, DaemonPool]" = WeakValueDictionary()
+"""Pools whose calls are given up at the end of the process."""
+
+
+class _GivenUp(BaseException):
+    """Raised in a thread for whose read nobody waits any more."""
 
 
 class DaemonPool:
-    """A few daemon threads that carry out calls in the order they were submitted."""
+    """A few daemon threads that carry out calls in the order they were submitted.
 
-    def __init__(self, num_threads: int, name: str) -> None:
-        """Start no thread yet: each call starts one, up to ``num_threads``."""
-        self._most, self._name = num_threads, name
+    Reads are given up where the pool is closed, or the process ends, while they last: an error is raised in their
+    threads. It ends a wait for a store whose client looks now and then whether it was interrupted, as those of
+    ``fsspec`` do each second; one in native code goes on.
+    """
+
+    def __init__(self, num_threads: int, name: str, *, reads: bool = False) -> None:
+        """Start no thread yet: each call starts one, up to ``num_threads``; ``reads`` says that calls only read."""
+        self._most, self._name, self._reads = num_threads, name, reads
         self._threads: list[threading.Thread] = []
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
             queue.SimpleQueue()
         )
         self._lock = threading.Lock()
         self._closed = False
+        self._under_way: set[int] = set()
+        """Numbers of threads that carry out a call: one that has ended leaves its number to another."""
+        if reads:
+            _of_reads[id(self)] = self
 
     def submit(self, call: Callable[[], Result]) -> "Future[Result]":
         """Have a thread carry out a call; after ``close`` the future is cancelled."""
@@ -119,11 +144,26 @@ class DaemonPool:
         if first:
             for _ in threads:
                 self._calls.put(None)
-        until_s = time.monotonic() + limit_s
-        for thread in threads:
-            # One limit for all of them together: a hundred threads must not take a hundred times as long.
-            thread.join(max(0.0, until_s - time.monotonic()))
-        return not any(thread.is_alive() for thread in threads)
+        now_s = time.monotonic()
+        until_s, patient_until_s = now_s + limit_s, now_s + _PATIENT_S
+        while True:
+            wait_until_s = min(until_s, patient_until_s) if self._reads else until_s
+            for thread in threads:
+                # One limit for all of them together: a hundred threads must not take a hundred times as long.
+                thread.join(max(0.0, wait_until_s - time.monotonic()))
+            threads = [thread for thread in threads if thread.is_alive()]
+            if not threads or wait_until_s == until_s:
+                return not threads
+            self.give_up()
+            # Again: native code may have made another error of it, for which the store is asked once more.
+            patient_until_s = time.monotonic() + _AGAIN_S
+
+    def give_up(self) -> None:
+        """Raise ``_GivenUp`` in each thread that carries out a call."""
+        with self._lock:
+            for number in self._under_way:
+                thread, error = ctypes.c_ulong(number), ctypes.py_object(_GivenUp)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error)
 
     def __enter__(self) -> Self:
         return self
@@ -133,15 +173,37 @@ class DaemonPool:
         self.close(_LEAVE_S)
 
     def _run(self) -> None:
+        has_ended = False
+        while not has_ended:
+            try:
+                self._carry_out_all()
+                has_ended = True
+            except _GivenUp:
+                # It came just behind the read. What follows is to be cancelled, and nothing else to be given up.
+                with self._lock:
+                    self._under_way.discard(threading.get_ident())
+
+    def _carry_out_all(self) -> None:
         while (taken := self._calls.get()) is not None:
             future, call = taken
             if self._closed:
                 future.cancel()
             if not future.set_running_or_notify_cancel():
                 continue
-            _carry_out(call, future)
+            with self._lock:
+                self._under_way.add(threading.get_ident())
+            try:
+                _carry_out(call, future)
+            finally:
+                with self._lock:
+                    self._under_way.discard(threading.get_ident())
             # Waiting for its next call, a thread must not hold the last result: it may be a batch.
             del future, call, taken
+
+
+def was_given_up(done: "Future[Any]") -> bool:
+    """Tell whether a call that has ended, and was not cancelled, is a read that was given up."""
+    return isinstance(done.exception(), _GivenUp)
 
 
 def ending(
@@ -171,10 +233,26 @@ def _carry_out(call: Callable[[], Result], future: "Future[Result]") -> None:
     try:
         future.set_result(call())
     except BaseException as error:  # noqa: BLE001 -- the future's to raise
-        future.set_exception(error)
+        # ``_GivenUp`` may come just behind the result.
+        if not future.done():
+            future.set_exception(error)
 
 
 def _carried_out(call: Callable[[Item], Result], item: Item) -> "Future[Result]":
     future: Future[Result] = Future()
     _carry_out(lambda: call(item), future)
     return future
+
+
+@atexit.register
+def _give_up_reads() -> None:
+    """End what still reads: a thread that comes back while the interpreter is torn down aborts the process."""
+    pools = [pool for ref in _of_reads.valuerefs() if (pool := ref()) is not None]
+    for pool in pools:
+        pool.give_up()
+    until_s = time.monotonic() + _END_S
+    for pool in pools:
+        pool.close(max(0.0, until_s - time.monotonic()))
+
+
+os.register_at_fork(after_in_child=_of_reads.clear)  # a forked process has none of these threads

@@ -15,6 +15,8 @@ __all__ = ["LimitedCalls", "call_within"]
 Answer = TypeVar("Answer")
 
 _TOLD_EVERY_S = 10.0
+_LOOK_S = 1.0
+"""How long a wait goes on in native code, where it cannot be given up."""
 _LEAVE_S = 5.0
 _LOG = get_logger(__name__)
 
@@ -74,9 +76,9 @@ class LimitedCalls:
 
 
 def _answered(answer: "Future[Answer]", limit_s: float, what: str) -> Answer:
-    waited_s = 0.0
+    waited_s, told_s = 0.0, _TOLD_EVERY_S
     while True:
-        patience_s = min(_TOLD_EVERY_S, limit_s - waited_s)
+        patience_s = min(_LOOK_S, told_s - waited_s, limit_s - waited_s)
         try:
             return answer.result(timeout=patience_s)
         except FutureTimeoutError:
@@ -88,4 +90,6 @@ def _answered(answer: "Future[Answer]", limit_s: float, what: str) -> Answer:
             raise UnavailableError(
                 f"{what}: no answer within {limit_s:g} s; see whether the store can be reached from here"
             )
-        _LOG.info("%s: no answer for %.0f s, given up after %g s", what, waited_s, limit_s)
+        if waited_s >= told_s:
+            told_s += _TOLD_EVERY_S
+            _LOG.info("%s: no answer for %.0f s, given up after %g s", what, waited_s, limit_s)

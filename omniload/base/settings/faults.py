@@ -64,6 +64,8 @@ def said_of_fault(fault: ErrorDetails, tags: Iterable[str] = ()) -> str:
         key, limit = _LIMITS[kind]
         return f"found {value_shown(given)}; give {limit.format(_plain(context[key]))}"
     wanted = _WANTED.get(kind) or (None if given else _EMPTY.get(kind)) or _name_wanted(fault)
+    if given is None and wanted and fault["loc"] and ":" in (key := str(fault["loc"][-1])):
+        wanted = f"it behind a colon and a blank, {key.replace(':', ': ', 1)}"
     if kind == "string_type" and isinstance(given, list) and fault["loc"]:
         wanted = _one_of(fault["loc"][-1], given) or wanted
     if wanted and isinstance(given, str | int | float | list | dict | None):
@@ -72,11 +74,21 @@ def said_of_fault(fault: ErrorDetails, tags: Iterable[str] = ()) -> str:
         return _SAID[kind]
     if kind.startswith("union_tag"):
         return _tag_wanted(fault, tags)
-    if kind == "literal_error" and isinstance(given, str):
-        known = re.findall(r"'([^']*)'", str(context["expected"]))
-        near = difflib.get_close_matches(given, known, n=1)
-        if near:
-            return f"{fault['msg']}{_input_shown(fault)}; did you mean {near[0]!r}?"
+    return _said_of_rest(fault)
+
+
+def _said_of_rest(fault: ErrorDetails) -> str:
+    """Return what is said of a word that is none of some, of a text that is too long, and of any other fault."""
+    kind, context, given = fault["type"], fault.get("ctx", {}), fault["input"]
+    if kind == "literal_error":
+        expected = str(context["expected"])
+        near = difflib.get_close_matches(str(given), re.findall(r"'([^']*)'", expected), n=1)
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        is_plain = isinstance(given, str | int | float | None)
+        found = value_shown(given) if is_plain else f"a {type(given).__name__}"
+        return f"found {found}{meant}; give {expected}"
+    if kind == "string_too_long" and isinstance(given, str):
+        return f"found {len(given):,} letters, {value_shown(given)}; give at most {context['max_length']}"
     return fault["msg"].removeprefix("Value error, ") + _input_shown(fault)
 
 
@@ -183,6 +195,8 @@ def said_of_unknown(model: type[BaseModel], location: tuple[str | int, ...]) -> 
     near = _near(model, location)
     if near is None and (lists := _lists_with(model, location)):
         return f"; it is of what stands in {lists[0]}, as {lists[0]}: [{{{key}: ...}}]"
+    if near is None and str(key).startswith(("x-", ".")):  # as other tools have places for anchors
+        return "; remove it: an anchor (&name) stands at the first value that is used again"
     return f"; did you mean {near!r}?" if near else "; remove it"
 
 

@@ -208,7 +208,10 @@ class _Composer:
                 for key, entry in self._merged(value, line).items():
                     merged.setdefault(key, entry)
             elif event.value in entries:
-                self.repeated.append(f"{self._name}:{line}: {self._here}: key given twice")
+                first, _ = entries[event.value]
+                self.repeated.append(
+                    f"{self._name}:{line}: {self._here}: key given twice, first in line {first}; keep one of them"
+                )
             else:
                 entries[event.value] = line, value
             self._path.pop()

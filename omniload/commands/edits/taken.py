@@ -64,10 +64,10 @@ def _named(run: Path, revision: int) -> str:
 
 def say_what_stays(console: Console, taken: EditTaken) -> None:
     """Print which steps keep the mix of before, and what cannot be told of the edit."""
-    if ahead := taken.planned - taken.slowest:
+    if taken.planned > taken.slowest:
         say(
             console,
-            f"{ahead} steps from step {taken.slowest:,} on were planned already and keep the mix they have",
+            f"steps before {taken.planned:,} were planned already and keep the mix they have",
         )
     if taken.unsure:
         say(console, taken.unsure)

@@ -78,6 +78,19 @@ class Saves:
         self._taken = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a file asks of a run, and what of it moves nothing."""
+
+    changes: list[Asked]
+    later: list[str]
+    """Keys that hold from the next start on."""
+    over: list[str]
+    """Stages that are over, with their lines."""
+    scheduled: list[str]
+    """What edits set for steps to come and the file does not have, with its lines."""
+
+
 @dataclass(slots=True)
 class Watching:
     """Makes one run be as one file says."""
@@ -87,8 +100,8 @@ class Watching:
     _before: MixConfig | None = field(default=None, init=False)
     """What the file said when it was read last."""
 
-    def asked(self) -> tuple[list[Asked], list[str], list[str]]:
-        """Return the changes to what the file says now, what in it holds from the next start on, and what is over.
+    def asked(self) -> "_Found":
+        """Return what the file says now comes to.
 
         Raises:
             ConfigError: The file is faulty, or asks for what no change can do: every fault with its line.
@@ -108,7 +121,8 @@ class Watching:
         # Against the file as it was read last: at the first there is none, and one that was refused does not count.
         later = [] if self._before is None else later_keys(wanted, self._before)
         self._before = wanted
-        return list(found.changes), later, list(map(self._told, found.over))
+        told = (list(map(self._told, faults)) for faults in (found.over, found.scheduled))
+        return _Found(list(found.changes), later, *told)
 
     def _told(self, fault: Refused) -> str:
         line = line_of(self.file, *fault.at) or 1
@@ -235,7 +249,7 @@ def _fault_of(error: OmniloadError) -> str:
 def _apply(watching: Watching, mark: Mark | None, *, as_json: bool) -> None:
     """Have the run be as its file says; of a file that has another mark by now, wait for the save."""
     try:
-        asked, later, over = watching.asked()
+        found = watching.asked()
     except ConfigError:
         if mark in (None, mark_of(watching.file)):
             raise
@@ -243,18 +257,18 @@ def _apply(watching: Watching, mark: Mark | None, *, as_json: bool) -> None:
     # Saved again while it was read: the next look takes that save.
     if mark not in (None, mark_of(watching.file)):
         return
-    said = "; ".join(said_of(change) for change, _ in asked) or "the run is as it says"
+    asked = [said_of(change) for change, _ in found.changes]
     if not as_json:
-        say(output(), f"{watching.file}: {said}")
-        if later:
-            say(output(), f"from the next start of the run on: {', '.join(later)}")
-        for each in over:
+        say(output(), f"{watching.file}: {'; '.join(asked) or 'the run is as it says'}")
+        if found.later:
+            say(output(), f"from the next start of the run on: {', '.join(found.later)}")
+        for each in (*found.over, *found.scheduled):
             say(output(), f"warning: {each}", "yellow")
     edits = []
-    for taken in watching.taken(asked):
+    for taken in watching.taken(found.changes):
         edits.append(taken.model_dump(mode="json"))
         if not as_json:
             say(output(), taken.said)
     if as_json:
-        told = [said_of(change) for change, _ in asked]
-        emit_json({"asked": told, "edits": edits, "later": later, "over": over})
+        told = {"later": found.later, "over": found.over, "scheduled": found.scheduled}
+        emit_json({"asked": asked, "edits": edits, **told})

@@ -19,6 +19,7 @@ from omniload.batch.rows import pieces_of
 from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, say, table
 from omniload.commands.opening import tokenizer_of
 from omniload.commands.options import cache_option, json_option, run_argument
+from omniload.commands.runs.tag_shares import said_of_tag, tags_json, tags_of_step
 from omniload.commands.sample_page import (
     Document,
     Drawer,
@@ -41,6 +42,7 @@ from omniload.plan.records import StepPlan
 from omniload.plan.world import World
 from omniload.simulation.rehearsal import Rehearsal
 from omniload.source.index import index_folder
+from omniload.source.survey.tag_shares import TagShares
 
 __all__ = ["audit"]
 
@@ -109,7 +111,8 @@ def audit(  # noqa: PLR0913, PLR0917 -- one for each option
     with; it stands only if the plan has the digest that was journaled then. That is of its
     samples: ranks of a step that another release dealt come with a warning. Where the trainer
     reported the loss of documents, those of the highest loss come first. What batch.columns
-    names of columns of yours of whole samples stands with each.
+    names of columns of yours of whole samples stands with each, and their shares of the tokens
+    are told.
 
     \b
     Example:
@@ -141,14 +144,14 @@ def audit(  # noqa: PLR0913, PLR0917 -- one for each option
         write_whole(page, _page(rehearsal, plan, spec, found, f"{run}: {title}").encode())
     if as_json:
         shown = [_as_json(piece) for piece in found]
-        emit_json({"step": step, "digest": digest, "warnings": warnings, "samples": shown})
+        told = {"step": step, "digest": digest, "warnings": warnings, "samples": shown}
+        emit_json({**told, "tags": tags_json(_tags_of(found))})
         return
-    if grep is None:
-        _print(found, spec.mix, f"{title}: {len(found)} samples or pieces of samples")
-    else:
+    said = f"{len(found)} samples or pieces of samples"
+    if grep is not None:
         of = len(looked_at.pieces)
         said = f"{len(found)} of {of} samples or pieces of samples contain {grep!r}"
-        _print(found, spec.mix, f"{title}: {said}")
+    _print(found, spec.mix, f"{title}: {said}")
     for warning in warnings:
         say(output(), f"warning: {warning}", "yellow")
     if page is not None:
@@ -329,6 +332,10 @@ def _values(columns: Mapping[str, NDArray[Any]]) -> dict[str, TagValue]:
     }
 
 
+def _tags_of(found: Sequence[_Found]) -> list[TagShares]:
+    return tags_of_step((piece.columns, len(piece.tokens)) for piece in found)
+
+
 def _from_the_highest(piece: _Found) -> float:
     """Order pieces by loss: what is no number is above all numbers, what was not reported below."""
     if piece.loss is None:
@@ -372,3 +379,5 @@ def _print(found: Sequence[_Found], mix: MixConfig, said: str) -> None:
     if rows:
         console.print(table("", columns, rows))
     say(console, said)
+    for shares in _tags_of(found):
+        say(console, said_of_tag(shares))

@@ -8,8 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from omniload.actors.status_file import PlaneStatus, RoleLine
+from omniload.commands.runs.looks import (
+    lags_of,
+    pace_of,
+    passed_s,
+    taken_steps,
+    waited_share,
+    waits_by_way,
+)
 from omniload.commands.runs.roles_view import why_ended
-from omniload.machine.progress import AFTER_A_RANK, is_rank
+from omniload.machine.progress import AFTER_A_RANK, PLANNED_ALL, is_rank
 from omniload.machine.scaling.measured import Reading
 from omniload.machine.status import REPEATED
 
@@ -20,13 +28,10 @@ __all__ = [
     "diagnose",
     "moment_of",
     "said_of_loaders",
-    "taken_steps",
 ]
 
 OLD_S = 5.0
 """A status this old belongs to a plane that has ended, or whose process is stopped."""
-_WRITTEN_EVERY_S = 1.0
-_WAITED = "wait_seconds_total"
 _SHOWN_SHARE = 0.02
 """Share of the time that ranks may wait: what the paper's users bear, and the report's target."""
 _BEHIND_STEPS = 2
@@ -85,26 +90,29 @@ def moment_of(looks: Sequence[PlaneStatus], now_s: float, silent_s: float) -> fl
     return seen_s if len(looks) > 1 else max(now_s, seen_s)
 
 
-def diagnose(looks: Sequence[PlaneStatus], now_s: float, logs: Mapping[str, str]) -> Diagnosis:
+def diagnose(
+    looks: Sequence[PlaneStatus], now_s: float, logs: Mapping[str, str], full: str = ""
+) -> Diagnosis:
     """Say what holds a plane up.
 
     Args:
         looks: Statuses in the order of their times, at least one.
         now_s: Now, as ``moment_of`` has it.
         logs: The last line of roles that have one, by name.
+        full: Why no status can be written by now, as ``full_disk`` has it.
     """
     first, last = looks[0], looks[-1]
-    seconds = _passed_s(first, last)
-    share = _waited_share(first, last)
+    seconds = passed_s(first, last)
+    share = waited_share(first, last)
     if last.has_ended:
         # A rank that took the last step before another did is behind nobody: there is nothing left to wait for.
         found = [_closed_plane(last, now_s, logs)]
     else:
         found = [
-            *_silent_plane(last, now_s),
+            *_silent_plane(last, now_s, full),
             *_roles_in_trouble(last, logs),
             *_longest_wait(looks, share),
-            *_rank_behind(last),
+            *_rank_behind(looks),
             *_retried_reads(first, last),
             *_replacements(last),
             *_unsaved_state(last),
@@ -146,8 +154,18 @@ def _closed_plane(last: PlaneStatus, now_s: float, logs: Mapping[str, str]) -> F
     )
 
 
-def _silent_plane(last: PlaneStatus, now_s: float) -> Iterator[Finding]:
-    if (age_s := now_s - last.written_at) > OLD_S:
+def _silent_plane(last: PlaneStatus, now_s: float, full: str) -> Iterator[Finding]:
+    if (age_s := now_s - last.written_at) <= OLD_S:
+        return
+    if full:
+        yield Finding(
+            role=f"process {last.pid} on {last.host}",
+            what="No status can be written, and no journal: the disk of the run is full.",
+            seen=f"the last status is {age_s:.0f} s old; {full}",
+            do="free some room: a planner waits a minute for it, and goes on by itself. What follows is of the last "
+            "moment that could be written",
+        )
+    else:
         yield Finding(
             role=f"process {last.pid} on {last.host}",
             what="The plane has ended, or the process that opened it is stopped.",
@@ -183,9 +201,10 @@ def _longest_wait(looks: Sequence[PlaneStatus], share: float | None) -> Iterator
     if share is not None and share <= _SHOWN_SHARE:
         return
     waited = "" if share is None else f"ranks waited {share:.1%} of the time; "
-    ways_s = _waits_by_way(looks)
+    ways_s = waits_by_way(looks)
     if not ways_s:
-        if share is not None:
+        # Once every step is planned, none can be built further ahead.
+        if share is not None and not any(r.state.startswith(PLANNED_ALL) for r in looks[-1].roles):
             yield Finding(
                 role="ranks",
                 what="Batches come late, in waits too short to see for whom.",
@@ -198,7 +217,12 @@ def _longest_wait(looks: Sequence[PlaneStatus], share: float | None) -> Iterator
         causes_s[way[-1]] = causes_s.get(way[-1], 0.0) + way_s
     cause = max(causes_s, key=lambda role: causes_s[role])
     way = max((each for each in ways_s if each[-1] == cause), key=lambda each: ways_s[each])
-    every = [role for look in looks for role in look.roles if role.name == cause]
+    every = [
+        role
+        for look in looks
+        for role in look.roles
+        if role.name == cause and not role.state.startswith(PLANNED_ALL)
+    ]
     role = max(every, key=lambda role: role.task_s, default=None)  # at what took it longest
     doing = "" if role is None else f", which {role.state}"
     what, do = _remedy(cause, role)
@@ -239,17 +263,21 @@ def _remedy(cause: str, role: RoleLine | None) -> tuple[str, str]:
     )
 
 
-def _rank_behind(last: PlaneStatus) -> Iterator[Finding]:
-    # A rank that has not taken its first is not behind: it may still load its model.
-    taken = {name: steps for name, steps in taken_steps(last).items() if steps}
-    if len(taken) < 2:
-        return
-    slowest = min(taken, key=lambda name: taken[name])
-    if (ahead := max(taken.values()) - taken[slowest]) >= _BEHIND_STEPS:
-        role = next(each for each in last.roles if each.name == slowest)
+def _rank_behind(looks: Sequence[PlaneStatus]) -> Iterator[Finding]:
+    pace = pace_of(looks)
+    lags = [lags_of(look, pace) for look in looks]
+    # In every look: ranks in lock-step are told of at moments that differ, now one first and now another.
+    steady = {
+        name: min(lag[name] for lag in lags)
+        for name in lags[-1]
+        if all(name in lag for lag in lags)
+    }
+    slowest = max(steady, key=lambda name: steady[name], default="")
+    if slowest and steady[slowest] >= _BEHIND_STEPS:
+        role = next(each for each in looks[-1].roles if each.name == slowest)
         yield Finding(
             role=slowest,
-            what=f"{slowest} is {ahead:.0f} steps behind another rank.",
+            what=f"{slowest} is {lags[-1][slowest]:.0f} steps behind another rank.",
             seen=f"it {role.state}, for {role.task_s:.0f} s",
             do="see what its process does: batches are there for it, and built only so far ahead of it",
         )
@@ -314,73 +342,3 @@ def _unsaved_state(last: PlaneStatus) -> Iterator[Finding]:
             seen=f"{age_s / 3600:.1f} hours",
             do="save checkpoints more often: what came after the last is trained again",
         )
-
-
-def taken_steps(status: PlaneStatus) -> dict[str, float]:
-    """Return how many steps each rank has taken since the plane was opened."""
-    return {
-        role.name: role.figures.get("taken_steps_total", 0.0)
-        for role in status.roles
-        if is_rank(role.name)
-    }
-
-
-def _passed_s(first: PlaneStatus, last: PlaneStatus) -> float:
-    """Return the seconds between two looks, by a clock that nobody sets where one process has written both."""
-    if first.pid == last.pid and first.up_s and last.up_s >= first.up_s:
-        return last.up_s - first.up_s
-    return max(0.0, last.written_at - first.written_at)
-
-
-def _waited_share(first: PlaneStatus, last: PlaneStatus) -> float | None:
-    """Return the share of the time between two looks that ranks waited, mean over ranks; ``None`` where none tells."""
-    seconds = _passed_s(first, last)
-    before = {role.name: _waited_s(role) for role in first.roles}
-    waited = [
-        # A role that was replaced meanwhile counts from 0 again.
-        max(0.0, _waited_s(role) - before[role.name])
-        for role in last.roles
-        if _WAITED in role.figures and role.name in before
-    ]
-    if not waited or seconds <= 0:
-        return None
-    return sum(min(each, seconds) for each in waited) / len(waited) / seconds
-
-
-def _waited_s(role: RoleLine) -> float:
-    """Return how long a role has waited, the wait that it is in among it: its figure grows where one ends."""
-    return role.figures.get(_WAITED, 0.0) + (role.task_s if role.waits_for else 0.0)
-
-
-def _waits_by_way(looks: Sequence[PlaneStatus]) -> dict[tuple[str, ...], float]:
-    """Return how many seconds ranks waited, by the roles that a wait led through, from the rank on.
-
-    A look counts for no longer than the time since the one before: what changes hands while a status is written,
-    and is over in a moment, counts for nothing.
-    """
-    ways_s: dict[tuple[str, ...], float] = {}
-    # Of the first look a second too: a wait that went on for minutes before it is not what was looked at.
-    passed_s = _WRITTEN_EVERY_S
-    for look, after in zip(looks, [*looks[1:], None], strict=True):
-        roles = {role.name: role for role in look.roles}
-        for name in filter(is_rank, roles):
-            if roles[name].waits_for:
-                way = _way(name, roles)
-                seconds = min(roles[name].task_s, passed_s)
-                ways_s[way] = ways_s.get(way, 0.0) + seconds
-        passed_s = 0.0 if after is None else _passed_s(look, after)
-    return ways_s
-
-
-def _way(rank: str, roles: Mapping[str, RoleLine]) -> tuple[str, ...]:
-    """Follow a rank's wait to the role that waits for no other."""
-    passed = [rank]
-    # Each once: roles that wait for each other would be followed round and round.
-    while waits_for := [each for each in _waits_of(passed[-1], roles) if each not in passed]:
-        passed.append(max(waits_for, key=lambda each: roles[each].task_s if each in roles else 0.0))
-    return tuple(passed)
-
-
-def _waits_of(name: str, roles: Mapping[str, RoleLine]) -> tuple[str, ...]:
-    role = roles.get(name)
-    return () if role is None else role.waits_for

@@ -12,6 +12,7 @@ from omniload.base.log import last_line_of, log_name, logs_folder
 from omniload.commands.display import emit_json, output, progress, say
 from omniload.commands.options import json_option, run_argument
 from omniload.commands.runs.diagnosis import OLD_S, Diagnosis, diagnose, moment_of
+from omniload.commands.runs.roles_view import full_disk
 
 __all__ = ["doctor"]
 
@@ -45,7 +46,7 @@ def doctor(run: Path, seconds: float, as_json: bool) -> None:
     looks, silent_s = _looks(run, seconds)
     names = [role.name for role in looks[-1].roles]
     lines = {name: last_line_of(logs_folder(run) / log_name(name)) for name in names}
-    found = diagnose(looks, moment_of(looks, time.time(), silent_s), lines)
+    found = diagnose(looks, moment_of(looks, time.time(), silent_s), lines, full_disk(run))
     if as_json:
         emit_json(asdict(found))
         return

@@ -1,5 +1,6 @@
 """The roles of a running data plane as a table that is drawn again and again: of ``mix top`` and ``train watch``."""
 
+import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -18,11 +19,21 @@ from omniload.base.units import format_bytes
 from omniload.commands.display import Cell, output, table
 from omniload.machine.scaling.measured import Reading
 
-__all__ = ["once_option", "roles_view", "status_json", "watch_until_interrupted", "why_ended"]
+__all__ = [
+    "full_disk",
+    "once_option",
+    "roles_view",
+    "status_json",
+    "watch_until_interrupted",
+    "why_ended",
+]
 
 _EVERY_S = 1.0
 _OLD_S = 5.0
 """A status this old belongs to a plane that has ended, or to a machine too busy to write it."""
+
+_ROOM = 1 << 20
+"""Bytes that are left on a disk that is full for whoever writes more than a few at once."""
 
 once_option = click.option("--once", is_flag=True, help="Show the present moment and end.")
 
@@ -43,7 +54,16 @@ def roles_view(run: Path, status: PlaneStatus) -> RenderableType:
         Text(f"{role}: {line}  ({logs_folder(run) / log_name(role)})")
         for role, line in _last_lines(run, status).items()
     ]
-    return Group(_roles_table(status), *lines)
+    return Group(_roles_table(status, full_disk(run)), *lines)
+
+
+def full_disk(run: Path) -> str:
+    """Return why no status of a run can be written, as a clause: its disk has no room; empty where it has some."""
+    try:
+        free = shutil.disk_usage(run).free
+    except OSError:  # whoever read the status tells of it
+        return ""
+    return f"the disk of the run is full, {format_bytes(free)} are free there" * (free < _ROOM)
 
 
 def _last_lines(run: Path, status: PlaneStatus) -> dict[str, str]:
@@ -82,12 +102,13 @@ def watch_until_interrupted(view: Callable[[], RenderableType], *, once: bool) -
             return
 
 
-def _roles_table(status: PlaneStatus) -> Table:
-    """Return all roles as a table."""
+def _roles_table(status: PlaneStatus, full: str) -> Table:
+    """Return all roles as a table; above it, where the status is old, why that may be."""
     # The host that wrote it has a clock of its own, which may be ahead.
     age_s = max(0.0, time.time() - status.written_at)
     behind = "" if status.host == socket.gethostname() else ", or its host's clock is behind"
-    said = f", {age_s:.0f} s ago: the plane has ended, or is stopped{behind}"
+    why = f"{full}, or " * bool(full)
+    said = f", {age_s:.0f} s ago: {why}the plane has ended, or is stopped{behind}"
     said = said if age_s > _OLD_S else ""
     if status.has_ended:
         said = f", which has closed it {age_s:.0f} s ago"

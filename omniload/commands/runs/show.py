@@ -16,7 +16,8 @@ from omniload.base.units import format_count
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
 from omniload.commands.mix_tables import stages_by_epochs_json
 from omniload.commands.options import json_option, run_argument
-from omniload.commands.runs.diagnosis import said_of_loaders, taken_steps
+from omniload.commands.runs.diagnosis import said_of_loaders
+from omniload.commands.runs.looks import taken_steps
 from omniload.mix.edits.edit import Edit, said_of
 from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.found import never_reached

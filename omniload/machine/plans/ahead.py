@@ -3,6 +3,7 @@
 What is known of samples comes in reports; how far the ranks are, and which changes are asked for, the planner hears.
 """
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +20,7 @@ from omniload.machine.messages import (
     ReleaseSamples,
     ReleaseSteps,
 )
+from omniload.machine.metadata.tags import asked_with_tags
 from omniload.machine.plans.fences import Withdrawal
 from omniload.machine.plans.windows import Drawn
 from omniload.machine.queue import (
@@ -35,17 +37,20 @@ from omniload.machine.scaling.leads import Leads
 from omniload.machine.steps import BadRecords, PlannedSteps, RankSteps
 from omniload.machine.strategy import CostFits, place
 from omniload.mix.config import MixConfig
-from omniload.mix.edits.edit import Edit
+from omniload.mix.edits.edit import BeginStage, Edit, FitCost
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import with_begun
 from omniload.mix.state import MixState
 from omniload.plan.membership import Exhausted, Membership, Starved
 from omniload.plan.records import StepPlan
-from omniload.plan.strategies import require_strategy
+from omniload.plan.strategies import require_balance, tags_of_samples
 from omniload.plan.window import steps_together
 from omniload.plan.world import World
 
 __all__ = ["PlanningAhead"]
+
+_FEW_SOURCES = 128
+"""Of more than these a first plan waits for many reads: others are asked for behind it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,8 +87,8 @@ class PlanningAhead:
     """How far each rank is."""
     released_to: int = field(init=False)
     """Every rank has taken all steps before this one; states and samples of them are released."""
-    _metadata: SampleMetadata = field(default_factory=SampleMetadata, init=False)
-    """Loss masks, documents and images of the samples in the queues."""
+    _metadata: SampleMetadata = field(init=False)
+    """Loss masks, documents, images, and tags that are read, of the samples that ranks may still ask for."""
     _foresight: Foresight = field(default_factory=Foresight, init=False)
     _bad: BadRecords = field(init=False)
     _costs: CostFits = field(init=False)
@@ -92,11 +97,14 @@ class PlanningAhead:
     _demand: Demand | None = field(default=None, init=False)
     _leads: Leads = field(default_factory=Leads, init=False)
     _withdrawal: Withdrawal = field(init=False)
-    _starved: int | None = field(default=None, init=False)
-    """Source that the last draw ran out of: needs are estimates, rough ones where weights count samples."""
+    _starved: Starved | None = field(default=None, init=False)
+    """What the last draw ran out of: needs are estimates, rough ones where weights count samples."""
+    _starved_by: list[object] = field(default_factory=list, init=False)
+    """What that hangs on, as it was then."""
 
     def __post_init__(self) -> None:
-        require_strategy(self.mix.balance)
+        require_balance(self.mix)
+        self._metadata = SampleMetadata(tags=tags_of_samples(self.mix))
         self.history = History(self.mix, self.edits)
         self._queues = queues_of(self.state.widened(len(self.names)))
         self.overlong_S = [0] * len(self._queues)
@@ -107,7 +115,13 @@ class PlanningAhead:
         step = max(self.state.step, self.world.step)
         self.ranks = RankSteps.at(self.world.ranks(), step, taken_over=self.life > 0)
         self.released_to = self.state.step
-        self._withdrawal = Withdrawal.of(self.life, self.planned)
+        # Fitted costs and stages that begin hold behind what is planned: nothing was taken back for them.
+        changed = (
+            edit.step
+            for edit in self.edits
+            if edit.step >= self.state.step and not isinstance(edit.change, FitCost | BeginStage)
+        )
+        self._withdrawal = Withdrawal.of(self.life, self.planned, changed)
 
     @property
     def planned(self) -> int:
@@ -134,7 +148,7 @@ class PlanningAhead:
         Args:
             changed: Sources of which more or less is known than when this was called last.
         """
-        demand, commands = self._demand, self._begin_step(changed)
+        demand, starved, commands = self._demand, self._starved, self._begin_step(changed)
         for s in (s for s in changed if s not in self._bad.over):
             require_usable(self.history, s, self._queues[s], self.positions_per_epoch_S[s])
         self._demand_now().drop_known(changed, self._is_short)
@@ -147,7 +161,7 @@ class PlanningAhead:
             if found is None:
                 break
             if isinstance(found, Starved):
-                commands += self._read_on(found.source)
+                commands += self._read_on(found)
                 break
             if isinstance(found, Exhausted):
                 self.has_ended = True
@@ -161,6 +175,8 @@ class PlanningAhead:
         if not self.has_ended and excess is None:
             # A planner that takes over may find ranks ahead of it, and then plans more steps at once.
             changed = changed if self._demand_now() is demand else range(len(self._queues))
+            if self._has_many_at_first:
+                changed = self._read_at_first(changed, starved)
             commands += self._top_up(changed)
         return commands
 
@@ -192,6 +208,10 @@ class PlanningAhead:
 
         ``None`` where its first step is refused, as by a source that refuses long documents: that ends the run.
         """
+        if (starved := self._starved) is not None and all(
+            map(operator.is_, self._starved_by, self._hangs_on(starved))
+        ):
+            return starved  # of a thousand sources most reports are of others, and a draw looks at all of them
         left = [] if self.num_steps is None else [self.num_steps - self.state.step]
         most = min(room, self.mix.steps_at_once, *left)
         tables, records_S = [queue.table for queue in self._queues], self.positions_per_epoch_S
@@ -201,9 +221,15 @@ class PlanningAhead:
             self._bad.excess = refused
             return None
 
-    def _read_on(self, source: int) -> list[PlannerCommand]:
+    def _hangs_on(self, starved: Starved) -> list[object]:
+        """Return all that a draw which ran out would have to find changed to come out otherwise."""
+        tables = [self._queues[s].table for s in starved.sources]
+        return [self.history, self.state, *tables]
+
+    def _read_on(self, starved: Starved) -> list[PlannerCommand]:
         """Read more of a source that a draw ran out of; with too many bad records, or no more, it ends the run."""
-        self._starved, self._bad.excess = source, self._bad.over.get(source)
+        source, self._starved, self._starved_by = starved.source, starved, self._hangs_on(starved)
+        self._bad.excess = self._bad.over.get(source)
         if self._bad.excess is not None:
             return []
         demand, queue = self._demand_now(), self._queues[source]
@@ -270,10 +296,28 @@ class PlanningAhead:
         if queue.is_asked:
             return []  # the answer is under way
         epoch, end = self.positions_per_epoch_S[source], self._end_of(source)
-        start, stop = queue.ask(tokens, epoch=epoch, end=end)
+        need = self._demand_now().needs_S[source] if self._has_many_at_first else None
+        start, stop = queue.ask(tokens, epoch=epoch, end=end, need=need)
         read = ReadAhead(source=source, start=start, stop=stop, life=self.life)
-        is_lacked = source == self._starved or source in self._demand_now().short
-        return [replace(read, without=queue.without_from(start), is_lacked=is_lacked)]
+        is_starved = self._starved is not None and source == self._starved.source
+        is_lacked = is_starved or source in self._demand_now().short
+        read = replace(read, without=queue.without_from(start), is_lacked=is_lacked)
+        return [asked_with_tags(read, self._metadata.tags)]
+
+    @property
+    def _has_many_at_first(self) -> bool:
+        """Whether nothing is planned yet, of many sources: what that waits for is read, and all else behind it."""
+        return self.planned == self._resumed.step and len(self._queues) > _FEW_SOURCES
+
+    def _read_at_first(self, changed: Iterable[int], starved: Starved | None) -> Iterable[int]:
+        """Return the sources that are read on for the first plan of many: those that it waits for, of what has changed.
+
+        Once none is short and the draw wants for one for the first time, needs were too low, as where samples are
+        counted: all are read on, for it would want for one after the other.
+        """
+        if short := self._demand_now().short:
+            return short.intersection(changed)
+        return changed if starved is not None else range(len(self._queues))
 
     @property
     def _kept_from(self) -> int:

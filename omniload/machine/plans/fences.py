@@ -9,6 +9,7 @@
 A constructor that does not answer in time, or is lost meanwhile, takes nothing back: plans stay as they are.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -104,9 +105,13 @@ class Withdrawal:
     """The greatest answer."""
 
     @classmethod
-    def of(cls, life: int, planned: int) -> Self:
-        """Return that of a planner which has planned nothing; one that takes over keeps what was planned before it."""
-        return cls(edition=Edition(life=life, since=planned), kept_to=planned)
+    def of(cls, life: int, planned: int, changed: Iterable[int] = ()) -> Self:
+        """Return that of a planner which has planned nothing; one that takes over keeps what was planned before it.
+
+        From a step that a change holds from (``changed``) the planner before may have planned anew, and not have told
+        every constructor that the plans of before are void: so they are told again from there on.
+        """
+        return cls(edition=Edition(life=life, since=min((planned, *changed))), kept_to=planned)
 
     def ask(self, constructors: int) -> AskFences:
         """Ask so many constructors."""

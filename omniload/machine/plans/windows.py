@@ -17,7 +17,7 @@ from omniload.mix.edits.history import History
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
 from omniload.plan.membership import Membership
-from omniload.plan.records import StepPlan
+from omniload.plan.records import StepPlan, TagsOf
 from omniload.plan.world import World
 
 __all__ = ["Drawn", "Windows"]
@@ -80,13 +80,15 @@ class Windows:
         while self._drawn and self._drawn[0].last < step:
             self._drawn.popleft()
 
-    def place_again(self, history: History, world: World) -> None:
+    def place_again(self, history: History, world: World, tags_of: TagsOf) -> None:
         """Place the steps of a world on its ranks; plans before it are let go: ranks have their steps behind them."""
         cut = [[plan for plan in plans if plan.step >= world.step] for plans in self._plans]
         self._plans = deque(
             # Each by the mix of its step: a later one may have another cost.
             tuple(
-                place_again(history.of_revision(plan.mix_revision), world.tree, plan)
+                place_again(
+                    history.of_revision(plan.mix_revision), world.tree, plan, tags_of(plan.pieces)
+                )
                 for plan in plans
             )
             for plans in cut

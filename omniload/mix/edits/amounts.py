@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from omniload.mix.edits.history import History
 
 __all__ = [
+    "amounts_ahead",
     "amounts_under",
     "counted_alike",
     "differing",
@@ -228,6 +229,22 @@ def _counted_in(history: "History", name: str) -> Amount:
         if amount is not None:
             return amount
     raise AssertionError(f"{name} had no amount, and is in a mix of amounts")
+
+
+def amounts_ahead(
+    wanted: Mapping[str, Amount], history: "History", step: int
+) -> tuple[Edit | None, frozenset[str]]:
+    """Return the last edit of amounts that is to hold behind a step, and the sources that it alone gives others.
+
+    Of these a file says what holds up to there.
+    """
+    ahead = [edit for edit in history.edits if edit.amounts is not None and edit.step > step]
+    if not ahead:
+        return None, frozenset()
+    now = history.of_revision(ahead[0].revision - 1).mix.amounts or {}
+    then = history.latest.mix.amounts or {}
+    names = (name for name in wanted.keys() | now.keys() | then.keys())
+    return ahead[-1], frozenset(n for n in names if wanted.get(n) == now.get(n) != then.get(n))
 
 
 def spread_anew(state: MixState, history: "History", edits: Sequence[Edit]) -> MixState:

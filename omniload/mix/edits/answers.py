@@ -66,7 +66,7 @@ class EditTaken(StrictModel):
     planned: int
     """First step that was not planned then, or whose plan was taken back; the edit holds no earlier."""
     slowest: int
-    """Step that the slowest rank wanted next."""
+    """Step that the slowest rank wanted next, as far as ranks had told: of small steps they tell once in many."""
     before: dict[str, float]
     """Shares at the edit's step without it."""
     after: dict[str, float]
@@ -141,7 +141,7 @@ class EditTaken(StrictModel):
         """The edit in a line, for logs."""
         return (
             f"edit {self.edit.revision} ({said_of(self.edit.change)}) holds from step {self.edit.step} on; "
-            f"steps before {self.planned} were planned already, ranks wait for step {self.slowest}"
+            f"steps before {self.planned} were planned already and keep the mix they have"
             + (f"; {self.unsure}" if self.unsure else "")
         )
 

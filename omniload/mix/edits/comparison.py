@@ -4,20 +4,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omniload.mix.config import Stage
+from omniload.mix.config import MixConfig, Stage
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import by_epochs
 from omniload.mix.schedule import boundaries, weights_at
 
 __all__ = [
+    "ROUNDING",
     "Difference",
     "MixDifference",
     "differences_of",
     "first_other",
-    "leaves_of",
+    "other_leaves",
+    "shares_differ",
     "shares_of",
+    "shown",
 ]
 
+ROUNDING = 1e-9
+"""Shares that are closer are one, where somebody wrote them."""
+_MOST_SHOWN = 160
 _TELL_APART = 6
 _ROUNDING = 1e-12
 
@@ -74,7 +80,7 @@ def differences_of(one: History, other: History) -> MixDifference:
 
 def _told_apart_by(history: History) -> dict[str, Any]:
     """Return the values of a mix by dotted key, with all that stages by epochs come to: no step tells it before."""
-    told = leaves_of(history.latest.model_dump(mode="json"))
+    told = _leaves_of(history.latest.model_dump(mode="json"))
     for i, (_, step, stage) in enumerate(by_epochs(history)):
         key, shares = f"mix.stages.from_epochs.{i}", shares_of(stage, history.latest.names)
         told[f"{key}.shares"] = {name: float(f"{share:.12g}") for name, share in shares.items()}
@@ -158,12 +164,20 @@ def first_other(
     return common, found
 
 
-def leaves_of(content: Mapping[str, Any]) -> dict[str, Any]:
+def _leaves_of(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a mix, as ``model_dump`` gives it, by dotted key; of stages what they wait for alone."""
     stages = content.get("mix", {}).get("stages", ())  # none where there are amounts
     waited = [stage["from_epochs"] for stage in stages if stage.get("from_epochs")]
     dates = ((f"mix.stages.from_epochs.{i}", epochs) for i, epochs in enumerate(waited))
     return dict((*_leaves(content, ""), *dates))
+
+
+def other_leaves(one: MixConfig, other: MixConfig) -> Iterator[Difference]:
+    """Yield the keys that two mix files give different values, in order."""
+    now, then = (_leaves_of(mix.model_dump(mode="json")) for mix in (one, other))
+    for key in sorted(now.keys() | then.keys()):
+        if now.get(key) != then.get(key):
+            yield Difference(key=key, one=now.get(key), other=then.get(key))
 
 
 def _leaves(content: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -180,3 +194,18 @@ def shares_of(stage: Stage, names: tuple[str, ...]) -> dict[str, float]:
     every = tuple(dict.fromkeys((*names, *stage.weights)))
     found = zip(every, weights_at([ended], every, 0), strict=True)
     return {name: share for name, share in found if share > 0}
+
+
+def shares_differ(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    """Tell whether a source has another share, by more than rounding."""
+    return any(
+        abs(one.get(n, 0.0) - other.get(n, 0.0)) > ROUNDING for n in one.keys() | other.keys()
+    )
+
+
+def shown(value: object) -> str:
+    """Return a value as it is written, its middle left out where it is long: paths differ at their ends."""
+    if value is None:
+        return "not given"
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:60]} ... {text[-60:]}"

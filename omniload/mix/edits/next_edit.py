@@ -8,6 +8,7 @@ A change says what somebody wants, an edit what holds from its step on::
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -187,6 +188,9 @@ def _require_weights_of_a_file(
         | ({} if s.waits else {"from_step": s.from_step - step})
         for s in stages
     ]
+    for content, (stage, later) in zip(moved, pairwise(stages), strict=False):
+        # In a file no stage begins within a ramp; an edit of a step to come ends the ramp that it finds there.
+        content["ramp_steps"] = min(stage.ramp_steps, later.from_step - stage.from_step)
     content = history.base.mix.model_dump() | {"stages": moved}
     known = {} if gone_through is None else {"gone_through": gone_through}
     try:

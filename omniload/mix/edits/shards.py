@@ -100,7 +100,8 @@ def shard_meant(change: SkipShard, names: Sequence[str], found: Iterable[ShardsF
         listed = ", ".join(f"{shard.file} of {shard.source}" for shard in meant_by[:_SHOWN])
         same = len({shard.file for shard in meant_by}) == 1
         remedy = "say --source NAME" if same else "say more of its path, or --source NAME"
-        raise ConfigError(f"{change.file!r} is {count} shards: {listed}; {remedy}")
+        more = f", and {count - _SHOWN} more" if count > _SHOWN else ""
+        raise ConfigError(f"{change.file!r} is {count} shards: {listed}{more}; {remedy}")
     return meant_by[0]
 
 

@@ -9,7 +9,7 @@ from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig, SourceConfig, Stage
 from omniload.mix.edits.edit import AddSource, Edit, FitCost
 from omniload.mix.schema.cuts import documents_cut, no_sequences, packs_at_odds
-from omniload.mix.schema.records import faults_of_columns
+from omniload.mix.schema.sources.own_columns import faults_of_columns
 from omniload.mix.schema.weights import LARGEST_NUMBER
 
 __all__ = ["edited_mix", "require_fits", "require_known", "weighted"]

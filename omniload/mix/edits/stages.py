@@ -1,4 +1,4 @@
-"""Stages that wait for epochs: which is due, and what an edit of an earlier step does to one that has begun.
+"""Stages whose step no file says: those that wait for epochs, and those that edits set for steps to come.
 
 A stage that begins is an edit like any other, made by the planner between two plans. It is a function of the
 state, so that every run of a seed, a mix and its edits makes it at the same step::
@@ -8,15 +8,27 @@ state, so that every run of a seed, a mix and its edits makes it at the same ste
 
 A run that goes on from an earlier step and is changed there draws another web: what begins later in the history is
 taken back by that edit, and found anew.
+
+What an edit set for a step to come stays, where a mix file is followed that does not have it: a file can date no stage
+that its run lacks, and so says nothing against it by leaving it out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from omniload.mix.config import Stage, WeightsConfig
-from omniload.mix.edits.edit import BeginStage, Edit, SkipShard, SkipSteps
-from omniload.mix.schedule import stage_at
+from omniload.mix.config import MixConfig, Stage, WeightsConfig
+from omniload.mix.edits.edit import (
+    AddSource,
+    BeginStage,
+    Edit,
+    RetireSource,
+    SkipShard,
+    SkipSteps,
+)
+from omniload.mix.edits.sources import weighted
+from omniload.mix.schedule import stage_at, stages_from
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.stages import UNDATED, GoneThrough
 from omniload.mix.state import MixState
@@ -24,7 +36,16 @@ from omniload.mix.state import MixState
 if TYPE_CHECKING:
     from omniload.mix.edits.history import History
 
-__all__ = ["by_epochs", "dated", "declared_at", "gone_through_in", "taken_back", "with_begun"]
+__all__ = [
+    "by_epochs",
+    "dated",
+    "declared_at",
+    "edits_ahead",
+    "gone_through_in",
+    "taken_back",
+    "with_begun",
+    "with_scheduled",
+]
 
 
 def with_begun(history: "History", state: MixState, records_S: Sequence[int]) -> "History":
@@ -187,3 +208,45 @@ def declared_at(history: "History", step: int) -> WeightsConfig:
     if not weights.waits:
         return weights
     return weights.model_copy(update={"stages": dated(history, weights.stages, step)})
+
+
+def with_scheduled(
+    file: MixConfig, history: "History", step: int
+) -> tuple[list[Stage], frozenset[int]]:
+    """Return the stages of a file from a step on with what edits scheduled, and the steps of those that it lacks.
+
+    Args:
+        file: What it says.
+        history: What holds.
+        step: First step that is not planned.
+    """
+    own, declared, held = (
+        stages_from(dated(history, stages, step), step)
+        for stages in (file.mix.stages, history.base.mix.stages, history.latest.mix.stages)
+    )
+    # One that the run was started with and the file leaves out is no edit's.
+    known = {stage.from_step for stage in (*own, *declared)}
+    ahead = [stage for stage in held if stage.from_step not in known]
+    steps = frozenset(stage.from_step for stage in ahead)
+    for edit in edits_ahead(history, steps):
+        own = [_under(edit, stage, file) if stage.from_step > edit.step else stage for stage in own]
+    return sorted((*own, *ahead), key=lambda stage: stage.from_step), steps
+
+
+def _under(edit: Edit, stage: Stage, file: MixConfig) -> Stage:
+    """Return a stage of a file behind an edit: a source that it adds or retires is so in all that follow."""
+    weights = dict(stage.weights)
+    match edit.change:
+        case AddSource(name=name) if name not in file.names:
+            first = edit.stages[0].weights
+            others = sum(weight for other, weight in first.items() if other != name)
+            weights[name] = sum(weights.values()) * first[name] / others
+        case RetireSource(name=name) if any(w for n, w in weights.items() if n != name):
+            weights.pop(name, None)
+    return weighted(stage, weights, edit.step)
+
+
+def edits_ahead(history: "History", steps: AbstractSet[int]) -> Iterator[Edit]:
+    """Yield the edits that begin to hold at some steps, of each step the last, in the order of the steps."""
+    by_step = {edit.step: edit for edit in history.edits if edit.stages and edit.step in steps}
+    yield from (by_step[step] for step in sorted(by_step))

@@ -12,10 +12,11 @@ from typing import TypeAlias
 
 from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig, SourceConfig, Stage
-from omniload.mix.edits.comparison import leaves_of, shares_of
-from omniload.mix.edits.edit import AddSource, Change, RetireSource, SetAmounts, SetWeights
+from omniload.mix.edits.amounts import amounts_ahead
+from omniload.mix.edits.comparison import ROUNDING, other_leaves, shares_differ, shares_of, shown
+from omniload.mix.edits.edit import AddSource, Change, RetireSource, SetAmounts, SetWeights, said_of
 from omniload.mix.edits.history import History
-from omniload.mix.edits.stages import dated
+from omniload.mix.edits.stages import dated, edits_ahead, with_scheduled
 from omniload.mix.schedule import stage_at, stages_from
 from omniload.mix.schema.stages import said_epochs
 from omniload.mix.schema.weights import LARGEST_NUMBER
@@ -27,9 +28,6 @@ Asked: TypeAlias = tuple[Change, int | None]
 _LATER = ("runtime.", "balance.", "loader.", "batch.micro_tokens")
 """Keys that may differ in every start of a run."""
 _LATER_OF_SOURCE = {"tags", "on_error", "max_repetition", "max_fraction"}
-_MOST_SHOWN = 160
-_SAME = 1e-9
-"""Shares that are closer are one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,9 @@ class Wanted:
     refused: tuple[Refused, ...] = ()
     """Where there is any, nothing is asked for."""
     over: tuple[Refused, ...] = ()
-    """Stages that every step of is planned, with weights that never held: they move nothing."""
+    """Stages that move nothing: every step is planned, and the weights never held, or an edit ended their ramp."""
+    scheduled: tuple[Refused, ...] = ()
+    """What edits set for steps to come, and the file does not have: it stays."""
 
 
 def wanted_of(
@@ -76,6 +76,7 @@ def wanted_of(
         ConfigError: A change is refused by what holds.
     """
     sources = {name: placing[0](source) for name, source in file.sources.items()}
+    file, ended = _without_ended_ramps(file, history, step)
     # As they are added, a source has the path that somebody wrote: what a link leads to may change until a resume.
     real = {name: spelt(source) for name, source in sources.items()}
     held = {name: spelt(placing[1](source)) for name, source in history.latest.sources.items()}
@@ -95,37 +96,34 @@ def wanted_of(
     if refused:
         return Wanted(refused=tuple(refused))
     if file.mix.amounts is not None:
-        return Wanted(changes=tuple(_wanted_amounts(file, history, step, sources)))
+        return _wanted_amounts(file, history, step, sources)
     return Wanted(
         changes=tuple(_wanted_weights(file, history, step, sources)),
-        over=tuple(_over(file, history, step)),
+        over=(*_over(file, history, step), *ended),
+        scheduled=tuple(_ahead(file, history, step)),
     )
 
 
-def later_keys(file: MixConfig, before: MixConfig) -> list[str]:
-    """Return the keys that a file gives other values than before, and that hold from the next start of a run on."""
-    now, then = (leaves_of(mix.model_dump(mode="json")) for mix in (file, before))
-    changed = sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key))
-    of_sources = (f"sources.{name}." for name in file.sources.keys() & before.sources.keys())
-    prefixes = (*_LATER, *(p + key for p in of_sources for key in _LATER_OF_SOURCE))
-    return [key for key in changed if key.startswith(prefixes)]
+def later_keys(one: MixConfig, other: MixConfig) -> list[str]:
+    """Return the keys that two mixes give different values, and that hold from the next start of a run on."""
+    both = (f"sources.{name}." for name in one.sources.keys() & other.sources.keys())
+    prefixes = (*_LATER, *(prefix + key for prefix in both for key in _LATER_OF_SOURCE))
+    return [each.key for each in other_leaves(one, other) if each.key.startswith(prefixes)]
 
 
 def _fixed(file: MixConfig, declared: MixConfig) -> Iterator[Refused]:
     """Yield the keys that a run keeps from its start to its end, where the file has others."""
-    now, then = (leaves_of(mix.model_dump(mode="json")) for mix in (file, declared))
     alike = (file.mix.amounts is None) == (declared.mix.amounts is None)
     others = ("sources.", "mix.amounts" if alike else "mix.", *_LATER)
-    for key in sorted(now.keys() | then.keys()):
+    for each in other_leaves(file, declared):
         # A version says how a file is written; what it comes to is compared by the other keys.
-        if key == "version" or key.startswith(others):
+        if each.key == "version" or each.key.startswith(others):
             continue
-        if now.get(key) != then.get(key):
-            yield Refused(
-                tuple(key.split(".")),
-                f"is {_shown(now.get(key))} in the file, and {_shown(then.get(key))} in the run, which keeps it from "
-                "its start to its end; put it back, or start a new run",
-            )
+        yield Refused(
+            tuple(each.key.split(".")),
+            f"is {shown(each.one)} in the file, and {shown(each.other)} in the run, which keeps it from its start to "
+            "its end; put it back, or start a new run",
+        )
 
 
 def _other_sources(
@@ -153,29 +151,22 @@ def _other_sources(
                 )
                 yield Refused(
                     ("sources", name, key),
-                    f"is {_shown(now.get(key))} in the file, and {_shown(then.get(key))} in the run: that is another "
+                    f"is {shown(now.get(key))} in the file, and {shown(then.get(key))} in the run: that is another "
                     f"source; {remedy}",
                 )
 
 
-def _shown(value: object) -> str:
-    """Return a value as it is written, its middle left out where it is long: paths differ at their ends."""
-    if value is None:
-        return "not given"
-    text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:60]} ... {text[-60:]}"
-
-
 def _other_stages(file: MixConfig, history: History, step: int) -> Iterator[Refused]:
     """Yield the first stage to come that begins at another step, or whose ramp is another one."""
-    wanted = stages_from(dated(history, file.mix.stages, step), step)
+    wanted, ahead = with_scheduled(file, history, step)
     held = stages_from(dated(history, history.latest.mix.stages, step), step)
     # Those that are over are cut off in front: what is left has the last numbers of the file.
-    first = len(file.mix.stages) - len(wanted)
+    first = len(file.mix.stages) - (len(wanted) - len(ahead))
     said = [[_times(stage) for stage in stages] for stages in (wanted, held)]
     for i in range(max(map(len, said))):
         now, then = (f"{each[i]}" if i < len(each) else "none" for each in said)
-        at = ("mix", "stages", max(0, min(first + i, len(file.mix.stages) - 1)))
+        own = first + i - sum(stage.from_step in ahead for stage in wanted[:i])
+        at = ("mix", "stages", max(0, min(own, len(file.mix.stages) - 1)))
         if now != then:
             yield Refused(
                 at,
@@ -185,7 +176,7 @@ def _other_stages(file: MixConfig, history: History, step: int) -> Iterator[Refu
             )
             return
         shares = shares_of(wanted[i], file.names), shares_of(held[i], file.names)
-        if wanted[i].ramp_steps and _differ(*shares):
+        if wanted[i].ramp_steps and shares_differ(*shares):
             of_file, of_run = map(_said_shares, shares)
             yield Refused(
                 at,
@@ -193,6 +184,46 @@ def _other_stages(file: MixConfig, history: History, step: int) -> Iterator[Refu
                 "not change while the run goes on; write the shares of the run, or end the ramp with omniload mix set",
             )
             return
+
+
+def _without_ended_ramps(
+    file: MixConfig, history: History, step: int
+) -> tuple[MixConfig, list[Refused]]:
+    """Return a file without ramps that edits ended, which no change brings back; and which stages then move nothing.
+
+    A stage with the weights that the run was started with has there what holds; other weights are to hold at once.
+    """
+    if file.mix.amounts is not None or history.latest.mix.amounts is not None:
+        return file, []
+    declared, held = (
+        dated(history, mix.mix.stages, step) for mix in (history.base, history.latest)
+    )
+    by_times = {_times(stage): stage for stage in declared}
+    ends = {_ramp_end(stage) for stage in held[stage_at(held, step) :] if stage.ramp_steps}
+    stages, found = list(file.mix.stages), []
+    for i, stage in enumerate(dated(history, stages, step)):
+        # The last step of a ramp has the weights that it leads to.
+        is_to_come = stage.ramp_steps and not stage.waits and _ramp_end(stage) > step + 1
+        if not is_to_come or _ramp_end(stage) in ends or _times(stage) not in by_times:
+            continue
+        weights = stage.weights
+        if not shares_differ(*(shares_of(s, file.names) for s in (stage, by_times[_times(stage)]))):
+            now = stages_from(held, max(stage.from_step, step))[0].weights
+            weights = {n: w for n, w in now.items() if n in file.names} or weights
+            said = (
+                f"is a ramp {_times(stage)}, which an edit ended: as it was, it moves nothing; give other weights, or "
+                "leave ramp_steps out to have these"
+            )
+            found.append(Refused(("mix", "stages", i), said))
+        ended = {"weights": weights, "ramp_steps": 0, "ramp": "linear", "ramp_done": 0}
+        stages[i] = stages[i].model_copy(update=ended)
+    mix = file.mix.model_copy(update={"stages": tuple(stages)})
+    return file.model_copy(update={"mix": mix}), found
+
+
+def _ramp_end(stage: Stage) -> int:
+    """Return the first step behind the ramp of a stage."""
+    return stage.from_step + stage.ramp_steps
 
 
 def _over(file: MixConfig, history: History, step: int) -> Iterator[Refused]:
@@ -204,12 +235,24 @@ def _over(file: MixConfig, history: History, step: int) -> Iterator[Refused]:
         begins, last = stage.from_step, following.from_step - 1
         shares = shares_of(stage, file.names)
         had = held[stage_at(held, begins) : stage_at(held, last) + 1]
-        if all(_differ(shares, shares_of(each, file.names)) for each in had):
+        if all(shares_differ(shares, shares_of(each, file.names)) for each in had):
             yield Refused(
                 ("mix", "stages", i),
                 f"is over, of steps {begins} to {last}, and step {step} is the first that is not planned: what it says "
                 f"now moves nothing; say it in mix.stages.{current}, which holds",
             )
+
+
+def _ahead(file: MixConfig, history: History, step: int) -> Iterator[Refused]:
+    """Yield what edits set for steps to come, where the file has no stage of theirs."""
+    stages = dated(history, file.mix.stages, step)
+    for edit in edits_ahead(history, with_scheduled(file, history, step)[1]):
+        yield Refused(
+            ("mix", "stages", stage_at(stages, edit.step)),
+            f"holds to step {edit.step - 1}: edit {edit.revision} ({said_of(edit.change)}) is set for step "
+            f"{edit.step}, and stays, though the file does not have it; for other weights from there on give the file "
+            f"a stage of from_step {edit.step}, or take it back with omniload mix undo",
+        )
 
 
 def _said_shares(shares: Mapping[str, float]) -> str:
@@ -222,10 +265,6 @@ def _times(stage: Stage) -> str:
     return begins + f", {stage.ramp} over {stage.ramp_steps} steps" * bool(stage.ramp_steps)
 
 
-def _differ(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    return any(abs(one.get(n, 0.0) - other.get(n, 0.0)) > _SAME for n in one.keys() | other.keys())
-
-
 @dataclass(slots=True)
 class _Trying:
     """What would hold with the changes so far: one that is refused is told before any is asked for."""
@@ -233,6 +272,8 @@ class _Trying:
     history: History
     step: int
     """First step that is not planned."""
+    ahead: AbstractSet[int]
+    """Steps of the stages that the file does not have."""
 
     def stages(self) -> list[Stage]:
         """Return the stages from that step on, as they would hold."""
@@ -242,7 +283,7 @@ class _Trying:
         """Return the step at which a ramp ends that is under way: weights that are set now would cut it off."""
         stages = self._dated()
         ramp = stages[stage_at(stages, self.step)]
-        end = ramp.from_step + ramp.ramp_steps
+        end = _ramp_end(ramp)
         return end if end > self.step + 1 else None
 
     def _dated(self) -> Sequence[Stage]:
@@ -262,10 +303,10 @@ def _wanted_weights(
     file: MixConfig, history: History, step: int, sources: Mapping[str, SourceConfig]
 ) -> Iterator[Asked]:
     """Yield changes until every stage has the shares of the file: sources come, sources leave, weights are set."""
-    wanted = stages_from(dated(history, file.mix.stages, step), step)
-    trying = _Trying(history, step)
+    wanted, ahead = with_scheduled(file, history, step)
+    trying = _Trying(history, step, ahead)
     yield from _coming(trying, file, wanted, sources)
-    yield from _leaving(trying, file)
+    yield from _leaving(trying, file, wanted)
     yield from _set(trying, file, wanted)
 
 
@@ -281,25 +322,31 @@ def _coming(
         weights = trying.stages()[i].weights
         kept = sum(w for n, w in weights.items() if n in file.names and n not in new)
         # Those that stay keep what they have, and the new ones get their shares of the whole.
-        whole = kept / left if i == 0 and kept and left > _SAME else sum(weights.values())
+        whole = kept / left if i == 0 and kept and left > ROUNDING else sum(weights.values())
         # In twelve digits, as somebody might type it: the rest is rounding.
         weight = min(float(f"{shares[i][name] * whole:.12g}"), LARGEST_NUMBER)
         change = AddSource(name=name, source=sources[name], weight=weight)
         yield trying.asked(change, wanted[i] if i else None)
 
 
-def _leaving(trying: _Trying, file: MixConfig) -> Iterator[Asked]:
+def _leaving(trying: _Trying, file: MixConfig, wanted: list[Stage]) -> Iterator[Asked]:
     if any(not any(map(stage.weights.get, file.names)) for stage in trying.stages()):
         return  # they are all there is: weights come first, and say 0 of them
     for name in trying.history.latest.names:
-        if name not in file.names and any(s.weights.get(name) for s in trying.stages()):
+        pairs = zip(trying.stages(), wanted, strict=True)
+        # What an edit of a step to come gives to a source that it adds is not the file's to take.
+        if name not in file.names and any(
+            held.weights.get(name) and not stage.weights.get(name) for held, stage in pairs
+        ):
             yield trying.asked(RetireSource(name=name))
 
 
 def _set(trying: _Trying, file: MixConfig, wanted: list[Stage]) -> Iterator[Asked]:
     for i, stage in enumerate(wanted):
         held = trying.stages()[i]
-        if _differ(shares_of(stage, file.names), shares_of(held, file.names)):
+        if stage.from_step not in trying.ahead and shares_differ(
+            shares_of(stage, file.names), shares_of(held, file.names)
+        ):
             if i == 0 and (end := trying.ramp_end()) is not None:
                 raise ConfigError(
                     f"mix.stages: the weights that a ramp begins at, which ends at step {end}, are others in the run; "
@@ -327,22 +374,26 @@ def _step_of(stage: Stage) -> int:
 
 def _wanted_amounts(
     file: MixConfig, history: History, step: int, sources: Mapping[str, SourceConfig]
-) -> Iterator[Asked]:
-    """Yield changes to the amounts of the file; what is drawn already, only the planner knows."""
+) -> Wanted:
+    """Return changes to the amounts of the file; what is drawn already, only the planner knows."""
     wanted, held = file.mix.amounts or {}, history.latest.mix.amounts or {}
-    others = {
-        name: amount
-        for name, amount in wanted.items()
-        if name in history.latest.sources and held.get(name) != amount
-    }
+    last, ahead = amounts_ahead(wanted, history, step)
+    names = [name for name in wanted if name not in ahead and held.get(name) != wanted[name]]
+    new = [name for name in names if name not in history.latest.sources]
+    others = {name: wanted[name] for name in names if name not in new}
     changes: list[Change] = [SetAmounts(amounts=others)] if others else []
-    changes += [
-        AddSource(name=name, source=sources[name], amount=amount)
-        for name, amount in wanted.items()
-        if name not in history.latest.sources
-    ]
+    changes += [AddSource(name=n, source=sources[n], amount=wanted[n]) for n in new]
     # Behind those that come: the last source of a run cannot be retired.
-    changes += [RetireSource(name=name) for name in held if name not in wanted]
+    changes += [RetireSource(name=n) for n in held if n not in wanted and n not in ahead]
+    # No edit of amounts comes before another: what is left of them is spread from its step on.
+    at = None if last is None else last.step
     for change in changes:
-        history = history.tried(change, step)
-        yield change, None
+        history = history.tried(change, step if at is None else at)
+    told = []
+    if last is not None and ahead:
+        said = (
+            f"edit {last.revision} ({said_of(last.change)}) is set for step {at}, and stays, though the file does not "
+            "have it; to take it back say omniload mix undo"
+        )
+        told = [Refused(("mix", "amounts"), said)]
+    return Wanted(changes=tuple((change, at) for change in changes), scheduled=tuple(told))

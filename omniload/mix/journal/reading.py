@@ -255,8 +255,9 @@ def state_before(
 
 
 def _outside(step: int, begun: int, due: int) -> StateError:
+    covers = f"steps {begun} to {due - 1}" if due > begun else "no step"
     return StateError(
-        f"the journal covers steps {begun} to {due}, step {step} is outside; choose a step within"
+        f"the journal covers {covers}, and the state before step {due}; step {step} is outside, choose one within"
     )
 
 

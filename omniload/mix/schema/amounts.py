@@ -83,7 +83,14 @@ class Amount(StrictModel):
 
 
 class Total(StrictModel):
-    """What a run draws of all its sources: exactly one of the two."""
+    """What a run draws of all its sources: exactly one of the two.
+
+    Not ``epochs``: weights share a total in one unit, and only a reading of a source finds how many tokens or samples
+    its epoch has, so that such a file could not be checked, shown or held against a journal by itself. Write in place
+    of it, to go through everything twice, ``{web: {epochs: 2}, code: {epochs: 2}}`` under ``amounts``, without a total.
+    To stop after one epoch of ``web``, with others beside it by weight, write as ``tokens`` what ``omniload mix stats
+    FILE`` finds in that epoch, divided by the share of ``web`` in the weights.
+    """
 
     samples: Number | None = None
     """Samples of all sources."""

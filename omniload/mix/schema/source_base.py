@@ -11,12 +11,12 @@ from omniload.mix.schema.messages import ChatTransform, CompletionTransform, Mes
 from omniload.mix.schema.packing.source_packs import SourcePack
 from omniload.mix.schema.records import (
     Dedupe,
-    NamesColumns,
     OnError,
     Overlong,
     ShuffleConfig,
     Where,
 )
+from omniload.mix.schema.sources.own_columns import NamesColumns
 from omniload.mix.schema.splits import TRAIN, Name, Splits, share_of
 from omniload.mix.schema.transforms import (
     ClampTransform,

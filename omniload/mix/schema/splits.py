@@ -23,13 +23,13 @@ from typing import Annotated
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from omniload.base.config import fault_at
 from omniload.base.ragged import Ragged
-from omniload.base.settings.faults import NAME_PATTERN
+from omniload.base.settings.faults import NAME_PATTERN, value_shown
 
-__all__ = ["TRAIN", "Name", "Splits", "content_keys", "in_split", "key_of", "share_of"]
+__all__ = ["TRAIN", "Name", "Split", "Splits", "content_keys", "in_split", "key_of", "share_of"]
 
 TRAIN = "train"
 """The split that is what no other takes."""
@@ -58,6 +58,19 @@ Splits = Annotated[
     AfterValidator(_leave_some),
 ]
 """Share of the keys that each split takes."""
+
+
+def _one_split(value: object) -> object:
+    if isinstance(value, Mapping):
+        raise fault_at(
+            f"found {value_shown(dict(value))}, and split is the name of the one that is drawn; write shares that are "
+            "held out under splits"
+        )
+    return value
+
+
+Split = Annotated[Name, BeforeValidator(_one_split)]
+"""Name of the split that is drawn."""
 
 
 def share_of(splits: Mapping[str, float], split: str) -> float:

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from omniload.mix.columns import NO_COLUMNS
 from omniload.mix.config import MixConfig
 from omniload.plan.balance_methods import balance
-from omniload.plan.records import StepPlan
+from omniload.plan.records import PieceTags, StepPlan
 from omniload.plan.strategies import costs_of_rows
 
 __all__ = ["StepFigures", "figures_of"]
@@ -30,9 +31,11 @@ class StepFigures:
     """What ``microbatch_imbalance`` cannot fall below for these rows."""
 
 
-def figures_of(mix: MixConfig, plan: StepPlan, dp: int) -> StepFigures:
-    """Measure a planned step against its rows dealt to ``dp`` ranks in order."""
-    costs_R = costs_of_rows(mix, plan)
+def figures_of(
+    mix: MixConfig, plan: StepPlan, dp: int, tags: PieceTags = NO_COLUMNS
+) -> StepFigures:
+    """Measure a planned step, with the tags that are read of its samples, against its rows dealt to ranks in order."""
+    costs_R = costs_of_rows(mix, plan, tags)
     return StepFigures(
         tokens=int(plan.pieces.lengths_P.sum()),
         capacity=plan.num_rows * mix.pack.length,

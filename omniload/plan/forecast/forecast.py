@@ -238,10 +238,12 @@ def warnings_of(mix: MixConfig, expected: Forecast, steps: Sequence[StepFigures]
 
 
 def _may_cut_anywhere(mix: MixConfig) -> bool:
-    """Tell whether a mix takes ``concat_and_split``; images, pairs and sequences that are counted stay whole."""
+    """Tell whether ``concat_and_split`` is a remedy: images, pairs and sequences that are counted are never cut.
+
+    An answer without what it answers is no gain either, beside which padding is cheap.
+    """
     whole = any(
-        source.images_transform is not None or source.pair_columns
-        for source in mix.sources.values()
+        source.images_transform is not None or source.is_nested for source in mix.sources.values()
     )
     return not whole and mix.mix.level != "sequence"
 

@@ -1,16 +1,25 @@
-"""Steps at which stages that wait for epochs begin, and at which a mix ends: what a forecast knows of them."""
+"""Steps at which stages that wait for epochs begin, and at which a mix ends or is refused: what a forecast knows."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from omniload.base.errors import ConfigError
 from omniload.mix.config import LARGEST_STEP, MixConfig, Stage
+from omniload.mix.schema.caps import require_repetitions
+from omniload.mix.schema.weights import GroupCap
 from omniload.plan.forecast.forecast import Span, forecast, tokens_by_step
 from omniload.plan.forecast.sizes import Sampled, SourceSizes
 
-__all__ = ["end_is_within", "steps_to_the_end", "with_expected_steps"]
+__all__ = [
+    "end_is_within",
+    "first_refused",
+    "require_end",
+    "steps_to_the_end",
+    "with_expected_steps",
+]
 
 _LEAST = 1e-300
 _FEWEST = 4
@@ -103,3 +112,58 @@ def end_is_within(
 def _with(mix: MixConfig, stages: tuple[Stage, ...]) -> MixConfig:
     weights = mix.mix.model_copy(update={"stages": stages})
     return mix.model_copy(update={"mix": weights})
+
+
+def require_end(mix: MixConfig, sizes: SourceSizes, *, tokens_per_step: float) -> int:
+    """Return the steps until a mix ends by itself.
+
+    Raises:
+        ConfigError: It does not, in as many steps as a run may have.
+    """
+    if (end := steps_to_the_end(mix, sizes, tokens_per_step=tokens_per_step)) is None:
+        raise ConfigError(
+            f"mix.stop {mix.mix.stop!r} does not end this mix within {LARGEST_STEP:,} steps, the most that a run may "
+            "have; say --steps, or give each source more weight"
+        )
+    return end
+
+
+def first_refused(
+    mix: MixConfig,
+    sizes: SourceSizes,
+    steps: int,
+    groups: Mapping[str, tuple[str, GroupCap]],
+    *,
+    tokens_per_step: float,
+) -> tuple[int, ConfigError] | None:
+    """Return the first step at which a run would go through a source more often than it may, and what is said of it.
+
+    Args:
+        mix: The declared mix.
+        sizes: What its sources hold.
+        steps: Steps of the run.
+        groups: As for ``require_repetitions``.
+        tokens_per_step: Tokens that a step trains on.
+
+    Returns:
+        ``None`` where a run of so many steps is not refused.
+    """
+    dated = with_expected_steps(mix, sizes, steps, tokens_per_step=tokens_per_step)
+
+    def refused(count: int) -> ConfigError | None:
+        total = forecast(dated, sizes, count, tokens_per_step=tokens_per_step).total
+        wanted = dict(zip(mix.names, total.epochs_S.tolist(), strict=True))
+        try:
+            require_repetitions(mix.sources, wanted, total.stop, groups)
+        except ConfigError as error:
+            return error
+        return None
+
+    if (error := refused(steps)) is None:
+        return None
+    # Once it is refused it stays so: a longer run draws no less of any source.
+    fits, too_many = 0, steps
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        fits, too_many = (fits, middle) if refused(middle) else (middle, too_many)
+    return fits, error

@@ -321,7 +321,7 @@ def _number(metadata: bytes, at: int, size: int) -> int:
     return int.from_bytes(metadata[at : at + size], "little", signed=size != 2)
 
 
-def _shards(files: Sequence[ShardFile]) -> tuple[ShardFile, ...]:
+def _shards(files: Sequence[ShardFile], _: object) -> tuple[ShardFile, ...]:
     """Put the shards that a ``state.json`` lists in its place."""
     found: list[ShardFile] = []
     for file in files:

@@ -6,18 +6,24 @@ byte, for their newlines are searched anyway. Ranges are a sample: other data di
 a few bytes that were changed between them do not show.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from omniload.base.errors import IntegrityError
 from omniload.source.files import ShardFile
 
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
 __all__ = [
+    "digest_of",
     "digest_of_ranges",
     "digest_of_read",
+    "digest_of_texts",
     "digested",
     "even_ranges",
     "parquet_ranges",
@@ -66,7 +72,7 @@ def even_ranges(size_bytes: int) -> list[tuple[int, int]]:
 
 
 def parquet_ranges(
-    file: ShardFile, metadata: pq.FileMetaData, columns: Sequence[str]
+    file: ShardFile, metadata: "pq.FileMetaData", columns: Sequence[str]
 ) -> list[tuple[int, int]]:
     """Return the footer, and ranges in the middle of the chunks of ``columns`` in row groups spread over the shard.
 
@@ -112,3 +118,20 @@ def digested(digest: xxhash.xxh3_128, chunks: Iterable[pa.Buffer]) -> Iterator[p
     for chunk in chunks:
         digest.update(chunk)
         yield chunk
+
+
+def digest_of(files: Sequence[ShardFile]) -> str:
+    """Return a digest of names and sizes: the same wherever the files lie and whenever they were copied."""
+    return digest_of_texts(
+        " ".join(
+            f"{each.size_bytes} {each.path.rpartition('/')[2]}" for each in (file, *file.beside)
+        )
+        for file in files
+    )
+
+
+def digest_of_texts(texts: Iterable[str]) -> str:
+    """Return a digest of texts in their order."""
+    # Names need not be UTF-8.
+    lines = "\n".join(texts).encode(errors="surrogateescape")
+    return hashlib.blake2b(lines, digest_size=8).hexdigest()

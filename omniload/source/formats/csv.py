@@ -1,7 +1,7 @@
 """Comma-separated values with a header: one row is one record, of which one column is read or several.
 
-Fields have no types: beside the text a condition reads them as the kind of value that it asks for, and a key as it
-stands. An empty field is no number, no truth and no key; of texts it is one.
+Fields have no types: beside the text a condition, or a column of yours, reads them as the kind of value that it asks
+for, and a key as it stands. An empty field is no number, no truth and no key; of texts it is one.
 
 A quoted field may hold newlines, so where a row ends depends on the quotes before it: an even number
 of them. That holds as long as quotes open and close fields (RFC 4180); a quote inside a field that is
@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged, offsets_of
-from omniload.mix.columns import said_of_inside
+from omniload.mix.columns import name_outside, said_of_inside
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import CsvSource
 from omniload.source.files import ShardFile, reading
@@ -41,14 +41,16 @@ from omniload.source.parsing.compressed import (
 )
 from omniload.source.parsing.conditions import kept_records, value_of_text
 from omniload.source.parsing.cutting import byte_ranges, whole_shard
+from omniload.source.parsing.table_records import with_others
 from omniload.source.parsing.token_lists import RowsAt, row_at, said_of_choice
 from omniload.source.patterns import FileNames
+from omniload.source.sample_tags import tags_of_fields
 
 __all__ = ["FORMAT", "CsvFormat"]
 
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
-_NEWLINES = b"\n"
 _BOM = b"\xef\xbb\xbf"
+_NEWLINES = b"\n"
 _LARGEST_HEADER = 1 << 20
 _HEAD_BYTES = 16
 
@@ -70,8 +72,11 @@ class CsvFormat(IndexedFormat):
         """Columns that make the text of a record."""
         # Read here: a property of the configuration is worked out whenever it is asked for, and units are many.
         self._key = config.key_column
+        self._own = config.columns_read
         keys = () if self._key is None else (self._key,)
-        self._names = tuple(dict.fromkeys((*self._texts, *keys, *config.where)))
+        self._names = tuple(
+            dict.fromkeys((*self._texts, *keys, *config.where, *self._own.values()))
+        )
         if len(self._names) > 1:
             kind += f"/{list(self._names[1:])}"
         self._units = index_of(files, self._index, kind=kind, cache=cache, unpacks=True)
@@ -103,7 +108,7 @@ class CsvFormat(IndexedFormat):
         self, header: pa.Buffer, body: pa.Buffer, unit: Unit, path: str, before: int
     ) -> Records:
         """Decode the rows of a unit, ``before`` of which its shard holds others; the header is no row."""
-        place = partial(row_at, RowsAt(where=path, first=before))
+        at = RowsAt(where=path, first=before)
         # Arrow leaves a mark of the byte order out too, but not where it is read as Latin-1 below.
         data = b"".join((memoryview(header), memoryview(body))).removeprefix(_BOM)
         bad: dict[int, str] = {}
@@ -124,15 +129,20 @@ class CsvFormat(IndexedFormat):
             columns = [_from_latin(each) for each in self._columns(latin.encode(), names, note)]
         count = len(columns[0]) + len(bad)
         require_as_indexed(path, unit, count, "rows")
-        records, faults = self._records(dict(zip(self._names, columns, strict=True)), path, before)
-        if bad:
-            rows = np.delete(np.arange(count), sorted(bad))
-            records = _spread(records, rows, count)
-            faults = bad | {int(rows[i]): said for i, said in faults.items()}
-        return records.with_faults(faults, place)
+        held = dict(zip(self._names, columns, strict=True))
+        if not bad:
+            records, faults = self._records(held, at)
+            return records.with_faults(faults, partial(row_at, at))
+        rows = np.delete(np.arange(count), sorted(bad))
+        # Told by their numbers in the file, which those between them have a part in.
+        names = [f"{at.word} {before + row}" for row in rows.tolist()]
+        records, faults = self._records(held, replace(at, names=names))
+        records = _spread(records, rows, count)
+        faults = bad | {int(rows[i]): said for i, said in faults.items()}
+        return records.with_faults(faults, partial(row_at, at))
 
     def _records(
-        self, columns: Mapping[str, pa.ChunkedArray], path: str, before: int
+        self, columns: Mapping[str, pa.ChunkedArray], at: RowsAt
     ) -> tuple[Records, dict[int, str]]:
         """Return the records of rows that could be parsed, and what is wrong with one beside its text, by its row."""
         where, rows = self._config.where, len(columns[self._config.text])
@@ -162,12 +172,14 @@ class CsvFormat(IndexedFormat):
             for name in self._texts
         }
         records = records_of(
-            texts_in(texts, self._texts, "nested"),
-            RowsAt(where=path, first=before),
-            "text",
-            kept_B,
-            named=self._texts,
+            texts_in(texts, self._texts, "nested"), at, "text", kept_B, named=self._texts
         )
+        for inside, column in self._own.items():
+            values, wrong = tags_of_fields(columns[column], column, inside)
+            for row, said in wrong.items():
+                if records.usable_B[row]:
+                    faults.setdefault(row, f"{name_outside(inside)}: {said}")
+            records = with_others(records, {inside: values}, at)
         return replace(records, keys_B=keys_B), faults
 
     def _columns(
@@ -270,6 +282,10 @@ def _spread(records: Records, rows: NDArray[np.int64], count: int) -> Records:
     return replace(
         records,
         column=Ragged(values_V=records.column.values_V, offsets=offsets),
+        others={
+            name: Ragged(values_V=column.values_V, offsets=offsets_of(spread(column.lengths_N, 0)))
+            for name, column in records.others.items()
+        },
         bad_B=spread(records.bad_B, False),
         keys_B=None if records.keys_B is None else spread(records.keys_B, 0),
         kept_B=None if records.kept_B is None else spread(records.kept_B, True),

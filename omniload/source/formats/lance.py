@@ -20,8 +20,8 @@ from omniload.base.linux.folders import matches_of
 from omniload.base.secrets import note_secrets_of
 from omniload.mix.sources import LanceSource
 from omniload.source.braces import expanded
-from omniload.source.files import ShardFile, digest_of, reading, shortened
-from omniload.source.formats.content import digest_of_ranges, even_ranges
+from omniload.source.files import ShardFile, reading, shortened
+from omniload.source.formats.content import digest_of, digest_of_ranges, even_ranges
 from omniload.source.formats.format import FIRST_RECORDS, IndexedFormat, Records
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of

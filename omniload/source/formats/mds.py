@@ -30,6 +30,7 @@ from omniload.source.formats.content import digest_of_ranges, even_ranges
 from omniload.source.formats.format import MAX_UNIT_BYTES, IndexedFormat, Records
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.parsing.arrays.beside import with_numbers
 from omniload.source.parsing.arrow_columns import records_of
 from omniload.source.parsing.conditions import kept_records, wanted_kind
 from omniload.source.parsing.cutting import cuts, require_sizes
@@ -278,21 +279,16 @@ def _with_numbers(
     """Add a column of a user's own to records; a record that it does not fit is bad."""
     kind, lengths_B = column_kind(inside), records.column.lengths_N
     column, unlike_B, is_array_B = numbers_in(values, encoding, kind.dtype)
-    unlike_B = (unlike_B | (column.lengths_N != lengths_B)) & records.usable_B
-    faults = dict.fromkeys(np.flatnonzero(unlike_B).tolist(), "")
-    if faults:
-        row = next(iter(faults))
-        fault = (
-            # As stored: in the type wanted another number stands in the place of one that it does not hold.
-            fault_of_numbers(
-                numbers_of(values[row], encoding, kind.dtype), inside, int(lengths_B[row])
-            )
-            if is_array_B[row]
-            else "is no array of numbers"
-        )
-        faults[row] = f"{name_outside(inside)} {fault}"
-    records = replace(records, others={**records.others, inside: column})
-    return records.with_faults(faults, partial(row_at, where))
+
+    def fault_of(row: int) -> str:
+        if not is_array_B[row]:
+            return "is no array of numbers"
+        # As stored: in the type wanted another number stands in the place of one that it does not hold.
+        stored = numbers_of(values[row], encoding, kind.dtype)
+        return fault_of_numbers(stored, inside, int(lengths_B[row]))
+
+    unlike_B |= column.lengths_N != lengths_B
+    return with_numbers(records, inside, column, unlike_B, fault_of, where)
 
 
 def _with_tag(
@@ -337,7 +333,7 @@ def _value_of(cell: bytes, column: str, encoding: str) -> str | int | float:
     return read
 
 
-def _shards(files: Sequence[ShardFile]) -> tuple[ShardFile, ...]:
+def _shards(files: Sequence[ShardFile], _: object) -> tuple[ShardFile, ...]:
     """Put the shards that an index lists in its place, each by its plain file; compressed ones where both are there."""
     found: list[tuple[str, ShardFile]] = []
     for file in files:

@@ -1,15 +1,4 @@
-r"""Megatron's indexed datasets: token ids end to end in ``.bin``, and where documents lie in ``.idx``.
-
-The ``.idx`` of version 1, all numbers little-endian::
-
-    0   "MMIDIDX\0\0"                9 bytes
-    9   version, 1                   uint64
-    17  code of the type of the ids  uint8
-    18  sequences, S                 uint64
-    26  boundaries of documents, D   uint64
-    34  length of each sequence      int32[S]
-        first byte of each           int64[S]
-        first sequence of each document, and S at last   int64[D]
+"""Megatron's indexed datasets: token ids end to end in ``.bin``, and where documents lie in ``.idx``.
 
 A document is a range of sequences, and so a range of bytes, for sequences lie end to end.
 """
@@ -30,40 +19,12 @@ from omniload.source.formats.content import digest_of_ranges, even_ranges
 from omniload.source.formats.format import FIRST_BYTES, FIRST_RECORDS, IndexedFormat, Records
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.parsing.arrays.idx import HEAD_BYTES, MAGIC, IdxHead, idx_head
 from omniload.source.parsing.cutting import cuts, require_sizes
 from omniload.source.parsing.token_lists import RowsAt, id_records
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "MegatronFormat"]
-
-_MAGIC = b"MMIDIDX\0\0"
-_HEAD = 34
-_DTYPES: dict[int, np.dtype[Any]] = {
-    1: np.dtype("u1"),
-    2: np.dtype("i1"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<i4"),
-    5: np.dtype("<i8"),
-    8: np.dtype("<u2"),
-}
-_NO_IDS = {6: "float64", 7: "float32"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Head:
-    """What the head of an index says; sizes agree with the file's."""
-
-    dtype: np.dtype[Any]
-    sequences: int
-    boundaries: int
-
-    @property
-    def pointers_at(self) -> int:
-        return _HEAD + 4 * self.sequences
-
-    @property
-    def documents_at(self) -> int:
-        return self.pointers_at + 8 * self.sequences
 
 
 class MegatronFormat(IndexedFormat):
@@ -110,7 +71,7 @@ class MegatronFormat(IndexedFormat):
     def _index(self, file: ShardFile) -> FileUnits:
         (index,) = file.beside
         with reading(file, "its index"):
-            head = _head(index)
+            head = idx_head(index)
             ends = _document_ends(file, index, head)
             content = digest_of_ranges(index, even_ranges(index.size_bytes))
             # Of both files: other ids may lie under the same index.
@@ -134,61 +95,19 @@ def _records(column: Ragged) -> Records:
     return Records(column=column, bad_B=np.zeros(len(column), np.bool_))
 
 
-def _head(index: ShardFile) -> _Head:
-    """Read the head of an index and compare what it says with the size of the file.
-
-    Raises:
-        ConfigError: It is of a version or a type of ids that is not read.
-        IntegrityError: It is no index, or not as long as it says.
-    """
-    size = index.size_bytes
-    head = index.read_range(0, min(_HEAD, size))
-    if head[: len(_MAGIC)] != _MAGIC or len(head) < _HEAD:
-        raise IntegrityError(
-            f"{index.path}: begins with {head[:9]!r}, not {_MAGIC!r}: it is no index of Megatron's, or of the "
-            "oldest kind (TNTIDX); write it anew"
-        )
-    # Its numbers are sizes of arrays: they are held against the size of the file before any is read.
-    version, code = int.from_bytes(head[9:17], "little"), head[17]
-    sequences = int.from_bytes(head[18:26], "little")
-    boundaries = int.from_bytes(head[26:34], "little")
-    if version != 1:
-        raise ConfigError(
-            f"{index.path}: is of version {version}; version 1 is read, write it anew"
-        )
-    if code not in _DTYPES:
-        kind = _NO_IDS.get(code, "unknown")
-        raise ConfigError(
-            f"{index.path}: says that ids are of type {code} ({kind}); integers are read: types "
-            f"{', '.join(map(str, _DTYPES))}"
-        )
-    wanted = _HEAD + 12 * sequences + 8 * boundaries
-    # A mode is a byte for each sequence, behind all the rest.
-    if size == wanted + sequences and sequences:
-        raise ConfigError(
-            f"{index.path}: has a mode for each of its {sequences} sequences: it is multimodal, which is not read"
-        )
-    if size != wanted or boundaries < 1:
-        raise IntegrityError(
-            f"{index.path}: says {sequences} sequences and {boundaries} boundaries of documents, which make {wanted} "
-            f"bytes; it has {size}: it is cut short or corrupt, replace it"
-        )
-    return _Head(dtype=_DTYPES[code], sequences=sequences, boundaries=boundaries)
-
-
 def _array(index: ShardFile, at: int, count: int, dtype: str) -> NDArray[np.int64]:
     size = count * np.dtype(dtype).itemsize
     data = index.read_range(at, at + size) if count else b""
     return np.frombuffer(data, dtype).astype(np.int64)
 
 
-def _document_ends(file: ShardFile, index: ShardFile, head: _Head) -> NDArray[np.int64]:
+def _document_ends(file: ShardFile, index: ShardFile, head: IdxHead) -> NDArray[np.int64]:
     """Return the byte after each document, all of the index having been checked.
 
     Raises:
         IntegrityError: A number leads elsewhere than into the ``.bin``, or is not where the one before ends.
     """
-    lengths = _array(index, _HEAD, head.sequences, "<i4")
+    lengths = _array(index, HEAD_BYTES, head.sequences, "<i4")
     _refuse(index, lengths < 0, lengths, "sequence {} has the length {}")
     starts = offsets_of(lengths) * head.dtype.itemsize
     pointers = _array(index, head.pointers_at, head.sequences, "<i8")
@@ -231,7 +150,7 @@ def _refuse(
 def _places(file: ShardFile, start: int, stop: int) -> _Places:
     """Look up a range of documents in the index, which was checked when the source was opened."""
     (index,) = file.beside
-    head = _head(index)
+    head = idx_head(index)
     documents = _array(index, head.documents_at + 8 * start, stop - start + 1, "<i8")
     # Looked at again, though it was when the source was opened: numbers that were changed since would be read anywhere.
     first, last = int(documents[0]), int(documents[-1])
@@ -240,7 +159,7 @@ def _places(file: ShardFile, start: int, stop: int) -> _Places:
             f"{index.path}: documents {start} to {stop} lie in sequences {first} to {last} of {head.sequences}; "
             "the file is not the one that was indexed, start anew"
         )
-    lengths = _array(index, _HEAD + 4 * first, last - first, "<i4") * head.dtype.itemsize
+    lengths = _array(index, HEAD_BYTES + 4 * first, last - first, "<i4") * head.dtype.itemsize
     # One pointer: sequences lie end to end, so lengths say where the others begin.
     (begin,) = _array(index, head.pointers_at + 8 * first, 1, "<i8") if last > first else (0,)
     ends = begin + offsets_of(lengths)
@@ -253,7 +172,7 @@ def _places(file: ShardFile, start: int, stop: int) -> _Places:
     return _Places(dtype=head.dtype, bytes_N=ends[documents - first])
 
 
-def _shards(files: Sequence[ShardFile]) -> tuple[ShardFile, ...]:
+def _shards(files: Sequence[ShardFile], _: object) -> tuple[ShardFile, ...]:
     """Pair every ``.bin`` with its ``.idx``, whichever of them was named."""
     found: dict[str, ShardFile] = {}
     for file in files:
@@ -276,6 +195,6 @@ FORMAT = FormatSpec(
     what="an index of Megatron's",
     names=FileNames(suffixes=frozenset({".bin"}), implied=".bin"),
     open=MegatronFormat,
-    magic=(((0, _MAGIC),),),
+    magic=(((0, MAGIC),),),
     shards=_shards,
 )

@@ -2,17 +2,16 @@
 
 A file is one run of ids. Documents end with a token of their own, or there are rows of one length:
 those of a matrix, those that ``row_tokens`` cuts, or else the whole file. Units are ranges of bytes. Of rows that say
-what ends a document it is known where documents begin inside.
+what ends a document it is known where documents begin inside. Columns lie in files beside, of which a unit has the
+values of its own tokens.
 
 Shape suffixes:
     V  ids of a unit
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from io import BytesIO
 from math import prod
-from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,8 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
-from omniload.mix.columns import DOCUMENT_STARTS, starts_in
-from omniload.mix.sources import NumpySource
+from omniload.mix.columns import DOCUMENT_STARTS, LOSS_MASK, column_kind, starts_in
+from omniload.mix.schema.sources.numpy import NumpySource
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.content import digest_of_ranges, even_ranges
 from omniload.source.formats.format import (
@@ -34,6 +33,13 @@ from omniload.source.formats.format import (
 )
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.parsing.arrays.beside import (
+    ColumnFile,
+    column_files,
+    shards_with_columns,
+    with_column,
+)
+from omniload.source.parsing.arrays.npy import LARGEST_HEADER, MAGIC, npy_array
 from omniload.source.parsing.cutting import byte_ranges
 from omniload.source.parsing.litdata import refuse_chunks
 from omniload.source.parsing.token_lists import RowsAt, id_records
@@ -41,8 +47,6 @@ from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "NumpyFormat"]
 
-_MAGIC = b"\x93NUMPY"
-_LARGEST_HEADER = 64 << 10
 _SCAN_BYTES = 8 << 20
 _FEWEST_IDS = 64
 """Ids that it takes to doubt their width."""
@@ -59,8 +63,15 @@ class _Layout:
     start: int
     """First byte of the ids."""
     dtype: np.dtype[Any]
+    shape: tuple[int, ...]
     row: int
     """Ids of a row; 0 where a token ends documents."""
+    columns: list[ColumnFile]
+    """Those that lie in files beside."""
+
+    def ids_before(self, at: int) -> int:
+        """Return how many ids lie before a byte of the file."""
+        return (at - self.start) // self.dtype.itemsize
 
 
 class NumpyFormat(IndexedFormat):
@@ -75,6 +86,10 @@ class NumpyFormat(IndexedFormat):
         self._files, self._config = files, config
         cut = (config.dtype, config.header, config.end_of_document, config.row_tokens, config.unit)
         kind = f"numpy/{'/'.join(map(str, cut))}"
+        # Read here: a property of the configuration is worked out whenever it is asked for, and units are many.
+        self._columns = config.columns_read
+        if self._columns:
+            kind += f"/{list(self._columns.items())}"
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         self._layout: tuple[int, _Layout] | None = None
 
@@ -88,7 +103,9 @@ class NumpyFormat(IndexedFormat):
         ids = np.frombuffer(data, layout.dtype)
         offsets = self._offsets(ids, layout)
         require_as_indexed(file.path, place, len(offsets) - 1)
-        return self._records(ids, offsets, file, self._units.rows_before(unit))
+        return self._records(
+            ids, offsets, place.shard, layout.ids_before(place.start), self._units.rows_before(unit)
+        )
 
     @override
     def first_records(self) -> Records:
@@ -97,12 +114,11 @@ class NumpyFormat(IndexedFormat):
         if unit is None:
             return Records(column=Ragged.of([]), bad_B=np.zeros(0, np.bool_))
         shard = self._units[unit].shard
-        file = self._files[shard]
         ids, layout = self._first_ids(shard)
         offsets = self._offsets(ids, layout)
-        if layout.start + ids.nbytes < file.size_bytes:
+        if layout.start + ids.nbytes < self._files[shard].size_bytes:
             offsets = offsets[:-1]  # the last may be cut off
-        return self._records(ids[: offsets[-1]], offsets, file, 0)
+        return self._records(ids[: offsets[-1]], offsets, shard, 0, 0)
 
     @override
     def doubt(self) -> str:
@@ -154,7 +170,7 @@ class NumpyFormat(IndexedFormat):
 
     def _layout_of(self, shard: int) -> _Layout:
         if self._layout is None or self._layout[0] != shard:
-            self._layout = shard, _layout(self._files[shard], self._config)
+            self._layout = shard, _layout(self._files[shard], self._config, self._columns)
         return self._layout[1]
 
     def _offsets(self, ids_V: NDArray[Any], layout: _Layout) -> NDArray[np.int64]:
@@ -168,28 +184,52 @@ class NumpyFormat(IndexedFormat):
         return np.concatenate(([0], stops, [len(ids_V)] if len(ids_V) else [])).astype(np.int64)
 
     def _records(
-        self, ids_V: NDArray[Any], offsets: NDArray[np.int64], file: ShardFile, before: int
+        self,
+        ids_V: NDArray[Any],
+        offsets: NDArray[np.int64],
+        shard: int,
+        ids_before: int,
+        before: int,
     ) -> Records:
-        """Show ids of a shard as records, ``before`` of which lie before them."""
+        """Show ids of a shard as records, before which so many ids, and records, lie."""
         config = self._config
         remedy = " (or correct dtype and header)" if config.dtype is not None else ""
-        at = RowsAt(where=file.path, first=before, word="record")
+        at = RowsAt(where=self._files[shard].path, first=before, word="record")
         records = id_records(ids_V, offsets, at, remedy=remedy)
+        for column in self._layout_of(shard).columns if self._columns else ():
+            is_tag = column_kind(column.inside).is_tag
+            first, count = (before, len(offsets) - 1) if is_tag else (ids_before, len(ids_V))
+            records = with_column(records, column, column.values(first, first + count), at)
         if not config.rows_hold_documents:
             return records
         starts = np.flatnonzero(ids_V == config.end_of_document) + 1
-        return replace(records, others={DOCUMENT_STARTS: starts_in(starts, offsets)})
+        others = {**records.others, DOCUMENT_STARTS: starts_in(starts, offsets)}
+        if LOSS_MASK in others:
+            # Nothing before it predicts the first token of a document.
+            values_V = others[LOSS_MASK].values_V.copy()
+            values_V[starts[starts < len(values_V)]] = False
+            others[LOSS_MASK] = replace(others[LOSS_MASK], values_V=values_V)
+        return replace(records, others=others)
 
     def _index(self, file: ShardFile) -> FileUnits:
         digest = xxhash.xxh3_128()
         with reading(file, "ids"):
-            layout = _layout(file, self._config)
+            layout = _layout(file, self._config, self._columns)
+            # Before all of a long file is looked at for the ends of documents.
+            for column in layout.columns:
+                if not column_kind(column.inside).is_tag:
+                    column.require_tokens(layout.shape, file)
             if layout.row:
                 ends = _row_ends(file, layout)
                 # Rows are cut without a look at them, and so a sample is digested.
                 digest.update(digest_of_ranges(file, even_ranges(file.size_bytes)).encode())
             else:
                 ends = _document_ends(file, layout, self._config.end_of_document, digest)
+            for column in layout.columns:
+                if column_kind(column.inside).is_tag:
+                    column.require_count(len(ends), file)
+                if size := column.file.size_bytes:
+                    digest.update(digest_of_ranges(column.file, even_ranges(size)).encode())
         return byte_ranges(
             file,
             layout.start,
@@ -248,19 +288,19 @@ def _chunks(file: ShardFile, at: int) -> Iterator[tuple[int, bytes]]:
         yield start, file.read_range(start, min(start + _SCAN_BYTES, file.size_bytes))
 
 
-def _layout(file: ShardFile, config: NumpySource) -> _Layout:
-    """Read how a file lies, and compare it with the file's size.
+def _layout(file: ShardFile, config: NumpySource, columns: Mapping[str, str]) -> _Layout:
+    """Read how a file lies, and the files of its columns beside it, and compare it with the file's size.
 
     Raises:
         ConfigError: The file says nothing of its type and neither does the mix file, or it holds no ids.
         IntegrityError: Its size does not fit what it says.
     """
-    head = file.read_range(0, min(_LARGEST_HEADER, file.size_bytes)) if file.size_bytes else b""
-    is_npy = head.startswith(_MAGIC)
+    head = file.read_range(0, min(LARGEST_HEADER, file.size_bytes)) if file.size_bytes else b""
+    is_npy = head.startswith(MAGIC)
     # Flat files are called so too: where a dtype is stated one is taken for that.
     if not is_npy and file.path.lower().endswith(".npy") and config.dtype is None:
         raise IntegrityError(
-            f"{file.path}: begins with {head[:6]!r}, not {_MAGIC!r}; replace it, or state dtype if it is flat"
+            f"{file.path}: begins with {head[:6]!r}, not {MAGIC!r}; replace it, or state dtype if it is flat"
         )
     if is_npy:
         start, dtype, shape = _npy_header(file, head)
@@ -296,47 +336,37 @@ def _layout(file: ShardFile, config: NumpySource) -> _Layout:
             f"{file.path}: holds ids of {dtype}, up to {largest}, and end_of_document is {end}; name the token that "
             "ends documents there"
         )
-    return _Layout(start=start, dtype=dtype, row=row)
+    beside = column_files(file, columns) if columns else []
+    return _Layout(start=start, dtype=dtype, shape=shape, row=row, columns=beside)
 
 
 def _npy_header(file: ShardFile, head: bytes) -> tuple[int, np.dtype[Any], tuple[int, ...]]:
     """Return where the array starts, its type and its shape."""
-    read = np.lib.format
-    opened = BytesIO(head)
-    try:
-        version = read.read_magic(opened)
-        read_header = {
-            (1, 0): read.read_array_header_1_0,
-            (2, 0): read.read_array_header_2_0,
-            # Other than version 2 in the coding of names of fields alone, and no array of ids has fields.
-            (3, 0): read.read_array_header_2_0,
-        }.get(version)
-        if read_header is None:
-            raise IntegrityError(
-                f"{file.path}: is of version {version[0]}.{version[1]} of .npy, and versions 1.0 to 3.0 are read; "
-                "write it anew by numpy.save, or replace it"
-            )
-        # A header is a literal of Python, which takes the parser's time and stack: numpy refuses long ones if told to.
-        shape, fortran, dtype = read_header(opened, max_header_size=_LARGEST_HEADER)
-    except (ValueError, EOFError, SyntaxError, RecursionError, TokenError) as error:
-        raise IntegrityError(
-            f"{file.path}: its header cannot be read: {error!r:.120}; the file is corrupt, replace it"
-        ) from error
-    if dtype.kind not in "iu" or len(shape) not in {1, 2} or (fortran and len(shape) == 2):
+    found = npy_array(file.path, head)
+    dtype, shape = found.dtype, found.shape
+    in_columns = found.is_fortran and len(shape) == 2
+    order = " in Fortran order" * found.is_fortran
+    if dtype.kind not in "iu" or len(shape) not in {1, 2} or in_columns:
         raise ConfigError(
-            f"{file.path}: is an array of {dtype} with {len(shape)} dimensions{' in Fortran order' * fortran}; "
+            f"{file.path}: is an array of {dtype} with {len(shape)} dimensions{order}; "
             "token ids are integers in one run, or in rows in C order"
         )
-    if any(length < 0 for length in shape) or (len(shape) == 2 and shape[1] == 0 < shape[0]):
+    if len(shape) == 2 and shape[1] == 0 < shape[0]:
         raise IntegrityError(
             f"{file.path}: says that its shape is {shape}; the file is corrupt, replace it"
         )
-    return opened.tell(), dtype, shape
+    return found.start, dtype, shape
+
+
+def _shards(files: Sequence[ShardFile], config: NumpySource) -> tuple[ShardFile, ...]:
+    """Put the files of columns beside those of tokens."""
+    return shards_with_columns(files, config.columns_read, config.passed_over)
 
 
 FORMAT = FormatSpec(
     what="a file of numpy's",
     names=FileNames(suffixes=frozenset({".npy", ".bin"})),
     open=NumpyFormat,
-    magic=(((0, _MAGIC),),),
+    magic=(((0, MAGIC),),),
+    shards=_shards,
 )

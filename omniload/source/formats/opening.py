@@ -16,8 +16,10 @@ from omniload.base.concurrency.time_limit import LimitedCalls, call_within
 from omniload.base.errors import ConfigError
 from omniload.mix.schema.records import MOST_BLOCK_UNITS
 from omniload.mix.sources import SOURCE_TYPES, SourceConfig
-from omniload.source.files import ShardFile, digest_of, digest_of_texts, reading, shortened
+from omniload.source.files import ShardFile, reading, shortened
+from omniload.source.formats.content import digest_of, digest_of_texts
 from omniload.source.formats.format import Format
+from omniload.source.formats.held_files import HeldFiles
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.patterns import LISTING_S, find_files, is_url
 from omniload.source.run_files import require_apart
@@ -37,6 +39,8 @@ __all__ = [
 
 _HEAD_BYTES = 512
 """Bytes that show what a file is: a tar archive says so at byte 257."""
+_OF_TEXTS = bytes(range(9, 0xF8))
+"""Those that are neither below a tab, nor above the first byte of any character of UTF-8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,10 @@ class OpenFormat:
             contents=digest_of_texts(contents_F[i] for i in used),
             paths=tuple(self._path_of(unit) for unit in first_units.tolist()),
         )
+
+    def held_files(self) -> HeldFiles:
+        """Return what looks at the files of units that are held decoded."""
+        return HeldFiles(self.format.units(), self.files)
 
     def require_records(self, spec: SourceSpec) -> int:
         """Return how many records its files hold.
@@ -117,9 +125,8 @@ def shards_of(
         find = partial(spec.find, name, config, base_dir)
         limited = call_within if calls is None else calls.call
         return limited(LISTING_S, find, what=f"sources.{name}.path, a listing")
-    return spec.shards(
-        find_files(config.paths, base_dir, source=name, names=spec.names, calls=calls)
-    )
+    found = find_files(config.paths, base_dir, source=name, names=spec.names, calls=calls)
+    return spec.shards(found, config)
 
 
 def require_apart_from_run(
@@ -233,8 +240,7 @@ def _other_type(spec: FormatSpec, file: ShardFile) -> str | None:
     if spec.names.never or not file.size_bytes:
         return None
     head = _head_of(file)
-    # Bytes below a tab, and above the first byte of any character of UTF-8.
-    if spec.matches(head) or not any(byte < 9 or byte > 0xF7 for byte in head):
+    if spec.matches(head) or not head.translate(None, _OF_TEXTS):
         return None
     return next((kind for kind in SOURCE_TYPES if spec_of(kind).matches(head)), None)
 

@@ -16,7 +16,7 @@ Magic = tuple[tuple[int, bytes], ...]
 """Where a file of a format holds which bytes; all of them together show what it is."""
 
 
-def _as_found(files: Sequence[ShardFile]) -> tuple[ShardFile, ...]:
+def _as_found(files: Sequence[ShardFile], _: object) -> tuple[ShardFile, ...]:
     # Most formats: every file that is named is a shard.
     return tuple(files)
 
@@ -37,8 +37,9 @@ class FormatSpec:
     """Whether the digest of a shard covers every byte of it, and not a sample."""
     knows_columns: bool = False
     """Whether whoever opens a source looks at the columns of all its files: one that lacks what is named is refused."""
-    shards: Callable[[Sequence[ShardFile]], tuple[ShardFile, ...]] = _as_found
-    """From the files that the patterns name to the shards, where a file lists others or needs one beside it."""
+    shards: Callable[[Sequence[ShardFile], Any], tuple[ShardFile, ...]] = _as_found
+    """From the files that the patterns name, and what the mix file says, to the shards, where a file lists others or
+    needs one beside it."""
 
     find: Callable[[str, Any, Path], tuple[ShardFile, ...]] | None = None
     """Finds the shards of a source by itself, where a data set is a folder whose files say nothing of what they are:

@@ -4,9 +4,8 @@ The key of ``a/b.seg.json`` is ``a/b``, its extension ``seg.json``. An archive i
 header, for where samples start; a unit is a range of whole samples. Compressed archives are one unit.
 """
 
-from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -37,30 +36,23 @@ from omniload.source.parsing.conditions import keeps
 from omniload.source.parsing.cutting import byte_ranges, whole_shard
 from omniload.source.parsing.image_cells import encoded_columns
 from omniload.source.parsing.lines import BadLineError, key_in, object_of, text_in, text_of
-from omniload.source.parsing.tar_members import Link, Member, TarBytes, members_of
+from omniload.source.parsing.table_records import with_others
+from omniload.source.parsing.tar_members import (
+    Sample,
+    TarBytes,
+    held_by,
+    members_of,
+    samples_of,
+)
+from omniload.source.parsing.token_lists import RowsAt
 from omniload.source.patterns import FileNames
+from omniload.source.sample_tags import MemberTags, Tags
 
 __all__ = ["FORMAT", "WebDatasetFormat"]
 
 _WINDOW_BYTES = 64 << 10
 _IMAGES = frozenset({"bmp", "gif", "jpeg", "jpg", "png", "webp"})
 """What members are called that are most likely images, of the kinds that can be decoded."""
-_ELSEWHERE: dict[Link, tuple[str, str]] = {
-    "hard": (" in the archive", "--hard-dereference"),
-    "symbolic": ("", "--dereference"),
-}
-"""Where the bytes of a link lie, and the option by which tar packs those in its place."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Sample:
-    """The members of one key."""
-
-    key: str
-    start: int
-    members: dict[str, Member]
-    twice: str = ""
-    """An extension that two of them have."""
 
 
 class WebDatasetFormat(IndexedFormat):
@@ -75,7 +67,8 @@ class WebDatasetFormat(IndexedFormat):
         # Read here: a property of the configuration is worked out whenever it is asked for, and samples are many.
         self._known_by = config.key_column
         self._object = config.text if config.text.endswith("json") else "json"
-        """Extension of the member that is an object, for conditions and what a document is known by."""
+        """Extension of the member that is an object, for conditions, columns and what a document is known by."""
+        self._own = MemberTags(config.columns_read) if config.columns_read else None
         # The 3: an index of a release before knows of no links, or of hard ones alone.
         kind = f"webdataset/3/{config.unit}"
         self._units = index_of(files, self._index, kind=kind, cache=cache, unpacks=True)
@@ -95,7 +88,7 @@ class WebDatasetFormat(IndexedFormat):
         units = np.flatnonzero((self._units.shards_U == file) & (self._units.rows_U > 0))
         return self.read_unit(int(units[0])).first(FIRST_RECORDS)
 
-    def _samples_of(self, unit: int) -> tuple[memoryview, int, list[_Sample]]:
+    def _samples_of(self, unit: int) -> tuple[memoryview, int, list[Sample]]:
         """Return the bytes of a unit, where they start in the archive, and the samples in them."""
         place = self._units[unit]
         file, start, stop = self._files[place.shard], place.start, place.stop
@@ -104,7 +97,7 @@ class WebDatasetFormat(IndexedFormat):
             archive = TarBytes(
                 path=file.path, at=start, stop=stop, fetch=lambda a, b: data[a - start : b - start]
             )
-            samples = list(_samples(members_of(archive, ends=False)))
+            samples = list(samples_of(members_of(archive, ends=False)))
         require_as_indexed(file.path, place, len(samples), "samples")
         return data, start, samples
 
@@ -114,14 +107,16 @@ class WebDatasetFormat(IndexedFormat):
             self._keys[unit] = [sample.key for sample in self._headers_of(unit)]
         return shard, f"sample {self._keys[unit][row]!a}"
 
-    def _headers_of(self, unit: int) -> list[_Sample]:
+    def _headers_of(self, unit: int) -> list[Sample]:
         """Return the samples of a unit, of which headers alone are read where the archive is not compressed."""
         place = self._units[unit]
         file = self._files[place.shard]
         if codec_of(file) is not None:
             return self._samples_of(unit)[2]
         with reading(file, "headers"):
-            samples = list(_samples(members_of(_plain(file, place.start, place.stop), ends=False)))
+            samples = list(
+                samples_of(members_of(_plain(file, place.start, place.stop), ends=False))
+            )
         require_as_indexed(file.path, place, len(samples), "samples")
         return samples
 
@@ -145,18 +140,21 @@ class WebDatasetFormat(IndexedFormat):
                     )
         return ""
 
-    def _records(self, path: str, data: memoryview, start: int, samples: list[_Sample]) -> Records:
+    def _records(self, path: str, data: memoryview, start: int, samples: list[Sample]) -> Records:
         texts: list[str | None] = []
         images: list[list[memoryview]] = []
         keys_B, kept_B = np.zeros(len(samples), np.uint64), np.ones(len(samples), np.bool_)
-        reason = ""
+        own, reason = self._own, ""
+        tags = None if own is None else own.gathered()
         for i, sample in enumerate(samples):
             try:
-                text, keys_B[i], kept_B[i] = self._read(sample, data, start)
+                text, keys_B[i], kept_B[i], found = self._read(sample, data, start)
             except BadLineError as error:
-                text = None
-                reason = reason or f"{path}: sample {sample.key!a} at byte {sample.start}: {error}"
+                text, found = None, () if own is None else own.blank
+                reason = reason or f"{path}: {_named(sample)}: {error}"
             texts.append(text)
+            if tags is not None:
+                tags.add(found)
             # Images of a record that is left out are not decoded.
             is_read = text is not None and kept_B[i]
             images.append(self._images(sample, data, start) if is_read else [])
@@ -165,11 +163,14 @@ class WebDatasetFormat(IndexedFormat):
             keys_B=None if self._known_by is None else keys_B,
             kept_B=kept_B if self._config.where else None,
         )
+        if tags is not None:
+            at = RowsAt(where=path, names=list(map(_named, samples)))
+            records = with_others(records, tags.columns(), at)
         if not self._config.images:
             return records
-        return replace(records, others=encoded_columns(images))
+        return replace(records, others={**records.others, **encoded_columns(images)})
 
-    def _images(self, sample: _Sample, data: memoryview, start: int) -> list[memoryview]:
+    def _images(self, sample: Sample, data: memoryview, start: int) -> list[memoryview]:
         """Return the members that are images, in the order of the archive."""
         return [
             data[member.start - start : member.stop - start]
@@ -177,31 +178,42 @@ class WebDatasetFormat(IndexedFormat):
             if extension.rpartition(".")[2] in self._config.images
         ]
 
-    def _read(self, sample: _Sample, data: memoryview, start: int) -> tuple[str, int, bool]:
-        """Return the text of a sample, the hash of what it is known by, and whether it is drawn from at all.
+    def _read(self, sample: Sample, data: memoryview, start: int) -> tuple[str, int, bool, Tags]:
+        """Return the text of a sample, the hash of what it is known by, whether it is drawn from at all, and its tags.
 
         Raises:
             BadLineError: It has none.
         """
-        where, key, held = self._config.where, self._known_by, None
-        if where or key not in {None, SAMPLE_NAME}:
-            held = _object_in(
-                _held(sample, self._object, data, start, {self._object}), self._object
-            )
-            if where and not keeps(where, held):
-                return "", 0, False
+        where, key, own, held = self._config.where, self._known_by, self._own, None
+        asked = where or key not in {None, SAMPLE_NAME}
+        if asked or (own is not None and own.wants_object):
+            # Asked for by columns alone, each of which has a default, an object may be missing.
+            if asked or self._object in sample.members or not (own and own.may_lack_object):
+                member = held_by(sample, self._object, data, start, {self._object})
+                held = _object_in(member, self._object)
+            if where and held is not None and not keeps(where, held):
+                return "", 0, False, () if own is None else own.blank
         text = self._text(sample, data, start, held)
+        tags: Tags = ()
+        if own is not None:
+
+            def member_of(extension: str) -> bytes | None:
+                if extension not in sample.members:
+                    return None
+                return bytes(held_by(sample, extension, data, start, {extension}))
+
+            tags = own.of(sample.key, member_of, held or {})
         if key is None:
-            return text, 0, True
+            return text, 0, True, tags
         name = sample.key.encode() if held is None or key == SAMPLE_NAME else key_in(held, key)
-        return text, key_of(name), True
+        return text, key_of(name), True, tags
 
     def _text(
-        self, sample: _Sample, data: memoryview, start: int, held: dict[str, object] | None
+        self, sample: Sample, data: memoryview, start: int, held: dict[str, object] | None
     ) -> str:
         """Return the text of a sample, of which ``held`` is the object where that was read."""
         config, extension = self._config, self._config.text
-        member = _held(sample, extension, data, start, {extension, *config.images})
+        member = held_by(sample, extension, data, start, {extension, *config.images})
         # Of ``seg.json`` as well: all behind the first dot is the extension.
         if extension.endswith("json"):
             if held is None:
@@ -221,7 +233,7 @@ class WebDatasetFormat(IndexedFormat):
             archive.digest = digest
             starts: list[int] = []
             stop = 0
-            for sample in _samples(members_of(archive)):
+            for sample in samples_of(members_of(archive)):
                 starts.append(sample.start)
                 # Members that belong to no sample may lie behind the last one: they are read by nobody.
                 stop = max(member.next for member in sample.members.values())
@@ -236,35 +248,9 @@ class WebDatasetFormat(IndexedFormat):
         return byte_ranges(file, begin, ends, unit_bytes=self._config.unit, content=content)
 
 
-def _held(
-    sample: _Sample, extension: str, data: memoryview, start: int, read: AbstractSet[str]
-) -> memoryview:
-    """Return what the member of an extension holds.
-
-    Args:
-        sample: The sample.
-        extension: That of the member.
-        data: Bytes of the archive.
-        start: Where they begin in it.
-        read: Extensions of the members that are read with it, none of which may be a link.
-
-    Raises:
-        BadLineError: There is no such member, or there are two of any.
-    """
-    for name, each in sample.members.items():
-        if each.link is not None and read & {name, name.rpartition(".")[2]}:
-            lies, option = _ELSEWHERE[each.link]
-            raise BadLineError(
-                f".{name} is a {each.link} link, whose bytes lie elsewhere{lies}; pack it with tar {option}"
-            )
-    if sample.twice:
-        raise BadLineError(f"has two members .{sample.twice}")
-    member = sample.members.get(extension)
-    if member is None:
-        raise BadLineError(
-            f"has no member .{extension}; it has .{', .'.join(sorted(sample.members)[:12])}"
-        )
-    return data[member.start - start : member.stop - start]
+def _named(sample: Sample) -> str:
+    """Return what a sample is called, and where it lies."""
+    return f"sample {sample.key!a} at byte {sample.start}"
 
 
 def _object_in(member: memoryview, extension: str) -> dict[str, object]:
@@ -317,30 +303,6 @@ def _decompressed(file: ShardFile) -> TarBytes:
             chunks.append(chunk)
     held = memoryview(b"".join(chunks))
     return TarBytes(path=file.path, at=0, stop=size, fetch=lambda start, stop: held[start:stop])
-
-
-def _samples(members: Iterator[Member]) -> Iterator[_Sample]:
-    """Group neighbours of one key; members without an extension, and ``__meta__`` ones, belong to none."""
-    current: _Sample | None = None
-    for member in members:
-        folder, slash, name = member.name.rpartition("/")
-        stem, dot, extension = name.partition(".")
-        if not stem or not dot or (stem.startswith("__") and stem.endswith("__")):
-            continue
-        # In small letters, as the library of WebDataset has it.
-        key, extension = f"{folder}{slash}{stem}", extension.lower()
-        if current is None or current.key != key:
-            if current is not None:
-                yield current
-            current = _Sample(key=key, start=member.header, members={})
-        if member.link == "hard" and extension in current.members:
-            continue  # a file that was packed twice
-        if extension in current.members:
-            # Told as a bad record when it is read: the archive is not refused for one.
-            current.twice = extension
-        current.members[extension] = member
-    if current is not None:
-        yield current
 
 
 FORMAT = FormatSpec(

@@ -1,5 +1,6 @@
 """What a file begins with that is not what its source reads, though it is sound, and the command that mends it."""
 
+import re
 from itertools import chain
 from pathlib import PurePosixPath
 
@@ -7,6 +8,7 @@ from omniload.source.files import ShardFile
 
 __all__ = [
     "codec_of",
+    "mends_all",
     "said_of_beginning",
     "said_of_shard",
     "said_of_stand_in",
@@ -57,6 +59,18 @@ _CODINGS = {
     b'{\0"\0': "UTF-16LE",
     b'\0{\0"': "UTF-16",
 }
+
+
+_OF_FILES = re.compile(
+    r"; (give the file a name that |unpack it: |write it as UTF-8: |save the file as UTF-8 "
+    r"|of a file that is one list, |write each on a line )"
+)
+"""How remedies begin, here and of ``lines``, that are of a whole file, whichever record showed what it is."""
+
+
+def mends_all(reason: str) -> bool:
+    """Tell whether what is said of a record says what to do with its whole file: no other remedy is of any use."""
+    return bool(_OF_FILES.search(reason))
 
 
 def codec_of(file: ShardFile) -> str | None:

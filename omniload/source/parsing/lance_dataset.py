@@ -221,7 +221,7 @@ class LanceDataset:
         if self._store is None or len(new) < _LOOKERS:
             found = [self._file(name) for name in new]
         else:
-            with DaemonPool(_LOOKERS, "omniload-lance") as pool:
+            with DaemonPool(_LOOKERS, "omniload-lance", reads=True) as pool:
                 found = pool.map(self._file, new)
         self._files.update(zip(new, found, strict=True))
 

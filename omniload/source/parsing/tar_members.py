@@ -1,11 +1,13 @@
 """Members of a tar archive: where each lies, its name and its size checked before they are used.
 
 Archives of POSIX (ustar, pax) and of GNU (long names, sizes in base 256). Nothing is unpacked: a name
-is a key, and still one that leads out of a folder is refused, for whatever wrote it meant no good.
+is a key, and still one that leads out of a folder is refused, for whatever wrote it meant no good. Neighbours of one
+key are a sample, as WebDataset has it.
 """
 
 import zlib
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -13,8 +15,9 @@ import xxhash
 
 from omniload.base.errors import IntegrityError
 from omniload.base.units import format_bytes
+from omniload.source.parsing.lines import BadLineError
 
-__all__ = ["Link", "Member", "TarBytes", "members_of"]
+__all__ = ["Link", "Member", "Sample", "TarBytes", "held_by", "members_of", "samples_of"]
 
 Link: TypeAlias = Literal["hard", "symbolic"]
 """What stands in an archive for a file whose bytes lie elsewhere."""
@@ -33,6 +36,11 @@ _LOOK_BEHIND = 64 << 10
 """Bytes behind the end that are looked at: writers fill up to 10 KiB with zeros, and some drives to 64."""
 _LARGEST_HEADER = 1 << 20
 _LARGEST_NAME = 4_096
+_ELSEWHERE: dict[Link, tuple[str, str]] = {
+    "hard": (" in the archive", "--hard-dereference"),
+    "symbolic": ("", "--dereference"),
+}
+"""Where the bytes of a link lie, and the option by which tar packs those in its place."""
 _RENAMED = "give the file another name, and pack the archive anew"
 _NOT_SPARSE = "pack the archive anew without tar's --sparse"
 
@@ -275,3 +283,69 @@ def _checked(archive: TarBytes, at: int, name: str) -> str:
             at, f"the name {ascii(name)[:100]}, which leads out of the archive or is none", _RENAMED
         )
     return plain
+
+
+@dataclass(slots=True, kw_only=True)
+class Sample:
+    """The members of one key."""
+
+    key: str
+    start: int
+    members: dict[str, Member]
+    twice: str = ""
+    """An extension that two of them have."""
+
+
+def samples_of(members: Iterator[Member]) -> Iterator[Sample]:
+    """Group neighbours of one key; members without an extension, and ``__meta__`` ones, belong to none."""
+    current: Sample | None = None
+    for member in members:
+        folder, slash, name = member.name.rpartition("/")
+        stem, dot, extension = name.partition(".")
+        if not stem or not dot or (stem.startswith("__") and stem.endswith("__")):
+            continue
+        # In small letters, as the library of WebDataset has it.
+        key, extension = f"{folder}{slash}{stem}", extension.lower()
+        if current is None or current.key != key:
+            if current is not None:
+                yield current
+            current = Sample(key=key, start=member.header, members={})
+        if member.link == "hard" and extension in current.members:
+            continue  # a file that was packed twice
+        if extension in current.members:
+            # Told as a bad record when it is read: the archive is not refused for one.
+            current.twice = extension
+        current.members[extension] = member
+    if current is not None:
+        yield current
+
+
+def held_by(
+    sample: Sample, extension: str, data: memoryview, start: int, read: AbstractSet[str]
+) -> memoryview:
+    """Return what the member of an extension holds.
+
+    Args:
+        sample: The sample.
+        extension: That of the member.
+        data: Bytes of the archive.
+        start: Where they begin in it.
+        read: Extensions of the members that are read with it, none of which may be a link.
+
+    Raises:
+        BadLineError: There is no such member, or there are two of any.
+    """
+    for name, each in sample.members.items():
+        if each.link is not None and read & {name, name.rpartition(".")[2]}:
+            lies, option = _ELSEWHERE[each.link]
+            raise BadLineError(
+                f".{name} is a {each.link} link, whose bytes lie elsewhere{lies}; pack it with tar {option}"
+            )
+    if sample.twice:
+        raise BadLineError(f"has two members .{sample.twice}")
+    member = sample.members.get(extension)
+    if member is None:
+        raise BadLineError(
+            f"has no member .{extension}; it has .{', .'.join(sorted(sample.members)[:12])}"
+        )
+    return data[member.start - start : member.stop - start]

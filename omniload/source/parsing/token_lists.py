@@ -56,6 +56,8 @@ class RowsAt:
     """Number there of the first of the rows, from 0."""
     word: str = "row"
     """What the format calls one."""
+    names: Sequence[str] = ()
+    """What each row is called, where that is not ``word`` and its number."""
 
     @override
     def __str__(self) -> str:
@@ -65,7 +67,7 @@ class RowsAt:
 def row_at(where: RowsAt | str, row: int) -> str:
     """Return the place of one of the rows that lie somewhere, as a message begins."""
     at = where if isinstance(where, RowsAt) else RowsAt(where=where)
-    return f"{at.where}: {at.word} {at.first + row}"
+    return f"{at.where}: {at.names[row] if at.names else f'{at.word} {at.first + row}'}"
 
 
 def said_of_columns(named: Sequence[str]) -> str:

@@ -8,16 +8,16 @@
 
 A reader is a function of positions and holds nothing that cannot be read again. So each read may
 be divided among others than the one before it: while one is being opened, the rest read as they
-did, and where one was lost the source reads everything itself. One may be a thread: decoding and
-tokenising let go of the interpreter.
+did. Of one that was lost the source reads the part itself, until another has its place: the rest
+keep their units, and what they have decoded of them. One may be a thread: decoding and tokenising
+let go of the interpreter.
 """
 
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 from typing_extensions import override
 
@@ -26,26 +26,23 @@ from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.mix.fingerprint import SourceFacts
-from omniload.source.block_memory import BlockMemory
+from omniload.source.parts.reader import (
+    OpenPart,
+    PartRead,
+    PartReader,
+    ReaderLostError,
+    StartReader,
+)
 from omniload.source.parts.sample_block import SampleBlock, merged
 from omniload.source.parts.share import Part
 from omniload.source.record_source import RecordSource
 from omniload.source.source import Source
-from omniload.source.stores.shard_cache import ShardCache, Traffic
+from omniload.source.stores.shard_cache import ShardCache
 
-__all__ = [
-    "DividedSource",
-    "OpenPart",
-    "PartRead",
-    "PartReader",
-    "ReadSoFar",
-    "ReaderLostError",
-    "StartReader",
-    "ThreadReader",
-]
+__all__ = ["DividedSource", "ReadSoFar", "ThreadReader"]
 
 _LOST_MOST = 5
-"""Readers that may be lost in a row without a read; the next one would most likely be lost too."""
+"""Readers that may be lost in one place in a row without a read; the next one would most likely be lost too."""
 _AGAIN_S = 600.0
 """After so long others are started again: there may be memory for them, or whatever ended them may be over."""
 _STORE_AWAY_S = 5.0
@@ -58,74 +55,6 @@ _LEAVE_S = 1.0
 """A read that takes longer is left alone: nobody hears of it."""
 
 
-class ReaderLostError(UnavailableError):
-    """A reader has ended, or does not answer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartRead:
-    """What a reader gives."""
-
-    block: SampleBlock
-    traffic: Traffic
-    """What its shards took since it was asked before."""
-    busy_s: float
-    """Processor seconds that it has taken."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenPart:
-    """A source that a reader has open, to read parts of it."""
-
-    source: RecordSource
-    memory: BlockMemory = field(default_factory=BlockMemory)
-    """That of this reader alone, for decoded blocks."""
-    memory_bytes: int | None = None
-    """What all readers of the source have of it together; ``None`` for any amount."""
-    shards: ShardCache | None = None
-    """That of this reader alone."""
-
-    def read(self, start: int, stop: int, part: Part, without: tuple[int, ...] = ()) -> PartRead:
-        """Read a part of a range, less some shards."""
-        if self.memory_bytes is not None:
-            # As many share it as read at present; it holds from the next block on.
-            self.memory.limit_bytes = self.memory_bytes // part.of
-        began_s = time.thread_time()
-        block = self.source.read_part(start, stop, part, without)
-        busy_s = time.thread_time() - began_s
-        traffic = Traffic() if self.shards is None else self.shards.traffic_since()
-        return PartRead(block=block, traffic=traffic, busy_s=busy_s)
-
-
-class PartReader(Protocol):
-    """A reader of parts of a source. It opens the source for itself."""
-
-    def facts(self) -> SourceFacts | None:
-        """Return what it found in the source; ``None`` while it is opening it.
-
-        Raises:
-            OmniloadError: It could not open it, or is lost.
-        """
-        ...
-
-    def read(
-        self, start: int, stop: int, part: Part, without: tuple[int, ...] = ()
-    ) -> Callable[[], PartRead]:
-        """Begin to read a part of a range, less some shards; what is returned waits for it.
-
-        That raises ``ReaderLostError`` where the reader is lost, or what the reader raised.
-        """
-        ...
-
-    def close(self) -> None:
-        """End it, whatever it does."""
-        ...
-
-
-StartReader = Callable[[int], PartReader]
-"""Starts the further reader of a number, from 1."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSoFar:
     """What all reads of a source have taken so far."""
@@ -135,6 +64,22 @@ class ReadSoFar:
     tokens: int = 0
     readers: int = 1
     """Among how many the last read was divided."""
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """The place of one of the other readers of a source."""
+
+    reader: PartReader | None = None
+    """Who has it; nobody while another is not started yet."""
+    is_open: bool = False
+    """Whether that one has the source open."""
+    takes_part: bool = False
+    """Whether reads are divided by it: from when all had the source open, until nobody follows one that was lost."""
+    lost: int = 0
+    """How many were lost in a row without a read."""
+    again_s: float = 0.0
+    """When another is started, where the last one was lost for a reason that outlasts it."""
 
 
 class DividedSource(Source):
@@ -161,14 +106,10 @@ class DividedSource(Source):
         self.so_far = ReadSoFar()
         self._start, self._clock = start, clock or SystemClock()
         self._wanted, self._at_once = readers, False
-        self._others: list[PartReader] = []
-        self._dividing = 0
-        """Others among whom reads are divided: those that had the source open when all of them had."""
-        self._lost, self._closed = 0, False
-        self._away_s = _STORE_AWAY_S
-        """Wait after the next one that cannot open the source."""
-        self._again_s = 0.0
-        """When others are started again, where many were lost."""
+        self._others: list[_Place] = []
+        self._closed = False
+        self._away_s, self._away_until_s = _STORE_AWAY_S, 0.0
+        """Wait after the next one that cannot open the source, and when that after the last one ends."""
         self._look_s = 0.0
         """When those that no read has asked are looked at."""
         self._reads = threading.Lock()
@@ -187,24 +128,22 @@ class DividedSource(Source):
 
         Nobody is waited for; while a read is under way, that notices it.
         """
-        if self._clock.now_s() < max(self._look_s, self._again_s):
+        if self._clock.now_s() < self._look_s:
             return
         if not self._reads.acquire(blocking=False):
             return  # a read looks at them
         try:
             self._look_s = self._clock.now_s() + _LOOK_S
-            for reader in list(self._others):
-                reader.facts()
-        except (OmniloadError, CancelledError) as error:
-            self._lose(error)
+            self._see_others()
         finally:
             self._reads.release()
         self._settle()
 
     @property
     def lost(self) -> int:
-        """Readers that were lost in a row, where so many were that it reads alone for a while; else 0."""
-        return self._lost if self._lost > _LOST_MOST else 0
+        """Readers that were lost in a row, where so many were that none follows for a while; else 0."""
+        lost = max((place.lost for place in list(self._others)), default=0)
+        return lost if lost > _LOST_MOST else 0
 
     @override
     def give_way(self) -> None:
@@ -242,33 +181,39 @@ class DividedSource(Source):
         self, start: int, stop: int, without: tuple[int, ...]
     ) -> tuple[SampleBlock, float, int]:
         """Return what was read, what the busiest reader had to do beyond this one, and how many they were."""
-        others = self._readers_now()
-        if not others:
-            return self.own.read(start, stop, without), 0.0, 1
-        readers = len(others) + 1
+        taking = self._taking_part()
+        of, asked, without_reader = len(taking) + 1, dict[int, Callable[[], PartRead]](), []
         # Asked before this one reads: all of them work meanwhile.
-        asked = [
-            reader.read(start, stop, Part(number, readers), without)
-            for number, reader in enumerate(others, 1)
-        ]
-        began_s = time.thread_time()
-        mine = self.own.read_part(start, stop, Part(0, readers), without)
-        mine_s = time.thread_time() - began_s
-        try:
-            parts = [answer() for answer in asked]
-        except (ReaderLostError, CancelledError) as error:
-            self._lose(error)
-            # All of it: what others have read of it already is not waited for.
+        for number, place in enumerate(taking, 1):
+            if place.is_open and (reader := place.reader) is not None:
+                asked[number] = reader.read(start, stop, Part(number, of), without)
+            else:
+                without_reader.append(number)
+        if not asked:
             return self.own.read(start, stop, without), 0.0, 1
-        for part in parts:
-            if self._shards is not None:
+        began_s = time.thread_time()
+        mine = self.own.read_part(start, stop, Part(0, of, tuple(without_reader)), without)
+        mine_s = time.thread_time() - began_s
+        parts, lost = dict[int, PartRead](), list[tuple[_Place, Exception]]()
+        for number, answer in asked.items():
+            try:
+                parts[number] = answer()
+                taking[number - 1].lost = 0  # a host that ends a process now and then is lived with
+            except (ReaderLostError, CancelledError) as error:
+                lost.append((taking[number - 1], error))
+        if lost:
+            self._lose(lost)
+            # With its own part, once: that is what it reads until others are there.
+            beside = tuple(number for number in range(1, of) if number not in parts)
+            mine = self.own.read_part(start, stop, Part(0, of, beside), without)
+        if self._shards is not None:
+            for part in parts.values():
                 self._shards.add(part.traffic)
-        # Those that were lost count in a row: a host that ends a process now and then is lived with.
-        self._lost, self._away_s = 0, _STORE_AWAY_S
-        if len(others) == self._num_wanted():
+        if len(parts) == self._num_wanted():
+            self._away_s = _STORE_AWAY_S
             self._at_once = False  # more of them are started with a read
-        beyond_s = max(0.0, max(part.busy_s for part in parts) - mine_s)
-        return merged([mine, *(part.block for part in parts)]), beyond_s, readers
+        beyond_s = max(0.0, max((part.busy_s for part in parts.values()), default=0.0) - mine_s)
+        return merged([mine, *(part.block for part in parts.values())]), beyond_s, 1 + len(parts)
 
     def close(self) -> None:
         """End the readers; what is read after that is read by this one."""
@@ -276,33 +221,55 @@ class DividedSource(Source):
         self._closed = True
         self._end_beyond(0)
 
-    def _readers_now(self) -> Sequence[PartReader]:
-        """Return those among whom this read is divided; nobody is waited for."""
-        wanted, others = self._wanted - 1, self._others
-        if self._closed or self._clock.now_s() < self._again_s:
-            return ()
-        self._end_beyond(wanted)
+    def _taking_part(self) -> list[_Place]:
+        """Return the places that this read is divided by; nobody is waited for."""
+        if self._closed:
+            return []
+        self._end_beyond(self._num_wanted())
         self._start_missing()
-        try:
-            found = [reader.facts() for reader in others]
-        except (OmniloadError, CancelledError) as error:
-            self._lose(error)
-            return ()
-        for facts in found:
+        for facts in self._see_others():
             # It was written anew between two openings: rows of two sources would be merged.
-            if facts not in (None, self.facts):
+            if facts != self.facts:
                 raise StateError(
                     f"source {self.name!r}: another reader found {facts}, this one {self.facts}; "
                     "keep the files of a run as they are"
                 )
+        there = [place for place in list(self._others) if place.reader is not None]
         # All or as before: with each that opened by itself, units of the block would be decoded by others once more.
-        if None not in found:
-            self._dividing = len(others)
-        return others[: self._dividing]
+        if all(place.is_open for place in there):
+            for place in there:
+                place.takes_part = True
+        return [place for place in list(self._others) if place.takes_part]
+
+    def _see_others(self) -> list[SourceFacts]:
+        """Return what those found that have the source open; replace those that are lost."""
+        found, lost = list[SourceFacts](), list[tuple[_Place, Exception]]()
+        for place in list(self._others):
+            try:
+                facts = None if place.reader is None else place.reader.facts()
+            except (OmniloadError, CancelledError) as error:
+                lost.append((place, error))
+                continue
+            if facts is not None:
+                found.append(facts)
+                if place.takes_part and not place.is_open:
+                    _LOG.info("source %s: another reader is there for one that was lost", self.name)
+            place.is_open = facts is not None
+        if lost:
+            self._lose(lost)
+        return found
 
     def _start_missing(self) -> None:
-        first, last = len(self._others) + 1, self._num_wanted()
-        self._others += [self._start(number) for number in range(first, last + 1)]
+        for number in range(1, self._num_wanted() + 1):
+            with self._ends:
+                if len(self._others) < number:
+                    self._others.append(_Place())
+                place = self._others[number - 1]
+            if place.reader is None and self._clock.now_s() >= place.again_s:
+                place.reader, place.is_open = self._start(number), False
+            if self._closed:  # meanwhile, by another thread, which has ended those that it saw
+                self._end(place)
+                return
 
     def _settle(self) -> None:
         """End readers that are too many, unless a read is under way: that one does so at its end."""
@@ -324,41 +291,53 @@ class DividedSource(Source):
 
     def _are_missing(self) -> bool:
         """Tell whether some are to be started before a read wants them."""
-        is_over = not self.lost and self._clock.now_s() >= self._again_s
-        return self._at_once and is_over and len(self._others) < self._num_wanted()
+        now_s, others = self._clock.now_s(), list(self._others)
+        is_due = any(place.reader is None and now_s >= place.again_s for place in others)
+        return self._at_once and (is_due or len(others) < self._num_wanted())
 
-    def _lose(self, error: Exception) -> None:
-        """Begin anew with other readers; one that is lost may have taken others along."""
-        # An outage outlasts many that are started in it, and the reads here tell of it.
-        is_away = isinstance(error, UnavailableError) and not isinstance(error, ReaderLostError)
-        self._lost += not is_away
-        after_s = _AGAIN_S if self.lost else self._away_s if is_away else 0.0
-        if is_away:
-            self._away_s = min(2 * self._away_s, _AGAIN_S)
-        self._again_s = self._clock.now_s() + after_s
-        self._end_beyond(0)
-        if self._closed:
-            return
-        done = "could not open it" if is_away else "was lost"
-        what = f"others are tried in {after_s:.0f} s" if after_s else "others are started"
-        _LOG.warning(
-            *("source %s: a reader %s, %s, this process reads all: %s", self.name, done, what),
-            error,
-        )
-        if not after_s:
-            # Not with the next read: they open the source beside the one that this process does alone.
-            self._at_once = True
+    def _lose(self, lost: Sequence[tuple[_Place, Exception]]) -> None:
+        """Have others in the place of those that are lost; the rest go on as they do."""
+        for place, error in lost:
+            self._end(place)
+            if self._closed:
+                continue
+            # An outage outlasts many that are started in it, and the reads here tell of it.
+            is_away = isinstance(error, UnavailableError) and not isinstance(error, ReaderLostError)
+            place.lost += not is_away
+            after_s = _AGAIN_S if place.lost > _LOST_MOST else self._outage_s() if is_away else 0.0
+            place.again_s = self._clock.now_s() + after_s
+            # Nobody has its place for long: what it read is dealt to the rest.
+            place.takes_part = place.takes_part and not after_s
+            done = "could not open it" if is_away else "was lost"
+            what = f"another is tried in {after_s:.0f} s" if after_s else "another is started"
+            _LOG.warning("source %s: a reader %s, %s: %s", self.name, done, what, error)
+            # Not with the next read: another opens the source beside what this process reads for it.
+            self._at_once = self._at_once or not after_s
+        if self._at_once:
             self._start_missing()
+
+    def _outage_s(self) -> float:
+        """Return how long none is started after one that could not open the source: once for all in one outage."""
+        now_s = self._clock.now_s()
+        if now_s >= self._away_until_s:
+            self._away_until_s = now_s + self._away_s
+            self._away_s = min(2 * self._away_s, _AGAIN_S)
+        return self._away_until_s - now_s
 
     def _end_beyond(self, num: int) -> None:
         """End the last of the other readers, until so many are left: those keep their numbers."""
         while True:
             with self._ends:
-                self._dividing = min(self._dividing, num)
                 if len(self._others) <= num:
                     return
-                reader = self._others.pop()
-            # Not in the lock: Ray may take its time.
+                place = self._others.pop()
+            self._end(place)
+
+    def _end(self, place: _Place) -> None:
+        with self._ends:
+            reader, place.reader, place.is_open = place.reader, None, False
+        # Not in the lock: Ray may take its time.
+        if reader is not None:
             reader.close()
 
 
@@ -366,7 +345,7 @@ class ThreadReader(PartReader):
     """Opens the source once more, and reads its part of it."""
 
     def __init__(self, open_part: Callable[[], OpenPart]) -> None:
-        self._thread = DaemonPool(1, "omniload-part-reader")
+        self._thread = DaemonPool(1, "omniload-part-reader", reads=True)
         # In the thread that reads: a source is for one thread.
         self._opening = self._thread.submit(open_part)
 

@@ -11,7 +11,7 @@ Shape suffixes:
     U  units of the block      N  positions asked for
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,9 @@ class Part:
     number: int
     """From 0."""
     of: int
-    """Readers of the source."""
+    """Parts of the source."""
+    also: tuple[int, ...] = ()
+    """Numbers of further parts that it has as well: of readers that are lost, until others are there."""
 
 
 WHOLE = Part(0, 1)
@@ -75,18 +77,51 @@ class Share:
         if part.of == 1 and left_out_U is None:
             return cls(units=tuple(units_U.tolist()), rows=rows)
         # By the place in the block: numbers of units are up to the shuffle, and might all be one reader's.
-        mine_U = (np.arange(len(units_U)) + block) % part.of == part.number
+        of_part_U = (np.arange(len(units_U)) + block) % part.of
+        mine_U = (
+            np.isin(of_part_U, (part.number, *part.also)) if part.also else of_part_U == part.number
+        )
         if left_out_U is not None:
             mine_U &= ~left_out_U
         counts_U, rows_N = row_counts[units_U], numbers_of(rows)
-        stops_U = np.cumsum(counts_U)
-        # Units of others take no room: rows move up by what lies in those before them.
-        own_stops_U = np.cumsum(counts_U * mine_U)
-        which_N = np.searchsorted(stops_U, rows_N, side="right")
+        which_N = np.searchsorted(np.cumsum(counts_U), rows_N, side="right")
         places = np.flatnonzero(mine_U[which_N])
-        which = which_N[places]
         return cls(
             units=tuple(units_U[mine_U].tolist()),
             places_N=places,
-            rows=rows_N[places] - stops_U[which] + own_stops_U[which],
+            rows=_moved_up(rows_N[places], which_N[places], counts_U, mine_U),
         )
+
+    def narrowed(self, row_counts: NDArray[np.int64]) -> "Share":
+        """Return it with no units but those that its rows lie in, where that is half of them at most.
+
+        Args:
+            row_counts: Rows of each unit of the source.
+        """
+        # More rows than that lie in most units, as they are permuted over all of them.
+        if not 0 < 2 * len(self.rows) <= len(self.units):
+            return self
+        units_U, rows_N = np.asarray(self.units), numbers_of(self.rows)
+        counts_U = row_counts[units_U]
+        which_N = np.searchsorted(np.cumsum(counts_U), rows_N, side="right")
+        used_U = np.zeros(len(units_U), np.bool_)
+        used_U[which_N] = True
+        if 2 * np.count_nonzero(used_U) > len(units_U):
+            return self
+        return replace(
+            self,
+            units=tuple(units_U[used_U].tolist()),
+            rows=_moved_up(rows_N, which_N, counts_U, used_U),
+        )
+
+
+def _moved_up(
+    rows_N: NDArray[np.int64],
+    which_N: NDArray[np.int64],
+    counts_U: NDArray[np.int64],
+    kept_U: NDArray[np.bool_],
+) -> NDArray[np.int64]:
+    """Return rows, which lie in these units, as units that are not kept take no room."""
+    gone_U: NDArray[np.int64] = np.cumsum(np.where(kept_U, 0, counts_U))
+    moved_N: NDArray[np.int64] = rows_N - gone_U[which_N]
+    return moved_N

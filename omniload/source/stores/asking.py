@@ -1,21 +1,30 @@
-"""Ranges of a file of a store, what tells one version of it from another, and one store from another."""
+"""Ranges of a file of a store, what tells one version of it from another, and one store from another.
+
+And whether a store answers at all. Clients of stores try again by themselves: for minutes where a host takes
+connections and says nothing, as behind a firewall, or a quarter of an hour where none takes them, as of HDFS.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 import orjson
 
+from omniload.base.concurrency.forks import never_ended_by_a_fork
+from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import ConfigError, IntegrityError
-from omniload.base.secrets import names_secret
+from omniload.base.secrets import names_secret, note_secrets_of
 
 if TYPE_CHECKING:
     import fsspec
 
 __all__ = [
+    "ask_store",
     "changed",
     "entry_of",
     "identity_of",
@@ -24,7 +33,10 @@ __all__ = [
     "no_ranges",
     "opened",
     "ranges_of",
+    "rewritten",
+    "silent_stores",
     "stamp_of",
+    "store_of",
     "tag_of",
 ]
 
@@ -172,6 +184,21 @@ def changed(path: str, then: tuple[int, str], now: tuple[int, str]) -> Integrity
     )
 
 
+def rewritten(path: str, size_bytes: int, since: str) -> IntegrityError:
+    """Return what is said of a local file whose size and times of writing are the same, and what it holds is not.
+
+    Args:
+        path: The file.
+        size_bytes: Its size.
+        since: Its time of change, as a stamp.
+    """
+    return IntegrityError(
+        f"{path}: changed since the source was opened: it has {size_bytes} bytes and its modification time as then, "
+        f"and holds something else since {_when(since)}; positions no longer hold, put back what was there, or start "
+        "anew"
+    )
+
+
 def _when(stamp: str) -> str:
     """Return a stamp for people: one that counts nanoseconds, as of local files, as a time."""
     if not re.fullmatch(r"[0-9]{18,19}", stamp):
@@ -222,3 +249,70 @@ def _require_ranges(store: "fsspec.AbstractFileSystem", url: str) -> None:
         except ValueError as error:
             raise no_ranges(url, "answers with all of it") from error
     _GIVE_RANGES.add(host)
+
+
+def _is_url(pattern: str) -> bool:
+    return "://" in pattern and not pattern.startswith("file://")
+
+
+def store_of(url: str) -> str:
+    """Return what tells the store of a URL: its scheme, and its host or its bucket."""
+    scheme, _, rest = url.partition("://")
+    # Without the user, who may have a password.
+    return f"{scheme}://{rest.partition('/')[0].rpartition('@')[2]}"
+
+
+def ask_store(url: str) -> None:
+    """Ask the store of a pattern for the folder that it begins with, whatever that is there."""
+    # Imported here: a mix of local files never needs it, and it takes a twentieth of a check to load.
+    from fsspec.core import url_to_fs  # noqa: PLC0415
+
+    note_secrets_of(url)
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    # Up to the folder that a pattern begins with.
+    fixed = re.split(r"[*?\[{]", path, maxsplit=1)
+    folder = path if len(fixed) == 1 else fixed[0].rpartition("/")[0]
+    store, found = url_to_fs(f"{scheme}://{host}{slash}{folder}")
+    never_ended_by_a_fork(store)
+    entry_of(store, found)
+
+
+def silent_stores(
+    patterns: Mapping[str, Iterable[str]],
+    limit_s: float,
+    ask: Callable[[str], object] = ask_store,
+) -> dict[str, list[str]]:
+    """Ask the stores of some sources, side by side, and return those that gave no answer.
+
+    Args:
+        patterns: Of each source, by its name.
+        limit_s: Seconds that a store has to answer, or to refuse.
+        ask: Asks the store of a pattern; whatever it raises is an answer.
+
+    Returns:
+        Names of the sources of each such store, by what tells it.
+    """
+    first: dict[str, str] = {}
+    names: dict[str, list[str]] = {}
+    for name, each in patterns.items():
+        for url in (one for one in each if _is_url(one)):
+            store = store_of(url)
+            first.setdefault(store, url)
+            if name not in names.setdefault(store, []):
+                names[store].append(name)
+    if not first:
+        return {}
+
+    def answers(url: str) -> None:
+        with suppress(Exception):
+            ask(url)
+
+    # A thread each: one that waits for a store that says nothing carries out no other's call.
+    pool = DaemonPool(len(first), "omniload-asking", reads=True)
+    asked = {store: pool.submit(partial(answers, url)) for store, url in first.items()}
+    wait(asked.values(), timeout=limit_s)
+    # No client of a store can be made to end a call: what waits is left behind, and given up as the process ends. A
+    # client that came back while the interpreter is torn down would crash it.
+    pool.close(0.0)
+    return {store: names[store] for store, answer in asked.items() if not answer.done()}

@@ -6,7 +6,7 @@ Shape suffixes:
     U  units        R  records of a unit        N  documents looked at        B  bins
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,11 +23,12 @@ from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import ShardCache
 from omniload.source.survey.duplicates import hashes_of
 from omniload.source.survey.spread import evenly
+from omniload.source.survey.tag_shares import tags_counted
 from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.opening import open_pipeline
 from omniload.source.transforms.pipeline import Pipeline
 
-__all__ = ["LengthHistogram", "Looked", "Survey", "open_survey", "said_of_refused", "trained_on"]
+__all__ = ["LengthHistogram", "Looked", "Survey", "open_survey", "said_of_longer", "trained_on"]
 
 _MOST_UNITS = 16
 """Units that a sample is taken from: each is decoded whole."""
@@ -56,6 +57,8 @@ class Looked:
     """Hash of the token ids of each that gives some."""
     bad: int
     """Records among them that could not be decoded."""
+    tags: Mapping[str, Ragged]
+    """Tags of the first of them; those behind are left out. See ``tags_counted``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,7 @@ class Survey:
     _pipeline: Pipeline
     _distinct: DistinctRecords | None
     _rows: tuple[tuple[int, NDArray[np.int64]], ...]
+    _tags: tuple[str, ...]
 
     def looked(self) -> Iterator[Looked]:
         """Look at the documents, some thousands at a time.
@@ -108,6 +112,8 @@ class Survey:
             lengths_N=np.concatenate((lengths_N, np.zeros(left_out, np.int64))),
             hashes_N=_hashes_of(made, given),
             bad=bad,
+            # Of the records: a document is made of one, and is at its place.
+            tags={tag: records.others[tag].take(usable_N) for tag in self._tags},
         )
 
 
@@ -147,6 +153,7 @@ def open_survey(
         _pipeline=open_pipeline(spec.uncut),
         _distinct=distinct_records(spec, opened.format, opened.files),
         _rows=rows,
+        _tags=tags_counted(spec.config.columns_read),
     )
 
 
@@ -215,11 +222,15 @@ class LengthHistogram:
         return [int(count) for count in counts[: self.longest.bit_length()]]
 
 
-def said_of_refused(count: int, documents: str, length: int) -> str:
-    """Say that so many documents end a run whose ``overlong`` is ``refuse``; empty of none."""
+def said_of_longer(count: int, documents: str, length: int, overlong: Overlong = "refuse") -> str:
+    """Say that so many documents end a run, or are left out, as ``overlong`` says; empty of none, or where it cuts."""
+    said = f"{count:,} of {documents} are longer than pack.length {length:,}, and overlong is {overlong}: "
+    if not count or overlong not in ("drop", "refuse"):
+        return ""
+    if overlong == "drop":
+        return f"{said}they are left out; use longer rows, or overlong: split where they may be cut"
     remedy = "leave them out (overlong: drop, or a filter by max_tokens), or use longer rows"
-    said = f"{count:,} of {documents} are longer than pack.length {length:,}, and overlong is refuse: the run ends"
-    return f"{said} once it would draw one; {remedy}" if count else ""
+    return f"{said}the run ends once it would draw one; {remedy}"
 
 
 def trained_on(lengths_N: NDArray[np.int64], length: int, overlong: Overlong) -> NDArray[np.int64]:

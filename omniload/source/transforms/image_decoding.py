@@ -36,10 +36,10 @@ _FAULTS = (
     TypeError,
     struct.error,
     zlib.error,
-    Image.DecompressionBombError,
-    Image.DecompressionBombWarning,
 )
 """What Pillow raises of bytes that are no image, or half of one."""
+_TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+"""What it raises of an image of more pixels than its own limit."""
 
 
 def decoded(
@@ -64,6 +64,11 @@ def decoded(
                 )
             # Turned before it is resized: a quarter turn changes height and width.
             upright = _of_eight_bits(ImageOps.exif_transpose(image)).convert("RGB")
+    except _TOO_LARGE as error:
+        # It is refused before its size is told, and by a limit that is above ours.
+        raise BadImageError(
+            f"has too many pixels for Pillow itself, more than max_pixels {config.max_pixels}"
+        ) from error
     except _FAULTS as error:
         if isinstance(error, BadImageError):
             raise

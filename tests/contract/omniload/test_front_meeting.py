@@ -175,10 +175,11 @@ def test_a_second_process_of_one_rank_is_refused(rank):
 class Stuck(FolderRendezvous):
     """A store that is cut off: it keeps to no limit."""
 
-    asked, released = 0, threading.Event()
+    asked, came, released = 0, threading.Event(), threading.Event()
 
     def post(self, key, text):
         self.asked += 1
+        self.came.set()
         self.released.wait()
 
     read = post
@@ -195,5 +196,6 @@ def test_a_rank_that_ends_leaves_a_store_that_never_answers(rank, tmp_path, monk
     side.wait_until_left([2, 3])
     side.end()
 
+    assert stuck.came.wait(60)
     assert stuck.asked == 1  # whoever has not answered once is asked nothing more
     stuck.released.set()

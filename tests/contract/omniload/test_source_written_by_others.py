@@ -88,6 +88,34 @@ def test_ids_come_as_they_were_written(writer, folder):
     assert read(ID_SOURCES[writer], folder(writer)) == [tuple(ids) for ids in IDS]
 
 
+NUMBER = {"dtype": "int64", "of": "samples"}
+NUMBERED = {
+    "webdataset json": {"number": {"column": "n"} | NUMBER},
+    "webdataset text": {
+        "number": {"column": "n"} | NUMBER,
+        "label": {"column": ".cls"} | NUMBER,
+        "name": {"column": "__key__", "dtype": "text", "of": "samples"},
+    },
+    "mds plain": {"number": {"column": "n"} | NUMBER},
+    "mds zstd": {"number": {"column": "n"} | NUMBER},
+}
+
+
+@pytest.mark.parametrize("writer", NUMBERED)
+def test_values_beside_the_texts_are_those_of_their_records(writer, folder):
+    base, config = folder(writer), TEXT_SOURCES[writer]
+    config = type(config).model_validate(config.model_dump() | {"columns": NUMBERED[writer]})
+    spec = SourceSpec("web", config, tokenizer=ByteTokenizer(type="bytes"), base_dir=base)
+
+    block = open_source(spec).read(0, 12)
+
+    found = {name.partition(":")[0]: column for name, column in block.others.items()}
+    assert found["number"].values_V.tolist() == [*range(12)]
+    if "label" in found:
+        assert found["label"].values_V.tolist() == [*range(12)]
+        assert found["name"][11].tobytes() == b"sample-0011"
+
+
 def test_arrays_of_one_shape_come_as_they_were_written(folder):
     config = MdsSource(type="mds", path="zstd", tokens="fixed", shuffle=PLAIN)
 

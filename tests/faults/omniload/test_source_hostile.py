@@ -164,6 +164,22 @@ def test_an_index_of_megatron(shard, case, tmp_path):
         opened("megatron", tmp_path)
 
 
+@pytest.mark.parametrize("size", [0, 1, 8, 9, 30, 33])
+def test_an_index_of_megatron_that_ends_within_its_head_is_cut_short_and_no_other_kind(
+    shard, size, tmp_path
+):
+    index = shard("megatron").with_suffix(".idx")
+    index.write_bytes(index.read_bytes()[:size])
+
+    said = rf"part-0\.idx: has {size} bytes, and the head of an index alone has 34: it is cut short"
+    with pytest.raises(IntegrityError, match=said):
+        opened("megatron", tmp_path)
+
+    index.write_bytes(b"TNTIDX\0\0"[:size].ljust(min(size, 30), b"\0"))
+    with pytest.raises(IntegrityError, match="oldest kind" if size else "cut short"):
+        opened("megatron", tmp_path)
+
+
 def test_data_of_megatron_that_its_index_does_not_tell_of(shard, tmp_path):
     path = shard("megatron")
     path.write_bytes(path.read_bytes() + b"\0\0")

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from snapshot.image.block.store import BlockStore
 from snapshot.oci.digest import digest_of
 
@@ -24,6 +26,7 @@ while True:
 """
 
 
+@pytest.mark.scripts_start_warm
 def test_writers_killed_at_any_moment_leave_a_store_that_is_right_and_under_its_cap(tmp_path):
     folder = tmp_path / "blocks"
     for rounds in range(3):

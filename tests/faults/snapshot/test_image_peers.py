@@ -11,6 +11,7 @@ import threading
 import pytest
 import urllib3
 
+from omniload.base.clock import FakeClock
 from snapshot.image.block.store import BlockStore
 from snapshot.image.peer import node
 from snapshot.image.peer.node import BlockShare, PeerServer
@@ -49,8 +50,10 @@ def tier_of():
     made = []
 
     def build(*members, me="nobody", **changes):
-        patience = PeerPatience(silent_s=changes.pop("silent_s", 5.0), **changes)
-        made.append(PeerTier(members, me, patience=patience))
+        # Of a peer that is well, as all are whose silence is not what a test is about.
+        clock = changes.pop("clock", None)
+        patience = PeerPatience(**{"connect_s": LONG_S, "silent_s": LONG_S, **changes})
+        made.append(PeerTier(members, me, patience=patience, clock=clock))
         return made[-1]
 
     yield build
@@ -80,7 +83,9 @@ def server_of(index):
 def post(server, body, path="/v2/blocks", **headers):
     with urllib3.PoolManager() as pool:
         url = f"http://127.0.0.1:{server.server_address[1]}{path}"
-        answer = pool.request("POST", url, body=body, headers=headers, retries=False, timeout=20)
+        answer = pool.request(
+            "POST", url, body=body, headers=headers, retries=False, timeout=LONG_S
+        )
         return answer.status, answer.data
 
 
@@ -136,7 +141,7 @@ def test_connections_beyond_the_limit_are_sent_away_and_those_within_are_served(
     first = []
     holding = threading.Thread(target=lambda: first.append(post(server, body)))
     holding.start()
-    assert registry.arrived.acquire(timeout=20)
+    assert registry.arrived.acquire(timeout=LONG_S)
 
     assert post(server, body)[0] == 503
 
@@ -211,7 +216,7 @@ def breaking_off(connection, over):
 
 
 def silent(connection, over):
-    assert over.wait(20)
+    assert over.wait(LONG_S)
 
 
 def ever_waiting(connection, over):
@@ -253,20 +258,24 @@ def test_a_bad_peer_gives_nothing_and_the_next_one_is_asked(
     index, server_of, tier_of, answer, is_left_alone
 ):
     good = f"127.0.0.1:{server_of(*range(10)).server_address[1]}"
-    # Short is what it is given up by alone: on a busy machine everything else may come late.
-    total_s = LONG_S if is_left_alone else 0.6
+    # Short is what it is given up by alone: on a busy machine everything else may come late, and one that is left alone
+    # for a second would be asked again.
+    total_s, clock = (LONG_S, FakeClock()) if is_left_alone else (0.6, None)
     with peer_by_hand(answer) as (bad, sent):
-        alone = tier_of(bad, silent_s=0.3 if answer is silent else LONG_S, total_s=total_s)
+        alone_s = 0.3 if answer is silent else LONG_S
+        alone = tier_of(bad, silent_s=alone_s, total_s=total_s, clock=clock)
         assert alone.fetch(index, peer_refs(index, (0,)))[0] == {}
         while not sent:  # one that is silent may have read nothing yet
             threading.Event().wait(0.01)
         assert len(sent) in (1, 2)  # a connection that broke off before an answer is tried again
         before = len(sent)
         alone.fetch(index, peer_refs(index, (0,)))
+        while not is_left_alone and len(sent) == before:  # it may have read nothing yet
+            threading.Event().wait(0.01)
         assert (len(sent) == before) == is_left_alone
         # A node that ranks after both asks the bad one first, or the good one; both give right bytes.
         silent_s = 2.0 if answer is silent else LONG_S
-        both = tier_of(bad, good, silent_s=silent_s, total_s=total_s)
+        both = tier_of(bad, good, silent_s=silent_s, total_s=total_s, clock=clock)
         found, _ = both.fetch(index, peer_refs(index, range(4)))
         if is_left_alone:
             assert list(found.values()) == BLOCKS[:4]
@@ -284,7 +293,7 @@ def test_a_peer_that_is_slow_but_says_so_is_waited_for(index, server_of, tier_of
         target=lambda: found.append(tier.fetch(index, peer_refs(index, (0,)))[0])
     )
     reader.start()
-    assert registry.arrived.acquire(timeout=20)
+    assert registry.arrived.acquire(timeout=LONG_S)
     reader.join(2.5)  # longer than silence is borne
     assert reader.is_alive()
 
@@ -373,7 +382,7 @@ def test_a_peer_killed_in_mid_transfer_costs_only_the_rest_of_it(index, server_o
     command = [sys.executable, "-c", HALF]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         port = int(process.stdout.readline())
-        tier, registry = tier_of(f"127.0.0.1:{port}", silent_s=20.0), HandTier()
+        tier, registry = tier_of(f"127.0.0.1:{port}", clock=FakeClock()), HandTier()
         process.stdin.write(json.dumps(said.hex()).encode() + b"\n")
         process.stdin.flush()
         results = []

@@ -3,9 +3,13 @@
 import subprocess
 import sys
 
+import pytest
+
 from snapshot.startup.attempts import attempts_of
 from snapshot.startup.events import LOG_VARIABLE, stage
 from snapshot.startup.reading import read_events
+
+pytestmark = pytest.mark.scripts_start_warm
 
 _HANG = """
 import sys

@@ -108,7 +108,7 @@ def test_one_that_starves_gets_a_part_of_a_core_until_that_is_over(running, in_g
         assert not is_over.is_set()
 
     assert ("group" in how, is_over.is_set()) == (in_group, True)
-    assert share < 5 * SHARE
+    assert share < 10 * SHARE  # who takes turns with it comes late on a busy machine
     assert Path(f"/proc/{running.pid}/cgroup").read_text() == group
     assert running.status() != psutil.STATUS_STOPPED
 
@@ -118,7 +118,7 @@ def test_a_group_that_stays_busy_is_over_in_time_and_ended_behind_it(monkeypatch
     monkeypatch.setattr(starving, "cpu_group", lambda *_: lambda: answer(next(answers)))
 
     with starved_for(os.getpid(), 0.01) as (_, is_over):
-        assert is_over.wait(10)
+        assert is_over.wait(60)
 
     assert next(answers, "ended") == "ended"
 
@@ -142,7 +142,7 @@ def test_turns_that_end_by_an_error_leave_no_process_stopped(running, monkeypatc
     monkeypatch.setattr(starving, "cpu_group", refuse)
 
     with starved_for(running.pid, 1.0) as (_, is_over):
-        assert is_over.wait(10)
+        assert is_over.wait(60)
 
     assert sent == [signal.SIGSTOP, signal.SIGCONT, signal.SIGCONT]
     assert running.status() != psutil.STATUS_STOPPED

@@ -73,6 +73,7 @@ def two(port, **more):
 
 # `make test` has it over two hosts, and as a script of a page.
 @pytest.mark.soak
+@pytest.mark.started_for_real
 def test_two_processes_of_torchrun_share_the_samples_of_one(mix, alone):
     """With Ray and the process group there before omniload is imported."""
     found = torchrun(COLD_PYTHON, mix, steps=4, plan="ray first, group first")
@@ -185,6 +186,7 @@ with omniload.open(sys.argv[1], arrays="numpy", rank=rank, world_size=2, address
 
 
 @pytest.mark.slow
+@pytest.mark.scripts_start_warm
 def test_a_rank_that_nobody_launched_with_the_other_is_told_that_it_was_killed(mix, tmp_path):
     """Half an hour before ``runtime.batch_timeout``: no launcher ends the one that is left."""
     processes = [

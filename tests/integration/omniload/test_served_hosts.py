@@ -2,11 +2,10 @@
 
 import json
 import subprocess
-import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 
-import psutil
 import pytest
 import yaml
 
@@ -60,10 +59,10 @@ def unbroken(warm_python, mix):
 class Process:
     """The server, or a rank, on a host."""
 
-    def __init__(self, host, scratch, *words, **more):
+    def __init__(self, python, host, scratch, *words, **more):
         self.process = on(
             host,
-            *(sys.executable, PROCESS, *words),
+            *(python, PROCESS, *words),
             env=environment(TMPDIR=str(scratch), **more),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -92,10 +91,10 @@ def step_of(ranks):
     return step, sorted(tuple(row) for batch in told for row in batch["rows"])
 
 
-def kill_raylet(process):
-    """Kill the raylet that a process has started on its host."""
-    children = psutil.Process(process.pid).children(recursive=True)
-    next(child for child in children if child.name() == "raylet").kill()
+def kill_raylet(host):
+    """Kill the one raylet of a host."""
+    (raylet,) = [process for process in processes_on(host) if process.name() == "raylet"]
+    raylet.kill()
 
 
 def said_of_its_raylet(rank):
@@ -129,13 +128,19 @@ def hosts_of(scratch, ranks):
     return {rank: found[rank].host for rank in ranks} if ranks <= found.keys() else {}
 
 
+@pytest.fixture
+def served(warm_python):
+    """What serves a plane: see ``serving``. Ranks that are started for real are in ``test_stopped_hosts.py``."""
+    return partial(serving, warm_python.path)
+
+
 @contextmanager
-def served(host, mix, scratch, world_size, address=None, **more):
+def serving(python, host, mix, scratch, world_size, address=None, **more):
     """A plane on a host; gives what starts ranks, and ends all that is left of them."""
     begun, address = [], address or scratch / "plane"
 
     def start(host, *words):
-        begun.append(Process(host, scratch, *words, **more))
+        begun.append(Process(python, host, scratch, *words, **more))
         return begun[-1]
 
     try:
@@ -151,7 +156,7 @@ def served(host, mix, scratch, world_size, address=None, **more):
 
 
 def test_ranks_of_another_host_die_and_come_back_and_steps_hold_what_an_unbroken_run_has(
-    hosts, mix, scratch, unbroken
+    hosts, mix, scratch, unbroken, served
 ):
     here, there = hosts
     with served(here, mix, scratch, 3, f"{ADDRESSES[0]}:22100") as join:
@@ -190,7 +195,7 @@ def test_ranks_of_another_host_die_and_come_back_and_steps_hold_what_an_unbroken
 
 
 def test_a_host_that_vanishes_takes_its_ranks_along_and_the_others_go_on_until_it_is_back(
-    hosts, mix, scratch, unbroken
+    hosts, mix, scratch, unbroken, served
 ):
     here, there = hosts
     with served(here, mix, scratch, 2) as join:
@@ -211,14 +216,14 @@ def test_a_host_that_vanishes_takes_its_ranks_along_and_the_others_go_on_until_i
 
 
 def test_a_rank_whose_own_raylet_is_killed_is_told_at_once_and_comes_back(
-    hosts, mix, scratch, unbroken
+    hosts, mix, scratch, unbroken, served
 ):
     here, there = hosts
     with served(here, mix, scratch, 2) as join:
         stays, lost = join(here, 0, 2), join(there, 1, 2)
         seen = dict(step_of([stays, lost]) for _ in range(3))
 
-        kill_raylet(lost.process)
+        kill_raylet(there)
         assert "Ray has ended on this host: its raylet" in said_of_its_raylet(lost)["message"]
         stays.tell("resize", 0, 1, 3, 1)
         seen |= dict(step_of([stays]) for _ in range(3))
@@ -231,7 +236,7 @@ def test_a_rank_whose_own_raylet_is_killed_is_told_at_once_and_comes_back(
 
 
 def test_a_rank_of_large_batches_whose_own_raylet_is_killed_is_told_so_and_not_ended_by_ray(
-    hosts, mix, scratch
+    hosts, mix, scratch, served
 ):
     content = yaml.safe_load(mix.read_text())
     # Of a hundred kilobytes and more for each rank: smaller answers come without a raylet.
@@ -244,12 +249,18 @@ def test_a_rank_of_large_batches_whose_own_raylet_is_killed_is_told_so_and_not_e
         for _ in range(3):
             step_of([stays, lost])
 
-        kill_raylet(lost.process)
+        kill_raylet(there)
         assert "Ray has ended on this host" in said_of_its_raylet(lost)["message"]
 
 
+@pytest.fixture
+def served_in_a_ray_of_others(warm_python):
+    """What serves one in a Ray that runs already; see ``serving_in_a_ray_of_others``."""
+    return partial(serving_in_a_ray_of_others, warm_python.path)
+
+
 @contextmanager
-def served_in_a_ray_of_others(hosts, mix, scratch, has_group=False, **runtime):
+def serving_in_a_ray_of_others(python, hosts, mix, scratch, has_group=False, **runtime):
     """A node of a Ray on each host, and a plane of two ranks there; gives what starts ranks, and the nodes.
 
     Behind those is what has a placement group, where there is to be one.
@@ -263,16 +274,16 @@ def served_in_a_ray_of_others(hosts, mix, scratch, has_group=False, **runtime):
     try:
         for host in hosts:
             env = environment(**({RESOURCES: '{"readers": 1}'} if head else {}))
-            node = begin_bare_node(host, *head, folder=scratch / host[-1], env=env)
+            node = begin_bare_node(host, *head, folder=scratch / host[-1], env=env, python=python)
             nodes.append(node)
             head = (head_of(node),)
         if has_group:  # while the plane opens, which waits for it
-            words = (sys.executable, "-c", GROUP, head[0])
+            words = (python, "-c", GROUP, head[0])
             nodes.append(on(hosts[0], *words, env=environment(**NO_TOKEN), stdin=subprocess.PIPE))
         place = {"kind": "ray", "address": head[0], "bind": "", "ports": ""}
         content["runtime"] |= place | runtime
         given.write_text(yaml.safe_dump(content))
-        with served(hosts[0], given, scratch, 2, OWN_RAYLETS="1", **NO_TOKEN) as join:
+        with serving(python, hosts[0], given, scratch, 2, OWN_RAYLETS="1", **NO_TOKEN) as join:
             yield join, nodes
     finally:
         for node in reversed(nodes):
@@ -280,7 +291,7 @@ def served_in_a_ray_of_others(hosts, mix, scratch, has_group=False, **runtime):
 
 
 def test_in_a_ray_that_runs_already_ranks_join_from_each_of_its_hosts_and_hear_of_its_end(
-    hosts, mix, scratch, unbroken
+    hosts, mix, scratch, unbroken, served_in_a_ray_of_others
 ):
     place = {"loaders": {"placement_group": "of the job", "cpus": 1}, "wait": 60}
     with served_in_a_ray_of_others(hosts, mix, scratch, True, place=place) as (join, nodes):
@@ -296,14 +307,14 @@ def test_in_a_ray_that_runs_already_ranks_join_from_each_of_its_hosts_and_hear_o
         ranks.append(join(hosts[1], 1, 2, STEPS // 2, 1))
         seen |= dict(step_of(ranks) for _ in range(STEPS // 2))
 
-        kill_raylet(nodes[1])
+        kill_raylet(hosts[1])
         assert "Ray has ended on this host" in said_of_its_raylet(ranks[1])["message"]
 
     assert seen == unbroken
 
 
 def test_batches_of_ranks_on_a_node_of_a_ray_are_read_and_built_there_and_elsewhere_once_it_is_gone(
-    hosts, mix, scratch, unbroken
+    hosts, mix, scratch, unbroken, served_in_a_ray_of_others
 ):
     here, there = hosts
     loaders = {"resources": {"readers": 1}, "cpus": 1, "memory": "1MiB"}
@@ -330,7 +341,7 @@ def test_batches_of_ranks_on_a_node_of_a_ray_are_read_and_built_there_and_elsewh
 
 
 @pytest.mark.soak  # 40 s: as long as connections of Ray to a host that is gone are given
-def test_a_rank_that_is_cut_off_says_so_and_ends(hosts, mix, scratch):
+def test_a_rank_that_is_cut_off_says_so_and_ends(hosts, mix, scratch, served):
     here, there = hosts
     with served(here, mix, scratch, 1) as join:
         rank = join(there, 0, 1)

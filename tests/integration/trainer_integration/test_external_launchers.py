@@ -129,6 +129,26 @@ def slurm_in(folder, hosts, python):
         (folder / name).chmod(0o755)
 
 
+TRAIN = """
+import os, sys, threading
+from pathlib import Path
+from trainer_integration.run import trainer
+
+train_step, was_killed = trainer.train_step, Path("was-killed")
+
+def held(model, optimizer, batch, *more):
+    # The rank that is to be killed waits for that, however late it comes.
+    while os.environ["SLURM_PROCID"] == "1" and batch.step == 25 and not was_killed.exists():
+        threading.Event().wait(0.01)
+    return train_step(model, optimizer, batch, *more)
+
+trainer.train_step = held
+from omniload.__main__ import main
+sys.argv[1:] = ["train", "run", "{config}"]
+main()
+"""
+
+
 def test_the_pages_script_for_slurm_starts_all_again_after_a_kill_and_the_samples_are_the_same(
     warm_python, hosts, config, tmp_path, monkeypatch
 ):
@@ -138,14 +158,7 @@ def test_the_pages_script_for_slurm_starts_all_again_after_a_kill_and_the_sample
     page = blocks_of(ROOT / "docs/how-to/running/several-hosts.md")
     (script,) = (block.text for block in page if block.text.startswith("#!/bin/bash"))
     (tmp_path / "train.sbatch").write_text(script)
-    words = ["train", "run", config.name]
-    lines = (
-        "import sys",
-        "from omniload.__main__ import main",
-        f"sys.argv[1:] = {words}",
-        "main()",
-    )
-    (tmp_path / "train.py").write_text("\n".join(lines))
+    (tmp_path / "train.py").write_text(TRAIN.format(config=config.name))
     (commands := tmp_path / "bin").mkdir()
     slurm_in(commands, hosts, warm_python.path)
     monkeypatch.chdir(tmp_path)
@@ -158,6 +171,7 @@ def test_the_pages_script_for_slurm_starts_all_again_after_a_kill_and_the_sample
     with started([""], lambda _: ("bash", "train.sbatch"), lambda _: warm) as (batch,):
         said = reach(batch, 20)
         rank_on(hosts[1]).send_signal(signal.SIGKILL)
+        (tmp_path / "was-killed").touch()
         said.append(batch.communicate(timeout=LIMIT_S)[0])
 
     assert batch.returncode == 0, "".join(said)

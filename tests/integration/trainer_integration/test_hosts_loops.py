@@ -1,11 +1,14 @@
 """Loops written by the contracts of torchtitan and Megatron, over our loaders."""
 
+from itertools import count
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.stateful import Stateful
 
-from omniload.base.errors import ConfigError, StateError
+from omniload.base.errors import ConfigError, StateError, UnavailableError
+from omniload.front.loader import Loader
 from omniload.source.sample_data.corpus import build_sample_corpus
 from tests.frameworks.conftest import MIX
 from tests.support.trainer.host_ranks import run_ranks
@@ -172,6 +175,26 @@ def test_what_a_mix_holds_out_is_evaluated_on_again_and_again(mix):
     assert len(seen[0]) == 3
     assert seen[0] == seen[1]
     assert tokens == [made[0] for made in [*seen[0] * 2, *seen[0][:2]]]
+
+
+@pytest.mark.parametrize("loop", [iter, lambda made: iter(titan(made)), MegatronIterator])
+def test_a_loop_that_asks_on_behind_an_error_has_every_batch_of_a_mix(loop, mix, monkeypatch):
+    turns = count()
+
+    def late(loader, timeout=None):
+        if next(turns) == 1:
+            raise UnavailableError("it is not there yet")
+        return next_batch(loader, timeout)
+
+    next_batch = Loader.next_batch
+    monkeypatch.setattr(Loader, "next_batch", late)
+    with DataLoader(mix, steps=3) as loader:
+        batches = loop(loader)
+        next(batches)
+        with pytest.raises(UnavailableError):
+            next(batches)
+
+        assert len(list(batches)) == 2
 
 
 @pytest.mark.parametrize("made", [MegatronIterator, titan])

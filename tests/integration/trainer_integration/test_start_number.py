@@ -12,7 +12,7 @@ from trainer_integration.loader import torch_arrays
 from trainer_integration.loader.start_number import agreed_start
 from trainer_integration.loader.torch_arrays import rendezvous_of
 
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 COUNT = "omniload/starts"
 
 

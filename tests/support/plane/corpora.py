@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omniload.mix.config import MixConfig
-from omniload.mix.schema.records import OwnColumn
+from omniload.mix.schema.sources.own_columns import OwnColumn
 from tests.support.plane.builders import a_mix
 
 __all__ = ["a_corpus", "a_mixed_corpus", "with_masks", "write_texts", "write_tokens"]

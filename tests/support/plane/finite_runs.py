@@ -1,18 +1,19 @@
 """Runs that come to the end of their data: simulated, and planned by membership alone."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest.mock import patch
 
 from hypothesis import strategies as st
 
 from omniload.machine import queue
+from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
-from omniload.plan.membership import Exhausted, Starved, membership_of
+from omniload.plan.membership import Exhausted, Membership, Starved, membership_of
 from tests.support.plane.reference import known_ahead
 from tests.support.plane.simulation import Simulation
 
-__all__ = ["MANY", "memberships", "places", "simulated"]
+__all__ = ["MANY", "memberships", "places", "simulated", "starved_draws"]
 
 MANY = 1 << 30
 """More steps, and more tokens, than any such run has."""
@@ -44,16 +45,48 @@ def simulated(
 
 def memberships(world: Mapping[str, Any], known: int) -> list[tuple[Any, ...]]:
     """Plan a run to its end by membership alone, with ``known`` records known ahead, more where that is too few."""
-    mix, state, steps = world["mix"], MixState.start(len(world["epochs"])), []
+    return [
+        (found.pieces.rows(), found.row_offsets.tolist(), found.after.digest())
+        for _, _, found in _draws(world, [known] * len(world["epochs"]))
+        if isinstance(found, Membership)
+    ]
+
+
+def starved_draws(
+    world: Mapping[str, Any], known: Sequence[int], more: int
+) -> Iterator[tuple[Starved, object]]:
+    """Yield what each draw of a run starved by, and what it gives with ``more`` records known of all other sources."""
+    epochs, ends_S = world["epochs"], [len(epoch) for epoch in world["epochs"]]
+    for state, ahead, found in _draws(world, known):
+        if isinstance(found, Starved):
+            counts = [
+                table.stop - table.start + (0 if s in found.sources else more)
+                for s, table in enumerate(ahead)
+            ]
+            further = _ahead(state, epochs, counts)
+            yield found, membership_of(world["mix"], state, further, ends_S)
+
+
+def _draws(
+    world: Mapping[str, Any], known: Sequence[int]
+) -> Iterator[tuple[MixState, list[SampleTable], Membership | Starved | Exhausted]]:
+    """Draw step after step; yield the state before each draw, what was known, and what came of it."""
+    mix, state = world["mix"], MixState.start(len(world["epochs"]))
     ends_S = [len(epoch) for epoch in world["epochs"]]
-    while True:
-        count = known
-        while isinstance(
-            found := membership_of(mix, state, known_ahead(state, world["epochs"], count), ends_S),
-            Starved,
-        ):
-            count += 1
-        if isinstance(found, Exhausted):
-            return steps
-        state = found.after
-        steps.append((found.pieces.rows(), found.row_offsets.tolist(), state.digest()))
+    found: Membership | Starved | Exhausted | None = None
+    while not isinstance(found, Exhausted):
+        counts, found = list(known), None
+        while found is None or isinstance(found, Starved):
+            ahead = _ahead(state, world["epochs"], counts)
+            found = membership_of(mix, state, ahead, ends_S)
+            yield state, ahead, found
+            counts = [count + 1 for count in counts]
+        if isinstance(found, Membership):
+            state = found.after
+
+
+def _ahead(
+    state: MixState, epochs: Sequence[Sequence[Sequence[int]]], counts: Sequence[int]
+) -> list[SampleTable]:
+    """Return so many raw positions of metadata of each source, from its cursor on."""
+    return [known_ahead(state, epochs, count)[s] for s, count in enumerate(counts[: len(epochs)])]

@@ -14,9 +14,18 @@ from pathlib import Path
 
 import grpc
 
+from tests.support.every_process import every_process
 from tests.support.snapshot.registries.registry import needs
 
-__all__ = ["Containerd", "Link", "a_python_image", "run", "served_snapshotter", "views_of"]
+__all__ = [
+    "Containerd",
+    "Link",
+    "a_python_image",
+    "daemons_of",
+    "run",
+    "served_snapshotter",
+    "views_of",
+]
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = """
@@ -120,6 +129,16 @@ def views_of(folder):
     """Return the mounts of lazy layers under a folder."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return [line.split()[4] for line in lines if line.split()[4].startswith(f"{folder}/sn/views/")]
+
+
+def daemons_of(folder):
+    """Return the processes that show lazy layers under a folder, also those that end behind their unmount."""
+    log, found = folder.resolve() / "sn/views.log", []
+    for process in every_process():
+        with suppress(OSError):  # it has ended meanwhile
+            if Path(f"/proc/{process.pid}/fd/2").readlink() == log:
+                found.append(process.pid)
+    return found
 
 
 class Link:

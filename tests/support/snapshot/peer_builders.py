@@ -4,11 +4,15 @@ import socket
 import threading
 from contextlib import contextmanager
 
+import pytest
+
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import block_refs
+from snapshot.image.peer import peer_tier
 from snapshot.image.peer.node import PeerNode, PeerSettings
 from tests.support.ports import free_ports
 from tests.support.snapshot.image_builders import a_member, a_tar, an_index, zran_friendly
+from tests.support.snapshot.peer_process import patient
 
 __all__ = [
     "BLOCKS",
@@ -47,7 +51,7 @@ class HandTier:
         self.asked.append([ref.number for ref in blocks])
         self.arrived.release()
         if self.gate is not None:
-            assert self.gate.wait(20)
+            assert self.gate.wait(60)
         if self.error is not None:
             raise self.error
         found = {ref.digest: self.contents[ref.number] for ref in blocks if ref.number in self.has}
@@ -65,17 +69,22 @@ def free_addresses(count):
 
 @contextmanager
 def nodes_of(folder, index, registry, addresses, *, up=None, **settings):
-    """Yield nodes by address, all before one registry; only those in ``up`` are there."""
+    """Yield nodes by address, all before one registry; only those in ``up`` are there.
+
+    They wait for one another as long as a busy machine takes; of one that is not there they hear at once.
+    """
     nodes = {}
     try:
-        for number, address in enumerate(addresses):
-            if up is None or address in up:
-                nodes[address] = PeerNode(
-                    PeerSettings(peers=addresses, serve=address, **settings),
-                    registry,
-                    BlockStore(folder / f"blocks{number}", 64 << 20),
-                    [index],
-                )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(peer_tier, "PeerPatience", patient)
+            for number, address in enumerate(addresses):
+                if up is None or address in up:
+                    nodes[address] = PeerNode(
+                        PeerSettings(peers=addresses, serve=address, **settings),
+                        registry,
+                        BlockStore(folder / f"blocks{number}", 64 << 20),
+                        [index],
+                    )
         yield nodes
     finally:
         for node in nodes.values():
@@ -97,7 +106,7 @@ def fetched(node, index, refs):
 def peer_by_hand(answer):
     """Yield the address of a peer that hands each connection to ``answer``, and what it was sent."""
     listener = socket.create_server(("127.0.0.1", 0))
-    listener.settimeout(20)
+    listener.settimeout(60)
     sent, over = [], threading.Event()
 
     def serve():
@@ -107,7 +116,7 @@ def peer_by_hand(answer):
             except OSError:
                 return
             with connection:
-                connection.settimeout(20)
+                connection.settimeout(60)
                 head = b""
                 while b"\r\n\r\n" not in head and (part := connection.recv(65536)):
                     head += part

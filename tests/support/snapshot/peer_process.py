@@ -1,13 +1,16 @@
 """A node as a process: reads all files of an image through its peers, in one order, and tells what it moved.
 
 ``python peer_process.py IMAGE CACHE PEERS ADDRESS TOKEN_FILE``: says ``ready``, and begins at a line on
-standard input; prints one line of JSON when it has all, and serves until standard input ends.
+standard input; prints one line of JSON when it has all, and serves until standard input ends. With PATIENT in its
+environment it waits for its peers as long as a busy machine takes.
 """
 
 import hashlib
 import json
+import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from snapshot.image.block.fetcher import FetchSettings
@@ -16,12 +19,20 @@ from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import block_refs
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.index_making import index_image
+from snapshot.image.peer import peer_tier
 from snapshot.image.peer.node import PeerNode, PeerSettings
 from snapshot.oci.image import open_store, resolve
+
+__all__ = ["patient"]
+
+patient = partial(peer_tier.PeerPatience, connect_s=60.0, silent_s=60.0, total_s=240.0)
+"""Waits for peers as long as a busy machine takes."""
 
 
 def main():
     reference, cache, peers, address, token = sys.argv[1:]
+    if "PATIENT" in os.environ:
+        peer_tier.PeerPatience = patient
     store, name = open_store(reference)
     indexes = index_image(store, resolve(store, name), IndexCache(Path(cache, "indexes")))
     disk = BlockStore(Path(cache, "blocks"), 1 << 30)

@@ -1,5 +1,8 @@
 """Datasets and oracles for tests of the drop-in DataLoader."""
 
+from collections.abc import Iterable
+from pathlib import Path
+
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
@@ -15,6 +18,7 @@ __all__ = [
     "came_from",
     "plain",
     "resumed_equals_unbroken",
+    "torch_files",
 ]
 
 _WAIT_S = 60
@@ -183,3 +187,9 @@ def came_from(context, sizes):
     finally:
         worker.join(_WAIT_S)
     return [(number, len(data)) for number, data in came]
+
+
+def torch_files(pids: Iterable[int]) -> list[str]:
+    """Return torch's files in shared memory that these processes have made: others on this machine have theirs."""
+    own = tuple(f"torch_{pid}_" for pid in pids)
+    return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(own)]

@@ -3,7 +3,7 @@
 import pytest
 
 import omniload
-from omniload import ConfigError, StateError
+from omniload import ConfigError, StateError, UnavailableError
 from trainer_integration.replicas import ReplicaLoader
 
 
@@ -33,6 +33,9 @@ class FakeLoader:
 
     def __init__(self, step):
         self.next_step, self.said, self.closed = step, [], False
+
+    def start(self):
+        pass
 
     def resize(self, rank, world_size, *, step, generation):
         self.said.append((rank, world_size, step, generation))
@@ -156,3 +159,42 @@ def test_the_plane_is_left_with_the_loader(joined):
 
     assert joined[0][0].closed
     ReplicaLoader(FakeManager(1, 0), "plane").close()
+
+
+def test_a_rank_that_did_not_get_its_batch_is_not_given_that_of_the_rank_it_was(joined):
+    manager = FakeManager(4, 3)
+    loader = ReplicaLoader(manager, "plane")
+    loader.next_batch()
+    manager.enter(2, replicas=3, rank=2)
+    own = joined[0][0].next_batch
+
+    def late():
+        joined[0][0].next_batch = lambda: f"that of rank 2, step {own()}"
+        raise UnavailableError("it was not there in time")
+
+    joined[0][0].next_batch = late
+    with pytest.raises(UnavailableError):
+        loader.next_batch()
+
+    assert loader.next_batch() == "that of rank 2, step 0"
+    assert joined[0][0].said == [(2, 3, 0, 2)]
+
+
+def test_a_replica_that_was_not_let_in_joins_as_the_rank_that_it_is_in_the_next_quorum(
+    joined, monkeypatch
+):
+    def away(_):
+        raise UnavailableError("nobody answers")
+
+    manager = FakeManager(4, 3, step=17, quorum=9)
+    loader = ReplicaLoader(manager, "plane")
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeLoader, "start", away)
+        with pytest.raises(UnavailableError):
+            loader.next_batch()
+    manager.enter(10, replicas=3, rank=2, step=18)
+
+    assert loader.next_batch() == 18
+    (first, _), (second, numbers) = joined
+    assert (first.closed, first.said, second.said) == (True, [], [])
+    assert (numbers["rank"], numbers["world_size"], numbers["generation"]) == (2, 3, 10)

@@ -14,7 +14,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,20 +25,15 @@ from omniload.actors.claim import LOCK_NAME
 from omniload.actors.heartbeat_board import Activity, FolderBoard
 from omniload.actors.plane import PlaneSpec, RankHandle, first_step_of
 from omniload.actors.rank_locks import name_in, rank_has_ended
-from omniload.actors.ray.answers import (
-    answer_to,
-    is_lost,
-    is_unreached,
-    plain_error,
-    wait_for_ref,
-)
+from omniload.actors.ray.answers import answer_to, plain_error, wait_for_ref
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.environment import RayError, ray
-from omniload.actors.ray.given.attached import given_cluster
+from omniload.actors.ray.errors.verdict import is_lost, may_live
+from omniload.actors.ray.given.attached import code_of_job, given_cluster
 from omniload.actors.ray.given.tenancy import Attaching, Tenancy, opener_of, rank_names
 from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.hosts.rank_claims import was_claimed
-from omniload.actors.ray.hosts.starting import ASKED, Start, actor_of
+from omniload.actors.ray.hosts.starting import ASKED, LEASED, Start, actor_of
 from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.plane import RayPlane
 from omniload.actors.ray.processes import end_by_sigterm
@@ -59,8 +54,6 @@ _LOOK_S, _ATTACHING_S = 1.0, 60.0
 _NAMESPACE = "omniload-detached"
 """Of the openers of all runs in a Ray: their names are unique by the folders of runs."""
 _THREADS = 4
-_CODE = ("working_dir", "py_modules")
-"""Of a ``runtime_env``; Ray names them by what is in them."""
 _TRIES, _PAUSE_S = 20, 0.5
 """For an opener that is just ending."""
 _STOPPED_S, _ENDED_S = 60.0, 20.0
@@ -82,6 +75,8 @@ class PlaneOpener:
         self._unpost: Callable[[], None] = lambda: None
         self._opens_for, self._generation, self._is_over = "", 0, False
         self._used_s = time.monotonic()
+        self._lease: Any = None
+        """An answer that the driver waits for, and that is lost with the driver's process."""
         # By its own handle: what else ends an actor ends it by an error.
         self._self = ray.get_runtime_context().current_actor
         threading.Thread(target=self._watch, name="omniload-opener", daemon=True).start()
@@ -90,10 +85,17 @@ class PlaneOpener:
         """Return which process this is: that it answers at all is what is asked."""
         return f"process {os.getpid()} on {socket.gethostname()}"
 
-    def attach(self, asked: Attaching, waited_s: float) -> PlaneAddress | str:
+    def stay(self) -> None:
+        """Return never: Ray tells whoever holds the answer of the end of the process that has asked."""
+        threading.Event().wait()
+
+    def attach(
+        self, asked: Attaching, waited_s: float, lease: Sequence[Any] = (None,)
+    ) -> PlaneAddress | str:
         """Have the plane serve the ranks of a driver, from its state on; or return for whom that driver waits.
 
-        A driver that waits asks again, so nothing is done here for one that has gone.
+        A driver that waits asks again, so nothing is done here for one that has gone. What it has for its ``lease`` is
+        an answer of ``stay``, in a sequence, as Ray would wait for it before this is called.
 
         Raises:
             StateError: The plane is of another mix or release, or another driver has ranks of it.
@@ -103,6 +105,9 @@ class PlaneOpener:
             return f"the plane to be there for {self._opens_for or 'a command that ends it'}"
         try:
             now_s = time.monotonic()
+            # Two seconds behind its end, whether it is of a job that has ended or an actor of one that goes on.
+            if self._lease is not None and ray.wait([self._lease], timeout=0)[0]:
+                self._tenancy.driver_ended()
             if waits := self._tenancy.why_wait(asked, waited_s, self._ranks(), now_s):
                 return waits
             self._opens_for = asked.driver
@@ -113,6 +118,7 @@ class PlaneOpener:
             assert self._plane is not None, "it was opened, or goes on"
             self._generation, self._used_s = generation, time.monotonic()
             self._tenancy.give(asked, self._used_s)
+            (self._lease,) = lease
             return self._plane.address.model_copy(update={"generation": generation})
         finally:
             self._opens_for = ""
@@ -249,11 +255,11 @@ def attach(stack: ExitStack, asked: Attaching) -> PlaneAddress:
     """
     runtime, run_dir = asked.spec.mix.runtime, asked.spec.run_dir
     assert run_dir is not None, "whoever opens a detached plane requires one"
-    stack.callback((cluster := given_cluster(runtime.address)).close)
+    stack.callback(given_cluster(runtime.address).close)
     asked = replace(
         asked.for_an_actor(),
         # The plane has the code of the job that opened it, functions that a mix names among it.
-        identity={**asked.identity, **_code_of_job()},
+        identity={**asked.identity, **code_of_job()},
         environment=runtime.env.passed_on(os.environ),
         driver=f"process {os.getpid()} on {socket.gethostname()}",
         opener=opener_of(run_dir, is_new=True),
@@ -261,20 +267,20 @@ def attach(stack: ExitStack, asked: Attaching) -> PlaneAddress:
     )
     began_s, limit_s, said = time.monotonic(), runtime.place.wait + runtime.batch_timeout, ""
     ended, silent_from_s = 0, None  # how often it did, and since when it cannot be reached
+    leases = dict[Any, Any]()
     while (waited_s := time.monotonic() - began_s) < limit_s and ended < _TRIES:
         try:
-            found = _answer_of(asked, waited_s, limit_s)
+            found = _answer_of(asked, waited_s, limit_s, leases)
         except RayError as error:
             if not is_lost(error):
                 raise plain_error(error, _OPENER) from error
             silent_from_s = silent_from_s or time.monotonic()
-            if not is_unreached(error):
+            if not may_live(error):
                 ended, silent_from_s = ended + 1, None
             elif time.monotonic() - silent_from_s >= _SILENT_S:
                 raise _silent(run_dir) from error
         else:
             if isinstance(found, PlaneAddress):
-                cluster.follow(found.namespace)
                 return found
             silent_from_s = None
             if found != said:
@@ -292,8 +298,12 @@ def attach(stack: ExitStack, asked: Attaching) -> PlaneAddress:
     )
 
 
-def _answer_of(asked: Attaching, waited_s: float, limit_s: float) -> PlaneAddress | str:
+def _answer_of(
+    asked: Attaching, waited_s: float, limit_s: float, leases: dict[Any, Any]
+) -> PlaneAddress | str:
     """Return what the opener of a run says; opening takes long, and meanwhile it tells that it lives.
+
+    Each opener that is asked has one lease of this process, which ``leases`` keeps.
 
     Raises:
         RayError: What was raised there, or it has ended.
@@ -301,7 +311,9 @@ def _answer_of(asked: Attaching, waited_s: float, limit_s: float) -> PlaneAddres
     """
     was_there, until_s = (opener := _found(asked.opener)) is not None, time.monotonic() + limit_s
     opener = opener if was_there else _started(asked.opener, asked.spec)
-    told = opener.attach.remote(asked, waited_s)
+    if opener not in leases:
+        leases[opener] = opener.stay.options(concurrency_group=LEASED).remote()
+    told = opener.attach.remote(asked, waited_s, [leases[opener]])
     while not wait_for_ref(told, _ASK_S, lambda: None):
         # One that is just being started answers as late as Ray has a process for it.
         lives = opener.told.options(concurrency_group=ASKED).remote()
@@ -386,9 +398,3 @@ def _started(name: str, spec: PlaneSpec) -> Any:  # noqa: ANN401 -- as above
         is_detached=True,
     )
     return actor_of(PlaneOpener, name, start).remote()
-
-
-def _code_of_job() -> dict[str, str]:
-    """Return what of its code the job of this process brought, each by a name that tells its content."""
-    brought: Mapping[str, Any] = ray.get_runtime_context().runtime_env
-    return {f"{key} of the job": str(brought[key]) for key in _CODE if brought.get(key)}

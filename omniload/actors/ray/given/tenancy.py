@@ -144,6 +144,10 @@ class Tenancy:
         """Note that a rank of the driver has joined: from now on its ranks say whether it is there."""
         self._leased_until_s = 0.0
 
+    def driver_ended(self) -> None:
+        """Note that the driver's process has ended: no rank of it is waited for."""
+        self._leased_until_s = 0.0
+
     def has_other_variables(self, asked: Attaching) -> bool:
         """Tell whether roles of the plane were handed other values than this driver passes on."""
         return self._passed_on != asked.passed_on

@@ -17,7 +17,7 @@ from omniload.actors.heartbeat_board import Board, FolderBoard
 from omniload.actors.ray.answers import ask_head
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.finding import actor_named, newest_of
-from omniload.actors.ray.given.namespaces import of_plane
+from omniload.actors.ray.given.namespaces import where
 from omniload.base.errors import UnavailableError
 from omniload.base.linux.network import host_id
 from omniload.base.log import get_logger
@@ -39,6 +39,7 @@ class HostsBoard(Board):
     def __init__(
         self,
         here: FolderBoard,
+        namespace: str,
         roles_away: Mapping[str, Sequence[str]],
         waited_for: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
@@ -46,10 +47,12 @@ class HostsBoard(Board):
 
         Args:
             here: Heartbeats of this host.
+            namespace: Of the plane's actors.
             roles_away: Names of roles of each other host; any of them will do.
             waited_for: Those of each host that are told to be cut off even where it has never answered.
         """
         self._here, self._roles_away, self._waited_for = here, roles_away, waited_for or {}
+        self._namespace = namespace
         self._began_s = time.monotonic()
         self._told: dict[str, dict[str, Progress]] = {}
         """Heartbeats that each role that is asked has told last, by name: a role that is gone from there has ended."""
@@ -93,7 +96,7 @@ class HostsBoard(Board):
             if role not in self._late:
                 try:
                     if role not in self._looked_for:
-                        self._looked_for[role] = ask_head(partial(_newest, role))
+                        self._looked_for[role] = ask_head(partial(_newest, role, self._namespace))
                     actor = self._looked_for[role].result(_ANSWER_S)
                     self._late[role] = actor.heartbeats.remote()
                 except FutureTimeoutError:
@@ -118,13 +121,13 @@ def _come(asked: list[Any], *, timeout_s: float) -> list[Any]:
     return ray.wait(asked, num_returns=len(asked), timeout=timeout_s)[0] if asked else []
 
 
-def _newest(role: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
+def _newest(role: str, namespace: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
     """Return the actor that a role began with, or the one that took its place."""
     try:
-        return ray.get_actor(role, **of_plane())
+        return ray.get_actor(role, **where(namespace))
     except (ValueError, AssertionError):  # as in ``actor_named``
         # Of all named actors, only now: most roles are never replaced.
-        return actor_named(newest_of(role) or role)
+        return actor_named(newest_of(role, namespace) or role, namespace)
 
 
 def boards_of(address: PlaneAddress, folder: Path) -> tuple[FolderBoard, Board]:
@@ -132,4 +135,6 @@ def boards_of(address: PlaneAddress, folder: Path) -> tuple[FolderBoard, Board]:
     here = FolderBoard(folder)
     roles_away = address.roles_away_from(host_id())
     waited_for = address.waited_for_away_from(host_id())
-    return here, HostsBoard(here, roles_away, waited_for) if roles_away else here
+    if not roles_away:
+        return here, here
+    return here, HostsBoard(here, address.namespace, roles_away, waited_for)

@@ -65,7 +65,7 @@ class MemberNode:
             head: What it joins.
             listening: Where it listens.
             bytes_: Its shared memory.
-            workers: Processes ready for actors; 0 where none is to run there.
+            workers: Processes of actors; 0 where none is to run there.
 
         Raises:
             ConfigError: The ports to listen on are too few.

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from ipaddress import ip_address
 from typing import Any, Protocol
 
 from typing_extensions import override
@@ -38,6 +39,10 @@ _REGISTERED_WITHIN_S = 120.0
 _LOOK_AGAIN_S = 0.02
 _NO_SERVICE = -1
 """What Ray's own agent says of a service that its installation lacks."""
+_CONNECTED_AT_ONCE = {"RAY_prestart_worker_first_driver": "0"}
+"""Else a raylet answers its first driver once the workers are there that it starts ahead: meanwhile that one makes its
+actors, for which workers are started all the same. Of a node that others may join nothing is set: Ray then started
+what had affinity to another node on this one."""
 _PATCHING = threading.Lock()
 
 
@@ -204,6 +209,8 @@ def _no_agents(node: Any) -> Iterator[None]:  # noqa: ANN401 -- Ray is untyped
     asked: Any = import_module("ray._private.utils")
 
     def start(command: Sequence[str], *words: Any, **named: Any) -> Any:  # noqa: ANN401 -- Ray is untyped
+        if ip_address(node.node_ip_address).is_loopback:
+            named["env_updates"] = {**(named.get("env_updates") or {}), **_CONNECTED_AT_ONCE}
         return own(without_agents(command), *words, **named)
 
     with _PATCHING:

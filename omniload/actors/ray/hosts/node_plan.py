@@ -41,7 +41,7 @@ class NodePlan:
     address: str
     """IP address it listens on."""
     workers: int
-    """Processes started ahead of the actors that will run in them; 0 where none is to run."""
+    """Processes of actors that there is room for; 0 where none is to run."""
     object_store_bytes: int
     """Shared memory."""
     ports: range | None = None

@@ -8,12 +8,15 @@ from typing import Any
 from omniload.actors.ray.environment import ray
 from omniload.actors.ray.hosts.bundles import strategy_for
 from omniload.actors.ray.hosts.relay import BEATS
+from omniload.actors.ray.links.of_planner import READS
 
-__all__ = ["ASKED", "Start", "actor_of"]
+__all__ = ["ASKED", "LEASED", "Start", "actor_of"]
 
 ASKED = "asked"
 """Threads of a detached actor that answer for it, and end it, however busy the others are."""
 _ASKED_THREADS = 4
+LEASED = "leased"
+"""The thread of a detached actor in which calls wait that are never answered: the first of them waits for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,8 @@ class Start:
     """Of the plane, which may be another than that of the process which starts it."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Of its environment, beside those of the node and of whatever starts it."""
+    reads: int = 0
+    """Calls that read a source, in so many threads beside those: whatever it is asked meanwhile waits for no read."""
     is_detached: bool = False
     """Whether it outlives the process that starts it; of one name there is one, whoever asks first."""
     is_away: bool = False
@@ -52,7 +57,8 @@ def actor_of(shell: type, name: str, start: Start) -> Any:  # noqa: ANN401 -- Ra
         options |= {"memory": asked.pop("memory")} if "memory" in asked else {}
         options["resources"] = asked
     groups = [(BEATS, 1)] if start.is_away else []
-    groups += [(ASKED, _ASKED_THREADS)] if start.is_detached else []
+    groups += [(READS, start.reads)] if start.reads else []
+    groups += [(ASKED, _ASKED_THREADS), (LEASED, 1)] if start.is_detached else []
     return _remote(shell, tuple(groups)).options(**options)
 
 

@@ -1,7 +1,7 @@
 """What a process of a Ray of our own runs: it has the roles loaded, then is Ray's worker as any other.
 
 The process that starts a node begins another beforehand, which loads what roles need while Ray's servers start, and Ray
-once somebody asks. Ray starts a process ahead of each actor: that asks for a fork of the loaded one in its place, and
+once somebody asks. Ray starts a process for each actor: that asks for a fork of the loaded one in its place, and
 ends. Loading takes 1.2 s of processor time and 60 MB of memory that each of them would have to itself. Where nobody
 answers, it loads by itself.
 
@@ -34,17 +34,17 @@ _RAYLET_PID = "RAY_RAYLET_PID"
 _OF_NO_JOB = {"RAY_JOB_ID": "ffffffff"}
 """What Ray tells a worker that it starts before there is a job, and that is given to any."""
 BEFORE_RAY = (
-    *(
-        "omniload.actors.planning",
-        "omniload.actors.planner_journal",
-        "omniload.actors.answering_edits",
-    ),
+    *("omniload.actors.address", "omniload.actors.answering_edits", "omniload.actors.planning"),
+    *("omniload.actors.planner_journal", "omniload.machine.roster.members"),
     *("omniload.actors.roles.constructor", "omniload.actors.roles.loader"),
     *("omniload.actors.roles.planner", "omniload.actors.roles.planner_metrics"),
     # What Ray and its workers load of others.
     *("argparse", "asyncio", "filelock", "google.protobuf.descriptor_pb2", "jsonschema", "psutil"),
-    *("fsspec", "pyarrow.compute"),  # of ours, loaded late
-    *("pydantic.v1.fields", "pyarrow.json", "requests", "tqdm", "yaml"),
+    *("google.protobuf.json_format", "msgpack", "multiprocessing", "packaging.version", "pdb"),
+    *("pydantic.v1.fields", "requests", "tarfile", "tqdm", "tqdm.auto", "yaml"),
+    # Of ours, loaded late: those of a loader as it opens its sources.
+    *("fsspec", "numpy.ma", "pyarrow.compute", "pyarrow.fs", "pyarrow.json"),
+    *("omniload.source.formats.jsonl", "omniload.source.formats.parquet"),
 )
 """What is loaded before there is a raylet: Ray heeds whose worker it is as it is loaded itself."""
 _RAY = ("ray", "omniload.actors.ray.actors", "omniload.actors.ray.planner_actor")

@@ -6,8 +6,8 @@ caches that other processes have used meanwhile. So processor time is that of th
 Planes that are compared are open side by side, each on a Ray of its own below a process that has all its ranks but
 one. They are driven in turns, a short while each: what the machine does beside them is no difference between them
 then. The first rests alone, once the others have ended: where nothing else runs, a wake-up takes twice as long. Then
-its ranks take steps after pauses, as those of a job do that train in between: a process that has rested finds other
-caches.
+its ranks take each step after a pause, as those of a job do that train in between: a process that has rested finds
+other caches.
 
 The last rank has a process of its own, as every rank of a job has, and is the one that is measured; the others are in
 the process that opened the plane. Several in one process are woken for one of them, and find the windows of the others
@@ -29,20 +29,16 @@ import psutil
 from omniload.actors.address import PlaneAddress
 from omniload.actors.plane import PlaneSpec, RankHandle
 from omniload.actors.ray.measuring.calls import Call, measured_calls
+from omniload.actors.ray.measuring.pauses import Paced, Ranks, Taker, paced_step
 from omniload.actors.ray.measuring.spent import (
-    PAUSE_S,
-    Paced,
     PlaneSpent,
     Spent,
-    Taker,
     by_role,
     cores_at_rest,
     memory_of,
-    paced_step,
     rays_own,
     spent_at_full_speed,
     spent_by,
-    took,
 )
 from omniload.actors.ray.plane import RayPlane
 from omniload.actors.ray.rank.joining import handle_in
@@ -63,11 +59,11 @@ _LEAST_WINDOWS = 2
 """Of a turn. In fewer a loader may have nothing to do, and nothing is known of its messages, on a busy machine."""
 _FILLS_S = 0.3
 """Buffers of a plane whose rank asks for nothing are full by then."""
-_PAUSES, _PACES, _APART, _TOGETHER = 6, 4, 8, 4
-"""Batches of a window that a rank rests before; how often, and for how many windows, by itself and all together."""
-_PLACES = 4
-"""The first of a window, the second, at which the next window is asked for, the third, which finds caches as asking
-left them, and those behind it, which are alike."""
+_PACES, _PACED_STEPS = 3, 64
+"""How often ranks rest before their steps, by themselves and all together, and before how many, or so many more that
+the steps of plans are whole."""
+_SETTLED_WINDOWS = 3
+"""Until then a rank has taken what it asked for at another pace."""
 _OPENS_S, _ANSWERS_S, _ENDS_S = 600.0, 300.0, 60.0
 """How long a plane is waited for, which has limits of its own that are shorter."""
 
@@ -85,11 +81,12 @@ class Probed:
     clock: Mapping[str, float]
     """Cores in use while nobody asks for anything, by role; ``opener`` has the keeper of the plane."""
     paced_step_s: Mapping[str, float]
-    """Processor time of a step of the first plane, by role, where its ranks rested before they got at a window."""
+    """Processor time of a step of the first plane, by role, where its ranks rested before each."""
+    paced_steps: int
+    """That were taken so."""
     takes_s: tuple[tuple[float, ...], ...]
-    """Time in which a rank that has rested takes a batch that is at hand, of several, others left out: of the first of
-    windows, at which the next one is asked for, of the second, which finds caches as that left them, and of those
-    behind it. Windows of one batch have no second."""
+    """Time in which a rank that has rested takes a batch that is at hand, of several, by its place as in ``Paced``, but
+    for those that no batch had."""
     call: Call
     """That is answered with nothing."""
     node_bytes: int
@@ -148,14 +145,18 @@ def probe(specs: Sequence[PlaneSpec], calls: int, taker: _Takers, shown: _Shown)
         planes=tuple(spent_at_full_speed(its, clock) for its in of_planes),
         clock=clock,
         paced_step_s=paced_step(apart, together, clock),
-        takes_s=tuple(
-            tuple(chain.from_iterable(of_place))
-            for of_place in zip(*(each.takes_s for each in apart), strict=True)
-        ),
+        paced_steps=sum(each.spent.steps for each in together),
+        takes_s=_by_place(apart),
         call=call,
         node_bytes=node_bytes,
         idle=cores.share,
     )
+
+
+def _by_place(paced: Sequence[Paced]) -> tuple[tuple[float, ...], ...]:
+    """Return what batches took in all these whiles, by their place."""
+    of_places = zip(*(each.takes_s for each in paced), strict=True)
+    return tuple(filter(None, (tuple(chain.from_iterable(of_place)) for of_place in of_places)))
 
 
 class _Beside:
@@ -227,15 +228,13 @@ def _serve(spec: PlaneSpec, taker: _Takers, pipe: Connection) -> None:
         with ExitStack() as opened:
             plane = opened.enter_context(RayPlane(spec))
             *others, last = range(spec.tree.size_of("dp"))
-            window = spec.mix.steps_at_once
             address = plane.address.model_dump_json()
-            alone = opened.enter_context(
-                closing(_Beside(_serve_rank, address, last, window, taker))
-            )
+            alone = opened.enter_context(closing(_Beside(_serve_rank, address, last, taker)))
             joined = opened.enter_context(ExitStack())
-            takers = [joined.enter_context(closing(taker(plane.handle(rank)))) for rank in others]
+            handles = [plane.handle(rank) for rank in others]
+            ranks = [(joined.enter_context(closing(taker(each))), each) for each in handles]
             alone.answer(_OPENS_S)
-            driven = _Driven(spec, plane.pids(), _Ranks(takers, window), alone)
+            driven = _Driven(spec, plane.pids(), Ranks(ranks), alone)
             pipe.send(True)
             while True:
                 match pipe.recv():
@@ -247,9 +246,9 @@ def _serve(spec: PlaneSpec, taker: _Takers, pipe: Connection) -> None:
                     case "turn":
                         pipe.send(driven.turn())
                     case "apart":
-                        pipe.send(driven.pace(_APART, together=False))
+                        pipe.send(driven.pace(together=False))
                     case "together":
-                        pipe.send(driven.pace(_TOGETHER, together=True))
+                        pipe.send(driven.pace(together=True))
                     case ("calls", calls):
                         node_bytes = sum(map(memory_of, rays_own()))
                         pipe.send((measured_calls(calls), node_bytes))
@@ -259,65 +258,23 @@ def _serve(spec: PlaneSpec, taker: _Takers, pipe: Connection) -> None:
         pass  # nobody asks any more: the opener says why, and was interrupted with this process
 
 
-class _Ranks:
-    """Ranks of one process, which take the same steps one after the other."""
-
-    def __init__(self, takers: Sequence[Taker], window: int) -> None:
-        self._takers, self._window = takers, window
-        self._opens_at: list[int] = []
-
-    def take(self, steps: int) -> None:
-        """Take so many steps."""
-        for _ in range(steps):
-            for taker in self._takers:
-                taker.next_batch()
-
-    def look(self) -> None:
-        """Take a window, and see which of its steps each rank has to ask for: the first windows are short."""
-        by_rank: list[list[float]] = [[] for _ in self._takers]
-        for _ in range(self._window):
-            for taker, spent_s in zip(self._takers, by_rank, strict=True):
-                spent_s.append(took(taker)[1])
-        # Others are at hand, and take a hundredth of that.
-        self._opens_at = [spent_s.index(max(spent_s)) for spent_s in by_rank]
-
-    def pace(self, resting: int, windows: int) -> tuple[tuple[float, ...], ...]:
-        """Take windows, the first ranks with a pause before they get at one, and some more in it.
-
-        Returns:
-            What each batch took that was at hand then, by its place as in ``Paced``.
-        """
-        takes_s: list[list[float]] = [[] for _ in range(min(_PLACES, self._window))]
-        for _ in range(windows):
-            for place in range(self._window):
-                for number, (taker, first) in enumerate(
-                    zip(self._takers, self._opens_at, strict=True)
-                ):
-                    behind = (place - first) % self._window
-                    if number >= resting or behind >= _PAUSES:
-                        taker.next_batch()
-                    else:
-                        takes_s[min(behind, _PLACES - 1)].append(_taken_after_a_pause(taker))
-        return tuple(map(tuple, takes_s))
-
-
-def _serve_rank(address: str, rank: int, window: int, taker: _Takers, pipe: Connection) -> None:
+def _serve_rank(address: str, rank: int, taker: _Takers, pipe: Connection) -> None:
     """Join a plane as one rank, and take steps as asked for, until the other end of the pipe is closed."""
     try:
         handle = handle_in(PlaneAddress.model_validate_json(address), rank)
         with closing(taker(handle)) as its:
-            ranks = _Ranks([its], window)
+            ranks = Ranks([(its, handle)])
             pipe.send(True)
             while True:
                 match pipe.recv():
                     case ("take", steps):
                         ranks.take(steps)
                         pipe.send(True)
-                    case ("look",):
-                        ranks.look()
+                    case ("settle", steps):
+                        ranks.settle(steps, resting=True)
                         pipe.send(True)
-                    case ("pace", windows):
-                        pipe.send(ranks.pace(1, windows))
+                    case ("pace", steps):
+                        pipe.send(ranks.pace(1, steps))
     except OmniloadError as error:
         pipe.send(error)
     except (EOFError, OSError, KeyboardInterrupt):
@@ -328,7 +285,7 @@ class _Driven:
     """A plane, the ranks of this process, and the one beside it."""
 
     def __init__(
-        self, spec: PlaneSpec, pids: Mapping[str, int], ranks: _Ranks, alone: _Beside
+        self, spec: PlaneSpec, pids: Mapping[str, int], ranks: Ranks, alone: _Beside
     ) -> None:
         self._roles = {pid: name.partition("-")[0] for name, pid in pids.items()}
         self._roles |= {os.getpid(): "opener", alone.pid: "rank"}
@@ -365,18 +322,19 @@ class _Driven:
         self._steps = max(_LEAST_WINDOWS, windows) * self._window
         return spent
 
-    def pace(self, windows: int, *, together: bool) -> Paced:
-        """Have the rank beside rest before it gets at a window; ``together``, those of this process as well."""
-        self._alone.ask(("look",))
-        self._ranks.look()
+    def pace(self, *, together: bool) -> Paced:
+        """Have the rank beside rest before each step; ``together``, those of this process as well."""
+        steps = _SETTLED_WINDOWS * self._window
+        self._alone.ask(("settle", steps))
+        self._ranks.settle(steps, resting=together)
         self._alone.answer(_ANSWERS_S)
+        steps = -(-_PACED_STEPS // self._window) * self._window
         began = self._begun()
-        self._alone.ask(("pace", windows))
+        self._alone.ask(("pace", steps))
         # The first of this process rests for all of them: they are one thread.
-        self._ranks.pace(int(together), windows)
-        takes_s = self._alone.answer(_ANSWERS_S)
-        spent = self._since(began, windows * self._window)
-        return Paced(spent=spent, takes_s=takes_s)
+        self._ranks.pace(int(together), steps)
+        takes_s, aside_s = self._alone.answer(_ANSWERS_S)
+        return Paced(spent=self._since(began, steps), takes_s=takes_s, aside_s=aside_s)
 
     def _begun(self) -> tuple[dict[int, float], float]:
         """Return the clocks of the processes of the plane, and of this machine."""
@@ -391,10 +349,3 @@ class _Driven:
         """Return the processor seconds of each process of the plane so far."""
         below = {each.pid: spent_by(each) for each in psutil.Process().children(recursive=True)}
         return below | {os.getpid(): time.process_time()}
-
-
-def _taken_after_a_pause(taker: Taker) -> float:
-    """Rest, and take a batch that is at hand; return what that takes of a core that nobody else wants."""
-    time.sleep(PAUSE_S)
-    # Other work on the core is in the one, and to look at the other takes a twentieth of it.
-    return min(took(taker))

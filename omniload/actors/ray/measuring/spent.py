@@ -1,50 +1,24 @@
 """Processor time and memory of processes, as the kernel tells them, and what a plane took by its roles."""
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import truediv
 from pathlib import Path
 from statistics import median
-from typing import Protocol
 
 import psutil
 
 __all__ = [
-    "PAUSE_S",
-    "Paced",
     "PlaneSpent",
     "Spent",
-    "Taker",
     "by_role",
     "cores_at_rest",
     "memory_of",
-    "paced_step",
     "rays_own",
     "spent_at_full_speed",
     "spent_by",
-    "took",
 ]
-
-
-PAUSE_S = 0.04
-"""How long a rank rests before it takes a batch, where steps after pauses are measured."""
-
-
-class Taker(Protocol):
-    """What a rank takes its batches with."""
-
-    last_wait_s: float
-    """Seconds the last ``next_batch`` waited."""
-
-    def next_batch(self) -> object:
-        """Take the next one."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the plane."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +30,6 @@ class Spent:
     steps: int
     """That were taken in it."""
     by_role: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paced:
-    """What ranks that rest between their steps found."""
-
-    spent: Spent
-    takes_s: tuple[tuple[float, ...], ...]
-    """Time in which a rank that has rested takes a batch that is at hand, of several, others left out: of the first of
-    windows, of the second, of the third, and of those behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +45,6 @@ class PlaneSpent:
     """Of a step at full speed, less what is done by the clock: the median of some turns."""
     mean_s: Mapping[str, float]
     """The mean of all turns, for what comes now and then: a block is decoded in one of many steps."""
-
-
-def took(taker: Taker) -> tuple[float, float]:
-    """Take a batch; return how long that was waited for, and the processor time of this thread."""
-    began_s = time.thread_time()
-    taker.next_batch()
-    return taker.last_wait_s, time.thread_time() - began_s
 
 
 def rays_own() -> list[psutil.Process]:
@@ -157,19 +114,3 @@ def spent_at_full_speed(turns: Sequence[Spent], clock: Mapping[str, float]) -> P
         step_s={role: median(map(truediv, its, steps_T)) for role, its in beyond_s.items()},
         mean_s={role: sum(its) / sum(steps_T) for role, its in beyond_s.items()},
     )
-
-
-def paced_step(
-    apart: Sequence[Paced], together: Sequence[Paced], clock: Mapping[str, float]
-) -> dict[str, float]:
-    """Return what a step took where ranks rest, by role, less what was done by the clock.
-
-    Args:
-        apart: Whiles in which each rank got at its windows by itself, which tell of ranks.
-        together: Whiles in which all did so at once, which tell of every other role.
-        clock: Cores of each role in use at rest.
-    """
-    of_ranks, of_others = (
-        spent_at_full_speed([each.spent for each in paces], clock) for paces in (apart, together)
-    )
-    return {**of_others.step_s, "rank": of_ranks.step_s["rank"]}

@@ -1,10 +1,10 @@
 """Batches that a rank asks its constructor for while it trains on those at hand.
 
-Of a rank whose steps are long they are lent: it has each confirmed before it is handed out, and drops those whose plans
-were taken back meanwhile.
+What a rank was given it trains on, so a change of the mix holds behind that. A call costs half a millisecond, whatever
+it brings: short steps are fetched many at once, and long ones as they are needed. Of a rank whose steps are long they
+are lent: it has each confirmed before it is handed out, and drops those whose plans were taken back meanwhile.
 """
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,24 +13,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from omniload.actors.gate import Gate
-from omniload.actors.ray.answers import (
-    call_in_thread,
-    error_of,
-    is_lost,
-    value_of,
-    wait_for_ref,
-)
+from omniload.actors.ray.answers import call_in_thread, error_of, value_of, wait_for_ref
 from omniload.actors.ray.environment import RayError
+from omniload.actors.ray.errors.verdict import is_lost, may_live
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import UnavailableError
 from omniload.batch.microbatch import Batch
+from omniload.machine.plans.fetch_pace import FetchPace
 from omniload.plan.world import WorldRank
 
 __all__ = ["BatchesAhead"]
-
-_LONG_S, _LONG_STEPS = 0.5, 2
-"""A rank whose last steps all took so long is lent what it fetches ahead: to have it confirmed takes milliseconds.
-One alone may have been a checkpoint."""
 
 
 class _Due(NamedTuple):
@@ -67,9 +59,11 @@ class BatchesAhead:
     Neither is part of the wait for a step.
     """
 
-    def __init__(self, gate: Gate, check: Callable[[], None], *, most: int, limit_s: float) -> None:
-        """Ask for up to ``most`` batches at once, inside ``gate``; ``check`` raises where nobody will answer."""
-        self._gate, self._check, self._most, self._limit_s = gate, check, most, limit_s
+    def __init__(
+        self, gate: Gate, check: Callable[[], None], *, pace: FetchPace, limit_s: float
+    ) -> None:
+        """Ask at a pace, inside ``gate``; ``check`` raises where nobody will answer."""
+        self._gate, self._check, self._pace, self._limit_s = gate, check, pace, limit_s
         self._on_lost: Callable[[Any], None] = lambda _: None
         self._constructor: Any = None
         self._rank = WorldRank(0, 0, 0)
@@ -82,8 +76,6 @@ class BatchesAhead:
         """Batches at hand that need not be confirmed, and the edition under which the others are lent."""
         self._turn = 0
         """Answers of earlier turns are waited for no more."""
-        self._handed_s, self._long_steps = math.inf, 0
-        """When a batch was handed out last, and how many steps up to then have been long, one behind the other."""
         self._calls = DaemonPool(1, "omniload-asks")
 
     @property
@@ -91,14 +83,21 @@ class BatchesAhead:
         """Whether no batch is at hand."""
         return not self._held
 
+    def begins_at(self, step: int) -> bool:
+        """Tell whether the batch of a step is the first at hand; where that, or what is asked for, is another, drop it.
+
+        What was taken may not have reached the trainer, as where a peer could not be sent it. It is asked for once
+        more, and what is behind it is not given in its place.
+        """
+        coming = step if self._asked is None else self._asked.step
+        if step != (self._held[0].step if self._held else coming):
+            self.drop()
+        return bool(self._held)
+
     @property
     def is_lent(self) -> bool:
         """Whether the first batch at hand is to be confirmed before it is handed out."""
         return bool(self._held) and not self._given
-
-    @property
-    def _is_slow(self) -> bool:
-        return self._long_steps >= _LONG_STEPS
 
     @property
     def coming(self) -> "Future[_Window] | None":
@@ -132,9 +131,7 @@ class BatchesAhead:
 
     def next(self) -> Batch | None:
         """Give the first batch at hand; ``None`` where there is none."""
-        now_s = time.monotonic()
-        is_long = now_s - self._handed_s >= _LONG_S
-        self._long_steps, self._handed_s = self._long_steps + 1 if is_long else 0, now_s
+        self._pace.take(time.monotonic())
         self._given = max(0, self._given - 1)
         self._ask_if_due()
         return self._held.popleft() if self._held else None
@@ -148,7 +145,7 @@ class BatchesAhead:
         """Ask for the batches from ``step`` on, unless that is under way; return the answer to be."""
         if self._asked is None or self._asked.step != step:
             # The rank waits for the first of them.
-            self._asked = self._ask(step, None, given=1 if self._is_slow else self._most)
+            self._asked = self._ask(step, None, given=1)
         return self._asked.answer
 
     def take_in(self) -> bool:
@@ -186,11 +183,15 @@ class BatchesAhead:
     def _ask_if_due(self) -> None:
         """Ask for what is behind the window at hand, once so much of it is used up."""
         if (due := self._due) is not None and len(self._held) == due.left:
-            given = 0 if self._is_slow else self._most
-            self._asked, self._due = self._ask(due.step, due.before, given), None
+            self._asked, self._due = self._ask(due.step, due.before, given=0), None
 
     def _ask(self, step: int, before: Batch | None, given: int) -> _Asked:
-        call = partial(self._answer, self._constructor, self._rank, self._turn, step, before, given)
+        """Ask for a window, of which a slow rank is given the first batches and lent the others."""
+        most = self._pace.at_once
+        given = given if self._pace.is_slow else most
+        call = partial(
+            self._answer, self._constructor, self._rank, self._turn, step, before, (most, given)
+        )
         return _Asked(step, call_in_thread(call, self._calls))
 
     def _answer(
@@ -200,9 +201,10 @@ class BatchesAhead:
         turn: int,
         step: int,
         before: Batch | None,
-        given: int,
+        wanted: tuple[int, int],
     ) -> _Window:
         """Have an answer, and then leave ``before``: Ray has its window back from this thread, not the trainer's."""
+        most, given = wanted
 
         def check() -> None:
             self._check()
@@ -213,10 +215,10 @@ class BatchesAhead:
                 )
 
         with self._gate.inside():
-            if given < self._most:
-                asked = constructor.lend_several.remote(step, self._most, *rank, given)
+            if given < most:
+                asked = constructor.lend_several.remote(step, most, *rank, given)
             else:
-                asked = constructor.take_several.remote(step, self._most, *rank)
+                asked = constructor.take_several.remote(step, most, *rank)
             # Not by Ray's own future: where this host's raylet has gone, that ends the process without a word.
             while not wait_for_ref(asked, self._limit_s, check):
                 pass  # the rank that waits for it says so
@@ -224,9 +226,9 @@ class BatchesAhead:
             try:
                 found = value_of(asked)
             except RayError as error:
-                if is_lost(error):
+                if is_lost(error) and not may_live(error):
                     self._on_lost(constructor)
                 raise
-        if given < self._most:
+        if given < most:
             return _Window(found[0], given, found[1])
         return _Window(found, len(found), (0, 0))

@@ -23,7 +23,6 @@ from omniload.actors.plane import RankHandle, join_world
 from omniload.actors.rank_locks import name_in
 from omniload.actors.ray.answers import (
     error_of,
-    is_lost,
     plain_error,
     value_of,
     wait_for_future,
@@ -32,6 +31,7 @@ from omniload.actors.ray.answers import (
 )
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.environment import RayError
+from omniload.actors.ray.errors.verdict import is_lost, may_live
 from omniload.actors.ray.finding import Search, await_newest
 from omniload.actors.ray.head_watch import HeadWatch, Raylet, raylet_here
 from omniload.actors.ray.hosts.boards import boards_of
@@ -47,6 +47,7 @@ from omniload.base.log import RoleLogs, get_logger
 from omniload.base.state import JsonObject
 from omniload.batch.microbatch import Batch
 from omniload.machine.messages import ResizeAsked
+from omniload.machine.plans.fetch_pace import FetchPace
 from omniload.machine.progress import Progress, rank_name
 from omniload.machine.waiting import Wait
 from omniload.plan.place_tree import ClientPlaceTree
@@ -64,6 +65,8 @@ _SOON_S = 0.1
 """A constructor says within that, on a busy machine too, whether what it has lent still stands."""
 _LOOK_S = 0.1
 """A constructor that takes the place of a lost one is looked for so often."""
+_ASK_AGAIN_S = 1.0
+"""One that may live is asked again after so long, unless another has taken its place."""
 
 
 class RayHandle(RankHandle):
@@ -90,8 +93,8 @@ class RayHandle(RankHandle):
         dp_rank, self._cp_rank = check_rank(address.sizes_with(asked), dp_rank, cp_rank)
         self._address, self._on_close, self._check_plane = address, on_close, check
         self._gate, self._left = Gate(), threading.Event()
-        most, limit_s = address.steps_at_once, address.batch_timeout_s
-        self._ahead = BatchesAhead(self._gate, self._check_alive, most=most, limit_s=limit_s)
+        pace, limit_s = FetchPace(address.steps_at_once), address.batch_timeout_s
+        self._ahead = BatchesAhead(self._gate, self._check_alive, pace=pace, limit_s=limit_s)
         self._folder = address.on_host(host_id())[1]
         self._is_guest = address.terms is not None and address.host != host_id()
         self._lock: FileLock | None = None
@@ -107,7 +110,9 @@ class RayHandle(RankHandle):
             self._opener, self._raylet = Opener(*address.opener), Raylet(raylet_here())
             # On the opener's own host none is needed: its process is seen there.
             self._line = LifelineEnd(address.lifeline if address.host != host_id() else "")
-            self._planner = PlannerLink(dp_rank, self._cp_rank, self._check_alive)
+            self._planner = PlannerLink(
+                address.namespace, dp_rank, self._cp_rank, self._check_alive
+            )
             self.first_step = self._planner.first_step
             # Of a Ray that was given: a node of our own ends with this rank, and nobody else's batches are built on it.
             self._node = node_here() if address.terms is not None and address.terms.is_given else ""
@@ -131,12 +136,13 @@ class RayHandle(RankHandle):
     def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
         began_s = time.monotonic()
         self._gate.check()
-        if self._ahead.is_empty:
+        if not self._ahead.begins_at(step):
             self._open_window(step, timeout_s)
         if self._ahead.is_lent and not self._confirms(step, timeout_s):
             self._open_window(step, timeout_s)
-        note_taken(self._activity, step, time.monotonic() - began_s)
-        return self._ahead.next()
+        batch = self._ahead.next()
+        note_taken(self._activity, step, time.monotonic() - began_s, is_end=batch is None)
+        return batch
 
     @override
     def is_ready(self, step: int) -> bool:
@@ -145,6 +151,11 @@ class RayHandle(RankHandle):
             return not self._ahead.is_empty or bool(
                 coming and wait_for_future(coming, 0, self._check_alive)
             )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no batch is at hand: the next one is the first of those that come together."""
+        return self._ahead.is_empty
 
     @override
     def lent(self, step: int, timeout_s: float | None = None) -> Batch | None:
@@ -237,7 +248,7 @@ class RayHandle(RankHandle):
             assert error is not None, "batches that came were taken in"
             if not is_lost(error):
                 raise plain_error(error, self._constructor_name) from None
-            wait_until(self._follow, wait, self._board)
+            wait_until(self._following(error), wait, self._board)
 
     def _confirms(self, step: int, timeout_s: float | None) -> bool:
         """Return whether a step that is lent still stands; where it was taken back, nothing is at hand any more.
@@ -258,10 +269,15 @@ class RayHandle(RankHandle):
                 if not is_lost(error):
                     raise plain_error(error, asks) from None
                 stands = False
-                wait_until(self._follow, wait, self._board)
+                wait_until(self._following(error), wait, self._board)
         if not stands:
             self._ahead.drop()
         return stands
+
+    def _following(self, error: BaseException) -> Callable[[float], bool]:
+        """Return what waits for whom to ask: who has a lost constructor's place, or that one where it may live."""
+        again_s = time.monotonic() + (_ASK_AGAIN_S if may_live(error) else math.inf)
+        return lambda timeout_s: self._follow(timeout_s) or time.monotonic() >= again_s
 
     def _follow(self, timeout_s: float) -> bool:
         """Look for the constructor that took the place of a lost one; return whether it was found."""
@@ -305,7 +321,7 @@ class RayHandle(RankHandle):
         self._name = rank_name(dp_rank, self._cp_rank, self._address.cp_size)
         self._dp_rank, self._generation = dp_rank, world.generation
         self._constructor_role = self._role_in(world, dp_rank)
-        self._search = Search(self._constructor_role)
+        self._search = Search(self._constructor_role, self._address.namespace)
 
     def _role_in(self, world: World, dp_rank: int) -> str:
         of = self._address  # tells those of the first world
@@ -313,7 +329,8 @@ class RayHandle(RankHandle):
 
     def _find_constructor(self, role: str) -> tuple[str, Any]:
         """Return name and actor of the constructor that has a role; raises as ``await_newest``."""
-        return await_newest(role, self._planner.look, partial(self._left.wait, _LOOK_S))
+        pause = partial(self._left.wait, _LOOK_S)
+        return await_newest(role, self._address.namespace, self._planner.look, pause)
 
     def _lead_to(self, name: str, constructor: Any) -> None:  # noqa: ANN401 -- Ray's handle has no static type
         self._constructor_name = name

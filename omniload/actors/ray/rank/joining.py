@@ -3,17 +3,16 @@
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from omniload.actors.address import Head, PlaneAddress, check_rank
 from omniload.actors.lifeline import LifelineEnd
-from omniload.actors.plane import RankHandle
 from omniload.actors.ray.cluster import connect
 from omniload.actors.ray.environment import miss_hosts_soon, ray
 from omniload.actors.ray.given.attached import require_same
-from omniload.actors.ray.given.namespaces import look_in
+from omniload.actors.ray.given.namespaces import in_turn, is_used, use_connection
 from omniload.actors.ray.hosts.members import MemberNode, listening_of
 from omniload.actors.ray.rank.handle import RayHandle
 from omniload.base.errors import UnavailableError
@@ -82,8 +81,10 @@ def _turn() -> Iterator[None]:
 
 
 def _was_connected(namespace: str) -> bool:
-    """Tell whether this process was connected before, as a worker of Ray Train, and so stays."""
-    return ray.is_initialized() and ray.get_runtime_context().namespace != namespace
+    """Tell whether this process was connected before, as a worker of Ray Train, or for another rank in a thread."""
+    if not ray.is_initialized():
+        return False
+    return is_used() or ray.get_runtime_context().namespace != namespace
 
 
 def handle_in(
@@ -93,7 +94,7 @@ def handle_in(
     *,
     is_connected: bool = False,
     asked: ResizeAsked | None = None,
-) -> RankHandle:
+) -> RayHandle:
     """Return a rank's handle in a process that is not the plane's: joins its Ray first.
 
     Args:
@@ -109,28 +110,34 @@ def handle_in(
         UnavailableError: The plane cannot be reached.
     """
     check_rank(address.sizes_with(asked), dp_rank, cp_rank)
-    node_address, _ = address.on_host(host_id())
-    is_shared = _was_connected(address.namespace)
-    if is_shared:
-        require_same(address.cluster)
-    look_no_more = look_in(address.namespace)
-    try:
-        if not (is_shared or is_connected):
-            connect(address.cluster, address.namespace, node_address)
-    except Exception as error:
-        look_no_more()
-        raise UnavailableError(
-            f"the data plane at {address.cluster} cannot be joined: {error}; it has ended, or this process is none "
-            "that its opener started"
-        ) from error
-
-    def leave() -> None:
-        look_no_more()
-        if not is_shared:
-            ray.shutdown()
-
+    leave = _join(address, is_connected=is_connected)
     try:
         return RayHandle(address, dp_rank, cp_rank, leave, asked)
     except BaseException:
         leave()
         raise
+
+
+def _join(address: PlaneAddress, *, is_connected: bool) -> Callable[[], None]:
+    """Have this process be connected to a plane's Ray; return what ends that."""
+    node_address, _ = address.on_host(host_id())
+    with in_turn(f"joins the Ray at {address.cluster}"):
+        is_shared = _was_connected(address.namespace)
+        if is_shared:
+            require_same(address.cluster)
+        try:
+            if not (is_shared or is_connected):
+                connect(address.cluster, address.namespace, node_address)
+        except Exception as error:
+            raise UnavailableError(
+                f"the data plane at {address.cluster} cannot be joined: {error}; it has ended, or this process is none "
+                "that its opener started"
+            ) from error
+        use_no_more = use_connection(made=not is_shared)
+
+    def leave() -> None:
+        with in_turn(f"leaves the Ray at {address.cluster}"):
+            if use_no_more():
+                ray.shutdown()
+
+    return leave

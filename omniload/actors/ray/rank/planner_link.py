@@ -8,8 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 from omniload.actors.gate import Gate
-from omniload.actors.ray.answers import future_of, is_lost, plain_error, value_of, wait_for_ref
+from omniload.actors.ray.answers import future_of, plain_error, value_of, wait_for_ref
 from omniload.actors.ray.environment import RayError
+from omniload.actors.ray.errors.verdict import is_lost
 from omniload.actors.ray.finding import Search
 from omniload.actors.ray.layout import PLANNER
 from omniload.base.errors import OmniloadError, UnavailableError
@@ -42,7 +43,9 @@ class PlannerLink:
     that takes over: it has heard of no rank how far it is.
     """
 
-    def __init__(self, dp_rank: int, cp_rank: int, check: Callable[[], None]) -> None:
+    def __init__(
+        self, namespace: str, dp_rank: int, cp_rank: int, check: Callable[[], None]
+    ) -> None:
         """Reach the planner, or the next one where it is lost; ``check`` raises once the plane is left or gone.
 
         Raises:
@@ -58,7 +61,7 @@ class PlannerLink:
         """What the constructor knows nothing of: one that has the place of another hears of its ranks with a build."""
         self._lost = True  # until it is found: a rank may come while one takes the place of another
         self._checked: Any = None
-        self._search = Search(PLANNER)
+        self._search = Search(PLANNER, namespace)
         self._next_look_s = 0.0
         self._looking = threading.Lock()
         self.first_step: int = self._answer(

@@ -2,8 +2,8 @@
 
 A move is the hand-over of a lost loader (design page 0009) with the old one alive::
 
-    new one opens ──▶ old one answers for what the new one reads ──▶ planner: TakeOver, ReadAhead to the new one
-                  ──▶ constructors ask the new one ──▶ old one drops the sources
+    new one opens ──▶ reads what the old one holds ──▶ old one answers for what the new one reads
+                  ──▶ planner: TakeOver, ReadAhead to the new one ──▶ constructors ask it ──▶ old one drops the sources
 
 Before the keeper takes it up, a move that fails has changed nothing. From then on the sources
 are the new one's: if a member is lost, the roster hands over what is its role's. A move that takes too
@@ -34,6 +34,11 @@ _NAMES_SHOWN = 3
 _TURN_S = 0.2
 _ASKS_S = 2.0
 """Longest wait for a constructor to say whom it asks; it is asked again."""
+_READS_FIRST_S = 10.0
+"""Longest time in which a loader reads what another holds before it has its sources; the rest it reads behind that.
+Shorter than an edit of the mix waits for its turn: where a store is away, such reads end with no move."""
+_ROUNDS, _SHORT_S = 6, 0.3
+"""Rounds of that at most, each of what came to be needed in the last, and seconds of one that is the last of them."""
 _LOG = get_logger(__name__)
 
 
@@ -48,15 +53,15 @@ class Mover:
         self._crew, self._keeper, self._gate = crew, keeper, gate
         self._leaving = _Leaving(crew, gate)
 
-    def split(self, sources: Sequence[int], threads: int) -> str:
-        """Move sources to a loader that is added for them; return its role.
+    def split(self, sources: Sequence[int], reads: int) -> str:
+        """Move sources to a loader that is added for them, and does so many reads at once; return its role.
 
         Raises:
             MoveUnderWayError: They are its sources from now on, though somebody has not heard of it.
             OmniloadError: It could not be started or could not open them; nothing has changed.
         """
         with self._turn(f"{self._named(sources)} move to a loader that is added"):
-            role = self._crew.add_loader(threads)
+            role = self._crew.add_loader(reads)
             # Before anybody is started: who is started meanwhile opens them as well.
             self._crew.coming = dict.fromkeys(sources, role)
             try:
@@ -149,6 +154,7 @@ class Mover:
 
     def _hand_over(self, sources: Sequence[int], role: str) -> None:
         crew, before = self._crew, self._roles_of(sources)
+        self._read_first(tuple(sources), role)
         command = HandedOver(sources=tuple(sources))
         # Before the new one is asked: what it alone has read, constructors may ask the old one for.
         for old in before:
@@ -165,6 +171,28 @@ class Mover:
                 "for them until all have heard of it"
             ) from None
         self._leaving.drop()
+
+    def _read_first(self, sources: tuple[int, ...], role: str) -> None:
+        """Have a loader read what the steps to come need of sources while the one before it answers for them.
+
+        Each time it reads what has come to be needed meanwhile. As far as it gets: no move depends on it.
+        """
+        until_s = time.monotonic() + _READS_FIRST_S
+        for _ in range(_ROUNDS):
+            if (began_s := time.monotonic()) >= until_s:
+                return
+            try:
+                asked = self._crew.holding(PLANNER).outstanding.remote(sources)
+                outstanding = answer_to(asked, PLANNER, check=self._gate.check)
+                left_s = until_s - began_s
+                reading = self._crew.holding(role).take_over.remote(outstanding, waits_s=left_s)
+                answer_to(reading, role, limit_s=left_s + _ASKS_S, check=self._gate.check)
+            except UnavailableError as error:  # the planner or the loader is lost, or very late
+                self._gate.check()
+                _LOG.debug("%s has not read all that it takes over: %s", role, error)
+                return
+            if time.monotonic() - began_s < _SHORT_S:
+                return
 
     def _take_up(self, taken: "Future[None]", role: str) -> None:
         """Wait for the keeper to take a move up; one that it has not taken up in time it never will."""

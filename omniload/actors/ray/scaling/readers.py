@@ -14,15 +14,16 @@ from typing import Any
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from typing_extensions import override
 
-from omniload.actors.ray.answers import is_lost, plain_error
+from omniload.actors.ray.answers import plain_error
 from omniload.actors.ray.environment import RayError, ray
+from omniload.actors.ray.errors.verdict import is_lost
 from omniload.actors.ray.processes import HeldProcess, Process, end_by_sigterm
 from omniload.actors.roles.sources import SourceOpening
 from omniload.base.linux.freed_memory import keep_freed
 from omniload.base.linux.huge_pages import spare_host
 from omniload.base.log import RoleLogs, speak_for
 from omniload.mix.fingerprint import SourceFacts
-from omniload.source.parts.divided import PartRead, PartReader, ReaderLostError
+from omniload.source.parts.reader import PartRead, PartReader, ReaderLostError
 from omniload.source.parts.share import Part
 
 __all__ = ["RayReader", "ReaderActor"]

@@ -35,8 +35,8 @@ SCALER = "scaler"
 _LOOK_S = 5.0
 _AHEAD_S = 90.0
 """A stage of the mix is seen so long before it begins: averages, and another process, take that time."""
-_THREADS = 6
-"""Threads of a loader that is added: four that read, two that answer."""
+_READS = 4
+"""Reads at once of a loader that is added."""
 _LOG = get_logger(__name__)
 
 
@@ -190,7 +190,7 @@ class Scaling:
         with self.activity.doing(f"moves {named}"):
             match command:
                 case SplitLoader(sources=sources):
-                    return f"{self._mover.split(sources, _THREADS)} was added for {named}"
+                    return f"{self._mover.split(sources, _READS)} was added for {named}"
                 case MoveSources(sources=sources, to=to):
                     self._mover.move(sources, to)
                     return f"{to} took {named}"

@@ -13,7 +13,7 @@
 What comes out is one amount a source, as if it had been written so.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -33,6 +33,8 @@ KINDS = ("epochs", "samples", "tokens")
 _OF_GROUPS = {"samples", "tokens", "weight", "of", "temperature", "max_repetition"}
 _DEEPEST = 16
 """Keys that lead to the entries of a group at most: two a level, its name and ``of``."""
+_SHOWN, _MOST = 3, 1e6
+"""Sources that a message names, and epochs or weights that one is worked out of."""
 _COUNT: TypeAdapter[int] = TypeAdapter(Count)
 
 
@@ -56,6 +58,8 @@ def with_total_divided(content: Mapping[str, Any]) -> Mapping[str, Any]:
             "total",
         )
     given = [kind for kind in KINDS if isinstance(total, Mapping) and kind in total]
+    if given == ["epochs"]:
+        raise fault_at(_said_of_epochs(total, amounts), "total", "epochs")
     if given not in (["tokens"], ["samples"]) or len(total) > 1:
         raise fault_at(
             f"total is {total!r:.60}; give one of tokens and samples, as total: {{tokens: 100G}}",
@@ -72,6 +76,46 @@ def with_total_divided(content: Mapping[str, Any]) -> Mapping[str, Any]:
         raise fault_at(fault.message(), *(("amounts", *below) if below else ("total",))) from fault
     # The total is not kept: amounts say it, and a mix is the same one however they were written.
     return {key: value for key, value in content.items() if key != "total"} | {"amounts": found}
+
+
+def _said_of_epochs(total: Mapping[Any, Any], amounts: object) -> str:
+    """Say why a total is not given in epochs, and what to write for the one that is asked for."""
+    times = total["epochs"]
+    said = f"total is {total!r:.60}, and how many tokens an epoch of each source has only reading it tells"
+    is_number = isinstance(times, int | float) and not isinstance(times, bool) and 0 < times < _MOST
+    if not is_number or not isinstance(amounts, Mapping) or not amounts:
+        return f"{said}; give each source its own under amounts, as web: {{epochs: 2}}, without total and weights"
+    names = list(_sources_in(amounts, 0))
+    own = ", ".join(f"{name:.40}: {{epochs: {times}}}" for name in names[:_SHOWN])
+    own += f", and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    said += f"; to go through each {times:g} times write amounts: {{{own}}} without total"
+    weights = {
+        str(name): float(entry["weight"])
+        for name, entry in amounts.items()
+        if isinstance(entry, Mapping) and isinstance(entry.get("weight"), int | float)
+    }
+    first = next((name for name in weights if name in names), None)
+    if (
+        first is None
+        or len(weights) < len(amounts)
+        or not all(0 < w < _MOST for w in weights.values())
+    ):
+        return said
+    share = weights[first] / sum(weights.values())
+    return said + (
+        f"; to keep the weights, write total: {{tokens: N}}, where N is {times / share:.6g} times what omniload mix "
+        f"stats FILE then says of an epoch of {first:.40}, which has {share:.4g} of the weights"
+    )
+
+
+def _sources_in(entries: Mapping[Any, Any], depth: int) -> Iterator[str]:
+    """Yield the names of the sources among amounts, those of groups too."""
+    for name, entry in entries.items():
+        inner = entry.get("of") if isinstance(entry, Mapping) else None
+        if isinstance(inner, Mapping) and depth < _DEEPEST:
+            yield from _sources_in(inner, depth + 1)
+        else:
+            yield str(name)
 
 
 def divided(amounts: object) -> object:

@@ -164,7 +164,7 @@ def test_a_read_that_waits_does_not_hold_up_others_and_a_defect_is_an_errno(root
     with open(os.environ["EXAMPLE_PIPE"], "wb") as pipe:  # noqa: PTH123 -- opens when the read waits
         assert (root / "folder/file").read_bytes()[:4] == example.BLOB[:4]
         pipe.write(b"1" * 100)
-    reader.join(timeout=30)
+    reader.join(timeout=60)
 
     assert found == [10]
     file = os.open(root / "slow", os.O_RDONLY | os.O_DIRECT)

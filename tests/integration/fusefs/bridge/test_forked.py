@@ -43,6 +43,7 @@ assert call(parent)[-10:] == data[-10:]
 """
 
 
+@pytest.mark.scripts_start_warm
 @pytest.mark.parametrize("what", ["open", "read", "write"])
 def test_a_forked_process_is_told_to_open_its_own(tmp_path, what):
     done = subprocess.run(

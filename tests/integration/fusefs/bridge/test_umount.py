@@ -214,7 +214,7 @@ def test_a_take_over_takes_the_watch_too(place, bridge):
     (new,) = watchers_of(place / "mount")
     (child,) = new.children()
     child.kill()
-    psutil.wait_procs([child], timeout=30)
+    psutil.wait_procs([child], timeout=60)
     umount_when_back(place / "mount")
     psutil.wait_procs([new], timeout=60)
     assert not new.is_running()
@@ -452,7 +452,7 @@ listener.bind(bytes.fromhex(sys.argv[1]))
 listener.listen(1)
 print("ready", flush=True)
 peer, _ = listener.accept()
-peer.settimeout(5)  # whoever believes it would wait for its end for minutes
+peer.settimeout(60)  # whoever believes it would wait for its end for minutes
 try:
     peer.sendall(b'{"version":1,"process":1,"bridge":"device"}\\n{"ended":true,"lost":[]}\\n')
     sys.exit(len(peer.recv(100)))
@@ -509,18 +509,25 @@ def test_an_unmount_that_cannot_ask_its_daemon_says_so_and_does_not_end_with_0(
     assert ended.exception.exit_code == 4
 
 
+def is_waited_for_behind_requests(mountpoint):
+    """Tell whether one who asks for a mount and says nothing is waited for still when five requests were answered."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        silent.connect(handover.socket_address(os.path.realpath(mountpoint)))
+        for number in range(5):
+            (mountpoint / f"f{number}").write_bytes(b"x")
+        try:
+            return bool(silent.recv(1, socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return True
+
+
 @pytest.mark.parametrize("bridge", BRIDGES)
 @marked
 def test_a_silent_client_of_the_take_over_socket_delays_no_request(place, bridge):
     """It was waited for in the loop of requests, for 5 seconds."""
     process = start(config_of(place, bridge=bridge))
     mountpoint = place / "mount"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
-        silent.connect(handover.socket_address(os.path.realpath(mountpoint)))
-        for number in range(5):
-            (mountpoint / f"f{number}").write_bytes(b"x")
-        # It is waited for still: where requests had waited too, it would be closed by now.
-        with pytest.raises(BlockingIOError):
-            silent.recv(1, socket.MSG_DONTWAIT)
+    # Where requests had waited too, it would be closed by then; a busy machine may take as long over one itself.
+    assert any(is_waited_for_behind_requests(mountpoint) for _ in range(5))
     umount(str(mountpoint))
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=60) == 0

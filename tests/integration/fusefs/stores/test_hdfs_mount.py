@@ -28,7 +28,9 @@ pytestmark = [
     ),
 ]
 DATA = os.urandom(9 << 20)
-SETTINGS = {"give_up_after": 10.0}
+SETTINGS = {"give_up_after": 60.0}
+BRIEF = {"give_up_after": 10.0}
+"""Where nobody answers: a store that is well may take longer on a busy machine."""
 
 
 @pytest.fixture
@@ -91,7 +93,7 @@ def test_a_data_node_killed_while_a_file_is_read_loses_nothing(cluster, url, tmp
 def test_a_dead_name_node_is_a_timeout_never_a_missing_file_and_all_is_there_afterwards(
     cluster, url, tmp_path
 ):
-    with mount(url, tmp_path, SETTINGS) as root:
+    with mount(url, tmp_path, BRIEF) as root:
         (root / "f").write_bytes(DATA)
         cluster.stop_process("namenode", signal.SIGKILL)
         try:

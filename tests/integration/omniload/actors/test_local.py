@@ -204,12 +204,13 @@ def test_bad_records_that_may_be_skipped_are_counted(tmp_path):
     key = ("omniload_samples_skipped_total", {"source": "text"})
     before = REGISTRY.get_sample_value(*key) or 0
 
-    with LocalPlane(a_spec(tmp_path, mix)) as plane, Client(plane.handle(0)) as client:
-        batches = [client.next_batch() for _ in range(30)]
+    def counted():
+        return (REGISTRY.get_sample_value(*key) or 0) - before
 
-    assert (REGISTRY.get_sample_value(*key) or 0) - before >= 6
-    positions = {k[1] for b in batches for m in b.microbatches for k in m.keys_K4.tolist()}
-    assert positions
+    with LocalPlane(a_spec(tmp_path, mix)) as plane, Client(plane.handle(0)) as client:
+        # Once the rank has taken their steps, which it tells once in many of these small ones.
+        steps = iter(client.next_batch, None)
+        assert any(counted() >= 6 for _ in islice(steps, 1_000))
 
 
 @pytest.mark.parametrize("ahead", [1, 16])

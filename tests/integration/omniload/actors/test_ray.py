@@ -389,7 +389,7 @@ def test_a_ray_of_a_program_that_had_imported_ray_lets_no_outsider_in_and_says_w
             timeout=120,
         )
     finally:
-        told, _ = opener.communicate("\n", timeout=60)
+        told, _ = opener.communicate("\n", timeout=120)
 
     assert address.startswith("127.0.0.1:")
     assert "none has ended" in told  # Ray says more
@@ -423,6 +423,7 @@ except UnavailableError as error:
 """
 
 
+@pytest.mark.scripts_start_warm
 @pytest.mark.parametrize("server", ["gcs_server", "raylet"])
 def test_a_server_that_is_stopped_as_its_opener_connects_is_named_and_ended_with_the_process(
     server,
@@ -441,4 +442,4 @@ def test_a_server_that_is_stopped_as_its_opener_connects_is_named_and_ended_with
     said = f"its {server}, process {pid}, is stopped (kill -CONT {pid} has it go on)"
     assert f"has not connected this process within 1 of 2 s: {said}" in logged
     assert f"has not connected this process within 2 s: {said}; end this process" in told
-    head.wait(60)
+    head.wait(120)

@@ -18,7 +18,7 @@ from omniload.actors.ray.hosts.member_processes import EndWatch
 from omniload.actors.ray.processes import HeldProcess, Opener, Process
 from omniload.base.errors import UnavailableError
 
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 WITH_A_THREAD = """
 import sys, threading
 begun = threading.Thread(target=sys.stdin.readline)

@@ -34,7 +34,7 @@ told.recv(1)
 """,
 }
 """A Ray, by its files."""
-WITHIN_S = 30
+WITHIN_S = 120
 
 
 class Node:

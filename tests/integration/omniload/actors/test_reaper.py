@@ -96,11 +96,10 @@ def test_a_process_that_is_gone_carries_no_mark():
     assert marks_of(process) == []
 
 
-def test_a_process_with_the_number_of_one_that_was_seen_before_is_ended(monkeypatch):
+def test_a_process_with_the_number_of_one_that_was_seen_before_is_ended(mark, monkeypatch):
     def ended():
         raise psutil.NoSuchProcess(seen.pid)  # as psutil says where another process has the number
 
-    mark = "namespace-9"
     sleeper = [sys.executable, "-c", _SLEEPER]
     env = os.environ | {MARKS: mark}
     with subprocess.Popen(sleeper, env=env, stdout=subprocess.PIPE, text=True) as process:

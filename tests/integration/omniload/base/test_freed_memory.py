@@ -1,5 +1,6 @@
 """A process that keeps what it frees makes the next arrays where the last ones were."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 
 PAGES_OF_20_READS = """
-import resource, sys
+import omniload, resource, sys
 from omniload.base.linux.freed_memory import keep_freed
 
 def read():
@@ -18,6 +19,8 @@ def pages():
 
 if sys.argv[1] == "kept":
     keep_freed()
+elif sys.argv[1] != "given back":
+    omniload.open(sys.argv[1], steps=1).close()
 read()
 before = pages()
 for _ in range(20):
@@ -26,18 +29,44 @@ print(pages() - before)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what glibc does by itself")
-def test_arrays_of_a_read_lie_on_the_pages_of_those_before_them_where_freed_memory_is_kept():
-    new = {
-        kind: int(
-            subprocess.run(
-                [sys.executable, "-c", PAGES_OF_20_READS, kind],
-                capture_output=True,
-                text=True,
-                check=True,
-            ).stdout
-        )
-        for kind in ("kept", "given back")
-    }
+def pages_of_reads(kind, **environment):
+    """Return how many new pages 20 reads take in a process that keeps what it frees, or does not."""
+    usual = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
+    read = subprocess.run(
+        [sys.executable, "-c", PAGES_OF_20_READS, kind],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=usual | environment,
+    )
+    return int(read.stdout)
 
-    assert new["kept"] * 10 < new["given back"]
+
+MIX = """
+version: 1
+seed: 1
+tokenizer: {type: bytes}
+sources: {texts: {type: jsonl, path: texts.jsonl}}
+mix: {stages: [{from_step: 0, weights: {texts: 1}}]}
+pack: {length: 8}
+batch: {tokens: 8, micro_tokens: 8}
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what glibc does by itself")
+@pytest.mark.parametrize("kept_by", ["a loader's process", "a local plane"])
+def test_arrays_of_a_read_lie_on_the_pages_of_those_before_them_where_freed_memory_is_kept(
+    tmp_path, kept_by
+):
+    (tmp_path / "texts.jsonl").write_text('{"text": "some text"}\n' * 9, encoding="utf-8")
+    (tmp_path / "mix.yaml").write_text(MIX, encoding="utf-8")
+    keeps = "kept" if kept_by == "a loader's process" else str(tmp_path / "mix.yaml")
+
+    assert pages_of_reads(keeps) * 10 < pages_of_reads("given back")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what glibc is told")
+def test_what_the_environment_tells_the_c_library_stands():
+    told = {"MALLOC_TRIM_THRESHOLD_": "131072"}
+
+    assert pages_of_reads("kept", **told) > 10 * pages_of_reads("kept")

@@ -443,6 +443,76 @@ def test_a_plan_that_comes_to_more_than_a_group_allows_is_refused_with_the_line(
     assert said in str(result.exception)
 
 
+def a_capped_mix(folder, **source):
+    path = a_mix_file(folder)
+    content = yaml.safe_load(path.read_text())
+    content["sources"]["ids"] |= source
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.mark.parametrize("rehearsed", [2, 500])
+def test_a_plan_of_a_run_that_a_cap_ends_is_of_the_steps_before_and_ends_with_the_step(
+    tmp_path, rehearsed
+):
+    path = a_capped_mix(tmp_path, max_repetition=2)
+    asked = ("plan", path, "--steps", 500, "--rehearse", rehearsed, "--cache-dir", tmp_path / "c")
+
+    shown, as_json = run_mix(*asked), run_mix(*asked, "--json")
+
+    content = orjson.loads(as_json.stdout)
+    step = content["refused"]["step"]
+    assert 0 < step < 500
+    assert content["steps"] == step
+    assert content["total"]["ids"]["epochs"] == pytest.approx(2, rel=0.1)
+    # Of steps that were not planned nobody knows within what the fault ends them.
+    within, said = (0.0, "") if rehearsed == 500 else (None, " (nobody knows within what)")
+    assert (content["steps_error"], content["refused"]["estimated"]) == (within, rehearsed == 2)
+    assert f"expected after {step:,} steps{said}" in shown.stdout
+    for result in (shown, as_json):
+        assert isinstance(result.exception, ConfigError)
+        about = "" if rehearsed == 500 else "about "
+        assert re.match(
+            rf"the run ends at {about}step {step} of 500: sources\.ids: .* raise max_repetition",
+            str(result.exception),
+        )
+    # Planned so far, and as a run has it.
+    if rehearsed == 500:
+        assert len(content["rehearsed"]["steps"]) == step
+        assert f"step {step} asks for more than 2 times" in content["refused"]["why"]
+
+
+def test_a_plan_ends_with_the_document_that_a_step_refuses(tmp_path):
+    path = a_mix_file(tmp_path)
+    content = yaml.safe_load(path.read_text())
+    write_texts(tmp_path / "text" / "0.jsonl", ["x" * (900 if i == 90 else 5) for i in range(120)])
+    content["sources"]["text"] |= {"overlong": "refuse", "shuffle": {"method": "none"}}
+    path.write_text(yaml.safe_dump(content))
+
+    result = run_mix("plan", path, "--steps", 50, "--json", "--cache-dir", tmp_path / "cache")
+
+    content = orjson.loads(result.stdout)
+    step = content["refused"]["step"]
+    assert step == content["steps"] == len(content["rehearsed"]["steps"]) > 0
+    assert isinstance(result.exception, ConfigError)
+    assert re.match(
+        rf"the run ends at step {step} of 50: sources\.text: step {step} draws .* record 90, 901 tokens",
+        str(result.exception),
+    )
+
+
+def test_a_plan_that_is_refused_at_its_first_step_has_no_table(tmp_path):
+    path = a_capped_mix(tmp_path, max_repetition=1)
+    content = yaml.safe_load(path.read_text())
+    content["batch"]["tokens"] = 1 << 20
+    path.write_text(yaml.safe_dump(content))
+
+    result = run_mix("plan", path, "--steps", 3, "--cache-dir", tmp_path / "cache")
+
+    assert isinstance(result.exception, ConfigError)
+    assert "expected after" not in result.stdout
+
+
 def test_a_plan_of_too_few_steps_for_its_amounts_is_refused_with_the_line(tmp_path):
     amounts = {"ids": {"tokens": 3000}, "text": {"epochs": 1.5}}
     path = a_mix_file(tmp_path, version=2, mix={"amounts": amounts})

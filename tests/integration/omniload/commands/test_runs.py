@@ -13,6 +13,7 @@ from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.client import Client
+from omniload.front.opening import open_mix
 from omniload.machine import messages as messages_module
 from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import BalanceConfig, load_mix
@@ -351,3 +352,22 @@ def test_audit_outside_the_run_is_refused(mix_path, tmp_path, arguments, kind, r
 
     assert isinstance(result.exception, kind)
     assert reason in str(result.exception)
+
+
+def test_a_run_of_a_mix_in_no_file_is_audited_wherever_its_folder_is_moved(
+    mix_path, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    mix, _ = load_mix(mix_path)
+    mix_path.unlink()
+    with open_mix(mix.model_dump(mode="json"), run_dir="run", steps=3, arrays="numpy") as loader:
+        for _ in loader:
+            pass
+    told = json_of("audit", tmp_path / "run", "--step", 2)["samples"]
+    (tmp_path / "archive").mkdir()
+    monkeypatch.chdir(tmp_path / "archive")
+
+    alone = (tmp_path / "run").rename(tmp_path / "archive" / "run")
+
+    assert json_of("audit", alone, "--step", 2)["samples"] == told
+    assert json_of("show", alone)["next_step"] == 3

@@ -4,7 +4,6 @@ import gzip
 import io
 import random
 import tarfile
-import threading
 
 import numpy as np
 import pyarrow as pa
@@ -139,11 +138,22 @@ def test_equal_captions_of_different_images_are_different_documents(tmp_path, mo
 def test_tokens_a_second_are_measured_from_the_first_batch_on_however_long_opening_takes(
     mix_path, monkeypatch
 ):
+    class Clock:
+        """Each batch takes a tenth of a second, and opening longer than all that is measured."""
+
+        now_s = 0.0
+
+        def perf_counter(self):
+            self.now_s += 0.1
+            return self.now_s
+
     class Late(LocalPlane):
         def __init__(self, spec):
-            threading.Event().wait(0.7)
+            clock.now_s += 0.7
             super().__init__(spec)
 
+    clock = Clock()
+    monkeypatch.setattr(stats, "time", clock)
     monkeypatch.setattr(stats, "LocalPlane", Late)
 
     found = json_of("stats", mix_path, "--measure", 0.6)["measured"]
@@ -271,3 +281,19 @@ def test_documents_that_would_end_the_run_are_counted_and_the_rate_is_measured(
     assert found["warnings"][0].startswith(said)
     assert not any("documents of code are longer" in warning for warning in found["warnings"])
     assert found["measured"]["steps"] > 0
+
+
+def test_documents_that_are_left_out_as_no_row_takes_them_are_counted(mix_path, texts):
+    mix = yaml.safe_load(mix_path.read_text())
+    mix["pack"]["length"] = 128
+    mix["sources"]["web"] |= {"overlong": "drop"}
+    mix_path.write_text(yaml.safe_dump(mix), encoding="utf-8")
+
+    found = json_of("stats", mix_path, "--all", "--steps", 100, "--measure", 0)
+
+    count = sum(len(text) + 1 > 128 for text in texts["web"])
+    assert count
+    assert found["warnings"][0].startswith(
+        f"{count} of 735 documents of web are longer than pack.length 128, and overlong is drop: they are left out; "
+    )
+    assert not any("documents of code are longer" in warning for warning in found["warnings"])

@@ -8,7 +8,7 @@ import pytest
 from tests.support.plane.front_ranks import samples
 from tests.support.plane.given.given_ray import run_job
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.scripts_start_warm]
 
 
 def test_ranks_that_are_actors_in_captured_bundles_have_a_plane_outside_of_them_that_ends_before_they_do(
@@ -31,7 +31,7 @@ def test_roles_of_the_current_group_take_bundles_that_no_rank_has_and_are_refuse
     given, mix, unbroken, tmp_path
 ):
     group = {"placement_group": "current", "cpus": 1}
-    place = {"planner": group, "loaders": group, "wait": 20}
+    place = {"planner": group, "loaders": group, "wait": 60}
     told = run_job(given, mix, tmp_path / "a", steps=6, bundles=[1, 1, 2], place=place)
 
     assert samples(told["ranks"]) == unbroken
@@ -57,34 +57,81 @@ def test_a_process_that_is_connected_to_another_ray_than_the_mix_names_is_told_b
 
 TWO = """
 import sys, omniload, ray
-if sys.argv[2] == "connected":
+before, closes_first = sys.argv[2:]
+if before == "connected":
     ray.init()
 settings = {"arrays": "numpy", "rank": 0, "world_size": 1, "steps": 6}
-with omniload.open(sys.argv[1], **settings) as loader:
-    assert loader.next_batch().step == 0
+
+def rows(loader, steps):
+    return [loader.next_batch().tokens.tolist() for _ in range(steps)]
+
+with omniload.open(sys.argv[1], seed=9, **settings) as loader:
+    alone = rows(loader, 6)  # and the process may have another once it is closed
+training, evaluation = (omniload.open(sys.argv[1], seed=seed, **settings) for seed in (7, 9))
+assert rows(training, 2) != rows(evaluation, 2) == alone[:2]
+names = [each for each in ray.util.list_named_actors(all_namespaces=True) if each["name"] == "planner"]
+assert len({each["namespace"] for each in names}) == 2, names
+first, last = (training, evaluation) if closes_first == "training" else (evaluation, training)
+first.close()
+left = rows(last, 4)
+assert left == alone[2:] or last is training
+with omniload.open(sys.argv[1], seed=9, **settings) as third:
+    last.close()
+    assert rows(third, 6) == alone
+assert ray.is_initialized() == (before == "connected")
+"""
+
+
+# Four planes: 20 s where nothing else runs.
+@pytest.mark.parametrize(
+    ("before", "closes_first"),
+    [
+        ("connected", "training"),
+        pytest.param("alone", "training", marks=pytest.mark.soak),
+        pytest.param("alone", "evaluation", marks=pytest.mark.soak),
+    ],
+)
+def test_a_process_has_several_planes_of_a_given_ray_that_are_closed_in_any_order(
+    given, mix, before, closes_first
+):
+    words = [sys.executable, "-c", TWO, str(mix), before, closes_first]
+    done = subprocess.run(words, env=given, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+BESIDE_A_PRIVATE_RAY = """
+import sys, omniload
+settings = {"arrays": "numpy", "rank": 0, "world_size": 1, "steps": 6}
+with omniload.open(sys.argv[1], runtime_address="", **settings) as loader:
     try:
         omniload.open(sys.argv[1], seed=9, **settings)
     except omniload.StateError as error:
         assert "has another data plane open" in str(error), error
     else:
-        raise AssertionError("it was opened")
-    with omniload.open(sys.argv[1], runtime="local", runtime_address="", split=None, **settings) as beside:
-        assert beside.next_batch().step == 0
-    assert [loader.next_batch().step for _ in range(5)] == [1, 2, 3, 4, 5]
-    del loader
-with omniload.open(sys.argv[1], seed=9, **settings) as loader:
+        raise AssertionError("it was opened in the Ray of another plane")
     assert loader.next_batch().step == 0
-assert ray.is_initialized() == (sys.argv[2] == "connected")
 """
 
 
-# Two planes, one after the other: 10 s where nothing else runs.
 @pytest.mark.soak
-@pytest.mark.parametrize("before", ["connected", "alone"])
-def test_a_process_has_one_plane_of_a_ray_at_a_time_and_may_have_another_once_it_is_closed(
-    given, mix, before
-):
-    words = [sys.executable, "-c", TWO, str(mix), before]
+def test_the_ray_that_a_plane_has_started_for_itself_is_no_other_planes(given, mix):
+    words = [sys.executable, "-c", BESIDE_A_PRIVATE_RAY, str(mix)]
     done = subprocess.run(words, env=given, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_two_ranks_have_a_second_loader_beside_their_first_one_which_ends_before_it(
+    given, mix, unbroken, tmp_path
+):
+    told = run_job(given, mix, tmp_path, steps=6, beside={"seed": 9})
+
+    ranks = told["ranks"]
+    assert samples(ranks) == unbroken
+    beside = samples([{"rank": rank["rank"], "seen": rank["beside"]} for rank in ranks])
+    assert beside.keys() == unbroken.keys()
+    assert beside != unbroken
+    assert ranks[0]["actors"] == sorted(2 * ["constructor-0", "loader-0", "planner"])
+    assert ranks[0]["actors_beside"] == ["constructor-0", "loader-0", "planner"]
+    assert (told["left"], told["folders"]) == ([], [])

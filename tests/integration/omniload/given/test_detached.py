@@ -43,6 +43,23 @@ def test_the_next_driver_goes_on_with_a_plane_whose_driver_was_killed_until_it_i
     assert (again.returncode, "no detached data plane of" in again.stderr) == (4, True)
 
 
+def test_a_driver_that_is_killed_before_its_rank_has_joined_costs_the_next_one_seconds(
+    given, mix, unbroken, tmp_path, keywords
+):
+    killed = begin_job(given, mix, program=DRIVER, takes=1, end="attached", **keywords)
+    assert (killed.communicate()[0], killed.returncode) == ("", -signal.SIGKILL)
+    began_s = time.monotonic()
+
+    next_of = run_job(given, mix, program=DRIVER, takes=STEPS, **keywords)
+
+    # Of a lease they waited for 60, and a process began and loaded Ray before that.
+    assert time.monotonic() - began_s < 60
+    assert samples([next_of]) == unbroken
+    log = (tmp_path / "run" / "logs" / "opener.log").read_text()
+    assert "go on at step 0" in log, log
+    assert "has ended; no rank was there" in stop(given, keywords["run_dir"]).stdout
+
+
 @pytest.mark.soak  # 40 s: six processes, and as long as ranks are given to be gone
 def test_a_plane_goes_on_on_other_ranks_and_is_opened_anew_and_others_are_refused_meanwhile(
     given, mix, unbroken, tmp_path, keywords

@@ -162,6 +162,7 @@ with OneRank(LocalPlane(a_spec(folder, mix))) as rank:
 """
 
 
+@pytest.mark.scripts_start_warm
 def test_a_run_that_was_killed_goes_on_with_the_same_steps(tmp_path):
     mix = a_chat_mix(tmp_path)
     wanted = [

@@ -25,6 +25,7 @@ from tests.support.snapshot.containerd_builders import (
     Containerd,
     Link,
     a_python_image,
+    daemons_of,
     run,
     served_snapshotter,
     views_of,
@@ -79,10 +80,15 @@ class Place:
             yield process
 
     def wait_collected(self):
-        """Wait until the collector has taken every snapshot, and nothing of them is mounted."""
+        """Wait until the collector has taken every snapshot, and nothing shows them any more."""
         until(lambda: not self.rows(), "every snapshot is collected but", self.rows)
-        left = partial(views_of, self.folder)
-        until(lambda: not left(), "every view is unmounted but", left)
+        self.wait_unmounted()
+
+    def wait_unmounted(self):
+        """Wait until nothing is mounted, and what was recorded is kept: a process does that behind its unmount."""
+        for what, left in (("view is unmounted", views_of), ("process has ended", daemons_of)):
+            there = partial(left, self.folder)
+            until(lambda there=there: not there(), f"every {what} but", there)
 
     def rows(self):
         with sqlite3.connect(f"file:{self.folder}/sn/state.sqlite?mode=ro", uri=True) as base:
@@ -256,13 +262,12 @@ def test_what_the_first_start_touched_comes_first_on_the_next(place, served):
     image = f"{place.address}/a/lazy:v"
     place.containerd.pull(image)
     with place.counted() as moved:
-        place.containerd.start(image, "first")
+        began = place.containerd.start(image, "first")
         cold = moved()
+    assert began.stdout.startswith("10 "), began
     place.forget()
-    until(lambda: not views_of(place.folder), "the view is unmounted")
-    (trace_path,) = until(
-        lambda: list((place.folder / "cache/traces").rglob("*.trace")), "the start is recorded"
-    )
+    place.wait_unmounted()
+    (trace_path,) = (place.folder / "cache/traces").rglob("*.trace")
     trace = decode_trace(trace_path.read_bytes(), name="it")
     assert trace.command == place.command
     assert any("numpy" in touch.path for touch in trace.touches)

@@ -152,16 +152,18 @@ def networks(count):
 
 
 class Node:
-    """One process; ``peers`` of none is a node alone."""
+    """One process; ``peers`` of none is a node alone. What is more are variables of its environment."""
 
-    def __init__(self, python, image, cache, peers=(), address="", prefix=(), token=None):
+    def __init__(self, python, image, cache, peers=(), address="", prefix=(), token=None, **more):
         words = [image, str(cache), ",".join(peers), address, token or ""]
         self.process = subprocess.Popen(
             [*prefix, python.path, peer_process.__file__, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[4]), "OMP_NUM_THREADS": "1"},
+            env=os.environ
+            | {"PYTHONPATH": str(Path(__file__).parents[4]), "OMP_NUM_THREADS": "1"}
+            | more,
         )
 
     def ready(self):
@@ -205,8 +207,12 @@ def test_eight_nodes_that_start_together_read_the_registry_about_once(
             single = alone.told()
         one_copy = relay.sent_bytes
         peers = [address for _, address, _ in places]
+        # One that gives a peer up which is only slow asks the registry once more.
         nodes = [
-            Node(warm_commands, image, tmp_path / f"{i}", peers, address, prefix, str(token))
+            Node(
+                *(warm_commands, image, tmp_path / f"{i}", peers, address, prefix, str(token)),
+                PATIENT="yes",
+            )
             for i, (prefix, address, _) in enumerate(places)
         ]
         with started(nodes):

@@ -42,18 +42,21 @@ def firsts(batches):
 @pytest.mark.parametrize("kept", [False, True])
 def test_all_batches_come_in_their_order(tmp_path, caplog, how, kept):
     dataset = Once(16, str(tmp_path / "mark"), how)
+    # One that has died is seen before any limit; the others have to wait for it.
+    limit_s = 60 if how == "killed" else 3
     loader = DataLoader(
-        dataset, 2, num_workers=2, timeout=3, on_hang="replace", persistent_workers=kept
+        dataset, 2, num_workers=2, timeout=limit_s, on_hang="replace", persistent_workers=kept
     )
     held = list(loader)  # the old worker's blocks are not the new one's
     epochs = [firsts(held), firsts(loader), firsts(held)]
 
     assert epochs == [[[n, n + 1] for n in range(0, 16, 2)]] * 3
-    assert len(caplog.records) == 1
-    said = caplog.text
-    assert ("has died (exit code -9)" in said) == (how == "killed")
-    assert how == "killed" or "has not given the batch of indices [4, 5]" in said
-    assert how != "hang" or " in stop" in said
+    # A busy machine may keep another worker for longer than the limit: it is replaced as well, which is no fault.
+    said = [text for text in caplog.messages if how == "killed" or "indices [4, 5]" in text]
+    assert len(said) == 1 or (said and how != "killed")
+    assert ("has died (exit code -9)" in said[0]) == (how == "killed")
+    assert how == "killed" or "has not given the batch of indices [4, 5]" in said[0]
+    assert how != "hang" or " in stop" in said[0]
     loader.close()
 
 
@@ -119,4 +122,4 @@ def test_no_worker_is_left(tmp_path):
             break
     left = set(psutil.Process().children(recursive=True)) - before
 
-    assert psutil.wait_procs(left, timeout=30)[1] == []
+    assert psutil.wait_procs(left, timeout=60)[1] == []

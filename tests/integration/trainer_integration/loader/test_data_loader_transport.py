@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import textwrap
-from pathlib import Path
 
 import psutil
 import pytest
@@ -12,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 
-from tests.support.trainer.loaders import plain
+from tests.support.trainer.loaders import plain, torch_files
 from trainer_integration import DataLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -105,27 +104,24 @@ def test_memory_that_is_refused_leaves_torchs_way(monkeypatch, caplog):
 @pytest.mark.parametrize("killed", ["trainer", "worker"])
 def test_a_kill_leaves_nothing_in_dev_shm(warm_python, killed):
     script = textwrap.dedent("""
-        import sys
+        import os, sys
         from tests.integration.trainer_integration.loader.test_data_loader_transport import Rows
         from trainer_integration import DataLoader
         batches = iter(DataLoader(Rows(10_000), 2, num_workers=2))
         kept = [next(batches) for _ in range(5)]
-        print(*(worker.pid for worker in batches._workers), flush=True)
+        print(*(worker.pid for worker in batches._workers), os.getpid(), flush=True)
         sys.stdin.readline()
         for kept in batches: pass
     """)
-    before = set(Path("/dev/shm").iterdir())
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([warm_python.path, "-c", script], text=True, **pipes) as trainer:
         pids = [int(word) for word in trainer.stdout.readline().split()]
-        workers = [psutil.Process(pid) for pid in pids]
+        workers = [psutil.Process(pid) for pid in pids[:-1]]
         os.kill(trainer.pid if killed == "trainer" else pids[0], signal.SIGKILL)
         said = trainer.communicate("go\n" if killed == "worker" else None, timeout=60)[1]
 
-    assert psutil.wait_procs(workers, timeout=30)[1] == []
-    assert {
-        name for name in set(Path("/dev/shm").iterdir()) - before if "torch" in name.name
-    } == set()
+    assert psutil.wait_procs(workers, timeout=60)[1] == []
+    assert torch_files(pids) == []
     assert ("exited unexpectedly" in said or "is killed by signal" in said) == (killed == "worker")
 
 

@@ -14,7 +14,13 @@ from omniload.mix.state import MixState
 from omniload.plan.membership import Exhausted, Starved, membership_of
 from tests.support.plane.builders import PACKS, a_mix, tokens_of, with_packs
 from tests.support.plane.edits.promises import require_journal_folds
-from tests.support.plane.finite_runs import MANY, memberships, places, simulated
+from tests.support.plane.finite_runs import (
+    MANY,
+    memberships,
+    places,
+    simulated,
+    starved_draws,
+)
 from tests.support.plane.reference import known_ahead
 from tests.support.plane.trained import trained
 
@@ -118,6 +124,12 @@ def test_one_epoch_of_every_source_is_every_document_exactly_once(world, first_r
 @given(worlds(), st.integers(0, 20))
 def test_the_steps_are_the_same_however_much_is_known_ahead(world, known):
     assert memberships(world, known) == memberships(world, 400)
+
+
+@given(worlds(), st.lists(st.integers(0, 9), min_size=3, max_size=3), st.integers(1, 30))
+def test_a_draw_that_starves_waits_for_no_source_but_those_that_it_names(world, known, more):
+    for starved, with_more_of_others in starved_draws(world, known, more):
+        assert with_more_of_others == starved
 
 
 @given(

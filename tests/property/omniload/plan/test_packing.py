@@ -247,11 +247,16 @@ def test_steps_drawn_together_are_those_drawn_one_by_one(corpus, most, known, fi
         next(steps)
     state = steps.state
 
-    window = window_of(mix, state, known_ahead(state, epochs, known), most=most)
+    ahead = known_ahead(state, epochs, known)
+
+    window = window_of(mix, state, ahead, most=most)
 
     if isinstance(window, Starved):
-        alone = membership_of(mix, state, known_ahead(state, epochs, known))
+        alone = membership_of(mix, state, ahead)
         assert alone == window
+        far = known_ahead(state, epochs, 400)
+        further = [near if s in window.sources else far[s] for s, near in enumerate(ahead)]
+        assert window_of(mix, state, further, most=most) == window
     else:
         assert 1 <= len(window) <= most
         assert [everything(step) for step in window] == [everything(next(steps)) for _ in window]

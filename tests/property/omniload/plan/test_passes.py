@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from omniload.mix.state import MixState
 from tests.support.plane.builders import PACKS, a_mix, tokens_of, with_packs
 from tests.support.plane.edits.promises import require_journal_folds
-from tests.support.plane.finite_runs import MANY, memberships, places, simulated
+from tests.support.plane.finite_runs import (
+    MANY,
+    memberships,
+    places,
+    simulated,
+    starved_draws,
+)
 from tests.support.plane.simulation import Simulation
 from tests.support.plane.trained import steps_of, trained
 
@@ -151,6 +157,12 @@ def test_the_journal_of_a_finite_run_folds_to_its_states(world, first_read):
 @given(worlds(), st.integers(0, 20))
 def test_the_end_is_the_same_however_much_is_known_ahead(world, known):
     assert memberships(world, known) == memberships(world, 200)
+
+
+@given(worlds(), st.lists(st.integers(0, 9), min_size=3, max_size=3), st.integers(1, 30))
+def test_a_draw_that_starves_waits_for_no_source_but_those_that_it_names(world, known, more):
+    for starved, with_more_of_others in starved_draws(world, known, more):
+        assert with_more_of_others == starved
 
 
 def test_a_last_step_of_one_row_is_placed_on_eight_ranks():

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from omniload.base.clock import FakeClock
 from omniload.base.errors import StateError, UnavailableError
-from omniload.source.parts.divided import DividedSource, OpenPart, ReaderLostError
+from omniload.source.parts.divided import DividedSource
+from omniload.source.parts.reader import OpenPart, ReaderLostError
+from omniload.source.parts.share import Part
 from tests.property.omniload.source.test_records import a_source, contents, samples
 
 
@@ -235,8 +237,8 @@ def ahead_of_reads(fates, readers=3):
 def test_readers_that_end_before_the_first_read_are_started_again_so_that_it_is_theirs():
     source, started, look = ahead_of_reads(["there", "ended", *["there"] * 60])
 
-    assert (look(), len(started)) == (2, 4)
-    assert (look(), len(started)) == (2, 4)
+    assert (look(), len(started)) == (2, 3)
+    assert (look(), len(started)) == (2, 3)
     source.read(0, 6)
 
     assert source.so_far.readers == 3
@@ -254,11 +256,12 @@ def test_readers_that_end_again_and_again_before_the_first_read_are_left_alone_l
 def test_readers_that_end_between_reads_are_replaced_before_the_next_which_is_theirs():
     source, started, look = ahead_of_reads([*["there"] * 4, "ended", *["there"] * 60])
     source.read(0, 6)
-    assert (look(), len(started)) == (2, 4)
+    assert (look(), len(started)) == (2, 3)
 
     source.read(0, 6)
 
-    assert (source.so_far.readers, len(started)) == (3, 4)
+    assert (source.so_far.readers, len(started)) == (3, 3)
+    assert [reader.is_closed for reader in started] == [True, False, False]
 
 
 def test_fewer_that_are_wanted_as_a_read_ends_are_fewer_at_once(monkeypatch):
@@ -291,22 +294,109 @@ def test_readers_that_a_read_starts_as_the_source_is_closed_end_with_that_read()
     source = DividedSource(a_source(units)[0], 3, start)
 
     assert blocks_equal(source.read(0, 3), a_source(units)[0].read(0, 3))
-    assert [reader.is_closed for reader in started] == [True, True]
+    assert [reader.is_closed for reader in started] == [True]
 
 
-def test_readers_in_place_of_one_that_was_lost_are_started_before_this_process_reads_all_alone():
+def test_a_reader_in_place_of_one_that_was_lost_is_started_before_this_process_reads_for_it():
     units, seen = [[[1], [2]]] * 4, []
     source, started = divided(
         lambda: a_source(units)[0], 3, [*["there"] * 2, "lost", *["there"] * 9]
     )
-    alone = source.own.read
-    source.own.read = lambda *asked: seen.append(len(started)) or alone(*asked)
+    own = source.own.read_part
+    source.own.read_part = lambda *asked: seen.append((len(started), asked[2])) or own(*asked)
 
     assert blocks_equal(source.read(0, 8), a_source(units)[0].read(0, 8))
 
-    assert (seen, [reader.is_closed for reader in started]) == ([4], [True, True, False, False])
+    assert seen == [(2, Part(0, 3)), (3, Part(0, 3, (1,)))]
+    assert [reader.is_closed for reader in started] == [True, False, False]
     source.read(0, 8)
-    assert (source.so_far.readers, len(started)) == (3, 4)
+    assert (source.so_far.readers, len(started)) == (3, 3)
+
+
+def of_blocks(readers, fates):
+    """A source of blocks of six units, with what it and its readers have decoded, each by itself."""
+    held = []
+
+    def make():
+        source, its = a_source([[[u, r] for r in range(8)] for u in range(12)], "block", 6)
+        held.append(its)
+        return source
+
+    return *divided(make, readers, fates), held
+
+
+def test_readers_beside_one_that_was_lost_decode_nothing_again_and_nobody_waits_for_the_next(
+    caplog,
+):
+    caplog.set_level("INFO")
+    # Of the second read the first reader is lost; the one in its place opens the source at the third.
+    fates = [*["there"] * 4, "there", "there", "lost", "there", "opening", *["there"] * 60]
+    source, started, held = of_blocks(3, fates)
+    whole = a_source([[[u, r] for r in range(8)] for u in range(12)], "block", 6)[0]
+    at = 0
+
+    def read():
+        nonlocal at
+        assert blocks_equal(source.read(at, at + 6), whole.read(at, at + 6))
+        at += 6
+        return source.so_far.readers
+
+    assert [read() for _ in range(5)] == [3, 2, 2, 3, 3]
+
+    assert [reader.is_closed for reader in started] == [True, False, False]
+    own, lost, kept, new = (its.decoded for its in held)
+    assert len(kept) == 2  # of the six units of the block: once, and never again
+    assert {part.number for part in started[1].parts} == {2}
+    assert sorted(new) == sorted(lost)
+    assert {part.number for part in started[2].parts} == {1}
+    assert [m.partition(": ")[2] for m in caplog.messages] == [
+        "a reader was lost, another is started: it was killed",
+        "another reader is there for one that was lost",
+    ]
+    # Its own two, those two with the two of the lost one, and its own two again.
+    assert (len(own), len({*own})) == (8, 4)
+    assert {*lost} < {*own}
+
+
+def test_a_reader_that_is_lost_in_one_place_again_and_again_takes_none_of_the_others_along():
+    """Those that follow it in the same place end as they open; the other reads on, with what this process reads."""
+    units, clock = [[[u, r] for r in range(4)] for u in range(4)], FakeClock()
+    steady, started = Reader(a_source(units, "block", 4)[0], cycle(["there"])), []
+
+    def start(number):
+        if number == 1:
+            return steady
+        started.append(EndedReader(a_source(units, "block", 4)[0], cycle(["ended"])))
+        return started[-1]
+
+    source = DividedSource(a_source(units, "block", 4)[0], 3, start, clock=clock)
+    whole = a_source(units, "block", 4)[0]
+
+    def reads(times):
+        for _ in range(times):
+            clock.advance(1.0)
+            assert blocks_equal(source.read(0, 16), whole.read(0, 16))
+        return len(started), source.so_far.readers, source.lost, steady.is_closed
+
+    assert reads(4)[0] == 5
+    assert reads(20) == (6, 2, 6, False)
+    assert steady.parts[-1] == Part(1, 2)  # the place that nobody has is done without
+    assert reads(600) == (7, 2, 7, False)
+
+
+def test_two_readers_that_cannot_open_a_source_in_one_outage_are_waited_for_once():
+    units, clock = [[[1], [2]]] * 4, FakeClock()
+    fates = ["store away", "store away", *["there"] * 40]
+    source, started = divided(lambda: a_source(units)[0], 3, fates, clock)
+
+    def reads(times):
+        for _ in range(times):
+            source.read(0, 8)
+            clock.advance(1.0)
+        return len(started), source.so_far.readers
+
+    assert reads(5) == (2, 1)
+    assert reads(1) == (4, 3)
 
 
 def test_readers_that_are_lost_again_and_again_are_done_without():

@@ -27,11 +27,7 @@ if "asked to end" in PLAN:
     signal.signal(signal.SIGTERM, lambda number, _: ASKED_TO_END.append(number))
 
 import omniload  # noqa: E402 -- the order of imports is what is tested
-
-
-def told(result):
-    sys.stdout.write(json.dumps(result) + "\n")
-
+from tests.support.plane.processes.telling import tell  # noqa: E402 -- likewise
 
 KEYWORDS = {key: value for key, value in json.loads(sys.argv[2]).items() if key != "plan"}
 HELD_OUT = KEYWORDS.pop("evaluates", "")
@@ -66,8 +62,7 @@ def main():
             for batch in loader:
                 seen.append([batch.step, batch.tokens.tolist()])
                 if "tells its first" in PLAN and len(seen) == 1:
-                    told({"pid": os.getpid()})
-                    sys.stdout.flush()
+                    tell({"pid": os.getpid()})
                 if "mesh" in KEYWORDS:
                     states.append(loader.state_dict())
                 if HELD_OUT and batch.step == 1:
@@ -79,7 +74,7 @@ def main():
                 if "back once" in PLAN and len(seen) == 4:
                     loader.load_state_dict(state)
     except omniload.OmniloadError as error:
-        told({"error": type(error).__name__, "message": str(error)})
+        tell({"error": type(error).__name__, "message": str(error)})
         return error.exit_code
     if "group last" in PLAN:
         dist.init_process_group("gloo")
@@ -87,7 +82,7 @@ def main():
         dist.destroy_process_group()
     rank = int(os.environ.get("RANK", "0"))
     used = {"ray": "ray" in sys.modules, "held_out": held_out}
-    told({"rank": rank, "seen": seen, "asked": len(ASKED_TO_END), "states": states, **used})
+    tell({"rank": rank, "seen": seen, "asked": len(ASKED_TO_END), "states": states, **used})
     return 0
 
 
@@ -104,7 +99,7 @@ def main_of_attempts():
                 omniload.open(sys.argv[1], **keywords).start()
         except omniload.OmniloadError as error:
             refused.append([type(error).__name__, str(error)])
-    told({"refused": refused})
+    tell({"refused": refused})
     return 0
 
 

@@ -1,7 +1,8 @@
 """A job of a Ray that runs already, as Ray Train has it: ranks are actors in bundles that capture what they start.
 
 ray_job.py MIX FOLDER KEYWORDS      keywords of omniload.open as JSON; "bundles" are cores of each bundle, two at least,
-                                    and "runtime_env" is that of the job
+                                    and "runtime_env" is that of the job; "beside" are those of a second loader,
+                                    which is opened with the first batch and closed last
 
 Prints what its two ranks were handed, the actors that there were meanwhile and afterwards, and what of the bundles
 was free meanwhile.
@@ -25,16 +26,33 @@ class Rank:
         """Take all batches; return them, and what was there with the first."""
         import omniload  # noqa: PLC0415 -- as a training function does
 
-        seen, there = [], {}
+        beside, seen, there = keywords.pop("beside", None), [], {}
+        others, seen_beside = None, []
         try:
             where = {"rank": number, "world_size": RANKS, "address": folder, "arrays": "numpy"}
             with omniload.open(mix, **where, **keywords) as loader:
                 for batch in loader:
-                    seen.append([batch.step, batch.tokens.tolist()])
+                    if beside is not None:
+                        others = others or omniload.open(mix, **where, **keywords | beside)
+                        if batch.step % 2 == 0:
+                            seen_beside.append(taken(others.next_batch()))
+                    seen.append(taken(batch))
                     there = there or {"free": ray.available_resources(), "actors": planes_actors()}
+            if (
+                others is not None
+            ):  # its plane goes on, though the one that was opened first has ended
+                seen_beside += [taken(batch) for batch in others]
+                there["actors_beside"] = planes_actors()
+                others.close()
         except omniload.OmniloadError as error:
             return {"error": type(error).__name__, "message": str(error)}
-        return {"rank": number, "seen": seen, **there, "stays": ray.is_initialized()}
+        stays = ray.is_initialized()
+        return {"rank": number, "seen": seen, "beside": seen_beside, **there, "stays": stays}
+
+
+def taken(batch):
+    """Return a batch as JSON has it."""
+    return [batch.step, batch.tokens.tolist()]
 
 
 def planes_actors():

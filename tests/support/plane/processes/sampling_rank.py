@@ -3,13 +3,13 @@
 sampling_rank.py MIX GROUPS BATCHES
 """
 
-import json
 import sys
 
 import torch.distributed as dist
 
 import omniload
 from omniload.front.openers import torch_part
+from tests.support.plane.processes.telling import tell
 
 
 def rollout(prompts):
@@ -32,7 +32,8 @@ def told_of(batch):
 
 def message_of_an_exchange_that_one_rank_leaves():
     """Return what rank 0 is told where rank 1 does not come."""
-    exchange = torch_part("exchange_of")(None, 1.0)
+    # Long enough for ranks of a busy machine to meet within it.
+    exchange = torch_part("exchange_of")(None, 3.0)
     found = [len(part) for part in exchange.all_gather(b"x" * (3 + exchange.rank))]
     said = ""
     if exchange.rank == 0:
@@ -53,7 +54,7 @@ def main():
         found = [told_of(sampler.next_batch(rollout)) for _ in range(batches)]
         state = sampler.state_dict()
     told = {"rank": dist.get_rank(), "left": left, "state": state, "batches": found}
-    sys.stdout.write(json.dumps(told) + "\n")
+    tell(told)
     dist.destroy_process_group()
 
 

@@ -19,7 +19,7 @@ import zstandard
 from omniload.base.config import parse_yaml
 from omniload.base.errors import ConfigError, OmniloadError
 from omniload.mix.config import MixConfig
-from omniload.mix.schema.records import OwnColumn
+from omniload.mix.schema.sources.own_columns import OwnColumn
 from omniload.mix.sources import OnError
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec

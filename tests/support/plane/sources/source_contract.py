@@ -40,6 +40,7 @@ from omniload.commands.opening import find_sources
 from omniload.mix.schema.records import Between
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.distinct.drawn_before import drawn_so_far, write_drawn
+from omniload.source.formats import held_files
 from omniload.source.formats.opening import open_format
 from omniload.source.parts.sample_block import merged
 from omniload.source.parts.share import Part
@@ -416,6 +417,43 @@ class SourceContract:
 
     def test_a_shard_that_changes_under_way_is_named(self, opened, shards):
         source = opened()
+        status = shards[1].stat()
+        os.utime(shards[1], ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+
+        with pytest.raises(IntegrityError, match=r"part-1.*changed since the source was opened"):
+            source.read(0, source.positions_per_epoch)
+
+    def test_a_shard_written_under_way_with_its_size_and_its_time_is_named(
+        self, opened, folder, kind, shards
+    ):
+        source = opened()
+        times = {each: each.stat() for each in folder.rglob("*") if each.is_file()}
+
+        kind.write(folder / f"part-1{kind.suffix}", [each.swapcase() for each in texts_of_shard(1)])
+        for each, status in times.items():
+            if each.exists():  # some of them have names of their content
+                os.utime(each, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+        with pytest.raises(IntegrityError, match=r"part-1.*(changed|gone) since the source was"):
+            source.read(0, source.positions_per_epoch)
+
+    def test_a_shard_with_another_mode_link_and_copy_is_read_on(self, opened, shards):
+        source, whole = opened(), samples(opened().read(0, SHARDS * TEXTS_PER_SHARD))
+        for shard in shards:
+            shard.chmod(0o400)
+            shutil.copy2(shard, copy := shard.with_name(".copy"))
+            copy.replace(shard)
+
+        assert samples(source.read(0, SHARDS * TEXTS_PER_SHARD)) == whole
+
+    def test_a_shard_that_is_replaced_while_its_units_are_at_hand_is_named(
+        self, opened, shards, monkeypatch
+    ):
+        for wait in ("_EVERY_S", "_REST"):
+            monkeypatch.setattr(held_files, wait, 0)
+        source = opened()
+        source.read(0, source.positions_per_epoch)
+        source.read(0, source.positions_per_epoch)  # nothing has changed, and nothing is said
         status = shards[1].stat()
         os.utime(shards[1], ns=(status.st_atime_ns, status.st_mtime_ns + 1))
 

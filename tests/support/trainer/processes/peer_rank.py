@@ -17,7 +17,8 @@ from omniload.batch.wire import Parts
 from trainer_integration.loader.torch_peers import exchange_of, peers_of
 
 RANK, PORT, PLAN = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-LONG_S, SHORT_S = 60.0, 1.0
+LONG_S, SHORT_S, GROUP_S = 60.0, 1.0, 5.0
+"""The last is the limit of a group of ranks that come at once, and of what each sends: a busy machine takes a while."""
 
 
 def told(**what):
@@ -28,7 +29,7 @@ def told(**what):
 def give(peers):
     for step in range(6):
         if PLAN == "late" and step == 3:
-            time.sleep(3 * SHORT_S)  # longer than the group's own limit
+            time.sleep(GROUP_S + SHORT_S)  # longer than the group's own limit
         if PLAN == "killed" and step == 3:
             store.wait(["taken"])  # the peer has met this rank, and waits for what never comes
             os.kill(os.getpid(), signal.SIGKILL)
@@ -58,9 +59,9 @@ def exchange():
         # As Megatron's, of its first and last stage: a group that the other rank has not.
         dist.new_group([1], backend="gloo", use_local_synchronization=True)
     # Of the same ranks, one after the other, as for two samplers; then of each rank alone.
-    exchanges = [exchange_of(None, SHORT_S) for _ in range(2)]
+    exchanges = [exchange_of(None, LONG_S) for _ in range(2)]
     alone = [dist.new_group([rank], backend="gloo") for rank in range(2)]
-    exchanges.append(exchange_of(alone[RANK], SHORT_S))
+    exchanges.append(exchange_of(alone[RANK], LONG_S))
     for number, each in enumerate(exchanges):
         parts = each.all_gather(bytes([number]) * (1 + each.rank))
         told(rank=each.rank, size=each.size, parts=[list(part) for part in parts])
@@ -76,7 +77,8 @@ if PLAN == "absent" and RANK == 1:
     time.sleep(3 * SHORT_S)
     sys.exit()
 try:
-    peers = peers_of([[0, 1]], RANK, "test", SHORT_S if PLAN != "killed" else LONG_S)
+    limits_s = {"late": GROUP_S, "absent": SHORT_S, "killed": LONG_S}
+    peers = peers_of([[0, 1]], RANK, "test", limits_s[PLAN])
 except OmniloadError as error:
     told(error=type(error).__name__, message=str(error))
     sys.exit()

@@ -1,15 +1,18 @@
 """The benchmark of loaders that follow a mix: which job is run, and what is made of what was seen."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from benchmarks.planner.scaling import Job, Seen, slowly, table_of
+from omniload.actors.heartbeat_board import Activity, FolderBoard
 
 NAMES = ("a", "b", "c", "d")
 
 
 def a_job(**changes):
-    asked = {"slow": 2, "reads": 1.4, "scheduled": True, "scaled": True, "shift": 800}
-    return Job(**(asked | {"after_s": 130.0} | changes))
+    asked = {"slow": 2, "reads": 1.4, "loaders": 1, "scheduled": True, "scaled": True}
+    return Job(**(asked | {"shift": 800, "after_s": 130.0} | changes))
 
 
 def test_slow_sources_have_their_share_together_and_wait_for_as_long_as_reads_are_asked_for():
@@ -21,10 +24,11 @@ def test_slow_sources_have_their_share_together_and_wait_for_as_long_as_reads_ar
 
 @pytest.mark.parametrize("scheduled", [True, False])
 def test_a_stage_shifts_the_mix_where_it_is_scheduled(scheduled):
-    mix = a_job(scheduled=scheduled, scaled=not scheduled).mix(NAMES)
+    mix = a_job(scheduled=scheduled, scaled=not scheduled, loaders=3).mix(NAMES)
 
     assert [stage.from_step for stage in mix.mix.stages] == [0, 800][: 1 + scheduled]
     assert mix.runtime.scaling.mode == ("off" if scheduled else "auto")
+    assert mix.runtime.loaders == 3
     assert [len(mix.sources[name].transforms) for name in NAMES] == [0, 0, 1, 1]
 
 
@@ -37,13 +41,31 @@ def test_a_slow_document_is_the_same_after_its_time(monkeypatch):
     assert slept == [0.1]
 
 
-def test_waits_are_told_of_before_the_shift_and_of_two_times_after_it():
-    waits = [(-40.0, 9.0), (-1.0, 0.0), (1.0, 0.1), (2.0, 0.3), (100.0, 0.1), (140.0, 9.0)]
-    seen = Seen(waits=waits, added_s=[-30.2, 12.0], busy_s=61.4, memory_bytes=3 << 29)
+def test_steps_and_waits_are_told_of_before_the_shift_and_of_two_times_after_it():
+    waits = [(60.0, 9.0), (99.0, 0.04), (101.0, 0.1), (102.0, 0.3), (200.0, 0.1), (240.0, 9.0)]
+    seen = Seen(waits=waits, loaders=[(30.0, 1), (112.0, 3)], changes=2, busy_s=61.4)
+    seen.memory_bytes = 3 << 29
+    seen.since(100.0)
 
-    ((slow, *_, before, minute, last, steps, added, busy, memory),) = table_of(
-        [(a_job(), seen)], 130.0
-    ).rows
+    ((loaders, by, *figures, over_time, changes, busy, memory),) = table_of([(a_job(), seen)]).rows
 
-    assert (slow, before, minute, last) == (2, "0.0%", "66.7%", "50.0%")
-    assert (steps, added, busy, memory) == ("4", "-30, +12", "61", "1.50")
+    assert (loaders, by) == ("1, scaled", "a stage")
+    assert figures == ["0.0", "0.0", "0.0", "0.04", "0.30", "0.10"]
+    assert [seen.pace(*span) for span in ((-30, 0), (0, 60), (90, 130))] == [1 / 30, 2 / 60, 1 / 40]
+    assert (over_time, changes) == ("1 at -70 s, 3 at +12 s", "2")
+    assert (busy, memory) == ("61", "1.50")
+
+
+def test_loaders_are_counted_as_they_come_and_go_and_changes_as_the_scaler_tells_them(tmp_path):
+    plane, seen = SimpleNamespace(address=SimpleNamespace(board=tmp_path)), Seen()
+    looks = [("loader-0",), ("loader-0",), ("loader-0", "loader-4"), ("loader-4",)]
+    scaler = Activity("scaler")
+
+    for at_s, loaders in enumerate(looks):
+        plane.holders = lambda loaders=loaders: dict.fromkeys((*loaders, "planner"), "member")
+        seen.counted(plane, float(at_s))
+        scaler.figures.note(loader_changes_total=at_s)
+        FolderBoard(tmp_path).note(scaler.progress())
+
+    assert seen.loaders == [(0.0, 1), (2.0, 2), (3.0, 1)]
+    assert seen.changes == 2  # as of the last look

@@ -25,7 +25,7 @@ def joined(executor):
     """Return whether a join comes to an end."""
     thread = threading.Thread(target=executor.join, daemon=True)
     thread.start()
-    thread.join(5)
+    thread.join(60)
     return not thread.is_alive()
 
 
@@ -48,10 +48,10 @@ def test_what_was_queued_before_a_pool_ends_is_run():
     began, go_on, done = threading.Event(), threading.Event(), []
     pool = ThreadPoolExecutor(1)
     executor = SerialExecutor(pool)
-    executor.submit(lambda: (began.set(), go_on.wait(5)))
+    executor.submit(lambda: (began.set(), go_on.wait(60)))
     for number in range(3):
         executor.submit(lambda number=number: done.append(number))
-    assert began.wait(5)
+    assert began.wait(60)
     pool.shutdown(wait=False)
     go_on.set()
 
@@ -64,8 +64,8 @@ def test_a_process_forked_off_in_mid_task_does_not_wait_for_it(monkeypatch):
     with Refusing(1) as pool:
         pool.refuses = False
         executor = SerialExecutor(pool)
-        executor.submit(lambda: (began.set(), go_on.wait(5)))
-        assert began.wait(5)
+        executor.submit(lambda: (began.set(), go_on.wait(60)))
+        assert began.wait(60)
         with monkeypatch.context() as patched:
             patched.setattr(os, "getpid", lambda: here + 1)
             pool.refuses = True

@@ -220,7 +220,7 @@ def test_a_taker_waits_until_another_gives_back():
     thread.start()
     assert not got.is_set()
     budget.release(8)
-    thread.join(10)
+    thread.join(60)
 
     assert got.is_set()
     assert budget.used_bytes == 5

@@ -24,7 +24,7 @@ def test_what_a_pool_refuses_to_fetch_is_an_error_for_all_that_wait_and_fetched_
 
             for future in (*waiting, *again):
                 with pytest.raises(StateError):
-                    future.result(timeout=5)
+                    future.result(timeout=60)
             assert file.reader.read(0, len(DATA)) == DATA
 
 

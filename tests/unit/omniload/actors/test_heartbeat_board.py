@@ -72,6 +72,15 @@ def test_a_role_of_another_process_is_read_from_its_file(tmp_path):
     assert found.beat_s <= role.progress().beat_s
 
 
+def test_what_a_role_counted_until_its_end_is_in_its_last_heartbeat(tmp_path):
+    role, board = Activity("rank dp=0"), FolderBoard(tmp_path)
+    end = board.post(role)
+    role.figures.count("taken_steps_total", 200)
+    end()
+
+    assert board.read()["rank dp=0"].figures == {"taken_steps_total": 200}
+
+
 def test_ranks_that_died_are_off_the_board_once_there_are_fewer(tmp_path):
     board, names = FolderBoard(tmp_path), ["planner", "rank dp=1 cp=0", "rank dp=2", "rank dp=10"]
     for name in names:

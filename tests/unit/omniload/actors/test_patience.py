@@ -4,7 +4,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from omniload.actors.patience import heard_within, wait_until
+from omniload.actors.heartbeat_board import Activity
+from omniload.actors.patience import heard_within, note_taken, wait_until
 from omniload.base.clock import FakeClock
 from omniload.base.errors import UnavailableError
 from omniload.machine.waiting import Wait
@@ -51,3 +52,13 @@ def test_a_wait_whose_turns_end_late_for_a_busy_machine_ends_at_its_limit():
         UnavailableError, match=r"waited 3[01] s for the batch of step 7, its limit"
     ):
         wait_until(ready, a_wait(), Board(), clock.now_s)
+
+
+def test_a_step_that_there_is_none_of_is_not_taken_and_what_was_waited_for_it_counts():
+    rank = Activity("rank dp=0")
+    for step in range(3):
+        note_taken(rank, step, 0.5, is_end=step == 2)
+
+    assert rank.figures.read() == {"wait_seconds_total": 1.5, "taken_steps_total": 2}
+    (task,) = rank.progress().tasks
+    assert task.doing == "has heard that step 2 is none, where the run ends"

@@ -3,10 +3,13 @@
 import logging
 import threading
 
+import pytest
+
 from omniload.actors import status_file
 from omniload.actors.heartbeat_board import Activity, MemoryBoard
-from omniload.actors.status_file import read_status, write_status
+from omniload.actors.status_file import STATUS_NAME, read_status, write_status
 from omniload.base.concurrency import threads
+from omniload.base.errors import StateError
 
 
 def a_board():
@@ -24,6 +27,28 @@ def test_the_last_status_is_of_the_moment_in_which_the_plane_was_closed(tmp_path
 
     status = read_status(tmp_path)
     assert (status.has_ended, [role.state for role in status.roles]) == (True, ["has step 4"])
+
+
+@pytest.mark.parametrize(
+    ("cut", "said"),
+    [
+        (lambda content: content[: len(content) // 2], "is damaged .*; .* look again"),
+        (lambda content: b"", "is damaged"),
+        (
+            lambda content: content.replace(b'"version":1', b'"version":2'),
+            r"is not of this release \(version: .*\); watch with the release that writes it",
+        ),
+        (lambda content: content.replace(b'"pid"', b'"pids"'), "is not of this release"),
+    ],
+)
+def test_a_status_that_is_damaged_is_told_from_one_of_another_release(tmp_path, cut, said):
+    board, _ = a_board()
+    write_status(tmp_path, board)()
+    place = tmp_path / STATUS_NAME
+    place.write_bytes(cut(place.read_bytes()))
+
+    with pytest.raises(StateError, match=f"{STATUS_NAME} {said}"):
+        read_status(tmp_path)
 
 
 def test_roles_that_are_gone_as_the_plane_ends_stay_in_its_last_status(tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 """Configuration faults: every one at once, with file, line and key."""
 
+import json
 import os
+import re
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -80,6 +82,41 @@ colour: red
     ]
 
 
+def test_a_place_for_anchors_is_told_where_those_stand():
+    (fault,) = faults_of("x-base: &base {type: square}\nname: x\nshapes: [{<<: *base, side: 2}]\n")
+
+    assert fault == (
+        "a.yaml:1: x-base: no such key; remove it: an anchor (&name) stands at the first value that is used again"
+    )
+
+
+def test_a_value_that_has_no_blank_ahead_of_it_is_told_with_the_line_to_write():
+    assert faults_of("name: x\nshapes: []\nlimits: {wide:1}\n")[-1] == (
+        "a.yaml:3: limits.wide:1: found None; give it behind a colon and a blank, wide: 1"
+    )
+
+
+def test_a_word_that_is_none_of_some_is_told_with_those_and_the_one_that_may_be_meant():
+    class Worded(StrictModel):
+        mode: Literal["offline", "online"]
+
+    assert [faults_of(f"mode: {given}\n", Worded) for given in ("on", "offlin", "7", "[a]")] == [
+        ["a.yaml:1: mode: found 'on'; give 'offline' or 'online'"],
+        ["a.yaml:1: mode: found 'offlin' (did you mean 'offline'?); give 'offline' or 'online'"],
+        ["a.yaml:1: mode: found 7; give 'offline' or 'online'"],
+        ["a.yaml:1: mode: found a list; give 'offline' or 'online'"],
+    ]
+
+
+def test_a_text_that_is_too_long_is_told_with_its_length():
+    class Named(StrictModel):
+        name: Annotated[str, Field(max_length=8)]
+
+    assert faults_of("name: " + "n" * 1200, Named) == [
+        f"a.yaml:1: name: found 1,200 letters, '{'n' * 59}...; give at most 8"
+    ]
+
+
 def test_the_tag_of_a_union_is_no_part_of_the_key():
     (fault,) = faults_of("name: x\nshapes:\n- {type: square, side: wide}\n")
 
@@ -110,8 +147,8 @@ def test_a_word_or_a_list_in_the_place_of_a_mapping_of_a_union_is_shown_with_wha
 
 def test_a_key_given_twice_is_a_fault_even_where_the_values_agree():
     assert faults_of("name: x\nname: x\nshapes: [{type: circle, radius: 1, radius: 1}]\n") == [
-        "a.yaml:2: name: key given twice",
-        "a.yaml:3: shapes.0.radius: key given twice",
+        "a.yaml:2: name: key given twice, first in line 1; keep one of them",
+        "a.yaml:3: shapes.0.radius: key given twice, first in line 3; keep one of them",
     ]
 
 
@@ -384,7 +421,15 @@ def test_bytes_that_are_no_text_are_a_configuration_error(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_bytes(b"name: \xff\n")
 
-    with pytest.raises(ConfigError, match="cannot be read as UTF-8 text"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be read as UTF-8 text: .*iconv -f ITS-CODING -t"
+    ):
+        load_yaml(file, Drawing)
+
+    file.write_text("name: x\n", encoding="utf-16")
+    with pytest.raises(
+        ConfigError, match=r"write it as UTF-8: iconv -f UTF-16 -t UTF-8 .*a\.yaml >"
+    ):
         load_yaml(file, Drawing)
 
 
@@ -465,3 +510,9 @@ def test_lines_of_many_faults_are_told_from_one_tree_of_the_file_as_it_is_now(
     assert len(composed) == 1
     file.write_text("\nname: x\n")
     assert line_of(file, "name") == 2
+
+
+@pytest.mark.parametrize("key", ["", ".", ".."])
+def test_a_key_of_dots_is_told_from_those_between_keys(key):
+    with pytest.raises(ConfigError, match=rf"c\.yaml:1: {re.escape(repr(key))}: "):
+        parse_yaml(json.dumps({key: 1}), StrictModel, name="c.yaml")

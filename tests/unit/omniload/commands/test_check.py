@@ -5,6 +5,7 @@ import io
 import json
 import os
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,18 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, UnavailableError
 from omniload.commands import opening
 from omniload.commands.bench import bench
 from omniload.commands.check import check
+from omniload.commands.faults import said_of_dropped
 from omniload.commands.plan import plan
 from omniload.plan.forecast import forecast
 from omniload.plan.forecast.forecast import warnings_of_a_step
 from omniload.plan.forecast.sizes import SourceSizes
+from omniload.source.kept_findings import FoundSource
 from omniload.source.parsing import compressed
+from omniload.source.token_cache.source_tokens import SourceTokens
 from tests.support.chats import CHATML, write_model
 from tests.support.drawn import png_of, ramp
 from tests.support.plane.builders import a_mix
@@ -42,13 +46,15 @@ mix: {stages: [{from_step: 0, weights: {web: 1}}]}
 pack: {length: 16PACK}
 batch: {tokens: 64, micro_tokens: 64}
 """
+TEXT = "word " * 6
 
 
 def checked(
     folder, *, source="text: text", pack="", rest="", records=100, tokenizer="{type: bytes}"
 ):
-    """Check a mix of one source; return its exit code and the lines it shows."""
-    lines = (json.dumps({"text": "word " * 6, "lang": "en"}) for _ in range(records))
+    """Check a mix of one source of some records, or of texts; return its exit code and the lines it shows."""
+    texts = [TEXT] * records if isinstance(records, int) else records
+    lines = (json.dumps({"text": text, "lang": "en"}) for text in texts)
     (folder / "web.jsonl").write_text("\n".join(lines) + "\n")
     file = folder / "mix.yaml"
     mix = MIX.replace("SOURCE", source).replace("PACK", pack)
@@ -70,6 +76,18 @@ REFUSED = {
     "rows that nothing fits": (
         {"pack": ", overlong: drop", "records": 60},
         "mix.yaml:5: sources.web: none of its 60 records fits pack.length 16, and longer ones are dropped;",
+    ),
+    "filter that nothing passes behind its first records": (
+        {"source": "transforms: [{type: filter, min_tokens: 1000}]", "records": 4096},
+        "mix.yaml:8: sources.web.transforms: none of its 4,096 records gives a sample: none of its first 64",
+    ),
+    "rows that nothing fits behind its first records": (
+        {"pack": ", overlong: drop"},
+        "mix.yaml:5: sources.web: none of its 100 records gives a sample: none of its first 64 records fits",
+    ),
+    "where that nothing meets behind its first records": (
+        {"source": "where: {lang: fr}", "records": [TEXT * 60] * 1000},
+        "mix.yaml:8: sources.web.where: none of its 1,000 records gives a sample: none of its first ",
     ),
     "journal of no known store": (
         {"rest": "runtime: {journal: 'nonesuch://x'}\n"},
@@ -97,17 +115,28 @@ REFUSED = {
     ),
 }
 DOUBTED = {
+    "filter that records further on pass": (
+        {
+            "source": "transforms: [{type: filter, min_tokens: 40}]",
+            "records": [TEXT] * 99 + ["word " * 9],
+        },
+        "mix.yaml:8: sources.web.transforms: none of its first 64 records of 100 gives a token; correct them,",
+    ),
+    "rows that records further on fit": (
+        {"pack": ", overlong: drop", "records": [TEXT] * 99 + ["word"]},
+        "mix.yaml:5: sources.web: none of its first 64 records of 100 fits pack.length 16, and longer ones",
+    ),
     "where that nothing meets yet": (
         {"source": "where: {lang: fr}", "records": 40_000},
         "mix.yaml:8: sources.web.where: none of its first ",
     ),
     "filter that nothing passes yet": (
-        {"source": "transforms: [{type: filter, min_tokens: 1000}]"},
-        "mix.yaml:8: sources.web.transforms: none of its first 64 records of 100 gives a token; correct",
+        {"source": "transforms: [{type: filter, min_tokens: 1000}]", "records": 4097},
+        "mix.yaml:8: sources.web.transforms: none of its first 64 records of 4,097 gives a token; correct",
     ),
     "rows that nothing fits yet": (
-        {"pack": ", overlong: drop"},
-        "mix.yaml:5: sources.web: none of its first 64 records of 100 fits pack.length 16, and longer",
+        {"pack": ", overlong: drop", "records": 4097},
+        "mix.yaml:5: sources.web: none of its first 64 records of 4,097 fits pack.length 16, and longer",
     ),
     "documents that rows refuse": (
         {"pack": ", overlong: refuse"},
@@ -206,7 +235,10 @@ def test_what_may_give_nothing_is_a_warning_with_its_line(tmp_path, name):
     _, again = checked(tmp_path, **given)  # what was found of the source is kept
 
     assert code == 0
-    assert [line.startswith(f"warning: {said}") for line in lines if "warning" in line] == [True]
+    (warning,) = (line for line in lines if "warning" in line)
+    assert warning.startswith(f"warning: {said}")
+    # A small source is read to its end, and nothing is left to guess.
+    assert warning.endswith("unless those further on are enough") == ("further on" in name)
     assert again == lines
 
 
@@ -368,6 +400,107 @@ def test_images_of_conversations_that_are_not_read_or_not_found_are_told(tmp_pat
     assert bool(shown.exit_code) == said.startswith("mix.yaml:"), lines
     assert len(told) == bool(said), lines
     assert all(line.startswith(said) for line in told), lines
+
+
+@pytest.mark.parametrize(
+    ("pack", "source", "records", "said"),
+    [
+        (", overlong: drop", "text: text", [TEXT] * 3 + ["word"] * 97, "3 of the first 64 records"),
+        (", overlong: drop", "text: text", ["word"] * 100, "none of the first 64 records"),
+        ("", "overlong: drop", [TEXT] * 2 + ["word"] * 5, "2 of the first 7 records"),
+        (", overlong: drop", "overlong: split", 100, None),
+        ("", "text: text", 100, None),
+    ],
+    ids=["some", "none", "of the source", "source that splits", "split"],
+)
+def test_how_many_of_the_first_records_are_dropped_is_said(tmp_path, pack, source, records, said):
+    code, lines = checked(tmp_path, pack=pack, source=source, records=records)
+
+    text = "".join(lines)
+    assert code == 0, text
+    assert "warning" not in text
+    assert ("overlong: drop leaves out" in text) == bool(said)
+    if said:
+        begin = "overlong: drop leaves out what is longer than pack.length 16: "
+        assert f"{begin}{said} of web; omniload mix stats {tmp_path}/mix.yaml looks at more" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            gzip.compress(b'{"text": "a"}'),
+            "is compressed by gzip; give the file a name that ends in .gz",
+        ),
+        (b'[\n{"text": "a"}\n]\n', "write a line for each object: jq -c '.[]' FILE"),
+        ('{"text": "a"}\n'.encode("utf-16"), "iconv -f UTF-16 -t UTF-8 FILE > NEW"),
+    ],
+    ids=["gzip", "list", "UTF-16"],
+)
+def test_what_mends_a_whole_file_is_told_without_what_mends_a_record(tmp_path, content, said):
+    checked(tmp_path)
+    (tmp_path / "web.jsonl").write_bytes(content)
+
+    shown = CliRunner().invoke(check, [str(tmp_path / "mix.yaml")])
+
+    assert str(shown.exception).endswith(said)
+
+
+def test_a_source_that_reads_what_another_reads_in_the_same_way_is_told(tmp_path):
+    checked(tmp_path)
+    file = tmp_path / "mix.yaml"
+    web, path = "{type: jsonl, path: web.jsonl}", "{type: jsonl, path: ./web.jsonl}"
+    text = MIX.partition("  web:")[0] + f"  web: {web}\n  copy: {web}\n  other: {path}\n"
+    rest = "mix: {" + MIX.partition("\nmix: {")[2].replace("PACK", "")
+    file.write_text(text + rest.replace("{web: 1}", "{web: 1, copy: 1, other: 1}"))
+
+    shown = CliRunner().invoke(check, [str(file), "--cache-dir", str(tmp_path / "cache")])
+
+    told = [line for line in shown.output.splitlines() if line.startswith("warning: ")]
+    assert shown.exit_code == 0, shown.output
+    assert told[0].startswith(
+        f"warning: {file}:5: sources.web: reads the files of sources.copy in the same way, and each of their records"
+    )
+    assert not any("sources.other" in line for line in told)
+
+
+def test_of_several_sources_those_of_which_most_is_dropped_are_named(tmp_path):
+    found = [
+        FoundSource(
+            name=name,
+            format="jsonl",
+            shards=1,
+            looked=1,
+            units=1,
+            records=100,
+            size_bytes=1,
+            tokens_per_record=1.0,
+            firsts=firsts,
+            longer=longer,
+        )
+        for name, firsts, longer in (
+            *(("a", 64, 1), ("b", 10, 0), ("c", 64, 9), ("d", 64, 2), ("e", 64, 64)),
+        )
+    ]
+    sources = {each.name: {"type": "text", "path": "x"} for each in found}
+    mix = a_mix(
+        sources=sources, tokenizer={"type": "bytes"}, pack={"length": 16, "overlong": "drop"}
+    )
+
+    said, unknown = (
+        said_of_dropped(mix, each, Path("mix.yaml"))
+        for each in (found, [replace(each, firsts=0, longer=0) for each in found])
+    )
+
+    begin = "overlong: drop leaves out what is longer than pack.length 16: "
+    assert said == (
+        f"{begin}76 of the first 266 records of 5 sources (e 64, c 9, d 2 and 1 more); omniload mix stats mix.yaml "
+        "looks at more"
+    )
+    assert (
+        unknown
+        == f"{begin}how many of 5 sources is not known; omniload mix stats mix.yaml looks at more"
+    )
 
 
 def test_what_was_found_does_not_stand_for_rows_of_another_length(tmp_path):
@@ -540,3 +673,43 @@ def test_compressed_shards_that_are_decoded_whole_are_told_with_their_size(
         if warned:
             assert said.startswith(f"{file}:4: sources.web: 2 compressed shards are decoded whole")
             assert "2 of them are held decoded together; write smaller shards, or plain" in said
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        *(
+            (limit, "is no time to wait, which is more than 0, and at most")
+            for limit in ("0", "0s")
+        ),
+        *((limit, "; a wait is more than 0, and at most") for limit in ("-5", "-1s", "soon")),
+        (
+            "9999999999s",
+            "is no time to wait, which is more than 0, and at most 9223372036 s; give one such as",
+        ),
+    ],
+)
+def test_a_limit_that_nothing_can_answer_within_or_nobody_can_wait_for_is_refused(
+    tmp_path, limit, said
+):
+    checked(tmp_path)
+
+    shown = CliRunner().invoke(check, [str(tmp_path / "mix.yaml"), f"--store-timeout={limit}"])
+
+    assert shown.exit_code == 2
+    assert f"'{limit}' is " in shown.output
+    assert said in shown.output
+
+
+def test_a_token_cache_whose_store_is_silent_is_told_by_its_key(tmp_path, monkeypatch):
+    def silent(_):
+        raise UnavailableError("'a.plain': no time is left of 30 s to find")
+
+    monkeypatch.setattr(SourceTokens, "kept", silent)
+    checked(tmp_path, rest="loader: {token_cache: {path: kept}}\n")
+
+    shown = CliRunner().invoke(check, [str(tmp_path / "mix.yaml")])
+
+    assert isinstance(shown.exception, UnavailableError)
+    said = f"loader.token_cache: {tmp_path}/kept: cannot be listed: 'a.plain': no time is left"
+    assert said in str(shown.exception)

@@ -146,7 +146,9 @@ def test_without_an_output_the_file_is_printed_and_as_json_with_its_notes(file):
         "overlong": "split",
     }
     assert as_json["mix"] == printed.stdout
-    assert len(as_json["notes"]) == 1
+    packed, sources = as_json["notes"]
+    assert "pack.method none gives each sample a row" in packed
+    assert "dataset_type" in sources
 
 
 def test_all_faults_are_said_at_once_and_nothing_is_written(file, tmp_path):

@@ -175,6 +175,38 @@ def test_a_first_record_that_makes_no_sample_is_told_with_its_place(tmp_path):
     assert f"{tmp_path}/chats.jsonl: line 2: holds the text 'hello'" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("pack", "long", "said"),
+    [
+        (
+            "",
+            20,
+            "sources.sft: 20 of its first 64 records are longer than pack.length 16, and over",
+        ),
+        ("", 6, ""),  # a few are meant to be cut
+        (", overlong: drop", 20, ""),
+        (", overlong: truncate", 20, ""),
+        (", method: concat_and_split", 20, ""),
+    ],
+)
+def test_conversations_of_which_rows_cut_many_are_told(tmp_path, pack, long, said):
+    texts = ["word " * 9] * long + ["word"] * (80 - long)
+    lines = (json.dumps({"messages": [{"role": "user", "content": t}]}) for t in texts)
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines))
+    file = a_mix_of_chats(tmp_path)
+    whole = file.read_text()
+    opened = {"dp": 1, "cache_dir": tmp_path / "cache"}
+    # What was found of rows that cut nothing does not stand for those that do.
+    file.write_text(whole.replace("length: 16", "length: 64"))
+    assert find_sources(open_spec(file, **opened), file)[0].doubt == ""
+    file.write_text(whole.replace("length: 16", f"length: 16{pack}"))
+
+    (found,) = find_sources(open_spec(file, **opened), file)
+
+    assert found.doubt.startswith(said)
+    assert bool(found.doubt) == bool(said)
+
+
 def test_a_blank_line_among_conversations_is_no_sample_to_a_check_either(tmp_path):
     said = '{"messages": [{"role": "user", "content": "a"}]}\r\n'
     (tmp_path / "chats.jsonl").write_bytes(f"{said}\r\n{said}".encode())
@@ -435,7 +467,7 @@ def test_findings_that_are_damaged_or_of_another_version_are_found_again(a_check
     (kept,) = spec.cache_dir.glob("*.findings.json")
     whole = kept.read_bytes()
 
-    for damaged in (whole[:-9], whole.replace(b'"version":8', b'"version":7'), b"", b"[]"):
+    for damaged in (whole[:-9], whole.replace(b'"version":9', b'"version":8'), b"", b"[]"):
         assert damaged != whole
         kept.write_bytes(damaged)
         with pytest.raises(OpenedError):

@@ -113,5 +113,5 @@ def test_a_profile_of_a_release_before_is_refused_with_its_version_and_what_to_d
     result = run_mix("simulate", mix_file, *QUICK, "--profile", profile)
 
     assert isinstance(result.exception, ConfigError)
-    assert "version   Input should be 10" in str(result.exception)
+    assert "version   Input should be 11" in str(result.exception)
     assert "remove it to measure again" in str(result.exception)

@@ -1,6 +1,7 @@
 """Copying ahead: which fields, in which order, for how long; and that the batches and the state are the same."""
 
 import contextlib
+import threading
 import weakref
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from omniload.base.errors import UnavailableError
 from omniload.batch.microbatch import Batch
 from omniload.client import Client
-from omniload.front.delivery import BatchForm
+from omniload.front.delivery import BatchForm, EachBatch
 from omniload.front.loader import Loader
 from tests.unit.omniload.front.test_rows import FIRST, LENGTH, SECOND, a_microbatch
 from trainer_integration.loader.torch_arrays import TorchArrays, TorchSideStream
@@ -334,3 +335,29 @@ def test_a_batch_that_could_not_be_made_is_the_next_one_still(error):
 
     assert loader.state_dict() == {"step": 1}
     assert [step for step, _, _ in train(loader)] == [1, 2, 3, 4]
+
+
+def test_of_two_threads_that_share_a_loop_none_loses_the_last_batch_to_the_end_that_the_other_finds():
+    last_is_out, end_is_found = threading.Event(), threading.Event()
+    found, counts = [], []
+    left = iter(["last", None])
+
+    def following():
+        batch = next(left)
+        if batch is not None:
+            last_is_out.set()
+            assert end_is_found.wait(60)
+        return batch
+
+    loop = EachBatch(following, counts.append)
+    one = threading.Thread(target=lambda: found.append(next(loop)))
+    one.start()
+    assert last_is_out.wait(60)
+
+    assert next(loop, "end") == "end"
+    end_is_found.set()
+    one.join(60)
+
+    assert found == ["last"]
+    assert next(loop, "end") == "end"
+    assert len(counts) == 1

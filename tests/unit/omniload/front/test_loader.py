@@ -12,7 +12,7 @@ import pytest
 
 import omniload
 from omniload.base.clock import LONGEST_WAIT_S
-from omniload.base.errors import ConfigError, OmniloadError, StateError
+from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
 from omniload.batch.arrays import NumpyArrays
 from omniload.batch.microbatch import Batch, Microbatch
 from omniload.batch.slices import slice_for_cp
@@ -82,6 +82,36 @@ def test_a_loop_over_epochs_is_told_once_that_a_mix_has_none(caplog):
     assert caplog.text.count("A mix has no epochs to loop over") == 1
 
 
+def next_of(batches):
+    """Return the next batch, asked for once more behind each error; ``None`` at the end."""
+    while True:
+        try:
+            return next(batches, None)
+        except UnavailableError:
+            continue
+
+
+def test_a_loop_goes_on_behind_an_error_where_it_stood():
+    class Late(FakeClient):
+        late = True
+
+        def wait_for_batch(self, timeout=None):
+            self.late = not self.late
+            if not self.late:
+                raise UnavailableError("it is not there yet")
+            return super().wait_for_batch(timeout)
+
+    batches, steps = (
+        iter(Loader(lambda *_: Late(None, stop=2), BatchForm(arrays=NumpyArrays()))),
+        [],
+    )
+    while (batch := next_of(batches)) is not None:
+        steps.append(batch.step)
+
+    assert steps == [0, 1]
+    assert next(batches, None) is None
+
+
 def test_threads_that_ask_one_loader_wait_for_each_other_and_share_its_steps():
     class Waiting(FakeClient):
         def wait_for_batch(self, timeout=None):
@@ -102,7 +132,7 @@ def test_threads_that_ask_one_loader_wait_for_each_other_and_share_its_steps():
     other = threading.Thread(target=ask)
 
     first = loader.next_batch().step
-    other.join(10)
+    other.join(60)
 
     assert (first, steps) == (0, [1])
     assert len({*client.asked}) == 2
@@ -116,7 +146,7 @@ def test_a_thread_waits_for_another_one_that_asks_no_longer_than_it_says():
                 for other in others:
                     other.start()
                 for other in others:
-                    other.join(10)
+                    other.join(60)
             return super().wait_for_batch(timeout)
 
     def ask(timeout):
@@ -158,7 +188,7 @@ def test_a_timeout_beyond_what_locks_bear_is_the_longest_that_they_do_beside_ano
     other = threading.Thread(target=ask)
 
     loader.next_batch()
-    other.join(10)
+    other.join(60)
 
     assert steps == [1]
     assert limits == [None, pytest.approx(LONGEST_WAIT_S)]
@@ -209,7 +239,7 @@ def test_a_loader_that_nobody_holds_any_more_ends_its_plane_beside_who_let_go_of
     assert next(batches).step == 2  # its iterator holds it
     del batches
 
-    assert planes.one_has_ended.wait(10)
+    assert planes.one_has_ended.wait(60)
     (first, here), (second, beside) = planes.ended
     assert (first, second) == (0, 1)
     assert here == threading.get_ident() != beside

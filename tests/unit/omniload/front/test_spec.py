@@ -124,7 +124,10 @@ def test_a_file_is_kept_as_it_reads(file):
     ("settings", "said"),
     [
         ({"seed": "x"}, "seed: found 'x'; give a whole number"),
-        ({"pack_method": "best"}, "'best_fit', .*, not 'best'; did you mean 'best_fit'"),
+        (
+            {"pack_method": "best"},
+            r"found 'best' \(did you mean 'best_fit'\?\); give 'best_fit', 'concat_and_split'",
+        ),
         (
             {"runtime_journal": ["s3://KEY:SECRET@runs"]},
             "runtime.journal: found a URL; give a text",

@@ -1,12 +1,15 @@
 """Files of other tools, as their documentation writes them, become mixes; what has no equivalent is refused by name."""
 
 import json
+import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from tokenizers import Tokenizer
 
+import omniload
 from omniload.base.errors import ConfigError
 from omniload.importing.documents import parsed
 from omniload.importing.fields import Report
@@ -59,6 +62,17 @@ def weights_of(mix, stage=0):
     return {name: pytest.approx(weight / total) for name, weight in weights.items()}
 
 
+IDX_BIN = ("idx", "bin")
+
+
+def a_megatron(prefix, *, tokens, dtype):
+    """Write one document of so many tokens."""
+    head = struct.pack("<QBQQ", 1, {np.int32: 4, np.uint16: 8}[dtype], 1, 2)
+    body = np.int32(tokens).tobytes() + bytes(8) + np.array([0, 1], np.int64).tobytes()
+    prefix.with_suffix(".idx").write_bytes(b"MMIDIDX\0\0" + head + body)
+    prefix.with_suffix(".bin").write_bytes(np.ones(tokens, dtype).tobytes())
+
+
 class TestMegatron:
     def test_weights_and_prefixes_are_sources_of_rows_cut_from_joined_documents(self, folder):
         mix, notes = imported(
@@ -93,18 +107,59 @@ class TestMegatron:
         assert weights_of(mix) == {"a": 0.25, "b": 0.75}
         assert "valid: ['c'] has no equivalent" in notes
 
-    def test_without_weights_sizes_are(self, folder):
-        (folder / "a.bin").write_bytes(bytes(100))
-        (folder / "b.bin").write_bytes(bytes(300))
+    def test_without_weights_tokens_are_whatever_the_bytes_of_each(self, folder):
+        for name, dtype, tokens in (("a", np.int32, 100), ("b", np.uint16, 300)):
+            a_megatron(folder / name, tokens=tokens, dtype=dtype)
 
-        mix, notes = imported(folder, "megatron", "a b")
+        mix, notes = imported(folder, "megatron", "a ./b.bin")
 
-        assert weights_of(mix) == {"a": 0.25, "b": 0.75}
-        assert "in proportion to the sizes" in notes
+        assert weights_of(mix) == {"a": 0.25, "b.bin": 0.75}
+        assert "without weights are drawn in proportion to their tokens" in notes
 
-    def test_a_prefix_without_weight_or_size_is_refused(self, folder):
-        with pytest.raises(ConfigError, match=r"gone: has no weight, and gone.bin no size"):
-            imported(folder, "megatron", "gone too")
+    @pytest.mark.parametrize(
+        ("write", "said"),
+        [
+            (lambda folder: None, "a: has no weight, and its tokens cannot be counted here: a.bin"),
+            (lambda folder: (folder / "a.bin").touch(), "a: has no weight, and its tokens"),
+            (
+                lambda folder: [(folder / f"a.{end}").write_bytes(b"?" * 99) for end in IDX_BIN],
+                "no index of Megatron's",
+            ),
+        ],
+    )
+    def test_a_prefix_without_weight_whose_tokens_nothing_says_is_refused(
+        self, folder, write, said
+    ):
+        write(folder)
+
+        with pytest.raises(ConfigError) as raised:
+            imported(folder, "megatron", "a a")
+
+        assert said in str(raised.value)
+        assert "; write weights" in str(raised.value)
+
+    @pytest.mark.parametrize("weight", ["1e400", "-0.3", "nan"])
+    def test_a_weight_that_is_out_of_range_is_named_and_is_no_prefix(self, folder, weight):
+        said = faults(folder, "megatron", f"{weight} web 0.3 code")
+
+        assert said == [f"file.yaml: the weight {weight} of web is no number from 0 on"]
+
+    @pytest.mark.parametrize(
+        ("content", "noted"),
+        [
+            ("0.7 a 0.3 b", True),
+            (["0.7", "a", "0.3", "b"], True),
+            ({"train": ["0.7", "a", "0.3", "b"]}, False),
+        ],
+    )
+    def test_a_split_by_the_command_line_is_spoken_of_where_the_file_has_none_of_its_own(
+        self, folder, content, noted
+    ):
+        text = content if isinstance(content, str) else json.dumps(content)
+
+        _, notes = imported(folder, "megatron", text)
+
+        assert ("--split" in notes) == noted
 
     def test_a_prefix_alone_needs_neither_weight_nor_size(self, folder):
         mix, notes = imported(
@@ -153,12 +208,12 @@ class TestOlmoCore:
         assert mix.seed == 7
         assert (mix.sources["web"].max_repetition, mix.sources["code"].max_repetition) == (
             1.5,
-            None,
+            1.0,
         )
         assert (mix.mix.level, mix.pack.method) == ("token", "concat_and_split")
         assert {source.shuffle.method for source in mix.sources.values()} == {"units"}
         assert notes.startswith("units of all shards are drawn in a random order")
-        assert notes.count("\n") == 0
+        assert notes.count("\n") == 1
 
     def test_tokens_that_are_requested_are_a_total_that_the_ratios_share(self, folder):
         mix, notes = imported(
@@ -179,11 +234,94 @@ class TestOlmoCore:
         with pytest.raises(ConfigError, match="requested_tokens: is -5; a run draws 1 or more"):
             imported(folder, "olmo-core", OLMO | {"requested_tokens": -5}, dtype="uint32")
 
+    @pytest.mark.parametrize(
+        ("ratios", "total"), [((0.8, 0.3), "1.1"), ((3, 1), "4"), ((0.8, 0.1999), "0.9999")]
+    )
+    def test_ratios_that_do_not_sum_to_1_are_refused_as_olmo_core_does(self, folder, ratios, total):
+        sources = [
+            source | {"target_ratio": ratio}
+            for source, ratio in zip(OLMO["sources"], ratios, strict=True)
+        ]
+
+        with pytest.raises(
+            ConfigError, match=rf"sources: have target_ratio of {total} in all, and OLMo-core takes"
+        ):
+            imported(folder, "olmo-core", OLMO | {"sources": sources}, dtype="uint32")
+
+    def test_ratios_that_sum_to_1_but_for_rounding_are_taken(self, folder):
+        sources = [
+            {"source_name": f"s{i}", "target_ratio": 0.333333, "paths": f"{i}.npy"}
+            for i in range(3)
+        ]
+
+        mix, _ = imported(folder, "olmo-core", OLMO | {"sources": sources}, dtype="uint32")
+
+        assert weights_of(mix) == {f"s{i}": pytest.approx(1 / 3) for i in range(3)}
+
     def test_a_part_of_a_source_is_refused(self, folder):
         content = {"sources": [OLMO["sources"][0] | {"max_source_fraction": 0.5}]}
 
         with pytest.raises(ConfigError, match=r"sources\[0\].max_source_fraction: is 0.5"):
             imported(folder, "olmo-core", content, end_of_document=0)
+
+    def test_a_source_of_which_nothing_is_said_is_gone_through_once_as_olmo_core_does(self, folder):
+        mix, notes = imported(folder, "olmo-core", OLMO, dtype="uint32")
+        every = [source | {"max_repetition_ratio": 2} for source in OLMO["sources"]]
+        _, unsaid = imported(folder, "olmo-core", OLMO | {"sources": every}, dtype="uint32")
+
+        assert mix.sources["code"].max_repetition == 1
+        assert "max_repetition_ratio: is 1 where nothing is said, as there" in notes
+        assert "max_repetition_ratio" not in unsaid
+
+        left_out = ("max_repetition_ratio",)
+        free, _ = imported(folder, "olmo-core", OLMO, dtype="uint32", leave_out=left_out)
+        assert {source.max_repetition for source in free.sources.values()} == {None}
+
+    def test_a_list_of_sources_that_a_mixture_names_is_read(self, folder):
+        """As ``SourceMixtureDatasetConfig`` is written, class names and all."""
+        listed = {"_CLASS_": "SourceMixtureList", "sources": OLMO["sources"]}
+        content = {"source_list": listed, "seed": 7, "_CLASS_": "SourceMixtureDatasetConfig"}
+        alone, _ = imported(folder, "olmo-core", OLMO, dtype="uint32")
+
+        assert imported(folder, "olmo-core", content, dtype="uint32")[0] == alone
+        sized = imported(folder, "olmo-core", content | {"requested_tokens": 1000}, dtype="uint32")[
+            0
+        ]
+        assert sized.mix.amounts["web"].tokens == 800
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            (
+                {"source_list": {"sources": OLMO["sources"]}, "sources": OLMO["sources"]},
+                "sources: stand beside those of source_list: write all of them there",
+            ),
+            (
+                {"source_list": {"sources": [OLMO["sources"][0]]}},
+                r"source_list\.sources: have target_ratio of 0\.8 in all",
+            ),
+            (
+                {"source_list": {"sources": OLMO["sources"], "more": 1}},
+                r"source_list\.more: this key is not known",
+            ),
+            (
+                {"dataset": {"source_mixture_config": {"source_list": OLMO}}, "model": {}},
+                "dataset: is of a training, .* write what stands at source_mixture_config to a file",
+            ),
+            (
+                {"source_mixture_config": {"source_list": OLMO}, "sequence_length": 64},
+                "source_mixture_config: is of a training, .* sequence_length by --length",
+            ),
+            (
+                {"dataset": {"sources": ["a"]}, "source_list": []},
+                "is no file of olmo-core, which has sources, a list of mappings, or source_list",
+            ),
+        ],
+        ids=["both", "ratios", "unknown key", "training", "dataset", "none"],
+    )
+    def test_other_forms_are_refused_with_the_reason(self, folder, content, said):
+        with pytest.raises(ConfigError, match=said):
+            imported(folder, "olmo-core", content, dtype="uint32")
 
     def test_without_the_token_that_ends_documents_rows_are_cut_from_files_as_they_lie(
         self, folder
@@ -316,6 +454,27 @@ class TestNanotron:
         assert weights(dataset_weights=[1, 3]) == {"a": 0.25, "b": 0.75}
         with pytest.raises(ConfigError, match="holds 1 entries, not 2 numbers from 0"):
             weights(dataset_weights=[1])
+
+    @pytest.mark.parametrize("most", [[640], [None, 640], 640])
+    def test_a_part_of_a_folder_is_refused(self, folder, most):
+        dataset = {"dataset_folder": ["a", "b"], "dataset_max_tokens": most}
+        stage = {"start_training_step": 1, "data": {"dataset": dataset}}
+
+        with pytest.raises(ConfigError) as raised:
+            imported(folder, "nanotron", NANOTRON | {"data_stages": [stage]})
+
+        assert "dataset_max_tokens: " in str(raised.value)
+        assert "a part of a folder cannot be declared: name a folder of fewer files" in str(
+            raised.value
+        )
+
+    def test_no_limit_of_any_folder_is_none(self, folder):
+        dataset = {"dataset_folder": ["a", "b"], "dataset_max_tokens": [None, None]}
+        stage = {"start_training_step": 1, "data": {"dataset": dataset}}
+
+        _, notes = imported(folder, "nanotron", NANOTRON | {"data_stages": [stage]})
+
+        assert "dataset_max_tokens" not in notes
 
     def test_a_dataset_of_the_hub_is_refused(self, folder):
         stage = {"start_training_step": 1, "data": {"dataset": {"hf_dataset_or_datasets": "a/b"}}}
@@ -552,6 +711,18 @@ class TestLlmFoundry:
         assert (mix.pack.length, mix.batch.tokens, mix.batch.micro_tokens) == (32, 640, 160)
         assert "num_workers: 8 has no equivalent: a matter of speed" in notes
 
+    def test_a_step_holds_so_many_samples_as_its_batch_has_rows(self, folder):
+        """Of texts that would fit a row together, as of tokens that are shorter than a row."""
+        (folder / "web.jsonl").write_text('{"text": "short"}\n' * 99)
+
+        imported(folder, "llm-foundry", foundry({"web": {"local": "web"}}), sizes=FROM_FILE)
+
+        mix = yaml.safe_load(mix_written(folder))
+        mix["sources"]["web"] |= {"type": "jsonl", "path": str(folder / "web.jsonl")}
+        (folder / "mix.yaml").write_text(yaml.safe_dump(mix))
+        with omniload.open(folder / "mix.yaml", steps=3, arrays="numpy") as loader:
+            assert [len(batch.pieces()) for batch in loader] == [20] * 3
+
     def test_epochs_and_sizes_count_samples(self, folder):
         an_mds(folder / "a", 5)
         an_mds(folder / "b", 10, ("text", "str"))
@@ -645,6 +816,9 @@ class TestLlmFoundry:
         assert mix.sources["file"].path == "./data/c4/train"
         assert (mix.pack.length, mix.batch.tokens) == (32, 128)
         assert mix.pack.overlong == "truncate"  # as it cuts what is longer than max_seq_len
+        assert mix.pack.method == "none"  # and pads what is shorter
+        assert "each sample has a row of its own, cut at max_seq_len or padded" in notes
+        assert "\nremote of the training, and not of its data, was not read" in notes
         assert "eval_loader: is not read: declare it as an evaluation mix" in notes
 
     @pytest.mark.parametrize(
@@ -695,6 +869,11 @@ def metadataset(split):
     }
 
 
+PACKED = (
+    "rows are packed, as by a task encoder that packs; pack.method none gives each sample a row"
+)
+
+
 class TestEnergon:
     def test_weights_multiply_down_the_tree_and_flavours_are_tags(self, folder):
         an_energon(folder / "coco", field_map={"caption": "json[caption]"})
@@ -728,7 +907,7 @@ class TestEnergon:
         }
         assert (mix.sources["coco"].text, mix.sources["coco"].key) == ("json", "caption")
         assert mix.sources["text"].paths == (str(folder / "text" / "a.tar"),)
-        assert notes == ""
+        assert notes.splitlines() == [PACKED]
 
     def test_images_are_read_with_a_token_that_stands_for_them_or_left_out_by_name(self, folder):
         an_energon(folder / "coco", field_map={"caption": "json[caption]", "image": "jpg;png"})
@@ -780,6 +959,49 @@ class TestEnergon:
         mix, _ = imported(folder, "energon", metadataset(split))
 
         assert weights_of(mix) == {"a": 0.5, "b": 0.5}
+
+    def test_repetitions_count_samples_of_the_yaml_that_an_older_energon_wrote(self, folder):
+        for name, count in (("a", 10), ("b", 30)):
+            an_energon(folder / name, field_map={"text": "txt"}, shards=["s.tar"])
+            info = {"shard_counts": {"s.tar": count}}
+            (folder / name / ".nv-meta" / ".info.yaml").write_text(yaml.safe_dump(info))
+        content = metadataset({"blend_epochized": [{"path": "a"}, {"path": "b"}]})
+
+        assert weights_of(imported(folder, "energon", content)[0]) == {"a": 0.25, "b": 0.75}
+
+        # As Energon has it: the newer file stands above the older.
+        (folder / "a" / ".nv-meta" / ".info.json").write_text('{"shard_counts": {"s.tar": 30}}')
+        assert weights_of(imported(folder, "energon", content)[0]) == {"a": 0.5, "b": 0.5}
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            (None, "neither .info.json nor .info.yaml of"),
+            ("shard_counts: !!python/object/apply:os.system [true]", "tags are not read"),
+            ("shard_counts: [1]", ".info.yaml holds no shard_counts"),
+            ("# " + "x" * (1 << 20), "more than 1 MiB"),
+        ],
+    )
+    def test_repetitions_of_samples_that_nothing_counts_are_refused(self, folder, text, said):
+        an_energon(folder / "a", field_map={"text": "txt"})
+        if text is not None:
+            (folder / "a" / ".nv-meta" / ".info.yaml").write_text(text)
+
+        (fault,) = faults(folder, "energon", metadataset({"blend_epochized": [{"path": "a"}]}))
+
+        assert "repetitions: count samples, " in fault
+        assert said in fault
+
+    def test_a_join_that_leaves_nothing_behind_is_not_said_to_be_left_out(self, folder):
+        an_energon(folder / "ok", field_map={"text": "txt"})
+        join = {"primary": {"path": "ok"}, "secondary": {"path": "ok"}}
+        entry = {"weight": 1, "join": join, "joiner": {"__module__": "a", "__class__": "B"}}
+
+        (fault,) = faults(folder, "energon", metadataset({"blend": [{"path": "ok"}, entry]}))
+
+        assert "blend[1].join: " in fault
+        assert "take the entry out of the file" in fault
+        assert "--leave-out" not in fault
 
     @pytest.mark.parametrize(
         ("split", "said"),
@@ -949,6 +1171,20 @@ class TestAxolotl:
         assert mix.sources["chats"].transforms[0].template == "chatml.jinja"
         mix, _ = imported(folder, "axolotl", content, leave_out=["chat_template"])
         assert mix.sources["chats"].transforms[0].template is None
+
+    def test_a_template_of_the_whole_file_is_refused_at_its_own_line_and_once(self, folder):
+        content = """\
+chat_template: chatml
+sequence_len: 64
+datasets:
+  - {path: chats, ds_type: json, type: chat_template}
+  - {path: chats, ds_type: json, type: sharegpt}
+  - {path: chats, ds_type: json, type: chat_template, chat_template: llama3}
+"""
+        first, second = faults(folder, "axolotl", content)
+
+        assert first.startswith("file.yaml:1: chat_template: is 'chatml', which axolotl keeps")
+        assert second.startswith("file.yaml:6: datasets[2].chat_template: is 'llama3', which")
 
     @pytest.mark.parametrize(
         ("said", "column", "keys", "roles"),
@@ -1412,7 +1648,7 @@ sources:
     target_ratio: -1
     paths: [a.npy]
     surprise: 1
-  - target_ratio: 0.5
+  - target_ratio: 1
     paths: [b.npy]
 processes: 4
 color: red
@@ -1423,6 +1659,26 @@ color: red
         "file.yaml:6: sources[1].source_name: is missing",
         "file.yaml:9: color: this key is not known; --leave-out color goes on without it",
     ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["lr"], "lr of the training, and not of its data, was not read"),
+        (["lr", "adapter"], "lr, adapter of the training, and not of its data, were not read"),
+        ([*"abcdefg"], "a, b, c, d, e and 2 more keys of the training, and not of its data, were"),
+        ([*"abcdef"], "a, b, c, d, e and 1 more key of the training, and not of its data, were"),
+        (["k" * 99], f"{'k' * 60}... of the training"),
+    ],
+)
+def test_keys_of_the_training_are_named_a_few_of_them(folder, keys, said):
+    (folder / "notes.jsonl").touch()
+    content = {"datasets": [{"path": "notes.jsonl"}], **dict.fromkeys(keys, "a secret")}
+
+    _, notes = imported(folder, "axolotl", yaml.safe_dump(content, sort_keys=False))
+
+    assert said in notes
+    assert "a secret" not in notes
 
 
 def test_json_has_lines_too(folder):

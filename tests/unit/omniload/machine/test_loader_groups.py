@@ -93,10 +93,12 @@ def test_a_loader_says_why_it_carries_its_sources(costs, asked, why):
 
 
 @pytest.mark.parametrize(
-    ("costs", "threads"), [([0.1], 3), ([0.01] * 300, 8), ([0.001] * 9, 4), ([0.9, *[0.01] * 9], 4)]
+    ("costs", "reads"), [([0.1], 4), ([0.01] * 300, 6), ([0.9, *[0.01] * 9], 4), ([1.0] * 9, 16)]
 )
-def test_threads_are_those_that_find_a_source_to_read_and_two_that_answer(costs, threads):
-    assert partition([a_cost(busy) for busy in costs], max_loaders=1)[0].threads == threads
+def test_a_loader_reads_as_much_at_once_as_its_work_asks_for_and_answers_beside_that(costs, reads):
+    (share,) = partition([a_cost(busy) for busy in costs], max_loaders=1)
+
+    assert (share.reads, share.threads) == (reads, reads + 4)
 
 
 def test_costs_are_those_measured_where_there_are_any_and_else_of_the_kind():

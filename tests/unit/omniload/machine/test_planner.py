@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from omniload.machine.messages import (
     StepTaken,
     TakeOver,
 )
+from omniload.machine.plans import ahead
 from omniload.mix.edits.edit import SkipShard
 from omniload.mix.edits.history import History
 from tests.support.plane.builders import a_mix, a_planner, a_table, released_by
@@ -73,6 +75,58 @@ def test_it_first_asks_for_a_probe_of_every_source():
         ReadAhead(source=0, start=0, stop=16),
         ReadAhead(source=1, start=0, stop=16),
     )
+
+
+def test_of_many_sources_the_first_plan_is_read_for_and_all_else_behind_it():
+    names = [f"s{i}" for i in range(200)]
+    planner = a_planner(a_mix(sources=names, rows=200, pack={"lookahead_rows": 0}))
+
+    first = of_kind(planner.handle(Started()), ReadAhead)
+    answers = [planner.handle(report([32], stop=1, source=s)) for s in range(200)]
+
+    assert [(read.source, read.start, read.stop) for read in first] == [
+        (s, 0, 1) for s in range(200)
+    ]
+    assert [commands for commands in answers if commands] == answers[-1:]
+    assert steps_of(answers[-1])[:1] == [0]
+    assert len({read.source for read in of_kind(answers[-1], ReadAhead)}) > 100
+    assert max(read.stop for read in of_kind(answers[-1], ReadAhead)) > 1
+
+
+def test_of_many_sources_one_that_has_too_little_for_the_first_plan_is_read_on_at_once():
+    names = [f"s{i}" for i in range(200)]
+    planner = a_planner(a_mix(sources=names, rows=200, pack={"lookahead_rows": 0}))
+    planner.handle(Started())
+
+    enough = planner.handle(report([32], stop=1, source=0))
+    (read,) = planner.handle(report([1], stop=1, source=1))
+
+    assert enough == ()
+    assert (read.source, read.start, read.stop, read.is_lacked) == (1, 1, 17, True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"pack": {"method": "none"}}, {"mix": {"level": "sample"}}],
+    ids=["whole", "counted"],
+)
+def test_of_many_sources_whose_samples_are_counted_all_are_read_on_at_once_for_the_first_plan(
+    settings,
+):
+    names = [f"s{i}" for i in range(200)]
+    planner = a_planner(a_mix(sources=names, rows=2_000, **settings))
+    asked = of_kind(planner.handle(Started()), ReadAhead)
+    rounds = 0
+    while not planner.planned:
+        rounds += 1
+        answers = [
+            report([8] * (r.stop - r.start), start=r.start, stop=r.stop, source=r.source)
+            for r in asked
+        ]
+        asked = [r for answer in answers for r in of_kind(planner.handle(answer), ReadAhead)]
+        assert asked or planner.planned
+
+    assert rounds <= 4  # one after the other they would be hundreds
 
 
 @pytest.mark.parametrize(("steps_known", "is_lacked"), [(2, True), (3, False)])
@@ -264,6 +318,24 @@ def test_a_starved_step_asks_for_more_and_is_planned_when_it_comes():
     assert read.start == 256
     more = report([10] * (read.stop - read.start), start=read.start, stop=read.stop)
     assert steps_of(planner.handle(more))[0] == 0
+
+
+def test_a_starved_step_is_drawn_again_only_once_more_is_known_of_what_it_waits_for():
+    # By samples: that one token of each is known says nothing of a step.
+    planner = a_planner(a_mix(pack={"lookahead_rows": 0}, mix={"level": "sample"}))
+    planner.handle(Started())
+    planner.handle(report([1] * 16, stop=16))
+
+    with patch.object(ahead, "steps_together", wraps=ahead.steps_together) as draw:
+        planner.handle(report([1], stop=16, source=1))
+        of_two = draw.call_count
+        for start in range(16, 64, 8):
+            planner.handle(report([1] * 8, start=start, stop=start + 8))
+        of_others = draw.call_count - of_two
+        commands = planner.handle(report([32] * 48, start=16, stop=64, source=1))
+
+    assert (of_two, of_others) == (1, 0)
+    assert steps_of(commands)[0] == 0
 
 
 def test_the_number_of_steps_ends_the_data():

@@ -102,6 +102,19 @@ def test_a_first_read_goes_over_no_record_twice(epoch, first):
     assert queue.ask(10**9, epoch=epoch, end=8) == (7, 8)
 
 
+@pytest.mark.parametrize(("need", "first"), [(1, 1), (300, 1), (2000, 7), (10**6, 16)])
+def test_a_first_read_for_the_next_plan_alone_is_of_as_many_records_as_that_is_likely_to_need(
+    need, first
+):
+    asked = SampleQueue.at(7).ask(10**9, epoch=10**6, end=math.inf, need=need)
+
+    assert asked == (7, 7 + first)
+
+
+def test_what_one_record_says_of_the_others_has_no_more_read_for_the_next_plan_than_a_probe():
+    assert a_queue(1).ask(10**9, epoch=10**6, end=math.inf, need=300) == (1, 17)
+
+
 def test_records_that_gave_nothing_do_not_stop_the_reading():
     queue = SampleQueue.at(0)
     queue.report(replace(a_table([]), stop=100), (0, 0, 0))

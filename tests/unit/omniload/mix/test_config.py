@@ -70,7 +70,7 @@ def test_a_good_file_says_what_a_step_holds(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": 3}, "version: Input should be 1 or 2"),
+        ({"version": 3}, "version: found 3; give 1 or 2"),
         ({"seed": -1}, "seed: "),
         ({"seeds": 3}, "seeds: no such key; did you mean 'seed'"),
         ({"sources.web.type": "tsv"}, "sources.web: type is 'tsv'; did you mean 'csv'?"),

@@ -64,6 +64,11 @@ def test_sources_that_hold_something_out_keep_their_readers():
         ("0.01", "1.5", "mix.yaml:3: splits.eval: found 1.5; give less than 1"),
         ("dev: 0.1", "dev: 0.9", "mix.yaml:6: sources.code.splits: shares sum to 1.1"),
         ("eval: 0.01", "train: 0.9", "mix.yaml:3: splits.train: train is 0.9, and train is what"),
+        (
+            "splits: {eval",
+            "split: {eval",
+            "mix.yaml:3: split: found {'eval': 0.01}, and split is the name of the one that is drawn;",
+        ),
         ("seed: 1", "seed: 1\nsplit: test", "mix.yaml:3: split: sources.code.split is 'test'"),
         (
             "path: own, ",

@@ -115,7 +115,9 @@ def test_folding_past_the_end_is_refused():
     mix = a_mix()
     base, records, planner = a_journal(mix, steps=4)
 
-    with pytest.raises(StateError, match="covers steps 0 to 4, step 9 is outside"):
+    with pytest.raises(
+        StateError, match="covers steps 0 to 3, and the state before step 4; step 9 is outside"
+    ):
         fold(History(mix), base, records, planner.fingerprint, 9)
 
 

@@ -1,6 +1,7 @@
 """The record of a run's starts: what was asked for, by whom a step was planned, what is refused."""
 
 import os
+import shutil
 import tracemalloc
 
 import orjson
@@ -10,6 +11,7 @@ import yaml
 from omniload.base.errors import ConfigError, StateError
 from omniload.mix.config import BalanceConfig
 from omniload.mix.run_record import (
+    NO_FILE_NAME,
     PLACEMENT,
     RUN_RECORD_NAME,
     RUN_RECORD_VERSION,
@@ -46,6 +48,99 @@ def test_the_mix_of_a_life_is_the_one_it_was_started_with(tmp_path):
     a_file(tmp_path, seed=2)
 
     assert read_run_record(tmp_path / "run").last.mix().seed == 1
+
+
+def test_the_mix_file_is_found_where_it_was_or_where_it_came_with_the_folder(tmp_path):
+    mix_path, run = a_file(tmp_path / "job"), tmp_path / "job" / "run"
+    write_run_record(run, mix_path, {"dp": 1})
+
+    (tmp_path / "deep").mkdir()
+    alone = run.rename(tmp_path / "deep" / "run")
+    found_alone = read_run_record(alone).last.mix_path
+    copy = a_file(tmp_path / "deep")
+    found_beside = read_run_record(alone).last.mix_path
+    # A start from there notes both ways anew.
+    write_run_record(alone, copy, {"dp": 1}, from_step=1)
+    both_moved = (tmp_path / "deep").rename(tmp_path / "other") / "run"
+
+    assert found_alone == mix_path
+    assert found_beside == copy
+    assert read_run_record(both_moved).last.mix_path == tmp_path / "other" / "mix.yaml"
+
+
+@pytest.fixture
+def without_a_file(tmp_path):
+    """Note a start of a mix in no file, whose paths start at a folder of data, with the run's folder in it."""
+    sources = {
+        name: {"type": "jsonl", "path": path}
+        for name, path in {
+            "a": "data/web/*.jsonl",
+            "b": ["{x,y}-*.jsonl", "s3://bucket/*.jsonl"],
+            "c": "odd[1].jsonl",
+        }.items()
+    }
+    mix = a_mix(sources=sources, tokenizer={"type": "bytes"})
+
+    def noted(job, *places):
+        run = job / "run"
+        for name in places:
+            (job / name).parent.mkdir(parents=True, exist_ok=True)
+            (job / name).touch()
+        text = mix.model_dump_json()
+        write_run_record(run, job / NO_FILE_NAME, {"dp": 1}, text=text)
+        return run
+
+    return noted
+
+
+DATA = ("data/web/0.jsonl", "y-0.jsonl", "odd[1].jsonl")
+
+
+def test_the_folder_of_a_mix_in_no_file_is_where_its_data_is(without_a_file, tmp_path):
+    run = without_a_file(tmp_path / "job", *DATA)
+    assert read_run_record(run).last.base_dir == tmp_path / "job"
+
+    # A folder of that name, without the data, is no reason to believe that it is here.
+    (tmp_path / "archive" / "data").mkdir(parents=True)
+    alone = run.rename(tmp_path / "archive" / "run")
+    assert read_run_record(alone).last.base_dir == tmp_path / "job"
+
+    both = (tmp_path / "job").rename(tmp_path / "moved")
+    alone = alone.rename(both / "run")
+    assert read_run_record(alone).last.base_dir == both
+
+
+def test_a_copy_with_its_data_is_read_there_though_the_first_one_stays(without_a_file, tmp_path):
+    without_a_file(tmp_path / "job", *DATA)
+    shutil.copytree(tmp_path / "job", tmp_path / "copy")
+
+    assert read_run_record(tmp_path / "copy" / "run").last.base_dir == tmp_path / "copy"
+
+
+def test_without_its_data_anywhere_a_mix_in_no_file_is_with_the_run(without_a_file, tmp_path):
+    alone = without_a_file(tmp_path / "job").rename(tmp_path / "run")
+
+    assert read_run_record(alone).last.base_dir == tmp_path
+
+
+def test_a_file_that_is_called_as_a_mix_in_none_is_one(tmp_path):
+    mix_path = a_file(tmp_path / "job").rename(tmp_path / "job" / NO_FILE_NAME)
+    write_run_record(tmp_path / "job" / "run", mix_path, {"dp": 1})
+    alone = (tmp_path / "job" / "run").rename(tmp_path / "run")
+
+    assert read_run_record(alone).last.mix_path == mix_path
+    mix_path.unlink()
+    assert read_run_record(alone).last.mix_path == tmp_path / NO_FILE_NAME
+
+
+def test_a_record_of_a_release_that_noted_no_absolute_place_is_read(tmp_path):
+    run = tmp_path / "run"
+    write_run_record(run, a_file(tmp_path), {"dp": 1})
+    record = orjson.loads((run / RUN_RECORD_NAME).read_bytes())
+    del record["lives"][0]["mix_at"]
+    (run / RUN_RECORD_NAME).write_bytes(orjson.dumps(record))
+
+    assert read_run_record(run).last.mix_path == tmp_path / "mix.yaml"
 
 
 def test_a_life_keeps_how_rows_were_dealt(tmp_path):
@@ -167,6 +262,7 @@ def test_a_folder_without_a_record_is_no_run(tmp_path):
         b'{"version": 1, "lives": [{"from_step": 1.5, "mix": "m", "text": "", "sizes": {}}]}',
         b'{"version": 1, "lives": [{"from_step": true, "mix": "m", "text": "", "sizes": {}}]}',
         b'{"version": 1, "lives": [{"from_step": 0, "mix": "m", "text": 3, "sizes": {}}]}',
+        b'{"version": 1, "lives": [{"from_step": 0, "mix": "m", "mix_at": 3, "text": "", "sizes": {}}]}',
         b'{"version": 1, "lives": [{"from_step": 0, "mix": "m", "text": "", "sizes": {"dp": 0}}]}',
         b'{"version": 1, "lives": [{"from_step": 0, "mix": "m", "text": "", "sizes": {"dp": "2"}}]}',
         b'{"version": 1, "lives": [{"from_step": 0, "mix": "m", "text": "", "sizes": {"dp": 1e12}}]}',
@@ -215,7 +311,7 @@ def test_a_record_written_by_the_first_release_is_read(tmp_path):
     assert record.last.mix_path == (tmp_path / "mix.yaml").resolve()
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 def test_a_pipe_is_no_record_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / RUN_RECORD_NAME)
 

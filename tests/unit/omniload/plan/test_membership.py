@@ -176,6 +176,21 @@ def test_a_source_of_which_everything_is_dropped_starves_the_step():
     assert of(one({"overlong": "drop"}), [[45, 45]]) == Starved(0)
 
 
+def test_a_draw_towards_an_end_names_the_first_source_drawn_up_and_the_one_that_it_ran_out_of():
+    weights = {"a": 1, "b": 2, "c": 3}
+    mix = a_mix(
+        sources=tuple(weights), weights=weights, rows=8, length=10, mix={"stop": "each_once"}
+    )
+
+    def found(*counts):
+        ahead = [a_table([10] * count) for count in counts]
+        return membership_of(mix, MixState.start(3), ahead, [9_999] * 3)
+
+    assert found(1, 1, 1) == Starved(1, 2)
+    # Once more is known of the third, the first is drawn up as well.
+    assert found(1, 1, 9) == Starved(0, 1)
+
+
 def test_weights_by_sample_count_a_document_once_however_long_it_is():
     mix = a_mix(
         rows=2, length=10, micro_rows=1, mix={"level": "sample"}, pack={"lookahead_rows": 0}

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from omniload.base.errors import StateError
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.plan.world import RanksServed, World
+from omniload.plan.world import Edition, RanksServed, World
 
 
 def a_world(dp=4, **changes):
@@ -85,3 +85,19 @@ def test_a_world_is_kept_as_plain_json():
 def test_a_damaged_world_is_refused(damage):
     with pytest.raises(StateError, match=r"a world in the journal is damaged"):
         World.from_json(a_world().to_json() | damage)
+
+
+@pytest.mark.parametrize(
+    ("before", "step", "stands"),
+    [
+        (Edition(life=1, turn=2, since=5), 9, True),  # itself
+        (Edition(life=1, turn=1), 4, False),  # told again with what was taken back
+        (Edition(turn=3), 4, True),  # of a planner before: nobody tells it again
+        (Edition(turn=3), 5, False),
+        (Edition(life=2), 5, True),  # a later one, whose word has overtaken this
+    ],
+)
+def test_a_plan_of_an_edition_before_stands_where_its_planner_is_gone_and_those_of_the_next_begin_behind_it(
+    before, step, stands
+):
+    assert Edition(life=1, turn=2, since=5).keeps(before, step) is stands

@@ -32,7 +32,7 @@ _SIZES = {"few": (16, 16), "short": (16, 4), "many": (64, 16)}
 
 @cache
 def planned_job(rows, ahead):
-    job = a_job(a_mix(rows=rows, runtime={"kind": "ray", "prefetch_steps": ahead}), steps=96)
+    job = a_job(a_mix(rows=rows, runtime={"kind": "ray", "prefetch_steps": ahead}), steps=384)
     costs = {"report_s": 1e-4, "taken_s": 1e-5, "step_s": 1e-3, "part_s": 1e-4}
     planner = PlannerCosts(ranks=1, sources=2, tokens=job.spec.mix.batch.tokens, **costs)
     return job, a_profile(planners=(planner,))
@@ -80,10 +80,10 @@ def test_costs_that_planes_were_made_with_are_found_again_from_what_their_roles_
     found = costs_by_role(*planes_of(made), clock=AT_REST, least_s=0.0)
 
     for role in ("loader", "constructor", "rank", "node"):
-        assert found[role].end_s == pytest.approx(made[role].end_s, rel=0.2)
+        assert found[role].end_s == pytest.approx(made[role].end_s, rel=0.05)
         assert found[role].byte_s == pytest.approx(made[role].byte_s, rel=0.2)
     for role in ("constructor", "rank"):
-        assert found[role].batch_s == pytest.approx(made[role].batch_s, rel=0.2)
+        assert found[role].batch_s == pytest.approx(made[role].batch_s, rel=0.1)
     assert found["reader"] == found["loader"]
     assert set(found) == set(ROLES)
 
@@ -156,7 +156,9 @@ def test_of_several_ranks_one_is_measured_and_stands_for_all():
     assert found.message_of("rank") == few.message_of("rank")
 
 
-@pytest.mark.parametrize(("times", "found_times"), [(1.5, 1.5), (0.5, 1.0), (30.0, 4.0)])
+@pytest.mark.parametrize(
+    ("times", "found_times"), [(1.5, 1.5), (0.5, 0.5), (30.0, 4.0), (0.1, 0.25)]
+)
 def test_how_many_times_as_long_messages_take_after_a_rest_is_found_again_within_bounds(
     times, found_times
 ):
@@ -164,10 +166,10 @@ def test_how_many_times_as_long_messages_take_after_a_rest_is_found_again_within
     few = planes_of(quick)[0]
     slow = a_plane_once(even_roles(times * 1e-3), _SIZES["few"])
 
-    found = with_rest(quick, few, replace(few, spent_s=spent_in(slow)), least_s=1e-4)
+    found = with_rest(quick, replace(few, spent_s=spent_in(slow)), least_s=1e-4)
 
     assert {role: costs.rested for role, costs in found.items()} == pytest.approx(
-        dict.fromkeys((*few.spent_s, "reader"), found_times) | {"process": 1.0}, rel=0.05
+        dict.fromkeys((*few.spent_s, "reader"), found_times) | {"process": 1.0}, rel=0.1
     )
     assert all(costs.end_s == 1e-3 for costs in found.values())
 

@@ -44,7 +44,7 @@ def simulated(job, *, token_s=1e-4, block_units=4, threads=1.0):
 
 
 def test_two_readers_halve_what_a_heavy_source_takes_and_four_halve_it_again():
-    alone, two, four = (simulated(a_heavy_job(readers=n)) for n in (1, 2, 4))
+    alone, two, four = (simulated(a_heavy_job(readers=n, steps=96)) for n in (1, 2, 4))
 
     step_s = alone.seconds / alone.steps
     assert two.seconds / two.steps == pytest.approx(step_s / 2, rel=0.1)
@@ -69,8 +69,10 @@ def test_readers_are_processes_that_speak_to_their_loader_and_have_their_part_of
 
 
 def test_readers_of_the_local_runtime_are_threads_that_get_the_cores_of_one_process():
-    one_core = [simulated(a_heavy_job("local", readers=n)) for n in (1, 2)]
-    two_cores = [simulated(a_heavy_job("local", readers=n), threads=2.0) for n in (1, 2)]
+    jobs = [a_heavy_job("local", readers=n, steps=96) for n in (1, 2)]
+    one_core, two_cores = (
+        [simulated(job, threads=threads) for job in jobs] for threads in (1.0, 2.0)
+    )
 
     assert one_core[1].seconds == pytest.approx(one_core[0].seconds, rel=0.1)
     assert two_cores[1].seconds == pytest.approx(two_cores[0].seconds / 2, rel=0.15)

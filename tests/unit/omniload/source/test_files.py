@@ -11,7 +11,8 @@ import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from omniload.source import files, patterns
-from omniload.source.files import digest_of, reading
+from omniload.source.files import reading
+from omniload.source.formats.content import digest_of
 from omniload.source.formats.opening import spec_of
 from omniload.source.patterns import find_files
 
@@ -73,6 +74,39 @@ def test_a_pattern_that_matches_nothing_is_named(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"'gone\.txt' matches no file under .*, relative paths"):
         found(tmp_path, "gone.txt")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        (
+            "~/x.txt",
+            r"'~/x\.txt' matches no file under .*; ~ stands for no home here: write the folder",
+        ),
+        (
+            "$DATA/x.txt",
+            r"under .*; variables are written \${NAME}, in a file of version 2: write it so",
+        ),
+    ],
+)
+def test_what_a_shell_would_write_out_is_told_in_a_path_that_is_missing(tmp_path, pattern, said):
+    with pytest.raises(ConfigError, match=said):
+        found(tmp_path, pattern)
+
+
+def test_a_folder_that_may_not_be_read_is_told_with_who_may_not(tmp_path, monkeypatch):
+    written(tmp_path, "a/x.txt")
+
+    def refuses(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), f"{tmp_path}/a")
+
+    monkeypatch.setattr(os, "scandir", refuses)
+
+    with pytest.raises(
+        ConfigError,
+        match=rf"Permission denied: '.*/a'; let user {os.geteuid()} read its folders, or",
+    ):
+        found(tmp_path, "a/*.txt")
 
 
 def test_a_whole_path_that_is_missing_is_not_told_where_others_start(tmp_path):

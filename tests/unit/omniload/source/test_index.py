@@ -294,7 +294,7 @@ def test_a_user_without_a_home_keeps_no_indexes_and_is_told_once(monkeypatch, ca
     assert "set XDG_CACHE_HOME to a folder" in said
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 def test_a_pipe_in_place_of_an_index_is_not_waited_for(indexed, folder):
     indexed()
     (kept,) = (folder / "cache").iterdir()

@@ -13,7 +13,7 @@ from trainer_integration.writers import opening
 from trainer_integration.writers.opening import Writers, open_writers
 from trainer_integration.writers.record import RECORD_NAME, read_record
 
-LIMIT_S = 30
+LIMIT_S = 60
 
 
 class Told:

@@ -55,7 +55,7 @@ def test_settings_are_taken_by_name(tmp_path):
     [
         ("log: [tensorboard,\n  wandbb]\n", r"yaml:5: log\.1: writer 'wandbb' is not known"),
         ("log:\n  wandb: {projct: moe}\n", r"yaml:5: log\.wandb\.projct: .*did you mean 'project'"),
-        ("log:\n  wandb:\n    mode: on\n", r"yaml:6: log\.wandb\.mode: Input should be 'offline'"),
+        ("log:\n  wandb:\n    mode: on\n", r"yaml:6: log\.wandb\.mode: found 'on'; give 'offline'"),
         ("log:\n  mlflow: {tracking_uri: 'ftp://x'}\n", r"yaml:5: log\.mlflow\.tracking_uri"),
         ('log:\n  wandb: {name: "a\\nb"}\n', r"yaml:5: log\.wandb\.name"),
         ("log: tensorboard\n", r"yaml:4: log: "),

@@ -13,13 +13,15 @@ from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray import actors as actors_module
 from omniload.actors.ray import planner_actor as planner_module
 from omniload.actors.ray.actors import ConstructorActor, LoaderActor
-from omniload.actors.ray.links import LoaderHolders, Loaders
+from omniload.actors.ray.links.of_constructor import LoaderHolders, Loaders
 from omniload.actors.ray.planner_actor import PlannerActor
-from omniload.actors.roles.links import BuildOrder
+from omniload.actors.roles.build_order import BuildOrder
+from omniload.base.clock import FakeClock
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.ragged import Ragged
 from omniload.batch.rows import build_rows
 from omniload.machine.data_constructor import DataConstructor
+from omniload.machine.messages import ReadAhead
 from omniload.machine.progress import Progress
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.runtime import RuntimeConfig
@@ -53,6 +55,33 @@ def test_a_shadow_leaves_the_loader_beside_it_on_the_board(tmp_path, monkeypatch
     assert sorted(board.read()) == ["loader-0", "loader-0+1"]
 
 
+class Reading(LoaderActor):
+    """A loader of which reads of some sources fail, and each takes so long."""
+
+    def __init__(self, clock, took_s, failing=()):
+        self.clock, self.took_s, self.failing = clock, took_s, failing
+
+    def read_ahead(self, command):
+        self.clock.sleep(self.took_s)
+        if command.source in self.failing:
+            raise IntegrityError(f"source {command.source} cannot be decoded")
+        return command.source
+
+
+@pytest.mark.parametrize(("took_s", "answered"), [(0.001, 9), (0.04, 3), (2.0, 1)])
+def test_several_reads_are_answered_for_themselves_within_a_tenth_of_a_second_and_the_last_read(
+    monkeypatch, took_s, answered
+):
+    clock = FakeClock()
+    monkeypatch.setattr(actors_module, "time", SimpleNamespace(monotonic=clock.now_s))
+    reads = [ReadAhead(source=s, start=0, stop=9) for s in range(9)]
+
+    found = Reading(clock, took_s, failing=(1,)).read_several(reads)
+
+    said = [str(each) if isinstance(each, IntegrityError) else each for each in found]
+    assert said == [0, "source 1 cannot be decoded", *range(2, 9)][:answered]
+
+
 @pytest.mark.parametrize(
     ("place", "where"),
     [({}, ""), ({"loaders": {"cpus": 1}}, r"; looked for on 10\.0\.0\.9, where runtime\.place")],
@@ -84,7 +113,7 @@ def test_a_constructor_builds_in_one_thread_in_whichever_it_is_called(tmp_path, 
     machine = DataConstructor(dp_ranks=[0], names=["web", "code"], row_length=8, rows=rows)
     actor = ConstructorActor(machine, NOBODY, "constructor-0", FolderBoard(tmp_path), None)
     called_in = set()
-    meet = threading.Barrier(3, timeout=10)
+    meet = threading.Barrier(3, timeout=60)
 
     def build(step):
         meet.wait()
@@ -106,7 +135,7 @@ def test_other_ranks_and_what_is_let_go_are_known_while_every_window_waits(tmp_p
 
     def fetch(_self, _requests):
         waiting.release()
-        assert goes_on.wait(10)
+        assert goes_on.wait(60)
         return own
 
     monkeypatch.setattr(LoaderHolders, "fetch", fetch)
@@ -121,7 +150,7 @@ def test_other_ranks_and_what_is_let_go_are_known_while_every_window_waits(tmp_p
 
     for step in range(4):
         carry_out(step, before)
-        assert waiting.acquire(timeout=10)
+        assert waiting.acquire(timeout=60)
     carry_out(None, now, released_to=2)
 
     assert (machine.generation, tuple(machine.dp_ranks)) == (1, (0, 1))

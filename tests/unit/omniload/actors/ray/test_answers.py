@@ -12,10 +12,17 @@ from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import DefectError, IntegrityError, StateError, UnavailableError
 
 pytest.importorskip("ray")
-from ray.exceptions import ActorDiedError, GetTimeoutError, OutOfMemoryError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    OutOfMemoryError,
+    RayError,
+    RayTaskError,
+)
 
 from omniload.actors.ray import answers
-from omniload.actors.ray.answers import has_ended, log_failure, plain_error
+from omniload.actors.ray.answers import has_ended, log_failure, plain_error, why_ended
 
 
 def raised_in_actor(cause):
@@ -182,7 +189,7 @@ def test_what_the_head_was_asked_is_waited_for_before_ray_is_left():
 
     assert not answers.wait_for_head(0.0)
     told.set()
-    assert asked.result(10.0)
+    assert asked.result(60.0)
     assert answers.wait_for_head(10.0)
 
 
@@ -199,10 +206,10 @@ def test_an_actor_that_a_thread_calls_is_waited_for_by_its_answer(calls, error):
 
     def call():
         thread.set_result(threading.current_thread())
-        return told.result(10.0)
+        return told.result(60.0)
 
     answer = answers.call_in_thread(call, calls)
-    assert thread.result(10.0) is not threading.current_thread()
+    assert thread.result(60.0) is not threading.current_thread()
     assert not answers.wait_for_future(answer, 0.0, lambda: None)
     if error is None:
         told.set_result("batches")
@@ -227,7 +234,7 @@ def test_what_keeps_a_thread_from_calling_an_actor_is_the_answer(calls, raised, 
         raise raised
 
     with pytest.raises(UnavailableError, match=told):
-        answers.call_in_thread(call, calls).result(10.0)
+        answers.call_in_thread(call, calls).result(60.0)
 
 
 def test_a_call_that_was_not_made_before_its_plane_was_closed_is_answered_with_that():
@@ -261,3 +268,14 @@ def test_an_answer_that_is_there_is_given_though_its_plane_is_gone():
     answer.set_result("batches")
 
     assert answers.wait_for_future(answer, 1.0, gone)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ActorDiedError(), "has ended (ActorDiedError)"),
+        (ActorUnavailableError("reset", b"1" * 16), "cannot be reached (ActorUnavailableError)"),
+    ],
+)
+def test_a_process_that_is_cut_off_is_not_said_to_have_ended(error, said):
+    assert why_ended(error) == f"its process {said}"

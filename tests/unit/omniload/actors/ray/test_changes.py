@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("ray")
 
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError
+
 from omniload.actors.address import PlaneAddress
 from omniload.actors.gate import Gate
 from omniload.actors.plane import PlaneSpec
@@ -73,6 +75,7 @@ def crew(tmp_path, monkeypatch):
     for module in (changes, opening):
         monkeypatch.setattr(module, "answer_to", answer_to)
         monkeypatch.setattr(module, "has_ended", lambda answer: False)
+    monkeypatch.setattr(changes, "loss_of", lambda answer: None)
     tree = ClientPlaceTree.of(dp=1)
     spec = PlaneSpec(mix=a_mix(), base_dir=tmp_path, tree=tree, run_dir=tmp_path)
     address = PlaneAddress(
@@ -83,7 +86,7 @@ def crew(tmp_path, monkeypatch):
         batch_timeout_s=60.0,
     )
     shares = [
-        LoaderShare(sources=(s,), busy=0.1, memory_bytes=1, threads=1, why="few")
+        LoaderShare(sources=(s,), busy=0.1, memory_bytes=1, reads=1, why="few")
         for s in range(len(LOADERS))
     ]
     crew = Crew(spec, shares, address, "node", SimpleNamespace())
@@ -240,6 +243,7 @@ def test_a_change_that_a_lost_role_has_not_kept_is_refused_by_what_to_do_and_lea
 ):
     before = crew.spec, dict(crew.sources_of), dict(crew.facts)
     monkeypatch.setattr(changes, "has_ended", lambda answer: True)
+    monkeypatch.setattr(changes, "loss_of", lambda answer: ActorDiedError())
     lose(crew)
 
     with pytest.raises(UnavailableError) as refused:
@@ -308,6 +312,7 @@ class Hearer:
     def __init__(self):
         self.heard, self.answers = [], []
         self.replace_loader = SimpleNamespace(remote=self._hear)
+        self.replace_constructor = SimpleNamespace(remote=lambda *told: self._hear(told))
 
     def _hear(self, serving):
         self.heard.append(serving)
@@ -323,6 +328,7 @@ class CrewOfOne:
         self.dp_ranks_of, self.sources_of = {"constructor-0": (0,)}, {"loader-0": (0, 1)}
         self.actors = {m: Hearer() for m in self.holders.values()}
         self.changed, self.noted, self.buried = threading.Condition(), [], []
+        self.serving = {}
 
     def holding(self, role):
         return self.actors[self.holders[role]]
@@ -332,6 +338,7 @@ class CrewOfOne:
 
     def note_serving(self, member, sources):
         self.noted.append((member, tuple(sources)))
+        self.serving |= dict.fromkeys(sources, member)
 
 
 @pytest.fixture
@@ -392,3 +399,59 @@ def test_what_fails_at_once_is_not_tried_for_ever(handed_over):
     handed_over.handing_over.tell_again()
 
     assert (len(handed_over.planner.heard), handed_over.constructor.heard) == (1, [])
+
+
+PASSING = [ActorUnavailableError("its host was cut off", None), ObjectLostError("0" * 56, None, "")]
+"""A call is lost by them, and nobody takes the place of the actor."""
+
+
+@pytest.mark.parametrize("loss", PASSING)
+def test_a_planner_that_may_live_is_told_again_who_serves_and_one_that_has_ended_is_not(
+    handed_over, loss
+):
+    handed_over.planner.answers[0].set_exception(loss)
+    handed_over.handing_over.tell_again()
+    handed_over.planner.answers[1].set_exception(ActorDiedError())
+    handed_over.handing_over.tell_again()
+
+    assert (len(handed_over.planner.heard), handed_over.constructor.heard) == (2, [])
+
+
+@pytest.mark.parametrize("loss", PASSING)
+def test_a_constructor_that_did_not_hear_which_loader_serves_is_told_again(handed_over, loss):
+    handed_over.planner.answers[0].set_result(None)
+    handed_over.constructor.answers[0].set_exception(loss)
+    assert (
+        len(handed_over.constructor.heard) == 1
+    )  # not at once: of one that is cut off the answer is as quick
+
+    handed_over.handing_over.tell_again()
+    handed_over.constructor.answers[1].set_result(None)
+    handed_over.handing_over.tell_again()
+
+    assert [serving.sources for serving in handed_over.constructor.heard] == [(0, 1), (0, 1)]
+
+
+@pytest.mark.parametrize("who", ["its own role", "the sources"])
+def test_a_constructor_is_told_nothing_again_that_holds_no_more(handed_over, who):
+    handed_over.planner.answers[0].set_result(None)
+    handed_over.constructor.answers[0].set_exception(PASSING[0])
+    if who == "its own role":
+        handed_over.holders["constructor-0"] = Member("constructor-0", 1)
+    else:
+        handed_over.serving = dict.fromkeys((0, 1), NEXT)
+
+    handed_over.handing_over.tell_again()
+
+    assert len(handed_over.constructor.heard) == 1
+
+
+@pytest.mark.parametrize("loss", PASSING)
+def test_a_planner_that_did_not_hear_of_a_constructor_is_told_again(handed_over, loss):
+    handed_over.handing_over.to(BUILDS)
+    handed_over.planner.answers[-1].set_exception(loss)
+
+    handed_over.handing_over.tell_again()
+
+    told = [each for each in handed_over.planner.heard if isinstance(each, tuple)]
+    assert told == [(0, handed_over.constructor, 0)] * 2

@@ -1,6 +1,7 @@
 """Who holds a role by now: what of Ray's head is heard, and what a rank that waits for it does meanwhile."""
 
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,25 +9,35 @@ pytest.importorskip("ray")
 
 from omniload.actors.ray import finding
 from omniload.actors.ray.finding import Search, actor_named, await_newest, newest_of
+from omniload.actors.ray.given import namespaces
 from omniload.base.errors import UnavailableError
+
+OWN = "omniload-a"
+"""Namespace of this process."""
+
+
+@pytest.fixture(autouse=True)
+def _connected(monkeypatch):
+    context = SimpleNamespace(namespace=OWN)
+    monkeypatch.setattr(namespaces, "ray", SimpleNamespace(get_runtime_context=lambda: context))
 
 
 @pytest.mark.parametrize("error", [ValueError("no such name"), AssertionError("no class of it")])
 def test_an_actor_that_ray_cannot_find_or_cannot_load_is_unavailable(monkeypatch, error):
-    def lost(_):
+    def lost(*_, **__):
         raise error
 
     monkeypatch.setattr(finding.ray, "get_actor", lost)
 
     with pytest.raises(UnavailableError, match="has no planner any more"):
-        actor_named("planner")
+        actor_named("planner", OWN)
 
 
 def test_the_newest_of_a_role_is_told_by_its_number_and_not_by_its_letters(monkeypatch):
     names = ["planner+9", "constructor-1", "planner", "planner+10", "constructor-10"]
     monkeypatch.setattr(finding.ray.util, "list_named_actors", lambda: names)
 
-    assert [newest_of(role) for role in ("planner", "constructor-1", "loader-0")] == [
+    assert [newest_of(role, OWN) for role in ("planner", "constructor-1", "loader-0")] == [
         "planner+10",
         "constructor-1",
         None,
@@ -36,7 +47,7 @@ def test_the_newest_of_a_role_is_told_by_its_number_and_not_by_its_letters(monke
 def test_a_head_is_asked_once_until_it_answers_and_anew_after_that(monkeypatch):
     asked = []
     monkeypatch.setattr(finding, "ask_head", lambda _: asked.append(Future()) or asked[-1])
-    search = Search("planner")
+    search = Search("planner", OWN)
 
     assert search.found() is None
     assert search.ask() is search.ask()
@@ -62,7 +73,7 @@ def test_whoever_waits_for_a_member_looks_at_the_plane_before_each_pause(monkeyp
 
     monkeypatch.setattr(finding, "ask_head", ask_head)
 
-    found = await_newest("planner", lambda: done.append("look"), lambda: done.append("pause"))
+    found = await_newest("planner", OWN, lambda: done.append("look"), lambda: done.append("pause"))
 
     assert found == ("planner+1", "its actor")
     assert done == ["look", "pause"] * 2
@@ -78,7 +89,7 @@ def test_whoever_waits_for_a_member_sees_that_the_plane_ends_while_the_head_does
     monkeypatch.setattr(finding, "ask_head", lambda _: Future())
 
     with pytest.raises(UnavailableError, match="takes no connection"):
-        await_newest("planner", look, lambda: None)
+        await_newest("planner", OWN, look, lambda: None)
 
 
 def test_whoever_waits_for_a_member_for_a_minute_is_told_so(monkeypatch):
@@ -89,4 +100,4 @@ def test_whoever_waits_for_a_member_for_a_minute_is_told_so(monkeypatch):
     with pytest.raises(
         UnavailableError, match="no constructor-0 any more, and none took its place"
     ):
-        await_newest("constructor-0", lambda: None, lambda: None)
+        await_newest("constructor-0", OWN, lambda: None, lambda: None)

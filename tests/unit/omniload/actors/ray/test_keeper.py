@@ -23,7 +23,7 @@ from omniload.machine.status import SKIPPED
 from tests.support.plane.builders import a_mix
 
 FIRST = Member("loader-0")
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 class Method:

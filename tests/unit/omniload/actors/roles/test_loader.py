@@ -20,7 +20,7 @@ from omniload.source.kept_profile import KeptProfile, RunningCosts, keep, kept_p
 from omniload.source.parts.sample_block import SampleBlock
 from tests.support.plane.builders import a_mix, a_table
 
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 class AnOpening:
@@ -94,6 +94,25 @@ def test_a_loader_that_takes_over_reads_its_sources_beside_each_other(a_shell):
     shell.take_over(TakeOver(ranges={0: (3, 5), 1: (0, 9)}))
 
     assert [each.result(WITHIN_S) for each in held] == [(3, 5), (0, 9)]
+    shell.close()
+
+
+@pytest.mark.parametrize("waits_s", [0.05, WITHIN_S])
+def test_who_has_a_loader_take_over_may_wait_for_what_it_reads_and_no_longer(a_shell, waits_s):
+    goes_on = threading.Event()
+    if waits_s == WITHIN_S:
+        goes_on.set()
+    read = []
+
+    def answer(source, start, stop):
+        assert goes_on.wait(WITHIN_S)
+        read.append((source, start, stop))
+
+    shell = a_shell(answer)
+    shell.take_over(TakeOver(ranges={0: (3, 5), 1: (0, 9)}), waits_s=waits_s)
+
+    assert sorted(read) == ([(0, 3, 5), (1, 0, 9)] if goes_on.is_set() else [])
+    goes_on.set()
     shell.close()
 
 

@@ -43,7 +43,7 @@ from omniload.plan.world import Edition, RanksServed, World
 from tests.support.plane.builders import a_mix, a_plan, a_planner, a_table, tokens_of
 
 A = [0, 1, 0, 0, 5, 5]
-LIMIT_S = 5.0
+LIMIT_S = 60.0
 
 
 def a_shell(fetch=None, activity=None, ranks=1, **changes):
@@ -112,6 +112,7 @@ def test_a_step_that_is_built_for_the_ranks_of_before_is_none_of_the_next():
     shell.build([a_plan([[A]], step=2)])
 
     assert shell.has(2)
+    assert shell.built(2, 0, 0, generation=1) is None
     assert not shell.has(2, generation=1)
     shell.fail(why)  # before it hears of the next ranks
     with pytest.raises(UnavailableError) as caught:
@@ -368,7 +369,7 @@ class FakeConstructor:
     def __init__(self, deaf=False):
         self.deaf, self.heard = deaf, []
 
-    def told(self):
+    def told(self, served):
         """Ranks tell the planner themselves."""
 
     def fail(self, error):
@@ -606,7 +607,7 @@ class TellingConstructor(FakeConstructor):
         self.asked, self.built, self.failed = (queue.SimpleQueue() for _ in range(3))
         self.answered = None
 
-    def told(self):
+    def told(self, served):
         if self.answered is not None and not self.answered.done():
             return None
         self.answered = Future()
@@ -615,7 +616,7 @@ class TellingConstructor(FakeConstructor):
 
     def build(self, plans, served, released_to):
         self.built.put([plan.step for plan in plans])
-        return self.told() or Future()
+        return self.told(served) or Future()
 
     def fail(self, error):
         self.failed.put(error)
@@ -688,41 +689,6 @@ def test_a_constructor_whose_answer_the_planner_has_yet_to_hear_is_not_asked_aga
     links.listen()
 
     assert not constructor.asked.empty()
-
-
-def test_what_fails_to_be_built_beside_a_question_is_its_answer_or_that_of_the_next():
-    shell, error = a_shell(), IntegrityError("bad record")
-    building, built = Future(), Future()
-    shell.taken(3, 0)
-    built.set_result(1)
-
-    assert shell.told_beside(building, 0, 0) == (1, StepsTaken(steps={(0, 0): 3}))
-    building.set_exception(error)
-    with pytest.raises(IntegrityError, match="bad record"):
-        shell.told_beside(built, 0, 1)
-    # Told once; and what failed for ranks that are gone is nobody's.
-    failing = Future()
-    failing.set_exception(error)
-    shell.taken(4, 0)
-    assert shell.told_beside(failing, 7, 1)[0] == 2
-
-
-def test_the_first_failure_of_the_ranks_of_now_is_told_whatever_fails_behind_it():
-    shell, built = a_shell(), Future()
-    shell.build((), RanksServed(dp_ranks=(0,), generation=1))
-    shell.taken(3, 0, generation=1)
-    of_before, of_now, behind_it = Future(), Future(), Future()
-    for building, generation, heard in ((of_before, 0, 0), (of_now, 1, 0), (behind_it, 1, 0)):
-        shell.told_beside(building, generation, heard)
-
-    of_now.set_exception(IntegrityError("bad record"))
-    behind_it.set_exception(UnavailableError("it was let go of"))
-    of_before.set_exception(StateError("its ranks are gone"))
-
-    built.set_result(1)
-    with pytest.raises(IntegrityError, match="bad record"):
-        shell.told_beside(built, 1, 0)
-    assert shell.told_beside(built, 1, 0)[0] == 1
 
 
 class ClaimedJournal:

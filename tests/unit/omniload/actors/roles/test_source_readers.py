@@ -10,7 +10,7 @@ from omniload.base.clock import FakeClock
 from omniload.machine import readers as machine
 from omniload.machine.scaling.coming import Ahead, Coming
 from omniload.machine.scaling.measured import Reading
-from omniload.source.parts.divided import OpenPart, ReaderLostError
+from omniload.source.parts.reader import OpenPart, ReaderLostError
 from tests.property.omniload.source.test_records import a_source
 from tests.support.plane.builders import a_mix
 

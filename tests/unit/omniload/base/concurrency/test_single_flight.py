@@ -8,7 +8,7 @@ import pytest
 from omniload.base.concurrency import single_flight
 from omniload.base.concurrency.single_flight import SingleFlight
 
-LIMIT_S = 30
+LIMIT_S = 60
 
 
 class Slow:

@@ -3,6 +3,7 @@
 import logging
 import threading
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,7 @@ from omniload.base.concurrency.calls_under_way import (
     figures_of_calls,
     under_way,
 )
-from omniload.base.concurrency.threads import DaemonPool, ending
+from omniload.base.concurrency.threads import DaemonPool, ending, was_given_up
 
 _LONG_S = 60
 
@@ -152,3 +153,74 @@ def test_of_a_thread_that_does_not_end_the_log_says_what_is_waited_for_and_how_l
 
     assert not thread.is_alive()
     assert caplog.messages == ["closing waits up to 60 s more for the last status in run"]
+
+
+def waiting_for_a_store(begun):
+    """Wait as clients of stores do: from second to second, so that an interrupt is noticed."""
+    begun.set()
+    while True:
+        threading.Event().wait(0.01)
+
+
+def test_a_read_that_does_not_end_is_given_up_and_what_follows_it_is_cancelled():
+    begun = threading.Event()
+    pool = DaemonPool(1, "test", reads=True)
+    first, second = pool.submit(lambda: waiting_for_a_store(begun)), pool.submit(int)
+    assert begun.wait(_LONG_S)
+
+    assert pool.close(_LONG_S)
+    assert was_given_up(first)
+    assert second.cancelled()
+
+
+def test_a_read_that_asks_its_store_once_more_is_given_up_again(monkeypatch):
+    monkeypatch.setattr(threads, "_AGAIN_S", 0.01)
+    begun, asks = threading.Event(), []
+
+    def stubborn():
+        while len(asks) < 3:
+            with suppress(BaseException):
+                waiting_for_a_store(begun)
+            asks.append("again")
+        return "ended"
+
+    pool = DaemonPool(1, "test", reads=True)
+    read = pool.submit(stubborn)
+    assert begun.wait(_LONG_S)
+
+    assert pool.close(_LONG_S)
+    assert read.result(0) == "ended"
+
+
+def test_reads_of_a_pool_that_a_read_waits_for_are_given_up_with_it():
+    begun, inner = threading.Event(), []
+
+    def outer():
+        with DaemonPool(2, "inner", reads=True) as pool:
+            inner.append(pool)
+            pool.map(lambda _: waiting_for_a_store(begun), range(2))
+
+    pool = DaemonPool(1, "outer", reads=True)
+    read = pool.submit(outer)
+    assert begun.wait(_LONG_S)
+
+    assert pool.close(_LONG_S)
+    assert was_given_up(read)
+    assert inner[0].close(0.0)
+
+
+def test_a_call_that_does_more_than_read_is_never_given_up():
+    begun, gone_on = threading.Event(), threading.Event()
+
+    def writing():
+        begun.set()
+        return gone_on.wait(_LONG_S)
+
+    pool = DaemonPool(1, "test")
+    written = pool.submit(writing)
+    assert begun.wait(_LONG_S)
+
+    assert not pool.close(threads._PATIENT_S + 0.1)
+    gone_on.set()
+    assert written.result(_LONG_S)
+    assert pool.close(_LONG_S)

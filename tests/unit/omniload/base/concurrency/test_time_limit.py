@@ -6,7 +6,7 @@ from concurrent.futures import Future
 import pytest
 
 from omniload.base.concurrency import time_limit
-from omniload.base.concurrency.threads import DaemonPool
+from omniload.base.concurrency.threads import DaemonPool, was_given_up
 from omniload.base.concurrency.time_limit import LimitedCalls, call_within
 from omniload.base.errors import UnavailableError
 
@@ -69,3 +69,18 @@ def test_short_calls_share_a_thread_and_one_that_does_not_return_holds_up_no_oth
     assert first is second is not third
     assert ended.wait(60)
     assert not third.is_alive()
+
+
+def test_a_read_that_waits_for_an_answer_can_be_given_up(monkeypatch):
+    monkeypatch.setattr(time_limit, "_LOOK_S", 0.01)
+    begun, release = threading.Event(), threading.Event()
+    pool = DaemonPool(1, "a-test", reads=True)
+
+    def asked():
+        return call_within(600, lambda: (begun.set(), release.wait()), what="s3://b")
+
+    read = pool.submit(asked)
+    assert begun.wait(60)
+    assert pool.close(60)
+    release.set()
+    assert was_given_up(read)

@@ -4,6 +4,7 @@ import pytest
 
 from omniload.actors.status_file import PlaneStatus, RoleLine
 from omniload.commands.runs.diagnosis import OLD_S, diagnose, moment_of
+from omniload.machine.progress import PLANNED_ALL
 from omniload.machine.scaling.measured import Reading
 
 START_S = 1_000_000.0
@@ -232,6 +233,63 @@ def test_what_will_cost_work_is_told_too(roles, said):
 )
 def test_what_is_as_it_should_be_is_no_finding(roles):
     assert diagnosed(a_look(0, *roles)).findings == ()
+
+
+def lock_step(second, first, other, *, age_s, rate=20.0):
+    """A moment of two ranks that told how far they are, the other so many seconds before the first."""
+    ranks = [
+        a_role(f"rank dp={n}", taken_steps_total=steps).model_copy(
+            update={"age_s": age, "rates": {"taken_steps_total": rate}}
+        )
+        for n, (steps, age) in enumerate([(first, 0.1), (other, 0.1 + age_s)])
+    ]
+    return a_look(second, *ranks)
+
+
+@pytest.mark.parametrize(
+    ("looks", "behind"),
+    [
+        ([lock_step(0, 100, 86, age_s=0.7)], None),  # within what it may have taken since
+        ([lock_step(0, 100, 80, age_s=0.5)], "10"),
+        ([lock_step(0, 100, 90, age_s=0.0)], "10"),
+        # Of two whose reports alternate, neither is behind in every look.
+        ([lock_step(0, 100, 95, age_s=0.0), lock_step(1, 115, 120, age_s=0.0)], None),
+        ([lock_step(0, 100, 95, age_s=0.0), lock_step(1, 120, 115, age_s=0.0)], "5"),
+    ],
+)
+def test_a_rank_is_behind_only_by_more_than_it_may_have_taken_since_it_told(looks, behind):
+    found = [finding.what for finding in diagnosed(*looks).findings]
+
+    said = [f"rank dp=1 is {behind} steps behind another rank."]
+    assert found == (said if behind else [])
+
+
+def test_a_planner_that_has_planned_every_step_is_not_told_to_plan_further_ahead():
+    def at_the_end(second):
+        state = f"{PLANNED_ALL} 150, where the run ends"
+        return a_look(
+            second,
+            a_role("constructor-0", "has built every step that was planned", ("planner",)),
+            a_role("planner", state, task_s=9.0),
+            a_role("rank dp=0", "waits", ("constructor-0",), wait_seconds_total=10.0 + second),
+        )
+
+    slow = [a_wait(n, 0.8 * n, cause="loader-1") for n in range(3)]
+
+    assert diagnosed(*map(at_the_end, range(3))).findings == ()
+    # Waits of before are told of, and what the planner did then.
+    (finding,) = diagnosed(*slow, at_the_end(3)).findings
+    assert finding.role == "loader-1"
+
+
+def test_a_status_that_a_full_disk_keeps_from_being_written_is_of_a_plane_that_may_go_on():
+    look = a_look(0, a_role("planner"))
+
+    finding = diagnose([look], START_S + 60, {}, full="the disk of run is full").findings[0]
+
+    assert "the disk of the run is full" in finding.what
+    assert finding.seen == "the last status is 60 s old; the disk of run is full"
+    assert "free some room" in finding.do
 
 
 def test_a_plane_that_was_closed_is_told_as_such_and_no_rank_of_its_last_moment_is_behind():

@@ -1,12 +1,14 @@
 """What ``omniload mix top`` shows of where roles are."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from omniload.actors.status_file import PlaneStatus, RoleLine
 from omniload.base.log import log_name
+from omniload.commands.runs import roles_view as roles_view_module
 from omniload.commands.runs.roles_view import roles_view, status_json
 from omniload.machine.scaling.measured import Reading
 
@@ -62,6 +64,21 @@ def test_processes_are_told_apart_where_roles_are_not_threads_of_one(tmp_path):
     heading, *rows = (line.split() for line in said.get().splitlines() if line[:1] in "┃│")
     assert heading[3] == "process"
     assert [row[3] for row in rows] == ["7", "8"]
+
+
+@pytest.mark.parametrize("free", [0, 1 << 30])
+def test_a_status_that_nobody_writes_beside_a_full_disk_says_so(tmp_path, monkeypatch, free):
+    usage = SimpleNamespace(free=free)
+    monkeypatch.setattr(roles_view_module.shutil, "disk_usage", lambda _: usage)
+    roles = (a_role("planner", "10.0.0.1"),)
+    status = PlaneStatus(written_at=time.time() - 60, host="10.0.0.1", pid=1, roles=roles)
+    console = Console(width=400)
+    with console.capture() as said:
+        console.print(roles_view(tmp_path, status))
+
+    text = " ".join(said.get().split())
+    assert "the plane has ended, or is stopped" in text
+    assert ("the disk of the run is full, 0 B are free there, or" in text) == (free == 0)
 
 
 @pytest.mark.parametrize("has_ended", [True, False])

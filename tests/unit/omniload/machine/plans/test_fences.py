@@ -137,3 +137,15 @@ def test_an_edition_ends_the_fence_that_was_asked_for():
 
     assert not withdrawal.is_fenced
     assert withdrawal.opens_at(8) == 8
+
+
+@pytest.mark.parametrize(
+    ("changed", "since"),
+    [([], 8), ([9], 8), ([5, 7], 5)],
+    ids=["none", "behind what is planned", "earlier than it"],
+)
+def test_who_takes_over_tells_anew_what_a_change_may_have_had_planned_anew(changed, since):
+    withdrawal = Withdrawal.of(1, 8, changed)
+
+    assert withdrawal.edition == Edition(life=1, since=since)
+    assert withdrawal.kept_to == 8, "ranks may have been given all of it"

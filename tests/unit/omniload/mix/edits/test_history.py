@@ -56,6 +56,14 @@ def test_the_answer_names_the_stage_that_comes_after_weights_that_are_set_alone(
     assert taken[0].after == {"code": 0.5, "web": 0.5}
 
 
+def test_the_answer_says_of_ranks_nothing_that_they_told_long_ago():
+    history = a_history()
+    taken = EditTaken.of(history, history.edited(RetireSource(name="web"), 5), 5, 1)
+
+    # Of small steps a rank tells once in many: it may have taken all five.
+    assert taken.said.endswith("; steps before 5 were planned already and keep the mix they have")
+
+
 def test_a_retired_source_has_no_weight_in_later_stages_either():
     history = a_history().edited(RetireSource(name="web"), 10)
 
@@ -238,3 +246,16 @@ def test_the_greatest_shares_of_coming_steps_lie_where_stages_ramps_and_edits_be
     for start, stop in ((0, 5), (0, 12), (5, 40), (12, 19), (14, 14), (29, 31)):
         for each in (history, edited):
             assert each.greatest_shares(start, stop) == pytest.approx(by_step(each, start, stop))
+
+
+@pytest.mark.parametrize("change", [SetWeights(weights={"web": 2}), RetireSource(name="code")])
+def test_weights_are_set_before_a_ramp_that_an_edit_of_a_step_to_come_ends(change):
+    ramp = {"from_step": 30, "weights": {"web": 1, "code": 3}, "ramp_steps": 20}
+    stages = [{"from_step": 0, "weights": {"web": 1, "code": 1}}, ramp]
+    history = History(a_mix(mix={"stages": stages})).edited(SetWeights(weights={"web": 9}), 40)
+
+    after = history.edited(change, 10)
+
+    for step in (40, 60):
+        assert after.shares_at(step).keys() == {"code", "web"}
+        assert (after.shares_at(step)["code"] > 0) == (change.kind == "set")

@@ -62,6 +62,13 @@ def test_several_shards_of_a_name_are_listed_with_what_tells_them_apart():
     assert looked_for("part-0.jsonl", "code").source == "code"
 
 
+def test_of_a_name_that_many_shards_have_the_first_are_listed_and_the_others_counted():
+    many = {f"s{i:02}": [f"s{i:02}/part-0.parquet"] for i in range(9)}
+
+    with pytest.raises(ConfigError, match=r"is 9 shards: s00/.* of s05, and 3 more; say more of"):
+        looked_for("part-0.parquet", paths=many)
+
+
 def test_a_source_that_two_loaders_have_open_while_it_moves_has_its_shard_once():
     change = SkipShard(file="old/part-1.jsonl")
     found = shards_like(change, {"web": PATHS["web"]})

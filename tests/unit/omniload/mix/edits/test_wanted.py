@@ -3,9 +3,10 @@
 import pytest
 
 from omniload.base.errors import ConfigError
-from omniload.mix.edits.edit import RetireSource, SetWeights, said_of
+from omniload.mix.edits.edit import AddSource, RetireSource, SetAmounts, SetWeights, said_of
 from omniload.mix.edits.history import History
 from omniload.mix.edits.wanted import later_keys, wanted_of
+from omniload.mix.schema.amounts import Amount
 from tests.support.plane.builders import a_mix
 from tests.support.plane.edits.waiting import EPOCHS, a_file, at_an_end
 
@@ -36,6 +37,8 @@ def refused(file, history):
 
 
 BASE = History(a_file({"web": 1, "code": 1}))
+RAMP = {"from_step": 40, "weights": {"web": 1, "code": 3}, "ramp_steps": 20}
+THEN = {"from_step": 60, "weights": {"web": 1, "code": 1}}
 
 
 def test_what_holds_is_asked_for_no_more_in_whatever_scale():
@@ -114,6 +117,100 @@ def test_edits_by_hand_are_what_the_file_differs_from():
 
     assert asked(a_file({"web": 1, "code": 1}), history) == [("set web=1 code=1", None)]
     assert asked(a_file({"web": 9, "code": 1}), history) == []
+
+
+LATER = {"from_step": 60, "weights": {"web": 9, "code": 1}}
+
+
+def scheduled(file, history):
+    return [(".".join(map(str, each.at)), each.said) for each in found(file, history).scheduled]
+
+
+def test_a_change_that_is_set_for_a_step_to_come_stays_and_a_save_holds_up_to_there():
+    history = BASE.edited(SetWeights(weights={"web": 9}), 60)
+    file = a_file({"web": 1, "code": 3})
+
+    assert asked(file, history) == [("set web=1 code=3", None)]
+    after = followed(file, history)
+    assert [after.shares_at(step)["web"] for step in (STEP, 59, 60)] == pytest.approx(
+        [0.25, 0.25, 0.9]
+    )
+    assert asked(file, after) == []
+    for each in (history, after):
+        ((key, said),) = scheduled(file, each)
+        assert key == "mix.stages.0"
+        assert "holds to step 59: edit 1 (set web=9) is set for step 60, and stays" in said
+    # A file may take it up, and then says what holds there.
+    assert scheduled(a_file({"web": 1, "code": 3}, LATER), after) == []
+    assert asked(a_file({"web": 1, "code": 3}, LATER), after) == []
+    other = a_file({"web": 1, "code": 3}, LATER | {"weights": {"web": 1, "code": 3}})
+    assert asked(other, after) == [("set web=1 code=3", 60)]
+    # What the file leaves out of its own stages is refused as before, at its place in the file.
+    history = History(a_file({"web": 1, "code": 1}, LATER)).edited(
+        SetWeights(weights={"web": 9}), 30
+    )
+    ((key, said),) = refused(a_file({"web": 1, "code": 1}), history)
+    assert (key, "a stage none in the file, and from step 60" in said) == ("mix.stages.0", True)
+
+
+def test_sources_come_and_go_by_a_file_beside_what_is_set_for_a_step_to_come():
+    books = a_file({"web": 1, "books": 1}).sources["books"]
+    history = BASE.edited(AddSource(name="books", source=books, weight=2.0), 60)
+
+    assert asked(BASE.base, history) == []
+    assert [said for _, said in scheduled(BASE.base, history)] != []
+    file = a_file({"web": 1, "news": 1})
+    assert asked(file, history) == [("add news --weight 1", None), ("retire code", None)]
+    after = followed(file, history)
+    assert asked(file, after) == []
+    # The one that comes has its share of the stage to come as well, as if it had been typed.
+    shares = after.shares_at(60)
+    assert shares["books"] == pytest.approx(2 * shares["web"])
+    assert (shares["news"] > 0, shares["code"]) == (True, 0)
+    # Where a stage to come draws from nothing else, a source gets no weight up to there, and is not retired.
+    history = BASE.edited(SetWeights(weights={"web": 0}), 60)
+    file = a_file({"web": 1})
+    assert asked(file, history) == [("set web=1 code=0", None)]
+    after = followed(file, history)
+    assert [after.shares_at(step)["code"] for step in (STEP, 60)] == [0, 1]
+    assert asked(file, after) == []
+
+
+@pytest.mark.parametrize("step", [STEP, 45])
+@pytest.mark.parametrize(
+    "change",
+    [
+        SetWeights(weights={"web": 9}),
+        RetireSource(name="code"),
+        AddSource(name="books", source=BASE.base.sources["web"], weight=1.0),
+    ],
+)
+def test_a_change_that_is_set_for_a_step_within_a_ramp_stays(change, step):
+    base = a_file({"web": 1, "code": 1}, RAMP, THEN)
+    history = History(base).edited(change, 50)
+
+    assert found(base, history, step).refused == ()
+    assert found(base, history, step).changes == ()
+    (told,) = found(base, history, step).scheduled
+    assert told.at == ("mix", "stages", 1)
+
+
+def test_amounts_that_are_set_for_a_step_to_come_stay_and_others_are_set_no_earlier():
+    def of(**amounts):
+        return a_mix(version=2, sources=tuple(amounts), mix={"amounts": amounts})
+
+    base = of(web={"epochs": 1}, code={"tokens": 500})
+    history = History(base).edited(SetAmounts(amounts={"web": Amount(epochs=2)}), 60)
+
+    assert asked(base, history) == []
+    ((key, said),) = scheduled(base, history)
+    assert key == "mix.amounts"
+    assert "edit 1 (set web=2epochs) is set for step 60, and stays" in said
+    file = of(web={"epochs": 3}, code={"tokens": 500}, books={"samples": 9})
+    assert asked(file, history) == [("set web=3epochs", 60), ("add books --amount 9samples", 60)]
+    assert scheduled(file, history) == []
+    assert asked(file, followed(file, history)) == []
+    assert asked(of(web={"epochs": 2}), history) == [("retire code", 60)]
 
 
 def test_what_a_run_keeps_is_refused_by_its_key_all_of_it_at_once():
@@ -195,6 +292,44 @@ def test_a_ramp_under_way_begins_where_it_did(then):
     with pytest.raises(ConfigError, match="a ramp begins at, which ends at step 17, are others"):
         found(a_file({"web": 5, "code": 1}, ramp, *then), history)
     assert found(a_file({"web": 5, "code": 1}, ramp, *then), history, step=16).changes == ()
+
+
+@pytest.mark.parametrize("then", [(), (THEN,)])
+@pytest.mark.parametrize(
+    ("at", "step"), [(40, STEP), (40, 39), (40, 40), (40, 57), (41, 41), (50, 50)]
+)
+def test_a_file_that_still_has_a_ramp_which_an_edit_ended_is_followed(at, step, then):
+    base = a_file({"web": 1, "code": 1}, RAMP, *then)
+    history = History(base).edited(SetWeights(weights={"web": 9}), at)
+
+    def asked(*stages, history=history):
+        wanted = found(a_file({"web": 1, "code": 1}, *stages, *then), history, step)
+        said = [(said_of(change), at) for change, at in wanted.changes]
+        return said, [each.at for each in wanted.over], wanted.refused
+
+    later = 40 if step < 40 else None
+    # As it was it asks for nothing, and says so; other weights are carried out, once.
+    assert asked(RAMP) == ([], [("mix", "stages", 1)], ())
+    other = RAMP | {"weights": {"web": 5, "code": 1}}
+    assert asked(other) == ([("set code=1 web=5", later)], [], ())
+    after = history.edited(SetWeights(weights={"web": 5, "code": 1}), later or step)
+    assert asked(other, history=after) == ([], [], ())
+    assert after.shares_at(max(step, 40))["web"] == pytest.approx(5 / 6)
+    assert asked({**RAMP, "ramp_steps": 0})[0] == [("set code=3 web=1", later)]
+    # A ramp that the run never had is no more than it was.
+    assert "when stages begin" in asked({**RAMP, "ramp_steps": 19})[2][0].said
+
+
+def test_a_source_joins_and_another_leaves_where_an_edit_ended_a_ramp():
+    history = History(a_file({"web": 1, "code": 1}, RAMP)).edited(
+        SetWeights(weights={"web": 9}), 40
+    )
+    stage = RAMP | {"weights": {"web": 1, "books": 2}}
+    file = a_file({"web": 9}, stage, sources=("web", "books"))
+
+    changes = [(said_of(change), at) for change, at in found(file, history, 40).changes]
+
+    assert changes == [("add books --weight 18", None), ("retire code", None)]
 
 
 def test_a_source_that_comes_before_a_ramp_that_leaves_it_out_is_refused_and_not_the_ramp_cut_off():

@@ -547,7 +547,9 @@ def test_every_record_is_on_the_disk_before_append_returns(tmp_path, monkeypatch
 def test_a_step_that_the_journal_does_not_cover_is_refused(step):
     found = states(4)
 
-    with pytest.raises(StateError, match=rf"covers steps 0 to 3, step {step} is outside"):
+    with pytest.raises(
+        StateError, match=rf"covers steps 0 to 2, .*before step 3; step {step} is outside"
+    ):
         state_before(step, found[0], records_between(found), lambda _: WEIGHTS)
 
 
@@ -587,7 +589,7 @@ def test_an_empty_carry_goes_through_a_record():
     assert len(StepRecord.from_json(record.to_json(NAMES), NAMES).carried) == 0
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_what_is_no_file_is_no_journal_and_not_waited_for(tmp_path, make):
     make(tmp_path / "journal")

@@ -166,7 +166,11 @@ def test_a_group_takes_amounts_in_it_first_whether_it_has_a_weight_or_an_amount(
         ),
         (
             "  total: {epochs: 9}\n  amounts: {code: {weight: 1}, web: {weight: 1}}",
-            "mix.yaml:7: mix.total: total is {'epochs': 9}; give one of tokens and samples",
+            "mix.yaml:7: mix.total.epochs: total is {'epochs': 9}, and how many tokens an epoch of each",
+        ),
+        (
+            "  total: {epochs: 9, tokens: 9}\n  amounts: {code: {weight: 1}, web: {weight: 1}}",
+            "mix.yaml:7: mix.total: total is {'epochs': 9, 'tokens': 9}; give one of tokens and samples",
         ),
         (
             "  total: {tokens: 0}\n  amounts: {code: {weight: 1}, web: {weight: 1}}",
@@ -220,6 +224,43 @@ def test_a_group_takes_amounts_in_it_first_whether_it_has_a_weight_or_an_amount(
 )
 def test_what_is_no_amount_is_refused_with_its_line(mix, said):
     assert said in refused(mix)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "amounts", "own", "rest"),
+    [
+        (
+            "9",
+            "{code: {weight: 1}, web: {weight: 1}}",
+            "each 9 times write amounts: {code: {epochs: 9}, web: {epochs: 9}} without total",
+            "N is 18 times what omniload mix stats FILE then says of an epoch of code, which has 0.5 of the weights",
+        ),
+        (
+            "0.5",
+            "{all: {weight: 1, of: {code: 1, x: {weight: 2, of: {y: 1, z: 1, w: 1}}}}, web: {weight: 3}}",
+            "write amounts: {code: {epochs: 0.5}, y: {epochs: 0.5}, z: {epochs: 0.5}, and 2 more} without total",
+            "0.666667 times what omniload mix stats FILE then says of an epoch of web, which has 0.75 of the weights",
+        ),
+        (
+            "2",
+            "{code: {tokens: 1}, web: {weight: 1}}",
+            "each 2 times write amounts: {code: {epochs: 2}, web: {epochs: 2}} without total",
+            None,
+        ),
+        (
+            "many",
+            "{code: {weight: 1}, web: {weight: 1}}",
+            "give each source its own under amounts, as web: {epochs: 2}, without total and weights",
+            None,
+        ),
+    ],
+)
+def test_a_total_in_epochs_is_answered_with_what_to_write(epochs, amounts, own, rest):
+    said = refused(f"  total: {{epochs: {epochs}}}\n  amounts: {amounts}")
+
+    assert own in said
+    assert ("to keep the weights, write total: {tokens: N}, where N is" in said) == bool(rest)
+    assert rest is None or rest in said
 
 
 def test_a_file_of_version_1_has_no_amounts():

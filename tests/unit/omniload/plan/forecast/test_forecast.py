@@ -240,6 +240,19 @@ def test_padding_of_what_is_never_cut_is_not_told_to_be_cut(source, pack, mix):
         declared(method="concat_and_split")
 
 
+def test_padding_between_conversations_is_not_told_to_be_filled_with_parts_of_them():
+    chat = {"type": "completion", "form": "text"}
+    sources = {
+        "web": {"type": "jsonl", "path": "w.jsonl"},
+        "sft": {"type": "jsonl", "path": "s.jsonl", "text": "answer", "transforms": [chat]},
+    }
+    mix = a_mix(sources=sources, tokenizer={"type": "bytes"})
+
+    (warning,) = warnings_of(mix, a_forecast([1, 1]), [a_figure(tokens=120)])
+
+    assert warning == "6.2% of the rows is padding; raise pack.lookahead_rows, 1 now"
+
+
 def test_an_early_end_is_warned_of():
     (warning,) = warnings_of(WEB, a_forecast([1], ends_early=True), [a_figure()])
 

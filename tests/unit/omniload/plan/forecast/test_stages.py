@@ -5,10 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omniload.base.errors import ConfigError
 from omniload.mix.schedule import weights_at
 from omniload.plan.forecast.forecast import forecast
 from omniload.plan.forecast.sizes import Sampled, SourceSizes
-from omniload.plan.forecast.stages import end_is_within, steps_to_the_end, with_expected_steps
+from omniload.plan.forecast.stages import (
+    end_is_within,
+    first_refused,
+    require_end,
+    steps_to_the_end,
+    with_expected_steps,
+)
 from tests.support.plane.builders import a_mix
 
 SIZES = SourceSizes(samples_S=np.array([300.0, 50.0]), tokens_per_sample_S=np.array([40.0, 20.0]))
@@ -126,3 +133,26 @@ def test_sizes_that_gave_what_a_run_drew_come_to_just_that():
     drawn_S = np.array([11_000.0, 3_100.0])
 
     assert SIZES.that_gave(mix, drawn_S).ends_with(mix).tolist() == pytest.approx(drawn_S)
+
+
+@given(st.integers(1, 400), st.floats(0.3, 5), st.floats(0.05, 0.95))
+def test_the_step_at_which_a_run_is_refused_is_the_first_that_goes_beyond_a_cap(steps, cap, share):
+    mix = a_mix(mix={"stages": [{"from_step": 0, "weights": {"code": 1 - share, "web": share}}]})
+    web = mix.sources["web"].model_copy(update={"max_repetition": max(1.0, cap)})
+    mix = mix.model_copy(update={"sources": {**mix.sources, "web": web}})
+
+    found = first_refused(mix, SIZES, steps, {}, tokens_per_step=130)
+
+    # Of web 1,000 tokens; what a run draws is known to a hundredth.
+    most = max(1.0, cap) * 1.01
+    beyond = [k for k in range(1, steps + 1) if k * 130 * share / 1_000 > most]
+    assert (found is None) == (not beyond)
+    if found is not None:
+        step, error = found
+        assert abs(step - (beyond[0] - 1)) <= (abs(beyond[0] * 0.13 * share - most) < 1e-9)
+        assert f"sources.web: {steps:,} steps want its records" in str(error)
+
+
+def test_a_mix_that_goes_on_for_ever_has_no_end():
+    with pytest.raises(ConfigError, match="does not end this mix within"):
+        require_end(a_mix(), SIZES, tokens_per_step=130)

@@ -6,6 +6,7 @@ import os
 import random
 from dataclasses import replace
 from io import BytesIO
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -235,8 +236,18 @@ def test_a_place_that_lies_is_not_believed(opened, monkeypatch, caplog, name, li
 
 
 @pytest.mark.parametrize("is_reached", [True, False])
-def test_a_shard_changed_in_its_place_is_found_by_what_its_units_held(opened, tmp_path, is_reached):
-    name = "stored.jsonl.gz"
+def test_a_shard_changed_in_its_place_is_found_by_what_its_units_held(
+    opened, tmp_path, monkeypatch, is_reached
+):
+    """Where its file system has no time of change that would tell."""
+    stat_of, name = os.stat, "stored.jsonl.gz"
+
+    def stat(*arguments, **options):
+        status = stat_of(*arguments, **options)
+        named = {each: getattr(status, each) for each in dir(status) if each.startswith("st_")}
+        return SimpleNamespace(**named | {"st_ctime_ns": status.st_mtime_ns})
+
+    monkeypatch.setattr(os, "stat", stat)
     reader = opened(name, packed=gzip.compress(DATA, 0))
     last = len(reader.units()) - 1
     before = (tmp_path / name).stat()

@@ -1,8 +1,10 @@
 """Images and text: cut into patches, placed among the tokens, never cut; what is no image is told or skipped."""
 
 import io
+import struct
 import sys
 import tarfile
+import zlib
 
 import numpy as np
 import pyarrow as pa
@@ -155,6 +157,9 @@ def test_members_of_an_archive_are_its_images_in_their_order(tmp_path):
 
 GOOD = png_of(ramp(8, 8))
 BOMB = png_of(np.zeros((3000, 3000, 3), np.uint8))
+_HEAD = b"IHDR" + struct.pack(">II", 20_000, 20_000) + GOOD[24:29]
+# Its head alone says so: a real one would take a second to write.
+LARGEST = GOOD[:12] + _HEAD + struct.pack(">I", zlib.crc32(_HEAD)) + GOOD[33:]
 
 
 @pytest.mark.parametrize(
@@ -170,6 +175,12 @@ BOMB = png_of(np.zeros((3000, 3000, 3), np.uint8))
         ("x", [GOOD[:30]], {}, "image 0 of 30 bytes cannot be decoded"),
         ("x", [png_of(ramp(8, 8), "TIFF")], {}, "cannot be decoded: it begins with "),
         ("x", [BOMB], {"max_pixels": 8_000_000}, "has 3000 x 3000 pixels, more than max_pixels"),
+        (
+            "x",
+            [LARGEST],
+            {},
+            "has too many pixels for Pillow itself, more than max_pixels 67108864",
+        ),
         ("<image><image>", [GOOD], {}, "holds '<image>' 2 times, and it has 1 images"),
         ("<image>", [], {}, "holds '<image>' 1 times, and it has 0 images"),
         ("a\x07b<image>", [GOOD], {}, "its text holds token 7, which stands for images"),

@@ -185,7 +185,7 @@ def test_few_layers_are_read_whole_at_once(place, monkeypatch):
     for thread in threads:
         thread.start()
     for _ in range(4):
-        assert entered.acquire(timeout=30)
+        assert entered.acquire(timeout=60)
     go.set()
     for thread in threads:
         thread.join()

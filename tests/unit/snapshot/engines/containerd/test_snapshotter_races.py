@@ -206,7 +206,7 @@ def test_nobody_waits_while_large_folders_are_removed(made, monkeypatch):
 
     def slow(folder):
         with ThreadPoolExecutor(1) as other:  # who would wait for ever, were the lock held
-            other.submit(made.snapshotter.listing).result(timeout=20)
+            other.submit(made.snapshotter.listing).result(timeout=60)
         seen.append(folder.name)
 
     monkeypatch.setattr(module, "take_away", slow)

@@ -71,7 +71,7 @@ def test_many_readers_of_a_block_make_one_request(index, make, monkeypatch):
     for reader in readers:
         reader.start()
     for _ in readers:
-        assert asked.acquire(timeout=20)
+        assert asked.acquire(timeout=60)
 
     tier.gate.set()
     for reader in readers:
@@ -144,11 +144,11 @@ def test_a_reader_is_served_while_prefetch_holds_all_the_slots_it_may(index, mak
     settings = FetchSettings(tiers=("registry",), slots=2, reserved_slots=1, coalesce_bytes=1)
     loader = make(registry=tier, settings=settings)
     loader.prefetch(index, list(block_refs(index, (0, 1, 2))))
-    assert tier.arrived.acquire(timeout=20)
+    assert tier.arrived.acquire(timeout=60)
     reader = threading.Thread(target=loader.block, args=(index, 4))
 
     reader.start()
-    assert tier.arrived.acquire(timeout=20)
+    assert tier.arrived.acquire(timeout=60)
 
     assert tier.asked == [[0], [4]]
     gate.set()
@@ -167,7 +167,7 @@ def test_closing_tells_those_who_wait(index, make):
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert tier.arrived.acquire(timeout=20)
+    assert tier.arrived.acquire(timeout=60)
     closer = threading.Thread(target=loader.close)
     closer.start()
     reader.join()
@@ -281,12 +281,12 @@ def test_a_reader_of_a_block_that_is_coming_along_waits_for_that_request(small, 
     found = []
     readers = [threading.Thread(target=lambda: found.append(loader.block(small, 2)))]
     readers[0].start()
-    assert tier.arrived.acquire(timeout=20)
+    assert tier.arrived.acquire(timeout=60)
     asked = threading.Semaphore(0)
     wanted_announces(monkeypatch, asked)
     readers.append(threading.Thread(target=lambda: found.append(loader.block(small, 3))))
     readers[1].start()
-    assert asked.acquire(timeout=20)
+    assert asked.acquire(timeout=60)
     tier.gate.set()
     for reader in readers:
         reader.join()
@@ -312,11 +312,11 @@ def test_a_hot_block_comes_along_with_a_missed_one(small, make):
     tier = SmallBlocks(gate=threading.Event())
     loader = make(registry=tier, settings=settings)
     loader.prefetch(small, list(block_refs(small, [6])))
-    assert tier.arrived.acquire(timeout=20), "the one slot of prefetch is taken"
+    assert tier.arrived.acquire(timeout=60), "the one slot of prefetch is taken"
     loader.prefetch(small, list(block_refs(small, [3])))
     reader = threading.Thread(target=loader.block, args=(small, 2))
     reader.start()
-    assert tier.arrived.acquire(timeout=20)
+    assert tier.arrived.acquire(timeout=60)
 
     tier.gate.set()
     reader.join()

@@ -47,10 +47,10 @@ def test_who_comes_second_waits_for_the_first_and_moves_no_bytes(index):
     tier = HandTier(gate=threading.Event())
     shared = SharedTier(tier, HeldBlocks(None))
     first, led = in_thread(shared.fetch, index, peer_refs(index, (0, 1)))
-    assert tier.arrived.acquire(timeout=20)
+    assert tier.arrived.acquire(timeout=60)
 
     second, joined = in_thread(shared.fetch, index, peer_refs(index, (1, 2)))
-    assert tier.arrived.acquire(timeout=20)  # for block 2 alone
+    assert tier.arrived.acquire(timeout=60)  # for block 2 alone
     tier.gate.set()
     first.join()
     second.join()
@@ -97,7 +97,7 @@ def test_a_failure_reaches_whoever_led_and_those_who_joined_get_nothing(index):
 
     leader = threading.Thread(target=lead)
     leader.start()
-    assert tier.arrived.acquire(timeout=20)
+    assert tier.arrived.acquire(timeout=60)
     joiner, joined = in_thread(shared.fetch, index, peer_refs(index, (0,)))
     tier.gate.set()
     leader.join()
@@ -132,7 +132,7 @@ def test_a_share_fetches_for_a_peer_what_it_lacks_and_keeps_it(index, share, tmp
 
     promise = giving.promise(*asked(index, 0, 1, 2))
 
-    assert set(promise.result(20)) == {index.digest(0), index.digest(2)}
+    assert set(promise.result(60)) == {index.digest(0), index.digest(2)}
     assert (near.asked, far.asked) == ([[0], [2]], [[2]])
     assert giving.bytes_of == {"peer": 1 << 20, "registry": 1 << 20}
     assert held.get(index.digest(2)) == BLOCKS[2]
@@ -160,15 +160,15 @@ def test_a_share_that_is_busy_says_so_at_once_and_is_free_again_later(index, sha
     assert giving.promise(*asked(index, 1)) is None
 
     tier.gate.set()
-    assert promise.result(20) == {index.digest(0): BLOCKS[0]}
-    assert giving.promise(*asked(index, 1)).result(20) == {index.digest(1): BLOCKS[1]}
+    assert promise.result(60) == {index.digest(0): BLOCKS[0]}
+    assert giving.promise(*asked(index, 1)).result(60) == {index.digest(1): BLOCKS[1]}
 
 
 def test_a_registry_that_is_down_breaks_no_promise_but_leaves_it_empty(index, share, caplog):
     share.indexes = (index,)
     giving = share(HeldBlocks(None), registry=HandTier(error=UnavailableError("down")))
 
-    assert giving.promise(*asked(index, 0)).result(20) == {}
+    assert giving.promise(*asked(index, 0)).result(60) == {}
     assert "for a peer: down" in caplog.text
 
 

@@ -38,7 +38,7 @@ def test_it_is_kept_when_the_window_ends_and_not_again_at_the_unmount():
 
     recording = a_recording(keep, window_s=0.0)
     recording.start()
-    assert done.wait(20)
+    assert done.wait(60)
     recording.finish()
 
     assert len(kept) == 1

@@ -81,7 +81,7 @@ def test_a_line_that_is_no_touch_is_named_by_its_number(line):
         decode_trace(encode_trace(a_trace()) + line + b"\n", name="it")
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 def test_ranges_that_lie_in_each_other_are_settled_one_after_the_other():
     num = 40_000  # each in the one before: to look at all of them for each would take hours
     reads = [Touch(num - at, "f", at, 2 * (num - at)) for at in range(num)]

@@ -16,7 +16,7 @@ from omniload.base.errors import StateError
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.builders import a_mix
 
-LIMIT_S = 20
+LIMIT_S = 60
 
 
 class Address:
@@ -131,6 +131,21 @@ def test_drivers_that_come_while_a_plane_opens_wait_outside_and_are_then_told_wh
     with pytest.raises(StateError, match="seed is 7, here 77"):
         opener.attach(replace(other, identity={"seed": "77"}), 0.0)
     assert detached.RayPlane.opened == 1
+
+
+def test_a_driver_waits_no_longer_for_ranks_of_one_that_has_ended_than_ray_takes_to_tell(
+    opener, asked, monkeypatch
+):
+    ended = []
+    monkeypatch.setattr(detached.ray, "wait", lambda refs, timeout: (ended, refs), raising=False)
+    second, third = (replace(asked, driver=f"process {n} on b", ticket=str(n)) for n in (2, 3))
+    opener.attach(asked, 0.0, ["what the first waits for"])
+
+    assert "ranks of process 1 on a, which has attached" in opener.attach(second, 0.0, ["of 2"])
+    ended.append("what the first waits for")
+    assert opener.attach(second, 0.5, ["of 2"]) == 0
+    ended.clear()
+    assert "ranks of process 2 on b" in opener.attach(third, 0.0, ["of 3"])
 
 
 def test_a_plane_that_did_not_open_leaves_it_to_drivers_of_any_mix(opener, asked):

@@ -53,14 +53,15 @@ def away(monkeypatch):
     """Another host, whose clock is 1000 seconds behind ours, which shows 50."""
     fake = FakeRay({"loader-0": (-950.0, [a_role("planner", -951.0).to_json()])})
     monkeypatch.setattr(boards, "ray", fake)
-    monkeypatch.setattr(boards, "newest_of", lambda _: None)
-    monkeypatch.setattr(boards, "actor_named", fake.get_actor)
+    monkeypatch.setattr(boards, "newest_of", lambda *_: None)
+    monkeypatch.setattr(boards, "actor_named", lambda role, _: fake.get_actor(role))
+    monkeypatch.setattr(boards, "where", lambda _: {})
     monkeypatch.setattr(boards.time, "monotonic", lambda: 50.0)
     return fake
 
 
 def test_roles_of_another_host_are_read_by_this_hosts_clock(away):
-    board = HostsBoard(Here(), {"A": ("planner", "loader-0")})
+    board = HostsBoard(Here(), "omniload-a", {"A": ("planner", "loader-0")})
 
     found = board.read()
 
@@ -70,7 +71,7 @@ def test_roles_of_another_host_are_read_by_this_hosts_clock(away):
 
 
 def test_a_host_that_falls_silent_keeps_its_last_heartbeats_which_grow_old(away):
-    board = HostsBoard(Here(), {"A": ("loader-0",)})
+    board = HostsBoard(Here(), "omniload-a", {"A": ("loader-0",)})
     before = board.read()["planner"]
     away.answers["loader-0"] = None
 
@@ -79,7 +80,7 @@ def test_a_host_that_falls_silent_keeps_its_last_heartbeats_which_grow_old(away)
 
 def test_a_host_that_has_never_answered_has_the_roles_that_are_waited_for_cut_off(away):
     away.answers["loader-0"] = None
-    board = HostsBoard(Here(), {"A": ("loader-0",)}, {"A": ("constructor-0",)})
+    board = HostsBoard(Here(), "omniload-a", {"A": ("loader-0",)}, {"A": ("constructor-0",)})
 
     said = reason_of("constructor-0", board.read(), 60.0)
 
@@ -89,7 +90,7 @@ def test_a_host_that_has_never_answered_has_the_roles_that_are_waited_for_cut_of
 
 
 def test_a_role_that_has_ended_on_another_host_is_not_shown_any_more(away):
-    board = HostsBoard(Here(), {"A": ("planner", "loader-0")})
+    board = HostsBoard(Here(), "omniload-a", {"A": ("planner", "loader-0")})
     told = [a_role("planner", -951.0), a_role("constructor-1", -952.0)]
     away.answers["planner"] = away.answers["loader-0"] = (-950.0, [r.to_json() for r in told])
     assert "constructor-1" in board.read()
@@ -100,7 +101,7 @@ def test_a_role_that_has_ended_on_another_host_is_not_shown_any_more(away):
 
 
 def test_of_what_two_roles_tell_of_one_the_later_heartbeat_counts(away):
-    board = HostsBoard(Here(), {"A": ("planner", "loader-0")})
+    board = HostsBoard(Here(), "omniload-a", {"A": ("planner", "loader-0")})
     for teller, beat_s in (("planner", -950.5), ("loader-0", -960.0)):
         away.answers[teller] = (-950.0, [a_role("constructor-1", beat_s).to_json()])
 
@@ -108,7 +109,7 @@ def test_of_what_two_roles_tell_of_one_the_later_heartbeat_counts(away):
 
 
 def test_a_role_that_does_not_answer_is_asked_once(away):
-    board = HostsBoard(Here(), {"A": ("loader-0",)})
+    board = HostsBoard(Here(), "omniload-a", {"A": ("loader-0",)})
     away.answers["loader-0"] = None
 
     for _ in range(10):
@@ -119,16 +120,16 @@ def test_a_role_that_does_not_answer_is_asked_once(away):
 
 def test_who_took_the_place_of_a_role_tells_the_heartbeats_of_its_host(away, monkeypatch):
     away.answers["constructor-1+2"] = (-950.0, [a_role("constructor-1+2", -951.0).to_json()])
-    monkeypatch.setattr(boards, "newest_of", lambda role: f"{role}+2")
+    monkeypatch.setattr(boards, "newest_of", lambda role, _: f"{role}+2")
 
-    assert "constructor-1+2" in HostsBoard(Here(), {"A": ("constructor-1",)}).read()
+    assert "constructor-1+2" in HostsBoard(Here(), "omniload-a", {"A": ("constructor-1",)}).read()
 
 
 def test_a_head_that_is_out_of_reach_is_asked_once_and_keeps_nobody_who_reads(away, monkeypatch):
     asked = []
     monkeypatch.setattr(boards, "ask_head", lambda ask: asked.append(Future()) or asked[-1])
     monkeypatch.setattr(boards, "_ANSWER_S", 1e-9)
-    board = HostsBoard(Here(), {"A": ("loader-0",)})
+    board = HostsBoard(Here(), "omniload-a", {"A": ("loader-0",)})
 
     for _ in range(10):
         assert list(board.read()) == ["rank dp=1"]  # nobody waits for others

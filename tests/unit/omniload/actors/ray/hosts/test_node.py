@@ -122,6 +122,30 @@ def test_ray_ties_what_it_starts_to_no_thread_that_may_end_before_the_plane(monk
     assert tied == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [("127.0.0.5", {"RAY_prestart_worker_first_driver": "0"}), ("10.0.0.5", {})],
+    ids=["alone", "others may join"],
+)
+def test_a_raylet_of_one_host_answers_who_opens_the_plane_before_the_workers_that_it_starts(
+    monkeypatch, address, told
+):
+    started = []
+
+    def start(command, **named):
+        started.append(named["env_updates"] or {})
+
+    monkeypatch.setattr("ray._private.services.start_ray_process", start)
+    monkeypatch.setattr(ray_node, "_leave_out_services", lambda _node: None)
+    services = ray_node.import_module("ray._private.services")
+
+    with ray_node._no_agents(SimpleNamespace(node_ip_address=address)):
+        services.start_ray_process(["raylet"], env_updates={"A": "1"})
+        services.start_ray_process(["raylet"], env_updates=None)
+
+    assert started == [{"A": "1"} | told, told]
+
+
 def test_a_start_that_fails_once_is_tried_once_more(outcomes, caplog):
     node = FakeNode()
     outcomes += [Exception("The current node timed out during startup. This\ncould"), node]

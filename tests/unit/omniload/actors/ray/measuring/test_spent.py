@@ -5,13 +5,12 @@ import time
 import psutil
 import pytest
 
+from omniload.actors.ray.measuring.pauses import Paced, paced_step
 from omniload.actors.ray.measuring.spent import (
-    Paced,
     Spent,
     by_role,
     cores_at_rest,
     memory_of,
-    paced_step,
     spent_at_full_speed,
     spent_by,
 )
@@ -80,11 +79,11 @@ def test_a_rest_in_which_ray_starts_a_process_is_in_no_figure():
 def test_where_ranks_rest_ranks_are_of_whiles_in_which_each_came_alone_and_all_else_of_the_others():
     def whiles(rank_s, node_s):
         spent = Spent(seconds=0.5, steps=10, by_role={"rank": rank_s, "node": node_s})
-        return [Paced(spent=spent, takes_s=())] * 2
+        return [Paced(spent=spent, takes_s=(), aside_s=0.1)] * 2
 
     found = paced_step(whiles(0.55, 0.95), whiles(0.25, 0.125), {"rank": 0.1, "node": 0.05})
 
-    assert found == pytest.approx({"rank": 0.05, "node": 0.01})
+    assert found == pytest.approx({"rank": 0.04, "node": 0.01})
 
 
 def test_a_worker_that_ended_meanwhile_takes_nothing_off_what_the_others_of_its_role_had():

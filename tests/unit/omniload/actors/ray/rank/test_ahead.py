@@ -14,6 +14,7 @@ from omniload.actors.gate import Gate
 from omniload.actors.ray.rank import ahead as module
 from omniload.actors.ray.rank.ahead import BatchesAhead
 from omniload.base.errors import UnavailableError
+from omniload.machine.plans.fetch_pace import FetchPace
 
 RANK = (0, 0, 0)
 
@@ -41,7 +42,7 @@ class Constructor:
         self.lend_several, self.given, self.edition = Lending(self), [], (0, 1)
 
     def remote(self, step, most, *_):
-        assert self.may_answer.wait(10.0)
+        assert self.may_answer.wait(60.0)
         count = max(0, min(self.size, most, self.end - step))
         return tuple(Batch(step + n, self.left) for n in range(count))
 
@@ -57,6 +58,31 @@ class Lending:
         return self.constructor.remote(step, most), self.constructor.edition
 
 
+def quick(most=4):
+    """Return the pace of a rank whose steps take no time: it asks for as many as it may."""
+    pace = FetchPace(most)
+    pace.take(0.0)
+    pace.take(0.0)
+    return pace
+
+
+class Slow(FetchPace):
+    """The pace of a rank whose steps are long as soon as two are known, and that asks for several at once."""
+
+    at_once = 4
+
+    def __init__(self):
+        super().__init__(most=4)
+        self.taken = 0
+
+    def take(self, now_s):
+        self.taken += 1
+
+    @property
+    def is_slow(self):
+        return self.taken > 2
+
+
 @pytest.fixture
 def open_to(monkeypatch):
     """Return what a rank has ahead of it, given its constructor."""
@@ -64,8 +90,9 @@ def open_to(monkeypatch):
     monkeypatch.setattr(module, "value_of", lambda answer: answer)
     opened = []
 
-    def open_ahead(constructor):
-        opened.append(BatchesAhead(Gate(), lambda: None, most=4, limit_s=60.0))
+    def open_ahead(constructor, pace=None):
+        pace = pace or quick()
+        opened.append(BatchesAhead(Gate(), lambda: None, pace=pace, limit_s=60.0))
         opened[-1].lead_to(constructor, RANK, unlost)
         return opened[-1]
 
@@ -85,6 +112,19 @@ def steps_of(ahead, count):
             break
         steps.append(batch.step)
     return steps
+
+
+@pytest.mark.parametrize("taken", [1, 2], ids=["with one at hand", "with the next asked for"])
+def test_a_batch_that_did_not_reach_the_trainer_is_asked_for_again(open_to, taken):
+    ahead = open_to(Constructor(2))
+    assert steps_of(ahead, taken) == list(range(taken))
+
+    assert not ahead.begins_at(taken - 1)
+    wait([ahead.ask(taken - 1)], 10.0)
+    assert ahead.take_in()
+
+    assert ahead.begins_at(taken - 1)
+    assert [ahead.next().step, ahead.next().step] == [taken - 1, taken]
 
 
 @pytest.mark.parametrize("size", [1, 4])
@@ -115,7 +155,7 @@ def test_the_window_behind_is_asked_for_with_the_second_batch_or_with_the_only_o
     found = [(ahead.next().step, ahead.coming is not None) for _ in range(size)]
 
     assert found == list(enumerate(asked))
-    assert [batch.step for batch in ahead.ask(size).result(10.0).batches] == list(
+    assert [batch.step for batch in ahead.ask(size).result(60.0).batches] == list(
         range(size, 2 * size)
     )
 
@@ -140,7 +180,7 @@ def test_what_has_not_come_and_what_failed_is_not_taken_in(open_to):
     ahead.lead_to(constructor, (0, 0, 1), unlost)
     constructor.may_answer.set()
     with pytest.raises(UnavailableError, match="the ranks of before"):
-        asked.result(10.0)
+        asked.result(60.0)
 
     assert ahead.coming is None
     assert steps_of(ahead, 4) == [0, 1, 2, 3]
@@ -181,10 +221,9 @@ def test_a_constructor_that_is_lost_is_told_of_while_the_rank_trains_on_what_it_
     assert lost == [first]
 
 
-def test_a_rank_whose_steps_are_long_is_lent_what_it_fetches_ahead(open_to, monkeypatch):
-    monkeypatch.setattr(module, "_LONG_S", 0.0)
+def test_a_rank_whose_steps_are_long_is_lent_what_it_fetches_ahead(open_to):
     constructor = Constructor(1)
-    ahead = open_to(constructor)
+    ahead = open_to(constructor, Slow())
 
     found = []
     for step in range(5):
@@ -198,6 +237,19 @@ def test_a_rank_whose_steps_are_long_is_lent_what_it_fetches_ahead(open_to, monk
     assert constructor.given == [(3, 0), (4, 0), (5, 0)]
 
 
+def test_a_rank_that_begins_asks_for_one_batch_and_for_more_once_its_pace_is_known(open_to):
+    ahead = open_to(Constructor(4), FetchPace(4))
+
+    sizes = []
+    for step in (0, 1, 2):
+        wait([ahead.ask(step)], 10.0)
+        sizes.append(len(ahead.coming.result(60.0).batches))
+        assert ahead.take_in()
+        assert ahead.next().step == step
+
+    assert sizes == [1, 1, 4]
+
+
 def test_a_short_step_has_the_batches_behind_it_given(open_to):
     constructor = Constructor(2)
 
@@ -206,12 +258,9 @@ def test_a_short_step_has_the_batches_behind_it_given(open_to):
     assert constructor.given == []
 
 
-def test_what_was_taken_back_is_left_and_asked_for_anew_with_one_that_is_given(
-    open_to, monkeypatch
-):
-    monkeypatch.setattr(module, "_LONG_S", 0.0)
+def test_what_was_taken_back_is_left_and_asked_for_anew_with_one_that_is_given(open_to):
     constructor = Constructor(3)
-    ahead = open_to(constructor)
+    ahead = open_to(constructor, Slow())
     assert steps_of(ahead, 7) == list(range(7))
     assert ahead.is_lent
 
@@ -224,11 +273,8 @@ def test_what_was_taken_back_is_left_and_asked_for_anew_with_one_that_is_given(
     assert constructor.given[-1] == (7, 1)
 
 
-def test_a_batch_that_is_looked_at_stays_lent_and_the_one_behind_it_is_asked_for(
-    open_to, monkeypatch
-):
-    monkeypatch.setattr(module, "_LONG_S", 0.0)
-    ahead = open_to(Constructor(1))
+def test_a_batch_that_is_looked_at_stays_lent_and_the_one_behind_it_is_asked_for(open_to):
+    ahead = open_to(Constructor(1), Slow())
     assert steps_of(ahead, 3) == [0, 1, 2]
     wait([ahead.coming], 10.0)
     assert ahead.take_in()
@@ -236,6 +282,6 @@ def test_a_batch_that_is_looked_at_stays_lent_and_the_one_behind_it_is_asked_for
     looked_at = ahead.peek()
 
     assert ahead.is_lent
-    assert ahead.coming.result(10.0).batches[0].step == 4
+    assert ahead.coming.result(60.0).batches[0].step == 4
     assert ahead.next() is looked_at
     assert ahead.peek() is None

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError
 
 from omniload.actors.address import HostPlace, NodeTerms, PlaneAddress
 from omniload.actors.ray import finding
@@ -25,6 +25,7 @@ from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.linux.network import host_id
 from omniload.machine.messages import ResizeAsked
+from omniload.machine.plans import fetch_pace
 from omniload.machine.progress import rank_name
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.world import World
@@ -73,7 +74,8 @@ class FakeLink:
     forgotten = ""
     order = ()
 
-    def __init__(self, dp_rank, cp_rank, check):
+    def __init__(self, namespace, dp_rank, cp_rank, check):
+        assert namespace == "n", "of the plane, whatever else this process is part of"
         FakeLink.checks = staticmethod(check)
         self.rank, self.world = (dp_rank, cp_rank, 0), World(tree=ClientPlaceTree.of(dp=2))
 
@@ -130,7 +132,7 @@ def actors():
 
 @pytest.fixture
 def address(tmp_path, monkeypatch, actors):
-    def actor_named(name):
+    def actor_named(name, _namespace):
         if name not in actors:
             raise UnavailableError(f"the data plane has no {name} any more")
         return FakeConstructor(name)
@@ -151,7 +153,7 @@ def address(tmp_path, monkeypatch, actors):
     for each in (ahead, module):
         monkeypatch.setattr(each, "value_of", value_of)
     monkeypatch.setattr(module, "wait_for_ref", wait_for_ref)
-    monkeypatch.setattr(finding, "newest_of", lambda role: role)
+    monkeypatch.setattr(finding, "newest_of", lambda role, _: role)
     monkeypatch.setattr(
         finding, "_LOOK_S", 10.0
     )  # it answers at once, on a machine with time for it
@@ -183,7 +185,7 @@ def said_by(handle, step):
 
 def await_answer(handle, step):
     """Look until what a rank asked for is there: two threads pass it on."""
-    until_s = time.monotonic() + 10.0
+    until_s = time.monotonic() + 60.0
     while not handle.is_ready(step):
         assert time.monotonic() < until_s, f"step {step} did not come"
 
@@ -209,10 +211,20 @@ def test_a_rank_that_trained_finds_its_batches_taken_in_and_calls_nobody_from_it
     assert threading.current_thread() not in FakeConstructor.threads
 
 
+def test_a_step_that_is_taken_twice_is_the_same_one_as_where_a_peer_could_not_be_sent_it(
+    handle, monkeypatch
+):
+    monkeypatch.setattr(FakeConstructor, "left", 9)
+
+    taken = [handle.take(step, 5.0).step for step in (0, 0, 1, 1, 2)]
+
+    assert taken == [0, 0, 1, 1, 2]
+
+
 @pytest.fixture
 def lending(handle, monkeypatch):
     """Return a rank whose steps are long, with steps 0 to 3, and the two behind them lent."""
-    monkeypatch.setattr(ahead, "_LONG_S", 0.0)
+    monkeypatch.setattr(fetch_pace, "_LONG_S", 0.0)
     monkeypatch.setattr(FakeConstructor, "left", 9)
     monkeypatch.setattr(FakeConstructor, "confirms", ())
     monkeypatch.setattr(FakeConstructor, "words", [True, True, True, True])
@@ -244,7 +256,7 @@ def test_a_batch_whose_plan_was_taken_back_is_asked_for_anew_and_then_given(lend
 def test_what_a_lost_constructor_has_lent_is_asked_of_the_one_in_its_place(
     lending, monkeypatch, actors
 ):
-    monkeypatch.setattr(finding, "newest_of", lambda role: f"{role}+1")
+    monkeypatch.setattr(finding, "newest_of", lambda role, _: f"{role}+1")
     actors.add("constructor-1+1")
     looked_at = lending.lent(4)
     FakeConstructor.words = [ActorDiedError()]
@@ -253,6 +265,41 @@ def test_what_a_lost_constructor_has_lent_is_asked_of_the_one_in_its_place(
 
     assert (again.step, FakeConstructor.asked[:2]) == (4, ("constructor-1+1", 4))
     assert again is not looked_at
+
+
+PASSING = [ActorUnavailableError("it was cut off", None), ObjectLostError("0" * 56, None, "")]
+"""A call is lost by them, and nobody takes the place of the constructor."""
+
+
+@pytest.mark.parametrize("loss", PASSING)
+def test_a_constructor_that_may_live_is_asked_again_for_what_it_has_lent(
+    lending, monkeypatch, loss
+):
+    monkeypatch.setattr(module, "_ASK_AGAIN_S", 0.0)
+    looked_at = lending.lent(4)
+    FakeConstructor.words = [loss]
+
+    again = lending.take(4, 5.0)
+
+    assert (again.step, FakeConstructor.asked[:2]) == (4, ("constructor-1", 4))
+    assert again is not looked_at
+
+
+@pytest.mark.parametrize("loss", PASSING)
+def test_a_rank_whose_batch_was_lost_on_its_way_asks_the_same_constructor_again(
+    handle, monkeypatch, loss
+):
+    monkeypatch.setattr(module, "_ASK_AGAIN_S", 0.0)
+    answers, remote = [loss, loss], FakeConstructor.remote
+    monkeypatch.setattr(
+        FakeConstructor, "remote", lambda *a: answers.pop() if answers else remote(*a)
+    )
+    monkeypatch.setattr(FakeConstructor, "left", 1)
+
+    assert handle.take(0, 5.0).step == 0
+
+    assert answers == []
+    assert FakeConstructor.asked[0] == "constructor-1"
 
 
 def test_a_constructor_that_does_not_say_whether_a_batch_stands_is_waited_for_with_a_limit(lending):
@@ -320,7 +367,7 @@ def test_a_process_that_ends_without_closing_its_rank_waits_for_the_call_that_is
 
     def remote(*_):
         called.set()
-        assert may_end.wait(10.0)
+        assert may_end.wait(60.0)
         return ()
 
     monkeypatch.setattr(FakeConstructor, "remote", remote)
@@ -329,7 +376,7 @@ def test_a_process_that_ends_without_closing_its_rank_waits_for_the_call_that_is
     (end,) = at_exit
     with pytest.raises(UnavailableError, match="waited 0 s for the batch of step 0"):
         handle.take(0, 0.01)
-    assert called.wait(10.0)
+    assert called.wait(60.0)
 
     with monkeypatch.context() as forked:
         forked.setattr(module.os, "getpid", lambda: 1)
@@ -343,7 +390,7 @@ def test_a_process_that_ends_without_closing_its_rank_waits_for_the_call_that_is
             assert not ended.done()
     assert not ended.done()
     may_end.set()
-    ended.result(10.0)
+    ended.result(60.0)
     assert pool.close(10.0)
     assert handle.leave(1.0)
 

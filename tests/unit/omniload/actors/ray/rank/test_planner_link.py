@@ -84,7 +84,7 @@ def finding(monkeypatch):
     def find(*planners):
         left = iter(planners)
 
-        def newest_actor(role):
+        def newest_actor(role, _namespace):
             planner = next(left)
             return planner if planner is None else (role, planner)
 
@@ -97,7 +97,7 @@ def test_a_rank_that_comes_while_a_planner_takes_the_place_of_another_waits_for_
     found, looks = FakePlanner(), []
     finding(None, FakePlanner(is_gone=True), None, found)
 
-    link = PlannerLink(0, 0, lambda: looks.append(1))
+    link = PlannerLink("omniload-a", 0, 0, lambda: looks.append(1))
     link.taken(3)
     link.tell()
 
@@ -109,7 +109,7 @@ def test_a_rank_that_finds_no_planner_for_a_minute_says_so(finding, monkeypatch)
     monkeypatch.setattr(link_module, "_ANSWER_S", 1e-5)
 
     with pytest.raises(UnavailableError, match="no planner gave the first step of the data within"):
-        PlannerLink(0, 0, lambda: None)
+        PlannerLink("omniload-a", 0, 0, lambda: None)
 
 
 def test_a_rank_whose_planner_is_lost_looks_at_the_plane_while_the_head_does_not_answer(
@@ -117,7 +117,7 @@ def test_a_rank_whose_planner_is_lost_looks_at_the_plane_while_the_head_does_not
 ):
     asked, looks = [], []
     finding(FakePlanner(ActorDiedError()))
-    link = PlannerLink(0, 0, lambda: looks.append(len(asked)))
+    link = PlannerLink("omniload-a", 0, 0, lambda: looks.append(len(asked)))
     monkeypatch.setattr(finding_module, "ask_head", lambda ask: asked.append(Future()) or asked[-1])
     link.taken(3)
     link.tell()
@@ -140,7 +140,7 @@ def test_a_head_that_answers_while_a_rank_looks_is_heard_in_that_look(monkeypatc
         asked[0].set_result(("planner+1", found))
 
     finding(FakePlanner(ActorDiedError()))
-    link = PlannerLink(0, 0, lambda: None)
+    link = PlannerLink("omniload-a", 0, 0, lambda: None)
     monkeypatch.setattr(finding_module, "ask_head", lambda ask: asked.append(Future()) or asked[-1])
     monkeypatch.setattr(link_module, "wait", wait)
     link.taken(3)
@@ -155,7 +155,7 @@ def test_a_planner_that_takes_over_is_told_the_last_step_that_the_trainer_took(f
     first, second, third = (FakePlanner(ActorDiedError()) for _ in range(3))
     third.taken.error = None
     finding(first, second, third)
-    link = PlannerLink(0, 0, lambda: None)
+    link = PlannerLink("omniload-a", 0, 0, lambda: None)
     link.taken(3)
     link.tell()
 
@@ -170,7 +170,7 @@ def test_whoever_waits_tells_what_was_taken_though_no_thread_watches(finding):
     planner = FakePlanner()
     planner.check = Method()
     finding(planner)
-    link = PlannerLink(0, 0, lambda: None)
+    link = PlannerLink("omniload-a", 0, 0, lambda: None)
     link.taken(3)
 
     link.look()
@@ -186,29 +186,29 @@ def test_the_thread_that_watches_tells_at_once_what_the_trainer_took_and_as_whom
         remote=lambda *step_as: told.put((step_as, threading.current_thread())) or Answer(None)
     )
     finding(planner)
-    link = PlannerLink(1, 0, lambda: None)
+    link = PlannerLink("omniload-a", 1, 0, lambda: None)
     link.watch(Gate(), left, ranks=1_000_000)  # its next look is in half an hour
 
     link.taken(3)
     link.become(0, 1, "")  # another rank from now on: it took nothing yet
     link.taken(8)
 
-    found = [told.get(timeout=10.0)]
+    found = [told.get(timeout=60.0)]
     while found[-1][0] != (8, 0, 0, 1):
-        found.append(told.get(timeout=10.0))
+        found.append(told.get(timeout=60.0))
     assert {step_as for step_as, _ in found} <= {(3, 1, 0, 0), (8, 0, 0, 1)}
     (watch,) = {thread for _, thread in found}
     assert watch is not threading.current_thread()
     left.set()
     link.end_watch()
-    watch.join(10.0)
+    watch.join(60.0)
     assert not watch.is_alive()
 
 
 def test_a_constructor_passes_on_what_a_rank_takes_and_the_planner_is_called_by_nobody(finding):
     planner, constructor = FakePlanner(), FakeConstructor()
     finding(planner)
-    link = PlannerLink(1, 0, lambda: None)
+    link = PlannerLink("omniload-a", 1, 0, lambda: None)
     link.tell_by(constructor)
 
     for step in (3, 7):
@@ -223,7 +223,7 @@ def test_a_constructor_passes_on_what_a_rank_takes_and_the_planner_is_called_by_
 def test_what_a_lost_constructor_does_not_pass_on_the_planner_is_told_and_what_follows(finding):
     planner, constructor = FakePlanner(), FakeConstructor(ActorDiedError())
     finding(planner)
-    link = PlannerLink(0, 0, lambda: None)
+    link = PlannerLink("omniload-a", 0, 0, lambda: None)
     link.tell_by(constructor)
     link.taken(3)
     link.tell()
@@ -242,7 +242,7 @@ def test_a_word_that_a_constructor_does_not_know_yet_is_told_to_the_planner_and_
     """One that has just the place of another knows no ranks: told past it for good, their words cost a call each."""
     planner, constructor = FakePlanner(), FakeConstructor(passes_on=False)
     finding(planner)
-    link = PlannerLink(0, 0, lambda: None)
+    link = PlannerLink("omniload-a", 0, 0, lambda: None)
     link.tell_by(constructor)
     link.taken(3)
     for _ in range(3):
@@ -262,7 +262,7 @@ def test_a_word_that_one_constructor_does_not_know_is_told_to_the_one_that_has_i
     heard = Future()
     first.answer = SimpleNamespace(future=lambda: heard)
     finding(planner)
-    link = PlannerLink(0, 0, lambda: None)
+    link = PlannerLink("omniload-a", 0, 0, lambda: None)
     link.tell_by(first)
     link.taken(3)
     link.tell()
@@ -281,7 +281,7 @@ def test_what_a_constructor_heard_and_may_not_have_passed_on_is_told_past_it_onc
 ):
     planner, first, next_one = FakePlanner(), FakeConstructor(), FakeConstructor()
     finding(planner)
-    link = PlannerLink(0, 0, lambda: None)
+    link = PlannerLink("omniload-a", 0, 0, lambda: None)
     link.tell_by(first)
     link.taken(3)
     link.tell()
@@ -301,7 +301,7 @@ def test_a_planner_that_takes_over_is_told_by_the_rank_itself_whatever_became_of
 ):
     first, second, constructor = FakePlanner(ActorDiedError()), FakePlanner(), FakeConstructor()
     finding(first, second)
-    link = PlannerLink(0, 0, lambda: None)
+    link = PlannerLink("omniload-a", 0, 0, lambda: None)
     link.taken(2)
     link.tell()  # the planner is lost
     link.tell_by(constructor)

@@ -26,8 +26,8 @@ class Method:
     def __init__(self, call):
         self.call = call
 
-    def remote(self, *arguments):
-        return partial(self.call, *arguments)
+    def remote(self, *arguments, **named):
+        return partial(self.call, *arguments, **named)
 
 
 class FakeCrew:
@@ -43,18 +43,26 @@ class FakeCrew:
         self.changing, self.changed = Turn(), threading.Condition()
         self.moved_at, self.noted_at, self.known = {}, {}, {0: 0, 1: 0}
         self.turns = count(1)
-        self.dropped = []
+        self.dropped, self.said = [], []
         self.actors = {member: self.loader(member.role) for member in self.holders.values()}
 
     def loader(self, role):
         return SimpleNamespace(
             open_more=Method(lambda sources, _: {s: self.facts[s] for s in sources}),
-            hand_over=Method(lambda _: None),
+            hand_over=Method(lambda _: self.said.append(f"{role} hands over")),
             drop=Method(lambda sources: self.dropped.append((role, *sources))),
         )
 
-    def holding(self, _):
-        return SimpleNamespace(turns=Method(lambda sources: [self.known[s] for s in sources]))
+    def holding(self, role):
+        def take_over(command, *, waits_s):
+            assert 0 < waits_s <= 60
+            self.said.append(f"{role} reads {command}")
+
+        return SimpleNamespace(
+            turns=Method(lambda sources: [self.known[s] for s in sources]),
+            outstanding=Method(lambda sources: f"what is due of {sources}"),
+            take_over=Method(take_over),
+        )
 
     def move(self, sources, role):
         self.moved_at |= dict.fromkeys(sources, next(self.turns))
@@ -120,6 +128,37 @@ def test_a_shadow_is_passed_over_only_once_it_has_ended(plane, monkeypatch, ende
 
     assert crew.sources_of["loader-1"] == ((0,) if ended else ())
     assert crew.coming == {}
+
+
+@pytest.mark.parametrize(("takes_s", "rounds"), [(0.1, 1), (0.6, 6), (4.2, 1)])
+def test_a_loader_reads_what_it_is_to_serve_before_the_one_that_serves_it_hands_over(
+    plane, monkeypatch, takes_s, rounds
+):
+    crew, _, moves = plane
+    now_s = count(0.0, takes_s)
+    monkeypatch.setattr(mover, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
+
+    moves.move([0], "loader-1")
+
+    reads = ["loader-1 reads what is due of (0,)"] * rounds
+    assert crew.said == [*reads, "loader-0 hands over"]
+
+
+@pytest.mark.parametrize("lost", ["planner", "loader-1"])
+def test_a_move_goes_on_though_nothing_can_be_read_ahead_of_it(plane, monkeypatch, lost):
+    crew, _, moves = plane
+
+    def answer_to(answer, name, **_):
+        found = answer()
+        if name == lost and not isinstance(found, dict):
+            raise UnavailableError(f"{name} has died")
+        return found
+
+    monkeypatch.setattr(mover, "answer_to", answer_to)
+
+    moves.move([0], "loader-1")
+
+    assert crew.sources_of == {"loader-0": (1,), "loader-1": (0,)}
 
 
 def test_a_move_that_the_keeper_never_took_up_has_changed_nothing_and_never_will(plane):

@@ -10,7 +10,7 @@ pytest.importorskip("ray")
 from omniload.actors.ray.scaling import readers
 from omniload.actors.ray.scaling.readers import RayReader
 from omniload.mix.runtime import RuntimeConfig
-from omniload.source.parts.divided import ReaderLostError
+from omniload.source.parts.reader import ReaderLostError
 
 
 class Cluster:

@@ -113,7 +113,7 @@ def run(monkeypatch):
         crew = crew or a_crew(work)
         crew.board.read = beats or crew.board.read
         scaling = Scaling(crew, mover, gate := Gate(), {}, None)
-        assert scaler.ended.wait(10)
+        assert scaler.ended.wait(60)
         scaling.close()
         # Behind its last look: it would go on in another test.
         assert gate.close(10)

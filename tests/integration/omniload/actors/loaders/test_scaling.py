@@ -55,7 +55,7 @@ def test_sources_move_live_though_the_old_loader_and_the_planner_are_killed(tmp_
             digests.extend(map(combined, steps))
 
         train()
-        added = mover.split([0], threads=3)
+        added = mover.split([0], reads=1)
         assert set(plane.pids()) == {"loader-0", added, "planner", "constructor-0"}
         train()
         before = plane.pids()

@@ -1,0 +1,1 @@
+"""What errors of Ray say of the actor that was asked."""

@@ -1,0 +1,1 @@
+"""Ways between the roles of a data plane as Ray actors."""

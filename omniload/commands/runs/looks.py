@@ -1,0 +1,102 @@
+"""What looks at a running data plane show between them: how long ranks waited and for whom, and how far each one is."""
+
+from collections.abc import Mapping, Sequence
+
+from omniload.actors.status_file import PlaneStatus, RoleLine
+from omniload.machine.progress import PLANNED_ALL, is_rank
+
+__all__ = ["lags_of", "pace_of", "passed_s", "taken_steps", "waited_share", "waits_by_way"]
+
+_WRITTEN_EVERY_S = 1.0
+_WAITED, _TAKEN = "wait_seconds_total", "taken_steps_total"
+
+
+def lags_of(look: PlaneStatus, pace: float) -> dict[str, float]:
+    """Return by how many steps each rank is behind the first, less what it may have taken since its last heartbeat.
+
+    Args:
+        look: The status; heartbeats of ranks are up to a second old, each another one.
+        pace: Steps a second of these ranks.
+    """
+    ages_s = {role.name: role.age_s for role in look.roles}
+    # A rank that has not taken its first is not behind: it may still load its model.
+    taken = {name: steps for name, steps in taken_steps(look).items() if steps}
+    first = max(taken, key=lambda name: taken[name], default="")
+    return {
+        name: taken[first] - steps - pace * max(0.0, ages_s[name] - ages_s[first])
+        for name, steps in taken.items()
+    }
+
+
+def pace_of(looks: Sequence[PlaneStatus]) -> float:
+    """Return how many steps a second a rank took, at most."""
+    roles = [role for look in looks for role in look.roles if is_rank(role.name)]
+    return max((role.rates.get(_TAKEN, 0.0) for role in roles), default=0.0)
+
+
+def taken_steps(status: PlaneStatus) -> dict[str, float]:
+    """Return how many steps each rank has taken since the plane was opened."""
+    return {role.name: role.figures.get(_TAKEN, 0.0) for role in status.roles if is_rank(role.name)}
+
+
+def passed_s(first: PlaneStatus, last: PlaneStatus) -> float:
+    """Return the seconds between two looks, by a clock that nobody sets where one process has written both."""
+    if first.pid == last.pid and first.up_s and last.up_s >= first.up_s:
+        return last.up_s - first.up_s
+    return max(0.0, last.written_at - first.written_at)
+
+
+def waited_share(first: PlaneStatus, last: PlaneStatus) -> float | None:
+    """Return the share of the time between two looks that ranks waited, mean over ranks; ``None`` where none tells."""
+    seconds = passed_s(first, last)
+    before = {role.name: _waited_s(role) for role in first.roles}
+    waited = [
+        # A role that was replaced meanwhile counts from 0 again.
+        max(0.0, _waited_s(role) - before[role.name])
+        for role in last.roles
+        if _WAITED in role.figures and role.name in before
+    ]
+    if not waited or seconds <= 0:
+        return None
+    return sum(min(each, seconds) for each in waited) / len(waited) / seconds
+
+
+def _waited_s(role: RoleLine) -> float:
+    """Return how long a role has waited, the wait that it is in among it: its figure grows where one ends."""
+    return role.figures.get(_WAITED, 0.0) + (role.task_s if role.waits_for else 0.0)
+
+
+def waits_by_way(looks: Sequence[PlaneStatus]) -> dict[tuple[str, ...], float]:
+    """Return how many seconds ranks waited, by the roles that a wait led through, from the rank on.
+
+    A look counts for no longer than the time since the one before: what changes hands while a status is written,
+    and is over in a moment, counts for nothing.
+    """
+    ways_s: dict[tuple[str, ...], float] = {}
+    # Of the first look a second too: a wait that went on for minutes before it is not what was looked at.
+    looked_s = _WRITTEN_EVERY_S
+    for look, after in zip(looks, [*looks[1:], None], strict=True):
+        roles = {role.name: role for role in look.roles}
+        for name in filter(is_rank, roles):
+            if roles[name].waits_for:
+                way = _way(name, roles)
+                if (end := roles.get(way[-1])) is not None and end.state.startswith(PLANNED_ALL):
+                    continue  # no step is to come: what they wait for is to hear so
+                seconds = min(roles[name].task_s, looked_s)
+                ways_s[way] = ways_s.get(way, 0.0) + seconds
+        looked_s = 0.0 if after is None else passed_s(look, after)
+    return ways_s
+
+
+def _way(rank: str, roles: Mapping[str, RoleLine]) -> tuple[str, ...]:
+    """Follow a rank's wait to the role that waits for no other."""
+    passed = [rank]
+    # Each once: roles that wait for each other would be followed round and round.
+    while waits_for := [each for each in _waits_of(passed[-1], roles) if each not in passed]:
+        passed.append(max(waits_for, key=lambda each: roles[each].task_s if each in roles else 0.0))
+    return tuple(passed)
+
+
+def _waits_of(name: str, roles: Mapping[str, RoleLine]) -> tuple[str, ...]:
+    role = roles.get(name)
+    return () if role is None else role.waits_for

@@ -1,0 +1,1 @@
+"""What source loaders report of samples beside their lengths, kept from the planner's floor on."""

@@ -1,0 +1,193 @@
+"""Tags of samples that costs and strategies read: asked for with a read, reported with it, kept by the planner.
+
+Where nobody reads a tag, every message is the one that it would be if there were no such thing::
+
+    planner --ReadAheadWithTags--> source loader --ReportWithTags--> planner
+
+Shape suffixes:
+    N  samples of a report        P  pieces        W  words
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.errors import ConfigError
+from omniload.machine.held.blocks import SampleRange
+from omniload.machine.messages import ReadAhead, SamplesReported
+from omniload.machine.metadata.reported import Reports
+from omniload.mix.columns import NO_COLUMNS, column_kind, joined_ranges, name_outside
+from omniload.mix.pieces import PieceTable
+from omniload.mix.samples import Coded, SampleTable
+from omniload.plan.costs.declared import column_of_tag
+from omniload.plan.costs.words import INSTEAD, fault_of_words, shown
+from omniload.plan.records import PieceTags
+
+__all__ = [
+    "MOST_WORDS",
+    "ReadAheadWithTags",
+    "ReportWithTags",
+    "ReportedTags",
+    "asked_with_tags",
+    "reported_with_tags",
+    "tags_in",
+]
+
+MOST_WORDS = 4_096
+"""Different texts that a planner is told of one tag, in one life: more are no kinds of documents, but their keys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAheadWithTags(ReadAhead):
+    """Read and hold a range, and report some tags of its samples too."""
+
+    tags: tuple[str, ...]
+    """Columns of whole samples as known inside; the same in every read of a plane."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportWithTags(SamplesReported):
+    """Samples that a source loader has read and holds, with the tags that were asked for."""
+
+    tags: Mapping[str, Coded]
+    """By column, ``[N]`` of the table; not those that the source has not: its samples have their default."""
+
+
+def asked_with_tags(read: ReadAhead, tags: tuple[str, ...]) -> ReadAhead:
+    """Return a read that has these tags reported; with none of them the read as it is."""
+    if not tags:
+        return read
+    return ReadAheadWithTags(
+        **{f.name: getattr(read, f.name) for f in fields(ReadAhead)}, tags=tags
+    )
+
+
+def reported_with_tags(
+    report: SamplesReported, blocks: Sequence[SampleRange], tags: Sequence[str], source: str
+) -> SamplesReported:
+    """Return a report of blocks with the tags of their samples; where none is asked for the report as it is.
+
+    Args:
+        report: The report.
+        blocks: What it is of, in order.
+        tags: Columns of whole samples as known inside.
+        source: Name of the source, for messages.
+
+    Raises:
+        ConfigError: A text is longer than a planner is told, or ends in NUL.
+    """
+    if not tags:
+        return report
+    # A block without a sample may lack what the others have: its records are all left out.
+    given = [block for block in blocks if len(block.table)]
+    had = [tag for tag in tags if any(tag in block.others for block in given)]
+    return ReportWithTags(
+        **{f.name: getattr(report, f.name) for f in fields(SamplesReported)},
+        tags={tag: _coded(tag, given, source) for tag in had},
+    )
+
+
+def tags_in(report: SamplesReported) -> Mapping[str, Coded]:
+    """Return the tags that a report has of its samples."""
+    return report.tags if isinstance(report, ReportWithTags) else NO_COLUMNS
+
+
+def _coded(tag: str, blocks: Sequence[SampleRange], source: str) -> Coded:
+    parts = [block.others.get(tag, block.tokens.lengths_N) for block in blocks]
+    values_N = joined_ranges(tag, parts).packed()
+    if column_kind(tag).dtype != np.uint8:
+        return Coded(values_N=values_N.values_V)
+    if fault := fault_of_words(values_N):
+        raise ConfigError(
+            f"sources.{source}: balance reads columns.{name_outside(tag)} of every sample, and one has {fault}"
+        )
+    return Coded.of_texts(values_N)
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """Tags of the samples of a report, by column; of texts by their numbers."""
+
+    by_tag: Mapping[str, NDArray[Any]]
+
+    def between(self, first: int, last: int) -> "_Values":
+        return _Values({tag: values_N[first:last] for tag, values_N in self.by_tag.items()})
+
+
+@dataclass(slots=True)
+class ReportedTags(Reports[_Values]):
+    """Tags of the samples in a planner's queues."""
+
+    tags: tuple[str, ...] = ()
+    """Columns of whole samples as known inside, that costs and strategies read."""
+    _numbers: dict[str, dict[str, int]] = field(default_factory=dict, init=False)
+    """Of each tag of text every word, by its number: of one word all reports have one number here."""
+
+    def __post_init__(self) -> None:
+        for tag in self.tags:
+            if column_kind(tag).dtype == np.uint8:
+                self._numbers[tag] = {_default_text(tag): 0}
+
+    def add(self, source: int, table: SampleTable, tags: Mapping[str, Coded]) -> None:
+        """Take in the tags of the samples of ``table``, which are the first of those that ``tags`` are of.
+
+        Raises:
+            ConfigError: A tag has more different texts than a planner keeps.
+        """
+        held = {tag: coded for tag, coded in tags.items() if tag in self.tags}
+        if held:
+            parts = {t: self._own(t, coded.between(0, len(table))) for t, coded in held.items()}
+            self.keep(source, table, _Values(parts))
+
+    def _own(self, tag: str, coded: Coded) -> NDArray[Any]:
+        if coded.words is None:
+            return coded.values_N
+        numbers = self._numbers[tag]
+        own = [numbers.setdefault(word, len(numbers)) for word in coded.words]
+        if len(numbers) > MOST_WORDS:
+            raise ConfigError(
+                f"balance reads columns.{name_outside(tag)}, which has more than {MOST_WORDS:,} different texts by "
+                f"now, {shown(coded.words[-1])} among them; {INSTEAD}"
+            )
+        own_W = np.array(own, np.uint16)  # of all 4,096
+        return own_W.take(coded.values_N)
+
+    def of(self, pieces: PieceTable) -> PieceTags:
+        """Return the tags of the sample of each piece, ``[P]``, by the names that costs and strategies read.
+
+        A text is an array of strings of its own step, so that nothing in it tells what other steps had.
+        """
+        if not self.tags:
+            return {}
+        found = {tag: self._defaults(tag, len(pieces)) for tag in self.tags}
+        for at, keys_P, reports in self.of_pieces(pieces):
+            for each in reports:
+                here, rows = each.rows_of(keys_P)
+                for tag, values_N in each.held_N.by_tag.items() if len(here) else ():
+                    found[tag][at[here]] = values_N[rows]
+        return {column_of_tag(tag): self._told(tag, values_P) for tag, values_P in found.items()}
+
+    def _defaults(self, tag: str, count: int) -> NDArray[Any]:
+        if tag in self._numbers:
+            return np.zeros(count, np.uint16)
+        kind = column_kind(tag)
+        return np.full(count, 0 if kind.default is None else kind.default, kind.dtype)
+
+    def _told(self, tag: str, values_P: NDArray[Any]) -> NDArray[Any]:
+        if (numbers := self._numbers.get(tag)) is None:
+            return values_P
+        # Counted, not sorted: numbers are few, and pieces many.
+        there = np.bincount(values_P, minlength=len(numbers)).nonzero()[0]
+        words, places_W = list(numbers), np.zeros(len(numbers), np.int64)
+        places_W[there] = np.arange(len(there))
+        texts = np.array([words[number] for number in there.tolist()], np.str_)
+        texts_P: NDArray[Any] = texts[places_W[values_P]]
+        return texts_P
+
+
+def _default_text(tag: str) -> str:
+    default = column_kind(tag).default
+    return default if isinstance(default, str) else ""

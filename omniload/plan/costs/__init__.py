@@ -1,0 +1,1 @@
+"""Costs that a mix file names, and what costs and strategies read of pieces."""

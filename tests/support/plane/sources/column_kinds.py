@@ -1,0 +1,409 @@
+"""Every kind of source that has columns of a user's own: who writes them, and how a mix file names them.
+
+A kind holds::
+
+    write(path, records)   one shard, by the library that others write it with
+    config(**columns)      what a mix file says of all shards of a folder; columns by name, as ``COLUMNS`` has them
+    suffix                 of its shards
+    tokenizer              of the mix, or None where records are token ids
+    names                  those of ``COLUMNS`` that it can have
+    nulls                  whether a record may be without a value
+"""
+
+import csv
+import gzip
+import io
+import json
+import struct
+import tarfile
+from types import MappingProxyType
+from typing import ClassVar
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+from omniload.mix.config import ByteTokenizer
+from omniload.mix.schema.sources.own_columns import OwnColumn
+from omniload.mix.sources import (
+    ArrowSource,
+    CsvSource,
+    JsonlSource,
+    LanceSource,
+    MdsSource,
+    NumpySource,
+    ParquetSource,
+    ShuffleConfig,
+    WebDatasetSource,
+)
+from tests.support.plane.sources.source_contract import expected_tokens
+from tests.support.plane.sources.source_kinds import MdsTexts
+
+SHUFFLE = ShuffleConfig(block_units=2)
+TAGS = ("lang", "year", "score", "flag")
+COLUMNS = {
+    "lang": {"dtype": "text", "of": "samples"},
+    "year": {"dtype": "int64", "of": "samples"},
+    "score": {"dtype": "float32", "of": "samples"},
+    "flag": {"dtype": "bool", "of": "samples"},
+    "weight": {"dtype": "float32", "of": "labels"},
+    "kind": {"dtype": "int8"},
+}
+"""Columns by name, but for where a kind reads each from."""
+ARROW = {"lang": pa.string(), "year": pa.int64(), "score": pa.float64(), "flag": pa.bool_()}
+NOWHERE_ELSE = MappingProxyType({})
+"""Where columns are called as in a mix file."""
+PER_TOKEN = {"weight": pa.list_(pa.float64()), "kind": pa.list_(pa.int32())}
+
+
+def own(names, columns, **more):
+    """Return columns of yours by name, each read from where ``names`` says."""
+    return {
+        name: OwnColumn(column=names.get(name, name), **COLUMNS[name], **(said or {}), **more)
+        for name, said in columns.items()
+    }
+
+
+def tokens_of(records):
+    return [list(expected_tokens(record["text"])) for record in records]
+
+
+class _Texts:
+    tokenizer = ByteTokenizer(type="bytes")
+    names, nulls = TAGS, True
+    read_from = NOWHERE_ELSE
+
+
+class _Ids:
+    tokenizer = None
+    names, nulls = (*TAGS, "weight", "kind"), True
+    read_from = NOWHERE_ELSE
+
+
+class ParquetTexts(_Texts):
+    suffix = ".parquet"
+
+    def table(self, records):
+        columns = {"text": pa.array([r["text"] for r in records], pa.string())}
+        return pa.table(
+            columns | {n: pa.array([r[n] for r in records], t) for n, t in ARROW.items()}
+        )
+
+    def write(self, path, records):
+        pq.write_table(self.table(records), path, row_group_size=8)
+
+    def config(self, **columns):
+        return ParquetSource(
+            type="parquet", path="*.parquet", text="text", shuffle=SHUFFLE, columns=own({}, columns)
+        )
+
+
+class ParquetIds(_Ids, ParquetTexts):
+    tokenizer = None
+    names = (*TAGS, "weight", "kind")
+
+    def table(self, records):
+        ids = pa.array(tokens_of(records), pa.list_(pa.int32()))
+        return pa.table(
+            {"ids": ids}
+            | {n: pa.array([r[n] for r in records], t) for n, t in (ARROW | PER_TOKEN).items()}
+        )
+
+    def config(self, **columns):
+        return ParquetSource(
+            type="parquet",
+            path="*.parquet",
+            tokens="ids",
+            shuffle=SHUFFLE,
+            columns=own({}, columns),
+        )
+
+
+class ArrowIds(ParquetIds):
+    suffix = ".arrow"
+
+    def write(self, path, records):
+        table = self.table(records)
+        with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, table.schema) as writer:
+            writer.write_table(table, max_chunksize=8)
+
+    def config(self, **columns):
+        return ArrowSource(
+            type="arrow", path="*.arrow", tokens="ids", shuffle=SHUFFLE, columns=own({}, columns)
+        )
+
+
+class LanceIds(ParquetIds):
+    suffix = ".lance"
+
+    def write(self, path, records):
+        lance.write_dataset(
+            self.table(records), path, mode="overwrite" if path.exists() else "create"
+        )
+
+    def config(self, **columns):
+        return LanceSource(
+            type="lance",
+            path="part-*.lance",
+            tokens="ids",
+            unit=1_000,
+            shuffle=SHUFFLE,
+            columns=own({}, columns),
+        )
+
+
+class Lines(_Texts):
+    suffix = ".jsonl"
+
+    def lines(self, records):
+        read = ("text", *TAGS)
+        lines = ({n: r[n] for n in read if r[n] is not None} for r in records)
+        return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+    def write(self, path, records):
+        path.write_bytes(self.lines(records))
+
+    def config(self, **columns):
+        return JsonlSource(
+            type="jsonl",
+            path=f"*{self.suffix}",
+            unit=400,
+            shuffle=SHUFFLE,
+            columns=own({}, columns),
+        )
+
+
+class ZstdLines(Lines):
+    suffix = ".jsonl.zst"
+
+    def write(self, path, records):
+        path.write_bytes(zstandard.compress(self.lines(records)))
+
+
+class CsvRows(_Texts):
+    """As Python's own writer has them; what is no text is written as Python shows it."""
+
+    suffix = ".csv"
+    delimiter = ","
+
+    def rows(self, records):
+        out = io.StringIO(newline="")
+        writer = csv.writer(out, delimiter=self.delimiter)
+        writer.writerow(["note", "text", "language", "year", "score", "flag"])
+        for r in records:
+            writer.writerow(['a "quote",\nand a line', r["text"], *(r[name] for name in TAGS)])
+        return out.getvalue().encode()
+
+    def write(self, path, records):
+        path.write_bytes(self.rows(records))
+
+    def config(self, **columns):
+        return CsvSource(
+            type="csv",
+            path=f"*{self.suffix}",
+            unit=500,
+            delimiter=self.delimiter,
+            shuffle=SHUFFLE,
+            columns=own({"lang": "language"}, columns),
+        )
+
+
+class TabbedRows(CsvRows):
+    suffix, delimiter = ".tsv.gz", "\t"
+
+    def write(self, path, records):
+        path.write_bytes(gzip.compress(self.rows(records)))
+
+
+class ArchivedObjects(_Texts):
+    """Samples of WebDataset whose values stand under keys of an object."""
+
+    suffix = ".tar"
+    mode = "w"
+    read_from = NOWHERE_ELSE
+
+    def members(self, record):
+        held = {n: record[n] for n in TAGS if record[n] is not None}
+        # A sample may be without an object too.
+        return {"txt": record["text"].encode()} | (
+            {"json": json.dumps(held).encode()} if held else {}
+        )
+
+    def write(self, path, records):
+        with tarfile.open(path, self.mode) as archive:
+            for i, record in enumerate(records):
+                for extension, held in self.members(record).items():
+                    info = tarfile.TarInfo(f"{path.name.partition('.')[0]}/{i:05}.{extension}")
+                    info.size = len(held)
+                    archive.addfile(info, io.BytesIO(held))
+
+    def config(self, **columns):
+        return WebDatasetSource(
+            type="webdataset",
+            path=f"*{self.suffix}",
+            unit=10_000,
+            shuffle=SHUFFLE,
+            columns=own(self.read_from, columns),
+        )
+
+
+class ArchivedMembers(ArchivedObjects):
+    """Samples of WebDataset whose values are members of their own, numbers as numpy saves them; compressed."""
+
+    suffix, mode = ".tar.gz", "w:gz"
+    read_from: ClassVar = {
+        "lang": ".lang",
+        "year": ".cls",
+        "score": ".score.npy",
+        "flag": ".flag.npy",
+    }
+
+    def members(self, record):
+        found = {"txt": record["text"].encode()}
+        if record["lang"] is not None:
+            found["lang"] = record["lang"].encode()
+        if record["year"] is not None:
+            found["cls"] = f"{record['year']}\n".encode()
+        for name in ("score", "flag"):
+            if record[name] is not None:
+                out = io.BytesIO()
+                np.save(out, np.array(record[name]), allow_pickle=True)
+                found[f"{name}.npy"] = out.getvalue()
+        return found
+
+
+class MdsIds(MdsTexts):
+    """By the layout that Mosaic documents; of truths it has none, which are integers there."""
+
+    tokenizer = None
+    names, nulls = (*TAGS, "weight", "kind"), False
+    read_from = NOWHERE_ELSE
+    columns = (
+        *(("flag", "uint8", 1), ("ids", "ndarray:uint16", None), ("kind", "ndarray:int32", None)),
+        *(("lang", "str", None), ("score", "float64", 8), ("weight", "ndarray:float32", None)),
+        ("year", "int64", 8),
+    )
+    fixed: ClassVar = {"flag": "<B", "score": "<d", "year": "<q"}
+
+    def sample(self, _, record):
+        cells = {
+            "flag": record["flag"],
+            "ids": self.array(tokens_of([record])[0], "<u2"),
+            "kind": self.array(record["kind"], "<i4"),
+            "lang": record["lang"],
+            "score": record["score"],
+            "weight": self.array(record["weight"], "<f4"),
+            "year": record["year"],
+        }
+        found = []
+        for name, _, size in self.columns:
+            cell = cells[name]
+            if size:
+                found.append(struct.pack(self.fixed[name], cell))
+            else:
+                found.append(cell.encode() if isinstance(cell, str) else cell)
+        lengths = [
+            len(cell) for cell, (_, _, size) in zip(found, self.columns, strict=True) if not size
+        ]
+        return struct.pack(f"<{len(lengths)}I", *lengths) + b"".join(found)
+
+    def array(self, values, dtype):
+        """One dimension, its length in two bytes, as ``ndarray`` without a shape has it."""
+        return (
+            bytes([1 << 2 | 1]) + struct.pack("<H", len(values)) + np.array(values, dtype).tobytes()
+        )
+
+    def config(self, **columns):
+        return MdsSource(
+            type="mds", path=".", tokens="ids", unit=600, shuffle=SHUFFLE, columns=own({}, columns)
+        )
+
+
+class NumpyFiles(_Ids):
+    """Files of ``numpy.save``, columns in files beside, which the pattern of the source takes too."""
+
+    suffix = ".npy"
+    names, nulls = ("year", "score", "flag", "weight", "kind"), False
+    read_from: ClassVar = {
+        **{name: f"*.{name}.npy" for name in ("year", "score", "flag", "kind")},
+        "weight": "weights/*.npy",
+    }
+    types: ClassVar = {
+        "year": np.int32,
+        "score": np.float64,
+        "flag": np.bool_,
+        "weight": np.float16,
+        "kind": np.int16,
+    }
+
+    def write(self, path, records):
+        self.save(path, np.array([i for ids in tokens_of(records) for i in ids], np.uint16))
+        for name in self.names:
+            values = [record[name] for record in records]
+            values = [v for each in values for v in each] if name in PER_TOKEN else values
+            to = path.parent / self.read_from[name].replace("*", path.stem)
+            to.parent.mkdir(exist_ok=True)
+            self.save(to, np.array(values, self.types[name]))
+
+    def save(self, path, values):
+        np.save(path, values)
+
+    def config(self, **columns):
+        return NumpySource(
+            type="numpy",
+            # A file of a column that is not named would be one of tokens.
+            path="." if set(columns) == {*self.names} else "part-?.npy",
+            end_of_document=256,
+            unit=500,
+            shuffle=SHUFFLE,
+            columns=own(self.read_from, columns),
+        )
+
+
+class FlatFiles(NumpyFiles):
+    """Files without a head, of which each column has its own type."""
+
+    suffix = ".bin"
+    read_from: ClassVar = {
+        name: f"*.{name}.bin" for name in ("year", "score", "flag", "weight", "kind")
+    }
+    types: ClassVar = {
+        "year": np.int64,
+        "score": np.float32,
+        "flag": np.bool_,
+        "weight": np.float32,
+        "kind": np.int8,
+    }
+
+    def save(self, path, values):
+        values.tofile(path)
+
+    def config(self, **columns):
+        return NumpySource(
+            type="numpy",
+            path="part-*.bin" if set(columns) == {*self.names} else "part-?.bin",
+            dtype="uint16",
+            end_of_document=256,
+            unit=500,
+            shuffle=SHUFFLE,
+            columns=own(self.read_from, columns),
+        )
+
+
+COLUMN_KINDS = {
+    "parquet": ParquetTexts,
+    "parquet-ids": ParquetIds,
+    "arrow-ids": ArrowIds,
+    "lance-ids": LanceIds,
+    "jsonl": Lines,
+    "jsonl-zst": ZstdLines,
+    "csv": CsvRows,
+    "csv-tabs": TabbedRows,
+    "webdataset-objects": ArchivedObjects,
+    "webdataset-members": ArchivedMembers,
+    "mds-ids": MdsIds,
+    "numpy": NumpyFiles,
+    "numpy-flat": FlatFiles,
+}
