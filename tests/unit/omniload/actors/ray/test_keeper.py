@@ -30,11 +30,10 @@ class Method:
     """A method of an actor, whose answers are the test's to make."""
 
     def __init__(self):
-        self.answers, self.asked = [], queue.Queue()
+        self.asked = queue.Queue()
 
     def remote(self, *_):
-        self.answers.append(answer := Future())
-        self.asked.put(answer)
+        self.asked.put(answer := Future())
         return SimpleNamespace(future=lambda: answer)
 
 
@@ -97,10 +96,10 @@ def crew():
 
 def test_a_member_that_was_replaced_before_its_process_was_known_is_ended_by_that(crew):
     first = crew.actors[FIRST]
-    first.stay.answers[0].set_exception(UnavailableError("it gives no heartbeat"))
+    first.stay.asked.get(timeout=LIMIT_S).set_exception(UnavailableError("it gives no heartbeat"))
     assert [crew.done.get(timeout=LIMIT_S)[0] for _ in range(2)] == ["end", "start"]
 
-    first.process.answers[0].set_result(Process(7, "here"))
+    first.process.asked.get(timeout=LIMIT_S).set_result(Process(7, "here"))
 
     assert [crew.done.get(timeout=LIMIT_S) for _ in range(2)] == [("hold", FIRST), ("end", FIRST)]
 
@@ -115,13 +114,13 @@ def test_a_constructor_that_follows_a_lost_one_is_at_home_also_where_a_move_came
     keeper = Keeper(made, Roster(roles={first.role: 0}), Shadows(made), Gate(), None)
     keeper.begin()
 
-    made.actors[first].stay.answers[0].set_exception(UnavailableError("killed"))
+    made.actors[first].stay.asked.get(timeout=LIMIT_S).set_exception(UnavailableError("killed"))
     assert placed.get(timeout=LIMIT_S) == "home"
     # While that one is started, the ranks of the one before it are told to be elsewhere.
     made.planner.nodes_of_ranks.asked.get(timeout=LIMIT_S).set_result((1, ["away"]))
     made.planner.nodes_of_ranks.asked.get(timeout=LIMIT_S)  # it was heard
     second = Member(first.role, 1)
-    made.actors[second].stay.answers[0].set_exception(UnavailableError("killed"))
+    made.actors[second].stay.asked.get(timeout=LIMIT_S).set_exception(UnavailableError("killed"))
 
     assert placed.get(timeout=LIMIT_S) == "home"
     keeper.close()
@@ -194,14 +193,14 @@ def test_a_plane_is_whole_once_its_shadow_has_at_hand_what_it_would_begin_with()
 
 
 def test_the_process_of_a_member_that_is_one_is_held(crew):
-    crew.actors[FIRST].process.answers[0].set_result(Process(7, "here"))
-    crew.actors[FIRST].stay.answers[0].set_exception(UnavailableError("killed"))
+    crew.actors[FIRST].process.asked.get(timeout=LIMIT_S).set_result(Process(7, "here"))
+    crew.actors[FIRST].stay.asked.get(timeout=LIMIT_S).set_exception(UnavailableError("killed"))
 
     assert [crew.done.get(timeout=LIMIT_S) for _ in range(2)] == [("hold", FIRST), ("end", FIRST)]
 
 
 def test_the_end_of_a_process_that_is_held_is_heard_from_the_kernel_before_ray_tells_of_it(crew):
-    crew.actors[FIRST].process.answers[0].set_result(Process(7, "here"))
+    crew.actors[FIRST].process.asked.get(timeout=LIMIT_S).set_result(Process(7, "here"))
     assert crew.done.get(timeout=LIMIT_S) == ("hold", FIRST)
 
     crew.ended[FIRST]()
@@ -211,8 +210,10 @@ def test_the_end_of_a_process_that_is_held_is_heard_from_the_kernel_before_ray_t
         ("start", Member("loader-0", 1)),
     ]
     # Ray, which tells of it later, replaces nobody once more.
-    crew.actors[FIRST].stay.answers[0].set_exception(UnavailableError("killed"))
-    crew.actors[Member("loader-0", 1)].process.answers[0].set_result(Process(8, "here"))
+    crew.actors[FIRST].stay.asked.get(timeout=LIMIT_S).set_exception(UnavailableError("killed"))
+    crew.actors[Member("loader-0", 1)].process.asked.get(timeout=LIMIT_S).set_result(
+        Process(8, "here")
+    )
     assert crew.done.get(timeout=LIMIT_S) == ("hold", Member("loader-0", 1))
 
 
@@ -227,7 +228,7 @@ def test_ray_is_told_of_an_end_behind_all_that_the_end_calls_for():
     )
     keeper = Keeper(made, Roster(roles={"loader-0": 0}), Shadows(made), Gate(), None)
     keeper.begin()
-    made.actors[FIRST].stay.answers[0].set_exception(UnavailableError("killed"))
+    made.actors[FIRST].stay.asked.get(timeout=LIMIT_S).set_exception(UnavailableError("killed"))
     found = [order.get(timeout=LIMIT_S)[0] for _ in range(3)]
     keeper.close()
 
@@ -235,7 +236,7 @@ def test_ray_is_told_of_an_end_behind_all_that_the_end_calls_for():
 
 
 def test_a_member_whose_process_is_stopped_is_ended_and_replaced(crew):
-    crew.actors[FIRST].process.answers[0].set_result(Process(7, "there", "node-b"))
+    crew.actors[FIRST].process.asked.get(timeout=LIMIT_S).set_result(Process(7, "there", "node-b"))
     crew.processes.stopped = lambda: frozenset({FIRST.name})
 
     done = [crew.done.get(timeout=LIMIT_S) for _ in range(3)]
@@ -258,7 +259,7 @@ def test_a_plane_that_is_given_up_is_told_to_all_that_live_and_to_whoever_opened
 
     def lose(role):
         last = max((m for m in made.actors if m.role == role), key=lambda m: m.number)
-        made.actors[last].stay.answers[0].set_exception(UnavailableError("killed"))
+        made.actors[last].stay.asked.get(timeout=LIMIT_S).set_exception(UnavailableError("killed"))
 
     made.start = an_actor
     for role in roles:
@@ -286,7 +287,7 @@ class ActorUnschedulableError(Exception):
 
 
 def test_a_role_whose_host_is_gone_is_told_as_that(crew, caplog):
-    crew.actors[FIRST].stay.answers[0].set_exception(ActorUnschedulableError())
+    crew.actors[FIRST].stay.asked.get(timeout=LIMIT_S).set_exception(ActorUnschedulableError())
     crew.done.get(timeout=LIMIT_S)
 
     assert "the host that it is to be on is gone, or cut off" in caplog.messages[0]
@@ -318,7 +319,7 @@ def test_ranks_hear_of_the_first_role_that_is_lost_after_a_fault_of_the_keeper(i
     assert looked.wait(LIMIT_S)
     keeper.check()
 
-    made.actors[FIRST].stay.answers[0].set_exception(UnavailableError("killed"))
+    made.actors[FIRST].stay.asked.get(timeout=LIMIT_S).set_exception(UnavailableError("killed"))
 
     for _ in ("planner", "constructor-0"):
         why = told.get(timeout=LIMIT_S)
