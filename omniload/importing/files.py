@@ -117,7 +117,7 @@ def size_of(paths: list[str]) -> float:
         try:
             files = [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
             total += sum(file.stat().st_size for file in files)
-        except OSError:
+        except (OSError, ValueError):  # a text that no path can be is the latter, since Python 3.13
             continue  # check says why it cannot be read
     return float(total)
 

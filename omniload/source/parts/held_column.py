@@ -7,8 +7,6 @@ Shape suffixes:
 import errno
 import mmap
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -33,18 +31,28 @@ class SpillFullError(UnavailableError):
     """The folder has no room just now, or may not be written: what it was to take stays in memory."""
 
 
-@contextmanager
-def _spilling(folder: Path) -> Iterator[None]:
-    """Name the folder, and what to do, in what the system refuses inside."""
-    try:
-        yield
-    except OSError as error:
+@dataclass(frozen=True, slots=True)
+class _Spilling:
+    """Names the folder, and what to do, in what the system refuses inside.
+
+    No generator: since Python 3.13 the frame of one is part of a cycle with the error, which would keep the frames
+    inside, and their blocks, until the garbage collector comes.
+    """
+
+    folder: Path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not isinstance(error, OSError):
+            return
         is_refused = error.errno in _REFUSED
-        kind = SpillFullError if is_refused or error.errno in FULL else UnavailableError
-        remedy = "; have it writable" if is_refused else f", {free_in(folder)}; make room"
-        raise kind(
-            f"{folder}: a decoded block that is over loader.memory cannot be written there: {error.strerror or error}"
-            f"{remedy}, name another folder in loader.spill, or raise loader.memory"
+        raised = SpillFullError if is_refused or error.errno in FULL else UnavailableError
+        remedy = "; have it writable" if is_refused else f", {free_in(self.folder)}; make room"
+        raise raised(
+            f"{self.folder}: a decoded block that is over loader.memory cannot be written there: "
+            f"{error.strerror or error}{remedy}, name another folder in loader.spill, or raise loader.memory"
         ) from error
 
 
@@ -106,7 +114,7 @@ class HeldColumn:
         """Write its values to a file, and read them from there from now on."""
         if self.values_bytes:
             ends = offsets_of(self.lengths_R * self.dtype.itemsize)
-            with _spilling(folder), _nameless_file(folder) as file:
+            with _Spilling(folder), _nameless_file(folder) as file:
                 for values in self._values:
                     _add_to(file, memoryview(values))
                 shown = _mapped(file)
@@ -120,7 +128,7 @@ class SpilledColumn:
 
     def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
         self._folder, self._dtype = folder, dtype
-        with _spilling(folder):
+        with _Spilling(folder):
             self._file = _nameless_file(folder)
         self._lengths: list[NDArray[np.int64]] = []
 
@@ -130,7 +138,7 @@ class SpilledColumn:
         Raises:
             UnavailableError: The disk takes no more; nothing of it was added.
         """
-        with _spilling(self._folder):
+        with _Spilling(self._folder):
             _add_to(self._file, np.ascontiguousarray(part.values_V).data.cast("B"))
         self._lengths.append(part.lengths_N)
 

@@ -1010,7 +1010,7 @@ class TestEnergon:
             ({"path": "s3://b/x"}, "cannot be read here"),
             ({"join": {"a": {"path": "a"}}}, "join: "),
             ({"path": "file.yaml"}, "is part of itself, by"),
-            ({"path": "circle.yaml"}, "path: 'circle.yaml': "),
+            ({"path": "circle.yaml"}, "file.yaml:5: splits.train.path: "),
             ({"path": "ok", "subset": {"range": ["0%", "50%"]}}, "subset: "),
             ({"path": "ok", "split_part": "val"}, "names no shard of the split 'val'"),
             ({"path": "odd"}, "samples are not left out"),

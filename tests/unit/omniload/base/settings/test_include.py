@@ -189,7 +189,10 @@ def test_a_fault_in_an_included_file_is_told_with_its_place(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("circle.yaml", "Too many levels of symbolic links"), ('"a\\0.yaml"', "embedded null byte")],
+    [
+        ("circle.yaml", "Too many levels of symbolic links"),
+        ('"a\\0.yaml"', "(open: )?embedded null"),
+    ],
 )
 def test_a_name_that_can_be_no_file_is_told_with_its_place(tmp_path, name, said):
     (tmp_path / "circle.yaml").symlink_to("circle.yaml")
