@@ -49,8 +49,8 @@ __all__ = ["PlaneOpener", "attach", "join_detached", "stop_detached"]
 
 _OPENER = "opener"
 _LOG = get_logger(__name__)
-_LOOK_S, _ATTACHING_S = 1.0, 60.0
-"""How often an opener looks at its ranks, and how long one without a plane waits for a driver."""
+_LOOK_S, _LOOKS_S, _ATTACHING_S = 1.0, 10.0, 60.0
+"""How often an opener looks at its ranks and how long that may take, and how long it waits for a driver."""
 _NAMESPACE = "omniload-detached"
 """Of the openers of all runs in a Ray: their names are unique by the folders of runs."""
 _THREADS = 4
@@ -73,7 +73,8 @@ class PlaneOpener:
         self._spec: PlaneSpec | None = None
         self._log: RoleLog | None = None
         self._unpost: Callable[[], None] = lambda: None
-        self._opens_for, self._generation, self._is_over = "", 0, False
+        self._changed_for, self._generation, self._is_over = "", 0, False
+        """Whom drivers wait for while the plane is opened or ended; empty while its ranks are looked at."""
         self._used_s = time.monotonic()
         self._lease: Any = None
         """An answer that the driver waits for, and that is lost with the driver's process."""
@@ -101,16 +102,15 @@ class PlaneOpener:
             StateError: The plane is of another mix or release, or another driver has ranks of it.
             OmniloadError: As for opening a plane.
         """
-        if not self._changing.acquire(blocking=False):
-            return f"the plane to be there for {self._opens_for or 'a command that ends it'}"
+        if not self._changing.acquire(timeout=0.0 if self._changed_for else _LOOKS_S):
+            return f"the plane to be there for {self._changed_for or 'its opener, which looks at its ranks'}"
         try:
-            now_s = time.monotonic()
             # Two seconds behind its end, whether it is of a job that has ended or an actor of one that goes on.
             if self._lease is not None and ray.wait([self._lease], timeout=0)[0]:
                 self._tenancy.driver_ended()
-            if waits := self._tenancy.why_wait(asked, waited_s, self._ranks(), now_s):
+            if waits := self._tenancy.why_wait(asked, waited_s, self._ranks(), time.monotonic()):
                 return waits
-            self._opens_for = asked.driver
+            self._changed_for = asked.driver
             os.environ.update(asked.environment)
             if (generation := self._going_on(asked)) is None:
                 generation = 0
@@ -121,12 +121,13 @@ class PlaneOpener:
             (self._lease,) = lease
             return self._plane.address.model_copy(update={"generation": generation})
         finally:
-            self._opens_for = ""
+            self._changed_for = ""
             self._changing.release()
 
     def stop(self) -> str:
         """End the plane; return what was found."""
         with self._changing:
+            self._changed_for = "a command that ends it"
             ranks = self._ranks()
             self._close()
         return f"it served {', '.join(ranks)}" if ranks else "no rank was there"
@@ -136,8 +137,7 @@ class PlaneOpener:
         plane, before, spec = self._plane, self._spec, asked.spec
         if plane is None or before is None or plane.failure() is not None:
             return None
-        sizes = [(each.tree.size_of("cp"), each.num_steps) for each in (before, spec)]
-        if sizes[0] != sizes[1]:
+        if len({(each.tree.size_of("cp"), each.num_steps) for each in (before, spec)}) > 1:
             return None
         step = first_step_of(spec)
         try:
@@ -170,9 +170,8 @@ class PlaneOpener:
             self._log = log
         self._plane, self._spec = RayPlane(spec), spec
         self._tenancy.opened(asked)
-        activity = Activity(_OPENER, log=self._log, host=host_here())
-        self._activity = activity
-        self._unpost = FolderBoard(self._plane.address.board).post(activity)
+        self._activity = Activity(_OPENER, log=self._log, host=host_here())
+        self._unpost = FolderBoard(self._plane.address.board).post(self._activity)
 
     def _close(self) -> None:
         plane, self._plane = self._plane, None
@@ -234,6 +233,7 @@ class PlaneOpener:
             "no rank has been there for %.0f s, the limit of runtime.keep: the detached data plane ends",
             idle_s,
         )
+        self._changed_for = "its opener, which ends it"
         try:
             self._close()
         except Exception:  # noqa: BLE001 -- its actors end with this one

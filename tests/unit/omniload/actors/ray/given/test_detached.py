@@ -81,6 +81,31 @@ def killed(monkeypatch, tmp_path):
 
 
 @pytest.fixture
+def comes(monkeypatch):
+    """Set as somebody comes to the lock of an opener that is made from here on."""
+    comes = threading.Event()
+
+    class Lock:
+        def __init__(self):
+            self.lock = threading.Lock()
+            self.release = self.lock.release
+
+        def acquire(self, **limit):
+            comes.set()
+            return self.lock.acquire(**limit)
+
+        def __enter__(self):
+            return self.acquire()
+
+        def __exit__(self, *_):
+            self.release()
+
+    names = {name: getattr(threading, name) for name in ("Event", "Thread")}
+    monkeypatch.setattr(detached, "threading", SimpleNamespace(Lock=Lock, **names))
+    return comes
+
+
+@pytest.fixture
 def opener(killed, monkeypatch):
     opener = PlaneOpener()
     yield opener
@@ -131,6 +156,26 @@ def test_drivers_that_come_while_a_plane_opens_wait_outside_and_are_then_told_wh
     with pytest.raises(StateError, match="seed is 7, here 77"):
         opener.attach(replace(other, identity={"seed": "77"}), 0.0)
     assert detached.RayPlane.opened == 1
+
+
+def test_a_driver_that_comes_while_ranks_are_looked_at_is_told_of_them_not_of_the_look(
+    comes, opener, asked, monkeypatch
+):
+    looks, main = threading.Event(), threading.current_thread()
+
+    def address(plane):
+        if threading.current_thread() is not main and not looks.is_set():
+            comes.clear()
+            looks.set()
+            assert comes.wait(LIMIT_S)
+        return Address(plane.board)
+
+    opener.attach(asked, 0.0)
+    monkeypatch.setattr(detached.RayPlane, "address", property(address))
+    assert looks.wait(LIMIT_S)
+
+    other = replace(asked, driver="process 2 on b", ticket="2")
+    assert "ranks of process 1 on a, which has attached" in opener.attach(other, 0.0)
 
 
 def test_a_driver_waits_no_longer_for_ranks_of_one_that_has_ended_than_ray_takes_to_tell(
