@@ -6,6 +6,7 @@ import threading
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from omniload.front.spec import MixFacts
 from omniload.mix.journal.losses import SourceLoss, losses_of_step
 from omniload.mix.journal.notes import RunNotes
 from omniload.mix.journal.rewards import SourceRewards, rewards_by_source
+from tests.support.locks import HeardLock
 from tests.support.plane.builders import a_microbatch
 
 
@@ -167,23 +169,22 @@ def test_a_thread_waits_for_another_one_that_asks_no_longer_than_it_says():
 
 @pytest.mark.parametrize("timeout", [1e300, 10**90])
 def test_a_timeout_beyond_what_locks_bear_is_the_longest_that_they_do_beside_another_thread(
-    timeout,
+    timeout, monkeypatch
 ):
     class Waiting(FakeClient):
         def wait_for_batch(self, timeout=None):
             limits.append(timeout)
             if self.next_step == 0:
                 other.start()
-                assert not ended.wait(0.05)  # it waits for its turn
+                assert comes.wait(60)  # it waits for its turn
             return super().wait_for_batch(timeout)
 
     def ask():
-        try:
-            steps.append(loader.next_batch(timeout).step)
-        finally:
-            ended.set()
+        steps.append(loader.next_batch(timeout).step)
 
-    limits, steps, ended = [], [], threading.Event()
+    limits, steps, comes = [], [], threading.Event()
+    fake = SimpleNamespace(Lock=lambda: HeardLock(comes))
+    monkeypatch.setattr("omniload.front.loader.threading", fake)
     loader = Loader(lambda *_: Waiting(None), BatchForm(arrays=NumpyArrays()))
     other = threading.Thread(target=ask)
 

@@ -1,10 +1,12 @@
 """Stores that are asked whether they answer at all, before anything is listed there."""
 
 import threading
+from concurrent.futures import FIRST_COMPLETED, wait
 
 import fsspec
 import pytest
 
+from omniload.source.stores import asking
 from omniload.source.stores.asking import ask_store, silent_stores, store_of
 
 SOURCES = {
@@ -15,14 +17,21 @@ SOURCES = {
 }
 
 
-def test_each_store_is_asked_once_and_the_silent_are_told_with_their_sources():
-    release, asked = threading.Event(), []
+def test_each_store_is_asked_once_and_the_silent_are_told_with_their_sources(monkeypatch):
+    release, silent_is_asked, asked = threading.Event(), threading.Event(), []
 
     def ask(url):
         asked.append(url)
         if url.startswith("s3://"):
+            silent_is_asked.set()
             release.wait()
+        assert silent_is_asked.wait(60)
 
+    def wait_once_one_has_answered(answers, timeout):
+        wait(answers, 60, FIRST_COMPLETED)
+        return wait(answers, timeout)
+
+    monkeypatch.setattr(asking, "wait", wait_once_one_has_answered)
     try:
         silent = silent_stores(SOURCES, 0.05, ask)
     finally:

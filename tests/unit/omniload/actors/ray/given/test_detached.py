@@ -14,6 +14,7 @@ from omniload.actors.ray.given.detached import PlaneOpener
 from omniload.actors.ray.given.tenancy import Attaching, opener_of
 from omniload.base.errors import StateError
 from omniload.plan.place_tree import ClientPlaceTree
+from tests.support.locks import HeardLock
 from tests.support.plane.builders import a_mix
 
 LIMIT_S = 60
@@ -84,24 +85,10 @@ def killed(monkeypatch, tmp_path):
 def comes(monkeypatch):
     """Set as somebody comes to the lock of an opener that is made from here on."""
     comes = threading.Event()
-
-    class Lock:
-        def __init__(self):
-            self.lock = threading.Lock()
-            self.release = self.lock.release
-
-        def acquire(self, **limit):
-            comes.set()
-            return self.lock.acquire(**limit)
-
-        def __enter__(self):
-            return self.acquire()
-
-        def __exit__(self, *_):
-            self.release()
-
-    names = {name: getattr(threading, name) for name in ("Event", "Thread")}
-    monkeypatch.setattr(detached, "threading", SimpleNamespace(Lock=Lock, **names))
+    fake = SimpleNamespace(
+        Lock=lambda: HeardLock(comes), Event=threading.Event, Thread=threading.Thread
+    )
+    monkeypatch.setattr(detached, "threading", fake)
     return comes
 
 
