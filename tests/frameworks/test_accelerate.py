@@ -9,7 +9,8 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader as TorchLoader
 
-from omniload.base.errors import StateError
+from omniload.base.errors import StateError, UnavailableError
+from omniload.front.loader import Loader
 from tests.frameworks.forks import run_ranks
 from tests.support.trainer.loaders import Numbers, Stream, StreamWithState, plain
 from trainer_integration import DataLoader
@@ -80,6 +81,38 @@ def test_a_run_that_is_saved_and_loaded_gives_the_batches_of_the_unbroken_one(
     if position < len(unbroken[1]):
         assert plain(resumed) == unbroken[1][position:]
     assert plain(resumed) == unbroken[2]
+
+
+class Failing(Numbers):
+    """Raises for sample 6, once."""
+
+    failed = False
+
+    def __getitem__(self, index):
+        if index == 6 and not self.failed:
+            self.failed = True
+            raise UnavailableError("the store is away")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("configuration", ["default", "dispatched"])
+def test_the_state_behind_a_fetch_that_raised_is_of_the_batches_that_the_loop_has(
+    configuration, tmp_path
+):
+    host, loader = prepared(
+        Accelerator, lambda kind: kind(Failing(11), 2), configuration, DataLoader
+    )
+    got = []
+    with pytest.raises(UnavailableError):
+        got.extend(plain([batch]) for batch in loader)
+    host.save_state(tmp_path)
+    again, resumed = prepared(
+        Accelerator, lambda kind: kind(Numbers(11), 2), configuration, DataLoader
+    )
+    again.load_state(tmp_path)
+
+    assert got == [[[0, 1]], [[2, 3]]]
+    assert plain(resumed)[:3] == [[4, 5], [6, 7], [8, 9]]
 
 
 def test_a_resumed_run_is_resumed_within_the_same_epoch(tmp_path):
@@ -157,6 +190,59 @@ def test_a_mix_keeps_its_place_and_ends_an_accumulation(mix, tmp_path):
     assert [batch.tokens.tolist() for batch in resumed] == unbroken[3:]
     assert ends == [False, False, False, True, False, True]
     resumed.base_dataloader.close()
+
+
+@pytest.fixture
+def away(monkeypatch):
+    """Have a loader of a mix wait in vain for the steps that are in the set, once each."""
+    steps, next_batch = set(), Loader.next_batch
+
+    def failing(loader, timeout=None):
+        if loader.next_step in steps:
+            steps.remove(loader.next_step)
+            raise UnavailableError("no batch within 1 s")
+        return next_batch(loader, timeout)
+
+    monkeypatch.setattr(Loader, "next_batch", failing)
+    return steps
+
+
+def test_a_mix_gives_the_batch_that_was_fetched_before_one_that_raised(mix, away, tmp_path):
+    def opened():
+        AcceleratorState._reset_state(reset_partial_state=True)
+        host = Accelerator(cpu=True)
+        return host, host.prepare(DataLoader(mix, steps=6))
+
+    away.update({0, 3})
+    host, loader = opened()
+    with pytest.raises(UnavailableError):
+        next(iter(loader))
+    got = []
+    with pytest.raises(UnavailableError):
+        got.extend(batch.step for batch in loader)
+    assert got == [0, 1]
+    host.save_state(tmp_path / "behind the error")
+    assert next(iter(loader)).step == 2  # asked again
+    host.save_state(tmp_path / "behind a retry")
+    assert [batch.step for batch in loader] == [3, 4, 5]
+    loader.base_dataloader.close()
+
+    for folder, first in (("behind the error", 2), ("behind a retry", 3)):
+        host, loader = opened()
+        next(iter(loader))  # what was fetched here is not of the place that is loaded
+        host.load_state(tmp_path / folder)
+        assert [batch.step for batch in loader] == list(range(first, 6))
+        loader.base_dataloader.close()
+
+
+def test_a_loop_over_a_mix_goes_on_where_the_one_before_was_left(mix):
+    loader = Accelerator(cpu=True).prepare(DataLoader(mix, steps=5))
+    first = [batch.step for batch, _ in zip(loader, range(2), strict=False)]
+
+    # zip has taken one more than it gave.
+    assert (first, [batch.step for batch in loader]) == ([0, 1], [3, 4])
+    assert list(loader) == []
+    loader.base_dataloader.close()
 
 
 def test_each_evaluation_goes_through_a_split_and_a_checkpoint_keeps_no_place_in_it(mix, tmp_path):

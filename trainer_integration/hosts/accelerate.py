@@ -7,12 +7,13 @@ dispatching, placement and gradient accumulation stay accelerate's, the place is
 
 import inspect
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import accelerate
 import torch
 from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard, SeedableRandomSampler
+from accelerate.utils import send_to_device
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 from typing_extensions import override
 
@@ -26,6 +27,9 @@ _ITERATION = "iteration"
 """Key of accelerate's count of epochs, which it sets samplers to."""
 _SEED = "initial_seed"
 """Key of what accelerate's own sampler adds an epoch to: by default the seed of the process."""
+
+_NONE: Any = object()
+"""No batch; a ``collate_fn`` may make ``None`` of one."""
 
 
 class Accelerator(accelerate.Accelerator):
@@ -101,6 +105,8 @@ class _Hosted(DataLoader[Any]):
 
     _is_accelerate_prepared = True
     _host: "weakref.ref[Any]"
+    _group = 1
+    """Batches that accelerate fetches before it hands out what it fetched before them."""
 
     @classmethod
     def below(cls, host: Any) -> "_Hosted":
@@ -109,6 +115,31 @@ class _Hosted(DataLoader[Any]):
         # Weak: the host holds us, and a cycle would keep the workers until a collection.
         made._host = weakref.ref(host)
         return made
+
+    @override
+    def __iter__(self) -> Any:
+        return self._fetched_ahead(super().__iter__())
+
+    def _fetched_ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Give batches to accelerate; where one fails, its state is again of those that it has handed out.
+
+        What it fetched before goes down with its loop.
+        """
+        host, number = self._host(), 0
+        handed_out = begun = None if host is None else host.dl_state_dict
+        while True:
+            if number % self._group == 0 and host is not None:
+                handed_out, begun = begun, host.dl_state_dict
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except BaseException:
+                if host is not None:
+                    host.dl_state_dict = handed_out
+                raise
+            yield batch
+            number += 1
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -153,10 +184,8 @@ class _AsOfGroup:
     the group it takes begins.
     """
 
-    def __init__(self, host: Any) -> None:
-        self._host, self._asked = weakref.ref(host), 0
-        # A split batch is cut up for all ranks; else each rank has one of its own.
-        self._size = 1 if host.split_batches else host.state.num_processes
+    def __init__(self, host: Any, size: int) -> None:
+        self._host, self._asked, self._size = weakref.ref(host), 0, size
         self._begin: dict[str, Any] = {}
 
     def __call__(self) -> None:
@@ -180,9 +209,52 @@ def keep_place(prepared: Any) -> None:
     # Every rank would write the one file that accelerate keeps such states in.
     prepared.use_stateful_dataloader = False
     if isinstance(prepared, DataLoaderDispatcher):
-        prepared.adjust_state_dict_for_prefetch = _AsOfGroup(prepared)
+        # A split batch is cut up for all ranks; else each rank has one of its own.
+        hosted._group = 1 if prepared.split_batches else prepared.state.num_processes
+        prepared.adjust_state_dict_for_prefetch = _AsOfGroup(prepared, hosted._group)
     # What accelerate answers with before the first batch; from then on it asks for the state itself.
     prepared.dl_state_dict = hosted.state_dict()
+
+
+class _MixShard(DataLoaderShard):
+    """accelerate's loader over a mix, which fetches a batch ahead to know the last one.
+
+    The mix gives no batch twice: where the fetch of another fails, or a loop is left, that one is still the next.
+    """
+
+    _ahead: Any = _NONE
+
+    @override
+    def __iter__(self) -> Iterator[Any]:
+        self.begin()
+        if self.base_dataloader.is_held_out:  # each loop begins anew
+            self._ahead = _NONE
+        batches = iter(self.base_dataloader)
+        while (batch := self._take(batches)) is not _NONE:
+            yield batch
+        self.iteration += 1
+        self.end()
+
+    def _take(self, batches: Iterator[Any]) -> Any:
+        """Return the next batch, with the state behind it and the one after it fetched; ``_NONE`` at the end."""
+        if self._ahead is _NONE:
+            self._ahead = next(batches, _NONE)
+        if self._ahead is _NONE:
+            return _NONE
+        if self.device is not None:
+            self._ahead = send_to_device(self._ahead, self.device, non_blocking=self._non_blocking)
+        state = self.base_dataloader.state_dict()
+        following = next(batches, _NONE)
+        self.end_of_dataloader = following is _NONE
+        self.dl_state_dict = state | {"_iterator_finished": self.end_of_dataloader}
+        batch, self._ahead = self._ahead, following
+        return batch
+
+    @override
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        if state_dict:
+            self._ahead = _NONE
 
 
 def prepare_mix(loader: DataLoader[Any], device: Any) -> Any:
@@ -190,7 +262,7 @@ def prepare_mix(loader: DataLoader[Any], device: Any) -> Any:
 
     Its batches are this rank's already: nothing is dealt again.
     """
-    prepared = DataLoaderShard(
+    prepared = _MixShard(
         loader.dataset, device=device, batch_size=None, collate_fn=loader.collate_fn
     )
     # In place of the one that accelerate's constructor has made, which nobody iterates.
