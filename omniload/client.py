@@ -8,6 +8,7 @@
             state = client.state_dict()   # plain JSON, at this step boundary
 """
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +16,7 @@ from typing import Self
 
 from omniload.actors.plane import RankHandle
 from omniload.base.clock import wait_of
+from omniload.base.concurrency.turns import EachBatch, turn_within
 from omniload.base.errors import ConfigError, OmniloadError
 from omniload.base.metrics import BATCH_WAIT_SECONDS
 from omniload.base.state import JsonObject
@@ -37,16 +39,19 @@ class Client:
         self.last_wait_s = 0.0
         """Seconds the last ``next_batch`` waited."""
         self._peeked: Batch | None = None
+        self._one_asks = threading.Lock()
 
     def next_batch(self, timeout: float | None = None) -> Batch | None:
         """Return the batch of ``next_step``, or ``None`` when the data has ended.
 
         Args, Raises: as of ``wait_for_batch``.
         """
-        batch = self.wait_for_batch(timeout)
-        if batch is not None:
-            self.hand_out()
-        return batch
+        # A loop may ask from threads: each of its batches goes to one of them.
+        with turn_within(self._one_asks, timeout) as left_s:
+            batch = self.wait_for_batch(left_s)
+            if batch is not None:
+                self.hand_out()
+            return batch
 
     def wait_for_batch(self, timeout: float | None = None) -> Batch | None:
         """Return the batch of ``next_step``, which it stays until ``hand_out``; ``None`` when the data has ended.
@@ -128,8 +133,7 @@ class Client:
         self._handle.close()
 
     def __iter__(self) -> Iterator[Batch]:
-        # No generator: an error ends that, and the next call says that the data has ended.
-        return iter(self.next_batch, None)
+        return EachBatch(self.next_batch)
 
     def __enter__(self) -> Self:
         return self

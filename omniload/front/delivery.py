@@ -10,30 +10,21 @@ One batch is ahead, and takes its size of the device's memory. What the loader's
 batches handed out: the one that is ahead is not.
 """
 
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from logging import DEBUG, WARNING
 from typing import Any
 
-from typing_extensions import override
-
-from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
 from omniload.batch.arrays import Arrays, SideStream
 from omniload.batch.microbatch import Batch
 from omniload.batch.stages import Stage, own_part
-from omniload.front.arguments import timeout_from
 from omniload.front.batches.rows import Fields, Labels
 from omniload.front.batches.training_batch import TrainingBatch
 
-__all__ = ["BatchForm", "CopyAhead", "EachBatch", "turn_within"]
+__all__ = ["BatchForm", "CopyAhead"]
 
 _LOG = get_logger(__name__)
-_LEAST_S = 0.001
-"""Seconds that a thread has at least that gets its turn as its timeout ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,54 +115,3 @@ class CopyAhead:
     def drop(self) -> None:
         """Forget the copies under way: the loader goes on at another step, or as another rank."""
         self._ahead = self._last = None
-
-
-class EachBatch(Iterator[TrainingBatch]):
-    """What follows, up to ``None``; ``end`` is then told how many batches there were.
-
-    No generator: that is over once an error has left it, and says at the next call that the data has ended. Nor
-    ``iter`` with a sentinel: of two threads that share that, the one that finds the end has it drop the other's batch.
-    """
-
-    def __init__(
-        self, following: Callable[[], TrainingBatch | None], end: Callable[[int], None]
-    ) -> None:
-        self._following, self._end = following, end
-        self._count, self._has_ended = 0, False
-
-    @override
-    def __next__(self) -> TrainingBatch:
-        batch = None if self._has_ended else self._following()
-        if batch is not None:
-            self._count += 1
-            return batch
-        if not self._has_ended:
-            self._has_ended = True
-            self._end(self._count)
-        raise StopIteration
-
-
-@contextmanager
-def turn_within(one_asks: threading.Lock, timeout: float | None) -> Iterator[float | None]:
-    """Let one thread at a time ask for a batch; yields what waiting for its turn has left of the timeout.
-
-    Raises:
-        ConfigError: Another thread asks, and the timeout is no length of time.
-        UnavailableError: Another thread waited for its batch for as long.
-    """
-    if not one_asks.acquire(blocking=False):
-        began_s = time.monotonic()
-        if timeout is not None:
-            timeout = timeout_from(timeout)
-        # Without one, the waits of those before it end by ``runtime.batch_timeout``.
-        if not one_asks.acquire(timeout=-1 if timeout is None else timeout):
-            raise UnavailableError(
-                f"another thread waits for a batch of this loader, and has not had it within {timeout:g} s: each goes "
-                "to one of them; ask again"
-            )
-        if timeout is not None:
-            timeout = max(timeout - (time.monotonic() - began_s), _LEAST_S)
-    try:
-        yield timeout
-    finally:
-        one_asks.release()

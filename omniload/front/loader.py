@@ -10,6 +10,7 @@ from typing import NoReturn, Protocol, Self
 
 from typing_extensions import override
 
+from omniload.base.concurrency.turns import EachBatch, turn_within
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject
@@ -26,7 +27,7 @@ from omniload.front.arguments import (
 )
 from omniload.front.batches.rows import PackedRows
 from omniload.front.batches.training_batch import TrainingBatch
-from omniload.front.delivery import BatchForm, CopyAhead, EachBatch, turn_within
+from omniload.front.delivery import BatchForm, CopyAhead
 from omniload.front.spec import MixFacts
 from omniload.mix.edits.sources import require_known
 from omniload.mix.journal.notes import RunNotes

@@ -11,7 +11,7 @@ import torch
 from omniload.base.errors import UnavailableError
 from omniload.batch.microbatch import Batch
 from omniload.client import Client
-from omniload.front.delivery import BatchForm, EachBatch
+from omniload.front.delivery import BatchForm
 from omniload.front.loader import Loader
 from tests.unit.omniload.front.test_rows import FIRST, LENGTH, SECOND, a_microbatch
 from trainer_integration.loader.torch_arrays import TorchArrays, TorchSideStream
@@ -317,6 +317,27 @@ def test_a_client_that_peeks_at_what_is_lent_hands_out_what_it_is_given_then():
     assert (batch is lent, batch.step) == (False, 0)
 
 
+def test_threads_that_share_the_loop_of_a_client_have_each_batch_once():
+    class Waiting(Handle):
+        def take(self, step, timeout_s=None):
+            if step in {0, 4} and step not in asked:  # the first batch, and the last
+                asked[step] = threading.Thread(target=lambda: got.append(next(loop, None)))
+                asked[step].start()
+                asked[step].join(0.05)  # another asks alone only once this one has its batch
+            return super().take(step, timeout_s)
+
+    asked, got = {}, []
+    client = Client(Waiting())
+    loop = iter(client)
+    while (batch := next(loop, None)) is not None:
+        got.append(batch)
+    for thread in asked.values():
+        thread.join(60)
+
+    assert sorted(batch.step for batch in got if batch is not None) == [0, 1, 2, 3, 4]
+    assert client.state_dict() == {"step": 5}
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_a_batch_that_could_not_be_made_is_the_next_one_still(error):
     failing = [None, error("no memory is left"), None]
@@ -335,29 +356,3 @@ def test_a_batch_that_could_not_be_made_is_the_next_one_still(error):
 
     assert loader.state_dict() == {"step": 1}
     assert [step for step, _, _ in train(loader)] == [1, 2, 3, 4]
-
-
-def test_of_two_threads_that_share_a_loop_none_loses_the_last_batch_to_the_end_that_the_other_finds():
-    last_is_out, end_is_found = threading.Event(), threading.Event()
-    found, counts = [], []
-    left = iter(["last", None])
-
-    def following():
-        batch = next(left)
-        if batch is not None:
-            last_is_out.set()
-            assert end_is_found.wait(60)
-        return batch
-
-    loop = EachBatch(following, counts.append)
-    one = threading.Thread(target=lambda: found.append(next(loop)))
-    one.start()
-    assert last_is_out.wait(60)
-
-    assert next(loop, "end") == "end"
-    end_is_found.set()
-    one.join(60)
-
-    assert found == ["last"]
-    assert next(loop, "end") == "end"
-    assert len(counts) == 1
