@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, assert_never
 
+from omniload.base.concurrency.turns import EachBatch
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import Json, JsonObject
 from omniload.front.arguments import require_finite, require_whole, timeout_from
@@ -232,9 +233,8 @@ class DynamicSampler:
                     assert_never(self._due)
 
     def batches(self, rollout: Rollout | None = None) -> Iterator[GroupBatch]:
-        """Yield batches until the data ends; see ``next_batch``."""
-        while (batch := self.next_batch(rollout)) is not None:
-            yield batch
+        """Return the batches until the data ends; see ``next_batch``, which a ``next`` behind an error repeats."""
+        return EachBatch(lambda: self.next_batch(rollout))
 
     def state_dict(self) -> JsonObject:
         """Return the state after the batches handed out, that of the loader included; the same on every rank.

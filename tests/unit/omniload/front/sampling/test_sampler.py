@@ -118,6 +118,19 @@ def test_too_many_rounds_are_told_with_what_was_found_and_may_go_on():
     assert len(sampler.next_batch(rollout)) == 4
 
 
+def test_a_loop_that_asks_on_behind_too_many_rounds_goes_on_and_is_not_told_the_end():
+    batches = a_sampler(groups=4, max_rounds=1).batches(rollout)
+    found = []
+    for _ in range(9):
+        try:
+            found.append(next(batches).number)
+        except (omniload.RoundLimitError, StopIteration) as error:
+            found.append(type(error).__name__)
+
+    limited = ["RoundLimitError"] * 2
+    assert found == [*limited, 0, *limited, 1, "StopIteration", "StopIteration", "StopIteration"]
+
+
 def test_what_fails_on_one_rank_is_told_on_all_and_the_call_goes_on_with_the_same_prompts():
     ranks, asked = Ranks(STEPS, 2, groups=3), []
 
