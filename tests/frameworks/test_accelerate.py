@@ -217,14 +217,14 @@ def test_a_mix_gives_the_batch_that_was_fetched_before_one_that_raised(mix, away
     host, loader = opened()
     with pytest.raises(UnavailableError):
         next(iter(loader))
-    got = []
+    got, batches = [], iter(loader)
     with pytest.raises(UnavailableError):
-        got.extend(batch.step for batch in loader)
+        got.extend(batch.step for batch in batches)
     assert got == [0, 1]
     host.save_state(tmp_path / "behind the error")
-    assert next(iter(loader)).step == 2  # asked again
+    assert next(batches).step == 2  # asked again
     host.save_state(tmp_path / "behind a retry")
-    assert [batch.step for batch in loader] == [3, 4, 5]
+    assert [batch.step for batch in loader] == [3, 4, 5]  # by another loop
     loader.base_dataloader.close()
 
     for folder, first in (("behind the error", 2), ("behind a retry", 3)):

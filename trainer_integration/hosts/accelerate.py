@@ -17,6 +17,7 @@ from accelerate.utils import send_to_device
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 from typing_extensions import override
 
+from omniload.base.concurrency.turns import EachBatch
 from omniload.base.errors import StateError
 from trainer_integration.hosts.rank_states import has_states, load_states, save_states
 from trainer_integration.loader.data_loader import DataLoader
@@ -27,9 +28,6 @@ _ITERATION = "iteration"
 """Key of accelerate's count of epochs, which it sets samplers to."""
 _SEED = "initial_seed"
 """Key of what accelerate's own sampler adds an epoch to: by default the seed of the process."""
-
-_NONE: Any = object()
-"""No batch; a ``collate_fn`` may make ``None`` of one."""
 
 
 class Accelerator(accelerate.Accelerator):
@@ -222,39 +220,50 @@ class _MixShard(DataLoaderShard):
     The mix gives no batch twice: where the fetch of another fails, or a loop is left, that one is still the next.
     """
 
-    _ahead: Any = _NONE
+    _ahead: Any = None
 
     @override
     def __iter__(self) -> Iterator[Any]:
+        # Begun by the first batch, as accelerate's own: a Trainer makes iterators that it does not ask.
+        begun: list[Iterator[Any]] = []
+
+        def following() -> Any:
+            if not begun:
+                begun.append(self._begin_loop())
+            return self._take(begun[0])
+
+        return EachBatch(following, self._end_loop)
+
+    def _begin_loop(self) -> Iterator[Any]:
         self.begin()
         if self.base_dataloader.is_held_out:  # each loop begins anew
-            self._ahead = _NONE
-        batches = iter(self.base_dataloader)
-        while (batch := self._take(batches)) is not _NONE:
-            yield batch
-        self.iteration += 1
-        self.end()
+            self._ahead = None
+        return iter(self.base_dataloader)
 
     def _take(self, batches: Iterator[Any]) -> Any:
-        """Return the next batch, with the state behind it and the one after it fetched; ``_NONE`` at the end."""
-        if self._ahead is _NONE:
-            self._ahead = next(batches, _NONE)
-        if self._ahead is _NONE:
-            return _NONE
+        """Return the next batch, with the state behind it and the one after it fetched; ``None`` at the end."""
+        if self._ahead is None:
+            self._ahead = next(batches, None)
+        if self._ahead is None:
+            return None
         if self.device is not None:
             self._ahead = send_to_device(self._ahead, self.device, non_blocking=self._non_blocking)
         state = self.base_dataloader.state_dict()
-        following = next(batches, _NONE)
-        self.end_of_dataloader = following is _NONE
+        following = next(batches, None)
+        self.end_of_dataloader = following is None
         self.dl_state_dict = state | {"_iterator_finished": self.end_of_dataloader}
         batch, self._ahead = self._ahead, following
         return batch
+
+    def _end_loop(self, _: int) -> None:
+        self.iteration += 1
+        self.end()
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)
         if state_dict:
-            self._ahead = _NONE
+            self._ahead = None
 
 
 def prepare_mix(loader: DataLoader[Any], device: Any) -> Any:
