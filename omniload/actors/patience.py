@@ -63,6 +63,7 @@ def note_taken(rank: Activity, step: int, waited_s: float, *, is_end: bool) -> N
         rank.rest(f"has heard that step {step} is none, where the run ends")
         return
     rank.figures.count("taken_steps_total")
+    rank.figures.note(taken_step=step)
     rank.rest(f"has step {step} and has not asked for the next")
 
 

@@ -5,10 +5,22 @@ from collections.abc import Mapping, Sequence
 from omniload.actors.status_file import PlaneStatus, RoleLine
 from omniload.machine.progress import PLANNED_ALL, is_rank
 
-__all__ = ["lags_of", "pace_of", "passed_s", "taken_steps", "waited_share", "waits_by_way"]
+__all__ = [
+    "OLD_S",
+    "lags_of",
+    "last_steps",
+    "pace_of",
+    "passed_s",
+    "taken_steps",
+    "waited_share",
+    "waits_by_way",
+]
+
+OLD_S = 5.0
+"""A status this old belongs to a plane that has ended, or to a machine too busy to write it."""
 
 _WRITTEN_EVERY_S = 1.0
-_WAITED, _TAKEN = "wait_seconds_total", "taken_steps_total"
+_WAITED, _TAKEN, _STEP = "wait_seconds_total", "taken_steps_total", "taken_step"
 
 
 def lags_of(look: PlaneStatus, pace: float) -> dict[str, float]:
@@ -37,6 +49,16 @@ def pace_of(looks: Sequence[PlaneStatus]) -> float:
 def taken_steps(status: PlaneStatus) -> dict[str, float]:
     """Return how many steps each rank has taken since the plane was opened."""
     return {role.name: role.figures.get(_TAKEN, 0.0) for role in status.roles if is_rank(role.name)}
+
+
+def last_steps(status: PlaneStatus) -> dict[str, int | None]:
+    """Return the last step that each rank has taken, ``None`` for none; a rank that counts alone is left out."""
+    figures = {role.name: role.figures for role in status.roles if is_rank(role.name)}
+    return {
+        name: int(told[_STEP]) if _STEP in told else None
+        for name, told in figures.items()
+        if _STEP in told or not told.get(_TAKEN)
+    }
 
 
 def passed_s(first: PlaneStatus, last: PlaneStatus) -> float:

@@ -17,6 +17,7 @@ from omniload.actors.status_file import PlaneStatus, RoleLine
 from omniload.base.log import last_line_of, log_name, logs_folder
 from omniload.base.units import format_bytes
 from omniload.commands.display import Cell, output, table
+from omniload.commands.runs.looks import OLD_S
 from omniload.machine.scaling.measured import Reading
 
 __all__ = [
@@ -29,8 +30,6 @@ __all__ = [
 ]
 
 _EVERY_S = 1.0
-_OLD_S = 5.0
-"""A status this old belongs to a plane that has ended, or to a machine too busy to write it."""
 
 _ROOM = 1 << 20
 """Bytes that are left on a disk that is full for whoever writes more than a few at once."""
@@ -109,7 +108,7 @@ def _roles_table(status: PlaneStatus, full: str) -> Table:
     behind = "" if status.host == socket.gethostname() else ", or its host's clock is behind"
     why = f"{full}, or " * bool(full)
     said = f", {age_s:.0f} s ago: {why}the plane has ended, or is stopped{behind}"
-    said = said if age_s > _OLD_S else ""
+    said = said if age_s > OLD_S else ""
     if status.has_ended:
         said = f", which has closed it {age_s:.0f} s ago"
     columns = [("role", False), ("does", False), ("for", True), ("buffer", True), ("rate", True)]

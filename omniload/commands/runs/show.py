@@ -1,5 +1,6 @@
 """``omniload mix show``: how far a run has come."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from omniload.commands.display import Cell, colour_of, emit_json, output, say, t
 from omniload.commands.mix_tables import stages_by_epochs_json
 from omniload.commands.options import json_option, run_argument
 from omniload.commands.runs.diagnosis import said_of_loaders
-from omniload.commands.runs.looks import taken_steps
+from omniload.commands.runs.looks import OLD_S, last_steps, taken_steps
 from omniload.mix.edits.edit import Edit, said_of
 from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.found import never_reached
@@ -44,8 +45,9 @@ def show(run: Path, as_json: bool) -> None:
 
     Works on a run that is going on, and needs neither its sources nor its processes. Records that were
     skipped are those before the next record of a source, from the journal's first step on; losses are
-    means of a label in the step that its loop reported last; the rate is of its latest start. Where ranks
-    report compute times, it is told which cost they come to.
+    means of a label, or of a preference pair, in the step that its loop reported last. How far ranks are, and
+    the rate since the latest start, is what its processes said last: what is planned is ahead of them. Where
+    ranks report compute times, it is told which cost they come to.
 
     \b
     Example:
@@ -61,7 +63,7 @@ def show(run: Path, as_json: bool) -> None:
     groups = group_progress(run, history.latest.names)
     measured = _measured_cost(run, life, history.base.balance)
     pace = _pace_of(run)
-    losses = _losses_of(run)
+    losses = _losses_of(run, history)
     ahead = [edit.revision for edit in never_reached(history, progress.next_step)]
     if as_json:
         emit_json(
@@ -89,7 +91,7 @@ def show(run: Path, as_json: bool) -> None:
         f"{progress.carried_tokens:,} tokens wait for a row",
     )
     if losses.sources:
-        say(console, f"losses are means of a label of step {losses.step:,}, as the loop told them")
+        say(console, losses.said)
     _show_pace(console, pace, history.latest.batch.tokens)
     if groups is not None:
         _show_groups(console, groups)
@@ -100,11 +102,26 @@ def show(run: Path, as_json: bool) -> None:
 
 
 def _show_pace(console: Console, pace: "_Pace", step_tokens: int) -> None:
+    if pace.taken:
+        heard = f"; last heard of {pace.age_s:.0f} s ago"
+        say(console, _said_of_taken(pace.taken) + heard * (pace.age_s > OLD_S))
     if pace.steps_per_s:
         tokens = format_count(round(pace.steps_per_s * step_tokens))
         say(console, f"{pace.steps_per_s:.3g} steps/s, {tokens} tokens/s, since its latest start")
     if pace.loaders:
         say(console, pace.loaders)
+
+
+def _said_of_taken(taken: Mapping[str, int | None]) -> str:
+    """Return how far ranks are: what is planned is ahead of them, and stays planned where they are killed."""
+    steps = {name: -1 if step is None else step for name, step in taken.items()}
+    last, first = min(steps, key=steps.__getitem__), max(steps, key=steps.__getitem__)
+    if steps[first] < 0:
+        return "no rank has taken a step"
+    if steps[last] == steps[first]:
+        return f"{'each rank' if len(steps) > 1 else last} has taken step {steps[last]:,}"
+    behind = "no step" if steps[last] < 0 else f"step {steps[last]:,}"
+    return f"{last} has taken {behind}, {first} step {steps[first]:,}"
 
 
 def _show_edits(console: Console, history: History, ahead: Sequence[int], stands: str) -> None:
@@ -124,18 +141,28 @@ class _Losses:
     step: int = 0
     sources: Mapping[str, SourceLoss] = field(default_factory=dict)
 
+    @property
+    def said(self) -> str:
+        """What they are means of, as a line."""
+        of_pairs = {bool(told.pairs) for told in self.sources.values()}
+        unit = " or ".join(["label"] * (False in of_pairs) + ["pair"] * (True in of_pairs))
+        return f"losses are means of a {unit} of step {self.step:,}, as the loop told them"
+
     def as_json(self) -> JsonObject | None:
         if not self.sources:
             return None
-        means: JsonObject = {
-            name: {"loss": told.mean, "labels": told.labels} for name, told in self.sources.items()
-        }
+        means: JsonObject = {}
+        for name, told in self.sources.items():
+            pairs: JsonObject = {"pairs": told.pairs} if told.pairs else {}
+            means[name] = {"loss": told.mean, "labels": told.labels, **pairs}
         return {"step": self.step, "sources": means}
 
 
-def _losses_of(run: Path) -> _Losses:
-    told = latest_losses(run)
-    return _Losses() if told is None else _Losses(step=told[0], sources=told[1].by_source())
+def _losses_of(run: Path, history: History) -> _Losses:
+    if (told := latest_losses(run)) is None:
+        return _Losses()
+    pairs = {name for name, source in history.latest.sources.items() if source.pair_columns}
+    return _Losses(step=told[0], sources=told[1].by_source(pairs))
 
 
 def _said_of_edit(edit: Edit) -> str:
@@ -150,6 +177,10 @@ class _Pace:
     steps_per_s: float = 0.0
     has_ended: bool = False
     """Whether they have closed the plane."""
+    taken: Mapping[str, int | None] = field(default_factory=dict)
+    """The last step that each rank has taken; ``None`` for none."""
+    age_s: float = 0.0
+    """Since they said so; 0 of a plane that is closed."""
     loaders: str = ""
     """What the scaler has done last and why, where there is one."""
 
@@ -157,6 +188,7 @@ class _Pace:
         return {
             "steps_per_s": self.steps_per_s,
             "has_ended": self.has_ended,
+            "taken": dict(self.taken),
             "tokens_per_s": self.steps_per_s * step_tokens,
             "loaders": self.loaders,
         }
@@ -173,6 +205,9 @@ def _pace_of(run: Path) -> _Pace:
     return _Pace(
         steps_per_s=taken / status.up_s if status.up_s else 0.0,
         has_ended=status.has_ended,
+        taken=last_steps(status),
+        # The host that wrote it has a clock of its own, which may be ahead.
+        age_s=0.0 if status.has_ended else max(0.0, time.time() - status.written_at),
         loaders=said_of_loaders(status),
     )
 

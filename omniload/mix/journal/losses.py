@@ -16,7 +16,7 @@ warning. What a kill tore off stays a line of its own.
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
 from pathlib import Path
@@ -139,16 +139,25 @@ class SourceLoss:
     loss: float = 0.0
     """Sum over its labels."""
     labels: int = 0
+    pairs: int = 0
+    """Preference pairs, where it is of such: their loss is one of a pair, of whatever length."""
+    pair_losses: float = 0.0
+    """Sum over them."""
 
-    def add(self, loss: float, labels: int) -> None:
+    def add(self, loss: float, labels: int, *, is_pair: bool = False) -> None:
         """Add labels and what was lost on them; what is no number counts in neither."""
         if isfinite(loss):
             self.loss += loss
             self.labels += labels
+            if is_pair and labels:
+                self.pairs += 1
+                self.pair_losses += loss / labels
 
     @property
     def mean(self) -> float | None:
-        """Loss of a label; ``None`` without one."""
+        """Loss of a label, of pairs that of a pair; ``None`` without one."""
+        if self.pairs:
+            return self.pair_losses / self.pairs
         return self.loss / self.labels if self.labels else None
 
 
@@ -167,11 +176,16 @@ class StepLosses:
         told = self.sources.get(key[0])
         return None if told is None else PieceLoss(told.loss, told.labels, "source")
 
-    def by_source(self) -> dict[str, SourceLoss]:
-        """Return the sums of each source: of its pieces, or what was said of it as a whole where none was told of."""
+    def by_source(self, pairs: Container[str] = ()) -> dict[str, SourceLoss]:
+        """Return the sums of each source: of its pieces, or what was said of it as a whole where none was told of.
+
+        Args:
+            pairs: Names of the sources whose pieces are preference pairs.
+        """
         found: dict[str, SourceLoss] = {}
         for (name, *_), piece in self.pieces.items():
-            found.setdefault(name, SourceLoss()).add(piece.loss, piece.labels)
+            told = found.setdefault(name, SourceLoss())
+            told.add(piece.loss, piece.labels, is_pair=name in pairs)
         return self.sources | dict(sorted(found.items()))
 
     def __bool__(self) -> bool:

@@ -11,6 +11,7 @@ import xxhash
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
+from omniload.actors.status_file import STATUS_NAME
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.client import Client
 from omniload.front.opening import open_mix
@@ -77,6 +78,32 @@ def test_show_tells_how_far_a_run_is(mix_path, tmp_path):
     drawn = sum(source["drawn"] for source in shown["sources"])
     assert drawn == trained + shown["carried_tokens"]
     assert [source["target"] for source in shown["sources"]] == pytest.approx([0.5, 0.5])
+
+
+def test_show_tells_how_far_ranks_are_where_more_is_planned(mix_path, tmp_path):
+    a_run(tmp_path / "run", mix_path, steps=12)
+    assert "each rank has taken step 11\n" in run_mix("show", tmp_path / "run").stdout
+    assert json_of("show", tmp_path / "run")["taken"] == {"rank dp=0": 11, "rank dp=1": 11}
+    # Of a run that is killed the last status stays.
+    place = tmp_path / "run" / STATUS_NAME
+    status = json.loads(place.read_text())
+    status |= {"has_ended": False, "written_at": status["written_at"] - 3600}
+    for role in status["roles"]:
+        if role["name"].startswith("rank"):
+            role["figures"]["taken_step"] = {"rank dp=0": 3.0, "rank dp=1": 2.0}[role["name"]]
+    place.write_text(json.dumps(status))
+
+    said = " ".join(run_mix("show", tmp_path / "run").stdout.split())
+
+    assert "planned up to step 12" in said
+    assert "rank dp=1 has taken step 2, rank dp=0 step 3; last heard of 36" in said
+
+
+def test_show_tells_of_ranks_that_have_taken_none(mix_path, tmp_path):
+    a_run(tmp_path / "run", mix_path, steps=0)
+
+    assert "no rank has taken a step\n" in run_mix("show", tmp_path / "run").stdout
+    assert json_of("show", tmp_path / "run")["taken"] == {"rank dp=0": None, "rank dp=1": None}
 
 
 def test_show_keeps_every_source_within_one_sample_of_its_target(mix_path, tmp_path):

@@ -19,6 +19,7 @@ from omniload.base.ragged import Ragged
 from omniload.batch.microbatch import CpSlice
 from omniload.batch.rows import documents_of
 from tests.support.chats import CHATML, write_model
+from tests.support.plane.edits.mix_commands import json_of, run_mix
 
 COUNT = 60
 MIX = {
@@ -236,6 +237,24 @@ def test_losses_are_noted_by_pair(folder):
     assert len(losses.keys_K4) == len(batch.pairs)
     assert losses.sums_K.tolist() == losses.labels_K.tolist()
     assert losses.labels_K.sum() == (batch.labels != -100).sum()
+
+
+def test_show_has_the_mean_of_pairs_each_of_which_counts_once(folder):
+    """As the loss of DPO is one of a pair, whatever the length of its answers."""
+    write("jsonl", "messages")
+    with omniload.open(a_mix(), arrays="numpy", run_dir="run") as loader:
+        batch = next(iter(loader))
+        losses = np.arange(len(batch.pairs), dtype=float)
+        loader.observe(batch, document_losses=losses)
+    lengths = batch.losses_by_document(document_losses=losses).labels_K
+    assert losses.mean() != pytest.approx((losses * lengths).sum() / lengths.sum())
+
+    shown = json_of("show", "run")["losses"]["sources"]["pairs"]
+
+    assert shown == {"loss": losses.mean(), "labels": lengths.sum(), "pairs": len(losses)}
+    said = run_mix("show", "run").stdout
+    assert "losses are means of a pair of step 0" in said
+    assert f" {losses.mean():.3f} " in said
 
 
 def test_a_source_of_pairs_drops_long_ones_beside_text_that_is_split(folder):

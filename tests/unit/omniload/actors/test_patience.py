@@ -59,6 +59,7 @@ def test_a_step_that_there_is_none_of_is_not_taken_and_what_was_waited_for_it_co
     for step in range(3):
         note_taken(rank, step, 0.5, is_end=step == 2)
 
-    assert rank.figures.read() == {"wait_seconds_total": 1.5, "taken_steps_total": 2}
+    told = {"wait_seconds_total": 1.5, "taken_steps_total": 2, "taken_step": 1}
+    assert rank.figures.read() == told
     (task,) = rank.progress().tasks
     assert task.doing == "has heard that step 2 is none, where the run ends"
