@@ -40,7 +40,7 @@ from omniload.mix.schedule import boundaries, weights_at
 from omniload.mix.schema.caps import require_amounts
 from omniload.mix.schema.weights import GroupCap
 from omniload.plan.forecast.forecast import Forecast, Span, forecast, warnings_of
-from omniload.plan.forecast.sizes import SourceSizes
+from omniload.plan.forecast.sizes import PADDING, SourceSizes
 from omniload.plan.forecast.stages import first_refused, require_end, with_expected_steps
 from omniload.simulation.rehearsal import FirstSteps, Refusal, steps_of_a_forecast
 from omniload.source.estimate import SourceProfile, profile
@@ -310,7 +310,7 @@ def _figures_table(rehearsed: FirstSteps) -> Table:
         [name, f"{fmean(values):.4f}", f"{max(values):.4f}"] for name, values in quotients
     ]
     wastes = [1 - step.tokens / step.capacity for step in steps]
-    rows.append(["padding in the rows", f"{rehearsed.waste:.2%}", f"{max(wastes):.2%}"])
+    rows.append([PADDING, f"{rehearsed.waste:.2%}", f"{max(wastes):.2%}"])
     columns = [("", False), ("mean", True), ("worst step", True)]
     which = "all" if rehearsed.ended else "the first"
     return table(f"{which} {len(steps):,} steps, planned", columns, rows)

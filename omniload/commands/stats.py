@@ -123,6 +123,8 @@ class _Looking:
     bad: list[int]
     longer: list[int]
     """Documents that are longer than a row, of sources that do not cut such."""
+    rows: list[int]
+    """Rows that documents take where each lies alone in its own."""
     spreads: list[Spread]
     tags: list[list[TagCounts]]
     """Of each source, tag by tag."""
@@ -139,6 +141,7 @@ class _Looking:
                 return
             tokens_N = trained_on(looked.lengths_N, length, overlong)
             self.lengths[number].add(tokens_N)
+            self.rows[number] += int(np.ceil(tokens_N / length).sum())
             for counts in self.tags[number]:
                 counts.add(looked.tags, tokens_N)
             self.spreads[number].add(looked.unit, looked.lengths_N)
@@ -165,6 +168,7 @@ def _survey(spec: PlaneSpec, sample: int | None) -> tuple[list[Survey], _Looking
         lengths=[LengthHistogram() for _ in names],
         bad=[0] * len(names),
         longer=[0] * len(names),
+        rows=[0] * len(names),
         spreads=[Spread() for _ in names],
         tags=[[TagCounts(tag) for tag in tags_counted(mix.columns_used)] for _ in names],
     )
@@ -216,6 +220,10 @@ def _gathered(
         ],
         [lengths.mean for lengths in looking.lengths],
         [survey.behind for survey in surveys],
+        [
+            rows / max(lengths.documents + lengths.empty, 1)
+            for rows, lengths in zip(looking.rows, looking.lengths, strict=True)
+        ],
     )
     per_step = sizes.tokens_per_step(mix)
     every_S = sizes.epoch_tokens_S

@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 from omniload.mix.config import MixConfig
 from omniload.mix.schedule import amount_tokens_S, weights_at
 
-__all__ = ["Sampled", "SourceSizes", "repetitions_of", "rooms_left"]
+__all__ = ["PADDING", "Sampled", "SourceSizes", "repetitions_of", "rooms_left"]
+
+PADDING = "padding, places of the rows that hold no token"
+"""As whoever tells a share of it says: it is of all places of the rows."""
 
 _WHOLE = 1e-9
 """By which a whole number of epochs may be off."""
@@ -63,6 +66,8 @@ class SourceSizes:
     """Samples in an epoch; above 0."""
     tokens_per_sample_S: NDArray[np.float64]
     """Mean tokens of a sample that are trained on; above 0."""
+    rows_per_sample_S: NDArray[np.float64] | None = None
+    """Mean rows that a sample takes which lies alone in them; ``None`` has one of the mean length stand for all."""
     behind_S: NDArray[np.float64] | float = 0.0
     """Part of the first epoch that another loader, or a run before, had drawn of it; from 0 to below 1."""
 
@@ -73,8 +78,9 @@ class SourceSizes:
         records_S: Sequence[float] | NDArray[np.float64],
         tokens_per_record_S: Sequence[float] | NDArray[np.float64],
         behind_S: Sequence[float] | float = 0.0,
+        rows_per_record_S: Sequence[float] | None = None,
     ) -> Self:
-        """Return the sizes of sources whose records are counted, and their tokens measured.
+        """Return the sizes of sources whose records are counted, and their tokens, and rows of their own, measured.
 
         A record is a sample, but where documents are joined: there a sample has the length that is asked for, or all of
         an epoch. That the last of each unit is shorter is left out, as the number of units is not known here.
@@ -86,7 +92,12 @@ class SourceSizes:
         epoch_S = records_S * tokens_S
         tokens_per_sample_S = np.where(lengths_S > 0, np.minimum(lengths_S, epoch_S), tokens_S)
         samples_S = np.where(lengths_S > 0, epoch_S / tokens_per_sample_S, records_S)
+        rows_S = None
+        if rows_per_record_S is not None:
+            of_joined_S = np.ceil(tokens_per_sample_S / mix.pack.length)
+            rows_S = np.where(lengths_S > 0, of_joined_S, rows_per_record_S)
         return cls(
+            rows_per_sample_S=rows_S,
             samples_S=samples_S,
             tokens_per_sample_S=tokens_per_sample_S,
             behind_S=np.asarray(behind_S, np.float64),
@@ -134,8 +145,13 @@ class SourceSizes:
         return mix.batch.tokens * float(shares_S.sum() / (shares_S * rooms_S).sum())
 
     def filled_S(self, mix: MixConfig) -> NDArray[np.float64]:
-        """Return how much of a row a mean sample of each source fills, at most all of it."""
-        return np.minimum(self.tokens_per_sample_S / mix.pack.length, 1.0)
+        """Return which part of its rows each source fills where its samples lie alone: the rest is padding."""
+        whole_S = self.tokens_per_sample_S / mix.pack.length
+        rows_S = (
+            np.maximum(whole_S, 1.0) if self.rows_per_sample_S is None else self.rows_per_sample_S
+        )
+        filled_S: NDArray[np.float64] = whole_S / rows_S
+        return filled_S
 
     def wanted_S(self, mix: MixConfig) -> NDArray[np.float64] | None:
         """Return the tokens that the amount of each source comes to; ``None`` where the mix has weights."""
@@ -153,8 +169,8 @@ def rooms_left(mix: MixConfig, sizes: SourceSizes) -> list[str]:
     if packing is None:
         return []
     found = [
-        f"{mix.names[s]} lies alone in its rows, of which about {1 - filled:.0%} is padding; say rows: own, or shared, "
-        "where its documents may lie beside others"
+        f"{mix.names[s]} lies alone in its rows, of which about {1 - filled:.0%} is {PADDING}; say rows: own, or "
+        "shared, where its documents may lie beside others"
         for s, filled in enumerate(sizes.filled_S(mix).tolist())
         if packing.alone_S[s] and 1 - filled > _WORTH_A_WARNING
     ]

@@ -297,3 +297,19 @@ def test_documents_that_are_left_out_as_no_row_takes_them_are_counted(mix_path, 
         f"{count} of 735 documents of web are longer than pack.length 128, and overlong is drop: they are left out; "
     )
     assert not any("documents of code are longer" in warning for warning in found["warnings"])
+
+
+@pytest.mark.parametrize("overlong", ["split", "truncate", "drop"])
+def test_padding_is_the_same_as_mix_plan_says_of_it(mix_path, overlong):
+    write_texts(mix_path.with_name("code.jsonl"), (["x" * 20] + ["y" * 299] * 3) * 8)
+    mix = yaml.safe_load(mix_path.read_text())
+    del mix["sources"]["web"]
+    mix["sources"]["code"]["pack"] = {"rows": "alone"}
+    mix["mix"] = {"stages": [{"weights": {"code": 1}}], "stop": "each_once"}
+    mix["pack"]["overlong"] = overlong
+    mix_path.write_text(yaml.safe_dump(mix | {"version": 2}))
+
+    planned = json_of("plan", mix_path)["rehearsed"]["waste"]
+    (said,) = json_of("stats", mix_path, "--all", "--measure", 0)["warnings"][-1:]
+
+    assert f"code lies alone in its rows, of which about {planned:.0%} is padding" in said
