@@ -41,6 +41,7 @@ from omniload.plan.place_tree import ClientPlaceTree, MeshAxis
 from omniload.plan.records import StepPlan
 from omniload.plan.world import World
 from omniload.simulation.rehearsal import Rehearsal
+from omniload.source.formats.format import COUNTED
 from omniload.source.index import index_folder
 from omniload.source.survey.tag_shares import TagShares
 
@@ -358,7 +359,7 @@ def _print(found: Sequence[_Found], mix: MixConfig, said: str) -> None:
             Text(piece.source, colour_of(mix.names.index(piece.source))),
             _position(piece),
             excerpt(piece.shard.rpartition("/")[2], _NAME_WIDTH),
-            piece.place.removesuffix(", counted from 0"),
+            piece.place.partition(f", {COUNTED}")[0],
             _tokens(piece),
             _said_of_loss(piece),
             *(excerpt(str(value), _NAME_WIDTH) for value in piece.columns.values()),
@@ -378,6 +379,11 @@ def _print(found: Sequence[_Found], mix: MixConfig, said: str) -> None:
     console = output()
     if rows:
         console.print(table("", columns, rows))
+    if any(COUNTED in piece.place for piece in found):
+        say(
+            console,
+            f"records of files are {COUNTED}0, those of CSV behind the header; lines from 1",
+        )
     say(console, said)
     for shares in _tags_of(found):
         say(console, said_of_tag(shares))

@@ -60,6 +60,7 @@ class CsvFormat(IndexedFormat):
 
     holds_text = True
     units_are_bytes = True
+    records_from = "0 behind the header"
 
     def __init__(
         self, files: Sequence[ShardFile], config: CsvSource, cache: IndexCache | None = None

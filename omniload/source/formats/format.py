@@ -25,6 +25,7 @@ from omniload.mix.sources import LARGEST_UNIT_BYTES
 from omniload.source.columns import text_bytes
 
 __all__ = [
+    "COUNTED",
     "FIRST_BYTES",
     "FIRST_RECORDS",
     "LATER_BYTES",
@@ -41,6 +42,9 @@ __all__ = [
     "require_as_indexed",
     "said_of_place",
 ]
+
+COUNTED = "counted from "
+"""Behind what a record is called by its number: from where on."""
 
 FIRST_BYTES = 1 << 20
 """Most bytes, decompressed, that are looked at for the first records of a source."""
@@ -192,6 +196,8 @@ class Format(Protocol):
     """Whether a unit is a range of bytes, of what is decompressed where a shard is compressed."""
     holds_text: bool
     """Whether records are text, to be tokenised, or token ids."""
+    records_from: str = "0"
+    """What the first record of a shard is called, and where it stands."""
 
     def units(self) -> UnitTable:
         """Return the units of the source; they do not change while it is open.
@@ -234,7 +240,7 @@ class Format(Protocol):
 
     def name_of_record(self, number: int) -> str:
         """Return what people call a record of a shard that has ``number`` before it."""
-        return f"record {number}, counted from 0"
+        return f"record {number}, {COUNTED}{self.records_from}"
 
     def place_of(self, shard: str, unit: int, before: int, row: int) -> tuple[str, str]:  # noqa: ARG002 -- of groups
         """Return the path of the file that holds a record, and what people call the record there: nothing of all of it.

@@ -155,6 +155,9 @@ def test_audit_says_at_which_line_of_its_file_a_document_stands(mix_path, tmp_pa
     assert len({sample["place"] for sample in texts}) > 1
     of_ids = {sample["place"] for sample in shown if sample["source"] == "ids"}
     assert all(re.fullmatch(r"record \d+, counted from 0", place) for place in of_ids)
+    table = run_mix("audit", tmp_path / "run", "--step", 3).stdout
+    assert "counted from" not in table.partition("records of files are counted from 0, those of")[0]
+    assert "of CSV behind the header; lines from 1" in table
 
 
 def test_audit_of_all_ranks_holds_what_the_ranks_hold(mix_path, tmp_path):

@@ -30,6 +30,12 @@ def opened(folder, rows=ROWS, **keys):
     return open_format(SourceSpec("web", config, base_dir=folder)).format
 
 
+def test_a_record_is_called_by_its_number_behind_the_header(tmp_path):
+    place = opened(tmp_path).place_of("a.csv", 0, 0, 2)
+
+    assert place == ("a.csv", "record 2, counted from 0 behind the header")
+
+
 def test_each_row_is_kept_left_out_or_bad_by_itself_wherever_units_are_cut(tmp_path):
     where = {"quality": {"at_least": 0.5}}
 
