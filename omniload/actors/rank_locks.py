@@ -1,10 +1,17 @@
 """The files beside the heartbeats that say which ranks are taken on a host: a rank's process holds its own."""
 
+import threading
+from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 
-from omniload.base.linux.file_lock import is_locked
+from omniload.base.linux.file_lock import FileLock, is_held_here, is_locked, locked
 
-__all__ = ["guest_of", "lock_of", "name_in", "rank_has_ended"]
+__all__ = ["forget_generations", "guest_of", "lock_of", "name_in", "rank_has_ended", "take"]
+
+_MOMENT_S, _TRIES = 0.01, 6_000
+_KEPT = 2
+"""Generations whose files stay: that of the ranks of now, and the one before, of which some may be yet."""
 
 
 def name_in(generation: int, name: str) -> str:
@@ -22,6 +29,28 @@ def guest_of(folder: Path, name: str) -> Path:
     return lock_of(folder, name).with_suffix(".guest")
 
 
+def take(path: Path) -> FileLock:
+    """Hold the file of a rank.
+
+    Raises:
+        BlockingIOError: Somebody holds it; names the process.
+        OSError: The folder cannot be used.
+    """
+    for _ in range(_TRIES):
+        with suppress(BlockingIOError):
+            lock = FileLock(path)
+            with suppress(FileNotFoundError):
+                if is_held_here(path):
+                    return lock
+            lock.close()  # the file was removed before it was held: nobody else would find it held
+            continue
+        with suppress(FileNotFoundError):  # removed meanwhile
+            if is_locked(path):  # not only looked at: that shares it, on a busy machine for long
+                break
+        threading.Event().wait(_MOMENT_S)
+    return FileLock(path)
+
+
 def rank_has_ended(folder: Path, name: str) -> bool:
     """Tell whether a rank was taken by a process of this host, and is held no more in any of its generations.
 
@@ -30,8 +59,7 @@ def rank_has_ended(folder: Path, name: str) -> bool:
     """
     own = lock_of(folder, name)
     taken = {own: 0} if own.exists() else {}
-    for lock in folder.glob(f"{own.stem}-of-*{own.suffix}"):
-        taken[lock] = int(lock.stem.rpartition("-")[2])
+    taken |= {lock: _generation_of(lock) for lock in folder.glob(f"{own.stem}-of-*{own.suffix}")}
     if not taken:
         return False
     is_guest = max(taken, key=taken.__getitem__).with_suffix(".guest").exists()
@@ -39,3 +67,23 @@ def rank_has_ended(folder: Path, name: str) -> bool:
         return not is_guest and not any(map(is_locked, taken))
     except OSError:
         return False  # the plane is being closed
+
+
+def _generation_of(lock: Path) -> int:
+    of, _, number = lock.stem.rpartition("-of-")
+    return int(number) if of else 0
+
+
+def forget_generations(folder: Path) -> None:
+    """Remove the files of generations before the last two, which no rank is taken in any more; none that is held.
+
+    A job whose ranks come and go for weeks would leave one of each rank for each change.
+    """
+    locks = sorted(folder.glob("rank-*.lock"), key=_generation_of)
+    generations = [list(of_one) for _, of_one in groupby(locks, _generation_of)]
+    for lock in (lock for of_one in generations[:-_KEPT] for lock in of_one):
+        # Held meanwhile: whoever takes it in this moment finds that it is gone, and takes it anew. Of a rank that
+        # lives, or where locks or files cannot be had, both stay.
+        with suppress(OSError), locked(lock, waits=False, writable=True):
+            lock.with_suffix(".guest").unlink(missing_ok=True)
+            lock.unlink()

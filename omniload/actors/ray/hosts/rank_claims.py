@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from omniload.actors.heartbeat_board import Board
-from omniload.actors.rank_locks import guest_of, lock_of, name_in
+from omniload.actors.rank_locks import guest_of, lock_of, name_in, take
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.linux.file_lock import FileLock, is_locked
 from omniload.base.log import get_logger
@@ -24,7 +24,7 @@ from omniload.plan.world import World
 __all__ = ["LostRanks", "claim_for_guest", "claim_rank", "was_claimed", "watch_unheard"]
 
 _LOG = get_logger(__name__)
-_LOOK_S, _MOMENT_S, _TRIES = 0.25, 0.01, 6_000
+_LOOK_S = 0.25
 _LONGEST_LOOK_S = 1.0
 """A longer time between two looks is one in which this process did not run: it says nothing of others."""
 
@@ -42,7 +42,7 @@ def claim_rank(board: Path, name: str, guest: str = "") -> FileLock:
         UnavailableError: The folder of the host's heartbeats cannot be used.
     """
     try:
-        lock = _taken(lock_of(board, name))
+        lock = take(lock_of(board, name))
     except BlockingIOError as error:
         raise StateError(
             f"{name} of this data plane has a handle already, in {error.strerror}; close it first, "
@@ -61,16 +61,6 @@ def claim_rank(board: Path, name: str, guest: str = "") -> FileLock:
                 "ended count a change: join with step= and the next generation="
             )
     return lock
-
-
-def _taken(path: Path) -> FileLock:
-    for _ in range(_TRIES):
-        with suppress(BlockingIOError):
-            return FileLock(path)
-        if is_locked(path):  # not only looked at: that shares it, on a busy machine for long
-            break
-        threading.Event().wait(_MOMENT_S)
-    return FileLock(path)
 
 
 def claim_for_guest(board: Path, name: str, guest: str) -> None:

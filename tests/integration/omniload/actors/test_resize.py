@@ -171,8 +171,12 @@ def test_ray_serves_four_ranks_then_three_then_four_though_its_planner_is_killed
         assert clients[1].state_dict()["step"] == count
         with pytest.raises(ConfigError, match=r"dp 8192 .*runtime.constructors"):
             clients[0].resize(0, 8192)
+        locks = {lock.stem for lock in plane.address.board.glob("rank*.lock")}
 
     assert steps == whole
+    # Of the last two worlds; of the first that of the rank which died alone, as here its handle holds it yet.
+    of_worlds = [(rank, number) for number, dp in ((2, 4), (3, 2)) for rank in range(dp)]
+    assert locks == {"rank-dp=3", *(f"rank-dp={rank}-of-{number}" for rank, number in of_worlds)}
     worlds = read_worlds(tmp_path / "run" / JOURNAL_NAME)
     assert [(world["step"], world["sizes"]["dp"]) for world in worlds] == [
         (10, 3),

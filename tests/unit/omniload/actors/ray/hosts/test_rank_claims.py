@@ -6,9 +6,9 @@ from contextlib import ExitStack, closing
 import pytest
 
 pytest.importorskip("ray")
+from omniload.actors import rank_locks
 from omniload.actors.heartbeat_board import Activity, FolderBoard
-from omniload.actors.rank_locks import lock_of, rank_has_ended
-from omniload.actors.ray.hosts import rank_claims
+from omniload.actors.rank_locks import forget_generations, lock_of, rank_has_ended
 from omniload.actors.ray.hosts.rank_claims import (
     LostRanks,
     claim_for_guest,
@@ -60,7 +60,7 @@ def test_a_rank_is_taken_however_long_another_process_takes_to_ask_whether_it_is
                 asking.close()
             super().__init__(path)
 
-    monkeypatch.setattr(rank_claims, "FileLock", Counted)
+    monkeypatch.setattr(rank_locks, "FileLock", Counted)
 
     with closing(claim_rank(board.folder, name)):
         assert len(tries) == 4
@@ -205,3 +205,38 @@ def test_a_rank_that_a_process_of_this_host_has_is_refused_to_those_of_others(tm
     held.close()
 
     claim_for_guest(tmp_path, "rank dp=1", "process 7 on B (aa)")
+
+
+def test_of_worlds_before_the_last_two_no_file_stays_but_those_of_ranks_that_live(tmp_path):
+    stopped = claim_rank(tmp_path, "rank dp=0 of 1")
+    for generation in ("", " of 1", " of 3", " of 10", " of 17"):  # numbers may leap
+        claim_rank(tmp_path, f"rank dp=1{generation}").close()
+        claim_for_guest(tmp_path, f"rank dp=2{generation}", "process 7 on B (aa)")
+    (tmp_path / "rank-dp=1.json").touch()
+
+    forget_generations(tmp_path)
+
+    of_last = [f"rank-dp={n}-of-{g}" for g in (10, 17) for n in (1, 2)]
+    kept = {f"{name}.lock" for name in (*of_last, "rank-dp=0-of-1")}
+    kept |= {f"{name}.guest" for name in of_last if "=2" in name}
+    assert {path.name for path in tmp_path.iterdir()} == kept | {"rank-dp=1.json"}
+    stopped.close()
+    forget_generations(tmp_path)
+    assert not was_claimed(tmp_path, "rank dp=0 of 1")
+
+
+def test_a_rank_whose_file_is_removed_as_it_is_taken_is_taken_by_the_next_one(
+    tmp_path, monkeypatch
+):
+    class Removed(FileLock):
+        def __init__(self, path):
+            super().__init__(path)
+            if not removed:
+                removed.append(path.unlink())
+
+    removed = []
+    monkeypatch.setattr(rank_locks, "FileLock", Removed)
+
+    with closing(claim_rank(tmp_path, "rank dp=0")), pytest.raises(StateError):
+        claim_rank(tmp_path, "rank dp=0")
+    assert removed
