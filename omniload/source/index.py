@@ -67,10 +67,9 @@ _SCHEMA = pa.schema(
 )
 """A line for each shard. A zip of eleven arrays took four times as long to read, once for each of 1,000 sources."""
 
-_READERS = 8
-_HEAD_BYTES = 64
-_REST, _AT_ONCE, _RAREST = 100.0, 4, 4
-"""Behind the n-th look at what a shard holds passes its time, times 100 to the n - 4: so three come nearly at once."""
+_READERS, _HEAD_BYTES = 8, 64
+_REST, _AT_ONCE, _RAREST, _LONGEST_S = 100.0, 4, 4, 43_200.0
+"""Behind the n-th look at what a shard holds passes its time, times 100 to the n - 4, at most half a day."""
 _log = get_logger(__name__)
 _NO_HOME = Path("~")
 _told: set[tuple[Path, int | None]] = set()
@@ -254,8 +253,9 @@ class _Content:
             raise rewritten(each.path, each.size_bytes, since)
         _log.info("%s: its time of change is another, and it holds what it held", file.path)
         end_s, self._times, self._looks = time.monotonic(), times, self._looks + 1
-        # Where that time says nothing, as of file systems that make it up, looks are ever fewer.
-        self._due_s = end_s + (end_s - begin_s) * _REST ** min(self._looks - _AT_ONCE, _RAREST)
+        # Where that time says nothing, as of file systems that make it up, looks are fewer, and never none.
+        rest_s = (end_s - begin_s) * _REST ** min(self._looks - _AT_ONCE, _RAREST)
+        self._due_s = end_s + min(rest_s, max(_LONGEST_S, (end_s - begin_s) * _REST))
 
 
 def _times_of(marks: Sequence[str]) -> list[str]:

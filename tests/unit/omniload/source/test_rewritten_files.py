@@ -188,16 +188,36 @@ def test_where_the_time_of_change_says_nothing_looks_are_ever_fewer(file, builde
         223.0,
         5_000.0,
         20_300.0,
+        60_000.0,
+        64_000.0,
         100_000.0,
-        3e6,
+        108_000.0,
     ):
         clock.now_s = at_s
         before = builder.built
         file.known.require_same(file, marks())
         looks.append(builder.built > before)
 
-    # Of 2 s each: four nearly at once, then one after 2 s, 200 s, 20,000 s and 2,000,000 s.
-    assert looks == [True] * 4 + [False, True, False, True, False, True, False, True]
+    # Of 2 s each: four nearly at once, then one after 2 s, 200 s, 20,000 s and twice a day.
+    assert looks == [True] * 4 + [False, True] * 5
+
+
+def test_behind_changes_of_mode_in_each_of_many_nights_what_is_written_shows_within_half_a_day(
+    file, builder, clock, tmp_path
+):
+    path, day_s = tmp_path / "a.x", 86_400.0
+    for night in range(21):
+        clock.now_s = night * day_s
+        path.chmod(0o400 if night % 2 else 0o600)
+        file.require_unchanged()
+    assert builder.built == 1 + 21  # looked at in each of them
+
+    write(path, b"TEXT", as_another=True)
+    file.require_unchanged()  # not yet
+    clock.now_s += day_s / 2 + 2.0
+
+    with pytest.raises(IntegrityError, match=r"a\.x: changed since"):
+        file.require_unchanged()
 
 
 def test_what_is_written_soon_behind_other_changes_is_refused(file, builder, clock, tmp_path):
