@@ -14,7 +14,7 @@ from omniload.front.loader import Loader
 from tests.frameworks.forks import run_ranks
 from tests.support.trainer.loaders import Numbers, Stream, StreamWithState, plain
 from trainer_integration import DataLoader
-from trainer_integration.hosts.accelerate import Accelerator
+from trainer_integration.hosts.accelerate import Accelerator, prepare_mix
 
 CONFIGURATIONS = {
     "default": {},
@@ -243,6 +243,23 @@ def test_a_loop_over_a_mix_goes_on_where_the_one_before_was_left(mix):
     assert (first, [batch.step for batch in loader]) == ([0, 1], [3, 4])
     assert list(loader) == []
     loader.base_dataloader.close()
+
+
+def test_a_batch_that_was_fetched_ahead_is_of_the_loader_and_of_no_place_that_is_loaded(mix):
+    with DataLoader(mix, steps=5) as loader:
+        first = next(iter(prepare_mix(loader, "cpu")))
+        again = prepare_mix(loader, "cpu")  # as a Trainer that trains once more
+        steps = [batch.step for batch in again]
+        loader.load_state_dict({})  # changes nothing
+        assert (first.step, steps, list(again)) == (0, [1, 2, 3, 4], [])
+
+    with DataLoader(mix, steps=5) as loader:
+        prepared = prepare_mix(loader, "cpu")
+        next(iter(prepared))
+        state = prepared.state_dict()
+        next(iter(prepared))
+        loader.load_state_dict(state)
+        assert [batch.step for batch in prepared] == [1, 2, 3, 4]
 
 
 def test_each_evaluation_goes_through_a_split_and_a_checkpoint_keeps_no_place_in_it(mix, tmp_path):

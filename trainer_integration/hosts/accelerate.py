@@ -220,8 +220,6 @@ class _MixShard(DataLoaderShard):
     The mix gives no batch twice: where the fetch of another fails, or a loop is left, that one is still the next.
     """
 
-    _ahead: Any = None
-
     @override
     def __iter__(self) -> Iterator[Any]:
         # Begun by the first batch, as accelerate's own: a Trainer makes iterators that it does not ask.
@@ -229,41 +227,32 @@ class _MixShard(DataLoaderShard):
 
         def following() -> Any:
             if not begun:
-                begun.append(self._begin_loop())
+                self.begin()
+                begun.append(iter(self.base_dataloader))
             return self._take(begun[0])
 
         return EachBatch(following, self._end_loop)
 
-    def _begin_loop(self) -> Iterator[Any]:
-        self.begin()
-        if self.base_dataloader.is_held_out:  # each loop begins anew
-            self._ahead = None
-        return iter(self.base_dataloader)
-
     def _take(self, batches: Iterator[Any]) -> Any:
         """Return the next batch, with the state behind it and the one after it fetched; ``None`` at the end."""
-        if self._ahead is None:
-            self._ahead = next(batches, None)
-        if self._ahead is None:
+        loader = self.base_dataloader
+        if loader.ahead is None:
+            loader.ahead = next(batches, None)
+        if loader.ahead is None:
             return None
         if self.device is not None:
-            self._ahead = send_to_device(self._ahead, self.device, non_blocking=self._non_blocking)
-        state = self.base_dataloader.state_dict()
+            there = send_to_device(loader.ahead, self.device, non_blocking=self._non_blocking)
+            loader.ahead = there
+        state = loader.state_dict()
         following = next(batches, None)
         self.end_of_dataloader = following is None
         self.dl_state_dict = state | {"_iterator_finished": self.end_of_dataloader}
-        batch, self._ahead = self._ahead, following
+        batch, loader.ahead = loader.ahead, following
         return batch
 
     def _end_loop(self, _: int) -> None:
         self.iteration += 1
         self.end()
-
-    @override
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        if state_dict:
-            self._ahead = None
 
 
 def prepare_mix(loader: DataLoader[Any], device: Any) -> Any:

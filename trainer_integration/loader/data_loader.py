@@ -21,7 +21,7 @@ from omniload.mix.config import MixConfig
 from omniload.mix.other_states import is_of_torchdata
 from trainer_integration.loader.balancing import cost_batches
 from trainer_integration.loader.iterators import Noting, OneProcess
-from trainer_integration.loader.resuming.loader_state import LoaderState
+from trainer_integration.loader.resuming.loader_state import LoaderState, without_marks
 from trainer_integration.loader.resuming.progress import Progress, check
 from trainer_integration.loader.resuming.torchdata_states import from_torchdata
 from trainer_integration.loader.samplers import Anatomy, shape_of
@@ -157,6 +157,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     """Whether the next loop over what is held out goes on at a place that was loaded."""
     _progress: Progress | None = None
     """Of the last iterator made."""
+    ahead: Any = None
+    """A batch of a mix that a framework has fetched and not handed out: the next of its loops begins with it."""
     _remade = False
     """Whether a framework has made another loader of this one."""
     _live: "weakref.ref[Noting] | None" = None
@@ -262,10 +264,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             StateError: It is no state, or of other samples, batches, samplers or workers.
         """
         if self._batches is not None:
-            wanted = _without_marks(state_dict)
+            wanted = without_marks(state_dict)
             moves = bool(wanted and self.is_held_out and self._batches.beginning)
             self._batches.loader.load_state_dict(wanted)
             self._moved |= moves
+            self.ahead = None if wanted else self.ahead
             return
         if not isinstance(state_dict, Mapping):
             raise StateError(
@@ -299,6 +302,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Have the next loop over a mix begin where the first one did."""
         if self._batches is not None:
             self._batches.begin_anew()
+            self.ahead = None
 
     @property
     def server_pid(self) -> int | None:
@@ -391,10 +395,3 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _without_marks(state: Any) -> Any:
-    """Return a mix's state without the keys that frameworks add, such as ``_iterator_finished``: it is sealed."""
-    if not isinstance(state, Mapping):
-        return state
-    return {key: value for key, value in state.items() if not str(key).startswith("_")}

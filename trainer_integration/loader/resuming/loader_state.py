@@ -24,7 +24,7 @@ from omniload.mix.other_states import OF_DATASET, writer_of
 from trainer_integration.loader.resuming.order import Place
 from trainer_integration.loader.samples import Start, are_alike
 
-__all__ = ["LoaderState", "Stage", "sealed_order"]
+__all__ = ["LoaderState", "Stage", "sealed_order", "without_marks"]
 
 T = TypeVar("T")
 Stage = Literal["fresh", "running", "finished"]
@@ -297,3 +297,10 @@ def _start(fields: Mapping[str, Any], kind: str) -> Start:
         begun=_generators(fields["begun"]),
         drawn=_generators(fields["drawn"]),
     )
+
+
+def without_marks(state: Any) -> Any:
+    """Return a mix's state without the keys that frameworks add, such as ``_iterator_finished``: it is sealed."""
+    if not isinstance(state, Mapping):
+        return state
+    return {key: value for key, value in state.items() if not str(key).startswith("_")}
