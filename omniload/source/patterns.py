@@ -35,7 +35,7 @@ from omniload.source.files import (
     said,
     shortened,
 )
-from omniload.source.run_files import may_be_of_run, refuse_run_files
+from omniload.source.run_files import may_be_of_run, refuse_run_files, warn_of_splits
 from omniload.source.stores.asking import entry_of
 from omniload.source.stores.listings import list_anew
 
@@ -132,6 +132,7 @@ def find_files(
             refuse = partial(refuse_run_files, where, asked)
             with listing(where):
                 limited(LISTING_S, refuse, what=f"sources.{source}.path, files called as of a run")
+        warn_of_splits(where, (file.path for file in files))
         for file in sorted(files, key=natural_order):
             # Two patterns may take one file: it keeps its place under the first.
             found.setdefault(file.path, file)
@@ -385,9 +386,8 @@ def _of_folder(
             folder,
             _names(links),
         )
-    if (
-        left
-    ):  # not of _SUCCESS and its like: they are nobody's data, and every command would tell of them
+    # Not of _SUCCESS and its like: they are nobody's data, and every command would tell of them.
+    if left:
         _LOG.info("%s: of this folder not taken: %s", folder, _names(left))
     return taken
 

@@ -1,14 +1,19 @@
-"""Files of a run, which no source may take: a journal grows as it is read, and the next start would find other data."""
+"""Files that a path takes and nobody meant: those of a run, and splits that were held out.
+
+Of a run no source may take any: a journal grows as it is read, and the next start would find other data.
+"""
 
 import fnmatch
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from omniload.base.errors import ConfigError
+from omniload.base.log import get_logger
 from omniload.mix.edits.answers import ANSWER_NAME, REQUEST_NAME
 from omniload.mix.edits.edits_file import EDITS_NAME
 from omniload.mix.journal.groups import GROUPS_NAME
@@ -17,8 +22,9 @@ from omniload.mix.run_record import RUN_RECORD_NAME
 from omniload.source.braces import expanded
 from omniload.source.files import ShardFile
 
-__all__ = ["may_be_of_run", "refuse_run_files", "require_apart"]
+__all__ = ["may_be_of_run", "refuse_run_files", "require_apart", "split_of", "warn_of_splits"]
 
+_LOG = get_logger(__name__)
 _SOON_THERE = (RUN_RECORD_NAME, "status.json", "logs/planner.log")
 """Files that every run has in its folder, beside its journal."""
 _NAMES = frozenset(
@@ -32,6 +38,15 @@ _FIRST_BYTES = 64
 _OF_RUN = re.compile(rb'\s*\{\s*"version":\s*\d+,\s*"(?:base|lives)":')
 """How a journal begins, and the record of a run."""
 _REMEDY = "narrow the pattern, or put run_dir elsewhere"
+_TRAINED_ON = "train"
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), _TRAINED_ON),
+    **dict.fromkeys(("valid", "val", "validation", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("eval", "evaluation"), "eval"),
+}
+"""Names of splits, in small letters, and what each is called here."""
+_WORD = re.compile(r"[a-z]+")
 
 
 def may_be_of_run(path: str) -> bool:
@@ -155,3 +170,33 @@ def _matches(parts: Sequence[str], names: Sequence[str]) -> bool:
         )
     hidden = names[0][0] == "." and parts[0][0] != "."
     return not hidden and fnmatch.fnmatchcase(names[0], parts[0]) and _matches(parts[1:], names[1:])
+
+
+def split_of(path: str) -> str | None:
+    """Return the split that a file, or the folder that holds it, is called by; ``None`` where neither is."""
+    *_, folder, name = ("", *PurePosixPath(path.lower()).parts)
+    word = _WORD.match(name)
+    return _SPLITS.get(word.group() if word else "") or _SPLITS.get(folder)
+
+
+def warn_of_splits(where: str, paths: Iterable[str]) -> None:
+    """Warn where one pattern takes what is trained on and what was held out from that.
+
+    Every file has to be called by a split: among others ``test.py`` is a name like any.
+
+    Args:
+        where: What takes them: its place in the mix file, and the pattern.
+        paths: All files that the pattern takes.
+    """
+    counts = Counter[str]()
+    for path in paths:
+        if (split := split_of(path)) is None:
+            return
+        counts[split] += 1
+    if len(counts) > 1 and _TRAINED_ON in counts:
+        found = ", ".join(f"{split} {counts[split]:,}" for split in sorted(counts))
+        _LOG.warning(
+            "%s takes files of %d splits, by their names (%s), and all of them are trained on: name those that are "
+            "meant, as by **/train*; where all are, give each a pattern of its own in a list",
+            *(where, len(counts), found),
+        )
