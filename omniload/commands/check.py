@@ -279,12 +279,13 @@ def _said_of_tokens(tokens: Sequence[_Fullness]) -> str:
 
 
 def _sizes(mix: MixConfig, found: Sequence[FoundSource]) -> SourceSizes:
-    # Where the first records give no token, nothing is known; the largest of the others, or a row, warns of nothing.
+    # Where the first records give no token, nothing is known; the largest of the others, or a row, warns of nothing. Or
+    # a byte for a token: the first record may be longer than what is read of it, and the source a few such ones.
     unknown = max(source.tokens_per_record for source in found) or float(mix.pack.length)
     return SourceSizes.of(
         mix,
         [float(source.records) for source in found],
-        [source.tokens_per_record or unknown for source in found],
+        [s.tokens_per_record or max(unknown, s.size_bytes / s.records) for s in found],
     )
 
 

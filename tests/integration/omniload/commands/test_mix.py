@@ -544,9 +544,10 @@ def test_a_rehearsal_plans_what_a_run_journals(mix_path, tmp_path):
     assert found == [record["digest"] for record in records]
 
 
-def checked(folder, config):
-    """Check a mix of one source."""
-    path = a_mix_file(folder)
+def checked(folder, config, *, tokens=None):
+    """Check a mix of one source, of steps of so many tokens."""
+    batch = {} if tokens is None else {"batch": {"tokens": tokens, "micro_tokens": 32}}
+    path = a_mix_file(folder, **batch)
     mix = yaml.safe_load(path.read_text())
     mix["sources"] = {"web": config}
     mix["mix"]["stages"] = [{"from_step": 0, "weights": {"web": 1}}]
@@ -635,6 +636,18 @@ def test_check_looks_at_a_bounded_part_of_a_source(tmp_path, monkeypatch):
     assert ":51: is not JSON" in str(
         checked(tmp_path, {"type": "jsonl", "path": "web.jsonl"}).exception
     )
+
+
+def test_check_does_not_take_a_source_for_small_whose_first_record_is_longer_than_it_reads(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(jsonl, "FIRST_BYTES", 1000)
+    write_texts(tmp_path / "web.jsonl", ["a long word " * 10_000])
+
+    result = checked(tmp_path, {"type": "jsonl", "path": "web.jsonl"}, tokens=32 * 100)
+
+    assert result.exit_code == 0
+    assert "a single step goes through" not in result.stdout
 
 
 def test_check_warns_of_a_step_that_goes_through_a_source_many_times(tmp_path):
