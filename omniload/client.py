@@ -10,13 +10,14 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Self
 
 from omniload.actors.plane import RankHandle
 from omniload.base.clock import wait_of
-from omniload.base.concurrency.turns import EachBatch, turn_within
+from omniload.base.concurrency.turns import EachBatch, ask_in_turn
 from omniload.base.errors import ConfigError, OmniloadError
 from omniload.base.metrics import BATCH_WAIT_SECONDS
 from omniload.base.state import JsonObject
@@ -39,7 +40,7 @@ class Client:
         self.last_wait_s = 0.0
         """Seconds the last ``next_batch`` waited."""
         self._peeked: Batch | None = None
-        self._one_asks = threading.Lock()
+        self._one_asks = threading.RLock()
 
     def next_batch(self, timeout: float | None = None) -> Batch | None:
         """Return the batch of ``next_step``, or ``None`` when the data has ended.
@@ -47,11 +48,17 @@ class Client:
         Args, Raises: as of ``wait_for_batch``.
         """
         # A loop may ask from threads: each of its batches goes to one of them.
-        with turn_within(self._one_asks, timeout) as left_s:
-            batch = self.wait_for_batch(left_s)
-            if batch is not None:
-                self.hand_out()
-            return batch
+        return ask_in_turn(self._one_asks, timeout, self._next_batch)
+
+    def _next_batch(
+        self, timeout: float | None, take_back: list[Callable[[], None]]
+    ) -> Batch | None:
+        batch = self.wait_for_batch(timeout)
+        if batch is not None:
+            back = partial(self.take_back, batch)
+            self.hand_out()
+            take_back.append(back)  # no call between the two
+        return batch
 
     def wait_for_batch(self, timeout: float | None = None) -> Batch | None:
         """Return the batch of ``next_step``, which it stays until ``hand_out``; ``None`` when the data has ended.
@@ -92,6 +99,11 @@ class Client:
         self._handle.taken(self.next_step)
         # In one line: an interrupt comes before both or behind both.
         self.next_step, self._peeked = self.next_step + 1, None
+
+    def take_back(self, batch: Batch) -> None:
+        """Have the batch that was handed out last be the next one again: its caller never had it."""
+        if self.next_step == batch.step + 1:
+            self.next_step, self._peeked = batch.step, batch
 
     def peek(self) -> Batch | None:
         """Return the batch that ``next_batch`` will return, if it is ready; it is not handed out.

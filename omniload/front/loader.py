@@ -4,13 +4,14 @@ import _thread
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import NoReturn, Protocol, Self
 
 from typing_extensions import override
 
-from omniload.base.concurrency.turns import EachBatch, turn_within
+from omniload.base.concurrency.turns import EachBatch, ask_in_turn
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject
@@ -104,7 +105,7 @@ class Loader:
         self._closed = self._first_is_checked = self._silent_is_told = False
         self._handed: TrainingBatch | None = None  # what is observed where no rows are given
         self._loops_ended = 0
-        self._pid, self._one_asks = os.getpid(), threading.Lock()
+        self._pid, self._one_asks = os.getpid(), threading.RLock()
 
     @property
     def next_step(self) -> int:
@@ -133,16 +134,16 @@ class Loader:
         """
         self._refuse_copy()
         # A loop may ask from threads: each of its batches goes to one of them.
-        with turn_within(self._one_asks, timeout) as left_s:
-            return self._next_batch(left_s)
+        return ask_in_turn(self._one_asks, timeout, self._next_batch)
 
-    def _next_batch(self, timeout: float | None) -> TrainingBatch | None:
+    def _next_batch(
+        self, timeout: float | None, take_back: list[Callable[[], None]]
+    ) -> TrainingBatch | None:
         client = self._open_once()
         batch = client.wait_for_batch(timeout)
         if batch is None:
-            self._handed = (
-                None  # its tensors may lie on a device, which an evaluation wants for itself
-            )
+            # Its tensors may lie on a device, which an evaluation wants for itself.
+            self._handed = None
             # Not of a rank that joins a plane at its end: it begins at a later step.
             if self._state is None and not self.next_step and not self._first_is_checked:
                 self._first_is_checked = True
@@ -161,7 +162,9 @@ class Loader:
             self.source_tags = tuple(batch.source_tags.get(name, {}) for name in self.source_names)
         handed = self._form.of(batch) if self._ahead is None else self._ahead.hand_over(batch)
         # Only now that it is made: one that fails, or is interrupted, before is the next one still.
+        back = partial(client.take_back, batch)
         client.hand_out()
+        take_back.append(back)  # no call between the two
         self._handed = handed
         if self._ahead is not None:
             # After the one that is handed out, so that this step does not wait for its copies.

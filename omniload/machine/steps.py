@@ -88,9 +88,10 @@ class PlannedSteps:
         return self._states[step]
 
     def release(self, step: int) -> None:
-        """Let go of states before ``step``, and of windows that lie before it as a whole."""
+        """Let go of windows that lie before ``step`` as a whole, and of states."""
+        # But the last before it: a rank that is interrupted as it takes a step takes that back.
         self._windows.release(step)
-        for old in [s for s in self._states if s < step]:
+        for old in [s for s in self._states if s < step - 1]:
             del self._states[old]
 
     def take_back(

@@ -1,9 +1,9 @@
 """Turns of threads that share what hands out one thing after another."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import Generic, TypeVar
 
 from typing_extensions import override
@@ -11,7 +11,7 @@ from typing_extensions import override
 from omniload.base.clock import wait_of
 from omniload.base.errors import ConfigError, UnavailableError
 
-__all__ = ["EachBatch", "turn_within"]
+__all__ = ["EachBatch", "ask_in_turn"]
 
 _LEAST_S = 0.001
 """Seconds that a thread has at least that gets its turn as its timeout ends."""
@@ -43,27 +43,55 @@ class EachBatch(Iterator[T], Generic[T]):
         raise StopIteration
 
 
-@contextmanager
-def turn_within(one_asks: threading.Lock, timeout: float | None) -> Iterator[float | None]:
-    """Let one thread at a time ask for a batch; yields what waiting for its turn has left of the timeout.
+def ask_in_turn(
+    one_asks: RLock,
+    timeout: float | None,
+    ask: Callable[[float | None, list[Callable[[], None]]], T],
+) -> T:
+    """Ask for a batch while no other thread does; what its caller does not get stays the next one.
+
+    Args:
+        one_asks: Held while a thread asks.
+        timeout: Longest wait in seconds, for the turn and the batch.
+        ask: Is given what waiting for its turn has left of the timeout, and a list for what takes back the batch that
+            it counts as handed out.
 
     Raises:
         ConfigError: Another thread asks, and the timeout is no length of time.
         UnavailableError: Another thread waited for its batch for as long.
     """
-    if not one_asks.acquire(blocking=False):
-        began_s = time.monotonic()
-        if timeout is not None and (timeout := wait_of(given := timeout)) is None:
-            raise ConfigError(f"timeout is {given!r}; give seconds above 0, or None")
-        # Without one, the waits of those before it end by ``runtime.batch_timeout``.
-        if not one_asks.acquire(timeout=-1 if timeout is None else timeout):
-            raise UnavailableError(
-                f"another thread waits for a batch of this rank, and has not had it within {timeout:g} s: each goes "
-                "to one of them; ask again"
-            )
-        if timeout is not None:
-            timeout = max(timeout - (time.monotonic() - began_s), _LEAST_S)
+    take_back: list[Callable[[], None]] = []
     try:
+        with _turn_within(one_asks, timeout) as left_s:
+            return ask(left_s, take_back)
+    except BaseException:
+        # Ctrl-C between the count and the caller, most often as the turn ends: a state that is saved now, or a loop
+        # that goes on, as in a notebook, would leave that batch out.
+        for each in take_back:
+            each()
+        raise
+
+
+@contextmanager
+def _turn_within(one_asks: RLock, timeout: float | None) -> Iterator[float | None]:
+    """Let one thread at a time ask for a batch; yields what waiting for its turn has left of the timeout."""
+    try:
+        if not one_asks.acquire(blocking=False):
+            began_s = time.monotonic()
+            if timeout is not None and (timeout := wait_of(given := timeout)) is None:
+                raise ConfigError(f"timeout is {given!r}; give seconds above 0, or None")
+            # Without one, the waits of those before it end by ``runtime.batch_timeout``.
+            if not one_asks.acquire(timeout=-1 if timeout is None else timeout):
+                raise UnavailableError(
+                    f"another thread waits for a batch of this rank, and has not had it within {timeout:g} s: each "
+                    "goes to one of them; ask again"
+                )
+            if timeout is not None:
+                timeout = max(timeout - (time.monotonic() - began_s), _LEAST_S)
         yield timeout
     finally:
-        one_asks.release()
+        # Tried: an interrupt comes before it is held, or just behind that, and nobody but the lock knows.
+        try:  # noqa: SIM105 -- a call more, in which an interrupt would leave the lock held
+            one_asks.release()
+        except RuntimeError:
+            pass  # another thread's, or nobody's

@@ -54,6 +54,9 @@ class FakeClient:
     def hand_out(self):
         self.next_step += 1
 
+    def take_back(self, batch):
+        self.next_step = batch.step
+
     def state_dict(self):
         return {"step": self.next_step}
 

@@ -1,0 +1,85 @@
+"""A loop that Ctrl-C interrupts, wherever it can come between the asking and the batch, and that goes on."""
+
+import contextlib
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import omniload
+from omniload import client
+from omniload.base.concurrency import turns
+from omniload.front import loader
+
+PLACES = {"call", "c_return"}
+"""Where Python looks for signals: as a function begins, and behind a call of C."""
+INSIDE = {contextlib.__file__, client.__file__, turns.__file__, loader.__file__}
+
+
+@pytest.fixture
+def mix(tmp_path):
+    texts = [json.dumps({"text": f"document {i} " * (i % 7 + 1)}) for i in range(400)]
+    Path(tmp_path, "web.jsonl").write_text("\n".join(texts))
+    file = Path(tmp_path, "mix.yaml")
+    file.write_text("""
+version: 1
+seed: 1
+tokenizer: {type: bytes}
+sources: {web: {type: jsonl, path: web.jsonl}}
+mix: {stages: [{weights: {web: 1}}]}
+pack: {length: 128}
+batch: {tokens: 512, micro_tokens: 256}
+""")
+    return file
+
+
+def interrupted(ask, place):
+    """Ask, interrupted at the so-manieth place; return what came, and whether the interrupt did."""
+    left = place
+
+    def at_places(frame, event, _):
+        nonlocal left
+        if event in PLACES and frame.f_code.co_filename in INSIDE:
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+
+    sys.setprofile(at_places)
+    try:
+        return ask(), False
+    except KeyboardInterrupt:
+        return None, True
+    finally:
+        sys.setprofile(None)
+
+
+def test_a_batch_that_an_interrupt_kept_from_the_loop_is_the_next_one_still(mix):
+    with omniload.open(mix, arrays="numpy") as batches:
+        first = batches.next_batch().step
+        steps, places = [first], 0
+        came = True
+        while came:
+            places += 1
+            batch, came = interrupted(batches.next_batch, places)
+            if came:
+                assert batches.next_step == batches.state_dict()["step"] == len(steps), places
+                batch = batches.next_batch(timeout=60)
+            steps.append(batch.step)
+            assert batches.state_dict()["step"] == len(steps)
+
+    assert places > 10
+    assert steps == list(range(len(steps)))
+
+
+def test_an_interrupt_leaves_other_threads_their_turn(mix):
+    with omniload.open(mix, arrays="numpy") as batches, ThreadPoolExecutor(1) as other:
+        places, came, steps = 0, True, []
+        while came:
+            places += 1
+            batch, came = interrupted(batches.next_batch, places)
+            steps += [] if came else [batch.step]
+            steps.append(other.submit(batches.next_batch, timeout=10).result().step)
+
+    assert steps == list(range(len(steps)))
