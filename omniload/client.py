@@ -40,6 +40,8 @@ class Client:
         self.last_wait_s = 0.0
         """Seconds the last ``next_batch`` waited."""
         self._peeked: Batch | None = None
+        self._behind: Batch | None = None
+        """One that was peeked at before the one ahead of it was taken back; the handle gives it no second time."""
         self._one_asks = threading.RLock()
 
     def next_batch(self, timeout: float | None = None) -> Batch | None:
@@ -98,12 +100,12 @@ class Client:
         """
         self._handle.taken(self.next_step)
         # In one line: an interrupt comes before both or behind both.
-        self.next_step, self._peeked = self.next_step + 1, None
+        self.next_step, self._peeked, self._behind = self.next_step + 1, self._behind, None
 
     def take_back(self, batch: Batch) -> None:
         """Have the batch that was handed out last be the next one again: its caller never had it."""
         if self.next_step == batch.step + 1:
-            self.next_step, self._peeked = batch.step, batch
+            self.next_step, self._peeked, self._behind = batch.step, batch, self._peeked
 
     def peek(self) -> Batch | None:
         """Return the batch that ``next_batch`` will return, if it is ready; it is not handed out.
@@ -138,7 +140,7 @@ class Client:
         step = self.next_step if step is None else step
         self._handle.resize(ResizeAsked(dp=dp_size, step=step, generation=generation), dp_rank)
         # A batch that was peeked at was built for the earlier ranks.
-        self.next_step, self._peeked = step, None
+        self.next_step, self._peeked, self._behind = step, None, None
 
     def close(self) -> None:
         """Let go of the data plane."""

@@ -5,11 +5,13 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import omniload
 from omniload import client
+from omniload.actors.plane import RankHandle
 from omniload.base.concurrency import turns
 from omniload.front import loader
 
@@ -83,3 +85,37 @@ def test_an_interrupt_leaves_other_threads_their_turn(mix):
             steps.append(other.submit(batches.next_batch, timeout=10).result().step)
 
     assert steps == list(range(len(steps)))
+
+
+class OnceOnly(RankHandle):
+    """A rank's handle that gives each step a single time, and is ready with the next."""
+
+    first_step = 0
+
+    def __init__(self):
+        self.steps = iter(range(9))
+
+    def take(self, step, timeout_s=None):
+        found = SimpleNamespace(step=next(self.steps))
+        assert found.step == step
+        return found
+
+    def is_ready(self, step):
+        return True
+
+    def taken(self, step):
+        pass
+
+    state_at = resize = close = taken
+
+
+def test_what_was_looked_at_behind_a_batch_that_is_taken_back_comes_behind_it():
+    rank = client.Client(OnceOnly())
+    first = rank.next_batch()
+    ahead = rank.peek()
+
+    rank.take_back(first)
+    rank.take_back(first)  # twice is once
+
+    assert [rank.next_batch() for _ in range(2)] == [first, ahead]
+    assert rank.next_batch().step == 2
