@@ -92,8 +92,8 @@ class OnceOnly(RankHandle):
 
     first_step = 0
 
-    def __init__(self):
-        self.steps = iter(range(9))
+    def __init__(self, steps=9):
+        self.steps = iter(range(steps))
 
     def take(self, step, timeout_s=None):
         found = SimpleNamespace(step=next(self.steps))
@@ -119,3 +119,16 @@ def test_what_was_looked_at_behind_a_batch_that_is_taken_back_comes_behind_it():
 
     assert [rank.next_batch() for _ in range(2)] == [first, ahead]
     assert rank.next_batch().step == 2
+
+
+def test_a_client_that_is_interrupted_anywhere_gives_each_step_once():
+    rank = client.Client(OnceOnly(steps=99))
+    steps, places, came = [], 0, True
+    while came:
+        places += 1
+        batch, came = interrupted(rank.next_batch, places)
+        assert rank.next_step == len(steps) + (not came), places
+        steps.append((rank.next_batch() if came else batch).step)
+
+    assert places > 10
+    assert steps == list(range(len(steps)))

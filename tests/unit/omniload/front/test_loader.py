@@ -186,7 +186,7 @@ def test_a_timeout_beyond_what_locks_bear_is_the_longest_that_they_do_beside_ano
         steps.append(loader.next_batch(timeout).step)
 
     limits, steps, comes = [], [], threading.Event()
-    fake = SimpleNamespace(Lock=lambda: HeardLock(comes))
+    fake = SimpleNamespace(RLock=lambda: HeardLock(comes))
     monkeypatch.setattr("omniload.front.loader.threading", fake)
     loader = Loader(lambda *_: Waiting(None), BatchForm(arrays=NumpyArrays()))
     other = threading.Thread(target=ask)
