@@ -1,5 +1,7 @@
 """A store that fails by script: which call of which method meets which fault."""
 
+from threading import Lock
+
 from omniload.base.errors import UnavailableError
 
 
@@ -20,7 +22,7 @@ class FaultyStore:
         self._store = store
         self._faults = dict(faults)
         self._carry_out = carry_out
-        self._calls = {}
+        self._calls, self._counting = {}, Lock()
 
     def __getattr__(self, name):
         inner = getattr(self._store, name)
@@ -28,8 +30,9 @@ class FaultyStore:
             return inner
 
         def call(*arguments):
-            self._calls[name] = self._calls.get(name, 0) + 1
-            fault = self._faults.pop((name, self._calls[name]), None)
+            with self._counting:  # each call has its number, of however many threads
+                self._calls[name] = number = self._calls.get(name, 0) + 1
+            fault = self._faults.pop((name, number), None)
             if fault is None:
                 return inner(*arguments)
             if self._carry_out:
