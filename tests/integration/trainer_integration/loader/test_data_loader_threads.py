@@ -165,7 +165,11 @@ def test_worker_init_fn_is_called_in_each_thread_and_its_error_is_told():
     with pytest.raises(LookupError, match="has no map") as told:
         plain(threaded(worker_init_fn=fail))
     del told
-    gc.collect()  # the traceback held the iterator
+    # The traceback held the iterator, and the thread that has raised it may hold it for a moment longer.
+    for thread in threading.enumerate():
+        while thread.name.startswith("omniload-loader") and thread.is_alive():
+            gc.collect()
+            thread.join(0.01)
 
 
 def test_the_state_of_a_dataset_that_threads_read_ahead_in_is_of_no_batch():
