@@ -1,6 +1,7 @@
 """A call of a store ends within its limit, whatever its client does; one that hangs is abandoned in its thread."""
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -176,11 +177,17 @@ def test_where_no_limit_is_set_a_call_is_made_where_it_stands():
     assert Callers("it").call("tell", "p", threading.get_ident) == threading.get_ident()
 
 
-def test_abandoned_calls_are_bounded_and_the_oldest_is_named():
+def test_abandoned_calls_are_bounded_and_the_oldest_is_named(monkeypatch):
+    monkeypatch.setattr(deadlines, "_LOOK_EVERY_S", 0.01)
     callers, go = Callers("it"), threading.Event()
+
+    def hang(deadline):
+        deadline.until = 0.0  # over once it hangs, as above
+        return go.wait(LONG_S)
+
     for number in range(MOST_ABANDONED):
-        with within(0.03), pytest.raises(UnavailableError):
-            callers.call("find", f"p{number}", lambda: go.wait(LONG_S))
+        with within(LONG_S) as deadline, pytest.raises(UnavailableError):
+            callers.call("find", f"p{number}", partial(hang, deadline))
 
     with within(LONG_S), pytest.raises(UnavailableError, match=r"32 calls of it hang.*'p0'"):
         callers.call("find", "another", fail)
