@@ -76,13 +76,20 @@ class FileReader:
 
         Raises:
             IntegrityError: A unit does not match its checksum, or is gone.
+            StateError: This process was forked off the one that opened the store.
             UnavailableError: The store does not answer.
         """
         waiting = self.start(offset, size_bytes, process=process)
         return self.finish(offset, size_bytes, waiting)
 
     def start(self, offset: int, size_bytes: int, *, process: int = 0) -> list[Future[Data]]:
-        """Fetch a range and what likely follows it; return one future per unit of the range."""
+        """Fetch a range and what likely follows it; return one future per unit of the range.
+
+        Raises:
+            StateError: As for ``read``.
+        """
+        # Before any lock: a thread that stayed behind may have held it, and nobody lets go of it here.
+        self._engine.pool.check_process()
         self._engine.traffic.asked()
         ahead = self._units_ahead(offset, size_bytes, process)
         return self._fetcher.fetch(self._units.of(offset, size_bytes), needed=True, ahead=ahead)
@@ -124,8 +131,10 @@ class FileReader:
             One future per ranged read; the buffers are filled when all of them are done.
 
         Raises:
+            StateError: As for ``read``.
             ValueError: A span reaches past the end of the file.
         """
+        self._engine.pool.check_process()  # as above
         wanted: dict[int, tuple[FileSegment, dict[int, list[tuple[int, memoryview]]]]] = {}
         for offset, buffer in spans:
             if offset + len(buffer) > self.size_bytes:

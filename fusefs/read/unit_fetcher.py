@@ -76,8 +76,6 @@ class Fetcher:
             elif block.data.done():
                 hits, hit_bytes = hits + 1, hit_bytes + wanted_bytes
             else:
-                # Its thread brings it to the process that has it; one that was forked off would wait for ever.
-                self._engine.pool.check_process()
                 misses += 1
         if needed:
             self._engine.traffic.hit("memory", hits, hit_bytes)

@@ -1,5 +1,6 @@
 """Objects of versions that are gone from their path: removed when nobody here reads them."""
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -20,7 +21,7 @@ class ObjectReferences:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = threading.Lock()
+        self._lock, self._process = threading.Lock(), os.getpid()
         self._pins: Counter[str] = Counter()
         self._deferred: dict[str, list[str]] = {}
 
@@ -31,6 +32,8 @@ class ObjectReferences:
 
     def unpin(self, manifest: Manifest) -> None:
         """Let a version go, and with the last reader the objects that were condemned meanwhile."""
+        if os.getpid() != self._process:
+            return  # forked off: they are still read where they were opened, and the lock may be held by nobody here
         doomed: list[str] = []
         with self._lock:
             for segment in manifest.segments:
