@@ -262,7 +262,10 @@ class Daemon:
         monkeypatch.setattr(launch, "umount", lambda _: self.unmounted.set())
 
     def dies(self):
-        for peer in self.notifier._waiting:
+        # Whoever has heard who answers is among those that wait a moment later.
+        while not (waiting := self.notifier._waiting):
+            threading.Event().wait(0.001)
+        for peer in waiting:
             peer.shutdown(socket.SHUT_RDWR)
 
     def once_unmounted(self, *calls):
