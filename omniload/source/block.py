@@ -6,7 +6,7 @@ Shape suffixes:
     U  units of the block      R  records of the block      B  records of one unit      N  records asked for, or samples
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -271,6 +271,8 @@ def _kept_units(
 ) -> HeldBlock | None:
     """Hold the samples of units that are kept, and enter those in ``found``."""
     assert reader.tokens is not None, "there is a cache"
+    shape: Mapping[str, Ragged] | None = None
+    bare: list[Ragged] = []
     with memory.writing() as writer:
         for unit in units:
             kept = reader.tokens.get(unit)
@@ -284,9 +286,29 @@ def _kept_units(
             found[unit] = _Unit(
                 bad_B=kept.bad_B, usable_B=usable_B, spoilt_B=kept.spoilt_B, spoilt=kept.spoilt
             )
-            writer.append({_TOKENS: kept.tokens, **kept.others})
+            # Of a unit without a sample it was not known which columns one has: blank ones keep all in step.
+            if kept.made_B.any():
+                shape = kept.others
+            bare.append(kept.tokens)
+            if shape is None:
+                continue
+            for tokens in bare[:-1]:
+                writer.append({_TOKENS: tokens, **_blank(shape, len(tokens))})
+            writer.append({_TOKENS: kept.tokens, **_blank(shape, len(kept.tokens)), **kept.others})
+            bare.clear()
+        for tokens in bare:
+            writer.append({_TOKENS: tokens})
         # A block without a column could not be asked for any.
         return memory.hold(writer.finish()) if found else None
+
+
+def _blank(shape: Mapping[str, Ragged], count: int) -> dict[str, Ragged]:
+    """Return columns as those of ``shape``, of so many records without a value."""
+    offsets = np.zeros(count + 1, np.int64)
+    return {
+        name: Ragged(values_V=np.empty(0, column.values_V.dtype), offsets=offsets)
+        for name, column in shape.items()
+    }
 
 
 def _suffices(kept: EncodedUnit, usable_B: NDArray[np.bool_], reader: UnitReader) -> bool:

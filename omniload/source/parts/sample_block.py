@@ -86,7 +86,7 @@ class SampleBlock:
     def empty(cls, start: int, stop: int) -> "SampleBlock":
         """Return a block of positions that give no sample."""
         return cls(
-            table=_table(start, stop, []),
+            table=_table(start, stop, [], {}),
             tokens=Ragged(values_V=np.empty(0, np.int32), offsets=np.zeros(1, np.int64)),
         )
 
@@ -98,13 +98,14 @@ def joined(blocks: list[SampleBlock], start: int, stop: int) -> SampleBlock:
     # Most reads lie within one block: nothing is copied.
     if len(blocks) == 1 and (blocks[0].table.start, blocks[0].table.stop) == (start, stop):
         return blocks[0]
-    tokens = [block.tokens for block in blocks]
+    # A block without a sample may lack the further columns, as may a unit that a token cache holds nothing of.
+    given = [block for block in blocks if len(block.table)] or blocks[:1]
     return SampleBlock(
-        table=_table(start, stop, [block.table for block in blocks]),
-        tokens=drained(tokens, np.dtype(np.int32)),
+        table=_table(start, stop, [block.table for block in blocks], given[0].table.metadata),
+        tokens=drained([block.tokens for block in given], np.dtype(np.int32)),
         others={
-            name: drained([block.others[name] for block in blocks], column_kind(name).dtype)
-            for name in blocks[0].others
+            name: drained([block.others[name] for block in given], column_kind(name).dtype)
+            for name in given[0].others
         },
     )
 
@@ -158,7 +159,10 @@ def _reason_of(tables: Sequence[SampleTable]) -> str:
     return next((table.reason for table in reversed(tables) if table.reason), "")
 
 
-def _table(start: int, stop: int, tables: Sequence[SampleTable]) -> SampleTable:
+def _table(
+    start: int, stop: int, tables: Sequence[SampleTable], known: Mapping[str, Ragged]
+) -> SampleTable:
+    """Join tables; of those with samples each has the metadata that are ``known``."""
     nothing = np.empty(0, np.int32)
     return SampleTable(
         start=start,
@@ -172,7 +176,10 @@ def _table(start: int, stop: int, tables: Sequence[SampleTable]) -> SampleTable:
         reason=_reason_of(tables),
         places=tuple(place for table in tables for place in table.places),
         metadata={
-            name: drained([table.metadata[name] for table in tables], column.values_V.dtype)
-            for name, column in (tables[0].metadata.items() if tables else ())
+            name: drained(
+                [table.metadata[name] for table in tables if len(table)] or [column],
+                column.values_V.dtype,
+            )
+            for name, column in known.items()
         },
     )

@@ -229,6 +229,33 @@ def test_after_an_epoch_no_text_is_tokenised(folder, kind, tmp_path, monkeypatch
     assert everything(later, stops) == expected
 
 
+@pytest.mark.parametrize("read_units", [1, 9])
+@pytest.mark.parametrize("kind", ["chat", "joined chat", "tags"])
+@pytest.mark.parametrize("seed", range(3))
+def test_masks_stay_with_their_tokens_beside_units_of_which_nothing_is_drawn(
+    folder, kind, read_units, seed, tmp_path
+):
+    """Such a unit is kept without a column, and another run has it in one block with units that have some."""
+    (tmp_path / "model").symlink_to(folder / "model")
+    for shard, lang in enumerate(("en", "de", "en")):
+        lines = [json.dumps({"messages": each, "lang": lang}) for each in conversations(9)]
+        (tmp_path / f"{shard}.jsonl").write_text("\n".join(lines))
+
+    def of_units(count, cache, seed=seed):
+        shuffle = {"method": "units", "block_units": count}
+        changes = {"where": {"lang": "de"}, "shuffle": shuffle, "unit": 1 << 20}
+        return opened(tmp_path, kind, cache, seed=seed, **changes)
+
+    filling = of_units(1, tmp_path / "cache")
+    everything(filling, range(0, 28, 9))  # a unit at a time
+    filling.release()
+
+    stops = [0, 27, 54]
+    expected = everything(of_units(read_units, None), stops)
+    assert len(expected[0]) >= 18
+    assert everything(of_units(read_units, tmp_path / "cache"), stops) == expected
+
+
 def test_runs_of_another_seed_name_and_folder_share_entries(folder, tmp_path):
     source = opened(folder, "jsonl", tmp_path / "cache")
     source.read(0, source.positions_per_epoch)
