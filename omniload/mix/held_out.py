@@ -1,6 +1,8 @@
 """An evaluation's mix: a split of a training mix, gone through once."""
 
+from omniload.base.config import checked
 from omniload.base.errors import ConfigError
+from omniload.mix.columns import COLUMNS
 from omniload.mix.config import MixConfig
 from omniload.mix.schema.splits import TRAIN
 
@@ -22,7 +24,7 @@ def held_out(mix: MixConfig, split: str) -> MixConfig:
         split: A split that some of its sources have; the others are left out.
 
     Raises:
-        ConfigError: No source has such a split.
+        ConfigError: No source has such a split, or what serves training does not serve the evaluation.
     """
     names = {name for source in mix.sources.values() for name in source.splits or ()}
     drawn = {
@@ -44,8 +46,9 @@ def held_out(mix: MixConfig, split: str) -> MixConfig:
         "stop": "each_once",
         "stages": [{"from_step": 0, "weights": dict.fromkeys(drawn, 1.0)}],
     }
+    known = {*COLUMNS, *(n for source in drawn.values() for n in source.own_columns)}
     # Validated anew and not copied: what was sound for training may not be for one time through.
-    return MixConfig.model_validate(
+    return checked(
         mix.model_dump()
         | {
             "seed": _SEED,
@@ -57,5 +60,10 @@ def held_out(mix: MixConfig, split: str) -> MixConfig:
             # Readers of a source that is left out would be refused, as of a name that is not there.
             "loader": mix.loader.model_dump()
             | {"readers": {n: count for n, count in mix.loader.readers.items() if n in drawn}},
-        }
+            # And so would columns of yours that no other source has.
+            "batch": mix.batch.model_dump()
+            | {"columns": [n for n in mix.batch.columns if n in known]},
+        },
+        MixConfig,
+        name=f"split {split!r}",
     )

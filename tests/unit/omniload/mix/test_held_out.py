@@ -58,6 +58,29 @@ def test_sources_that_hold_something_out_keep_their_readers():
     assert held_out(mix, "dev").loader.readers == {"code": 3}
 
 
+def test_columns_that_only_sources_which_are_left_out_have_are_not_brought():
+    columns = "columns: {lang: {column: lang, dtype: text, of: samples, default: ''}}"
+    mix = parse_yaml(
+        TEXT.replace("ids, splits: {}", f"ids, splits: {{}}, {columns}").replace(
+            "micro_tokens: 64", "micro_tokens: 64, columns: [lang, scores]"
+        ),
+        MixConfig,
+        name="mix.yaml",
+    )
+
+    assert held_out(mix, "eval").batch.columns == ("scores",)
+
+
+def test_what_serves_training_and_not_an_evaluation_is_refused_by_its_key():
+    mix = parsed()
+    mix = mix.model_copy(update={"batch": mix.batch.model_copy(update={"tokens": 63})})
+
+    with pytest.raises(
+        ConfigError, match=r"split 'eval': batch.micro_tokens: .* more than tokens 63; "
+    ):
+        held_out(mix, "eval")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
