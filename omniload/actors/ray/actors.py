@@ -19,6 +19,7 @@ from omniload.actors.ray.processes import Process, end_by_sigterm
 from omniload.actors.ray.scaling.readers import RayReader
 from omniload.actors.roles.build_order import BuildOrder
 from omniload.actors.roles.constructor import ConstructorShell
+from omniload.actors.roles.first_look import Look, require_samples
 from omniload.actors.roles.loader import PATIENT_S, LoaderShell
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import OmniloadError, UnavailableError
@@ -164,10 +165,10 @@ class LoaderActor(PresentActor, LoaderShell):
         super().take_over(command, waits_s=waits_s)
 
     @override
-    def open_also(self, number: int, mix: MixConfig) -> SourceFacts:
+    def open_also(self, number: int, mix: MixConfig, look: Look = require_samples) -> SourceFacts:
         """Open one source more, once the first ones are open."""
         self._wait_until_open()
-        return super().open_also(number, mix)
+        return super().open_also(number, mix, look)
 
     @override
     def open_more(self, sources: Sequence[int], mix: MixConfig) -> dict[int, SourceFacts]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from omniload.actors.heartbeat_board import Activity
+from omniload.actors.roles.first_look import Look, as_it_is, require_samples
 from omniload.actors.roles.sources import (
     Caches,
     PartReads,
@@ -129,13 +130,13 @@ class LoaderShell:
         readers = self._readers_at_first.get(opening.name, 1)
         return self._readers.of(opening, own, readers, self._caches.shards)
 
-    def open_also(self, number: int, mix: MixConfig) -> SourceFacts:
+    def open_also(self, number: int, mix: MixConfig, look: Look = require_samples) -> SourceFacts:
         """Open one source more, that an edit adds; return what was found. One that was refused then is forgotten."""
         self._readers_at_first |= readers_of(
             mix, kept_profiles(self._cache_dir, (mix.names[number],))
         )
         # Before the lock: constructors are answered from the other sources meanwhile.
-        source = self._open_source(number, mix)
+        look(source := self._open_source(number, mix), mix)
         with self._lock:
             self._reading[number], self._parts[number] = threading.Lock(), self._part_reads()
             self._sources[number] = source
@@ -146,7 +147,7 @@ class LoaderShell:
         """Open sources that another loader serves, as far as they are not open; return what was found in each."""
         missing = [s for s in sources if s not in self._sources]
         with DaemonPool(_OPENING_THREADS, "omniload-opening", reads=True) as pool:
-            pool.map(lambda s: self.open_also(s, mix), missing)
+            pool.map(lambda s: self.open_also(s, mix, as_it_is), missing)
         return {s: self._sources[s].facts for s in sources}
 
     def hand_over(self, command: HandedOver) -> None:

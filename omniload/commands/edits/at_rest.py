@@ -180,13 +180,13 @@ def _facts_of(life: RunLife, history: History) -> SourceFacts:
     number = len(mix.names) - 1
     shell = LoaderShell(
         mix,
-        [number],
+        [],
         base_dir=life.base_dir,
         cache_dir=index_folder(life.mix_path),
         activity=Activity("loader-0"),
     )
     try:
-        return shell.facts()[number]
+        return shell.open_also(number, mix)
     finally:
         shell.close()
 

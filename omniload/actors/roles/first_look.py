@@ -1,0 +1,51 @@
+"""What a source that an edit adds must show before the run draws from it: else its first read would end the run."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from omniload.base.errors import ConfigError
+from omniload.mix.config import MixConfig
+from omniload.source.parts.sample_block import SampleBlock
+from omniload.source.source import Source
+
+__all__ = ["Look", "as_it_is", "require_samples"]
+
+Look: TypeAlias = Callable[[Source, MixConfig], None]
+"""Looks at a source that was opened; raises what is wrong with it."""
+_FIRST = 64
+"""Records that are decoded and tokenised."""
+_FEW = 4_096
+"""Records of a source that is read whole where those give nothing, as ``omniload mix check`` reads it."""
+
+
+def as_it_is(source: Source, mix: MixConfig) -> None:
+    """Take a source that the run draws from already."""
+
+
+def require_samples(source: Source, mix: MixConfig) -> None:
+    """Refuse a source whose first records cannot be decoded, or of whose few records none gives a sample that fits.
+
+    Raises:
+        ConfigError: None of its records would ever be drawn.
+        IntegrityError: A record cannot be decoded, and its source leaves out none.
+    """
+    config, records = mix.sources[source.name], source.positions_per_epoch
+    if config.shuffle.method == "full" and records > _FEW:
+        return  # all of it would be decoded first, for longer than whoever adds it waits
+    if _gives_any(source.read(0, min(_FIRST, records)), mix, source.name):
+        return
+    if records > _FEW or config.may_end_empty:
+        return
+    if not _gives_any(source.read(0, records), mix, source.name):
+        raise ConfigError(
+            f"sources.{source.name}: none of its {records:,} records gives a sample that fits pack.length "
+            f"{mix.pack.length:,}; change overlong, its conditions, its transforms or its text key, and add it then"
+        )
+
+
+def _gives_any(block: SampleBlock, mix: MixConfig, name: str) -> bool:
+    """Tell whether a sample of a block would be drawn."""
+    lengths_N = block.table.lengths_N
+    if (mix.sources[name].overlong or mix.pack.overlong) == "drop":
+        lengths_N = lengths_N[lengths_N <= mix.pack.length]
+    return len(lengths_N) > 0
