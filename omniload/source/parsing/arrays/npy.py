@@ -1,5 +1,6 @@
 """The head of ``.npy``: where an array begins, its type and its shape. Nothing of it is unpickled, ever."""
 
+import threading
 from dataclasses import dataclass
 from io import BytesIO
 from math import prod
@@ -18,6 +19,8 @@ LARGEST_HEADER = 64 << 10
 """Bytes of a head at most."""
 _NUMBERS = "biuf"
 """Kinds of numpy's types that are numbers: no objects, which a file holds as a pickle, and no texts."""
+_PARSING = threading.Lock()
+"""Python 3.11 counts how deep it is in a literal for all threads together: two that meet there end in a SystemError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,8 @@ def npy_array(path: str, head: bytes) -> NpyArray:
                 "write it anew by numpy.save, or replace it"
             )
         # A header is a literal of Python, which takes the parser's time and stack: numpy refuses long ones if told to.
-        shape, fortran, dtype = read_header(opened, max_header_size=LARGEST_HEADER)
+        with _PARSING:
+            shape, fortran, dtype = read_header(opened, max_header_size=LARGEST_HEADER)
     except (ValueError, EOFError, SyntaxError, RecursionError, TokenError) as error:
         raise IntegrityError(
             f"{path}: its header cannot be read: {error!r:.120}; the file is corrupt, replace it"

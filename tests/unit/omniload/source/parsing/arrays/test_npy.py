@@ -1,6 +1,9 @@
 """Heads of arrays, and arrays of one number, as numpy writes them."""
 
 import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -34,6 +37,23 @@ def test_a_head_says_what_numpy_reads(array):
     assert (found.dtype, found.shape, found.count) == (array.dtype, array.shape, array.size)
     assert len(data) - found.start == array.nbytes
     assert found.holds_numbers
+
+
+def test_heads_are_parsed_by_one_thread_at_a_time(monkeypatch):
+    """Threads that meet in Python's parser of literals ended an opening, once in some thousand."""
+    parse, both, met = np.lib.format.read_array_header_1_0, threading.Barrier(2, timeout=0.2), []
+
+    def meeting(*args, **options):
+        with suppress(threading.BrokenBarrierError):
+            both.wait()
+            met.append(True)
+        return parse(*args, **options)
+
+    monkeypatch.setattr(np.lib.format, "read_array_header_1_0", meeting)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda n: npy_array("a", saved(np.arange(n))).count, (3, 5)))
+
+    assert (found, met) == ([3, 5], [])
 
 
 @few(50, soak=1000)
