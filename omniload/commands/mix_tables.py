@@ -156,11 +156,13 @@ class SourceStats:
     """Of these, records that could not be decoded."""
     lengths: LengthHistogram
     epoch_tokens: int
-    """Tokens that an epoch trains on; exact where every document was looked at."""
+    """Tokens that an epoch trains on; exact where every document was looked at, and all of them are drawn."""
     steps_per_epoch: int | None
     """After so many steps every record was drawn once; ``None`` for never."""
     epochs: float
     """Times that the run goes through it."""
+    is_rough: bool = False
+    """Whether ``epoch_tokens`` are estimated."""
     skips: bool = False
     """Whether the run leaves out what cannot be decoded: ``on_error: {policy: skip}``."""
     longer: str = ""
@@ -285,7 +287,7 @@ def _repetition(stats: Stats) -> object:
     rows: list[list[Cell]] = [
         [
             Text(source.name, colour_of(s)),
-            ("" if source.is_exact else "about ") + format_count(source.epoch_tokens),
+            "about " * source.is_rough + format_count(source.epoch_tokens),
             "never" if source.steps_per_epoch is None else f"{source.steps_per_epoch:,}",
             f"{source.epochs:.2f}",
             _part(int(found.repeated_S[s]), int(found.documents_S[s])),

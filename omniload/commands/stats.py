@@ -215,8 +215,9 @@ def _gathered(
     sizes = SourceSizes.of(
         mix,
         [
-            survey.records * mix.sources[name].share_drawn
-            for name, survey in zip(mix.names, surveys, strict=True)
+            # Lengths are those of records that could be decoded; of the others there is no document.
+            survey.records * mix.sources[name].share_drawn * (1 - bad / max(survey.wanted, 1))
+            for name, survey, bad in zip(mix.names, surveys, looking.bad, strict=True)
         ],
         [lengths.mean for lengths in looking.lengths],
         [survey.behind for survey in surveys],
@@ -253,6 +254,9 @@ def _gathered(
                 epoch_tokens=round(float(every_S[s])),
                 steps_per_epoch=epochs[s],
                 epochs=float(expected.total.epochs_S[s]),
+                # Of a split its part of all records is taken, though every document was looked at.
+                is_rough=surveys[s].wanted < surveys[s].records
+                or mix.sources[name].share_drawn < 1,
                 skips=mix.sources[name].on_error.policy == "skip",
                 longer=looking.said_of_longer(s, surveys[s].wanted),
             )

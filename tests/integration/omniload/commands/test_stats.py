@@ -51,6 +51,25 @@ def mix_path(tmp_path, texts, monkeypatch):
     return path
 
 
+def test_records_that_cannot_be_decoded_give_an_epoch_no_tokens(mix_path, texts):
+    bad = "{}\n" * 9 + (mix_path.parent / "code.jsonl").read_text()
+    (mix_path.parent / "code.jsonl").write_text(bad)
+
+    code = json_of("stats", mix_path, "--all", "--measure", 0)["sources"][0]
+
+    assert (code["records"], code["bad"]) == (99, 9)
+    assert code["epoch_tokens"] == sum(len(text) + 1 for text in texts["code"])
+
+
+def test_the_tokens_of_an_epoch_of_a_split_are_an_estimate_though_every_document_is_looked_at(
+    mix_path,
+):
+    assert "about" not in run_mix("stats", mix_path, "--all", "--measure", 0).stdout
+    mix_path.write_text(mix_path.read_text() + "splits: {held: 0.2}\n")
+
+    assert "about" in run_mix("stats", mix_path, "--all", "--measure", 0).stdout
+
+
 def test_every_document_is_counted(mix_path, texts):
     found = json_of("stats", mix_path, "--all", "--steps", 100, "--measure", 0.01)
 
