@@ -112,8 +112,17 @@ class Client:
 
         Another one comes where its plan is taken back before that, for a change of the mix.
 
-        A failure is left to ``next_batch``, which raises it to whoever needs the batch.
+        A failure is left to ``next_batch``, which raises it to whoever needs the batch. While another thread is in
+        that, nothing is seen: the batch is its own.
         """
+        if not self._one_asks.acquire(blocking=False):
+            return None
+        try:
+            return self._peek()
+        finally:
+            self._one_asks.release()
+
+    def _peek(self) -> Batch | None:
         if self._peeked is None:
             with suppress(OmniloadError):
                 if self._handle.is_ready(self.next_step):

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from omniload.batch.microbatch import Batch
 from omniload.client import Client
 from omniload.front.delivery import BatchForm
 from omniload.front.loader import Loader
+from tests.support.locks import HeardLock
 from tests.unit.omniload.front.test_rows import FIRST, LENGTH, SECOND, a_microbatch
 from trainer_integration.loader.torch_arrays import TorchArrays, TorchSideStream
 
@@ -336,6 +338,40 @@ def test_threads_that_share_the_loop_of_a_client_have_each_batch_once():
 
     assert sorted(batch.step for batch in got if batch is not None) == [0, 1, 2, 3, 4]
     assert client.state_dict() == {"step": 5}
+
+
+def test_a_client_that_one_thread_peeks_at_gives_another_each_batch_once(monkeypatch):
+    class Peeked(Handle):
+        def take(self, step, timeout_s=None):
+            if step == 0 and threading.current_thread() is not other:
+                other.start()
+                asks.wait(60)  # for its turn, or it has had its batch
+            return super().take(step, timeout_s)
+
+    asks, steps = threading.Event(), []
+    fake = SimpleNamespace(RLock=lambda: HeardLock(asks))
+    monkeypatch.setattr("omniload.client.threading", fake)
+    client = Client(Peeked())
+    other = threading.Thread(target=lambda: (steps.append(client.next_batch().step), asks.set()))
+    client.peek()
+    other.join(60)
+
+    assert steps == [0]
+    assert client.next_batch().step == 1
+
+
+def test_a_client_that_another_thread_asks_is_not_waited_for_by_one_that_peeks():
+    class Asked(Handle):
+        def take(self, step, timeout_s=None):
+            peeks.start()
+            peeks.join(60)
+            return super().take(step, timeout_s)
+
+    seen = []
+    client = Client(Asked())
+    peeks = threading.Thread(target=lambda: seen.append(client.peek()))
+
+    assert (client.next_batch().step, seen) == (0, [None])
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
