@@ -257,6 +257,7 @@ def test_a_batch_that_was_fetched_ahead_is_of_the_loader_and_of_no_place_that_is
         prepared = prepare_mix(loader, "cpu")
         next(iter(prepared))
         state = prepared.state_dict()
+        assert prepare_mix(loader, "cpu").state_dict()["step"] == state["step"] == 1
         next(iter(prepared))
         loader.load_state_dict(state)
         assert [batch.step for batch in prepared] == [1, 2, 3, 4]

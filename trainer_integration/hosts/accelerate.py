@@ -237,17 +237,19 @@ class _MixShard(DataLoaderShard):
         """Return the next batch, with the state behind it and the one after it fetched; ``None`` at the end."""
         loader = self.base_dataloader
         if loader.ahead is None:
-            loader.ahead = next(batches, None)
-        if loader.ahead is None:
-            return None
+            before = loader.state_dict()
+            if (first := next(batches, None)) is None:
+                return None
+            loader.ahead = before, first
+        before, batch = loader.ahead
         if self.device is not None:
-            there = send_to_device(loader.ahead, self.device, non_blocking=self._non_blocking)
-            loader.ahead = there
+            batch = send_to_device(batch, self.device, non_blocking=self._non_blocking)
+            loader.ahead = before, batch
         state = loader.state_dict()
         following = next(batches, None)
         self.end_of_dataloader = following is None
         self.dl_state_dict = state | {"_iterator_finished": self.end_of_dataloader}
-        batch, loader.ahead = loader.ahead, following
+        loader.ahead = None if following is None else (state, following)
         return batch
 
     def _end_loop(self, _: int) -> None:
@@ -265,7 +267,7 @@ def prepare_mix(loader: DataLoader[Any], device: Any) -> Any:
     )
     # In place of the one that accelerate's constructor has made, which nobody iterates.
     prepared.base_dataloader = loader
-    prepared.dl_state_dict = loader.state_dict()
+    prepared.dl_state_dict = loader.state_dict() if loader.ahead is None else loader.ahead[0]
     return prepared
 
 

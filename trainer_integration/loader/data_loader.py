@@ -157,8 +157,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     """Whether the next loop over what is held out goes on at a place that was loaded."""
     _progress: Progress | None = None
     """Of the last iterator made."""
-    ahead: Any = None
-    """A batch of a mix that a framework has fetched and not handed out: the next of its loops begins with it."""
+    ahead: tuple[dict[str, Any], Any] | None = None
+    """A batch of a mix that a framework has fetched, which begins its next loop; before it, its place."""
     _remade = False
     """Whether a framework has made another loader of this one."""
     _live: "weakref.ref[Noting] | None" = None
