@@ -1,11 +1,11 @@
 """The files beside the heartbeats that say which ranks are taken on a host: a rank's process holds its own."""
 
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import groupby
 from pathlib import Path
 
-from omniload.base.linux.file_lock import FileLock, is_held_here, is_locked, locked
+from omniload.base.linux.file_lock import FileLock, is_locked
 
 __all__ = ["forget_generations", "guest_of", "lock_of", "name_in", "rank_has_ended", "take"]
 
@@ -39,9 +39,8 @@ def take(path: Path) -> FileLock:
     for _ in range(_TRIES):
         with suppress(BlockingIOError):
             lock = FileLock(path)
-            with suppress(FileNotFoundError):
-                if is_held_here(path):
-                    return lock
+            if lock.is_at(path):
+                return lock
             lock.close()  # the file was removed before it was held: nobody else would find it held
             continue
         with suppress(FileNotFoundError):  # removed meanwhile
@@ -84,6 +83,7 @@ def forget_generations(folder: Path) -> None:
     for lock in (lock for of_one in generations[:-_KEPT] for lock in of_one):
         # Held meanwhile: whoever takes it in this moment finds that it is gone, and takes it anew. Of a rank that
         # lives, or where locks or files cannot be had, both stay.
-        with suppress(OSError), locked(lock, waits=False, writable=True):
-            lock.with_suffix(".guest").unlink(missing_ok=True)
-            lock.unlink()
+        with suppress(OSError), closing(FileLock(lock)) as held:
+            if held.is_at(lock):  # else a planner before has removed it, a rank taken it anew
+                lock.with_suffix(".guest").unlink(missing_ok=True)
+                lock.unlink()

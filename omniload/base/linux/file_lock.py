@@ -86,6 +86,7 @@ class FileLock:
             OSError: The file cannot be made or locked.
         """
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = os.fstat(self._descriptor)
         _held.add(self)
         try:
             how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
@@ -106,6 +107,13 @@ class FileLock:
             self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0
         )
 
+    def is_at(self, path: Path) -> bool:
+        """Tell whether a file is the one that it has: another has its place where that one was removed."""
+        try:
+            return os.path.samestat(self._file, path.stat())
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Let go of the file; once more does nothing."""
         if self._descriptor < 0:
@@ -121,13 +129,8 @@ class FileLock:
 
 
 def is_held_here(path: Path) -> bool:
-    """Tell whether a ``FileLock`` of this process has a file.
-
-    Raises:
-        OSError: There is no such file.
-    """
-    found = path.stat()
-    return any(os.path.samestat(os.fstat(lock._descriptor), found) for lock in list(_held))
+    """Tell whether a ``FileLock`` of this process has a file."""
+    return any(lock.is_at(path) for lock in list(_held))
 
 
 def _leave_to_parent() -> None:

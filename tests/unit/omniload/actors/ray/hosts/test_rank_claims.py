@@ -1,5 +1,6 @@
 """Who has a rank; and ranks of which a planner that took over hears nothing: by locks and heartbeats."""
 
+import fcntl
 import threading
 from contextlib import ExitStack, closing
 
@@ -240,3 +241,40 @@ def test_a_rank_whose_file_is_removed_as_it_is_taken_is_taken_by_the_next_one(
     with closing(claim_rank(tmp_path, "rank dp=0")), pytest.raises(StateError):
         claim_rank(tmp_path, "rank dp=0")
     assert removed
+
+
+def test_a_rank_whose_file_is_removed_and_taken_by_another_thread_is_refused(tmp_path, monkeypatch):
+    class Removed(FileLock):
+        def __init__(self, path):
+            super().__init__(path)
+            if not others:
+                path.unlink()
+                others.append(FileLock(path))
+
+    others = []
+    monkeypatch.setattr(rank_locks, "FileLock", Removed)
+
+    with pytest.raises(StateError, match="has a handle already"):
+        claim_rank(tmp_path, "rank dp=0")
+    others[0].close()
+    claim_rank(tmp_path, "rank dp=0").close()
+
+
+def test_a_file_that_another_planner_has_removed_and_a_rank_has_taken_anew_stays(
+    tmp_path, monkeypatch
+):
+    def meanwhile(descriptor, how):
+        if not taken:
+            taken.append(None)
+            oldest.unlink()
+            taken[0] = claim_rank(tmp_path, "rank dp=0")
+        flock(descriptor, how)
+
+    for generation in ("", " of 1", " of 2"):
+        claim_rank(tmp_path, f"rank dp=0{generation}").close()
+    flock, oldest, taken = fcntl.flock, lock_of(tmp_path, "rank dp=0"), []
+    monkeypatch.setattr(fcntl, "flock", meanwhile)
+
+    forget_generations(tmp_path)
+
+    assert taken[0].is_at(oldest)
