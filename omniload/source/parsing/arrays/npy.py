@@ -1,5 +1,6 @@
 """The head of ``.npy``: where an array begins, its type and its shape. Nothing of it is unpickled, ever."""
 
+import os
 import threading
 from dataclasses import dataclass
 from io import BytesIO
@@ -19,8 +20,23 @@ LARGEST_HEADER = 64 << 10
 """Bytes of a head at most."""
 _NUMBERS = "biuf"
 """Kinds of numpy's types that are numbers: no objects, which a file holds as a pickle, and no texts."""
-_PARSING = threading.Lock()
-"""Python 3.11 counts how deep it is in a literal for all threads together: two that meet there end in a SystemError."""
+
+
+class _Parser:
+    """Whose turn it is to parse.
+
+    Python 3.11 counts how deep it is in a literal for all threads together: two that meet there end in a SystemError.
+    """
+
+    turn = threading.Lock()
+
+    @classmethod
+    def begin_anew(cls) -> None:
+        """Have nobody's turn be: a forked process lacks the thread whose it was."""
+        cls.turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_Parser.begin_anew)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +87,7 @@ def npy_array(path: str, head: bytes) -> NpyArray:
                 "write it anew by numpy.save, or replace it"
             )
         # A header is a literal of Python, which takes the parser's time and stack: numpy refuses long ones if told to.
-        with _PARSING:
+        with _Parser.turn:
             shape, fortran, dtype = read_header(opened, max_header_size=LARGEST_HEADER)
     except (ValueError, EOFError, SyntaxError, RecursionError, TokenError) as error:
         raise IntegrityError(
