@@ -204,15 +204,9 @@ def _survey(spec: PlaneSpec, sample: int | None) -> tuple[list[Survey], _Looking
     return surveys, looking
 
 
-def _gathered(
-    mix: MixConfig,
-    found: tuple[Sequence[Survey], _Looking],
-    steps: int | None,
-    rate: Rate | None,
-) -> Stats:
-    """Put together what was found and what the mix will make of it."""
-    surveys, looking = found
-    sizes = SourceSizes.of(
+def _sizes_of(mix: MixConfig, surveys: Sequence[Survey], looking: _Looking) -> SourceSizes:
+    """Return what sources hold, by the documents that were looked at."""
+    return SourceSizes.of(
         mix,
         [
             # Lengths are those of records that could be decoded; of the others there is no document.
@@ -226,6 +220,17 @@ def _gathered(
             for rows, lengths in zip(looking.rows, looking.lengths, strict=True)
         ],
     )
+
+
+def _gathered(
+    mix: MixConfig,
+    found: tuple[Sequence[Survey], _Looking],
+    steps: int | None,
+    rate: Rate | None,
+) -> Stats:
+    """Put together what was found and what the mix will make of it."""
+    surveys, looking = found
+    sizes = _sizes_of(mix, surveys, looking)
     per_step = sizes.tokens_per_step(mix)
     every_S = sizes.epoch_tokens_S
     first_S = sizes.tokens_of(np.ones(len(every_S)))
