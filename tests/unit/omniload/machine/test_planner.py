@@ -517,6 +517,16 @@ def test_a_state_that_is_not_held_is_a_state_error(step):
         planner.state_at(step)
 
 
+def test_steps_of_the_planner_after_it_count_as_the_last_of_its_own():
+    """Of a planner that is believed dead and lives: it goes on from its own last state until the journal refuses it."""
+    planner, _ = a_running_planner()
+
+    commands = planner.handle(StepTaken(step=7, dp_rank=0))
+
+    assert steps_of(commands) == [2, 3]
+    assert planner.state_at(4)["step"] == 4
+
+
 def test_a_resumed_planner_reads_from_what_is_carried_on():
     mix = a_small_mix()
     planner, _ = a_running_planner([8, 8, 9, 9, 10, 10, 10, 10, 10, 10], mix=mix)
