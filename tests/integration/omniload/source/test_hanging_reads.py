@@ -40,6 +40,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a sh
 with omniload.open("mix.yaml", steps=1, arrays="numpy") as loader:
     list(loader)
 """
+WAITS = """\
+import sys, omniload
+with omniload.open("mix.yaml", steps=1, arrays="numpy") as loader:
+    loader.start()
+    sys.stdin.readline()
+    list(loader)
+"""
+"""Has the store asked before it waits for a batch: a busy machine may take longer for that than the limit."""
 LEAVES = """\
 import sys, threading, omniload
 kept = []
@@ -93,9 +101,9 @@ def store():
     ("script", "limit", "sends", "code", "says"),
     [
         (
-            TRAINS,
+            WAITS,
             "500ms",
-            None,
+            "\n",
             1,
             r"UnavailableError: rank dp=0 waited \d+ s for the batch of step 0",
         ),
