@@ -210,7 +210,7 @@ def test_a_source_that_blocks_while_it_opens_ends_the_opening(tmp_path, monkeypa
     monkeypatch.setattr(sources, "open_source", blocked)
     monkeypatch.setattr("omniload.actors.local.plane._CLOSE_S", 0.1)
     spec = a_spec(tmp_path)
-    quick = spec.mix.runtime.model_copy(update={"batch_timeout": 2.0})
+    quick = spec.mix.runtime.model_copy(update={"batch_timeout": 5.0})
     spec = PlaneSpec(
         mix=spec.mix.model_copy(update={"runtime": quick}), base_dir=tmp_path, tree=spec.tree
     )
