@@ -93,7 +93,6 @@ class LoaderShell:
         self._readers_at_first = readers_of(
             mix, kept_profiles(cache_dir, (names[s] for s in sources))
         )
-
         # Arrow loads pandas, where that is installed, as it first makes a value: not in a thread that reads.
         pa.scalar(0)
         # Footers and indexes are waited for, not computed: hundreds of sources open together.
@@ -136,7 +135,8 @@ class LoaderShell:
             mix, kept_profiles(self._cache_dir, (mix.names[number],))
         )
         # Before the lock: constructors are answered from the other sources meanwhile.
-        look(source := self._open_source(number, mix), mix)
+        with self._readers.unless_refused(number):
+            look(source := self._open_source(number, mix), mix)
         with self._lock:
             self._reading[number], self._parts[number] = threading.Lock(), self._part_reads()
             self._sources[number] = source

@@ -184,6 +184,15 @@ class SourceReaders:
         for source in list(self._sources.values()):
             source.look()
 
+    @contextmanager
+    def unless_refused(self, number: int) -> Iterator[None]:
+        """End the readers of a source that is refused inside: the next one of its number has others."""
+        try:
+            yield
+        except BaseException:
+            self.drop((number,))
+            raise
+
     def drop(self, sources: Sequence[int]) -> None:
         """End the readers of sources that are served no more."""
         with self._lock:
