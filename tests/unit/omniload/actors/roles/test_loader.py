@@ -13,7 +13,7 @@ from omniload.actors.roles import loader as loader_module
 from omniload.actors.roles.loader import LoaderShell
 from omniload.actors.roles.sources import SourceReaders
 from omniload.base.clock import FakeClock
-from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
+from omniload.base.errors import IntegrityError, UnavailableError
 from omniload.base.ragged import Ragged
 from omniload.machine.messages import ReadAhead, TakeOver
 from omniload.source.kept_profile import KeptProfile, RunningCosts, keep, kept_profiles
@@ -268,21 +268,6 @@ def test_a_shadow_that_takes_over_decodes_nothing_more_ahead(a_shell):
     shell.close()
 
     assert decoded == [(0, 3)]
-
-
-def test_readers_of_a_source_that_is_refused_as_it_is_added_end(a_shell, monkeypatch):
-    shell, ended = a_shell(lambda *_: None), []
-    monkeypatch.setattr(shell._readers, "drop", ended.extend)
-
-    def refuse(source, mix):
-        raise ConfigError("none of its first records can be drawn")
-
-    with pytest.raises(ConfigError, match="none of its first records"):
-        shell.open_also(1, a_mix(), refuse)
-    assert ended == [1]
-    shell.open_also(1, a_mix(), lambda *_: None)
-    assert ended == [1]
-    shell.close()
 
 
 def test_a_source_that_was_dropped_and_opened_anew_is_decoded_again(a_shell):

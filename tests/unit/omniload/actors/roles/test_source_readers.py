@@ -7,6 +7,7 @@ import pytest
 from omniload.actors.heartbeat_board import Activity
 from omniload.actors.roles.sources import SourceReaders
 from omniload.base.clock import FakeClock
+from omniload.base.errors import ConfigError
 from omniload.machine import readers as machine
 from omniload.machine.scaling.coming import Ahead, Coming
 from omniload.machine.scaling.measured import Reading
@@ -161,3 +162,18 @@ def test_readers_of_sources_that_are_dropped_end_with_them(a_loader):
 
     assert [reader.is_closed for reader in loader.started] == [True]
     assert loader.source.so_far.readers == 1
+
+
+def test_readers_of_a_source_that_is_refused_as_it_is_added_end(a_loader):
+    loader = a_loader(2)
+
+    with loader.its.unless_refused(0):
+        loader.reads(5, share=1.0)
+    assert [reader.is_closed for reader in loader.started] == [False]
+    with (
+        pytest.raises(ConfigError, match="none of its first records"),
+        loader.its.unless_refused(0),
+    ):
+        raise ConfigError("none of its first records can be drawn")
+
+    assert [reader.is_closed for reader in loader.started] == [True]
