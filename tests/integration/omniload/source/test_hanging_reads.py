@@ -47,7 +47,7 @@ with omniload.open("mix.yaml", steps=1, arrays="numpy") as loader:
     sys.stdin.readline()
     list(loader)
 """
-"""Has the store asked before it waits for a batch: a busy machine may take longer for that than the limit."""
+"""Has the store asked before it waits for a batch. Opening is limited too, and takes a busy machine some seconds."""
 LEAVES = """\
 import sys, threading, omniload
 kept = []
@@ -102,7 +102,7 @@ def store():
     [
         (
             WAITS,
-            "500ms",
+            "10s",
             "\n",
             1,
             r"UnavailableError: rank dp=0 waited \d+ s for the batch of step 0",
