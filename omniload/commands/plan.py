@@ -39,7 +39,7 @@ from omniload.mix.edits.history import History
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.mix.schema.caps import require_amounts
 from omniload.mix.schema.weights import GroupCap
-from omniload.plan.forecast.forecast import Forecast, Span, forecast, warnings_of
+from omniload.plan.forecast.forecast import Forecast, Span, warnings_of
 from omniload.plan.forecast.sizes import PADDING, SourceSizes
 from omniload.plan.forecast.stages import first_refused, require_end, with_expected_steps
 from omniload.simulation.rehearsal import FirstSteps, Refusal, steps_of_a_forecast
@@ -87,9 +87,9 @@ def plan(  # noqa: PLR0913 -- one for each option
 ) -> None:
     """Say what a run will draw, before anything starts.
 
-    Tokens, samples and epochs of each source come from its counted records and a sample of
-    their lengths. Packing and balance come from the first steps, planned for real. Of a run that
-    a fault would end, the steps before are planned, and the command ends with the fault.
+    Tokens and epochs of each source come from its counted records and a sample of their lengths, of
+    a short run from all its steps; packing and balance from steps that are planned for real. Of a run
+    that a fault would end, the steps before are planned, and the command ends with the fault.
 
     \b
     Example:
@@ -113,7 +113,7 @@ def plan(  # noqa: PLR0913 -- one for each option
     asked, (sizes, per_step) = steps, rehearsed.told(spec.mix, profiles)
     steps, refusal = _until(spec.mix, file, rehearsed, (sizes, per_step), asked)
     mix = with_expected_steps(spec.mix, sizes, steps, tokens_per_step=per_step)
-    expected = forecast(mix, sizes, steps, tokens_per_step=per_step)
+    expected = rehearsed.forecast(mix, sizes, steps, tokens_per_step=per_step)
     if refusal is None:
         _require_amounts(spec.mix, file, expected, steps)
     look_sorted = [*sorted_files(spec.mix, {each.name: each.differences for each in profiles})]
@@ -151,6 +151,8 @@ def _until(
     sizes, per_step = told
     if rehearsed.refusal is not None:
         return rehearsed.refusal.step, rehearsed.refusal
+    if rehearsed.is_whole:
+        return steps or len(rehearsed.steps), None
     steps = steps or require_end(mix, sizes, tokens_per_step=per_step)
     found = first_refused(mix, sizes, steps, _groups(mix, file), tokens_per_step=per_step)
     if found is None:
@@ -312,7 +314,7 @@ def _figures_table(rehearsed: FirstSteps) -> Table:
     wastes = [1 - step.tokens / step.capacity for step in steps]
     rows.append([PADDING, f"{rehearsed.waste:.2%}", f"{max(wastes):.2%}"])
     columns = [("", False), ("mean", True), ("worst step", True)]
-    which = "all" if rehearsed.ended else "the first"
+    which = "all" if rehearsed.is_whole else "the first"
     return table(f"{which} {len(steps):,} steps, planned", columns, rows)
 
 

@@ -36,9 +36,7 @@ from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
 from omniload.mix.state import MixState
 from omniload.plan.forecast.figures import StepFigures, figures_of
-from omniload.plan.forecast.forecast import (
-    Span,
-)
+from omniload.plan.forecast.forecast import Forecast, Span, forecast
 from omniload.plan.forecast.sizes import Sampled, SourceSizes
 from omniload.plan.forecast.stages import end_is_within, steps_to_the_end
 from omniload.plan.records import PieceTags, StepPlan
@@ -55,7 +53,6 @@ _MOST_TO_THE_END = 4096
 _MARGIN = 1.25
 """Times as long as that a run may be expected to be, and is tried: it may be shorter."""
 _GROUPS = 8
-_ROUNDING = 1e-12
 
 
 class Rehearsal:
@@ -206,8 +203,10 @@ class FirstSteps:
     """Tokens of each source in each step, without padding."""
     overlong_KS: NDArray[np.int64]
     """Tokens that the policy for overlong documents left out meanwhile."""
-    ended: bool = False
-    """Whether the data ends with the last of them."""
+    positions_S: NDArray[np.int64]
+    """Raw position of the next sample of each source behind them."""
+    is_whole: bool = False
+    """Whether they are all steps of the run."""
     refusal: Refusal | None = None
     """Why the step behind them cannot be planned; ``None`` where it can, or nobody has tried."""
 
@@ -234,14 +233,20 @@ class FirstSteps:
         return 1.0 - sum(s.tokens for s in self.steps) / sum(s.capacity for s in self.steps)
 
     def told(self, mix: MixConfig, profiles: Sequence[SourceProfile]) -> tuple[SourceSizes, float]:
-        """Return what sources hold and a step takes, in tokens; of a run that was planned to its end as it draws it."""
+        """Return what sources hold and a step takes, in tokens; of a run that was planned whole as it draws it."""
         sizes = self._sizes(mix, profiles)
-        if not self.ended or not _ends_with_its_data(mix):
+        if not self.is_whole:
             return sizes, self.tokens_per_step
-        sizes = sizes.that_gave(mix, self.drawn_KS.sum(axis=0))
-        # In as many steps as were planned, whatever is rounded.
-        per_step = float(sizes.ends_with(mix).sum()) / len(self.steps) * (1 + _ROUNDING)
-        return sizes, per_step
+        drawn_S, records_S = self.drawn_KS.sum(axis=0), [float(each.records) for each in profiles]
+        sizes = sizes.that_gave(drawn_S, self.positions_S / np.asarray(records_S))
+        return sizes, float(drawn_S.sum()) / len(self.steps)
+
+    def forecast(
+        self, mix: MixConfig, sizes: SourceSizes, num_steps: int, *, tokens_per_step: float
+    ) -> Forecast:
+        """Say what a run of so many steps will draw; of one that was planned whole, what it draws."""
+        drawn_KS = self.drawn_KS if self.is_whole else None
+        return forecast(mix, sizes, num_steps, tokens_per_step=tokens_per_step, drawn_KS=drawn_KS)
 
     def end(self, mix: MixConfig, profiles: Sequence[SourceProfile]) -> int | None:
         """Return the steps that a mix is expected to end by itself after; ``None``: not within what a run may have."""
@@ -253,9 +258,9 @@ class FirstSteps:
     ) -> float | None:
         """Return half of what ``end`` is known within, a part of it; ``None`` where nobody knows, as of one place.
 
-        It is 0 of a run that was planned to its end.
+        It is 0 of a run that was planned whole.
         """
-        if self.ended and total.stop == len(self.steps):
+        if self.is_whole:
             return 0.0
         errors_S = [np.nan if each.tokens_error is None else each.tokens_error for each in profiles]
         sampled = Sampled(
@@ -362,6 +367,7 @@ def _first_steps(
             steps=tuple(steps),
             drawn_KS=np.asarray(drawn_KS, np.int64),
             overlong_KS=np.diff(overlong_KS, axis=0),
+            positions_S=np.asarray([position for position, *_ in rehearsal.state.cursors_S]),
             refusal=refusal,
         )
 
@@ -370,4 +376,5 @@ def _first_steps(
     if len(steps) == limit and (more := most_of(found)) > limit:
         limit = min(more, spec.num_steps or more)
         found = look(limit - len(steps))
-    return replace(found, ended=len(steps) < limit and found.refusal is None)
+    # Short of what was to be planned, the data or a fault has ended it.
+    return replace(found, is_whole=len(steps) < limit or len(steps) == spec.num_steps)

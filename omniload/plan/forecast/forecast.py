@@ -10,6 +10,7 @@ Shape suffixes:
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from statistics import fmean
 
@@ -108,7 +109,12 @@ def tokens_by_step(
 
 
 def forecast(
-    mix: MixConfig, sizes: SourceSizes, num_steps: int, *, tokens_per_step: float | None = None
+    mix: MixConfig,
+    sizes: SourceSizes,
+    num_steps: int,
+    *,
+    tokens_per_step: float | None = None,
+    drawn_KS: NDArray[np.int64] | None = None,
 ) -> Forecast:
     """Say what a run of ``num_steps`` steps will draw.
 
@@ -117,6 +123,7 @@ def forecast(
         sizes: What its sources hold.
         num_steps: Steps asked for.
         tokens_per_step: Tokens that a step trains on; ``batch.tokens`` when not given.
+        drawn_KS: Tokens of each source in each step, of a run that was planned whole: nothing is left to expect.
 
     Raises:
         ValueError: ``num_steps`` is negative, or a size is not above 0.
@@ -130,12 +137,12 @@ def forecast(
         if not (np.isfinite(column) & (column > 0)).all():
             raise ValueError(f"{name} holds {float(column.min())}; every size is above 0")
     per_step = float(mix.batch.tokens) if tokens_per_step is None else tokens_per_step
-
-    def by_step(step: int) -> NDArray[np.float64]:
-        return tokens_by_step(mix, sizes, step, tokens_per_step=per_step)
-
+    by_step = partial(tokens_by_step, mix, sizes, tokens_per_step=per_step)
     wanted_S = sizes.wanted_S(mix)
-    if wanted_S is None:
+    drawn_by: Callable[[int], NDArray[np.float64]]
+    if drawn_KS is not None:
+        drawn_by, end = partial(_sums_by, drawn_KS), len(drawn_KS)
+    elif wanted_S is None:
         first_S = sizes.tokens_of(np.ones(len(mix.names)))
         drawn_by, end = _drawn_by(mix, first_S, num_steps, per_step, by_step)
     else:
@@ -340,6 +347,11 @@ def _drawn_by(
     within = parts_S.min() if mix.mix.stop == "first_exhausted" else parts_S.max()
     last = max(end - 1, 0) + min(max(float(within), 0.0), 1.0)
     return lambda step: at(min(step, last)), end
+
+
+def _sums_by(drawn_KS: NDArray[np.int64], step: int) -> NDArray[np.float64]:
+    drawn_S: NDArray[np.float64] = drawn_KS[:step].sum(axis=0, dtype=np.float64)
+    return drawn_S
 
 
 def _of_each_at_most(

@@ -103,16 +103,12 @@ class SourceSizes:
             behind_S=np.asarray(behind_S, np.float64),
         )
 
-    def that_gave(self, mix: MixConfig, tokens_S: NDArray[np.float64]) -> Self:
-        """Return the sizes by what a run that is planned to its end, by amounts or ``each_once``, draws of each."""
-        wanted_S = self.ends_with(mix)
-        times_S = np.divide(tokens_S, wanted_S, out=np.ones(len(wanted_S)), where=tokens_S > 0)
+    def that_gave(self, tokens_S: NDArray[np.int64], epochs_S: NDArray[np.float64]) -> Self:
+        """Return the sizes by what so many epochs of each source were seen to give, in tokens."""
+        sized_S = self.tokens_of(epochs_S)
+        was_seen_S = (tokens_S > 0) & (sized_S > 0)
+        times_S = np.divide(tokens_S, sized_S, out=np.ones(len(sized_S)), where=was_seen_S)
         return replace(self, tokens_per_sample_S=self.tokens_per_sample_S * times_S)
-
-    def ends_with(self, mix: MixConfig) -> NDArray[np.float64]:
-        """Return the tokens with which a mix of amounts, or of ``each_once``, ends."""
-        wanted_S = self.wanted_S(mix)
-        return self.tokens_of(np.ones(len(mix.names))) if wanted_S is None else wanted_S
 
     @property
     def epoch_tokens_S(self) -> NDArray[np.float64]:

@@ -116,7 +116,7 @@ def test_plan_expects_the_shares_of_the_file(mix_path):
 
     assert shown["steps"] == 10
     total = shown["total"]
-    assert total["ids"]["share"] == total["text"]["share"] == 0.5
+    assert total["ids"]["share"] == pytest.approx(0.5, abs=0.01), "to the document"
     drawn = sum(source["tokens"] for source in total.values())
     assert drawn == pytest.approx(10 * 128 * (1 - shown["rehearsed"]["waste"]))
 
@@ -400,6 +400,31 @@ def test_a_plan_of_a_short_run_knows_its_steps_and_a_longer_one_says_within_what
     assert 0 < part["steps_error"] < 0.4
     assert abs(part["steps"] / steps - 1) <= 2 * part["steps_error"]
     assert f"expected after {part['steps']:,} steps ±{2 * part['steps_error']:.0%}" in told
+
+
+@pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted"])
+def test_a_plan_of_a_run_that_is_planned_whole_says_what_was_planned(tmp_path, monkeypatch, stop):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = a_mix_of_very_different_documents(tmp_path, {"length": 128})
+    content = yaml.safe_load(path.read_text())
+    content["mix"] = {"stages": [{"from_step": 0, "weights": {"ids": 1}}], "stop": stop}
+    path.write_text(yaml.safe_dump(content))
+    steps = steps_of(path)
+
+    whole, part = json_of("plan", path), json_of("plan", path, "--rehearse", 48)
+    longer = json_of("plan", path, "--steps", steps + 9, "--rehearse", steps + 9)
+    shorter = run_mix("plan", path, "--steps", 40).stdout
+
+    assert part["steps"] != steps, "lengths of the first documents would say it"
+    for each in (longer, json_of("plan", path, "--rehearse", steps + 1)):
+        drawn = sum(step["tokens"] for step in each["rehearsed"]["steps"])
+        assert (each["steps"], each["steps_error"]) == (steps, 0.0)
+        assert len(each["rehearsed"]["steps"]) == steps
+        assert each["total"]["ids"]["tokens"] == pytest.approx(drawn, rel=0.01)
+        assert each["total"]["ids"]["epochs"] == pytest.approx(1, rel=0.01)
+    assert (whole["ends_early"], longer["ends_early"]) == (False, True)
+    assert "expected after 40 steps  " in shorter
+    assert "all 40 steps, planned" in shorter
 
 
 def test_a_plan_of_too_few_steps_to_tell_says_that_nobody_knows_within_what_the_run_ends(
