@@ -13,7 +13,6 @@ from omniload.actors.patience import heard_within, taken_within
 from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.actors.planner_journal import open_journal
 from omniload.actors.planning import make_planner, make_successor
-from omniload.actors.rank_locks import forget_generations
 from omniload.actors.ray.actors import PresentActor
 from omniload.actors.ray.hosts.beside_ranks import RanksOn
 from omniload.actors.ray.hosts.boards import HostsBoard
@@ -160,7 +159,6 @@ class PlannerActor(PresentActor):
         require_threads(asked.dp, len(self._constructors), self._ranks_served)
         world = taken_within(planning.resize(asked), what="other ranks")
         self._board.forget_ranks(world.dp)
-        forget_generations(self._board.folder)
         return world
 
     def stands_on(self, dp_rank: int, generation: int, node: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from omniload.actors.heartbeat_board import Board
-from omniload.actors.rank_locks import guest_of, lock_of, name_in, take
+from omniload.actors.rank_locks import forget_generations, guest_of, lock_of, name_in, take
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.linux.file_lock import FileLock, is_locked
 from omniload.base.log import get_logger
@@ -60,6 +60,7 @@ def claim_rank(board: Path, name: str, guest: str = "") -> FileLock:
                 f"{name} of this data plane was taken by {holder}; number every rank once, and where that one has "
                 "ended count a change: join with step= and the next generation="
             )
+    forget_generations(board)  # here: of hosts besides its own the planner sees no file
     return lock
 
 

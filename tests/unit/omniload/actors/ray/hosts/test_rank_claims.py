@@ -215,14 +215,12 @@ def test_of_worlds_before_the_last_two_no_file_stays_but_those_of_ranks_that_liv
         claim_for_guest(tmp_path, f"rank dp=2{generation}", "process 7 on B (aa)")
     (tmp_path / "rank-dp=1.json").touch()
 
-    forget_generations(tmp_path)
-
     of_last = [f"rank-dp={n}-of-{g}" for g in (10, 17) for n in (1, 2)]
     kept = {f"{name}.lock" for name in (*of_last, "rank-dp=0-of-1")}
     kept |= {f"{name}.guest" for name in of_last if "=2" in name}
     assert {path.name for path in tmp_path.iterdir()} == kept | {"rank-dp=1.json"}
     stopped.close()
-    forget_generations(tmp_path)
+    claim_rank(tmp_path, "rank dp=1 of 18").close()
     assert not was_claimed(tmp_path, "rank dp=0 of 1")
 
 
@@ -271,7 +269,7 @@ def test_a_file_that_another_planner_has_removed_and_a_rank_has_taken_anew_stays
         flock(descriptor, how)
 
     for generation in ("", " of 1", " of 2"):
-        claim_rank(tmp_path, f"rank dp=0{generation}").close()
+        lock_of(tmp_path, f"rank dp=0{generation}").touch()
     flock, oldest, taken = fcntl.flock, lock_of(tmp_path, "rank dp=0"), []
     monkeypatch.setattr(fcntl, "flock", meanwhile)
 

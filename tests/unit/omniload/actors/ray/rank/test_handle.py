@@ -15,6 +15,7 @@ pytest.importorskip("ray")
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError
 
 from omniload.actors.address import HostPlace, NodeTerms, PlaneAddress
+from omniload.actors.rank_locks import lock_of
 from omniload.actors.ray import finding
 from omniload.actors.ray.head_watch import HeadWatch
 from omniload.actors.ray.hosts.rank_claims import claim_rank
@@ -525,11 +526,16 @@ def test_a_rank_of_another_host_has_its_number_noted_on_that_of_the_plane(
     monkeypatch.setattr(FakeLink, "claimed", ())
 
     handle = RayHandle(there.with_node_on(host_id(), place), 1, 0, lambda: None)
-    handle.resize(ResizeAsked(dp=1, step=5), 0)
+    for step in (5, 6, 7, 8):
+        handle.resize(ResizeAsked(dp=1, step=step), 0)
     handle.leave(1.0)
 
     names, guests = zip(*FakeLink.claimed, strict=True)
-    assert names == (rank_name(1, 0, 1), f"{rank_name(0, 0, 1)} of 1")
+    became = [f"{rank_name(0, 0, 1)} of {generation}" for generation in (1, 2, 3, 4)]
+    assert names == (rank_name(1, 0, 1), *became)
     assert FakeLink.forgotten == rank_name(1, 0, 1)
+    # Here nobody else removes those of generations that are long gone.
+    kept = {lock_of(tmp_path, name).name for name in became[-2:]}
+    assert {path.name for path in tmp_path.glob("*.lock")} == kept
     assert set(guests) == {guests[0]}
     assert str(os.getpid()) in guests[0]
