@@ -16,7 +16,7 @@ from omniload.mix.edits.edits_file import edits_in
 from omniload.mix.edits.history import History
 from omniload.mix.journal.reading import Tail, state_before, states_in
 from omniload.mix.journal.records import StepRecord
-from omniload.mix.schedule import GOES_ON, amounts_S, draw_weights_at, weights_at
+from omniload.mix.schedule import GOES_ON, amounts_S, draw_weights_at, drawn_in, weights_at
 from omniload.mix.state import MixState
 
 __all__ = [
@@ -44,11 +44,12 @@ class SourceProgress:
     share: float
     """Its share of what was drawn; of amounts, how much of its own is drawn."""
     target: float
-    """The share that its weights ask for; of amounts, how much of all is drawn."""
+    """The share that its weights ask for, of what was drawn; of nothing, those of the first step. Of amounts, how much
+    of all is drawn."""
     position: int
-    """Raw position of its next sample."""
+    """Raw position of its first record of which nothing is drawn."""
     epochs: float
-    """Times it was gone through."""
+    """Times it was gone through: a record that is begun counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,8 @@ class RunProgress:
     """Step that its journal starts at."""
     next_step: int
     """Step that comes next: planned ones count, whether or not the trainer was done with them."""
+    revision: int
+    """Edits that its last step was planned under."""
     level: str
     """What ``drawn`` counts: ``token``, ``sample``, or ``amount``: of each source what its amount counts."""
     carried_tokens: int
@@ -170,9 +173,11 @@ def progress_of(
     assert isinstance(first, int), "it was folded"
     total = max(sum(state.drawn_S), 1)
     ways_S = None if mix.mix.amounts is None else _ways_S(mix, state, records_in(known, mix.names))
+    first_S = weights_by_state(history, known)(state) if ways_S is None else ()
     sources = []
     for s, name in enumerate(mix.names):
-        drawn, position = state.drawn_S[s], state.cursors_S[s][0]
+        # The cursor is at the end of its last sample until the next one is looked for, and so it stays as a run ends.
+        drawn, position = state.drawn_S[s], drawn_in("epochs", state, s)
         # A credit is what the weights ask for less what was drawn.
         due = drawn + state.credits_S[s] / WEIGHT_ONE
         whole = float(total)
@@ -186,7 +191,9 @@ def progress_of(
                 drawn=drawn,
                 due=due,
                 share=drawn / max(whole, 1),
-                target=due / max(whole, 1),
+                target=due / max(whole, 1)
+                if any(state.drawn_S) or ways_S is not None
+                else first_S[s] / WEIGHT_ONE,
                 position=position,
                 epochs=position / _records_of(known, name),
             )
@@ -194,6 +201,7 @@ def progress_of(
     return RunProgress(
         first_step=first,
         next_step=state.step,
+        revision=state.mix_revision,
         level=mix.mix.level if mix.mix.amounts is None else "amount",
         carried_tokens=int(state.carried.lengths_P.sum()),
         sources=tuple(sources),

@@ -19,6 +19,7 @@ from omniload.batch.rows import pieces_of
 from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, say, table
 from omniload.commands.opening import tokenizer_of
 from omniload.commands.options import cache_option, json_option, run_argument
+from omniload.commands.runs.looks import said_of_untaken
 from omniload.commands.runs.tag_shares import said_of_tag, tags_json, tags_of_step
 from omniload.commands.sample_page import (
     Document,
@@ -120,7 +121,8 @@ def audit(  # noqa: PLR0913, PLR0917 -- one for each option
       omniload mix audit demo/run --step 12 --grep socket
       omniload mix audit demo/run --step 12 --html step-12.html
     """  # noqa: D301 -- click's own marker
-    life = read_run_record(run).life_at(step)
+    record = read_run_record(run)
+    life = record.life_at(step)
     index = cache_dir or index_folder(life.mix_path)
     spec, journaled = _spec_before(run, life, step, index)
     if rank is not None and rank >= (num_ranks := spec.tree.size_of("dp")):
@@ -141,6 +143,7 @@ def audit(  # noqa: PLR0913, PLR0917 -- one for each option
     found = _with_columns(found, rehearsal, plan, spec.mix)
     title = f"step {step}, digest {digest} as journaled"
     warnings = [] if life.placement == PLACEMENT else [_OTHER_RANKS]
+    warnings += said_of_untaken(run, step) if life == record.last else []
     if page is not None:
         write_whole(page, _page(rehearsal, plan, spec, found, f"{run}: {title}").encode())
     if as_json:
@@ -152,9 +155,7 @@ def audit(  # noqa: PLR0913, PLR0917 -- one for each option
     if grep is not None:
         of = len(looked_at.pieces)
         said = f"{len(found)} of {of} samples or pieces of samples contain {grep!r}"
-    _print(found, spec.mix, f"{title}: {said}")
-    for warning in warnings:
-        say(output(), f"warning: {warning}", "yellow")
+    _print(found, spec.mix, f"{title}: {said}", warnings)
     if page is not None:
         say(output(), f"page: {page}")
 
@@ -351,7 +352,7 @@ def _around(text: str, grep: str | None) -> str:
     return text[at : at + _TEXT_WIDTH + 1]
 
 
-def _print(found: Sequence[_Found], mix: MixConfig, said: str) -> None:
+def _print(found: Sequence[_Found], mix: MixConfig, said: str, warnings: Sequence[str]) -> None:
     rows: list[list[Cell]] = [
         [
             str(piece.dp_rank),
@@ -387,3 +388,5 @@ def _print(found: Sequence[_Found], mix: MixConfig, said: str) -> None:
     say(console, said)
     for shares in _tags_of(found):
         say(console, said_of_tag(shares))
+    for warning in warnings:
+        say(console, f"warning: {warning}", "yellow")

@@ -1,8 +1,10 @@
 """What looks at a running data plane show between them: how long ranks waited and for whom, and how far each one is."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from omniload.actors.status_file import PlaneStatus, RoleLine
+from omniload.actors.status_file import PlaneStatus, RoleLine, read_status
+from omniload.base.errors import StateError
 from omniload.machine.progress import PLANNED_ALL, is_rank
 
 __all__ = [
@@ -11,6 +13,7 @@ __all__ = [
     "last_steps",
     "pace_of",
     "passed_s",
+    "said_of_untaken",
     "taken_steps",
     "waited_share",
     "waits_by_way",
@@ -20,6 +23,8 @@ OLD_S = 5.0
 """A status this old belongs to a plane that has ended, or to a machine too busy to write it."""
 
 _WRITTEN_EVERY_S = 1.0
+_SHOWN = 8
+"""Ranks that a sentence names."""
 _WAITED, _TAKEN, _STEP = "wait_seconds_total", "taken_steps_total", "taken_step"
 
 
@@ -59,6 +64,18 @@ def last_steps(status: PlaneStatus) -> dict[str, int | None]:
         for name, told in figures.items()
         if _STEP in told or not told.get(_TAKEN)
     }
+
+
+def said_of_untaken(run: Path, step: int) -> list[str]:
+    """Return what to say of a step that ranks have not taken since the latest start: nothing was trained on it yet."""
+    try:
+        last = last_steps(read_status(run))
+    except StateError:  # none was kept
+        return []
+    late = [name for name, taken in last.items() if taken is None or taken < step]
+    who = "any rank" if len(late) == len(last) else ", ".join(late[:_SHOWN])
+    said = f"step {step:,} is planned ahead, and not taken by {who} as of the run's last status"
+    return [said] if late else []
 
 
 def passed_s(first: PlaneStatus, last: PlaneStatus) -> float:

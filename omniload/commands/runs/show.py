@@ -64,12 +64,13 @@ def show(run: Path, as_json: bool) -> None:
     measured = _measured_cost(run, life, history.base.balance)
     pace = _pace_of(run)
     losses = _losses_of(run, history)
-    ahead = [edit.revision for edit in never_reached(history, progress.next_step)]
+    ahead = _edits_ahead(history, progress)
     if as_json:
         emit_json(
             {
                 "mix": str(life.mix_path),
                 "sizes": life.sizes,
+                "started_at": life.from_step,
                 **asdict(progress),
                 "edits": history.edits_as_json(len(history.edits)),
                 "edits_ahead": ahead,
@@ -92,19 +93,18 @@ def show(run: Path, as_json: bool) -> None:
     )
     if losses.sources:
         say(console, losses.said)
-    _show_pace(console, pace, history.latest.batch.tokens)
+    _show_pace(console, pace, history.latest.batch.tokens, life.from_step)
     if groups is not None:
         _show_groups(console, groups)
     if measured is not None:
         say(console, _said_of_cost(measured, history))
-    stands = "ended before" if pace.has_ended else "is planned up to"
-    _show_edits(console, history, ahead, f"it {stands} step {progress.next_step:,}")
+    _show_edits(console, history, ahead, progress, pace)
 
 
-def _show_pace(console: Console, pace: "_Pace", step_tokens: int) -> None:
+def _show_pace(console: Console, pace: "_Pace", step_tokens: int, from_step: int) -> None:
     if pace.taken:
         heard = f"; last heard of {pace.age_s:.0f} s ago"
-        say(console, _said_of_taken(pace.taken) + heard * (pace.age_s > OLD_S))
+        say(console, _said_of_taken(pace.taken, from_step) + heard * (pace.age_s > OLD_S))
     if pace.steps_per_s:
         tokens = format_count(round(pace.steps_per_s * step_tokens))
         say(console, f"{pace.steps_per_s:.3g} steps/s, {tokens} tokens/s, since its latest start")
@@ -112,22 +112,43 @@ def _show_pace(console: Console, pace: "_Pace", step_tokens: int) -> None:
         say(console, pace.loaders)
 
 
-def _said_of_taken(taken: Mapping[str, int | None]) -> str:
-    """Return how far ranks are: what is planned is ahead of them, and stays planned where they are killed."""
+def _said_of_taken(taken: Mapping[str, int | None], from_step: int) -> str:
+    """Return how far ranks are: what is planned is ahead of them, and stays planned where they are killed.
+
+    Args:
+        taken: The last step that each has taken since the latest start.
+        from_step: The first step of that start.
+    """
     steps = {name: -1 if step is None else step for name, step in taken.items()}
     last, first = min(steps, key=steps.__getitem__), max(steps, key=steps.__getitem__)
     if steps[first] < 0:
-        return "no rank has taken a step"
+        since = f" since the run went on, from step {from_step:,}" if from_step else ""
+        return f"no rank has taken a step{since}"
     if steps[last] == steps[first]:
         return f"{'each rank' if len(steps) > 1 else last} has taken step {steps[last]:,}"
-    behind = "no step" if steps[last] < 0 else f"step {steps[last]:,}"
+    since = f" since the run went on, from step {from_step:,}" if from_step else ""
+    behind = f"no step{since}" if steps[last] < 0 else f"step {steps[last]:,}"
     return f"{last} has taken {behind}, {first} step {steps[first]:,}"
 
 
-def _show_edits(console: Console, history: History, ahead: Sequence[int], stands: str) -> None:
+def _edits_ahead(history: History, progress: RunProgress) -> list[int]:
+    """Return the edits that hold later: behind what is planned, or a skip of a run at rest, which is to go on."""
+    behind = never_reached(history, progress.next_step)
+    to_go_on = [e for e in history.edits[progress.revision :] if e.step < progress.next_step]
+    return [edit.revision for edit in (*behind, *to_go_on)]
+
+
+def _show_edits(
+    console: Console, history: History, ahead: Sequence[int], progress: RunProgress, pace: "_Pace"
+) -> None:
     """Print the edits of a run, those ``ahead`` of it with where it stands, and the stages that wait."""
+    stands = "ended before" if pace.has_ended else "is planned up to"
     for edit in history.edits:
-        waits = f"; holds once the run comes there, {stands}" if edit.revision in ahead else ""
+        waits = ""
+        if edit.revision in ahead and edit.step >= progress.next_step:
+            waits = f"; holds once the run comes there, it {stands} step {progress.next_step:,}"
+        elif edit.revision in ahead:
+            waits = "; holds once the run goes on from there, or from before"
         say(console, _said_of_edit(edit) + waits)
     for stage in history.latest.mix.stages:
         if stage.waits:

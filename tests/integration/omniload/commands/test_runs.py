@@ -18,8 +18,11 @@ from omniload.front.opening import open_mix
 from omniload.machine import messages as messages_module
 from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import BalanceConfig, load_mix
+from omniload.mix.edits.history import History
 from omniload.mix.journal.lines import JournalLine
 from omniload.mix.journal.place import JOURNAL_NAME
+from omniload.mix.journal.reading import read_journal
+from omniload.mix.progress import state_json_at
 from omniload.mix.run_record import RUN_RECORD_NAME, write_run_record
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.chats import CHATML, conversations, write_model
@@ -104,6 +107,55 @@ def test_show_tells_of_ranks_that_have_taken_none(mix_path, tmp_path):
 
     assert "no rank has taken a step\n" in run_mix("show", tmp_path / "run").stdout
     assert json_of("show", tmp_path / "run")["taken"] == {"rank dp=0": None, "rank dp=1": None}
+
+
+def test_show_of_a_run_that_has_just_gone_on_says_of_which_start_no_rank_has_taken_a_step(
+    mix_path, tmp_path
+):
+    a_run(tmp_path / "run", mix_path, steps=4)
+    base, records = read_journal(tmp_path / "run" / JOURNAL_NAME)
+    state = state_json_at(History(load_mix(mix_path)[0]), base, records, 4)
+    a_run(tmp_path / "run", mix_path, steps=4, state=state)
+
+    said = run_mix("show", tmp_path / "run").stdout
+
+    assert "no rank has taken a step since the run went on, from step 4\n" in said
+    assert json_of("show", tmp_path / "run")["started_at"] == 4
+
+
+def test_show_of_a_run_that_has_ended_names_no_record_that_it_drew_as_the_next_one(tmp_path):
+    stages = [{"from_step": 0, "weights": {"ids": 1, "text": 1}}]
+    path = a_mix_file(tmp_path, mix={"stages": stages, "stop": "all_exhausted"})
+    taken = a_run(tmp_path / "run", path, steps=500)
+
+    shown = json_of("show", tmp_path / "run")["sources"]
+
+    last = [0] * len(shown)
+    for batch in filter(None, [batch for batches in taken.values() for batch in batches]):
+        for source, position, _ in keys_of(batch):
+            last[source] = max(last[source], position)
+    assert [source["position"] for source in shown] == [position + 1 for position in last]
+
+
+def test_audit_of_a_step_that_is_planned_ahead_says_that_no_rank_has_taken_it(mix_path, tmp_path):
+    with open_mix(mix_path, run_dir=tmp_path / "run", steps=12) as loader:
+        next(iter(loader))
+    planned = json_of("show", tmp_path / "run")["next_step"] - 1
+    assert planned > 0
+
+    ahead, taken = (json_of("audit", tmp_path / "run", "--step", s) for s in (planned, 0))
+
+    said = f"step {planned} is planned ahead, and not taken by any rank as of the run's last status"
+    assert (ahead["warnings"], taken["warnings"]) == ([said], [])
+    assert f"warning: {said}\n" in run_mix("audit", tmp_path / "run", "--step", planned).stdout
+
+
+def test_show_of_a_skip_at_rest_says_that_it_waits_for_the_run_to_go_on(mix_path, tmp_path):
+    a_run(tmp_path / "run", mix_path, steps=4)
+    run_mix("skip", tmp_path / "run", "--steps", "1:2")
+
+    assert "holds once the run goes on from there" in run_mix("show", tmp_path / "run").stdout
+    assert json_of("show", tmp_path / "run")["edits_ahead"] == [1]
 
 
 def test_show_keeps_every_source_within_one_sample_of_its_target(mix_path, tmp_path):
