@@ -59,6 +59,8 @@ PLACEMENT = 1
 """Counts the ways in which releases dealt one step's rows to ranks and microbatches: its digest is of its samples
 alone, and a run may go on by another. Raised with each change of what a strategy of this package deals."""
 _RANKS_LIMIT = 1 << 31
+_NAMED = 4
+"""Runs that a message names."""
 _MOST_BYTES = 1 << 30
 """A thousand starts of the largest mix file there may be."""
 
@@ -195,6 +197,9 @@ def write_run_record(
 def no_run_in(folder: Path, lacks: str = RUN_RECORD_NAME) -> StateError:
     """Return what to say of a folder that was named as a run's and lacks what each has, or is not there."""
     found = f"no run was opened there, it has no {lacks}" if folder.exists() else "no such folder"
+    # Where several runs lie beside each other, the folder above them is easily named.
+    if below := sorted(str(each.parent) for each in folder.glob(f"*/{RUN_RECORD_NAME}"))[:_NAMED]:
+        found += f"; there are runs in {', '.join(below)}"
     return StateError(
         f"{folder}: {found}; give the folder of a run: run_dir= of omniload.open, or run_dir of a training file"
     )

@@ -52,7 +52,7 @@ def skip(  # noqa: PLR0913 -- one for each option
 
     \b
     Example:
-      omniload mix skip demo/run --steps 1200:1210
+      omniload mix skip demo/run --steps 30:32
       omniload mix skip demo/run --shard docstrings/part-001.jsonl
       omniload mix skip demo/run --source notices
     """  # noqa: D301 -- click's own marker

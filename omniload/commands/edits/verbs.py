@@ -37,8 +37,8 @@ def set_weights(
     \b
     Example:
       omniload mix set demo/run modules=1 functions=3
-      omniload mix set demo/run notices=0 --at 1200
-      omniload mix set demo/run modules=2epochs functions=5Mtokens
+      omniload mix set demo/run notices=0 --at 50
+      omniload mix set runs/sft chats=2epochs code=5Mtokens
     """  # noqa: D301 -- click's own marker
     change_and_say(run, what_is_set(values), at, timeout_s, as_json)
 
@@ -77,7 +77,7 @@ def add(  # noqa: PLR0913 -- one for each option
     \b
     Example:
       omniload mix add demo/run books --from books.yaml --weight 0.3
-      omniload mix add demo/run books --from books.yaml --amount 2epochs
+      omniload mix add runs/sft books --from books.yaml --amount 2epochs
     """  # noqa: D301 -- click's own marker
     source = with_absolute_paths(declared_in(fragment, name), fragment.resolve().parent)
     how_much = amount_of(amount) if amount is not None else None

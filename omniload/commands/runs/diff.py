@@ -54,7 +54,7 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
 
     \b
     Example:
-      omniload mix diff examples/quickstart.yaml mix.yaml
+      omniload mix diff examples/quickstart.yaml demo/corpus/mix.yaml
       omniload mix diff runs/a runs/b
     """  # noqa: D301 -- click's own marker
     sides = _side(one), _side(other)

@@ -133,9 +133,11 @@ def _said_of_taken(taken: Mapping[str, int | None], from_step: int) -> str:
 
 def _edits_ahead(history: History, progress: RunProgress) -> list[int]:
     """Return the edits that hold later: behind what is planned, or a skip of a run at rest, which is to go on."""
-    behind = never_reached(history, progress.next_step)
-    to_go_on = [e for e in history.edits[progress.revision :] if e.step < progress.next_step]
-    return [edit.revision for edit in (*behind, *to_go_on)]
+    return [
+        edit.revision
+        for edit in never_reached(history, 0)
+        if edit.step >= progress.next_step or edit.revision > progress.revision
+    ]
 
 
 def _show_edits(

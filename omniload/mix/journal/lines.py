@@ -34,6 +34,7 @@ __all__ = [
     "first_line",
     "last_base",
     "line_of",
+    "not_stored",
     "sound_lines",
 ]
 
@@ -268,7 +269,16 @@ def _opened(path: Path | JournalStorage) -> BinaryIO:
     try:
         return open_file(path) if isinstance(path, Path) else path.opened()
     except FileNotFoundError:
-        raise StateError(f"{path}: no journal; give the folder of a run") from None
+        if not isinstance(path, Path):
+            raise not_stored(path) from None
+        raise StateError(
+            f"{path}: no journal; give the folder of a run, or put its journal back"
+        ) from None
+
+
+def not_stored(place: Path | JournalStorage) -> StateError:
+    """Return what to say where a run's journal is not on the store that its mix names."""
+    return StateError(f"{place}: no journal where runtime.journal of the run has it; put it back")
 
 
 def _no_object(text: bytes, reason: str) -> IntegrityError:

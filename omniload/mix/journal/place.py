@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omniload.base.errors import ConfigError
+from omniload.mix.journal.lines import not_stored
 from omniload.mix.journal.room import GIVE_UP_S, WAITS_S
 from omniload.mix.journal.storage import JournalStorage, asking
 from omniload.mix.run_record import read_run_record
@@ -125,11 +126,18 @@ def _require_folder_itself(store: "LocalStore", above: Path, name: str) -> None:
 
 
 def journal_of(run_dir: Path) -> Path | JournalStorage:
-    """Return where the journal of a run lies, as its last start was told.
+    """Return where the journal of a run lies, as its last start was told; a look makes no folder.
 
     Raises:
-        StateError: The folder is none of a run, or its record is damaged.
+        StateError: The folder is none of a run, its record is damaged, or a journal on a local store is gone.
         ConfigError: As for ``journal_at``, or its mix is read no longer.
         UnavailableError: As for ``journal_at``.
     """
-    return journal_at(run_dir, read_run_record(run_dir).last.mix().runtime.journal)
+    from fusefs.stores.url import local_path  # noqa: PLC0415 -- as above
+
+    url = read_run_record(run_dir).last.mix().runtime.journal
+    above = local_path(url) if url else None
+    # Made in the place of a mount that is away, a folder would hide that.
+    if above is not None and not (place := Path(above, run_dir.resolve().name)).is_dir():
+        raise not_stored(place)
+    return journal_at(run_dir, url)

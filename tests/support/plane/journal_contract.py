@@ -4,6 +4,7 @@
 """
 
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -48,7 +49,8 @@ def asides_of(place):
 class JournalContract:
     def test_there_is_none_before_it_is_begun(self, place):
         assert not place().exists()
-        with pytest.raises(StateError, match="no journal; give the folder of a run"):
+        what = "; give the folder" if isinstance(place(), Path) else " where runtime.journal of the"
+        with pytest.raises(StateError, match=f"no journal{what} "):
             read_journal(place())
 
     def test_what_was_appended_is_read_back_and_is_the_bytes_of_a_file(self, place, tmp_path):

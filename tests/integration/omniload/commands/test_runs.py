@@ -70,6 +70,15 @@ def test_a_run_that_is_not_there_is_told_in_the_same_words_by_every_verb(tmp_pat
         json_of(verb, tmp_path / "gone", *options)
 
 
+def test_a_folder_of_several_runs_is_refused_with_their_names(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / RUN_RECORD_NAME).touch()
+
+    with pytest.raises(StateError, match=f"there are runs in {tmp_path}/a, {tmp_path}/b; give the"):
+        json_of("show", tmp_path)
+
+
 def test_show_tells_how_far_a_run_is(mix_path, tmp_path):
     batches = a_run(tmp_path / "run", mix_path, steps=12)
 
@@ -175,6 +184,17 @@ def test_show_needs_no_source_any_more(mix_path, tmp_path):
     assert result.exit_code == 0
     assert "planned up to step 12" in result.stdout
     assert "50.000%" in result.stdout
+
+
+def test_show_of_a_run_whose_journal_is_gone_from_its_store_says_so_and_makes_no_folder(tmp_path):
+    path = a_mix_file(tmp_path, runtime={"journal": f"file://{tmp_path}/journals"})
+    a_run(tmp_path / "run", path, steps=2)
+    shutil.rmtree(tmp_path / "journals")
+
+    with pytest.raises(StateError, match=r"journals/run: no journal where runtime\.journal of the"):
+        json_of("show", tmp_path / "run")
+
+    assert not (tmp_path / "journals").exists()
 
 
 def test_show_of_a_folder_that_is_no_run_is_refused(tmp_path):
