@@ -40,7 +40,7 @@ def index(tmp_path):
 
 
 def client(fake):
-    settings = RegistrySettings(timeout_s=5, attempts=3)
+    settings = RegistrySettings(timeout_s=60, attempts=3)
     return Registry(Transport(fake.address, settings, clock=FakeClock()), "a/b")
 
 

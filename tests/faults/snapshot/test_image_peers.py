@@ -274,9 +274,11 @@ def test_a_bad_peer_gives_nothing_and_the_next_one_is_asked(
             threading.Event().wait(0.01)
         assert (len(sent) == before) == is_left_alone
         # A node that ranks after both asks the bad one first, or the good one; both give right bytes.
-        silent_s = 2.0 if answer is silent else LONG_S
-        both = tier_of(bad, good, silent_s=silent_s, total_s=total_s, clock=clock)
-        found, _ = both.fetch(index, peer_refs(index, range(4)))
+        for silent_s in (2.0, 8.0, LONG_S) if answer is silent else (LONG_S,):
+            both = tier_of(bad, good, silent_s=silent_s, total_s=total_s, clock=clock)
+            found, _ = both.fetch(index, peer_refs(index, range(4)))
+            if len(found) == 4:  # a busy machine may keep the good one silent for as long
+                break
         if is_left_alone:
             assert list(found.values()) == BLOCKS[:4]
         right = {ref.digest: BLOCKS[ref.number] for ref in peer_refs(index, range(4))}
@@ -285,21 +287,25 @@ def test_a_bad_peer_gives_nothing_and_the_next_one_is_asked(
 
 def test_a_peer_that_is_slow_but_says_so_is_waited_for(index, server_of, tier_of, monkeypatch):
     monkeypatch.setattr(node, "_SAY_SO_S", 0.1)
-    registry = HandTier(gate=threading.Event())
-    server = server_of(registry=registry)
-    tier = tier_of(f"127.0.0.1:{server.server_address[1]}", silent_s=1.5, total_s=LONG_S)
-    found = []
-    reader = threading.Thread(
-        target=lambda: found.append(tier.fetch(index, peer_refs(index, (0,)))[0])
-    )
-    reader.start()
-    assert registry.arrived.acquire(timeout=LONG_S)
-    reader.join(2.5)  # longer than silence is borne
-    assert reader.is_alive()
+    for silent_s in (1.5, 6.0, 24.0):
+        registry, found = HandTier(gate=threading.Event()), []
+        server = server_of(registry=registry)
+        tier = tier_of(f"127.0.0.1:{server.server_address[1]}", silent_s=silent_s, total_s=LONG_S)
 
-    registry.gate.set()
-    reader.join()
+        def read(tier=tier, found=found):
+            found.append(tier.fetch(index, peer_refs(index, (0,)))[0])
 
+        reader = threading.Thread(target=read)
+        reader.start()
+        assert registry.arrived.acquire(timeout=LONG_S)
+        reader.join(silent_s + 1.0)  # longer than silence is borne
+        has_waited = reader.is_alive()
+        registry.gate.set()
+        reader.join()
+        if has_waited and found != [{}]:  # a busy machine may keep it from saying so for as long
+            break
+
+    assert has_waited
     assert found == [{index.digest(0): BLOCKS[0]}]
 
 

@@ -26,7 +26,7 @@ def fake():
 def client(fake, *, clock=None, credentials=None, **settings):
     transport = Transport(
         fake.address,
-        RegistrySettings(timeout_s=5, **settings),
+        RegistrySettings(timeout_s=60, **settings),
         credentials,
         clock or FakeClock(),
     )

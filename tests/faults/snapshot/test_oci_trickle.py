@@ -28,8 +28,8 @@ from tests.support.snapshot.registries.fake import FakeRegistry, serving
 
 DATA = bytes(range(256)) * 8192
 LIMITS = {"timeout_s": 0.4, "least_bytes_per_s": 1000, "attempts": 2, "give_up_s": 60.0}
-LONGER = {"timeout_s": 1.5, "attempts": 1}
-"""Where the headers must have come, however busy the machine is."""
+MORE_AND_MORE = [{"timeout_s": seconds, "attempts": 1} for seconds in (1.5, 6.0, 24.0)]
+"""Where something must have come in time, however busy the machine is."""
 _TRICKLES_S = 30.0
 """At most, of a connection: whoever reads on for so long would for ever, and the test fails in place of hanging."""
 
@@ -120,8 +120,7 @@ def test_headers_that_trickle_are_given_up_whatever_was_asked(asked, head):
 def test_a_body_that_trickles_is_given_up(asked):
     head = WHOLE if asked == "blob" else HEADS["body"]
     # Of a busy machine the headers may come late too, which is told as that.
-    for times in (1, 4, 16):
-        limits = LONGER | {"timeout_s": times * LONGER["timeout_s"]}
+    for limits in MORE_AND_MORE:
         with trickling(head) as (address, _), pytest.raises(UnavailableError) as caught:
             ASKED[asked](client(address, **limits))
         if "all headers were wanted" not in str(caught.value):
@@ -130,19 +129,25 @@ def test_a_body_that_trickles_is_given_up(asked):
     assert "at least 1000 bytes/s" in str(caught.value)
 
 
-def test_a_token_that_trickles_is_given_up(tmp_path):
+def test_a_token_that_trickles_is_given_up():
     fake = FakeRegistry()
     with (
         trickling(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{") as (address, _),
         serving(fake),
     ):
-        fake.faults = [
-            lambda handler: handler.answer(
-                401, b"", WWW_Authenticate=f'Bearer realm="http://{address}/token"'
-            )
-        ] * 2
-        with pytest.raises(UnavailableError, match="/token"):
-            client(fake.address, **LONGER).blob_range(blob_of(DATA).digest, 0, 10)
+        # On a busy machine the registry itself may be too late to send who asks to the token.
+        for limits in MORE_AND_MORE:
+            fake.faults = [
+                lambda handler: handler.answer(
+                    401, b"", WWW_Authenticate=f'Bearer realm="http://{address}/token"'
+                )
+            ] * 2
+            with pytest.raises(UnavailableError) as caught:
+                client(fake.address, **limits).blob_range(blob_of(DATA).digest, 0, 10)
+            if "/token" in str(caught.value):
+                break
+
+    assert "/token" in str(caught.value)
 
 
 def test_a_registry_that_takes_a_push_byte_by_byte_is_given_up():

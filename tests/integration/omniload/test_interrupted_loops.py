@@ -82,7 +82,7 @@ def test_an_interrupt_leaves_other_threads_their_turn(mix):
             places += 1
             batch, came = interrupted(batches.next_batch, places)
             steps += [] if came else [batch.step]
-            steps.append(other.submit(batches.next_batch, timeout=10).result().step)
+            steps.append(other.submit(batches.next_batch, timeout=60).result().step)
 
     assert steps == list(range(len(steps)))
 

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from omniload.actors.ray.given.tenancy import LEASE_S
 from tests.support.plane.front_ranks import samples
 from tests.support.plane.given.given_ray import DRIVER, begin_job, end_of, run_job
 
@@ -46,18 +47,23 @@ def test_the_next_driver_goes_on_with_a_plane_whose_driver_was_killed_until_it_i
 def test_a_driver_that_is_killed_before_its_rank_has_joined_costs_the_next_one_seconds(
     given, mix, unbroken, tmp_path, keywords
 ):
-    killed = begin_job(given, mix, program=DRIVER, takes=1, end="attached", **keywords)
-    assert (killed.communicate()[0], killed.returncode) == ("", -signal.SIGKILL)
-    began_s = time.monotonic()
+    for name in ("run", "again", "once more"):
+        job = {**keywords, "run_dir": str(tmp_path / name)}
+        killed = begin_job(given, mix, program=DRIVER, takes=1, end="attached", **job)
+        assert (killed.communicate()[0], killed.returncode) == ("", -signal.SIGKILL)
+        began_s = time.monotonic()
 
-    next_of = run_job(given, mix, program=DRIVER, takes=STEPS, **keywords)
+        next_of = run_job(given, mix, program=DRIVER, takes=STEPS, **job)
 
-    # Of a lease they waited for 60, and a process began and loaded Ray before that.
-    assert time.monotonic() - began_s < 60
-    assert samples([next_of]) == unbroken
-    log = (tmp_path / "run" / "logs" / "opener.log").read_text()
-    assert "go on at step 0" in log, log
-    assert "has ended; no rank was there" in stop(given, keywords["run_dir"]).stdout
+        took_s = time.monotonic() - began_s
+        assert samples([next_of]) == unbroken
+        log = (tmp_path / name / "logs" / "opener.log").read_text()
+        assert "go on at step 0" in log, log
+        assert "has ended; no rank was there" in stop(given, job["run_dir"]).stdout
+        if took_s < LEASE_S:  # on a busy machine a process may take as long to load Ray
+            break
+
+    assert took_s < LEASE_S, "it waited for a lease of nobody"
 
 
 @pytest.mark.soak  # 40 s: six processes, and as long as ranks are given to be gone

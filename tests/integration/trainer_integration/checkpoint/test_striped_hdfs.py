@@ -79,7 +79,7 @@ def test_a_shard_is_mapped_through_a_mount_of_the_same_store_and_exported_from_t
     files, folder = open_striped(f"omnifs://runs/b::{store}", STRIPING)
     save_striped(full(), files, folder)
 
-    with mount(store, tmp_path, {"give_up_after": 10.0}) as root:
+    with mount(store, tmp_path, {"give_up_after": 60.0}) as root:
         shard = root / folder / "shard-00001-of-00001.safetensors"
         with safe_open(shard, framework="pt") as mapped:
             found = {name: mapped.get_tensor(name).clone() for name in mapped.keys()}  # noqa: SIM118
