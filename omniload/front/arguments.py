@@ -21,9 +21,9 @@ from omniload.mix.runtime import RuntimeConfig
 
 __all__ = [
     "check_choices",
+    "check_first",
     "check_observed",
     "check_steps_left",
-    "refuse_many_ranks",
     "require_finite",
     "require_rank",
     "require_whole",
@@ -31,7 +31,6 @@ __all__ = [
     "steps_of",
     "timeout_from",
     "warn_of_own_environment",
-    "warn_of_unknown_ids",
 ]
 
 _LOG = get_logger(__name__)
@@ -170,8 +169,14 @@ def check_steps_left(state: JsonObject | None, num_steps: int | None) -> None:
     _LOG.warning("%s; give a later step, or None for the data's end, to go on", said)
 
 
-def warn_of_unknown_ids(first: Batch, vocab_size: int | None) -> None:
-    """Warn if the first batch has token ids that a model of ``vocab_size`` embeddings does not know."""
+def check_first(first: Batch, vocab_size: int | None, *, assumed_alone: bool) -> None:
+    """Warn if the first batch has token ids that a model of ``vocab_size`` embeddings does not know.
+
+    Raises:
+        ConfigError: This rank was taken for the only one, and a process group of several came after the loader.
+    """
+    if assumed_alone:
+        _refuse_many_ranks()
     tokens = [rows_of(part, "tokens") for part in first.microbatches]
     # A stage of a pipeline may have none; the first one has.
     largest = max((int(rows.max(initial=0)) for rows in tokens if not is_absent(rows)), default=0)
@@ -182,6 +187,16 @@ def warn_of_unknown_ids(first: Batch, vocab_size: int | None) -> None:
             "(omniload mix check says whose they are)",
             largest,
             vocab_size,
+        )
+
+
+def _refuse_many_ranks() -> None:
+    group = group_of_torch()
+    if group is not None and group[1] > 1:
+        raise ConfigError(
+            f"the mix was opened before torch's process group of {group[1]} ranks, and each would train on the same "
+            "samples: open it behind init_process_group (Lightning: in train_dataloader), or start by torchrun; for a "
+            "loader of each rank alone give rank=0 and world_size=1"
         )
 
 
@@ -209,21 +224,6 @@ def warn_of_own_environment(runtime: RuntimeConfig, environment: Mapping[str, st
         _LOG.warning(
             "a loader beside another one over several ranks reads in the process of rank 0; %s",
             told,
-        )
-
-
-def refuse_many_ranks() -> None:
-    """Refuse to hand out batches of one rank to each of several: a process group came after the loader.
-
-    Raises:
-        ConfigError: There are several.
-    """
-    group = group_of_torch()
-    if group is not None and group[1] > 1:
-        raise ConfigError(
-            f"the mix was opened before torch's process group of {group[1]} ranks, and each would train on the same "
-            "samples: open it behind init_process_group (Lightning: in train_dataloader), or start by torchrun; for a "
-            "loader of each rank alone give rank=0 and world_size=1"
         )
 
 

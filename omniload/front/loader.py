@@ -18,13 +18,12 @@ from omniload.base.state import Json, JsonObject
 from omniload.batch.losses import means_of_source
 from omniload.client import Client
 from omniload.front.arguments import (
+    check_first,
     check_observed,
     check_steps_left,
-    refuse_many_ranks,
     require_rank,
     require_whole,
     state_from,
-    warn_of_unknown_ids,
 )
 from omniload.front.batches.rows import PackedRows
 from omniload.front.batches.training_batch import TrainingBatch
@@ -104,8 +103,8 @@ class Loader:
         self._dropped: weakref.finalize[..., Loader] | None = None
         self._closed = self._first_is_checked = self._silent_is_told = False
         self._handed: TrainingBatch | None = None  # what is observed where no rows are given
-        self._loops_ended = 0
-        self._pid, self._one_asks = os.getpid(), threading.RLock()
+        self._pid, self._loops_ended = os.getpid(), 0
+        self._one_asks, self._one_opens = threading.RLock(), threading.RLock()
 
     @property
     def next_step(self) -> int:
@@ -142,8 +141,7 @@ class Loader:
         client = self._open_once()
         batch = client.wait_for_batch(timeout)
         if batch is None:
-            # Its tensors may lie on a device, which an evaluation wants for itself.
-            self._handed = None
+            self._handed = None  # it may lie on a device, which an evaluation wants for itself
             # Not of a rank that joins a plane at its end: it begins at a later step.
             if self._state is None and not self.next_step and not self._first_is_checked:
                 self._first_is_checked = True
@@ -153,10 +151,8 @@ class Loader:
                 )
             return None
         if not self._first_is_checked:
-            if self._facts.assumed_alone:
-                refuse_many_ranks()
+            check_first(batch, self.vocab_size, assumed_alone=self._facts.assumed_alone)
             self._first_is_checked = True
-            warn_of_unknown_ids(batch, self.vocab_size)
         if len(batch.tokens_by_source) > len(self.source_tags):  # an edit of the mix added some
             self.source_names = tuple(batch.tokens_by_source)
             self.source_tags = tuple(batch.source_tags.get(name, {}) for name in self.source_names)
@@ -268,8 +264,7 @@ class Loader:
         Raises:
             StateError: It is not a state. Whether it fits the mix and the data shows with the next batch.
         """
-        # Checked first: what is not a state must not end the plane.
-        wanted = state_from(state)
+        wanted = state_from(state)  # first: what is not a state must not end the plane
         if self._closed:
             raise StateError("the loader is closed; load the state into one that is open")
         if wanted is None:
@@ -321,19 +316,26 @@ class Loader:
         self._end_plane()
 
     def _open_once(self) -> Client:
-        """Return this rank's client; the first call opens or joins the plane."""
+        """Return this rank's client; the first call opens or joins the plane, and other threads wait for that."""
         self._refuse_copy()
-        if self._closed:
+        client = self._client
+        if client is None and not self._closed:
+            client = ask_in_turn(self._one_opens, None, lambda *_: self._opened())
+        if client is None or self._closed:
             raise StateError("the loader is closed; open the mix again")
-        if self._client is None:
+        return client
+
+    def _opened(self) -> Client | None:
+        if self._client is None and not self._closed:
             # Where something fails, what is open is closed here; otherwise the loader closes it later.
             with ExitStack() as stack:
                 self._client = self._open_client(stack, self._state)
                 self._stack = stack.pop_all()
             if self._facts.is_alone:
                 self._dropped = weakref.finalize(self, _end_dropped, self._pid, self._stack)
-                # A process that ends takes its threads along, and needs no more.
-                self._dropped.atexit = False
+                self._dropped.atexit = False  # a process that ends takes its threads along
+            if self._closed:  # meanwhile, by another thread, which had nothing to end
+                self._end_plane()  # type: ignore[unreachable]
         return self._client
 
     def _refuse_copy(self) -> None:
@@ -347,8 +349,7 @@ class Loader:
         if self._dropped is not None:
             self._dropped.detach()
         # Let go of first: whatever closing raises, the next batch opens a plane anew.
-        stack, self._stack, self._client = self._stack, ExitStack(), None
-        self._handed = None
+        stack, self._stack, self._client, self._handed = self._stack, ExitStack(), None, None
         stack.close()
 
     def __len__(self) -> int:
@@ -369,8 +370,7 @@ class Loader:
         )
 
     def __bool__(self) -> bool:
-        # Or ``if loader:`` would ask for its length.
-        return True
+        return True  # or ``if loader:`` would ask for its length
 
     def __iter__(self) -> Iterator[TrainingBatch]:
         return EachBatch(self.next_batch, self._end_loop)

@@ -249,6 +249,49 @@ def test_a_loader_that_nobody_holds_any_more_ends_its_plane_beside_who_let_go_of
     assert here == threading.get_ident() != beside
 
 
+def test_a_thread_that_looks_at_a_loader_waits_for_the_plane_that_another_opens(monkeypatch):
+    planes, comes, seen = Planes(), threading.Event(), []
+    fake = SimpleNamespace(RLock=lambda: HeardLock(comes), get_ident=threading.get_ident)
+    monkeypatch.setattr("omniload.front.loader.threading", fake)
+
+    def opens(stack, state):
+        client = planes(stack, state)
+        if planes.count == 1:
+            other.start()
+        else:
+            comes.set()
+        assert comes.wait(60)
+        return client
+
+    loader = Loader(opens, BatchForm(arrays=NumpyArrays()))
+    other = threading.Thread(target=lambda: seen.append(loader.next_step))
+
+    steps = [loader.next_batch().step]
+    other.join(60)
+    steps += steps_of(loader)
+
+    assert (planes.count, len(seen)) == (1, 1)
+    assert steps == [0, 1, 2, 3]
+
+
+def test_a_loader_that_is_closed_while_a_thread_opens_its_plane_ends_that():
+    planes = Planes()
+
+    def opens(stack, state):
+        client = planes(stack, state)
+        closing = threading.Thread(target=loader.close)
+        closing.start()
+        closing.join(60)
+        return client
+
+    loader = Loader(opens, BatchForm(arrays=NumpyArrays()), MixFacts(is_alone=True))
+
+    with pytest.raises(StateError, match="the loader is closed; open the mix again"):
+        loader.next_batch()
+
+    assert planes.ended == [(0, threading.get_ident())]
+
+
 def test_a_loader_that_is_closed_or_shared_or_forked_ends_no_plane_where_it_is_dropped(monkeypatch):
     started = []
     monkeypatch.setattr("_thread.start_new_thread", lambda *call: started.append(call))
