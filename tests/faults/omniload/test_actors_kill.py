@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.usefixtures("leaves_nothing_behind"),
 ]
 
-_LIMIT_S = 30.0
+_LIMIT_S = 45.0
 """From the kill to the end of everything: a few seconds where nothing else runs.
 
 Ray's own processes, which nobody ends, notice it after most of a minute.
