@@ -175,7 +175,7 @@ class Cluster:
         query = "jmx?qry=Hadoop:service=NameNode,name=NameNodeInfo"
         try:
             with urllib.request.urlopen(
-                f"http://127.0.0.1:{self.http_port}/{query}", timeout=5
+                f"http://127.0.0.1:{self.http_port}/{query}", timeout=30
             ) as r:
                 beans = json.load(r)["beans"]
         except OSError:
@@ -184,7 +184,7 @@ class Cluster:
         there = {int(node["xferaddr"].rpartition(":")[2]) for node in live}
         return len(there & {*self.ports.values()})
 
-    def wait(self, datanodes: int, *, timeout_s: float = 90) -> None:
+    def wait(self, datanodes: int, *, timeout_s: float = 240) -> None:
         end, tries = time.monotonic() + timeout_s, _TRIES
         pause = threading.Event()
         while self.live_datanodes() < datanodes:
@@ -275,7 +275,7 @@ def _format(cluster: Cluster) -> None:
         shutil.copytree(kept, made)
         return
     formatting = cluster.java("namenode-format", "-format", "-force", "-nonInteractive")
-    if formatting.wait(timeout=60):
+    if formatting.wait(timeout=120):
         log = (cluster.folder / "namenode-format.log").read_text(errors="replace")
         raise RuntimeError(log[-2000:])
     del cluster.processes["namenode-format"]
