@@ -62,7 +62,7 @@ def test_threads_that_open_and_close_planes_at_once_have_the_samples_of_each_and
 ):
     words = [sys.executable, "-c", SETUP + program, str(mix)]
     done = subprocess.run(
-        words, env=given, capture_output=True, text=True, check=False, timeout=180
+        words, env=given, capture_output=True, text=True, check=False, timeout=280
     )
 
     assert done.returncode == 0, done.stderr[-3000:]

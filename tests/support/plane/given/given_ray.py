@@ -13,7 +13,7 @@ __all__ = ["DRIVER", "a_ray", "begin_job", "end_of", "run_job"]
 
 PROCESSES = ROOT / "tests" / "support" / "plane" / "processes"
 JOB, DRIVER = PROCESSES / "ray_job.py", PROCESSES / "detached_driver.py"
-LIMIT_S = 120
+LIMIT_S = 240
 
 
 @contextmanager
