@@ -10,12 +10,12 @@ Source:
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from omniload.base.linux.cores import cores_here
 from omniload.mix.config import MixConfig
 from omniload.mix.schedule import weights_at
 from omniload.plan.balance_methods import balance
@@ -188,7 +188,7 @@ def costs_of(
         tokens_per_s: What training uses.
         cores: Most readers of a source whose number is free; by default those of this machine.
     """
-    most = most_of_one(len(os.sched_getaffinity(0)) if cores is None else cores)
+    most = most_of_one(cores_here() if cores is None else cores)
     stages = mix.mix.stages
     # Shares move from one end of a ramp to the other, so the greatest is at one of them.
     ends = [weights_at(stages, mix.names, stage.from_step + stage.ramp_steps) for stage in stages]

@@ -19,6 +19,7 @@ import numpy as np
 
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
+from omniload.base.linux.cores import cores_here
 from omniload.base.linux.kept_waiting import kept_waiting_s
 from omniload.simulation.profile import Profile, SourceCosts
 from omniload.source.formats.opening import open_format
@@ -74,7 +75,7 @@ def measured_sources(spec: PlaneSpec, shown: Shown) -> Profile:
         sources = measure_sources(spec, advance)
     return Profile(
         machine=_processor(),
-        cores=len(os.sched_getaffinity(0)),
+        cores=cores_here(),
         load=os.getloadavg()[0],
         threads=measure_threads(spec),
         sources=sources,
@@ -204,7 +205,7 @@ def measure_threads(spec: PlaneSpec) -> float:
     works = [partial(_read_next, source, cycle(_starts(source))) for source in sources]
     # As one sum: of a thread that had little of a busy machine little is known in a single try.
     tries = [each for _ in range(_REPEATS) for each in _spent_at_once(works)]
-    return float(np.clip(cores_of(tries, len(works)), 1.0, len(os.sched_getaffinity(0))))
+    return float(np.clip(cores_of(tries, len(works)), 1.0, cores_here()))
 
 
 def _starts(source: Source) -> range:

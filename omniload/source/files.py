@@ -179,9 +179,7 @@ class ShardFile:
                 ) from None
             if not is_outage(error):
                 raise
-            raise UnavailableError(
-                f"{self.path}: cannot be looked at: {said(error)}; try again"
-            ) from error
+            raise _refusal(f"{self.path}: cannot be looked at", error) from error
         if is_other(then := (self.size_bytes, self.stamp), now):
             raise changed(self.path, then, now)
         return mark
@@ -236,18 +234,14 @@ def _raise_fault(error: Exception, file: ShardFile, where: str) -> None:
     decoding = isinstance(error, OSError | EOFError | UnicodeDecodeError | pa.ArrowException)
     if not decoding and not is_outage(error):
         return
-    # Decoders raise OSError itself, without a number. The operating system gives one, or a client of a store a class of
-    # its own: PermissionError, of a token that has expired.
+    # Decoders raise OSError itself. The system gives a number, a store's client a class: PermissionError of old keys.
     of_system = isinstance(error, _OF_SYSTEM) or getattr(error, "errno", None)
     if file.remote is not None and (_is_gone(error) or (decoding and not of_system)):
         # What was said of it before would say that it is there, and as it was.
         look_anew(file.remote, file.path)
     file.require_unchanged()
     if of_system or not decoding:
-        # A ticket may be renewed, so the class is the same: it is worth another try.
-        remedy = "get the rights to it, and try again"
-        remedy = remedy if isinstance(error, PermissionError) else "try again"
-        raise UnavailableError(f"{where}: cannot be read: {said(error)}; {remedy}") from error
+        raise _refusal(f"{where}: cannot be read", error) from error
     remedy = "the file is cut short or corrupt, replace it"
     if _ends_in_zeros(file):
         remedy = (
@@ -259,6 +253,14 @@ def _raise_fault(error: Exception, file: ShardFile, where: str) -> None:
             f"write it anew, zstd -dc --long=31 {file.path} | zstd"
         )
     raise IntegrityError(f"{where}: cannot be decoded: {error}; {remedy}") from error
+
+
+def _refusal(what: str, error: Exception) -> UnavailableError:
+    """Return the error of a store that refuses ``what``; keys may be renewed, so each is worth another try."""
+    remedy = "get the rights to it, and " if isinstance(error, PermissionError) else ""
+    if getattr(error, "errno", None) == errno.EINVAL and "Bad Request" in str(error):
+        remedy = "S3 answers so to a look with keys that have expired: renew them, and "
+    return UnavailableError(f"{what}: {said(error)}; {remedy}try again")
 
 
 def _ends_in_zeros(file: ShardFile) -> bool:
@@ -275,10 +277,8 @@ def is_outage(error: Exception) -> bool:
 
 def is_refusal(error: Exception) -> bool:
     """Whether a client of S3 refuses what it was given, before anything is asked of the store."""
-    return any(
-        kind.__module__.startswith("botocore") and kind.__name__ in _REFUSALS
-        for kind in type(error).__mro__
-    )
+    kinds = type(error).__mro__
+    return any(k.__module__.startswith("botocore") and k.__name__ in _REFUSALS for k in kinds)
 
 
 def said(error: Exception) -> str:
@@ -327,7 +327,7 @@ def beside(file: ShardFile, name: str) -> ShardFile:
             ) from error
         if not is_outage(error):
             raise
-        raise UnavailableError(f"{path}: cannot be looked at: {said(error)}; try again") from error
+        raise _refusal(f"{path}: cannot be looked at", error) from error
 
 
 def _is_gone(error: Exception) -> bool:

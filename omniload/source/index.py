@@ -124,7 +124,7 @@ def _tell_not_kept(folder: Path, error: OSError) -> None:
         said = f"{said}, {free_in(folder)}"
     _log.warning(
         "%s: nothing can be kept there (%s): indexes, and what was found or measured of sources, are made anew in "
-        "every start; make room and rights for it, or name another folder by --cache-dir",
+        "every start; make room and rights for it, or have XDG_CACHE_HOME, or --cache-dir of a command, name another",
         *(folder, said),
     )
 

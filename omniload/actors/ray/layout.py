@@ -1,6 +1,5 @@
 """How many actors a plane takes and what they are called, whom they serve, and how much memory they share."""
 
-import os
 from collections.abc import Sequence
 
 from omniload.actors.plane import PlaneSpec
@@ -10,7 +9,6 @@ from omniload.mix.config import MixConfig
 __all__ = [
     "PLANNER",
     "constructors_by_host",
-    "cores_here",
     "dp_ranks_of_constructors",
     "home_roles",
     "ranks_with_threads",
@@ -24,11 +22,6 @@ _CORES_PER_CONSTRUCTOR = 2
 """Of the one host of a job: more constructors than have cores, beside what feeds them, take memory and gain nothing."""
 _BYTES_PER_TOKEN = 16
 _STORE_FLOOR_BYTES = 256 << 20
-
-
-def cores_here() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def dp_ranks_of_constructors(spec: PlaneSpec, cores: int) -> dict[str, tuple[int, ...]]:

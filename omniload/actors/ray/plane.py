@@ -40,7 +40,7 @@ from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.hosts.watch import begin_watch
 from omniload.actors.ray.hosts.watches import Watches
 from omniload.actors.ray.keeper import Keeper
-from omniload.actors.ray.layout import PLANNER, cores_here, dp_ranks_of_constructors, store_bytes
+from omniload.actors.ray.layout import PLANNER, dp_ranks_of_constructors, store_bytes
 from omniload.actors.ray.rank.handle import RayHandle
 from omniload.actors.ray.scaling.mover import Mover
 from omniload.actors.ray.scaling.shell import SCALER, Scaling
@@ -48,6 +48,7 @@ from omniload.actors.ray.shadows import Shadows
 from omniload.actors.status_file import write_status
 from omniload.actors.versions import with_versions
 from omniload.base.errors import OmniloadError
+from omniload.base.linux.cores import cores_here
 from omniload.base.log import RoleLogs
 from omniload.machine.loader_groups import LoaderShare, costs_of, partition, seconds_in_loaders
 from omniload.machine.messages import ResizeAsked

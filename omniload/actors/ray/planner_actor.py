@@ -103,7 +103,7 @@ class PlannerActor(PresentActor):
             with self._activity.doing("opens the journal"):
                 journal = open_journal(opening.folder, planner, durable=durable)
         # Behind the journal: a planner that is refused leaves the port to the one that is not.
-        self._end_metrics = serve_metrics(spec.mix, self._told_board)
+        self._end_metrics = serve_metrics(spec.mix, self._told_board, goes_on=life > 0)
         self._first_step = first_step_of(spec)
         figures = {"restarts": spec.restarts, "lives": life + 1, COUNTED: opening.counted}
         self._activity.figures.note(**figures)

@@ -11,12 +11,14 @@ from typing_extensions import override
 from omniload.actors.heartbeat_board import Board
 from omniload.base.errors import ConfigError
 from omniload.base.linux.network import listening_address
+from omniload.base.log import get_logger
 from omniload.base.metrics import REGISTRY, serve
 from omniload.machine.status import status_of
 from omniload.mix.config import MixConfig
 
 __all__ = ["FIGURES", "RoleMetrics", "serve_metrics"]
 
+_LOG = get_logger(__name__)
 _TOTAL = "_total"
 FIGURES = {
     "read_samples_total": "Samples that a source loader has read",
@@ -40,8 +42,13 @@ FIGURES = {
 """Figures of roles, each a metric ``omniload_<name>`` by ``role``."""
 
 
-def serve_metrics(mix: MixConfig, board: Board) -> Callable[[], None]:
+def serve_metrics(mix: MixConfig, board: Board, *, goes_on: bool = False) -> Callable[[], None]:
     """Answer Prometheus from the planner's process, where the mix asks for it.
+
+    Args:
+        mix: What is drawn, with the port.
+        board: The heartbeats.
+        goes_on: Whether the run is under way: then it goes on without metrics, and a warning says so.
 
     Returns:
         A function that ends it.
@@ -49,6 +56,16 @@ def serve_metrics(mix: MixConfig, board: Board) -> Callable[[], None]:
     Raises:
         ConfigError: The port is taken, or this host has no such address.
     """
+    try:
+        return _served(mix, board)
+    except ConfigError as error:
+        if not goes_on:
+            raise
+        _LOG.warning("the run goes on, and nobody answers Prometheus: %s", error)
+        return _nothing
+
+
+def _served(mix: MixConfig, board: Board) -> Callable[[], None]:
     port, bind = mix.runtime.metrics_port, mix.runtime.metrics_bind
     if not port:
         return _nothing

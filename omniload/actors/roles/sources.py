@@ -1,7 +1,6 @@
 """How a role opens a source, has further readers of it, and reads a range of it part by part."""
 
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from omniload.actors.heartbeat_board import Activity
 from omniload.base.clock import Clock
 from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.base.errors import OmniloadError
+from omniload.base.linux.cores import cores_here
 from omniload.base.log import get_logger
 from omniload.machine.loader_groups import most_of_one
 from omniload.machine.readers import Looked, ReadBegun, ReadEnded, ReaderScaler
@@ -124,7 +124,7 @@ class SourceReaders:
     def __init__(self, start: StartReaderOf | None, activity: Activity, clock: Clock) -> None:
         """Have further readers where ``start`` starts them."""
         self._start, self._activity, self._clock = start, activity, clock
-        cores = len(os.sched_getaffinity(0))
+        cores = cores_here()
         self._scaler = ReaderScaler(cores=cores, most=most_of_one(cores))
         self._lock = threading.Lock()
         self._sources: dict[int, DividedSource] = {}

@@ -1,5 +1,6 @@
 """Locks on files and folders that the kernel ends with their holder, however that ends."""
 
+import errno
 import fcntl
 import os
 import socket
@@ -7,9 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from omniload.base.errors import ConfigError
+
 __all__ = ["FileLock", "is_held_here", "is_locked", "locked"]
 
 _LONGEST_HOLDER = 256
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 @contextmanager
@@ -83,6 +87,7 @@ class FileLock:
 
         Raises:
             BlockingIOError: Somebody holds it; the error's text names the process and its host.
+            ConfigError: Its file system gives no locks.
             OSError: The file cannot be made or locked.
         """
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -96,9 +101,15 @@ class FileLock:
             holder = os.pread(self._descriptor, _LONGEST_HOLDER, 0).decode(errors="replace").strip()
             self._leave()
             raise BlockingIOError(error.errno, holder or "a process unknown") from None
-        except OSError:
+        except OSError as error:
             self._leave()
-            raise
+            if error.errno not in _NO_LOCKS:
+                raise
+            raise ConfigError(
+                f"{path} cannot be locked ({error.strerror}), which would keep a second process from what it stands "
+                "for: its file system gives no locks; mount it with them (Lustre: -o flock, NFS 3: its lock service), "
+                "or name a folder of another file system"
+            ) from None
         if shared:
             return
         # Only now: before the lock was taken these words were another's.

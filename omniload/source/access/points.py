@@ -243,7 +243,7 @@ def _said_of(file: ShardFile, distance: int | None) -> str:
     if codec_of(file) == "gzip" and find_spec("indexed_gzip") is None:
         return f"of gzip a package finds where, which is not installed; {install_line('gzip')}"
     if distance is None:
-        return "where is kept nowhere; have indexes kept in a folder with room, by --cache-dir"
+        return "where is kept nowhere; have XDG_CACHE_HOME, or --cache-dir of a command, name a folder with room"
     if codec_of(file) == "gzip":
         return f"it has places up to {format_bytes(distance)} apart; write it in smaller shards"
     return (

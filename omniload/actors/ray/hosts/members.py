@@ -13,13 +13,13 @@ from omniload.actors.ray.given.attached import given_cluster
 from omniload.actors.ray.hosts.node_plan import Listening
 from omniload.actors.ray.layout import (
     constructors_by_host,
-    cores_here,
     dp_ranks_of_constructors,
     home_roles,
     store_bytes,
 )
 from omniload.actors.ray.processes import Process
 from omniload.actors.ray.tokens import token, use_token
+from omniload.base.linux.cores import cores_here
 from omniload.base.linux.network import LOOPBACK, free_ports, host_id, listening_address
 from omniload.base.log import logs_folder
 from omniload.base.units import parse_ports

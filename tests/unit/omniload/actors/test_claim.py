@@ -1,5 +1,7 @@
 """What a launch is known by, and locks that go with their holder."""
 
+import errno
+import fcntl
 import os
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +12,7 @@ from omniload.actors import claim as claims
 from omniload.actors.claim import LOCK_NAME, claim, launch_of
 from omniload.actors.gate import Gate
 from omniload.actors.plane import PlaneSpec
-from omniload.base.errors import UnavailableError
+from omniload.base.errors import ConfigError, UnavailableError
 from omniload.base.linux.file_lock import FileLock, is_locked
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.builders import a_mix
@@ -48,6 +50,18 @@ def test_a_lock_names_its_holder_until_it_lets_go(tmp_path):
 
 def a_spec_of(run_dir):
     return PlaneSpec(mix=a_mix(), base_dir=Path("/"), tree=ClientPlaceTree.of(), run_dir=run_dir)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_run_folder_on_a_file_system_without_locks_is_refused_with_how_to_have_them(
+    tmp_path, monkeypatch, code
+):
+    def flock(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(ConfigError, match=rf"{LOCK_NAME} cannot be locked .* -o flock, NFS 3"):
+        claim(a_spec_of(tmp_path))
 
 
 def test_a_plane_that_waits_for_a_change_of_its_mix_says_so_once(tmp_path, caplog, monkeypatch):

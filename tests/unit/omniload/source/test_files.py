@@ -228,6 +228,24 @@ def test_a_file_that_cannot_be_looked_at_may_be_asked_for_again(file, monkeypatc
         assert opened.read() == b"a.txt"
 
 
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (OSError(errno.EINVAL, "Bad Request"), "keys that have expired: renew them, and try again"),
+        (PermissionError("Forbidden"), "Forbidden; get the rights to it, and try again"),
+    ],
+)
+def test_a_look_that_a_store_refuses_says_what_its_answer_without_a_body_means(
+    file, monkeypatch, error, remedy
+):
+    def stat(*_, **__):
+        raise error
+
+    monkeypatch.setattr(os, "stat", stat)
+    with pytest.raises(UnavailableError, match=remedy), reading(file):
+        pytest.fail("it was not looked at first")
+
+
 def test_a_file_that_is_gone_is_no_outage(file, tmp_path):
     (tmp_path / "a.txt").unlink()
 
