@@ -5,6 +5,7 @@ from contextlib import closing, suppress
 from itertools import groupby
 from pathlib import Path
 
+from omniload.base.errors import ConfigError
 from omniload.base.linux.file_lock import FileLock, is_locked
 
 __all__ = ["forget_generations", "guest_of", "lock_of", "name_in", "rank_has_ended", "take"]
@@ -83,7 +84,7 @@ def forget_generations(folder: Path) -> None:
     for lock in (lock for of_one in generations[:-_KEPT] for lock in of_one):
         # Held meanwhile: whoever takes it in this moment finds that it is gone, and takes it anew. Of a rank that
         # lives, or where locks or files cannot be had, both stay.
-        with suppress(OSError), closing(FileLock(lock)) as held:
+        with suppress(OSError, ConfigError), closing(FileLock(lock)) as held:
             if held.is_at(lock):  # else a planner before has removed it, a rank taken it anew
                 lock.with_suffix(".guest").unlink(missing_ok=True)
                 lock.unlink()

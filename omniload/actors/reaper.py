@@ -16,7 +16,7 @@ from pathlib import Path
 
 from omniload.actors import reaper_process
 from omniload.actors.reaper_process import LEAVE, MARKS, PATIENCE_S
-from omniload.base.errors import StateError, UnavailableError
+from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.linux.file_lock import FileLock, is_locked
 from omniload.base.log import get_logger
 
@@ -85,7 +85,7 @@ class PlaneFolder:
             self._lock = FileLock(opener)
         except FileNotFoundError:
             raise
-        except OSError:  # no locks on this file system: it is nobody's to remove
+        except (OSError, ConfigError):  # no locks on this file system: it is nobody's to remove
             opener.unlink(missing_ok=True)
         try:
             self._begun.rename(self.path)

@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from omniload.base.errors import StateError
 from omniload.base.message_text import log_text
+from omniload.base.secrets import without_secrets
 
 __all__ = [
     "ONCE",
@@ -53,6 +54,24 @@ class _Discreet(logging.Formatter):
     @override
     def format(self, record: logging.LogRecord) -> str:
         return log_text(super().format(record))
+
+
+class _WithoutSecrets(logging.Filter):
+    """Takes secrets out of a line before any handler has it: those of a program that imports this know of none."""
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        # A line with the wrong arguments is told by the handler, and ends nobody's work.
+        with suppress(TypeError, ValueError):
+            text = record.getMessage()
+            if (clean := without_secrets(text)) != text:
+                record.msg, record.args = clean, ()
+        if record.exc_info:  # which formatters take in place of one that they would make
+            record.exc_text = without_secrets(_PLAIN.formatException(record.exc_info))
+        return True
+
+
+_WITHOUT_SECRETS, _PLAIN = _WithoutSecrets(), logging.Formatter()
 
 
 class _NotAgain(logging.Filter):
@@ -253,7 +272,9 @@ def last_line_of(path: Path) -> str:
 
 def get_logger(name: str) -> logging.Logger:
     """Return the project's logger for a module; pass ``__name__``."""
-    return logging.getLogger(name if name.startswith(f"{_ROOT}.") else f"{_ROOT}.{name}")
+    logger = logging.getLogger(name if name.startswith(f"{_ROOT}.") else f"{_ROOT}.{name}")
+    logger.addFilter(_WITHOUT_SECRETS)  # once: it is the same one
+    return logger
 
 
 def set_up_logging(level: str = "INFO", *, role: str = "") -> None:

@@ -290,6 +290,7 @@ class PrivateCluster(Cluster):
             _temp_dir=str(self._folder.path),
             _node_ip_address=self.node_address,
         )
+        self._folder.path.chmod(0o700)
         return str(context.address_info["gcs_address"])
 
     @property

@@ -6,6 +6,7 @@ Each test starts a Ray of its own, which takes seconds: they are few and each as
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from contextlib import suppress
@@ -310,15 +311,18 @@ def test_a_ray_whose_inside_has_changed_is_started_by_its_promised_way(tmp_path,
         Client(plane.handle(0)) as client,
     ):
         found = [batch_digest(client.next_batch()) for _ in range(STEPS)]
+        assert stat.S_IMODE(plane._cluster.folder.stat().st_mode) == 0o700
 
     assert found == expected
 
 
-def test_no_process_is_started_that_no_data_plane_asks_and_none_listens_beyond_loopback(tmp_path):
+def test_no_process_is_started_that_no_data_plane_asks_and_no_other_user_or_host_gets_in(tmp_path):
     mix = a_mixed_corpus(tmp_path)
     before = listening()
 
     with RayPlane(a_spec(tmp_path, mix)) as plane:
+        # Ray opens it to everybody, sockets among it.
+        assert stat.S_IMODE(plane._cluster.folder.stat().st_mode) == 0o700
         folder = str(plane._cluster.folder)
         started = [
             " ".join(p.info["cmdline"] or [])

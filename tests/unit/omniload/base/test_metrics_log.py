@@ -9,6 +9,7 @@ from prometheus_client import generate_latest
 
 from omniload.base import metrics
 from omniload.base.log import ONCE, get_logger, set_up_logging
+from omniload.base.secrets import note_secret
 
 
 def test_every_metric_opens_with_the_projects_name_and_ends_in_its_unit():
@@ -105,3 +106,29 @@ def test_the_root_logger_is_left_alone(project_logger):
 
     assert (root.handlers, root.level) == before
     assert not project_logger.propagate
+
+
+def test_handlers_of_the_program_get_no_secret_in_a_line_or_its_traceback():
+    shown = io.StringIO()
+    handler = logging.StreamHandler(shown)  # as one for JSON, whose formatter is not ours
+    logger = get_logger("a_store")
+    logging.getLogger("omniload").addHandler(handler)
+    note_secret("hush-hush-hush")
+    try:
+        raise OSError("no s3://ID:SECRETSECRET@bucket/x")  # noqa: TRY301
+    except OSError:
+        logger.exception("asked %s with %s", "s3://ID:SECRETSECRET@bucket/x", "hush-hush-hush")
+    finally:
+        logging.getLogger("omniload").removeHandler(handler)
+
+    text = shown.getvalue()
+    assert "asked s3://***@bucket/x with ***" in text
+    assert "OSError: no s3://***@bucket/x" in text
+    assert "SECRETSECRET" not in text
+    assert "hush" not in text
+
+
+def test_a_line_with_too_few_arguments_is_left_to_its_handlers():
+    record = logging.LogRecord("omniload.x", logging.INFO, "", 0, "asked %s of %s", ("one",), None)
+
+    assert get_logger("a_store").filter(record)
