@@ -259,7 +259,7 @@ class PrivateCluster(Cluster):
         """Start the node and connect to it; return its address."""
         self._node = start_node(
             NodePlan(
-                folder=str(self._folder.path),
+                folder=str(self._folder.of_ray),
                 address=self._listening.address,
                 workers=self._workers,
                 object_store_bytes=self._object_store_bytes,
@@ -270,7 +270,7 @@ class PrivateCluster(Cluster):
         if self._node is None:
             return self._init_whole()
         # By its folder: ranks that join from another host have a node each, all at the address of that host.
-        own = None if self._to_join is None else self._folder.path
+        own = None if self._to_join is None else self._folder.of_ray
         connect(self._node.gcs_address, self.namespace, self.node_address, own)
         return self._node.gcs_address
 
@@ -287,10 +287,9 @@ class PrivateCluster(Cluster):
             num_cpus=self._workers,
             object_store_memory=self._object_store_bytes,
             include_dashboard=False,
-            _temp_dir=str(self._folder.path),
+            _temp_dir=str(self._folder.of_ray),
             _node_ip_address=self.node_address,
         )
-        self._folder.path.chmod(0o700)
         return str(context.address_info["gcs_address"])
 
     @property

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any, Protocol
 
 from typing_extensions import override
@@ -69,7 +68,6 @@ class _Loads:
     """What workers of a node are forked from."""
 
     _raylet_socket_name: str | None
-    _folder: str
     _loading: "subprocess.Popen[bytes] | None" = None
     _has_actors = True
 
@@ -77,8 +75,6 @@ class _Loads:
         """Begin it, once, while Ray's servers start, which takes as long; note that there is something to be ended."""
         if self not in begun:
             begun.append(self)
-            # Ray has just opened it to every user of the host: whoever replaces a socket in it is who processes obey.
-            Path(self._folder).chmod(0o700)
             if self._has_actors:
                 self._loading = begin_loading(str(self._raylet_socket_name))
 
@@ -113,7 +109,7 @@ def start_node(plan: NodePlan) -> RayNode | None:
         from ray._private.parameter import RayParams  # noqa: PLC0415
 
         class LeanNode(_Loads, Node):
-            _has_actors, _folder = plan.workers > 0, plan.folder
+            _has_actors = plan.workers > 0
 
             @override
             def start_head_processes(self) -> None:

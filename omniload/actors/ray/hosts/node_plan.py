@@ -73,7 +73,7 @@ def ports_of(plan: NodePlan) -> dict[str, Any]:
 def places_of(plan: NodePlan) -> dict[str, Any]:
     """Return what Ray is told of its folder and its sockets: they lie in that folder itself.
 
-    Those of a session of Ray's lie 51 bytes deeper, which leaves 21 of 107 for the folder of temporary files; that of
+    Those of a session of Ray's lie 51 bytes deeper, which leaves 19 of 107 for the folder of temporary files; that of
     a job of Slurm or PBS takes more.
 
     Raises:
@@ -83,9 +83,10 @@ def places_of(plan: NodePlan) -> dict[str, Any]:
     raylet = str(folder / "raylet")
     over = len(os.fsencode(worker.place_of(raylet))) - _MOST_BYTES
     if over > 0:
-        size = len(os.fsencode(folder.parent))
+        above = folder.parents[1]
+        size = len(os.fsencode(above))
         raise ConfigError(
-            f"{folder.parent}, the folder of temporary files, is a path of {size} bytes, and sockets of Ray below it "
+            f"{above}, the folder of temporary files, is a path of {size} bytes, and sockets of Ray below it "
             f"take one of {size - over} at most; set TMPDIR to a shorter one, such as /tmp"
         )
     return {

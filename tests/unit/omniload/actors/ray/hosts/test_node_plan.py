@@ -64,12 +64,12 @@ def test_too_few_ports_for_a_rank_that_joins_are_told_with_what_a_rank_takes(
 def in_folder(above_bytes):
     above = "/" + "t" * (above_bytes - 1)
     return NodePlan(
-        folder=f"{above}/omniload-ray-00000000", address="", workers=1, object_store_bytes=0
+        folder=f"{above}/omniload-ray-00000000/r", address="", workers=1, object_store_bytes=0
     )
 
 
 def test_sockets_lie_in_the_nodes_folder_itself_where_a_long_path_of_temporary_files_leaves_room():
-    plan = in_folder(72)
+    plan = in_folder(70)
 
     places = places_of(plan)
 
@@ -81,6 +81,6 @@ def test_sockets_lie_in_the_nodes_folder_itself_where_a_long_path_of_temporary_f
 
 def test_a_folder_of_temporary_files_whose_path_is_too_long_for_sockets_is_refused_with_the_limit():
     with pytest.raises(
-        ConfigError, match=r"is a path of 75 bytes, .* one of 72 at most; set TMPDIR"
+        ConfigError, match=r"is a path of 75 bytes, .* one of 70 at most; set TMPDIR"
     ):
         places_of(in_folder(75))
