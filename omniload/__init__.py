@@ -79,7 +79,11 @@ def __getattr__(name: str) -> object:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, inner = _PLACES[name]
-    return getattr(import_module(module), inner)
+    from omniload.base.concurrency.held_signals import SignalsHeld  # noqa: PLC0415 -- with typing and threading
+
+    # Libraries make other errors of a Ctrl-C that comes as they are loaded.
+    with SignalsHeld():
+        return getattr(import_module(module), inner)
 
 
 def __dir__() -> list[str]:

@@ -17,6 +17,7 @@ from typing import Self
 
 from omniload.actors.plane import RankHandle
 from omniload.base.clock import wait_of
+from omniload.base.concurrency.held_signals import SignalsHeld
 from omniload.base.concurrency.turns import EachBatch, ask_in_turn
 from omniload.base.errors import ConfigError, OmniloadError
 from omniload.base.metrics import BATCH_WAIT_SECONDS
@@ -136,7 +137,8 @@ class Client:
 
         A data plane opened with it continues with the batch that ``next_batch`` would return now.
         """
-        return self._handle.state_at(self.next_step)
+        with SignalsHeld():
+            return self._handle.state_at(self.next_step)
 
     def resize(
         self, dp_rank: int, dp_size: int, *, step: int | None = None, generation: int | None = None
@@ -147,9 +149,10 @@ class Client:
             OmniloadError: As for ``RankHandle.resize``; this rank is what it was.
         """
         step = self.next_step if step is None else step
-        self._handle.resize(ResizeAsked(dp=dp_size, step=step, generation=generation), dp_rank)
-        # A batch that was peeked at was built for the earlier ranks.
-        self.next_step, self._peeked, self._behind = step, None, None
+        with SignalsHeld():
+            self._handle.resize(ResizeAsked(dp=dp_size, step=step, generation=generation), dp_rank)
+            # A batch that was peeked at was built for the earlier ranks.
+            self.next_step, self._peeked, self._behind = step, None, None
 
     def close(self) -> None:
         """Let go of the data plane."""

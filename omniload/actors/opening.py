@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from omniload.actors.address import Gather
 from omniload.actors.plane import PlaneSpec
+from omniload.base.concurrency.held_signals import SignalsHeld
 from omniload.base.extras import missing_extra
 
 if TYPE_CHECKING:
@@ -52,4 +53,5 @@ def open_ray_plane(spec: PlaneSpec, gather: Gather | None = None) -> "RayPlane":
         from omniload.actors.ray.plane import RayPlane  # noqa: PLC0415 -- an extra, absent for local users
     except ModuleNotFoundError as error:
         raise missing_extra("runtime.kind ray, which several ranks take,", error) from error
-    return RayPlane(spec, gather)
+    with SignalsHeld():
+        return RayPlane(spec, gather)

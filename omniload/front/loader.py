@@ -11,6 +11,7 @@ from typing import NoReturn, Protocol, Self
 
 from typing_extensions import override
 
+from omniload.base.concurrency.held_signals import SignalsHeld
 from omniload.base.concurrency.turns import EachBatch, ask_in_turn
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.log import get_logger
@@ -328,7 +329,7 @@ class Loader:
     def _opened(self) -> Client | None:
         if self._client is None and not self._closed:
             # Where something fails, what is open is closed here; otherwise the loader closes it later.
-            with ExitStack() as stack:
+            with SignalsHeld(), ExitStack() as stack:
                 self._client = self._open_client(stack, self._state)
                 self._stack = stack.pop_all()
             if self._facts.is_alone:
@@ -350,7 +351,8 @@ class Loader:
             self._dropped.detach()
         # Let go of first: whatever closing raises, the next batch opens a plane anew.
         stack, self._stack, self._client, self._handed = self._stack, ExitStack(), None, None
-        stack.close()
+        with SignalsHeld(to_the_end=True):
+            stack.close()
 
     def __len__(self) -> int:
         """Return the batches from where it was opened to ``steps``, however many were handed out since."""

@@ -110,7 +110,11 @@ def _started(loader: Loader, spec: PlaneSpec, state: Mapping[str, Json] | None) 
         bool(spec.mix.runtime.journal) or (spec.run_dir / RUN_RECORD_NAME).exists()
     )
     if state is not None or not was_begun:
-        loader.start()
+        try:
+            loader.start()
+        except BaseException:  # Ctrl-C came as it was open: nobody has it
+            loader.close()
+            raise
     return loader
 
 

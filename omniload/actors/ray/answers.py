@@ -10,6 +10,7 @@ from omniload.actors.gate import CLOSED
 from omniload.actors.ray.environment import RayError, RayTaskError, ray
 from omniload.actors.ray.errors.verdict import Verdict, is_lost, may_live, verdict_of
 from omniload.base.clock import Deadline
+from omniload.base.concurrency.held_signals import let_signals_in
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import DefectError, OmniloadError, UnavailableError, project_error
 from omniload.base.log import get_logger, place_of_lines
@@ -33,7 +34,7 @@ __all__ = [
 
 T = TypeVar("T")
 _TURN_S = 0.2
-"""Ray must not be shut down under a call: whoever waits looks this often whether to leave."""
+"""Ray must not be shut down under a call: whoever waits looks this often whether to leave, as for Ctrl-C."""
 _ASKED_HEAD: "set[Future[Any]]" = set()
 """What Ray's head has been asked for and has not told."""
 _LOG = get_logger(__name__)
@@ -109,6 +110,7 @@ def wait_for_ref(ref: Any, timeout_s: float, check: Callable[[], None]) -> bool:
     deadline = Deadline(timeout_s)
     while True:
         check()
+        let_signals_in()
         try:
             # A look of its own each time, also where no time is left.
             if deadline.wait(lambda turn_s: ray.wait([ref], timeout=turn_s)[0], _TURN_S):
@@ -124,6 +126,7 @@ def wait_for_future(answer: "Future[Any]", timeout_s: float, check: Callable[[],
     deadline = Deadline(timeout_s)
     while not answer.done():
         check()
+        let_signals_in()
         deadline.wait(partial(wait, [answer]), _TURN_S)
         if deadline.left_s() <= 0:
             break

@@ -47,6 +47,7 @@ from omniload.actors.ray.scaling.shell import SCALER, Scaling
 from omniload.actors.ray.shadows import Shadows
 from omniload.actors.status_file import write_status
 from omniload.actors.versions import with_versions
+from omniload.base.concurrency.held_signals import SignalsHeld
 from omniload.base.errors import OmniloadError
 from omniload.base.linux.cores import cores_here
 from omniload.base.log import RoleLogs
@@ -80,6 +81,7 @@ class RayPlane(DataPlane):
         runtime = spec.mix.runtime
         listening = listening_of(runtime.bind, runtime.ports, os.environ.get("MASTER_ADDR"))
         self._gate, self._closing, self._closed = Gate(), threading.Lock(), False
+        self._plans = False
         self._handles: list[RayHandle] = []
         self._opened = ExitStack()
         try:
@@ -111,7 +113,7 @@ class RayPlane(DataPlane):
             self._opened.close()
             raise
         # Before Ray's own end of the process, by which the plane would replace all that ends with it.
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
 
     def _start(self, spec: PlaneSpec, shares: Sequence[LoaderShare]) -> None:
         # All processes start together; what they need of each other is handed over afterwards.
@@ -135,6 +137,7 @@ class RayPlane(DataPlane):
             # on.
             crew.facts |= self._patiently(found, member.name)
         self._patiently(crew.open_planner(crew.holders[PLANNER]), PLANNER)
+        self._plans = True
         spec.keep()
         logs = RoleLogs(self.address.logs)
         self._opened.callback(logs.close)
@@ -214,11 +217,16 @@ class RayPlane(DataPlane):
 
     @override
     def close(self) -> None:
-        with self._closing:  # whoever closes as well waits for the end of the first
+        # Whoever closes as well waits for the end of the first.
+        with SignalsHeld(to_the_end=True), self._closing:
             if not self._closed:
                 self._closed = True
-                atexit.unregister(self.close)
+                atexit.unregister(self._close_at_exit)
                 self._opened.close()
+
+    def _close_at_exit(self) -> None:
+        with suppress(KeyboardInterrupt):  # the process ends: Python would print that it ignores it
+            self.close()
 
     def _end_cluster(self, *_: object) -> None:
         """End the actors and their Ray, once nobody in this process waits for one of them."""
@@ -232,9 +240,9 @@ class RayPlane(DataPlane):
         for handle in self._handles:
             is_used |= not handle.leave(_CLOSE_S)
         try:
-            # A dead planner has nothing left to close, and one that hangs ends with the cluster.
-            if not is_used and (crew := getattr(self, "_crew", None)) is not None:
+            # A dead planner has nothing left to close, and one that hangs, or has not begun, ends with the cluster.
+            if not is_used and self._plans:
                 with suppress(OmniloadError, RayError, KeyError):
-                    ray.get(crew.holding(PLANNER).close.remote(), timeout=_CLOSE_S)
+                    ray.get(self._crew.holding(PLANNER).close.remote(), timeout=_CLOSE_S)
         finally:
             self._cluster.close(is_used=is_used)

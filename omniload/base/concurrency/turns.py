@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from typing_extensions import override
 
 from omniload.base.clock import wait_of
+from omniload.base.concurrency.held_signals import SignalsHeld
 from omniload.base.errors import ConfigError, UnavailableError
 
 __all__ = ["EachBatch", "ask_in_turn"]
@@ -62,7 +63,7 @@ def ask_in_turn(
     """
     take_back: list[Callable[[], None]] = []
     try:
-        with _turn_within(one_asks, timeout) as left_s:
+        with SignalsHeld(), _turn_within(one_asks, timeout) as left_s:
             return ask(left_s, take_back)
     except BaseException:
         # Ctrl-C between the count and the caller, most often as the turn ends: a state that is saved now, or a loop

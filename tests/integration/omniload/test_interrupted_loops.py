@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import signal
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,9 @@ import pytest
 
 import omniload
 from omniload import client
+from omniload.actors.local import plane
 from omniload.actors.plane import RankHandle
+from omniload.actors.roles import constructor
 from omniload.base.concurrency import turns
 from omniload.front import loader
 
@@ -37,16 +41,20 @@ batch: {tokens: 512, micro_tokens: 256}
     return file
 
 
-def interrupted(ask, place):
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def interrupted(ask, place, inside=INSIDE, by=interrupt):
     """Ask, interrupted at the so-manieth place; return what came, and whether the interrupt did."""
     left = place
 
     def at_places(frame, event, _):
         nonlocal left
-        if event in PLACES and frame.f_code.co_filename in INSIDE:
+        if event in PLACES and frame.f_code.co_filename in inside:
             left -= 1
             if not left:
-                raise KeyboardInterrupt
+                by()
 
     sys.setprofile(at_places)
     try:
@@ -73,6 +81,29 @@ def test_a_batch_that_an_interrupt_kept_from_the_loop_is_the_next_one_still(mix)
 
     assert places > 10
     assert steps == list(range(len(steps)))
+
+
+@pytest.fixture
+def ctrl_c():
+    """A real one, as of a terminal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_within_the_locks_of_a_wait_is_an_interrupt_and_leaves_none_held(mix, ctrl_c):
+    inside = {threading.__file__, plane.__file__, constructor.__file__}
+    places, came, steps = 0, True, []
+    while came:
+        places += 1
+        # A plane of its own each time, whose first batch is waited for.
+        with omniload.open(mix, arrays="numpy", steps=2) as batches:
+            batch, came = interrupted(batches.next_batch, places, inside, ctrl_c)
+            steps = [] if came else [batch.step]
+            steps += [batch.step for batch in batches]
+        assert steps == [0, 1], places
+
+    assert places > 10
 
 
 def test_an_interrupt_leaves_other_threads_their_turn(mix):

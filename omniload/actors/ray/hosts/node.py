@@ -29,6 +29,7 @@ from omniload.actors.ray.hosts.node_plan import (
     without_agents,
 )
 from omniload.base.clock import SystemClock
+from omniload.base.concurrency.held_signals import let_signals_in
 from omniload.base.log import get_logger
 
 __all__ = ["RayNode", "look_often", "start_node"]
@@ -175,6 +176,7 @@ def look_often(node: Any) -> None:  # noqa: ANN401 -- Ray is untyped
         while clock.now_s() < until_s and not client.check_alive(numbers, timeout=1)[0]:
             if ended := node.dead_processes():
                 break
+            let_signals_in()
             clock.sleep(_LOOK_AGAIN_S)
     except Exception as error:  # noqa: BLE001 -- a short cut only: Ray waits in its own way now
         _LOG.debug("the node is waited for as Ray does: %s", error)

@@ -1,0 +1,135 @@
+"""Signals that wait while what they would break is under way.
+
+Ctrl-C raises ``KeyboardInterrupt`` between any two instructions of the main thread. Between a lock that is taken and
+the ``try`` that lets go of it, inside ``threading``, or below a library that makes another error of it, it leaves locks
+held and processes behind, or is lost. Inside ``SignalsHeld`` it is raised where nothing is half done: where a wait says
+so by ``let_signals_in``, or at the end.
+"""
+
+import _thread
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Self
+
+__all__ = ["SignalsHeld", "let_signals_in"]
+
+_NUMBERS = (signal.SIGTERM, signal.SIGINT)
+_LONGEST_S = 3.0
+"""A signal that has waited for so long is answered wherever the main thread is: in a read that hangs, for one."""
+
+
+class _State:
+    """What is held; of the main thread alone, which has the handlers of a process."""
+
+    def __init__(self) -> None:
+        self._depth, self._ending, self._count = 0, 0, 0
+        self._answers: dict[int, Callable[[int, FrameType | None], object]] = {}
+        self._came: list[int] = []
+        self._is_late = False
+
+    def enter(self, *, to_the_end: bool) -> None:
+        self._depth += 1
+        if to_the_end and not self._ending:
+            self._ending = self._depth
+        if self._depth > 1:
+            return
+        self._count += 1
+        self._came.clear()
+        for number in _NUMBERS:
+            answer = signal.getsignal(number)
+            if callable(answer) and answer != self._note:
+                self._answers[number] = answer
+                signal.signal(number, self._note)
+
+    def leave(self) -> None:
+        is_ending = bool(self._ending)
+        self._depth -= 1
+        if self._depth < self._ending:
+            self._ending = 0
+        if self._depth:
+            return
+        # One that is left in place, as by an error of the other's answer, passes on what comes.
+        for number in _NUMBERS:
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, self._answers[number])
+        if self._came:
+            # A second Ctrl-C: what was opened is closed for the first one, which says all there is to say.
+            if is_ending and isinstance(sys.exc_info()[1], KeyboardInterrupt):
+                self._came = [number for number in self._came if number != signal.SIGINT]
+            self._answer()
+
+    def let_in(self) -> None:
+        if self._came and not self._ending and _is_main():
+            self._answer()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if not self._depth:
+            self._answers[number](number, frame)
+        elif self._is_late:
+            self._answer()
+        elif number not in self._came:
+            self._came.append(number)
+            if len(self._came) == 1:
+                # No ``Thread``: the main thread may be within the locks of that module.
+                _thread.start_new_thread(self._remind, (self._count,))
+
+    def _answer(self) -> None:
+        self._is_late = False
+        while self._came:
+            number = self._came.pop(0)
+            try:
+                self._answers[number](number, None)
+            except BaseException as error:
+                # What is open is closed for it: the next one waits until that is done.
+                self._ending = min(1, self._depth)
+                # Also where another error is under way, as of a role that the same Ctrl-C has ended.
+                raise error from None
+
+    def _remind(self, count: int) -> None:
+        time.sleep(_LONGEST_S)
+        while self._came and self._count == count:
+            self._is_late, came = True, self._came[:1]
+            for number in came:
+                signal.pthread_kill(threading.main_thread().ident or 0, number)
+            time.sleep(_LONGEST_S)
+
+
+_STATE = _State()
+
+
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+class SignalsHeld:
+    """Has SIGINT and SIGTERM wait inside, where they have an answer of Python's and this is the main thread.
+
+    Args:
+        to_the_end: No wait inside lets them in, and Ctrl-C comes to nothing where ``KeyboardInterrupt`` is raised
+            already: for what closes.
+    """
+
+    def __init__(self, *, to_the_end: bool = False) -> None:
+        self._to_the_end, self._holds = to_the_end, _is_main()
+
+    def __enter__(self) -> Self:
+        if self._holds:
+            try:
+                _STATE.enter(to_the_end=self._to_the_end)
+            except BaseException:  # one that came before it was held
+                _STATE.leave()
+                raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._holds:
+            _STATE.leave()
+
+
+def let_signals_in() -> None:
+    """Answer those that wait, if any: the caller waits, and what its answer raises leaves nothing half done."""
+    _STATE.let_in()
