@@ -37,7 +37,7 @@ from omniload.base.log import get_logger
 __all__ = ["Cluster", "PrivateCluster", "connect", "node_here"]
 
 _LOG = get_logger(__name__)
-_CONNECTED_WITHIN_S, _TOLD_AFTER_S, _LEAVE_S = 150.0, 10.0, 10.0
+_CONNECTED_WITHIN_S, _TOLD_AFTER_S, _LEAVE_S = 150.0, 10.0, 30.0
 """Longest that Ray may take to connect a process; when its user is told; and longest wait for one that is given up."""
 
 
@@ -106,10 +106,14 @@ def _init_ray(
     """
     place_traces()
     answer = signal.getsignal(signal.SIGTERM)
-    init = partial(ray.init, configure_logging=False, log_to_driver=False, **options)
-    try:
+
+    def init() -> Any:  # noqa: ANN401 -- as above
+        # By the thread that connects: it may go on behind Ctrl-C, and be waited for.
         with _addresses_as_they_are(), _no_word_of_sigterm():
-            return carried_out(init)
+            return ray.init(configure_logging=False, log_to_driver=False, **options)
+
+    try:
+        return carried_out(init)
     finally:
         if answer is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, answer)

@@ -6,6 +6,7 @@ from typing import Any
 
 from omniload.actors.ray.answers import answer_to, has_ended
 from omniload.actors.ray.crew import Crew
+from omniload.actors.roles.first_look import as_it_is
 from omniload.base.errors import StateError, UnavailableError, project_error
 from omniload.base.log import get_logger
 from omniload.machine.roster.members import Member, MemberEnded, MemberReady
@@ -56,7 +57,8 @@ def open_in_shadows(crew: Crew, role: str, number: int, mix: MixConfig, check: C
         OmniloadError: One that lives could not open it in time or found other data, or what ``check`` raised.
     """
     others = [m for m in list(crew.actors) if m.role == role and m != crew.holders[role]]
-    told = {m: crew.actors[m].open_also.remote(number, mix) for m in others}
+    # Not looked at again: what they find is held against what the holder, which has looked, has found.
+    told = {m: crew.actors[m].open_also.remote(number, mix, as_it_is) for m in others}
     for other, answer in told.items():
         try:
             found = answer_to(answer, other.name, check=check)

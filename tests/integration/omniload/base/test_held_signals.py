@@ -26,9 +26,14 @@ def ctrl_c():
 
 def test_a_signal_is_answered_as_what_it_would_break_is_over():
     done = []
-    with pytest.raises(KeyboardInterrupt), SignalsHeld():
-        ctrl_c()
-        done.append("all of it")
+
+    def script():
+        with SignalsHeld():
+            ctrl_c()
+            done.append("all of it")
+
+    with pytest.raises(KeyboardInterrupt):
+        script()
 
     assert done == ["all of it"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -36,26 +41,36 @@ def test_a_signal_is_answered_as_what_it_would_break_is_over():
 
 def test_a_wait_lets_it_in_also_of_what_is_held_within():
     done = []
-    with pytest.raises(KeyboardInterrupt), SignalsHeld():
+
+    def script():
         with SignalsHeld():
-            ctrl_c()
-        done.append("before the wait")
-        let_signals_in()
-        done.append("behind it")
+            with SignalsHeld():
+                ctrl_c()
+            done.append("before the wait")
+            let_signals_in()
+            done.append("behind it")
+
+    with pytest.raises(KeyboardInterrupt):
+        script()
 
     assert done == ["before the wait"]
 
 
 def test_what_closes_for_a_signal_is_not_interrupted_by_the_next_one():
     done = []
-    with pytest.raises(KeyboardInterrupt), SignalsHeld():
-        try:
-            ctrl_c()
-            let_signals_in()
-        finally:
-            ctrl_c()
-            let_signals_in()
-            done.append("closed")
+
+    def script():
+        with SignalsHeld():
+            try:
+                ctrl_c()
+                let_signals_in()
+            finally:
+                ctrl_c()
+                let_signals_in()
+                done.append("closed")
+
+    with pytest.raises(KeyboardInterrupt):
+        script()
 
     assert done == ["closed"]
     with SignalsHeld():
@@ -64,7 +79,8 @@ def test_what_closes_for_a_signal_is_not_interrupted_by_the_next_one():
 
 def test_what_closes_as_ctrl_c_ends_a_script_says_nothing_of_a_second_one():
     done = []
-    with pytest.raises(KeyboardInterrupt) as first:
+
+    def script():
         try:
             ctrl_c()
         finally:
@@ -72,30 +88,46 @@ def test_what_closes_as_ctrl_c_ends_a_script_says_nothing_of_a_second_one():
                 ctrl_c()
                 let_signals_in()
                 done.append("closed")
+
+    with pytest.raises(KeyboardInterrupt) as first:
+        script()
     assert done == ["closed"]
     assert first.value.__context__ is None
 
-    with pytest.raises(KeyboardInterrupt), SignalsHeld(to_the_end=True):
-        ctrl_c()  # the first one of a script that closes by itself
+    def script():
+        with SignalsHeld(to_the_end=True):
+            ctrl_c()  # the first one of a script that closes by itself
+
+    with pytest.raises(KeyboardInterrupt):
+        script()
 
 
 def test_a_wait_behind_one_that_goes_to_its_end_is_interrupted():
     done = []
-    with pytest.raises(KeyboardInterrupt), SignalsHeld():
-        with SignalsHeld(to_the_end=True):
-            ctrl_c()
+
+    def script():
+        with SignalsHeld():
+            with SignalsHeld(to_the_end=True):
+                ctrl_c()
+                let_signals_in()
+                done.append("to the end")
             let_signals_in()
-            done.append("to the end")
-        let_signals_in()
-        done.append("behind the wait")
+            done.append("behind the wait")
+
+    with pytest.raises(KeyboardInterrupt):
+        script()
 
     assert done == ["to the end"]
 
 
 def test_an_error_that_the_same_ctrl_c_has_brought_about_is_not_told_above_it():
-    with pytest.raises(KeyboardInterrupt) as raised, SignalsHeld():
-        ctrl_c()
-        raise RuntimeError("a role was interrupted too")
+    def script():
+        with SignalsHeld():
+            ctrl_c()
+            raise RuntimeError("a role was interrupted too")
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        script()
 
     assert "a role was interrupted" not in "".join(traceback.format_exception(raised.value))
 
@@ -113,8 +145,13 @@ def test_an_answer_of_the_scripts_own_is_given_and_what_it_raises_comes():
         raise SystemExit(3)
 
     signal.signal(signal.SIGTERM, leave)
-    with pytest.raises(SystemExit, match="3"), SignalsHeld():
-        signal.raise_signal(signal.SIGTERM)
+
+    def script():
+        with SignalsHeld():
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit, match="3"):
+        script()
     assert signal.getsignal(signal.SIGTERM) is leave
 
 
@@ -133,21 +170,30 @@ def test_another_thread_holds_nothing_and_is_not_let_in():
 
     inside = []
     beside = threading.Thread(target=hold)
-    with pytest.raises(KeyboardInterrupt), SignalsHeld():
-        ctrl_c()
-        beside.start()
-        beside.join(60)
-        assert len(inside) == 1
+
+    def script():
+        with SignalsHeld():
+            ctrl_c()
+            beside.start()
+            beside.join(60)
+            assert len(inside) == 1
+
+    with pytest.raises(KeyboardInterrupt):
+        script()
 
 
 def test_a_signal_that_waits_too_long_is_answered_where_the_main_thread_is(monkeypatch):
     monkeypatch.setattr(held_signals, "_LONGEST_S", 0.01)
     never = threading.Event()
 
-    with pytest.raises(KeyboardInterrupt), SignalsHeld(to_the_end=True):
-        ctrl_c()
-        never.wait(60)
-        pytest.fail("the signal did not come")
+    def script():
+        with SignalsHeld(to_the_end=True):
+            ctrl_c()
+            never.wait(60)
+            pytest.fail("the signal did not come")
+
+    with pytest.raises(KeyboardInterrupt):
+        script()
 
 
 def test_what_is_left_in_place_passes_on_what_comes():
@@ -157,6 +203,11 @@ def test_what_is_left_in_place_passes_on_what_comes():
 
     with pytest.raises(KeyboardInterrupt):
         ctrl_c()
-    with pytest.raises(KeyboardInterrupt), SignalsHeld():
-        ctrl_c()
-        let_signals_in()
+
+    def script():
+        with SignalsHeld():
+            ctrl_c()
+            let_signals_in()
+
+    with pytest.raises(KeyboardInterrupt):
+        script()

@@ -19,6 +19,7 @@ from omniload.actors.ray.changes import HandingOver, change_mix
 from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.scaling import opening
+from omniload.actors.roles.first_look import as_it_is, require_samples
 from omniload.base.errors import ConfigError, DefectError, IntegrityError, UnavailableError
 from omniload.machine.loader_groups import LoaderShare
 from omniload.machine.roster.members import Member
@@ -98,7 +99,7 @@ def crew(tmp_path, monkeypatch):
 
 
 class FakeLoader:
-    def __init__(self, open_also=lambda number, mix: FOUND[mix.names[number]]):
+    def __init__(self, open_also=lambda number, mix, *_: FOUND[mix.names[number]]):
         self.open_also = Method(open_also)
 
 
@@ -191,6 +192,26 @@ def test_a_source_that_the_planner_has_taken_stays_served_though_the_edits_canno
     assert crew.facts[2] == BOOKS
 
 
+def test_a_source_that_is_added_is_looked_at_once_and_not_by_those_who_may_take_the_loaders_place(
+    crew,
+):
+    asked = {}
+
+    def loader(name):
+        def open_also(number, mix, look=require_samples):
+            asked[name] = look
+            return FOUND[mix.names[number]]
+
+        return FakeLoader(open_also)
+
+    crew.actors[Member("loader-0")] = loader("holder")
+    crew.actors[Member("loader-0", 1)] = loader("shadow")
+
+    change_mix(crew, Gate(), adding("books"))
+
+    assert asked == {"holder": require_samples, "shadow": as_it_is}
+
+
 def test_a_plane_that_is_closed_waits_for_no_role_that_has_not_answered_a_change(crew):
     gate = Gate()
 
@@ -272,7 +293,7 @@ def test_a_source_that_no_planner_has_kept_is_opened_by_no_loader_once_a_later_c
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_shadow_is_passed_over_only_once_it_has_ended(crew, monkeypatch, ended):
-    def silent(number, mix):
+    def silent(number, mix, *_):
         raise UnavailableError("loader-0+1 gave no answer")
 
     monkeypatch.setattr(opening, "has_ended", lambda answer: ended)
