@@ -6,6 +6,7 @@ one validator of the model around them, and names the key to change with ``fault
 """
 
 import codecs
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from omniload.base.settings.faults import (
     value_shown,
     written_out,
 )
+from omniload.base.settings.paths import unnamed
 from omniload.base.settings.tree import LARGEST_TEXT_BYTES, Node, compose
 
 __all__ = [
@@ -179,6 +181,11 @@ def _of_this_machine(path: str) -> str:
         raise fault_at(
             f"{path} is a URL, where a file of this machine is read; copy it, or mount the store"
         )
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        if why := unnamed(error):
+            raise fault_at(f"{value_shown(path)} cannot be opened: {why}") from error
     return path
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from omniload.base.concurrency.calls_under_way import under_way
 from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
 from omniload.base.reading import kind_of
+from omniload.base.settings.paths import unnamed
 from omniload.source.stores.asking import (
     changed,
     entry_of,
@@ -283,7 +284,7 @@ def is_refusal(error: Exception) -> bool:
 
 def said(error: Exception) -> str:
     """Return one line of what a client of a store says, which may be a page."""
-    first, _, rest = str(error).strip().partition("\n")
+    first, _, rest = (unnamed(error) or str(error)).strip().partition("\n")
     if first.endswith(":"):  # a heading alone says nothing
         first = f"{first} {rest.partition(chr(10))[0].strip()}"
     return shortened(first.strip() or type(error).__name__)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from omniload.base.errors import ConfigError
 
-__all__ = ["path_from"]
+__all__ = ["path_from", "unnamed"]
 
 
 def path_from(base_dir: Path, text: str, key: str) -> Path:
@@ -27,3 +27,14 @@ def path_from(base_dir: Path, text: str, key: str) -> Path:
         raise ConfigError(
             f"{key} is {shown}, and no user of that name has a home here; write the folder out"
         ) from error
+
+
+def unnamed(error: Exception) -> str:
+    """Return why this Python can name no file so, and the remedy; empty for any other error."""
+    # In UTF-8 it names all but halves of surrogate pairs, which are refused as such.
+    if not isinstance(error, UnicodeEncodeError) or error.encoding == "utf-8":
+        return ""
+    return (
+        f"it has {error.object[error.start]!r}, and this Python takes names of files as {error.encoding}; start it "
+        "with PYTHONUTF8=1, or with a locale of UTF-8 such as LC_ALL=C.UTF-8"
+    )

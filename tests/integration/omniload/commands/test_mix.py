@@ -57,6 +57,34 @@ def test_every_verb_has_help_with_an_example(verb):
     assert f"omniload mix {verb}" in result.stdout
 
 
+@pytest.mark.parametrize("of", ["tokenizer", "source"])
+def test_a_python_that_cannot_name_a_file_says_how_to_start_it(tmp_path, of):
+    tokenizer = "{type: bpe, path: ö.json}" if of == "tokenizer" else "{type: bytes}"
+    (tmp_path / "mix.yaml").write_text(
+        f"version: 1\nseed: 1\ntokenizer: {tokenizer}\nsources: {{a: {{type: jsonl, path: ö.jsonl}}}}\n"
+        "mix: {stages: [{weights: {a: 1}}]}\npack: {length: 8}\nbatch: {tokens: 8, micro_tokens: 8}\n",
+        encoding="utf-8",
+    )
+    # Python itself changes this locale to one of UTF-8, unless it is told not to.
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "omniload", "mix", "check", "mix.yaml"],
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, **plain},
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=120,
+    )
+
+    assert done.returncode == 2
+    assert "start it with PYTHONUTF8=1" in done.stderr
+    assert f"{of}" in done.stderr
+    assert "fault of omniload" not in done.stderr
+
+
 def test_check_prints_sources_and_shares(mix_path):
     result = run_mix("check", mix_path, "--dp", 2)
 

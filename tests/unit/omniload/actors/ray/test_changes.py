@@ -192,9 +192,7 @@ def test_a_source_that_the_planner_has_taken_stays_served_though_the_edits_canno
     assert crew.facts[2] == BOOKS
 
 
-def test_a_source_that_is_added_is_looked_at_once_and_not_by_those_who_may_take_the_loaders_place(
-    crew,
-):
+def test_a_source_that_is_added_is_looked_at_once(crew):
     asked = {}
 
     def loader(name):
