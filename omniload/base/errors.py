@@ -14,9 +14,12 @@ hold one string, so they cross process boundaries unchanged; ``omniload.base.mes
 """
 
 import errno
+import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
 
 from omniload.base.message_text import message_text
 
@@ -28,6 +31,7 @@ __all__ = [
     "StateError",
     "UnavailableError",
     "project_error",
+    "shown_at_once",
     "system_refusal",
     "system_refusals",
 ]
@@ -155,6 +159,37 @@ def system_refusals(what: str) -> Iterator[None]:
         if refusal is None:
             raise
         raise type(refusal)(f"{what}: {refusal}") from error
+
+
+def shown_at_once(error: BaseException) -> None:
+    """Drop our frames from the traceback of an error that says what is wrong, and from those of its causes.
+
+    They stood, some sixty lines, above what a user is to read. What a user's own function raised keeps its frames, as
+    of a transform or a strategy, and a fault of ours, which is reported, keeps all.
+    """
+    if not isinstance(error, OmniloadError) or isinstance(error, DefectError):
+        return
+    each: BaseException | None = error
+    seen = set[int]()
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        each.__traceback__ = _of_others(each.__traceback__)
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+
+
+_OURS = f"{Path(__file__).parents[1]}{os.sep}"
+_OF_PYTHON = f"{Path(os.__file__).parent}{os.sep}"
+
+
+def _of_others(frames: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from its first frame on that is neither ours nor, as of a lock or a pool, Python's."""
+    while frames is not None:
+        file = frames.tb_frame.f_code.co_filename
+        is_of_python = file.startswith(_OF_PYTHON) and "site-packages" not in file
+        if not (file.startswith(_OURS) or is_of_python):
+            break
+        frames = frames.tb_next
+    return frames
 
 
 def project_error(error: BaseException, role: str) -> OmniloadError:

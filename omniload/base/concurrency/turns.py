@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from omniload.base.clock import wait_of
 from omniload.base.concurrency.held_signals import SignalsHeld
-from omniload.base.errors import ConfigError, UnavailableError
+from omniload.base.errors import ConfigError, UnavailableError, shown_at_once
 
 __all__ = ["EachBatch", "ask_in_turn"]
 
@@ -65,11 +65,12 @@ def ask_in_turn(
     try:
         with SignalsHeld(), _turn_within(one_asks, timeout) as left_s:
             return ask(left_s, take_back)
-    except BaseException:
+    except BaseException as error:
         # Ctrl-C between the count and the caller, most often as the turn ends: a state that is saved now, or a loop
         # that goes on, as in a notebook, would leave that batch out.
         for each in take_back:
             each()
+        shown_at_once(error)
         raise
 
 

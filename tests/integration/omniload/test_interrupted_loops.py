@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 import threading
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from omniload.actors.local import plane
 from omniload.actors.plane import RankHandle
 from omniload.actors.roles import constructor
 from omniload.base.concurrency import turns
+from omniload.base.errors import IntegrityError
 from omniload.front import loader
 
 PLACES = {"call", "c_return"}
@@ -163,3 +165,16 @@ def test_a_client_that_is_interrupted_anywhere_gives_each_step_once():
 
     assert places > 10
     assert steps == list(range(len(steps)))
+
+
+def test_an_error_of_the_mix_ends_a_loop_with_its_message_and_few_lines_above_it(mix):
+    shard = mix.parent / "web.jsonl"
+    lines = shard.read_text().splitlines()
+    shard.write_text("\n".join([*lines[:200], "{broken", *lines[200:]]))
+
+    with omniload.open(mix, arrays="numpy") as batches, pytest.raises(IntegrityError) as raised:
+        list(batches)
+
+    told = traceback.format_exception(raised.value)
+    assert "web.jsonl:201: is not JSON" in told[-1]
+    assert len(told) < 8

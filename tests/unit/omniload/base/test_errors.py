@@ -1,6 +1,7 @@
 """The exception tree: what it promises to callers and to other processes."""
 
 import pickle
+import traceback
 
 import pytest
 
@@ -12,7 +13,9 @@ from omniload.base.errors import (
     StateError,
     UnavailableError,
     project_error,
+    shown_at_once,
 )
+from omniload.base.retry import with_retries
 
 KINDS = [ConfigError, UnavailableError, StateError, IntegrityError, DefectError]
 
@@ -77,3 +80,47 @@ def test_what_the_system_refuses_may_be_tried_again(error):
 
     assert type(told) is UnavailableError
     assert str(told).startswith("the planner ")
+
+
+def transform():
+    raise ValueError("a fault of the user's function")
+
+
+def caught(call):
+    """Return what a call of ours raises, with our frames first."""
+    try:
+        with_retries(call, (), lambda _: None)
+    except (OmniloadError, ValueError) as error:
+        return error.with_traceback(error.__traceback__.tb_next)
+
+
+def frames(error):
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def test_an_error_of_ours_is_shown_without_our_frames_and_with_those_of_a_users_function():
+    cause = caught(transform)
+
+    def carried_out():
+        raise ConfigError("sources.web: its transform fails; mend it") from cause
+
+    error = caught(carried_out)
+    assert frames(error)[0] == frames(cause)[0] == "with_retries"
+
+    shown_at_once(error)
+
+    assert frames(error) == ["carried_out"]
+    assert error.__cause__ is cause
+    assert frames(cause) == ["transform"]
+
+
+@pytest.mark.parametrize("error", [DefectError("ours"), ValueError("another's")])
+def test_what_is_to_be_reported_keeps_its_frames(error):
+    def fail():
+        raise error
+
+    told = caught(fail)
+
+    shown_at_once(told)
+
+    assert frames(told) == ["with_retries", "fail"]
