@@ -207,8 +207,9 @@ def keep_place(prepared: Any) -> None:
     # Every rank would write the one file that accelerate keeps such states in.
     prepared.use_stateful_dataloader = False
     if isinstance(prepared, DataLoaderDispatcher):
-        # A split batch is cut up for all ranks; else each rank has one of its own.
-        hosted._group = 1 if prepared.split_batches else prepared.state.num_processes
+        # A split batch is cut up for all ranks, and ranks along tp share one; else each rank has one of its own.
+        one_for_all = prepared.split_batches or prepared.submesh_tp is not None
+        hosted._group = 1 if one_for_all else prepared.state.num_processes
         prepared.adjust_state_dict_for_prefetch = _AsOfGroup(prepared, hosted._group)
     # What accelerate answers with before the first batch; from then on it asks for the state itself.
     prepared.dl_state_dict = hosted.state_dict()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import get_worker_info
 
@@ -25,6 +26,8 @@ class Seeds(Numbers):
         return torch.tensor([index, get_worker_info().seed])
 
 
+TP = "tp"
+"""Not of accelerate's configuration: both ranks are along tp."""
 CASES = {
     "workers' seeds": ({}, lambda kind: kind(Seeds(12), 2, shuffle=True, num_workers=1)),
     # 23 samples in batches of 2 over two ranks: the last batch is filled up from the first.
@@ -40,6 +43,16 @@ CASES = {
         lambda kind: kind(Stream(24), 4),
     ),
     "dealt stream": ({"dispatch_batches": False}, lambda kind: kind(Stream(23), 2)),
+    # Ranks along tp have the same batches: of those that are dispatched rank 0 takes one at a time.
+    "dispatched along tp": (
+        {"dispatch_batches": True, TP: True},
+        lambda kind: kind(Numbers(24), 2, shuffle=True),
+    ),
+    "dispatched stream along tp": ({TP: True}, lambda kind: kind(Stream(24), 2)),
+    "along tp": (
+        {TP: True, "use_seedable_sampler": True},
+        lambda kind: kind(Numbers(24), 2, shuffle=True),
+    ),
 }
 
 
@@ -47,7 +60,11 @@ def prepared(kind, configuration, loader):
     AcceleratorState._reset_state()
     GradientState._reset_state()
     torch.manual_seed(5)
-    host = kind(cpu=True, dataloader_config=DataLoaderConfiguration(**configuration))
+    settings = {name: value for name, value in configuration.items() if name != TP}
+    host = kind(cpu=True, dataloader_config=DataLoaderConfiguration(**settings))
+    if TP in configuration:
+        # As parallelism_config= makes it, which accelerate refuses without accelerators.
+        host.state.device_mesh = init_device_mesh("cpu", (2,), mesh_dim_names=(TP,))
     made = host.prepare(loader())
     torch.manual_seed(5 + host.process_index)  # workers of each rank have seeds of their own
     return host, made
