@@ -40,6 +40,7 @@ class Client:
         """The step that the next batch belongs to."""
         self.last_wait_s = 0.0
         """Seconds the last ``next_batch`` waited."""
+        self._waited_for: int | None = None
         self._peeked: Batch | None = None
         self._behind: Batch | None = None
         """One that was peeked at before the one ahead of it was taken back; the handle gives it no second time."""
@@ -85,7 +86,10 @@ class Client:
             self._peeked = self._handle.take(self.next_step, timeout_s)
         batch = self._peeked
         self.last_wait_s = time.perf_counter() - began_s
-        BATCH_WAIT_SECONDS.observe(self.last_wait_s)
+        # Once of each step: a batch may be waited for before it is asked for.
+        if self._waited_for != self.next_step:
+            self._waited_for = self.next_step
+            BATCH_WAIT_SECONDS.observe(self.last_wait_s)
         if batch is None:
             return None
         assert batch.step == self.next_step, (

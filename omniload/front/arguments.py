@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from numbers import Integral, Real
 from pathlib import Path
-from typing import get_args
+from typing import NoReturn, get_args
 
 from omniload.base.clock import wait_of
 from omniload.base.errors import ConfigError, StateError
@@ -24,12 +24,16 @@ __all__ = [
     "check_first",
     "check_observed",
     "check_steps_left",
+    "refuse_images_by_mesh",
     "require_finite",
     "require_rank",
     "require_whole",
     "state_from",
     "steps_of",
     "timeout_from",
+    "warn_of_empty_loop",
+    "warn_of_no_batch",
+    "warn_of_no_label",
     "warn_of_own_environment",
 ]
 
@@ -65,8 +69,8 @@ def require_finite(name: str, value: object, *, least: float = -math.inf) -> flo
     return float(value)
 
 
-def require_rank(rank: object, world_size: object) -> None:
-    """Refuse the number of a rank, or of all ranks, that cannot be.
+def require_rank(rank: object, world_size: object, step: object, generation: object) -> None:
+    """Refuse numbers of a rank, of all ranks, of their first step or of their generation that cannot be.
 
     Raises:
         ConfigError: One is not a whole number, or the rank is outside the ranks.
@@ -76,6 +80,10 @@ def require_rank(rank: object, world_size: object) -> None:
         raise ConfigError(
             f"rank is {rank!r} and world_size is {size}; ranks are numbered from 0 to {size - 1}"
         )
+    if step is not None:
+        require_whole("step", step)
+    if generation is not None:
+        require_whole("generation", generation, least=1)
 
 
 def check_choices(**choices: str) -> None:
@@ -200,6 +208,31 @@ def _refuse_many_ranks() -> None:
         )
 
 
+def warn_of_no_batch() -> None:
+    """Warn of a mix that has no batch at all."""
+    _LOG.warning(
+        "the data ended before the first batch: no document is left of it; of a split, hold out a larger "
+        "share (omniload mix check says how many it has)"
+    )
+
+
+def warn_of_no_label(step: int, source: str) -> None:
+    """Warn of a reported mean that is of no label."""
+    _LOG.warning(
+        "step %d: a mean of %s is reported, of which these rows have no label, and is not kept; one of the "
+        "whole step is given with labels=, as many as it goes over",
+        *(step, source),
+    )
+
+
+def warn_of_empty_loop() -> None:
+    """Warn of a loop behind the one that had the last batch."""
+    _LOG.warning(
+        "this loop got no batch: the one before had the last. A mix has no epochs to loop over; have steps= "
+        "count the steps of all, or amounts of the mix say epochs; open a split anew for each evaluation"
+    )
+
+
 def warn_of_own_environment(runtime: RuntimeConfig, environment: Mapping[str, str]) -> None:
     """Warn once of what the file says for roles in a Ray, and a plane in threads of this process does not have.
 
@@ -225,6 +258,14 @@ def warn_of_own_environment(runtime: RuntimeConfig, environment: Mapping[str, st
             "a loader beside another one over several ranks reads in the process of rank 0; %s",
             told,
         )
+
+
+def refuse_images_by_mesh() -> NoReturn:
+    """Refuse other ranks where images are dealt to those of a mesh."""
+    raise ConfigError(
+        "images are dealt to ranks by their numbers on the mesh, which is not numbered along dp and cp, and "
+        "other ranks would have no numbers; number the mesh as init_device_mesh does, dp before cp"
+    )
 
 
 def check_observed(  # noqa: PLR0913, PLR0917 -- what ``observe`` is given, as it is

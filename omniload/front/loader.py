@@ -14,7 +14,6 @@ from typing_extensions import override
 from omniload.base.concurrency.held_signals import SignalsHeld
 from omniload.base.concurrency.turns import EachBatch, ask_in_turn
 from omniload.base.errors import ConfigError, StateError
-from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject
 from omniload.batch.losses import means_of_source
 from omniload.client import Client
@@ -22,9 +21,12 @@ from omniload.front.arguments import (
     check_first,
     check_observed,
     check_steps_left,
+    refuse_images_by_mesh,
     require_rank,
-    require_whole,
     state_from,
+    warn_of_empty_loop,
+    warn_of_no_batch,
+    warn_of_no_label,
 )
 from omniload.front.batches.rows import PackedRows
 from omniload.front.batches.training_batch import TrainingBatch
@@ -35,7 +37,6 @@ from omniload.mix.journal.notes import RunNotes
 
 __all__ = ["Loader", "OpenClient"]
 
-_LOG = get_logger(__name__)
 _COPIED = (
     "the loader of a mix was copied, or handed to another process, such as a worker of torch's DataLoader; each copy "
     "would hand out the same batches: iterate it directly, it prefetches by itself"
@@ -104,8 +105,9 @@ class Loader:
         self._dropped: weakref.finalize[..., Loader] | None = None
         self._closed = self._first_is_checked = self._silent_is_told = False
         self._handed: TrainingBatch | None = None  # what is observed where no rows are given
+        self._take_back: Callable[[], None] | None = None
         self._pid, self._loops_ended = os.getpid(), 0
-        self._one_asks, self._one_opens = threading.RLock(), threading.RLock()
+        self._turn, self._one_opens = threading.RLock(), threading.RLock()
 
     @property
     def next_step(self) -> int:
@@ -133,8 +135,7 @@ class Loader:
             StateError: The loader is closed.
         """
         self._refuse_copy()
-        # A loop may ask from threads: each of its batches goes to one of them.
-        return ask_in_turn(self._one_asks, timeout, self._next_batch)
+        return ask_in_turn(self._turn, timeout, self._next_batch)
 
     def _next_batch(
         self, timeout: float | None, take_back: list[Callable[[], None]]
@@ -146,10 +147,7 @@ class Loader:
             # Not of a rank that joins a plane at its end: it begins at a later step.
             if self._state is None and not self.next_step and not self._first_is_checked:
                 self._first_is_checked = True
-                _LOG.warning(
-                    "the data ended before the first batch: no document is left of it; of a split, hold out a larger "
-                    "share (omniload mix check says how many it has)"
-                )
+                warn_of_no_batch()
             return None
         if not self._first_is_checked:
             check_first(batch, self.vocab_size, assumed_alone=self._facts.assumed_alone)
@@ -162,11 +160,25 @@ class Loader:
         back = partial(client.take_back, batch)
         client.hand_out()
         take_back.append(back)  # no call between the two
-        self._handed = handed
+        self._handed, self._take_back = handed, back
         if self._ahead is not None:
             # After the one that is handed out, so that this step does not wait for its copies.
             self._ahead.begin(client.peek())
         return handed
+
+    def is_at_end(self, timeout: float | None = None) -> bool:
+        """Whether no batch comes behind those handed out: waits for the next one, which stays the next.
+
+        Args, Raises: as of ``next_batch``.
+        """
+        waited = ask_in_turn(self._turn, timeout, lambda s, _: self._open_once().wait_for_batch(s))
+        return waited is None
+
+    def take_back(self) -> None:
+        """Have the batch that was handed out last be the next one again: its loop was left before it came to it."""
+        back, self._take_back, self._handed = self._take_back, None, None
+        if back is not None:
+            back()
 
     def observe(  # noqa: PLR0913 -- one for each thing that a loop may know
         self,
@@ -241,11 +253,7 @@ class Loader:
         own, first = found.of_source(self.source_names.index(source))
         if not (count := own if labels is None else labels) and not self._silent_is_told:
             self._silent_is_told = True
-            _LOG.warning(
-                "step %d: a mean of %s is reported, of which these rows have no label, and is not kept; one of the "
-                "whole step is given with labels=, as many as it goes over",
-                *(step, source),
-            )
+            warn_of_no_label(step, source)
         if self._notes is not None and count:
             # What is of the whole step counts once; what is of these rows, once by each cp peer that has labels.
             told_of = (first, found.columns) if labels is None else (None, None)
@@ -293,19 +301,12 @@ class Loader:
             StateError: Other ranks disagree, or the step cannot be dealt to others; this rank stays what it was.
             UnavailableError: The plane does not answer.
         """
-        require_rank(rank, world_size)
-        if step is not None:
-            require_whole("step", step)
-        if generation is not None:
-            require_whole("generation", generation, least=1)
+        require_rank(rank, world_size, step, generation)
         if self._form.ranks:
-            raise ConfigError(
-                "images are dealt to ranks by their numbers on the mesh, which is not numbered along dp and cp, and "
-                "other ranks would have no numbers; number the mesh as init_device_mesh does, dp before cp"
-            )
+            refuse_images_by_mesh()
         self._open_once().resize(rank, world_size, step=step, generation=generation)
         # Only now: where the plane refuses, this rank stays what it was.
-        self.num_ranks = world_size
+        self.num_ranks, self._take_back = world_size, None
         if self._ahead is not None:
             # What was copied ahead is the share of a rank of the earlier world.
             self._ahead.drop()
@@ -350,7 +351,8 @@ class Loader:
         if self._dropped is not None:
             self._dropped.detach()
         # Let go of first: whatever closing raises, the next batch opens a plane anew.
-        stack, self._stack, self._client, self._handed = self._stack, ExitStack(), None, None
+        stack, self._stack, self._client = self._stack, ExitStack(), None
+        self._handed = self._take_back = None
         with SignalsHeld(to_the_end=True):
             stack.close()
 
@@ -375,15 +377,13 @@ class Loader:
         return True  # or ``if loader:`` would ask for its length
 
     def __iter__(self) -> Iterator[TrainingBatch]:
-        return EachBatch(self.next_batch, self._end_loop)
+        return EachBatch(self.next_batch, self.end_loop)
 
-    def _end_loop(self, handed_out: int) -> None:
+    def end_loop(self, handed_out: int) -> None:
+        """Note that a loop over the batches has come to their end, and how many it got."""
         self._loops_ended += 1
         if self._loops_ended == 2 and not handed_out:  # as of ``for epoch in range(3)``
-            _LOG.warning(
-                "this loop got no batch: the one before had the last. A mix has no epochs to loop over; have steps= "
-                "count the steps of all, or amounts of the mix say epochs; open a split anew for each evaluation"
-            )
+            warn_of_empty_loop()
 
     @override
     def __repr__(self) -> str:

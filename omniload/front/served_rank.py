@@ -13,7 +13,7 @@ from omniload.base.errors import ConfigError
 from omniload.base.linux.network import host_id
 from omniload.base.state import Json
 from omniload.client import Client
-from omniload.front.arguments import check_choices, require_rank, require_whole, timeout_from
+from omniload.front.arguments import check_choices, require_rank, timeout_from
 from omniload.front.batches.rows import Labels
 from omniload.front.loader import Loader, OpenClient
 from omniload.front.openers import take_turn
@@ -59,7 +59,7 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
     """
     check_choices(labels=labels, arrays=arrays)
     timeout = timeout_from(timeout)
-    require_rank(rank, world_size)
+    require_rank(rank, world_size, step, generation)
     # Now rather than with the first batch: it holds the names and sizes of the mix.
     note = note_of(address, timeout)
     asked = _asked_of(note.plane, world_size, step, generation)
@@ -119,7 +119,4 @@ def _asked_of(
                 f"{plane.sizes['dp']} ranks; give step too, the first one that these ranks train on"
             )
         return None
-    require_whole("step", step)
-    if generation is not None:
-        require_whole("generation", generation, least=1)
     return ResizeAsked(dp=world_size, step=step, generation=generation)

@@ -1,6 +1,7 @@
 """accelerate's own ``prepare``, ``save_state`` and ``load_state`` over our loaders."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import accelerate
 import pytest
@@ -10,10 +11,11 @@ from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader as TorchLoader
 
 from omniload.base.errors import StateError, UnavailableError
-from omniload.front.loader import Loader
+from omniload.client import Client
 from tests.frameworks.forks import run_ranks
 from tests.support.trainer.loaders import Numbers, Stream, StreamWithState, plain
 from trainer_integration import DataLoader
+from trainer_integration.hosts import accelerate as hosts_accelerate
 from trainer_integration.hosts.accelerate import Accelerator, prepare_mix
 
 CONFIGURATIONS = {
@@ -195,15 +197,15 @@ def test_a_mix_keeps_its_place_and_ends_an_accumulation(mix, tmp_path):
 @pytest.fixture
 def away(monkeypatch):
     """Have a loader of a mix wait in vain for the steps that are in the set, once each."""
-    steps, next_batch = set(), Loader.next_batch
+    steps, wait = set(), Client.wait_for_batch
 
-    def failing(loader, timeout=None):
-        if loader.next_step in steps:
-            steps.remove(loader.next_step)
+    def failing(client, timeout=None):
+        if client.next_step in steps:
+            steps.remove(client.next_step)
             raise UnavailableError("no batch within 1 s")
-        return next_batch(loader, timeout)
+        return wait(client, timeout)
 
-    monkeypatch.setattr(Loader, "next_batch", failing)
+    monkeypatch.setattr(Client, "wait_for_batch", failing)
     return steps
 
 
@@ -243,6 +245,38 @@ def test_a_loop_over_a_mix_goes_on_where_the_one_before_was_left(mix):
     assert (first, [batch.step for batch in loader]) == ([0, 1], [3, 4])
     assert list(loader) == []
     loader.base_dataloader.close()
+
+
+def test_a_loop_over_the_loader_itself_goes_on_where_one_over_the_prepared_loader_was_left(mix):
+    with DataLoader(mix, steps=5) as loader:
+        prepared = Accelerator(cpu=True).prepare(loader)
+        seen = [next(iter(prepared)).step, next(iter(prepared)).step]
+        assert loader.state_dict() == prepared.state_dict()
+        seen += [next(iter(loader)).step, *(batch.step for batch in prepared)]
+
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_threads_that_share_a_loop_over_a_mix_get_each_batch_once(mix):
+    with DataLoader(mix, steps=40) as loader, ThreadPoolExecutor(4) as threads:
+        batches = iter(Accelerator(cpu=True).prepare(loader))
+        shares = [threads.submit(lambda: [batch.step for batch in batches]) for _ in range(4)]
+        steps = [step for share in shares for step in share.result(timeout=60)]
+
+    assert sorted(steps) == list(range(40))
+
+
+def test_a_batch_that_cannot_be_brought_to_the_device_is_the_next_one_still(mix, monkeypatch):
+    with DataLoader(mix, steps=3) as loader:
+        batches = iter(Accelerator(cpu=True).prepare(loader))
+        first = next(batches)
+        with monkeypatch.context() as full:
+            full.setattr(hosts_accelerate, "send_to_device", lambda *_, **__: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                next(batches)
+        steps = [batch.step for batch in batches]
+
+    assert (first.step, steps) == (0, [1, 2])
 
 
 def test_a_batch_that_was_fetched_ahead_is_of_the_loader_and_of_no_place_that_is_loaded(mix):

@@ -17,10 +17,10 @@ from accelerate.utils import send_to_device
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 from typing_extensions import override
 
-from omniload.base.concurrency.turns import EachBatch
 from omniload.base.errors import StateError
 from trainer_integration.hosts.rank_states import has_states, load_states, save_states
 from trainer_integration.loader.data_loader import DataLoader
+from trainer_integration.loader.mixes import MixBatches
 
 __all__ = ["Accelerator", "keep_place", "prepare_mix"]
 
@@ -216,46 +216,34 @@ def keep_place(prepared: Any) -> None:
 
 
 class _MixShard(DataLoaderShard):
-    """accelerate's loader over a mix, which fetches a batch ahead to know the last one.
-
-    The mix gives no batch twice: where the fetch of another fails, or a loop is left, that one is still the next.
-    """
+    """accelerate's loader over a mix: to know the last batch it looks at the one behind each, and takes none ahead."""
 
     @override
     def __iter__(self) -> Iterator[Any]:
         # Begun by the first batch, as accelerate's own: a Trainer makes iterators that it does not ask.
-        begun: list[Iterator[Any]] = []
+        mix: MixBatches = self.base_dataloader.mix
+        return mix.loop(self._made, self._begin_loop, self._end_loop)
 
-        def following() -> Any:
-            if not begun:
-                self.begin()
-                begun.append(iter(self.base_dataloader))
-            return self._take(begun[0])
+    def _begin_loop(self) -> None:
+        self.begin()
+        iter(self.base_dataloader)  # what is held out begins anew
 
-        return EachBatch(following, self._end_loop)
-
-    def _take(self, batches: Iterator[Any]) -> Any:
-        """Return the next batch, with the state behind it and the one after it fetched; ``None`` at the end."""
-        loader = self.base_dataloader
-        if loader.ahead is None:
-            before = loader.state_dict()
-            if (first := next(batches, None)) is None:
-                return None
-            loader.ahead = before, first
-        before, batch = loader.ahead
+    def _made(self, batch: Any) -> Any:
         if self.device is not None:
             batch = send_to_device(batch, self.device, non_blocking=self._non_blocking)
-            loader.ahead = before, batch
-        state = loader.state_dict()
-        following = next(batches, None)
-        self.end_of_dataloader = following is None
-        self.dl_state_dict = state | {"_iterator_finished": self.end_of_dataloader}
-        loader.ahead = None if following is None else (state, following)
+        # Where the one behind does not come, this one is the next still.
+        self.end_of_dataloader = self.base_dataloader.mix.loader.is_at_end()
         return batch
 
-    def _end_loop(self, _: int) -> None:
+    def _end_loop(self) -> None:
         self.iteration += 1
         self.end()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place behind the batches handed out."""
+        state: dict[str, Any] = self.base_dataloader.state_dict()
+        return state
 
 
 def prepare_mix(loader: DataLoader[Any], device: Any) -> Any:
@@ -268,7 +256,6 @@ def prepare_mix(loader: DataLoader[Any], device: Any) -> Any:
     )
     # In place of the one that accelerate's constructor has made, which nobody iterates.
     prepared.base_dataloader = loader
-    prepared.dl_state_dict = loader.state_dict() if loader.ahead is None else loader.ahead[0]
     return prepared
 
 

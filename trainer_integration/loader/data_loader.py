@@ -2,25 +2,20 @@
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 import torch.utils.data
-from torch.utils.data import Dataset, IterableDataset, Sampler
-from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
-from typing_extensions import TypeIs, TypeVar, override
+from torch.utils.data import Dataset, Sampler
+from torch.utils.data.dataloader import _DatasetKind
+from typing_extensions import TypeVar, override
 
-from omniload.base.errors import ConfigError, StateError
-from omniload.front.batches.training_batch import TrainingBatch
-from omniload.front.loader import Loader
-from omniload.front.opening import open_mix
-from omniload.mix.config import MixConfig
+from omniload.base.errors import StateError
 from omniload.mix.other_states import is_of_torchdata
 from trainer_integration.loader.balancing import cost_batches
 from trainer_integration.loader.iterators import Noting, OneProcess
+from trainer_integration.loader.mixes import Mix, MixBatches, is_mix, open_batches, refuse_loader
 from trainer_integration.loader.resuming.loader_state import LoaderState, without_marks
 from trainer_integration.loader.resuming.progress import Progress, check
 from trainer_integration.loader.resuming.torchdata_states import from_torchdata
@@ -28,112 +23,7 @@ from trainer_integration.loader.samplers import Anatomy, shape_of
 from trainer_integration.loader.shared.group import Share
 from trainer_integration.loader.ways import Ways
 
-__all__ = ["DataLoader", "Mix", "MixBatches", "as_it_is", "is_mix", "open_batches", "refuse_loader"]
-
-Mix = str | Path | Mapping[str, object] | MixConfig
-
-_TORCHS = {
-    "workers": "the data plane has workers of its own",
-    "cost_fn": "balance: in the mix evens out the ranks",
-    "cost_counts": "balance: in the mix evens out the ranks",
-    "share": "the data plane makes each sample once for all ranks",
-    "on_hang": "the data plane replaces what hangs by itself",
-    "batch_size": "batch.tokens of the mix sets how much a batch holds",
-    "shuffle": "the mix orders its samples, by its seed",
-    "sampler": "the mix orders its samples, by its seed",
-    "batch_sampler": "the mix orders its samples, by its seed",
-    "num_workers": "the data plane has workers of its own",
-    "pin_memory": "device= puts batches where the model is",
-    "drop_last": "every batch of a mix is whole",
-    "worker_init_fn": "the data plane has workers of its own",
-    "multiprocessing_context": "the data plane has workers of its own",
-    "generator": "the mix orders its samples, by its seed",
-    "prefetch_factor": "prefetch_steps= sets how far the data plane works ahead",
-    "persistent_workers": "the data plane has workers of its own",
-    "pin_memory_device": "device= puts batches where the model is",
-    "in_order": "batches of a mix come in step order",
-}
-
-
-class MixBatches(IterableDataset[TrainingBatch]):
-    """Batches of an open mix, from where its loader stands."""
-
-    def __init__(
-        self, loader: Loader, form: Callable[[Any], Any], *, held_out: bool = False
-    ) -> None:
-        """Hand out the batches of ``loader``; ``form`` makes of each what the training loop takes.
-
-        ``held_out`` of what is evaluated on, which each loop goes through from its beginning.
-        """
-        self.loader, self.form, self.held_out = loader, form, held_out
-
-    @cached_property
-    def beginning(self) -> dict[str, Any]:
-        """Where loops begin, as it is first asked for: before a state is loaded or a batch handed out."""
-        # One of several ranks has no place before it has joined the others.
-        self.loader.start()
-        return self.loader.state_dict()
-
-    def begin_anew(self) -> None:
-        """Go back to where the first loop began; before any, note that place."""
-        if self.beginning != self.loader.state_dict():
-            self.loader.load_state_dict(self.beginning)
-
-    def __len__(self) -> int:
-        """Return the batches of the loader from where it was opened, as a map dataset's length is that of an epoch."""
-        return len(self.loader)
-
-    @override
-    def __iter__(self) -> Iterator[TrainingBatch]:
-        return iter(self.loader)
-
-
-def is_mix(dataset: object) -> TypeIs[Mix]:
-    """Whether ``dataset`` names or is a mix. A mapping is one by its ``sources``: others are map datasets."""
-    if isinstance(dataset, Mapping):
-        return "sources" in dataset
-    return isinstance(dataset, str | Path | MixConfig)
-
-
-def open_batches(mix: Mix, positional: tuple[Any, ...], keywords: dict[str, Any]) -> MixBatches:
-    """Open a mix with the keywords of ``omniload.open``, and ``collate_fn``, which each batch passes through.
-
-    Raises:
-        ConfigError: A keyword asks for what torch's loader of single samples does.
-    """
-    if positional:
-        raise ConfigError(
-            f"a mix takes keywords alone, found {positional!r:.100} after it; "
-            "batch_size and the like are in the mix file"
-        )
-    for name in [name for name in _TORCHS if name in keywords]:
-        # A trainer hands on what its flags say: no workers, no pinning and no sampler ask for nothing. An order does.
-        if (value := keywords.pop(name)) or (name == "shuffle" and value is not None):
-            raise ConfigError(
-                f"{name}={value!r:.60} does not go with a mix: {_TORCHS[name]}; leave it out"
-            )
-    form = keywords.pop("collate_fn", None) or as_it_is
-    held_out = keywords.get("split") is not None
-    return MixBatches(open_mix(mix, **keywords), form, held_out=held_out)
-
-
-def refuse_loader(dataset: object) -> None:
-    """Refuse a loader in place of a dataset.
-
-    Raises:
-        ConfigError: ``dataset`` is one.
-    """
-    if isinstance(dataset, Loader | MixBatches | torch.utils.data.DataLoader):
-        raise ConfigError(
-            f"the dataset is a {type(dataset).__name__}, which makes batches already; every worker would hand out the "
-            "same ones: iterate it directly"
-        )
-
-
-def as_it_is(batch: Any) -> Any:
-    """Return a batch unchanged."""
-    return batch
-
+__all__ = ["DataLoader"]
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
 _REMADE = (
@@ -157,8 +47,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     """Whether the next loop over what is held out goes on at a place that was loaded."""
     _progress: Progress | None = None
     """Of the last iterator made."""
-    ahead: tuple[dict[str, Any], Any] | None = None
-    """A batch of a mix that a framework has fetched, which begins its next loop; before it, its place."""
     _remade = False
     """Whether a framework has made another loader of this one."""
     _live: "weakref.ref[Noting] | None" = None
@@ -268,7 +156,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             moves = bool(wanted and self.is_held_out and self._batches.beginning)
             self._batches.loader.load_state_dict(wanted)
             self._moved |= moves
-            self.ahead = None if wanted else self.ahead
             return
         if not isinstance(state_dict, Mapping):
             raise StateError(
@@ -289,6 +176,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             live._moved = self
 
     @property
+    def mix(self) -> MixBatches:
+        """What hands out the batches of a mix, which this is a loader of."""
+        assert self._batches is not None, "a loader of a mix"
+        return self._batches
+
+    @property
     def is_mix(self) -> bool:
         """Whether the batches come from the data plane."""
         return self._batches is not None
@@ -302,7 +195,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Have the next loop over a mix begin where the first one did."""
         if self._batches is not None:
             self._batches.begin_anew()
-            self.ahead = None
 
     @property
     def server_pid(self) -> int | None:
@@ -374,8 +266,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @override
     def _get_iterator(self) -> Any:
         if self._batches is not None:
-            # torch's own: the place is the mix's to keep, so there is nothing to note.
-            return _SingleProcessDataLoaderIter(self)
+            return self._batches.loop()  # the place is the mix's to keep
         if self.num_workers == 0:
             made: Noting = OneProcess(self)
         else:
