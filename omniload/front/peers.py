@@ -32,11 +32,21 @@ from omniload.batch.wire import Parts, Routes, from_parts, to_bytes, to_parts
 from omniload.front.meeting import Failure
 from omniload.machine.messages import ResizeAsked
 
-__all__ = ["Dealt", "FetchingHandle", "FollowingHandle", "Kind", "PartsOf", "Peers", "Shared"]
+__all__ = [
+    "Dealt",
+    "FetchingHandle",
+    "FollowingHandle",
+    "Kind",
+    "Message",
+    "PartsOf",
+    "Peers",
+    "Shared",
+]
 
 Kind = Literal["hello", "batch", "end", "failure", "closed"]
 """What a message is: the state to begin with, a batch, the data's end, an error, the last one."""
 _NOTHING = Parts()
+Message = tuple[Kind, int, bytes, Parts]
 
 
 class Peers(Protocol):
@@ -59,8 +69,10 @@ class Peers(Protocol):
         """
         ...
 
-    def take(self, timeout_s: float) -> tuple[Kind, int, bytes, Parts]:
+    def take(self, timeout_s: float, behind: Message | None = None) -> Message:
         """Wait for the next message: its kind, its step, a state as JSON, and what this rank gets of a batch.
+
+        The same one comes again until it is given as ``behind``: its taker has it by then, whatever interrupted it.
 
         Raises:
             UnavailableError: None has come in time; the same call may be repeated.
@@ -150,6 +162,8 @@ class FetchingHandle(RankHandle):
         """
         self._handles, self._peers, self._parts_of = handles, peers, parts_of
         self.first_step = self._own.first_step
+        self._taken: tuple[int, list[Batch | None]] | None = None
+        self._given: int | None = None
         # A peer asks nobody: the state before its first step must be with it too.
         peers.give("hello", self.first_step, self._state_before(self.first_step))
 
@@ -160,7 +174,10 @@ class FetchingHandle(RankHandle):
     @override
     def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
         try:
-            batches = [handle.take(step, timeout_s) for handle in self._handles]
+            # What an interrupt kept from the caller is here: of the plane it comes once.
+            if self._taken is None or self._taken[0] != step:
+                self._taken = step, [handle.take(step, timeout_s) for handle in self._handles]
+            batches = self._taken[1]
             ends = None in batches  # then of all of them: a step is of all ranks or of none
             state = self._state_before(step if ends else step + 1)
             found = [batch for batch in batches if batch is not None]
@@ -168,7 +185,9 @@ class FetchingHandle(RankHandle):
         except Exception as error:  # of any kind: peers would wait for a batch that does not come
             self._peers.give("failure", step, Failure.of(error).model_dump_json().encode())
             raise
-        self._peers.give("end" if ends else "batch", step, state, parts)
+        if self._given != step:
+            self._peers.give("end" if ends else "batch", step, state, parts)
+            self._given = step
         return batches[self._parts_of.place]
 
     @override
@@ -215,26 +234,28 @@ class FollowingHandle(RankHandle):
         """
         self._peers, self._batch_timeout_s = peers, batch_timeout_s
         # Here, where the loader opens: a peer that never begins is not first missed at the first batch.
-        kind, self.first_step, state, _ = peers.take(timeout_s)
+        self._come = peers.take(timeout_s)
+        kind, self.first_step, state, _ = self._come
         self._require(kind, ("hello",), state)
-        self._state = self.first_step, state
-        self._ended = False
+        self._states = {self.first_step: state}
+        """States before the next step, and before two earlier ones: a batch may be taken back behind one that came."""
 
     @override
     def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
-        if self._ended:
-            return None
-        kind, found, state, parts = self._peers.take(timeout_s or self._batch_timeout_s)
+        # Nothing is sent behind the end, and what an interrupt kept from the caller is here.
+        if self._come[0] not in {"batch", "end"} or self._come[1] != step:
+            limit_s = timeout_s or self._batch_timeout_s
+            self._come = self._peers.take(limit_s, behind=self._come)
+        kind, found, state, parts = self._come
         self._require(kind, ("batch", "end"), state)
         if found != step:
             raise StateError(
                 f"this rank asks for step {step}, and rank {self._peers.fetching_rank}, which fetches for it, has "
                 f"handed on step {found}: all ranks that it serves take every batch, and load one state"
             )
-        # Nothing is sent behind the end: to be asked again would be to wait for nothing.
-        self._ended = kind == "end"
-        self._state = (step if self._ended else step + 1), state
-        return None if self._ended else from_parts(parts)
+        self._states[step if kind == "end" else step + 1] = state
+        self._states.pop(step - 2, None)
+        return None if kind == "end" else from_parts(parts)
 
     @override
     def taken(self, step: int) -> None:
@@ -242,10 +263,9 @@ class FollowingHandle(RankHandle):
 
     @override
     def state_at(self, step: int) -> JsonObject:
-        held, state = self._state
-        if step != held:
+        if (state := self._states.get(step)) is None:
             raise StateError(
-                f"the state before step {step} is not at hand, the one before step {held} is; "
+                f"the state before step {step} is not at hand, those before steps {sorted(self._states)} are; "
                 "take the state at the trainer's own step"
             )
         # Read only now: it came with every batch, and is asked for once a checkpoint.

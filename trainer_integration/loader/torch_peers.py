@@ -8,7 +8,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypeAlias, cast, get_args
+from typing import Any, Protocol, cast, get_args
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from typing_extensions import override
 from omniload.base.clock import Deadline
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from omniload.batch.wire import Parts
-from omniload.front.peers import Kind, Peers
+from omniload.front.peers import Kind, Message, Peers
 from omniload.front.sampling.exchange import Exchange
 
 __all__ = ["TorchExchange", "TorchPeers", "all_peers", "exchange_of", "peers_of"]
@@ -35,7 +35,6 @@ _NEVER_S = 10 * 365 * 86_400
 """Limit of the group itself; waits have their own, after which they may be taken up again."""
 
 
-_Message: TypeAlias = tuple[Kind, int, bytes, Parts]
 _SIZE_BYTES = 8
 """Before what each rank has alone: one length for all of them, as gloo wants it, is that of the longest."""
 _NONE, _NOTHING = np.empty(0, np.uint8), Parts()
@@ -79,8 +78,10 @@ class _Line:
         """The head of the next message, asked for; a wait that was given up is taken up again."""
         self._rest: tuple[list[dist.Work], list[torch.Tensor]] | None = None
         """What comes behind that head, asked for: state, lines, and what is this rank's own."""
+        self._come: tuple[int, Message] | None = None
+        """A message that has come, and is not in its inbox yet."""
         self._turn = threading.Lock()
-        self.inboxes: dict[int, deque[_Message]] = {}
+        self.inboxes: dict[int, deque[Message]] = {}
         """Messages that have come, of each opening that this rank has open; others are dropped as they come."""
 
     def give(
@@ -124,17 +125,26 @@ class _Line:
         self._wait(works, timeout_s, f"ranks {list(self._ranks[1:])} take a batch of rank")
         self._sent.popleft()
 
-    def take(self, opening: int, timeout_s: float, rest_s: float) -> _Message:
-        """Wait for the next message of an opening; ``rest_s`` is the longest wait for what comes behind a head."""
+    def take(
+        self, opening: int, behind: Message | None, timeout_s: float, rest_s: float
+    ) -> Message:
+        """Wait for an opening's message behind one; ``rest_s`` is the longest wait for what comes behind a head."""
         inbox, deadline = self.inboxes[opening], Deadline(timeout_s)
         with self._turn:
+            if inbox and inbox[0] is behind:
+                inbox.popleft()
             while not inbox:
-                of, message = self._receive(deadline.left_s(), timeout_s, rest_s)
-                if of in self.inboxes:
-                    self.inboxes[of].append(message)
-            return inbox.popleft()
+                if self._come is None:
+                    self._receive(deadline.left_s(), timeout_s, rest_s)
+                of, message = cast("tuple[int, Message]", self._come)
+                into = self.inboxes.get(of)
+                # By identity: behind an interrupt it may be there already.
+                if into is not None and not any(each is message for each in into):
+                    into.append(message)
+                self._come = None
+            return inbox[0]
 
-    def _receive(self, left_s: float, timeout_s: float, rest_s: float) -> tuple[int, _Message]:
+    def _receive(self, left_s: float, timeout_s: float, rest_s: float) -> None:
         if self._coming is None:
             head = torch.empty(_HEAD_NUMBERS + len(self._lines), dtype=torch.int64)
             self._coming = self._broadcast(head, self._group), head
@@ -158,13 +168,13 @@ class _Line:
             self._rest = works, parts
         works, (state, *lines, own) = self._rest
         self._wait(works, rest_s, "the rest of a batch comes from rank")
-        # Only now: a wait that ran out above leaves both to the next call.
-        self._coming = self._rest = None
         found = Parts(
             shared=[line.numpy() for line in lines if len(line)],
             own=[_unpadded(own.numpy())] if own_bytes else (),
         )
-        return opening, (_KINDS[kind], step, state.numpy().tobytes(), found)
+        come = opening, (_KINDS[kind], step, state.numpy().tobytes(), found)
+        # Only now, for a wait that ran out leaves all to the next call; and in one line, for an interrupt does so too.
+        self._come, self._coming, self._rest = come, None, None
 
     def _works(
         self, tensors: Sequence[torch.Tensor], groups: Sequence[_Group | None]
@@ -232,8 +242,8 @@ class TorchPeers(Peers):
         self._line.give(self._opening, (kind, step, state), parts, self._timeout_s)
 
     @override
-    def take(self, timeout_s: float) -> _Message:
-        return self._line.take(self._opening, timeout_s, self._timeout_s)
+    def take(self, timeout_s: float, behind: Message | None = None) -> Message:
+        return self._line.take(self._opening, behind, timeout_s, self._timeout_s)
 
     @override
     def close(self) -> None:

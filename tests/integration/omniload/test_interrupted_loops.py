@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,11 +20,18 @@ from omniload.actors.plane import RankHandle
 from omniload.actors.roles import constructor
 from omniload.base.concurrency import turns
 from omniload.base.errors import IntegrityError
-from omniload.front import loader
+from omniload.front import loader, peers
+from omniload.front.peers import FetchingHandle, FollowingHandle
+from tests.unit.omniload.front.test_peers import ALL, Fetched, Wire
+from trainer_integration.loader import mixes
+from trainer_integration.loader.data_loader import DataLoader
 
 PLACES = {"call", "c_return"}
 """Where Python looks for signals: as a function begins, and behind a call of C."""
-INSIDE = {contextlib.__file__, client.__file__, turns.__file__, loader.__file__}
+INSIDE = {
+    *(contextlib.__file__, client.__file__, turns.__file__, loader.__file__),
+    *(mixes.__file__, peers.__file__),
+}
 
 
 @pytest.fixture
@@ -178,3 +186,62 @@ def test_an_error_of_the_mix_ends_a_loop_with_its_message_and_few_lines_above_it
     told = traceback.format_exception(raised.value)
     assert "web.jsonl:201: is not JSON" in told[-1]
     assert len(told) < 8
+
+
+@pytest.mark.parametrize("looks_ahead", [False, True])
+def test_a_torch_loop_over_a_mix_that_is_interrupted_anywhere_gives_each_batch_once(
+    mix, looks_ahead
+):
+    with DataLoader(mix, arrays="numpy", collate_fn=lambda batch: batch.step) as batches:
+
+        def looked(step):
+            assert not looks_ahead or not batches.mix.loader.is_at_end()
+            return step
+
+        loop = batches.mix.loop(looked)
+        steps, places, came = [], 0, True
+        while came:
+            places += 1
+            step, came = interrupted(lambda: next(loop), places)
+            if came:
+                assert batches.state_dict().get("step", 0) == len(steps), places
+                step = next(iter(batches))
+            steps.append(step)
+
+    assert places > 20
+    assert steps == list(range(len(steps)))
+
+
+class Once(Fetched):
+    """A handle that gives each step a single time, from 3 on."""
+
+    def __init__(self):
+        super().__init__()
+        self.due = 3
+
+    def take(self, step, timeout_s=None):
+        assert step == self.due
+        self.due += 1
+        return replace(super().take(3), step=step)
+
+
+@pytest.mark.parametrize("interrupts_first", [True, False])
+def test_peers_that_are_interrupted_anywhere_give_each_step_once(interrupts_first):
+    wire = Wire()
+    ranks = [client.Client(FetchingHandle([Once()], wire, ALL))]
+    ranks.append(client.Client(FollowingHandle(wire, 1.0, 2.0)))
+    first, second = ranks if interrupts_first else ranks[::-1]
+    steps, places, came = [], 0, True
+    while came:
+        places += 1
+        if not interrupts_first:
+            second.next_batch()
+        batch, came = interrupted(first.next_batch, places)
+        assert first.state_dict() == {"step": first.next_step}, places
+        steps.append((first.next_batch() if came else batch).step)
+        if interrupts_first:
+            second.next_batch()
+        assert first.state_dict() == second.state_dict() == {"step": steps[-1] + 1}
+
+    assert places > 10
+    assert steps == list(range(3, 3 + len(steps)))

@@ -35,10 +35,12 @@ class Wire:
     def give(self, kind, step, state, parts=NOTHING):
         self.sent.append((kind, step, state, parts))
 
-    def take(self, timeout_s):
+    def take(self, timeout_s, behind=None):
+        if self.sent and self.sent[0] is behind:
+            self.sent.popleft()
         if not self.sent:
             raise UnavailableError(f"nothing came in {timeout_s:g} s")
-        return self.sent.popleft()
+        return self.sent[0]
 
     def close(self):
         self.closed = True
@@ -151,11 +153,38 @@ def test_a_peer_that_missed_a_batch_is_told_and_not_handed_another(pair):
         following.next_batch()
 
 
+def test_the_end_is_sent_once_however_often_a_loop_asks_behind_it(pair):
+    fetching, following, _, wire = pair
+    assert [fetching.next_batch().step for _ in range(2)] == [3, 4]
+    assert [following.next_batch().step for _ in range(2)] == [3, 4]
+    assert [fetching.next_batch() for _ in range(6)] == [None] * 6
+
+    assert [kind for kind, *_ in wire.sent if kind != "batch"] == ["end"]
+    assert [following.next_batch() for _ in range(2)] == [None, None]
+
+
+def test_a_batch_that_is_taken_back_behind_one_that_was_waited_for_has_its_state(pair):
+    fetching, following, _, _ = pair
+    for _ in range(2):
+        fetching.next_batch()
+    first = following.next_batch()
+    assert following.wait_for_batch().step == 4
+    assert following.state_dict() == {"step": 4}
+
+    following.take_back(first)
+
+    assert following.state_dict() == {"step": 3}
+    assert [following.next_batch().step for _ in range(2)] == [3, 4]
+    assert following.state_dict() == {"step": 5}
+
+
 def test_a_state_that_is_not_at_hand_is_refused():
     wire = Wire()
     FetchingHandle([Fetched()], wire, ALL)
 
-    with pytest.raises(StateError, match="before step 9 is not at hand, the one before step 3 is"):
+    with pytest.raises(
+        StateError, match=r"before step 9 is not at hand, those before steps \[3\] are"
+    ):
         FollowingHandle(wire, 1.0, 2.0).state_at(9)
 
 
