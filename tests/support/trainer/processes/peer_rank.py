@@ -38,15 +38,17 @@ def give(peers):
 
 
 def take(peers):
-    step = 0
+    step, message = 0, None
     while step < 6:
         try:
-            kind, found, state, parts = peers.take(SHORT_S if PLAN == "late" else LONG_S)
+            message = peers.take(SHORT_S if PLAN == "late" else LONG_S, behind=message)
+            assert peers.take(SHORT_S) is message  # until the one behind it is asked for
         except OmniloadError as error:
             told(error=type(error).__name__, message=str(error))
             if PLAN == "killed":
                 return
             continue
+        kind, found, state, parts = message
         batch = parts.shared[0] if parts.shared else np.empty(0, np.uint8)
         told(kind=kind, step=found, state=state.decode(), tokens=[len(batch), int(batch.sum())])
         if PLAN == "killed" and step == 0:
