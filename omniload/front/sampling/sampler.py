@@ -7,12 +7,15 @@
                         └──────────────── again ◀────────────────────┘──▶ groups.jsonl, then each rank's groups
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, assert_never
 
-from omniload.base.concurrency.turns import EachBatch
+from omniload.base.concurrency.turns import EachBatch, ask_in_turn
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import Json, JsonObject
 from omniload.front.arguments import require_finite, require_whole, timeout_from
@@ -36,6 +39,7 @@ from omniload.front.sampling.values import (
     group_json,
     groups_of,
     prompts_of,
+    too_few,
 )
 from omniload.machine.groups.filler import (
     BatchBegun,
@@ -59,7 +63,6 @@ __all__ = ["DynamicSampler", "PromptLoader", "Rollout", "RoundLimitError"]
 
 Rollout = Callable[[list[Prompt]], Any]
 """From prompts to ``Rollouts``, or to rewards ``[N, G]`` alone."""
-_SHOWN = 8
 
 
 class RoundLimitError(ConfigError):
@@ -85,14 +88,6 @@ class PromptLoader(Protocol):
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
         """Continue where a state was taken."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """The prompts of a step; none of them where the data has ended."""
-
-    step: int
-    prompts: list[Prompt] | None
 
 
 class DynamicSampler:
@@ -160,17 +155,30 @@ class DynamicSampler:
         self._decisions = Decisions(
             self._json_exchange, journal, self._filling, writes=self._writes
         )
+        self._turn = threading.RLock()
         self._begin(())
 
-    def _begin(self, held: Sequence[Group]) -> None:
-        self._held: dict[PromptKey, Group] = {group.prompt.key: group for group in held}
-        """Groups that this rank holds: those that it rolled out, and those that wait for the next batch."""
-        self._due: Command | None = None
-        """What is to be done next; none between two batches. A call that failed is taken up again there."""
-        # Kept over a failed call: the loader has moved on, and would not give them again.
-        self._drawn: _Drawn | None = None
-        """Prompts whose answers not all ranks know of yet."""
-        self._decisions.replayed = None
+    _held: dict[PromptKey, Group]
+    """Groups that this rank holds: those that it rolled out, and those that wait for the next batch."""
+    _due: Command | None
+    """What is to be done next; none between two batches. A call that failed is taken up again there."""
+    # Kept over a failed call: the loader has moved on, and would not give it again.
+    _drawn: tuple[Any] | None
+    """Rows of prompts whose answers not all ranks know of yet: none of them where the data has ended."""
+    _made: GroupBatch | None
+    """A batch that its caller does not have yet, or never had."""
+
+    def _begin(self, held: Sequence[Group], made: GroupBatch | None = None) -> None:
+        held_groups = {group.prompt.key: group for group in held}
+        # In one line: an interrupt, as Ctrl-C, comes before all of it or behind it.
+        self._held, self._due, self._drawn, self._made = held_groups, None, None, made
+
+    def _go_on(self, event: Event) -> None:
+        """Apply an event to the filler: whole, or where it is refused or interrupted not at all."""
+        filler = deepcopy(self._filler)
+        due = filler.handle(event)
+        # In one line, too. As long as one rank may have failed, the same prompts are rolled out again.
+        self._filler, self._due, self._drawn = filler, due, None
 
     @property
     def _ranks(self) -> Exchange:
@@ -179,7 +187,8 @@ class DynamicSampler:
     @property
     def next_batch_number(self) -> int:
         """The batch that comes next, from 0."""
-        return self._filler.batch
+        filled = self._due.decision if isinstance(self._due, HandOut) else self._filler
+        return filled.batch if self._made is None else self._made.number
 
     @property
     def counts(self) -> dict[str, GroupCounts]:
@@ -206,29 +215,46 @@ class DynamicSampler:
             StateError: Ranks or the journal say otherwise.
             OmniloadError: The loader or another rank has failed.
         """
+        return ask_in_turn(self._turn, None, partial(self._next_batch, rollout))
+
+    def _next_batch(
+        self, rollout: Rollout | None, _: float | None, take_back: list[Callable[[], None]]
+    ) -> GroupBatch | None:
+        if self._made is None:
+            self._fill(rollout)
+        made = self._made
+
+        def back() -> None:
+            self._made = made
+
+        take_back.append(back)
+        self._made = None
+        return made
+
+    def _fill(self, rollout: Rollout | None) -> None:
+        """Make the next batch, if there is one."""
         if self._due is None:
+            self._decisions.replayed = None
             # Looked up by all ranks or by none: it is an exchange, and the first rank reads for all.
             if rollout is None and not self._decisions.find(self._filler.batch):
-                return None
+                return
             self._require_fit()
-            self._due = self._filler.handle(BatchBegun())
-        while True:
+            self._go_on(BatchBegun())
+        while self._due is not None:
             match self._due:
                 case DrawPrompts():
-                    self._due = self._filler.handle(self._rolled_out(rollout))
-                    # Not before: as long as one rank may have failed, the same prompts are rolled out again.
-                    self._drawn = None
+                    self._go_on(self._rolled_out(rollout))
                     self._forget_left_out()
                 case HandOut():
-                    return self._hand_out(self._due)
+                    self._hand_out(self._due)
                 case GiveUp():
                     # The same call, made again, draws on from here.
                     given_up, self._due = self._due, DrawPrompts()
-                    raise self._too_many(given_up)
+                    at = self._filler.batch, self._filling.groups
+                    raise RoundLimitError(too_few(given_up, *at, self._loader.source_names))
                 case NoMore():
                     self._pass_on(self._due.carried, lambda: None)
                     self._begin([self._held[group.key] for group in self._due.carried])
-                    return None
                 case _:
                     assert_never(self._due)
 
@@ -242,9 +268,9 @@ class DynamicSampler:
         Raises:
             StateError: A batch is being filled.
         """
-        if self._due is not None:
+        if self._due is not None or self._made is not None:
             raise StateError(
-                f"batch {self._filler.batch} is being filled; take the state between batches, or keep the last one"
+                f"batch {self.next_batch_number} is being filled; take the state between batches, or keep the last one"
             )
         filler = self._filler
         return SamplerState(
@@ -291,24 +317,21 @@ class DynamicSampler:
 
         def report() -> Mapping[str, Any]:
             # Drawn once: a call that is repeated, as its rollout failed, goes on with these prompts.
-            drawn = self._drawn = self._drawn or self._draw()
-            if drawn.prompts is None:
+            if self._drawn is None:
+                self._drawn = (self._loader.next_batch(),)
+            (rows,) = self._drawn
+            if rows is None:
                 return END
+            prompts = prompts_of(rows, self._loader.source_names)
             if judged is not None or rollout is None:
-                groups = [Group(prompt=prompt, rewards=None) for prompt in drawn.prompts]
+                groups = [Group(prompt=prompt, rewards=None) for prompt in prompts]
             else:
-                groups = groups_of(drawn.prompts, rollout(drawn.prompts)) if drawn.prompts else []
+                groups = groups_of(prompts, rollout(prompts)) if prompts else []
             self._held |= {group.prompt.key: group for group in groups}
-            return report_of(drawn.step, groups)
+            return report_of(rows.step, groups)
 
         kind: Kind = "round" if judged is None else "replayed round"
         return event_of(self._json_exchange.gather(kind, self._filler.batch, report), judged)
-
-    def _draw(self) -> _Drawn:
-        rows = self._loader.next_batch()
-        if rows is None:
-            return _Drawn(0, None)
-        return _Drawn(rows.step, prompts_of(rows, self._loader.source_names))
 
     def _forget_left_out(self) -> None:
         """Hold no group that is left out: answers are long."""
@@ -330,8 +353,8 @@ class DynamicSampler:
                 "sample with surplus='drop', to go on with rollouts"
             )
 
-    def _hand_out(self, due: HandOut) -> GroupBatch:
-        """Keep the decision, send groups where they are trained on, and return those of this rank."""
+    def _hand_out(self, due: HandOut) -> None:
+        """Keep the decision, send groups where they are trained on, and make a batch of those of this rank."""
         me, decision = self._ranks.rank, due.decision
         # Groups move between ranks: ranks train on even shares, and roll out uneven numbers of groups worth a step.
         going = [
@@ -347,14 +370,14 @@ class DynamicSampler:
             for group, rank in zip(due.groups, due.ranks, strict=True)
             if rank == me
         ]
-        self._begin([self._held[group.key] for group in due.carried])
-        return GroupBatch(
+        made = GroupBatch(
             number=decision.batch,
             groups=tuple(mine),
             total=len(due.groups),
             rounds=len(decision.rounds),
             digest=decision.digest,
         )
+        self._begin([self._held[group.key] for group in due.carried], made)
 
     def _note(self, decision: BatchDecision) -> None:
         """Note what the rounds of a batch showed, for policies and figures."""
@@ -375,16 +398,3 @@ class DynamicSampler:
             for each in told["groups"]:
                 group = group_from(each)
                 self._held[group.prompt.key] = group
-
-    def _too_many(self, found: GiveUp) -> RoundLimitError:
-        names = self._loader.source_names
-        sources = "; ".join(
-            f"{names[number]}: of {counts.drawn} all right {counts.all_right}, all wrong {counts.all_wrong}"
-            for number, counts in sorted(found.counts.items())[:_SHOWN]
-        )
-        return RoundLimitError(
-            f"{found.rounds} steps of prompts, which is max_rounds, gave {found.drawn} groups, and of the "
-            f"{self._filling.groups} of batch {self._filler.batch} there are {found.kept} (so far {sources}); choose "
-            "prompts that are answered rightly now and then, draw more of them in a step (batch.tokens of the mix), "
-            "ask for fewer groups, or raise max_rounds"
-        )

@@ -16,7 +16,7 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import Json, JsonObject, require_version, sealed, unsealed, whole_number
 from omniload.front.batches.rows import PackedRows
-from omniload.machine.groups.filler import GroupCounts, PromptKey
+from omniload.machine.groups.filler import GiveUp, GroupCounts, PromptKey
 from omniload.mix.columns import TEXT
 from omniload.mix.journal.groups import Answers, RoundDecision, answers_json, answers_of
 from omniload.plan.groups.verdicts import checked_rewards
@@ -31,10 +31,13 @@ __all__ = [
     "group_json",
     "groups_of",
     "prompts_of",
+    "too_few",
 ]
 
 _LIMIT = 1 << 62
 _VERSION = 1
+_SHOWN = 8
+"""Sources that a message names."""
 
 
 def _no_scores() -> NDArray[np.float32]:
@@ -327,3 +330,17 @@ def _counts_of(found: Mapping[str, Json]) -> GroupCounts:
 
 def _shown(keys: Sequence[object]) -> str:
     return f"the keys {sorted(map(str, keys))[:8]}" if keys else "no key"
+
+
+def too_few(found: GiveUp, batch: int, groups: int, names: Sequence[str]) -> str:
+    """Return what is said of rounds that gave too few of the ``groups`` of a batch."""
+    sources = "; ".join(
+        f"{names[number]}: of {counts.drawn} all right {counts.all_right}, all wrong {counts.all_wrong}"
+        for number, counts in sorted(found.counts.items())[:_SHOWN]
+    )
+    return (
+        f"{found.rounds} steps of prompts, which is max_rounds, gave {found.drawn} groups, and of the "
+        f"{groups} of batch {batch} there are {found.kept} (so far {sources}); choose "
+        "prompts that are answered rightly now and then, draw more of them in a step (batch.tokens of the mix), "
+        "ask for fewer groups, or raise max_rounds"
+    )

@@ -226,15 +226,12 @@ class GroupJournal:
         # Looked at once, and again after a failure: a run that goes on in order reads nothing.
         if self._next != decision.batch:
             self._cut_before(decision.batch)
-        is_first = self._next is None
+        # Until all is done: behind an error or Ctrl-C half of the line may be there, or the whole.
+        is_first, self._next = self._next is None, None
         with self._path.open("ab") as file:
-            try:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                self._next = None  # half of a line may be there
-                raise
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
         if is_first:  # its name is new, or of a process that was killed before that was durable
             sync_folder(self._path.parent)
         self._next = decision.batch + 1

@@ -8,6 +8,7 @@ import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,10 @@ from omniload.base.concurrency import turns
 from omniload.base.errors import IntegrityError
 from omniload.front import loader, peers
 from omniload.front.peers import FetchingHandle, FollowingHandle
+from omniload.front.sampling import exchange, sampler, values
+from omniload.machine.groups import filler
+from omniload.mix.journal import groups
+from tests.support.plane.sampling import LoaderInMemory, some_steps
 from tests.unit.omniload.front.test_peers import ALL, Fetched, Wire
 from trainer_integration.loader import mixes
 from trainer_integration.loader.data_loader import DataLoader
@@ -245,3 +250,50 @@ def test_peers_that_are_interrupted_anywhere_give_each_step_once(interrupts_firs
 
     assert places > 10
     assert steps == list(range(3, 3 + len(steps)))
+
+
+STEPS = some_steps([4] * 60)
+OF_SAMPLERS = {
+    *(contextlib.__file__, turns.__file__, filler.__file__, groups.__file__),
+    *(sampler.__file__, exchange.__file__, values.__file__),
+}
+
+
+def some_right(prompts):
+    """Return two rewards of each prompt: of every third of a source one right, of others all or none."""
+    return [[[1, 1], [0, 0], [1, 0]][prompt.key[1] % 3] for prompt in prompts]
+
+
+def a_sampler(run_dir):
+    return omniload.DynamicSampler(LoaderInMemory(STEPS, run_dir=run_dir), groups=3, max_rounds=20)
+
+
+def test_a_sampler_that_is_interrupted_anywhere_gives_the_batches_of_an_unbroken_run(tmp_path):
+    unbroken = [batch.digest for batch in a_sampler(tmp_path / "unbroken").batches(some_right)]
+    places, broken = 1, a_sampler(tmp_path / "0")
+    while True:
+        for number, digest in enumerate(unbroken[:2]):
+            ask = partial(broken.next_batch, some_right)
+            batch, came = interrupted(ask, places, OF_SAMPLERS)
+            if came:
+                assert broken.next_batch_number == number, places
+                batch = broken.next_batch(some_right)
+            assert (batch.number, batch.digest) == (number, digest), places
+            assert broken.state_dict()["batch"] == number + 1
+        replayed = a_sampler(tmp_path / f"{places - 1}")
+        assert [batch.digest for batch in replayed.batches()] == unbroken[:2], places
+        if not came:
+            break
+        broken, places = a_sampler(tmp_path / f"{places}"), places + 1
+
+    assert places > 50
+
+
+def test_threads_that_share_a_sampler_get_each_of_its_batches_once(tmp_path):
+    unbroken = [batch.digest for batch in a_sampler(tmp_path / "unbroken").batches(some_right)]
+    shared = a_sampler(tmp_path / "shared").batches(some_right)
+    with ThreadPoolExecutor(4) as threads:
+        parts = [threads.submit(lambda: [(b.number, b.digest) for b in shared]) for _ in range(4)]
+        found = sorted(each for part in parts for each in part.result(timeout=60))
+
+    assert found == list(enumerate(unbroken))
