@@ -156,6 +156,20 @@ def test_a_mix_has_a_last_batch_for_lightning_wherever_it_ends(mix, tmp_path, st
     assert found[-1][1]
 
 
+@pytest.mark.parametrize("steps", [None, 9])
+def test_another_fit_goes_on_behind_the_last_batch_that_was_trained_on(steps, mix, tmp_path):
+    with DataLoader(mix, **({} if steps is None else {"steps": steps})) as loader:
+        beginning = loader.mix.beginning
+        unbroken = [
+            batch.tokens.flatten().tolist() for _, batch in zip(range(7), loader, strict=False)
+        ]
+        loader.load_state_dict(beginning)
+        parts = [fit(tmp_path / name, loader, 3) for name in ("first", "second")]
+        left = next(iter(loader)).tokens.flatten().tolist()
+
+    assert [*parts[0], *parts[1], left] == unbroken
+
+
 def test_a_batch_that_waits_as_the_one_behind_it_fails_to_come_is_in_no_state_yet():
     class Failing(Stream):
         def __iter__(self):

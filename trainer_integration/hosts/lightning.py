@@ -47,6 +47,9 @@ class DataLoader(data_loader.DataLoader):
 
     @override
     def __iter__(self) -> Any:
+        if self.is_mix and self._before is not None:
+            # Lightning has left with the batch that it took ahead, as at max_steps: it was not trained on.
+            self.mix.loader.take_back()
         self._before = None
         if self._latest is not None and self._is_at_end():
             # Lightning counts batches and asks for none after the last: what samplers draw then is drawn here.

@@ -49,7 +49,7 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
-def nothing() -> None:
+def _nothing() -> None:
     """Do nothing."""
 
 
@@ -106,8 +106,8 @@ class MixBatches(IterableDataset[TrainingBatch]):
     def loop(
         self,
         make: Callable[[Any], Any] = as_it_is,
-        begin: Callable[[], None] = nothing,
-        end: Callable[[], None] = nothing,
+        begin: Callable[[], None] = _nothing,
+        end: Callable[[], None] = _nothing,
     ) -> "MixLoop":
         """Return a loop over what the training loop takes.
 
