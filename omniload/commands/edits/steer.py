@@ -74,7 +74,7 @@ class Steering:
         step = planned = planned_to(self.run, history)
         if not now and step < self.decided_at + self.config.every:
             return None
-        reported, losses_to = losses_by_source(self.run, self.losses_from)
+        reported, losses_to = losses_by_source(self.run, self.losses_from, history.pair_sources)
         rewards, rewards_to = rewards_by_source(self.run, self.losses_from)
         if isinstance(self.config.policy, LossPolicy) and not any(
             found.labels for found in reported.values()
@@ -129,7 +129,9 @@ class Steering:
         first = policy.from_step + before * every
         if policy.goes_by == "loss":
             # Kept between decisions: to read all turns that weigh anew is gigabytes where hundreds of ranks report.
-            self._told = self._told or TurnLosses(self.run, policy.from_step, every)
+            self._told = self._told or TurnLosses(
+                self.run, policy.from_step, every, history.pair_sources
+            )
             told = self._told.since(before)
             means = {turn - before: _means(losses)[0] for turn, losses in told.items()}
         else:
@@ -157,8 +159,9 @@ class Steering:
 
 def _means(reported: dict[str, SourceLoss]) -> tuple[dict[str, float], dict[str, int]]:
     seen = {name: found for name, found in sorted(reported.items()) if found.labels}
+    means = {name: found.mean for name, found in seen.items()}
     return (
-        {name: found.loss / found.labels for name, found in seen.items()},
+        {name: mean for name, mean in means.items() if mean is not None},
         {name: found.labels for name, found in seen.items()},
     )
 

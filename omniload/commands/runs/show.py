@@ -184,8 +184,7 @@ class _Losses:
 def _losses_of(run: Path, history: History) -> _Losses:
     if (told := latest_losses(run)) is None:
         return _Losses()
-    pairs = {name for name, source in history.latest.sources.items() if source.pair_columns}
-    return _Losses(step=told[0], sources=told[1].by_source(pairs))
+    return _Losses(step=told[0], sources=told[1].by_source(history.pair_sources))
 
 
 def _said_of_edit(edit: Edit) -> str:

@@ -52,6 +52,13 @@ class History:
         return self.of_revision(len(self.edits))
 
     @property
+    def pair_sources(self) -> frozenset[str]:
+        """Names of the sources whose documents are preference pairs."""
+        return frozenset(
+            name for name, source in self.latest.sources.items() if source.pair_columns
+        )
+
+    @property
     def edited_to(self) -> int:
         """The last step at which an edit begins to hold; 0 without edits."""
         return max((edit.step for edit in self.edits), default=0)

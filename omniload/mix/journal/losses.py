@@ -153,6 +153,12 @@ class SourceLoss:
                 self.pairs += 1
                 self.pair_losses += loss / labels
 
+    def add_sums(self, other: "SourceLoss") -> None:
+        """Add the sums of another."""
+        self.loss, self.labels = self.loss + other.loss, self.labels + other.labels
+        self.pairs += other.pairs
+        self.pair_losses += other.pair_losses
+
     @property
     def mean(self) -> float | None:
         """Loss of a label, of pairs that of a pair; ``None`` without one."""
@@ -270,22 +276,29 @@ def _joined(parts: dict[tuple[int, int], tuple[float, PieceLoss]]) -> PieceLoss:
 
 
 @system_refusals("the losses of a run")
-def losses_by_source(run_dir: Path, first: int) -> tuple[dict[str, SourceLoss], int]:
+def losses_by_source(
+    run_dir: Path, first: int, pairs: Container[str] = ()
+) -> tuple[dict[str, SourceLoss], int]:
     """Return what was reported of each source in the steps from ``first`` on, and the first step of which nothing was.
 
-    A line that a resumed run reported again counts again: it is a mean of some thousand documents. A loss that is no
-    number is passed over.
+    Of the sources ``pairs``, whose pieces are preference pairs, each pair counts once, whatever its length. A line that
+    a resumed run reported again counts again: it is a mean of some thousand documents. A loss that is no number is
+    passed over.
     """
     found: dict[str, SourceLoss] = {}
-    stop = take_from(run_dir / "losses", first, lambda line: _add_line(found, orjson.loads(line)))
-    return found, stop
+
+    def take(line: bytes) -> None:
+        _add_line(found, orjson.loads(line), pairs)
+
+    return found, take_from(run_dir / "losses", first, take)
 
 
 class TurnLosses:
     """What was reported of each source in turns of some steps, summed as it comes: a line is read once."""
 
-    def __init__(self, run_dir: Path, first: int, every: int) -> None:
+    def __init__(self, run_dir: Path, first: int, every: int, pairs: Container[str] = ()) -> None:
         """Begin with nothing; turns of ``every`` steps are numbered from 0, the first of them begins at ``first``."""
+        self._pairs = pairs
         self._folder, self._first, self._every = run_dir / "losses", first, every
         self._lines = LinesSince(self._folder)
         self._since = 0
@@ -301,7 +314,7 @@ class TurnLosses:
         def take(written: bytes) -> None:
             line = orjson.loads(written)
             of = (line["step"] - self._first) // self._every
-            _add_line(self._found.setdefault(of, {}), line)
+            _add_line(self._found.setdefault(of, {}), line, self._pairs)
 
         if turn < self._since:  # the run went back, to turns that are forgotten
             self._lines, self._found = LinesSince(self._folder), {}
@@ -311,21 +324,27 @@ class TurnLosses:
         return dict(self._found)
 
 
-def _add_line(found: dict[str, SourceLoss], line: dict[str, Any]) -> None:
+def _add_line(found: dict[str, SourceLoss], line: dict[str, Any], pairs: Container[str]) -> None:
     losses_K, labels_K = (np.asarray(line[name], np.float64) for name in ("loss", "labels"))
     sources_K = np.asarray(line["source"], np.int64)
     # Below 0 numpy would count from the end: the loss would be another source's.
     if labels_K.min(initial=0) < 0 or sources_K.min(initial=0) < 0:
         raise ValueError(f"labels from {labels_K.min()}, sources from {sources_K.min()}")
     sound_K = np.isfinite(losses_K)
-    told: list[tuple[str, float, int]] = []
+    told: list[tuple[str, SourceLoss]] = []
     for source in np.unique(sources_K).tolist():
         mine_K = (sources_K == source) & sound_K
-        sums = float(losses_K[mine_K].sum()), int(labels_K[mine_K].sum())
-        told.append((str(line["names"][source]), *sums))
+        name = str(line["names"][source])
+        sums = SourceLoss(float(losses_K[mine_K].sum()), int(labels_K[mine_K].sum()))
+        # A word on the source as a whole is of labels; of its pieces each is a pair.
+        if name in pairs and line.get("over") != "source":
+            mine_K &= labels_K > 0
+            sums.pairs = int(mine_K.sum())
+            sums.pair_losses = float((losses_K[mine_K] / labels_K[mine_K]).sum())
+        told.append((name, sums))
     # Once all of it is read: a line that is damaged further on must not count in part.
-    for name, loss, labels in told:
-        found.setdefault(name, SourceLoss()).add(loss, labels)
+    for name, sums in told:
+        found.setdefault(name, SourceLoss()).add_sums(sums)
 
 
 def _pieces_in(

@@ -89,6 +89,19 @@ def test_a_damaged_line_is_named_and_passed_over_whole(tmp_path, caplog, lost):
     assert "passed over" in caplog.text
 
 
+def test_a_preference_pair_counts_once_in_what_policies_go_by_whatever_its_length(tmp_path):
+    log, keys = LossLog(tmp_path, 0), np.array([[0, 1, 0, 0], [0, 2, 0, 0], [1, 3, 0, 0]])
+    # Of pairs 0.5 and 0.1, the second of which is long; of a document 2 a label.
+    log.add(0, ["taste", "web"], keys, np.array([0.5 * 4, 0.1 * 96, 8.0]), np.array([4, 96, 4]))
+
+    found, _ = losses_by_source(tmp_path, 0, {"taste"})
+    turns = TurnLosses(tmp_path, 0, 1, {"taste"}).since(0)
+
+    assert {name: round(told.mean, 9) for name, told in found.items()} == {"taste": 0.3, "web": 2}
+    assert turns[0] == found
+    assert round(losses_by_source(tmp_path, 0)[0]["taste"].mean, 9) == 0.116
+
+
 def test_losses_are_summed_by_source_from_a_step_on(tmp_path, caplog):
     add(LossLog(tmp_path, 0), 2, [100, 100])
     add(LossLog(tmp_path, 0), 3, [8, 6])
