@@ -23,7 +23,7 @@ from omniload.mix.state import MixState
 from tests.support.trainer.loaders import Numbers, Remembering, Stream, StreamWithState, plain
 from trainer_integration import DataLoader
 from trainer_integration.loader import data_loader
-from trainer_integration.loader.data_loader import MixBatches
+from trainer_integration.loader.mixes import MixBatches
 from trainer_integration.loader.ways import Ways
 
 
@@ -576,10 +576,17 @@ class Steps:
     def start(self):
         pass
 
-    def __iter__(self):
-        while self.next_step < 3:
-            self.next_step += 1
-            yield self.next_step - 1
+    def next_batch(self):
+        if self.next_step == 3:
+            return None
+        self.next_step += 1
+        return self.next_step - 1
+
+    def take_back(self):
+        self.next_step -= 1
+
+    def end_loop(self, _):
+        pass
 
     def state_dict(self):
         return {"next_step": self.next_step}
@@ -604,6 +611,25 @@ def mix_of_steps(monkeypatch):
 def test_batches_of_a_mix_pass_through_collate_fn_and_are_as_many_as_its_steps(mix_of_steps):
     assert list(mix_of_steps()) == [0, -1, -2]
     assert len(mix_of_steps()) == 3
+
+
+def test_a_batch_that_collate_fn_fails_for_is_the_next_one_of_a_mix_still(mix_of_steps):
+    failing = [1]
+
+    def form(step):
+        if step in failing:
+            failing.remove(step)
+            raise ValueError("step 1")
+        return None if step == 2 else step  # a loop may be given anything
+
+    loader = mix_of_steps(form)
+    batches = iter(loader)
+    assert next(batches) == 0
+    with pytest.raises(ValueError, match="step 1"):
+        next(batches)
+
+    assert loader.state_dict() == {"next_step": 1}
+    assert list(batches) == [1, None]
 
 
 def test_each_loop_over_a_split_begins_anew_and_over_another_mix_goes_on(mix_of_steps):
