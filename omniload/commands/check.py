@@ -183,9 +183,9 @@ def _warnings(
     """Return what may be wrong with a mix, behind what may be with places beside its sources."""
     doubts = [*places]
     doubts += [
-        with_line(source.doubt, key_of_message(source.doubt, source.name), file)
+        with_line(said, key_of_message(said, source.name), file)
         for source in found
-        if source.doubt
+        for said in source.doubts
     ]
     doubts += [with_line(said, ("splits",), file) for said in held_out_of_nothing(mix, found)]
     doubts += [with_line(said, ("tokenizer",), file) for said in joined_without_an_end(mix)]

@@ -221,19 +221,19 @@ def _looked_at(
     size_bytes = sum(file.size_bytes for file in opened.files)
     is_small = records <= _ALL_RECORDS and size_bytes <= _ALL_BYTES
     gives_any = partial(_gives_any, mix, source) if is_small and lengths_N is not None else None
-    doubt = why_nothing(mix, name, first, lengths_N, records, gives_any)
-    if not doubt and (
-        found := words
-        or doubt_of_lengths(mix, config, lengths_N)
-        or unseen
-        or opened.format.doubt()
-        or _images_not_read(config, first)
-        or _doubt_of_conversations(source, first)
-        or _ids_unknown(source, opened.format, first)
-        or _left_out(first, spoilt)
-        or later
-    ):
-        doubt = f"sources.{name}: {found}"
+    doubts = [why_nothing(mix, name, first, lengths_N, records, gives_any)]
+    if not doubts[0]:
+        # Every one: one that is meant so, and stays, must not hide another.
+        every = (
+            words,
+            doubt_of_lengths(mix, config, lengths_N),
+            unseen,
+            opened.format.doubt() or _ids_unknown(source, opened.format, first),
+            _images_not_read(config, first),
+            _doubt_of_conversations(source, first),
+            _left_out(first, spoilt) or later,
+        )
+        doubts = [f"sources.{name}: {said}" for said in every if said]
     spread, times = Spread(), 1.0
     if config.images_transform is None:  # images are the most of what a unit takes
         firsts_N = first.column.lengths_N[first.usable_B]
@@ -255,7 +255,7 @@ def _looked_at(
         along=spread.along,
         firsts=0 if unseen else len(known_N),
         longer=0 if unseen else int((known_N > mix.pack.length).sum()),
-        doubt=doubt,
+        doubts=tuple(filter(None, doubts)),
     )
 
 

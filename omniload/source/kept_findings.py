@@ -28,7 +28,7 @@ from omniload.source.survey.spread import Differences
 
 __all__ = ["FoundSource", "keep_findings", "kept_findings", "key_of_source", "key_of_tokenizer"]
 
-_VERSION: Literal[9] = 9
+_VERSION: Literal[10] = 10
 """Raised whenever a check looks for something else, so that what it did not look for is looked at."""
 _LARGEST_BYTES = 64 << 20
 _NAME = "check.findings.json"
@@ -63,8 +63,8 @@ class FoundSource:
     """First records whose tokens were counted; 0 where that was not possible."""
     longer: int = 0
     """Of these, those that are longer than a row."""
-    doubt: str = ""
-    """Why it may give nothing, as far as its first records tell; empty where they give something."""
+    doubts: tuple[str, ...] = ()
+    """What seems not to be meant, as far as its first records tell: why it may give nothing, alone, or all else."""
 
     @property
     def differences(self) -> Differences:
@@ -75,7 +75,7 @@ class FoundSource:
 class _Findings(StrictModel):
     """The file."""
 
-    version: Literal[9]
+    version: Literal[10]
     sources: dict[str, tuple[str, FoundSource]]
     """Of each source, what the finding rests on and what it is."""
 

@@ -357,9 +357,10 @@ def _of_folder(
     if lists:
         # Which of them is meant is not guessed: another one beside it would change the run.
         sets = sorted(str(PurePosixPath(path).parent.relative_to(root)) for path in lists)
+        likely = "train" if "train" in sets else sets[0]  # what is copied from here is trained on
         raise ConfigError(
             f"{folder} holds {len(sets)} data sets, each with its {names.manifest}: {', '.join(sets[:_NAMED])}; "
-            f"name those that are wanted, such as {folder}/{sets[0]}"
+            f"name those that are wanted, such as {folder}/{likely}"
         )
     taken: list[str] = []
     left: list[str] = []

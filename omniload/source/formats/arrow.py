@@ -80,9 +80,9 @@ class ArrowFormat(IndexedFormat):
         unit = self._units.first_filled()
         if unit is None:
             return Records.of_texts([])
-        table, place = self._columns_of(unit, self._columns.of_first_records)
+        table, place = self._columns_of(unit, self._columns.all)
         first = {name: column.slice(0, FIRST_RECORDS) for name, column in table.items()}
-        return self._columns.text_records(first, place)
+        return self._columns.records(first, place, images=None)
 
     @override
     def doubt(self) -> str:

@@ -69,8 +69,8 @@ class LanceFormat(IndexedFormat):
         if unit is None:
             return Records.of_texts([])
         rows = min(FIRST_RECORDS, self._units[unit].rows)
-        table, where = self._rows(unit, rows, self._columns.of_first_records)
-        return self._columns.text_records(table, where)
+        table, where = self._rows(unit, rows, self._columns.all)
+        return self._columns.records(table, where, images=None)
 
     def _rows(self, unit: int, rows: int, columns: Sequence[str]) -> tuple[pa.Table, RowsAt]:
         """Return the first rows of a unit, and where they lie."""

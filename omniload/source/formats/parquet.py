@@ -126,8 +126,8 @@ class ParquetFormat(Format):
 
     @override
     def first_records(self) -> Records:
-        first = self._first_rows(self._columns.of_first_records)
-        return Records.of_texts([]) if first is None else self._columns.text_records(*first)
+        first = self._first_rows(self._columns.all)
+        return Records.of_texts([]) if first is None else self._columns.records(*first, images=None)
 
     @override
     def doubt(self) -> str:

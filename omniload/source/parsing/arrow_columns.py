@@ -328,9 +328,9 @@ def with_keys(records: Records, column: pa.ChunkedArray | None, where: RowsAt | 
 
 
 def _is_text(found: pa.DataType) -> bool:
-    if pa.types.is_dictionary(found):
-        return _is_text(found.value_type)
-    return found in {pa.string(), pa.large_string(), pa.string_view()}
+    if pa.types.is_dictionary(found):  # of views Arrow gives nobody the values
+        return found.value_type in PLAIN_TEXTS
+    return found in {*PLAIN_TEXTS, pa.string_view()}
 
 
 def _is_tokens(found: pa.DataType) -> bool:

@@ -45,6 +45,8 @@ from omniload.source.sample_tags import said_of_long
 
 __all__ = ["TableColumns", "fault_of_numbers", "numbers_as", "with_others"]
 
+_NO_LABEL = -100
+"""What stands in place of a label that is not trained on."""
 Table: TypeAlias = Mapping[str, pa.ChunkedArray] | pa.Table
 """Columns of one unit by name."""
 
@@ -61,12 +63,10 @@ class TableColumns:
         self._further = config.columns_read
         self.others = tuple(dict.fromkeys((*self._further.values(), *keys, *config.where)))
         """Columns beside these, but for images."""
-        self.of_first_records = tuple(dict.fromkeys((*self.texts, *config.where)))
-        """Columns that ``text_records`` needs."""
         self.all = tuple(dict.fromkeys((*self.texts, *self.others)))
         """Every column but images."""
 
-    def text_records(
+    def _text_records(
         self,
         table: Table,
         where: RowsAt | str,
@@ -75,7 +75,7 @@ class TableColumns:
         """Return records without what stands beside their text or token ids.
 
         Args:
-            table: The columns ``of_first_records``.
+            table: The columns ``texts``, and those of conditions.
             where: Place of the rows, for reasons.
             laid: The texts end to end, and which of them are null, ``[B]``, where ``table`` has no column of them;
                 they lie in memory of their own.
@@ -100,11 +100,11 @@ class TableColumns:
 
         Args:
             table: The columns ``all``.
-            where: As for ``text_records``.
+            where: As for ``_text_records``.
             images: Column of images, where the source has one.
-            laid: As for ``text_records``.
+            laid: As for ``_text_records``.
         """
-        records = self.text_records(table, where, laid)
+        records = self._text_records(table, where, laid)
         others = {name: table[column] for name, column in self._further.items()}
         keys = None if self._key is None else table[self._key]
         records = with_keys(with_others(records, others, where), keys, where)
@@ -269,5 +269,6 @@ def fault_of_numbers(values_V: NDArray[Any], name: str, tokens: int) -> str:
     assert odd_V is not None, "one does not fit"
     value = values_V[odd_V][0]
     if kind.dtype == np.bool_:
-        return f"holds {value}, not 0 or 1"
+        labels = "; labels are no mask: write a column of label != -100 beside them, and name that"
+        return f"holds {value}, not 0 or 1{labels if value == _NO_LABEL else ''}"
     return f"holds {value}, which is more than a {kind.dtype} holds"

@@ -198,13 +198,12 @@ def test_conversations_of_which_rows_cut_many_are_told(tmp_path, pack, long, sai
     opened = {"dp": 1, "cache_dir": tmp_path / "cache"}
     # What was found of rows that cut nothing does not stand for those that do.
     file.write_text(whole.replace("length: 16", "length: 64"))
-    assert find_sources(open_spec(file, **opened), file)[0].doubt == ""
+    assert find_sources(open_spec(file, **opened), file)[0].doubts == ()
     file.write_text(whole.replace("length: 16", f"length: 16{pack}"))
 
     (found,) = find_sources(open_spec(file, **opened), file)
 
-    assert found.doubt.startswith(said)
-    assert bool(found.doubt) == bool(said)
+    assert [told.startswith(said) for told in found.doubts] == [True] * bool(said)
 
 
 def test_a_blank_line_among_conversations_is_no_sample_to_a_check_either(tmp_path):
@@ -265,9 +264,10 @@ def test_tools_that_are_beside_conversations_and_not_read_are_told_of(
         return
     (found,) = find_sources(spec, file)
 
-    assert said in found.doubt
-    # The jsonl has a record that is left out, which is told of where nothing else is.
-    assert bool(said) == bool(found.doubt) or "records are left out" in found.doubt
+    # The jsonl has a record that is left out, which is told of too.
+    told = [each for each in found.doubts if "records are left out" not in each]
+    assert len(found.doubts) - len(told) == (kind == "jsonl")
+    assert [said in each for each in told] == [True] * bool(said)
 
 
 def a_member(archive, name, content):
@@ -328,7 +328,7 @@ def test_of_many_files_a_few_are_looked_at_and_their_number_is_known(tmp_path, k
 
     (found,) = find_sources(spec)
 
-    assert (found.looked, found.shards, found.doubt) == (looked, 50, "")
+    assert (found.looked, found.shards, found.doubts) == (looked, 50, ())
 
 
 LONG = "words " * 20_000
@@ -379,8 +379,9 @@ def test_where_bad_records_are_skipped_those_of_later_files_are_told_of(tmp_path
     _, extension, _, said = KINDS[kind]
     count = 1 if kind == "text" else 9
     path = f"{tmp_path}/002.{extension}"
-    assert f"sources.web: {count} of {path}'s first {count} records are left out" in found.doubt
-    assert f"the first: {path}{said}" in found.doubt
+    (told,) = found.doubts
+    assert f"sources.web: {count} of {path}'s first {count} records are left out" in told
+    assert f"the first: {path}{said}" in told
 
 
 @pytest.mark.parametrize("wraps", [True, False], ids=["under function", "flat"])
@@ -393,12 +394,12 @@ def test_where_bad_records_are_skipped_those_of_later_files_are_told_of(tmp_path
         ("7", "call.arguments | tojson", False),  # a text without a quote: nothing to tell it by
     ],
 )
-def test_arguments_that_a_template_quotes_once_more_are_told(
+def test_arguments_that_a_template_quotes_once_more_are_told_and_what_rows_cut_hides_none(
     tmp_path, arguments, written, is_told, wraps
 ):
     call = {"name": "weather", "arguments": arguments}
     calls = [{"type": "function", "function": call}] if wraps else [call]
-    asked = {"role": "user", "content": "how is it?"}
+    asked = {"role": "user", "content": "how is it? " * 999}
     record = [asked, {"role": "assistant", "content": "", "tool_calls": calls}]
     lines = json.dumps({"messages": [asked]}) + "\n" + json.dumps({"messages": record}) + "\n"
     (tmp_path / "chats.jsonl").write_text(lines)
@@ -422,7 +423,9 @@ def test_arguments_that_a_template_quotes_once_more_are_told(
 
     (found,) = find_sources(open_spec(a_file(tmp_path, mix), dp=1, cache_dir=tmp_path / "cache"))
 
-    assert ("have their arguments as texts of JSON" in found.doubt) == is_told
+    cut, *others = found.doubts
+    assert "records are longer than pack.length" in cut
+    assert ["have their arguments as texts of JSON" in each for each in others] == [True] * is_told
 
 
 class OpenedError(Exception):
@@ -467,7 +470,7 @@ def test_findings_that_are_damaged_or_of_another_version_are_found_again(a_check
     (kept,) = spec.cache_dir.glob("*.findings.json")
     whole = kept.read_bytes()
 
-    for damaged in (whole[:-9], whole.replace(b'"version":9', b'"version":8'), b"", b"[]"):
+    for damaged in (whole[:-9], whole.replace(b'"version":10', b'"version":9'), b"", b"[]"):
         assert damaged != whole
         kept.write_bytes(damaged)
         with pytest.raises(OpenedError):

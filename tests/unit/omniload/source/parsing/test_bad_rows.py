@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from omniload.base.errors import IntegrityError
+from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.config import ByteTokenizer
 from omniload.mix.schema.records import OnError, ShuffleConfig
 from omniload.mix.sources import ArrowSource, CsvSource, LanceSource, MdsSource, ParquetSource
@@ -72,6 +72,17 @@ def test_a_bad_row_of_a_table_is_named_with_its_column(tmp_path, write, holds, c
 
     with pytest.raises(IntegrityError, match=f"{place}: column {fault}"):
         source.read(0, 7)
+
+
+@pytest.mark.parametrize("write", [parquet, arrow, of_lance])
+def test_the_first_records_are_looked_at_with_all_that_stands_beside_them(tmp_path, write):
+    kind, name, more, _ = write(tmp_path, pa.array([[5, 7]] * 7))
+    config = kind(type=name, path=f"a.{name}", tokens="own", columns={"loss_mask": "own"}, **more)
+
+    first = open_format(SourceSpec("web", config, base_dir=tmp_path)).format.first_records()
+
+    assert first.reason.endswith(": row 0: loss_mask holds 5, not 0 or 1")
+    assert first.bad_B.all()
 
 
 def test_a_bad_row_of_csv_is_named_with_its_column_and_its_number_behind_the_header(tmp_path):
@@ -175,3 +186,15 @@ def test_a_document_of_megatron_with_a_negative_id_is_skipped_and_named_with_its
     block = open_source(SourceSpec("web", skipping, seed=1, base_dir=tmp_path)).read(0, 40)
     assert block.skipped == 1
     assert len(block.tokens) == 39
+
+
+@pytest.mark.parametrize("read", [{"text": "own"}, {"text": "text", "where": {"own": "en"}}])
+def test_views_within_a_dictionary_are_refused_as_arrow_gives_nobody_their_values(tmp_path, read):
+    views = pa.array(["en"], pa.string_view()).dictionary_encode()
+    table = pa.table({"text": ["a"], "own": views})
+    with pa.ipc.new_stream(tmp_path / "a.arrow", table.schema) as out:
+        out.write_table(table)
+    config = ArrowSource(type="arrow", path="a.arrow", **read)
+
+    with pytest.raises(ConfigError, match=r"column 'own' is dictionary<values=string_view.*, not "):
+        open_format(SourceSpec("web", config, base_dir=tmp_path))

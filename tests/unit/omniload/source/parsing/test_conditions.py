@@ -28,7 +28,13 @@ from omniload.mix.sources import (
     WebDatasetSource,
 )
 from omniload.source.formats.opening import open_format
-from omniload.source.parsing.conditions import keeps, kept_columns, kept_records, value_of_text
+from omniload.source.parsing.conditions import (
+    keeps,
+    kept_columns,
+    kept_records,
+    require_where,
+    value_of_text,
+)
 from omniload.source.parsing.lines import number_in
 from omniload.source.spec import SourceSpec
 from tests.support.plane.sources.written_rows import ROW_KINDS, write_rows
@@ -327,6 +333,27 @@ def test_conditions_are_part_of_what_a_run_is_and_none_change_nothing():
     assert (
         len({parts(), parts(where={"a": 1}), parts(where={"a": [1]}), parts(where={"a": "1"})}) == 4
     )
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("condition", ["en", 1, True, {"at_least": 0}])
+def test_of_a_shard_whose_column_is_null_in_every_row_nothing_is_drawn(folder, kind, condition):
+    value = 0 if isinstance(condition, dict) else condition
+    some = [{"text": f"d{i}", "lang": value} for i in range(3)]
+    write_rows(kind, folder, "web", some)
+    write_rows(kind, folder, "null", [{"text": f"d{i}", "lang": None} for i in range(3, 9)])
+
+    found = drawn(a_mix(kind, {"lang": condition}, path=[f"web.{kind}", f"null.{kind}"]))
+
+    assert found == [b"0", b"1", b"2"]
+
+
+def test_texts_of_every_type_of_arrow_are_looked_up():
+    texts = pa.array(["en", None, "de"])
+    for kind in (pa.string(), pa.large_string(), pa.string_view(), pa.dictionary("int8", "utf8")):
+        require_where(pa.schema({"h": kind}), {"h": "en"}, "a.arrow")
+        column = pa.chunked_array([texts.cast(kind)])
+        assert kept_columns({"h": "en"}, {"h": column}, 3).tolist() == [True, False, False]
 
 
 def test_numbers_of_half_precision_are_looked_up_and_compared():

@@ -69,6 +69,10 @@ def test_every_sample_has_its_own_mask_and_scores_however_it_is_read(tmp_path, k
         ({"mask": [None, [1], [], [0, 0], [1, 0, 1, 1]]}, "loss_mask is null"),
         ({"mask": [[0, 1, 2], [1], [], [0, 0], [1, 0, 1, 1]]}, "holds 2, not 0 or 1"),
         ({"mask": [[0, -1, 1], [1], [], [0, 0], [1, 0, 1, 1]]}, "holds -1, not 0 or 1"),
+        (
+            {"mask": [[-100, 8, 9], [1], [], [0, 0], [1, 0, 1, 1]]},
+            "-100, not 0 or 1; labels are no mask: write a column of label != -100 beside them",
+        ),
         ({"mask": [[0, None, 1], [1], [], [0, 0], [1, 0, 1, 1]]}, "loss_mask holds a null"),
         ({"reward": [None, 1.0, 0.0, 0.0, 0.0]}, "scores is null"),
         ({"reward": [[1.0, None], [1.0], [], [0.0], [0.0]]}, "scores holds a null"),
