@@ -308,8 +308,7 @@ class Loader:
         # Only now: where the plane refuses, this rank stays what it was.
         self.num_ranks, self._take_back = world_size, None
         if self._ahead is not None:
-            # What was copied ahead is the share of a rank of the earlier world.
-            self._ahead.drop()
+            self._ahead.drop()  # it is the share of a rank of the earlier world
 
     def close(self) -> None:
         """End the plane, or leave it where another rank brought it up. To close again does nothing."""
@@ -341,8 +340,7 @@ class Loader:
         return self._client
 
     def _refuse_copy(self) -> None:
-        # A fork is a copy that no pickle has made: ``__getstate__`` never ran in it.
-        if self._pid != os.getpid():
+        if self._pid != os.getpid():  # a fork, in which ``__getstate__`` never ran
             raise ConfigError(_COPIED)
 
     def _end_plane(self) -> None:
