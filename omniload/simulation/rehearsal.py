@@ -34,6 +34,7 @@ from omniload.machine.messages import (
 from omniload.machine.plans.building import BuildSteps, FetchSlices, SlicesFetched
 from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
+from omniload.mix.schedule import drawn_in
 from omniload.mix.state import MixState
 from omniload.plan.forecast.figures import StepFigures, figures_of
 from omniload.plan.forecast.forecast import Forecast, Span, forecast
@@ -203,8 +204,8 @@ class FirstSteps:
     """Tokens of each source in each step, without padding."""
     overlong_KS: NDArray[np.int64]
     """Tokens that the policy for overlong documents left out meanwhile."""
-    positions_S: NDArray[np.int64]
-    """Raw position of the next sample of each source behind them."""
+    begun_S: NDArray[np.int64]
+    """Records of each source that they begin, each as often as they do."""
     is_whole: bool = False
     """Whether they are all steps of the run."""
     refusal: Refusal | None = None
@@ -238,7 +239,7 @@ class FirstSteps:
         if not self.is_whole:
             return sizes, self.tokens_per_step
         drawn_S, records_S = self.drawn_KS.sum(axis=0), [float(each.records) for each in profiles]
-        sizes = sizes.that_gave(drawn_S, self.positions_S / np.asarray(records_S))
+        sizes = sizes.that_gave(drawn_S, self.begun_S / np.asarray(records_S))
         return sizes, float(drawn_S.sum()) / len(self.steps)
 
     def forecast(
@@ -339,8 +340,8 @@ def _first_steps(
     rehearsal, mix = Rehearsal(spec), spec.mix
     plans, dp = rehearsal.plans(), spec.tree.size_of("dp")
     steps: list[StepFigures] = []
-    drawn_KS: list[tuple[int, ...]] = []
-    overlong_KS: list[NDArray[np.int64]] = [np.zeros(len(mix.names), np.int64)]
+    num_sources, drawn_KS = len(mix.names), list[tuple[int, ...]]()
+    overlong_KS: list[NDArray[np.int64]] = [np.zeros(num_sources, np.int64)]
 
     def planned_by(count: int, advance: Callable[[int], object]) -> Refusal | None:
         try:
@@ -367,7 +368,9 @@ def _first_steps(
             steps=tuple(steps),
             drawn_KS=np.asarray(drawn_KS, np.int64),
             overlong_KS=np.diff(overlong_KS, axis=0),
-            positions_S=np.asarray([position for position, *_ in rehearsal.state.cursors_S]),
+            begun_S=np.asarray(
+                [drawn_in("epochs", rehearsal.state, s) for s in range(num_sources)]
+            ),
             refusal=refusal,
         )
 

@@ -377,7 +377,9 @@ def test_a_plan_of_amounts_shows_wanted_against_drawn_and_a_run_draws_just_that(
     assert expected["amounts"]["ids"] == {"tokens": 3000, "expected_tokens": 3000.0}
     drawn = sum(batches[0].tokens_by_source["ids"] for batches in steps)
     assert 3000 <= drawn < 3000 + 64
-    assert {source["name"]: source["epochs"] for source in shown["sources"]}["text"] == 1.5
+    epochs = {source["name"]: source["epochs"] for source in shown["sources"]}
+    assert epochs["text"] == 1.5
+    assert {n: s["epochs"] for n, s in expected["total"].items()} == pytest.approx(epochs, rel=1e-6)
     assert [source["share"] for source in shown["sources"]] == pytest.approx([1, 1], abs=0.03)
     assert not any("mix.stop" in warning for warning in expected["warnings"])
     to_the_end = json_of("plan", path, "--dp", 2, "--cache-dir", tmp_path / "cache")
