@@ -1,7 +1,9 @@
 """Files of others and files that were kept: opened and never waited for, small ones read whole within a limit."""
 
+import difflib
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -59,7 +61,7 @@ def read_small_file(path: Path, *, most_bytes: int, what: str) -> bytes:
         # Without O_NONBLOCK, opening a pipe waits for whoever writes into it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; give the path of {what}") from None
+        raise ConfigError(f"{path}: no such file{_near(path)}; give the path of {what}") from None
     except (OSError, ValueError) as error:
         said = getattr(error, "strerror", None) or error
         raise ConfigError(f"{path}: cannot be read: {said}; give the path of {what}") from error
@@ -79,6 +81,15 @@ def read_small_file(path: Path, *, most_bytes: int, what: str) -> bytes:
             f"{path}: holds {format_bytes(size)}, more than {format_bytes(most_bytes)}; is it {what}?"
         )
     return bytes(held)
+
+
+def _near(path: Path) -> str:
+    """Return which name of the folder a mistyped one may stand for, as a question; empty where there is none."""
+    near: list[str] = []
+    with suppress(OSError):
+        names = [each.name for each in path.parent.iterdir()]
+        near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.8)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def read_kept_file(path: Path, *, most_bytes: int, what: str) -> bytes:

@@ -18,7 +18,7 @@ from omniload.base.config import StrictModel
 from omniload.base.errors import IntegrityError, StateError, system_refusals
 from omniload.base.log import get_logger
 from omniload.base.reading import open_file, read_kept_file
-from omniload.mix.run_record import RUN_RECORD_NAME
+from omniload.mix.run_record import RUN_RECORD_NAME, no_run_in
 from trainer_integration.training.step_figures import StepFigures
 from trainer_integration.writers.opening import Writers
 
@@ -290,7 +290,7 @@ def no_log_in(run_dir: Path) -> StateError:
             "`omniload mix show` tells how far it is, `omniload mix top` its roles, and `omniload mix audit` proves "
             "what was in a step"
         )
-    return StateError(f"{path}: no such log; give the folder of a run")
+    return no_run_in(run_dir, LOG_NAME)
 
 
 def read_log(run_dir: Path) -> list[StepLine | EventLine | MemoryLine]:

@@ -34,6 +34,8 @@ def test_a_file_that_says_it_is_empty_is_held_to_the_limit_while_it_is_read():
     ("name", "said"),
     [
         ("none", "no such file; give the path of a list"),
+        ("fodler", r"no such file \(did you mean folder\?\); give the path of a list"),
+        ("nowhere/a", "no such file; give the path of a list"),
         ("pipe", "is a pipe; give the path of a list"),
         ("folder", "is a folder; give the path of a list"),
         ("circle", "cannot be read: Too many levels of symbolic links"),

@@ -89,7 +89,12 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path):
 
 
 def test_a_folder_without_a_log_is_no_run(tmp_path):
-    with pytest.raises(StateError, match="no such log; give the folder of a run"):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / RUN_RECORD_NAME).touch()
+
+    with pytest.raises(
+        StateError, match=rf"has no log.jsonl; there are runs in {tmp_path}/a; give"
+    ):
         read_log(tmp_path)
 
 
