@@ -55,11 +55,6 @@ class PlaneFolder:
         """Where it is, or is while it is being made."""
         return self.path, self._begun
 
-    @property
-    def of_ray(self) -> Path:
-        """Ray's part, which Ray opens to all users, again and again: it lies in a folder that is its user's alone."""
-        return self.path / "r"
-
     def make(self) -> None:
         """Make it, and remove those that nobody has any more."""
         beside = self.path.parent

@@ -263,7 +263,7 @@ class PrivateCluster(Cluster):
         """Start the node and connect to it; return its address."""
         self._node = start_node(
             NodePlan(
-                folder=str(self._folder.of_ray),
+                folder=str(self._ray_folder),
                 address=self._listening.address,
                 workers=self._workers,
                 object_store_bytes=self._object_store_bytes,
@@ -274,7 +274,7 @@ class PrivateCluster(Cluster):
         if self._node is None:
             return self._init_whole()
         # By its folder: ranks that join from another host have a node each, all at the address of that host.
-        own = None if self._to_join is None else self._folder.of_ray
+        own = None if self._to_join is None else self._ray_folder
         connect(self._node.gcs_address, self.namespace, self.node_address, own)
         return self._node.gcs_address
 
@@ -291,7 +291,7 @@ class PrivateCluster(Cluster):
             num_cpus=self._workers,
             object_store_memory=self._object_store_bytes,
             include_dashboard=False,
-            _temp_dir=str(self._folder.of_ray),
+            _temp_dir=str(self._ray_folder),
             _node_ip_address=self.node_address,
         )
         return str(context.address_info["gcs_address"])
@@ -301,6 +301,11 @@ class PrivateCluster(Cluster):
     def folder(self) -> Path:
         """Folder of its files, removed with it."""
         return self._folder.path
+
+    @property
+    def _ray_folder(self) -> Path:
+        # Ray opens its own to every user of the host, again and again: it lies in one that is this user's alone.
+        return self._folder.path / "r"
 
     @override
     def ended_service(self) -> str:
