@@ -71,6 +71,14 @@ class Theirs(Noting, transformers.Trainer):
     pass
 
 
+class GivenThen(Ours):
+    """Takes a data set alone as it is made, as TRL's does, and the mix then."""
+
+    def __init__(self, *, train_dataset, **words):
+        super().__init__(train_dataset=Texts(), **words)
+        self.train_dataset = train_dataset
+
+
 @pytest.fixture(autouse=True)
 def fresh_accelerate():
     yield
@@ -163,15 +171,16 @@ def test_a_dataset_that_changed_is_refused(tmp_path):
         run(Ours, tmp_path / "again", Texts(24), str(tmp_path / "ours/checkpoint-5"))
 
 
-def test_a_mix_is_trained_on_and_resumes(mix, tmp_path):
+@pytest.mark.parametrize("kind", [Ours, GivenThen])
+def test_a_mix_is_trained_on_and_resumes(mix, tmp_path, kind):
     def opened():
         return DataLoader(mix, labels="unshifted", collate_fn=model_inputs, steps=6)
 
     with opened() as loader:
-        unbroken = run(Ours, tmp_path / "whole", loader, max_steps=6, save_steps=2)
+        unbroken = run(kind, tmp_path / "whole", loader, max_steps=6, save_steps=2)
     with opened() as loader:
         again = tmp_path / "whole/checkpoint-2"
-        resumed = run(Ours, tmp_path / "again", loader, str(again), max_steps=6)
+        resumed = run(kind, tmp_path / "again", loader, str(again), max_steps=6)
 
     assert len(unbroken.seen) == 6
     assert resumed.seen == unbroken.seen[2:]
