@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from omniload.actors.heartbeat_board import Activity, Board
 from omniload.base.clock import overslept_s
-from omniload.base.concurrency.held_signals import let_signals_in
+from omniload.base.concurrency.held_signals import let_signals_in, longest_turn_s
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
 from omniload.machine.waiting import GiveUp, Looked, Wait
@@ -17,8 +17,6 @@ __all__ = ["heard_within", "note_taken", "taken_within", "wait_for_opening", "wa
 
 _ANSWER_S = 60.0
 """Longest wait for a planner to take a question up."""
-_TURN_S = 0.2
-"""Whoever waits in the main thread looks this often for Ctrl-C."""
 
 _LOG = get_logger(__name__)
 
@@ -44,7 +42,7 @@ def wait_until(
         OmniloadError: What ``ready`` raises.
     """
     began_s = now_s = clock_s()
-    while not ready(turn_s := min(_TURN_S, wait.due_in_s(now_s - began_s))):
+    while not ready(turn_s := min(longest_turn_s(), wait.due_in_s(now_s - began_s))):
         let_signals_in()
         asked_s = now_s
         # Read once: the heartbeats are held against the moment at which the machine is asked.

@@ -81,7 +81,6 @@ class RayPlane(DataPlane):
         runtime = spec.mix.runtime
         listening = listening_of(runtime.bind, runtime.ports, os.environ.get("MASTER_ADDR"))
         self._gate, self._closing, self._closed = Gate(), threading.Lock(), False
-        self._plans = False
         self._handles: list[RayHandle] = []
         self._opened = ExitStack()
         try:
@@ -113,7 +112,7 @@ class RayPlane(DataPlane):
             self._opened.close()
             raise
         # Before Ray's own end of the process, by which the plane would replace all that ends with it.
-        atexit.register(self._close_at_exit)
+        atexit.register(self.close)
 
     def _start(self, spec: PlaneSpec, shares: Sequence[LoaderShare]) -> None:
         # All processes start together; what they need of each other is handed over afterwards.
@@ -137,7 +136,6 @@ class RayPlane(DataPlane):
             # on.
             crew.facts |= self._patiently(found, member.name)
         self._patiently(crew.open_planner(crew.holders[PLANNER]), PLANNER)
-        self._plans = True
         spec.keep()
         logs = RoleLogs(self.address.logs)
         self._opened.callback(logs.close)
@@ -217,16 +215,11 @@ class RayPlane(DataPlane):
 
     @override
     def close(self) -> None:
-        # Whoever closes as well waits for the end of the first.
-        with SignalsHeld(to_the_end=True), self._closing:
+        with SignalsHeld(to_the_end=True), self._closing:  # who closes as well waits for the first
             if not self._closed:
                 self._closed = True
-                atexit.unregister(self._close_at_exit)
+                atexit.unregister(self.close)
                 self._opened.close()
-
-    def _close_at_exit(self) -> None:
-        with suppress(KeyboardInterrupt):  # the process ends: Python would print that it ignores it
-            self.close()
 
     def _end_cluster(self, *_: object) -> None:
         """End the actors and their Ray, once nobody in this process waits for one of them."""
@@ -241,7 +234,7 @@ class RayPlane(DataPlane):
             is_used |= not handle.leave(_CLOSE_S)
         try:
             # A dead planner has nothing left to close, and one that hangs, or has not begun, ends with the cluster.
-            if not is_used and self._plans:
+            if not is_used and keeper is not None:
                 with suppress(OmniloadError, RayError, KeyError):
                     ray.get(self._crew.holding(PLANNER).close.remote(), timeout=_CLOSE_S)
         finally:

@@ -7,6 +7,7 @@ so by ``let_signals_in``, or at the end.
 """
 
 import _thread
+import math
 import signal
 import sys
 import threading
@@ -15,11 +16,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
-__all__ = ["SignalsHeld", "let_signals_in"]
+__all__ = ["SignalsHeld", "let_signals_in", "longest_turn_s"]
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 _LONGEST_S = 3.0
 """A signal that has waited for so long is answered wherever the main thread is: in a read that hangs, for one."""
+
+
+_TURN_S = 0.2
+"""Whoever waits while they are held looks so often."""
 
 
 class _State:
@@ -58,9 +63,16 @@ class _State:
                 signal.signal(number, self._answers[number])
         if self._came:
             # A second Ctrl-C: what was opened is closed for the first one, which says all there is to say.
-            if is_ending and isinstance(sys.exc_info()[1], KeyboardInterrupt):
+            is_over = (
+                not threading.main_thread().is_alive()
+            )  # Python would print that it ignores it
+            if is_ending and (is_over or isinstance(sys.exc_info()[1], KeyboardInterrupt)):
                 self._came = [number for number in self._came if number != signal.SIGINT]
             self._answer()
+
+    @property
+    def is_held(self) -> bool:
+        return self._depth > 0 and _is_main()
 
     def let_in(self) -> None:
         if self._came and not self._ending and _is_main():
@@ -133,3 +145,8 @@ class SignalsHeld:
 def let_signals_in() -> None:
     """Answer those that wait, if any: the caller waits, and what its answer raises leaves nothing half done."""
     _STATE.let_in()
+
+
+def longest_turn_s() -> float:
+    """Return how long a wait may last until it lets signals in."""
+    return _TURN_S if _STATE.is_held else math.inf
