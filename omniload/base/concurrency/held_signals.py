@@ -6,6 +6,7 @@ held and processes behind, or is lost. Inside ``SignalsHeld`` it is raised where
 so by ``let_signals_in``, or at the end.
 """
 
+import _signal  # type: ignore[import-not-found]
 import _thread
 import math
 import signal
@@ -18,7 +19,8 @@ from typing import Self
 
 __all__ = ["SignalsHeld", "let_signals_in", "longest_turn_s"]
 
-_NUMBERS = (signal.SIGTERM, signal.SIGINT)
+# Each batch is asked for within: what ``signal`` puts around ``_signal``, to name handlers, takes eight times as long.
+_NUMBERS = (int(signal.SIGTERM), int(signal.SIGINT))
 _LONGEST_S = 3.0
 """A signal that has waited for so long is answered wherever the main thread is: in a read that hangs, for one."""
 
@@ -45,10 +47,10 @@ class _State:
         self._count += 1
         self._came.clear()
         for number in _NUMBERS:
-            answer = signal.getsignal(number)
+            answer = _signal.getsignal(number)
             if callable(answer) and answer != self._note:
                 self._answers[number] = answer
-                signal.signal(number, self._note)
+                _signal.signal(number, self._note)
 
     def leave(self) -> None:
         is_ending = bool(self._ending)
@@ -59,8 +61,8 @@ class _State:
             return
         # One that is left in place, as by an error of the other's answer, passes on what comes.
         for number in _NUMBERS:
-            if signal.getsignal(number) == self._note:
-                signal.signal(number, self._answers[number])
+            if _signal.getsignal(number) == self._note:
+                _signal.signal(number, self._answers[number])
         if self._came:
             # A second Ctrl-C: what was opened is closed for the first one, which says all there is to say.
             is_over = (
