@@ -113,10 +113,6 @@ class Planner(PlanningAhead):
             return Waits(text=f"waits for samples of {len(short)} sources ({names})", sources=short)
         return self.ranks.waits(step, self.world.tree.size_of("cp"), self.mix.steps_at_once)
 
-    def needs(self, source: int) -> bool:
-        """Tell whether ranks have all that is planned, and the next plan waits for samples of a source."""
-        return self.ranks.slowest == self.state.step and source in self.waits().sources
-
     def filled(self) -> dict[int, float]:
         """Return which part of its target is known of each source, where that is not all: a read of it is due."""
         if self.has_ended:

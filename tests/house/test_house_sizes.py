@@ -121,7 +121,7 @@ LONGER = {
         "builds, asks again, gives and lends to ranks that change, and passes on what they took and what failed",
     ),
     "omniload/actors/roles/links.py": (
-        320,
+        310,
         "the ways to both roles, what reads take, who serves which ranks, and what comes back",
     ),
     "omniload/actors/roles/loader.py": (
@@ -129,7 +129,7 @@ LONGER = {
         "reads ahead, opens and reads again, stands by, answers, looks for shards, hands over, and what reading costs",
     ),
     "omniload/actors/roles/sources.py": (
-        290,
+        280,
         "opens a source, has as many read it as are asked for, and cuts its reads",
     ),
     "omniload/actors/roles/planner.py": (400, "one thread that speaks to every other role"),

@@ -33,7 +33,6 @@ __all__ = [
     "Failed",
     "LoaderLink",
     "LoaderLinks",
-    "Unread",
     "outcome_of",
 ]
 
@@ -49,35 +48,11 @@ class Failed:
     """What ends the planning."""
 
     error: OmniloadError
-    source: int | None = None
-    """The source whose read failed, if one did: no step that is planned already needs it."""
+    is_of_read: bool = False
+    """Whether a read of samples failed: no step that is planned already needs it."""
 
 
-class Unread:
-    """Sources that could not be read on: that ends the planning at the first step that needs more of them."""
-
-    def __init__(self) -> None:
-        self._errors: dict[int, OmniloadError] = {}
-
-    def note(self, failed: Failed) -> None:
-        """Keep why a read failed."""
-        assert failed.source is not None, "a read failed"
-        _LOG.warning("steps go on up to the first that needs what cannot be read: %s", failed.error)
-        self._errors[failed.source] = failed.error
-
-    def hear(self, event: object) -> None:
-        """Forget of a source that it could not be read, where another loader has read it."""
-        if isinstance(event, SamplesReported):
-            self._errors.pop(event.source, None)
-
-    def check(self, needs: Callable[[int], bool]) -> None:
-        """Raise why a source that is needed now could not be read."""
-        for source, error in self._errors.items():
-            if needs(source):
-                raise error
-
-
-def outcome_of(done: "Future[T]", role: str, *, source: int | None = None) -> "T | Failed | None":
+def outcome_of(done: "Future[T]", role: str, *, is_of_read: bool = False) -> "T | Failed | None":
     """Return what a role answered, or why it failed; ``None`` where another one is asked, or the plane is closing."""
     if done.cancelled() or was_given_up(done):
         return None
@@ -86,7 +61,7 @@ def outcome_of(done: "Future[T]", role: str, *, source: int | None = None) -> "T
     failure = project_error(error, role)
     if failure is not error:
         _LOG.error("%s failed", role, exc_info=error)
-    return Failed(failure, source)
+    return Failed(failure, is_of_read)
 
 
 class LoaderLink(Protocol):
@@ -167,7 +142,7 @@ class LoaderLinks:
     def __init__(
         self,
         link_of: Callable[[int], LoaderLink],
-        on_report: "Callable[[int, Future[SamplesReported], float], None]",
+        on_report: "Callable[[Future[SamplesReported], float], None]",
         clock: Clock | None = None,
     ) -> None:
         """Reach the loader of a source by ``link_of``; reports go to ``on_report``, with the steps that each took."""
@@ -196,7 +171,7 @@ class LoaderLinks:
                     link.release(command)
 
     def _hear(self, source: int, asked_s: float, report: "Future[SamplesReported]") -> None:
-        self._on_report(source, report, self._times.steps_of(source, asked_s, self._clock.now_s()))
+        self._on_report(report, self._times.steps_of(source, asked_s, self._clock.now_s()))
 
 
 class ConstructorLinks:

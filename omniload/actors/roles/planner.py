@@ -20,7 +20,6 @@ from omniload.actors.roles.links import (
     Failed,
     LoaderLink,
     LoaderLinks,
-    Unread,
     outcome_of,
 )
 from omniload.actors.roles.planned_counts import PlannedCounts
@@ -103,7 +102,7 @@ class PlannerShell:
         self._journal, self._room = journal, Room()
         if journal is not None:
             journal.wait_in(self._room)
-        self._lock, self._unread = threading.Lock(), Unread()
+        self._lock = threading.Lock()
         self._failure: OmniloadError | None = None
         self._ended: OmniloadError | None = None
         """Why changes are refused from now on: what failed, or that the plane was closed."""
@@ -259,10 +258,8 @@ class PlannerShell:
 
     def _apply(self, event: PlannerEvent | Failed | Replaced | Change | Resize | Told) -> None:
         match event:
-            case Failed(source=int()) if self._planner.has_ended:
+            case Failed(is_of_read=True) if self._planner.has_ended:
                 pass
-            case Failed(source=int()):
-                self._unread.note(event)
             case Failed(error=error):
                 raise error
             case Change():
@@ -282,10 +279,8 @@ class PlannerShell:
                 if not (is_of_now and self._planner.ranks.are_ahead(told)):
                     self._constructors.listen((number,))
             case _:
-                self._unread.hear(event)
                 self._plan_on(event)
         self._changes.go_on(len(self._constructors))
-        self._unread.check(self._planner.needs)
 
     def _plan_on(self, event: PlannerEvent) -> None:
         doing = self._activity.doing(f"plans step {self._planner.state.step}")
@@ -376,10 +371,10 @@ class PlannerShell:
                 case _:
                     self._constructors.tell(command)
 
-    def _on_report(self, source: int, future: "Future[SamplesReported]", steps: float) -> None:
-        match outcome_of(future, "a source loader", source=source):
+    def _on_report(self, future: "Future[SamplesReported]", took_steps: float) -> None:
+        match outcome_of(future, "a source loader", is_of_read=True):
             case SamplesReported() as found:
-                self._events.put(replace(found, took_steps=steps))
+                self._events.put(replace(found, took_steps=took_steps))
             case Failed() as failure:
                 self._events.put(failure)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from omniload.actors.heartbeat_board import Activity
 from omniload.base.clock import Clock
 from omniload.base.concurrency.time_limit import LimitedCalls
-from omniload.base.errors import IntegrityError, OmniloadError
+from omniload.base.errors import OmniloadError
 from omniload.base.linux.cores import cores_here
 from omniload.base.log import get_logger
 from omniload.machine.loader_groups import most_of_one
@@ -261,23 +261,14 @@ class PartReads:
     ) -> SampleBlock:
         """Return the samples of positions from ``start`` on: to ``stop``, or fewer where they take their time.
 
-        At least one part is read; what ``read_part`` raises ends it. Where a later part would raise ``IntegrityError``
-        the answer ends before it, to the record: steps that need no more are good.
+        At least one part is read; what ``read_part`` raises ends it.
         """
         parts, at = [], start
         answer_s = self._clock.now_s() + _ANSWER_S
         while True:
             end = min(at + self._records, stop)
             began_s = self._clock.now_s()
-            try:
-                parts.append(read_part(at, end))
-            except IntegrityError:
-                if parts:
-                    return joined(parts, start, at)
-                if end - at <= 1:
-                    raise
-                self._records = (end - at) // 2
-                continue
+            parts.append(read_part(at, end))
             now_s = self._clock.now_s()
             took_s = now_s - began_s
             if took_s > _LONG_S:

@@ -2,15 +2,12 @@
 
 import threading
 from concurrent.futures import Future
-from types import SimpleNamespace
 
 import pytest
 
-from omniload.actors.roles.links import Failed, Unread, outcome_of
+from omniload.actors.roles.links import Failed, outcome_of
 from omniload.base.concurrency.threads import DaemonPool
-from omniload.base.errors import IntegrityError, UnavailableError
-from omniload.machine.messages import SamplesReported
-from tests.support.plane.builders import a_table
+from omniload.base.errors import UnavailableError
 
 
 def answered(error):
@@ -19,11 +16,11 @@ def answered(error):
     return future
 
 
-@pytest.mark.parametrize("source", [None, 3])
-def test_an_error_is_a_failure_of_the_role(source):
+@pytest.mark.parametrize("is_of_read", [False, True])
+def test_an_error_is_a_failure_of_the_role(is_of_read):
     error = UnavailableError("a store did not answer")
 
-    assert outcome_of(answered(error), "a role", source=source) == Failed(error, source)
+    assert outcome_of(answered(error), "a role", is_of_read=is_of_read) == Failed(error, is_of_read)
 
 
 def test_a_read_that_was_given_up_as_the_plane_closes_is_none(caplog):
@@ -39,20 +36,5 @@ def test_a_read_that_was_given_up_as_the_plane_closes_is_none(caplog):
     assert begun.wait(60)
     assert pool.close(60)
 
-    assert outcome_of(read, "a source loader", source=0) is None
+    assert outcome_of(read, "a source loader", is_of_read=True) is None
     assert caplog.messages == []
-
-
-def test_what_cannot_be_read_ends_the_planning_once_it_is_needed_and_not_read_by_another():
-    bad, unread = IntegrityError("a.jsonl:3: is not JSON"), Unread()
-    unread.note(Failed(bad, 1))
-    unread.check(lambda source: source == 0)
-
-    with pytest.raises(IntegrityError, match="is not JSON"):
-        unread.check(lambda source: source == 1)
-
-    unread.hear(SimpleNamespace(source=1))  # no report
-    with pytest.raises(IntegrityError):
-        unread.check(lambda _: True)
-    unread.hear(SamplesReported(source=1, table=a_table([1])))
-    unread.check(lambda _: True)

@@ -9,7 +9,7 @@ import pytest
 
 from omniload.actors.roles.sources import Caches, PartReads, SourceOpening
 from omniload.base.clock import FakeClock
-from omniload.base.errors import IntegrityError, OmniloadError
+from omniload.base.errors import OmniloadError
 from omniload.base.ragged import Ragged
 from omniload.mix.config import load_mix
 from omniload.source.parts.divided import DividedSource, ThreadReader
@@ -97,23 +97,6 @@ def test_a_read_that_begins_with_decoding_goes_on_to_the_end_of_its_range():
     found = PartReads(reading.clock, goes_on=lambda: True).read(0, 400, reading.read)
 
     assert found.table.stop == 400
-
-
-def test_a_range_ends_before_the_first_record_that_cannot_be_read_which_is_told_once_it_is_asked_for():
-    reading = Reading(0.0)
-
-    def read(start, stop):
-        if stop > 321:
-            raise IntegrityError("record 321 is not JSON")
-        return reading.read(start, stop)
-
-    parts, at = PartReads(reading.clock), 0
-    while at < 321:
-        at = parts.read(at, 400, read).table.stop
-
-    assert at == 321
-    with pytest.raises(IntegrityError, match="record 321"):
-        parts.read(at, 400, read)
 
 
 def test_a_range_of_nothing_is_read_as_one():
