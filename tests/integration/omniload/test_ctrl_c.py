@@ -87,7 +87,7 @@ class Script:
             env={**os.environ, "TEST_OF_CTRL_C": self.mark},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            bufsize=0,  # else lines behind those that are taken are read with them, and nobody has them
             start_new_session=True,
         )
         self.steps = []
@@ -95,18 +95,18 @@ class Script:
     def take(self, count):
         """Read steps."""
         while count:
-            self.steps.append(self.process.stdout.readline())
+            self.steps.append(self.process.stdout.readline().decode())
             assert self.steps[-1], self.process.communicate(timeout=LIMIT_S)
             count -= 1
 
     def end(self):
         """Wait until it and all that it started have ended; return its exit code and what it said."""
         told, said = self.process.communicate(timeout=LIMIT_S)
-        self.steps += told.splitlines(keepends=True)
+        self.steps += told.decode().splitlines(keepends=True)
         until_s = time.monotonic() + LIMIT_S
         while left := self.left():
             assert time.monotonic() < until_s, left
-        return self.process.returncode, said
+        return self.process.returncode, said.decode()
 
     def left(self):
         found = []
