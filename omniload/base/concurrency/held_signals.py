@@ -9,6 +9,7 @@ so by ``let_signals_in``, or at the end.
 import _signal  # type: ignore[import-not-found]
 import _thread
 import math
+import os
 import signal
 import sys
 import threading
@@ -23,8 +24,8 @@ __all__ = ["SignalsHeld", "let_signals_in", "longest_turn_s"]
 _NUMBERS = (int(signal.SIGTERM), int(signal.SIGINT))
 _LONGEST_S = 3.0
 """A signal that has waited for so long is answered wherever the main thread is: in a read that hangs, for one."""
-
-
+_PID = os.getpid()
+"""The process that has loaded this, whose answers are known."""
 _TURN_S = 0.2
 """Whoever waits while they are held looks so often."""
 
@@ -81,7 +82,7 @@ class _State:
             self._answer()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if not self._depth:
+        if not self._depth or not _is_main():
             self._answers[number](number, frame)
         elif self._is_late:
             self._answer()
@@ -116,7 +117,9 @@ _STATE = _State()
 
 
 def _is_main() -> bool:
-    return threading.current_thread() is threading.main_thread()
+    # A process that is forked may have answers that Python does not know, as a worker of torch's has to SIGTERM: what
+    # was put back in their place would be its parent's, and nobody could end it.
+    return os.getpid() == _PID and threading.current_thread() is threading.main_thread()
 
 
 class SignalsHeld:

@@ -1,6 +1,9 @@
 """Signals that wait where they would leave something half done."""
 
+import os
 import signal
+import subprocess
+import sys
 import threading
 import traceback
 
@@ -211,3 +214,21 @@ def test_what_is_left_in_place_passes_on_what_comes():
 
     with pytest.raises(KeyboardInterrupt):
         script()
+
+
+FORKED = """
+import ctypes, os, signal
+from omniload.base.concurrency.held_signals import SignalsHeld
+signal.signal(signal.SIGTERM, lambda *_: None)
+if not (pid := os.fork()):
+    ctypes.CDLL(None).signal(signal.SIGTERM, None)  # Python is not told, as by workers of torch
+    with SignalsHeld():
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(0)
+assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGTERM
+"""
+
+
+def test_a_process_that_is_forked_keeps_the_answers_that_python_does_not_know():
+    subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=120, env=dict(os.environ))
