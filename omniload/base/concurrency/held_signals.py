@@ -65,10 +65,9 @@ class _State:
             if _signal.getsignal(number) == self._note:
                 _signal.signal(number, self._answers[number])
         if self._came:
-            # A second Ctrl-C: what was opened is closed for the first one, which says all there is to say.
-            is_over = (
-                not threading.main_thread().is_alive()
-            )  # Python would print that it ignores it
+            # A second Ctrl-C: what was opened is closed for the first one, which says all there is to say. At the end
+            # of the process Python would print that it ignores it.
+            is_over = not threading.main_thread().is_alive()
             if is_ending and (is_over or isinstance(sys.exc_info()[1], KeyboardInterrupt)):
                 self._came = [number for number in self._came if number != signal.SIGINT]
             self._answer()

@@ -46,7 +46,7 @@ def _quotas(membership: Path, groups: Path) -> Iterator[float]:
 
 def _quota(*files: Path) -> Iterator[float]:
     """Return the cores of a quota, in microseconds of each period; nothing where there is none, or no such file."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, ZeroDivisionError):
         quota_us, period_us = " ".join(each.read_text() for each in files).split()
         if quota_us not in {"max", "-1"}:
             yield int(quota_us) / int(period_us)

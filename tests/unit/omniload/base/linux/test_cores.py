@@ -60,3 +60,8 @@ def test_a_machine_that_tells_nothing_of_cgroups_has_the_cores_of_the_affinity(
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert cores_here(tmp_path / "none", tmp_path / "none") == 3
+
+
+@pytest.mark.parametrize("said", ["", "many 100000", "400000", "400000 0"])
+def test_a_quota_that_is_none_counts_for_nothing(cores, said):
+    assert cores(["0::/"], {"cpu.max": said}) == ALLOWED
