@@ -17,7 +17,7 @@ import errno
 import os
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator, contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -28,6 +28,7 @@ __all__ = [
     "DefectError",
     "IntegrityError",
     "OmniloadError",
+    "ShownAtOnce",
     "StateError",
     "UnavailableError",
     "project_error",
@@ -175,6 +176,20 @@ def shown_at_once(error: BaseException) -> None:
         seen.add(id(each))
         each.__traceback__ = _of_others(each.__traceback__)
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+
+
+class ShownAtOnce(ContextDecorator):
+    """Shows an error that leaves a call of a user's at once; see ``shown_at_once``."""
+
+    def __enter__(self) -> None:
+        """Begin a call."""
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        """Let go of our frames where an error leaves the call."""
+        if error is not None:
+            shown_at_once(error)
 
 
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, Unpack
 
 from omniload.actors.plane import PlaneSpec
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, ShownAtOnce
 from omniload.base.extras import refuse_namesake
 from omniload.base.log import get_logger
 from omniload.base.state import Json
@@ -40,6 +40,7 @@ __all__ = [
 _LOG = get_logger(__name__)
 
 
+@ShownAtOnce()
 def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     mix: str | Path | Mapping[str, object] | MixConfig,
     *,

@@ -19,7 +19,7 @@ from typing import Self, Unpack
 from omniload.actors.address import PlaneAddress
 from omniload.actors.opening import open_ray_plane
 from omniload.actors.plane import PlaneSpec, first_step_of
-from omniload.base.errors import ConfigError, StateError
+from omniload.base.errors import ConfigError, ShownAtOnce, StateError
 from omniload.base.extras import refuse_namesake
 from omniload.base.linux.file_lock import FileLock, locked
 from omniload.base.state import Json
@@ -98,6 +98,7 @@ class ServedPlane:
         self.close()
 
 
+@ShownAtOnce()
 def serve(
     mix: str | Path | Mapping[str, object] | MixConfig,
     *,

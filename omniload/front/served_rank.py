@@ -9,7 +9,7 @@ from typing import Literal
 from typing_extensions import override
 
 from omniload.actors.address import PlaneAddress
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, ShownAtOnce
 from omniload.base.linux.network import host_id
 from omniload.base.state import Json
 from omniload.client import Client
@@ -26,6 +26,7 @@ from omniload.mix.journal.notes import RunNotes
 __all__ = ["join"]
 
 
+@ShownAtOnce()
 def join(  # noqa: PLR0913 -- keywords of a call that users make
     address: str | Path,
     *,

@@ -10,6 +10,7 @@ from omniload.base.errors import (
     DefectError,
     IntegrityError,
     OmniloadError,
+    ShownAtOnce,
     StateError,
     UnavailableError,
     project_error,
@@ -112,6 +113,20 @@ def test_an_error_of_ours_is_shown_without_our_frames_and_with_those_of_a_users_
     assert frames(error) == ["carried_out"]
     assert error.__cause__ is cause
     assert frames(cause) == ["transform"]
+
+
+def test_of_an_error_that_leaves_a_call_of_a_users_the_line_that_made_it_is_shown():
+    def fail():
+        raise ConfigError("mix.yaml:3: no such key; remove it")
+
+    opened = ShownAtOnce()(with_retries)
+
+    with pytest.raises(ConfigError) as told:
+        opened(fail, (), lambda _: None)
+
+    # That line, and what is no file of ours: neither the call nor the decorator.
+    assert [name for name in frames(told.value) if not name.startswith("test_")] == ["fail"]
+    assert opened.__name__ == "with_retries"
 
 
 @pytest.mark.parametrize("error", [DefectError("ours"), ValueError("another's")])
