@@ -49,6 +49,8 @@ _WANTED = {
 }
 """What belongs in the place of a value of another type."""
 _EMPTY = {"string_too_short": "a text that is not empty", "too_short": "a list that is not empty"}
+_MOST_KEYS = 24
+"""Keys of a place that are said at most."""
 _SAID = {"extra_forbidden": "no such key", "missing": "is missing; give it"}
 
 
@@ -197,7 +199,14 @@ def said_of_unknown(model: type[BaseModel], location: tuple[str | int, ...]) -> 
         return f"; it is of what stands in {lists[0]}, as {lists[0]}: [{{{key}: ...}}]"
     if near is None and str(key).startswith(("x-", ".")):  # as other tools have places for anchors
         return "; remove it: an anchor (&name) stands at the first value that is used again"
-    return f"; did you mean {near!r}?" if near else "; remove it"
+    if near is not None:
+        return f"; did you mean {near!r}?"
+    known = sorted(
+        {name for above in _models_at(model, location[:-1]) for name in above.model_fields}
+    )
+    return "; remove it" + (
+        f"; keys here are {', '.join(known)}" if 0 < len(known) <= _MOST_KEYS else ""
+    )
 
 
 def _lists_with(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:

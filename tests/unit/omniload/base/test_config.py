@@ -78,7 +78,7 @@ colour: red
         "a.yaml:4: shapes.0.side: found 0; give more than 0",
         "a.yaml:5: shapes.1.radius: is missing; give it",
         "a.yaml:7: limits.wide: found -1; give at least 0",
-        "a.yaml:8: colour: no such key; remove it",
+        "a.yaml:8: colour: no such key; remove it; keys here are limits, name, shapes",
     ]
 
 
@@ -271,7 +271,9 @@ def test_what_may_be_of_several_types_is_one_fault_and_says_what_is_wrong_in_it(
     def faults(value):
         return faults_of(f"where: {{a: {value}}}", Asked)
 
-    assert faults("{most: 1}") == ["a.yaml:1: where.a.most: no such key; remove it"]
+    assert faults("{most: 1}") == [
+        "a.yaml:1: where.a.most: no such key; remove it; keys here are least"
+    ]
     assert faults("{least: b}") == ["a.yaml:1: where.a.least: found 'b'; give a number"]
     assert faults("{}") == ["a.yaml:1: where.a: no limit is given; give least"]
     assert faults("[[]]") == ["a.yaml:1: where.a.0: found []; give a whole number"]
@@ -457,7 +459,9 @@ def test_a_fault_of_a_whole_union_member_names_no_key_that_the_file_lacks(tmp_pa
 def test_a_key_that_is_nearly_one_names_it(key, meant):
     (fault,) = faults_of(f"name: x\nshapes: [{{type: square, side: 1}}]\n{key}: 1\n")
 
-    tail = f"; did you mean {meant!r}?" if meant else "; remove it"
+    tail = (
+        f"; did you mean {meant!r}?" if meant else "; remove it; keys here are limits, name, shapes"
+    )
     assert fault == f"a.yaml:3: {key}: no such key{tail}"
 
 
