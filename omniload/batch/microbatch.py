@@ -19,6 +19,7 @@ from omniload.base.ragged import Ragged
 from omniload.batch.absent import is_absent
 from omniload.batch.encoding import EncoderShare
 from omniload.batch.starts import positions_between, starts_inside, with_starts
+from omniload.mix.columns import IGNORE_LABEL
 
 __all__ = [
     "IGNORE_LABEL",
@@ -29,9 +30,6 @@ __all__ = [
     "brings_labels",
     "rows_of",
 ]
-
-IGNORE_LABEL = -100
-"""Label of a token that predicts nothing, the value torch's cross entropy ignores."""
 
 
 # Without slots: `cached_property` keeps what it makes in the dictionary of the instance.

@@ -25,10 +25,12 @@ __all__ = [
     "COLUMNS",
     "DOCUMENT_STARTS",
     "GRIDS",
+    "IGNORE_LABEL",
     "IMAGES",
     "IMAGE_COLUMNS",
     "IMAGE_PLACES",
     "IMAGE_SPANS",
+    "LABELS",
     "LONGEST_TAG",
     "LOSS_MASK",
     "LOSS_SPANS",
@@ -58,7 +60,7 @@ __all__ = [
 
 WholeColumn = Literal["scores", "text"]
 """Columns that belong to whole samples, and that a mix asks for by name."""
-TableColumn = Literal["loss_mask", "scores", "text"]
+TableColumn = Literal["labels", "loss_mask", "scores", "text"]
 """Columns that are read from a column of a table."""
 ColumnName = Literal[
     "loss_mask",
@@ -81,6 +83,10 @@ TagValue: TypeAlias = bool | int | float | str
 LONGEST_TAG = 4_096
 """Bytes of a text of a column of yours at most, in UTF-8: every piece of its sample has it."""
 LOSS_MASK: ColumnName = "loss_mask"
+LABELS: TableColumn = "labels"
+"""Read in place of a mask, and never kept: of each token its own id where it is trained on, else ``IGNORE_LABEL``."""
+IGNORE_LABEL = -100
+"""Label of a token that predicts nothing, the value torch's cross entropy ignores."""
 TEXT: ColumnName = "text"
 """A text beside the tokens, as UTF-8."""
 IMAGES: ColumnName = "images"
@@ -145,6 +151,7 @@ COLUMNS: Mapping[str, ColumnKind] = MappingProxyType(
     }
 )
 assert set(COLUMNS) == set(get_args(ColumnName)), "every column has a kind"
+_LABELS = ColumnKind(dtype=np.dtype(np.int32), aligned=True)
 _OF, _OF_SAMPLES = ("tokens", "labels"), "samples"
 
 
@@ -183,7 +190,7 @@ def column_kind(name: str) -> ColumnKind:
     Raises:
         KeyError: There is no such column.
     """
-    if (kind := COLUMNS.get(name)) is not None:
+    if (kind := _LABELS if name == LABELS else COLUMNS.get(name)) is not None:
         return kind
     # A text may hold colons: it comes last.
     match name.split(":", 3):

@@ -114,11 +114,12 @@ class _HasColumns(SourceBase):
 class _Table(_HasColumns, _TextOrTokens):
     columns: dict[ColumnLabel, str | OwnColumn] = Field(default_factory=dict)
     """Further columns of a sample, and the column of the file that each is read from: ``loss_mask`` (a list of 0 and 1,
-    or of booleans, one for each token; a token of 0 is read but is no label), ``scores`` (a number, or a list of
-    numbers, of the whole sample, kept as float32), ``text`` (a text of the whole sample, such as the expected
-    answer). Any other name is one of yours, a value for each token, such as ``{loss_weight: {column: weights, dtype:
-    float32, of: labels, default: 1.0}}``, or for each sample, such as ``{lang: {column: language, dtype: text, of:
-    samples, default: ""}}``; batches bring it where ``batch.columns`` names it."""
+    or of booleans, one for each token; a token of 0 is read but is no label) or in place of it ``labels`` (as
+    transformers has them: a list of the token's own id, or -100), ``scores`` (a number, or a list of numbers, of the
+    whole sample, kept as float32), ``text`` (a text of the whole sample, such as the expected answer). Any other name
+    is one of yours, a value for each token, such as ``{loss_weight: {column: weights, dtype: float32, of: labels,
+    default: 1.0}}``, or for each sample, such as ``{lang: {column: language, dtype: text, of: samples, default: ""}}``;
+    batches bring it where ``batch.columns`` names it."""
     images: str | None = None
     """Column of images as they were encoded (JPEG, PNG, WebP, GIF, BMP): bytes, an object with a field ``bytes`` as
     Hugging Face writes them, or a list of either. A transform of type ``images`` makes patches of them."""

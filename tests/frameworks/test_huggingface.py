@@ -1,10 +1,13 @@
 """Hugging Face's Trainer with one changed import: its own batches, and exact resume."""
 
 import json
+import random
 import sys
 from itertools import pairwise
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
@@ -304,6 +307,51 @@ def test_the_loader_that_is_trained_on_is_not_evaluated_on(mix, tmp_path):
 
         with pytest.raises(ConfigError, match="the loader that is trained on"):
             trainer.evaluate()
+
+
+LABELLED = """
+version: 2
+seed: 17
+sources: {sft: {type: parquet, path: sft.parquet, tokens: input_ids, columns: {labels: labels}}}
+mix: {stages: [{from_step: 0, weights: {sft: 1}}]}
+pack: {length: 64, method: best_fit}
+batch: {tokens: 512, micro_tokens: 512}
+"""
+
+
+def test_on_labels_of_a_table_a_model_has_the_loss_that_transformers_has(tmp_path):
+    drawn = random.Random(3)
+    documents = [[drawn.randrange(1, 60) for _ in range(drawn.randrange(4, 40))] for _ in range(90)]
+    prompts = [drawn.randrange(len(ids)) for ids in documents]
+    labels_of = {
+        tuple(ids): [-100] * prompt + ids[prompt:]
+        for ids, prompt in zip(documents, prompts, strict=True)
+    }
+    table = pa.table({"input_ids": documents, "labels": list(labels_of.values())})
+    pq.write_table(table, tmp_path / "sft.parquet", row_group_size=20)
+    (tmp_path / "mix.yaml").write_text(LABELLED)
+    with DataLoader(
+        tmp_path / "mix.yaml", labels="unshifted", collate_fn=model_inputs, steps=1
+    ) as loader:
+        (inputs,) = list(loader)
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_attention_heads=2, **sizes)).eval()
+
+    theirs = labels = 0
+    starts = (inputs["position_ids"] == 0).flatten().nonzero().flatten().tolist()
+    flat = inputs["input_ids"].flatten()
+    for start, stop in pairwise([*starts, len(flat)]):
+        ids = flat[start:stop]
+        if (given := labels_of.get(tuple(ids.tolist()))) is None:
+            assert not ids.any()  # padding
+            continue
+        if trained := sum(label != -100 for label in given[1:]):
+            found = model(input_ids=ids[None], labels=torch.tensor([given])).loss.item()
+            theirs, labels = theirs + found * trained, labels + trained
+
+    assert labels > 100
+    assert model(**inputs).loss.item() == pytest.approx(theirs / labels, rel=1e-5)
 
 
 def test_shifted_labels_are_refused(mix):

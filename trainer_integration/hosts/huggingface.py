@@ -11,14 +11,13 @@ import torch
 import transformers
 
 from omniload.base.errors import ConfigError
+from omniload.batch.microbatch import IGNORE_LABEL
 from omniload.front.batches.training_batch import TrainingBatch
 from trainer_integration.hosts.accelerate import keep_place, prepare_mix
 from trainer_integration.hosts.rank_states import has_states, load_states, save_states
 from trainer_integration.loader.data_loader import DataLoader
 
 __all__ = ["ExactResume", "Trainer", "model_inputs"]
-
-_NO_LABEL = -100
 
 
 def model_inputs(batch: TrainingBatch) -> dict[str, Any]:
@@ -43,7 +42,7 @@ def model_inputs(batch: TrainingBatch) -> dict[str, Any]:
     if len(tokens) == 0:
         columns = {name: column.new_zeros(1, *column.shape[1:]) for name, column in columns.items()}
         row = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        tokens, labels, position_ids = row.mul(0), row.mul(0).add(_NO_LABEL), row
+        tokens, labels, position_ids = row.mul(0), row.mul(0).add(IGNORE_LABEL), row
     return {
         "input_ids": tokens,
         "labels": labels,
@@ -147,7 +146,7 @@ class ExactResume(_Base):
         """Predict as the Trainer does, and note how many labels the loss is a mean of."""
         # Before the step: a label smoother takes them out. The model shifts them, so the first of a row is none.
         given = inputs.get("labels") if self._sums is not None else None
-        labels = None if given is None else given[:, 1:].ne(_NO_LABEL).sum()
+        labels = None if given is None else given[:, 1:].ne(IGNORE_LABEL).sum()
         loss, logits, found = super().prediction_step(model, inputs, *args, **keywords)
         if labels is not None and loss is not None and labels:
             self._sums += torch.stack((loss.detach().float() * labels, labels.float()))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from pydantic_core import PydanticCustomError
 
 from omniload.base.config import fault_at
-from omniload.mix.columns import LOSS_MASK, column_kind, name_outside
+from omniload.mix.columns import LABELS, LOSS_MASK, column_kind, name_outside
 from omniload.mix.schema.packing.source_packs import is_cut
 from omniload.mix.schema.records import Overlong
 from omniload.mix.schema.transforms import FilterTransform
@@ -289,7 +289,7 @@ def require_plain(source: "SourceBase", i: int, does: str) -> None:
     Raises:
         PydanticCustomError: Transform ``i`` of the source ``does`` so.
     """
-    masked = source.is_nested or LOSS_MASK in source.columns_read
+    masked = source.is_nested or not {LOSS_MASK, LABELS}.isdisjoint(source.columns_read)
     # A value of the whole record stays what it is.
     own = next((name for name, said in source.own_columns.items() if not said.is_tag), None)
     if masked or source.image_members or own:

@@ -25,10 +25,8 @@ from omniload.source.formats.content import digest_of_ranges, even_ranges
 from omniload.source.formats.format import (
     FIRST_RECORDS,
     MAX_UNIT_BYTES,
-    TOOLS,
     IndexedFormat,
     Records,
-    doubt_of_tools,
 )
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
@@ -86,12 +84,13 @@ class ArrowFormat(IndexedFormat):
 
     @override
     def doubt(self) -> str:
-        config, unit = self._config, self._units.first_filled()
-        if not config.is_nested or config.beside_columns or unit is None:
+        doubted, unit = self._columns.doubted, self._units.first_filled()
+        if not doubted or unit is None:
             return ""
-        table, _ = self._columns_of(unit, (config.column, TOOLS))
-        there = [name for name, column in table.items() if column.null_count < len(column)]
-        return doubt_of_tools(config.transforms, there)
+        table, _ = self._columns_of(unit, (self._config.column, *doubted))
+        return self._columns.doubt(
+            {name: column.slice(0, FIRST_RECORDS) for name, column in table.items()}
+        )
 
     def _columns_of(
         self, unit: int, names: Sequence[str]

@@ -72,6 +72,18 @@ class LanceFormat(IndexedFormat):
         table, where = self._rows(unit, rows, self._columns.all)
         return self._columns.records(table, where, images=None)
 
+    @override
+    def doubt(self) -> str:
+        unit = self._units.first_filled()
+        if unit is None:
+            return ""
+        dataset, _ = self._places[self._files[self._units[unit].shard].path]
+        there = [name for name in self._columns.doubted if name in dataset.schema.names]
+        if not there:
+            return ""
+        table, _ = self._rows(unit, min(FIRST_RECORDS, self._units[unit].rows), there)
+        return self._columns.doubt({name: table[name] for name in there})
+
     def _rows(self, unit: int, rows: int, columns: Sequence[str]) -> tuple[pa.Table, RowsAt]:
         """Return the first rows of a unit, and where they lie."""
         shard, start, _, _ = self._units[unit]

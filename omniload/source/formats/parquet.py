@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +19,9 @@ from omniload.source.files import ShardFile, reading
 from omniload.source.formats.content import digest_of_ranges, parquet_ranges
 from omniload.source.formats.format import (
     MAX_UNIT_BYTES,
-    TOOLS,
     Format,
     Records,
     UnitTable,
-    doubt_of_tools,
 )
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
@@ -126,21 +125,20 @@ class ParquetFormat(Format):
 
     @override
     def first_records(self) -> Records:
-        first = self._first_rows(self._columns.all)
-        return Records.of_texts([]) if first is None else self._columns.records(*first, images=None)
+        if self._first is None:
+            return Records.of_texts([])
+        return self._columns.records(*self._first, images=None)
 
     @override
     def doubt(self) -> str:
-        # Asked of the table of all: those that are named are there, as an index has seen.
-        first = self._first_rows((TOOLS,)) if self._config.is_nested else None
-        if first is None or self._config.beside_columns:
+        if not self._columns.doubted or self._first is None:
             return ""
-        table, _ = first
-        filled = [name for name in table.column_names if table[name].null_count < len(table)]
-        return doubt_of_tools(self._config.transforms, filled)
+        table, _ = self._first
+        return self._columns.doubt(dict(zip(table.column_names, table.columns, strict=True)))
 
-    def _first_rows(self, columns: Sequence[str]) -> tuple[pa.Table, str] | None:
-        """Return the first rows of the source, those columns of them that there are, and where they lie."""
+    @cached_property
+    def _first(self) -> tuple[pa.Table, str] | None:
+        """The first rows of the source, of those columns that are read or doubted, and where they lie."""
         unit = self._units.first_filled()
         if unit is None:
             return None
@@ -153,7 +151,7 @@ class ParquetFormat(Format):
             batches = opened.iter_batches(
                 _FIRST_ROWS,
                 row_groups=[group],
-                columns=list(columns),
+                columns=[*self._columns.all, *self._columns.doubted],
                 use_threads=False,
             )
             return pa.Table.from_batches([next(batches)]), f"{file.path}: {part}"

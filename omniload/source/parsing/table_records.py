@@ -12,18 +12,22 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged
 from omniload.mix.columns import (
+    IGNORE_LABEL,
+    LABELS,
     LONGEST_TAG,
+    LOSS_MASK,
     TEXT,
     ColumnKind,
     column_kind,
     name_outside,
 )
 from omniload.source.columns import drained
-from omniload.source.formats.format import Records
+from omniload.source.formats.format import TOOLS, Records, doubt_of_tools
 from omniload.source.parsing.arrow_columns import (
     TableSource,
     kept_of,
@@ -45,8 +49,6 @@ from omniload.source.sample_tags import said_of_long
 
 __all__ = ["TableColumns", "fault_of_numbers", "numbers_as", "with_others"]
 
-_NO_LABEL = -100
-"""What stands in place of a label that is not trained on."""
 Table: TypeAlias = Mapping[str, pa.ChunkedArray] | pa.Table
 """Columns of one unit by name."""
 
@@ -65,6 +67,27 @@ class TableColumns:
         """Columns beside these, but for images."""
         self.all = tuple(dict.fromkeys((*self.texts, *self.others)))
         """Every column but images."""
+        self.doubted = self._doubted()
+        """Columns that the source does not name, and that look as if it should; see ``doubt``."""
+
+    def doubt(self, first: Mapping[str, pa.ChunkedArray]) -> str:
+        """Say which of the columns ``doubted`` has something in the first rows; empty where none has.
+
+        Args:
+            first: Those of the columns that there are.
+        """
+        there = [name for name in self.doubted if name in first]
+        filled = [name for name in there if first[name].null_count < len(first[name])]
+        if self._config.is_nested and self.doubted:
+            return doubt_of_tools(self._config.transforms, filled)
+        return _doubt_of_labels(first[LABELS]) if filled else ""
+
+    def _doubted(self) -> tuple[str, ...]:
+        if self._config.is_nested:
+            return () if self._config.beside_columns else (TOOLS,)
+        # A mask of their own makes labels one column of many.
+        masked = not {LABELS, LOSS_MASK}.isdisjoint(self._further)
+        return (LABELS,) if self._holds == "tokens" and not masked else ()
 
     def _text_records(
         self,
@@ -111,14 +134,27 @@ class TableColumns:
         return records if images is None else with_images(records, images, where)
 
 
+def _doubt_of_labels(column: pa.ChunkedArray) -> str:
+    """Say whether lists of labels leave out tokens, which are all trained on where the source does not name them."""
+    if not is_list(column.type) or not pa.types.is_integer(column.type.value_type):
+        return ""
+    if not pc.any(pc.equal(column.combine_chunks().flatten(), IGNORE_LABEL)).as_py():
+        return ""
+    return (
+        f"the first records have {LABELS!r} of {IGNORE_LABEL} beside their tokens, which are not read, so every token "
+        f"is trained on: say columns: {{{LABELS}: {LABELS}}}, unless that is meant"
+    )
+
+
 def with_others(
     records: Records, columns: Mapping[str, pa.ChunkedArray], where: RowsAt | str
 ) -> Records:
     """Add further columns to records; a record that one of them does not fit is bad.
 
     A null does not fit, nor a list that holds one, a mask or a column of yours of another length than the tokens, a
-    number that the type of its column does not hold, or a text that is not UTF-8, or of yours too long. In place of a
-    null a column of yours of whole samples has its default, where it has one.
+    number that the type of its column does not hold, a label of another token, or a text that is not UTF-8, or of yours
+    too long. In place of a null a column of yours of whole samples has its default, where it has one. Labels become
+    the mask.
     """
     for name, column in columns.items():
         # What else is wrong with a record that is left out already is all one.
@@ -127,13 +163,13 @@ def with_others(
         reason = records.reason
         if not reason and unlike_B.any():
             row = int(unlike_B.argmax())
-            fault = _fault(name, column[row], int(records.column.lengths_N[row]))
+            fault = _fault(name, column[row], records.column[row])
             reason = f"{row_at(where, row)}: {name_outside(name)} {fault}"
         records = replace(
             records,
             bad_B=records.bad_B | unlike_B,
             reason=reason,
-            others={**records.others, name: other.column},
+            others={**records.others, LOSS_MASK if name == LABELS else name: other.column},
         )
     return records
 
@@ -158,7 +194,27 @@ def _other(name: str, column: pa.ChunkedArray, where: RowsAt | str, records: Rec
     if not kind.aligned:
         return other
     unlike_B = other.unlike_B | (other.column.lengths_N != records.column.lengths_N)
-    return replace(other, unlike_B=unlike_B)
+    other = replace(other, unlike_B=unlike_B)
+    return _mask_of(other, records.column) if name == LABELS else other
+
+
+def _mask_of(labels: _Other, tokens: Ragged) -> _Other:
+    """Show labels as a mask: a token is trained on whose label is its own id, and one whose label is ``-100`` is not.
+
+    A row with any other label is unlike: labels that were shifted, or are of another text, are no mask of its tokens.
+    """
+    is_label_V = labels.column.values_V != IGNORE_LABEL
+    alike = np.flatnonzero(~labels.unlike_B)
+    # Rows of other lengths have no token beside each label, and are left out.
+    found, own = labels.column, tokens
+    if len(alike) < len(found):
+        found, own = found.take(alike), own.take(alike)
+    other_V = (found.values_V != own.values_V) & (found.values_V != IGNORE_LABEL)
+    unlike_B = labels.unlike_B.copy()
+    unlike_B[alike[np.searchsorted(found.offsets[1:], np.flatnonzero(other_V), side="right")]] = (
+        True
+    )
+    return _Other(column=replace(labels.column, values_V=is_label_V), unlike_B=unlike_B)
 
 
 def _tag(
@@ -240,8 +296,8 @@ def _odd(values_V: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_] | No
     return odd_V
 
 
-def _fault(name: str, cell: pa.Scalar, tokens: int) -> str:
-    """Say what is wrong with a cell that does not fit a record of so many tokens."""
+def _fault(name: str, cell: pa.Scalar, tokens: NDArray[Any]) -> str:
+    """Say what is wrong with a cell that does not fit a record of these tokens."""
     kind = column_kind(name)
     if not cell.is_valid:
         return f"is null{', and no default is given' if kind.is_tag else ''}"
@@ -250,7 +306,14 @@ def _fault(name: str, cell: pa.Scalar, tokens: int) -> str:
     values = cell.as_py() if is_list(cell.type) else [cell.as_py()]
     if None in values:
         return "holds a null; write a value for each"
-    return fault_of_numbers(np.asarray(values), name, tokens)
+    values_V = np.asarray(values)
+    if name == LABELS and len(values_V) == len(tokens):
+        i = int(((values_V != tokens) & (values_V != IGNORE_LABEL)).argmax())
+        return (
+            f"holds {values_V[i]} for token {i}, which is {tokens[i]}; a label is the id of its own token, not of the "
+            f"next, or {IGNORE_LABEL}"
+        )
+    return fault_of_numbers(values_V, name, len(tokens))
 
 
 def _fault_of_text(cell: pa.Scalar) -> str:
@@ -269,6 +332,6 @@ def fault_of_numbers(values_V: NDArray[Any], name: str, tokens: int) -> str:
     assert odd_V is not None, "one does not fit"
     value = values_V[odd_V][0]
     if kind.dtype == np.bool_:
-        labels = "; labels are no mask: write a column of label != -100 beside them, and name that"
-        return f"holds {value}, not 0 or 1{labels if value == _NO_LABEL else ''}"
+        labels = f"; a column of labels is named as {LABELS}, in place of {LOSS_MASK}"
+        return f"holds {value}, not 0 or 1{labels if value == IGNORE_LABEL else ''}"
     return f"holds {value}, which is more than a {kind.dtype} holds"

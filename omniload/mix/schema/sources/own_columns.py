@@ -9,7 +9,9 @@ from pydantic_core import PydanticCustomError
 
 from omniload.base.config import StrictModel, fault_at
 from omniload.mix.columns import (
+    LABELS,
     LONGEST_TAG,
+    LOSS_MASK,
     ColumnName,
     OwnDtype,
     TableColumn,
@@ -129,7 +131,12 @@ def require_columns(columns: Columns, *, holds_text: bool, may_hold_tokens: bool
                 f"token, write {name}: {{column: {said}, dtype: float32}}",
                 *("columns", name),
             )
-        if holds_text and not is_tag and (own or name == "loss_mask"):
+        if name == LABELS and LOSS_MASK in columns:
+            raise fault_at(
+                f"columns.{name} and columns.{LOSS_MASK} both say which tokens are trained on; name one of them",
+                *("columns", name),
+            )
+        if holds_text and not is_tag and (own or name in {LOSS_MASK, LABELS}):
             ids = (
                 "name its column of token ids under tokens"
                 if may_hold_tokens
@@ -167,7 +174,12 @@ class NamesColumns(StrictModel):
     def using(self, columns: Collection[str]) -> Self:
         """Return the source without further columns that are not among ``columns``, as known inside: not read."""
         inside = zip(self._named.items(), self.columns_read, strict=True)
-        kept = {name: said for (name, said), each in inside if each in columns}
+        # Labels become the mask.
+        kept = {
+            name: said
+            for (name, said), each in inside
+            if (LOSS_MASK if each == LABELS else each) in columns
+        }
         return self if len(kept) == len(self._named) else self.model_copy(update={"columns": kept})
 
 

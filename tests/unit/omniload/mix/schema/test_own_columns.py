@@ -47,7 +47,8 @@ def a_mix(a=WEIGHT, b="", batch="weight"):
             {"a": "loss_mask: {column: m}", "batch": ""},
             r"mix.yaml:4: .*is taken; write loss_mask: m",
         ),
-        ({"a": "labels: {column: m}", "batch": ""}, r"mix.yaml:4: .*is taken; give it another"),
+        ({"a": "labels: {column: m}", "batch": ""}, r"mix.yaml:4: .*is taken; write labels: m"),
+        ({"a": "grids: {column: m}", "batch": ""}, r"mix.yaml:4: .*is taken; give it another"),
         (
             {"a": "weight: {column: w, dtype: int8, default: 300}"},
             r"default is 300, which int8 does",

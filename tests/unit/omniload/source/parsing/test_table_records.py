@@ -1,5 +1,6 @@
 """Masks and scores of table sources: read beside the tokens, checked against them, left out when unused."""
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,7 +9,7 @@ import pytest
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.columns import ALWAYS_USED, LOSS_SPANS
 from omniload.mix.config import ByteTokenizer, OnError
-from omniload.mix.sources import ArrowSource, ParquetSource
+from omniload.mix.sources import ArrowSource, LanceSource, ParquetSource
 from omniload.source.formats.opening import open_format
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
@@ -24,6 +25,9 @@ def written(folder, kind, **columns):
     if kind == "parquet":
         pq.write_table(table, folder / "a.parquet", row_group_size=2)
         return ParquetSource(type="parquet", path="a.parquet", tokens="ids", columns=BOTH)
+    if kind == "lance":
+        lance.write_dataset(table, folder / "a.lance", max_rows_per_file=2)
+        return LanceSource(type="lance", path="a.lance", tokens="ids", columns=BOTH)
     with (
         pa.OSFile(str(folder / "a.arrow"), "wb") as out,
         pa.ipc.new_file(out, table.schema) as writer,
@@ -71,7 +75,7 @@ def test_every_sample_has_its_own_mask_and_scores_however_it_is_read(tmp_path, k
         ({"mask": [[0, -1, 1], [1], [], [0, 0], [1, 0, 1, 1]]}, "holds -1, not 0 or 1"),
         (
             {"mask": [[-100, 8, 9], [1], [], [0, 0], [1, 0, 1, 1]]},
-            "-100, not 0 or 1; labels are no mask: write a column of label != -100 beside them",
+            "-100, not 0 or 1; a column of labels is named as labels, in place of loss_mask",
         ),
         ({"mask": [[0, None, 1], [1], [], [0, 0], [1, 0, 1, 1]]}, "loss_mask holds a null"),
         ({"reward": [None, 1.0, 0.0, 0.0, 0.0]}, "scores is null"),
@@ -107,6 +111,94 @@ def test_of_two_faults_of_a_column_the_first_is_told(tmp_path):
 
     with pytest.raises(IntegrityError, match="row 0: loss_mask has 1 values for 3 tokens"):
         opened(tmp_path, config).read(0, 5)
+
+
+LABELS = [
+    [label if trained else -100 for label, trained in zip(tokens, mask, strict=True)]
+    for tokens, mask in zip(TOKENS, MASKS, strict=True)
+]
+BY_LABELS = {"columns": {"labels": "labels", "scores": "reward"}}
+
+
+def with_labels(folder, kind, labels, **changes):
+    return written(folder, kind, labels=labels).model_copy(update=BY_LABELS | changes)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("type_", [pa.int16(), pa.int64()])
+def test_labels_are_read_as_the_mask_that_they_were_made_by(tmp_path, kind, type_):
+    labels = pa.array(LABELS, pa.list_(type_))
+    config = with_labels(tmp_path, kind, labels).using(ALWAYS_USED)
+
+    block = opened(tmp_path, config).read(0, 10)
+
+    assert set(block.others) == {"loss_mask"}
+    assert block.others["loss_mask"].values_V.dtype == np.bool_
+    found = {
+        tuple(block.tokens[i].tolist()): block.others["loss_mask"][i].tolist()
+        for i in range(len(block.tokens))
+    }
+    assert found == {
+        tuple(t): [bool(m) for m in mask] for t, mask in zip(TOKENS, MASKS, strict=True) if t
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        (
+            [8, 9, -100],
+            "labels holds 8 for token 0, which is 7; a label is the id of its own token",
+        ),
+        ([-100, 8, 1 << 40], "labels holds 1099511627776 for token 2, which is 9"),
+        ([-100, 8, -1], "labels holds -1 for token 2, which is 9"),
+        ([-100, 8], "labels has 2 values for 3 tokens"),
+        ([-100, 8, 9, 9], "labels has 4 values for 3 tokens"),
+        ([-100, None, 9], "labels holds a null"),
+        (None, "labels is null"),
+    ],
+)
+def test_labels_of_another_token_are_told_with_their_row_and_skipped(tmp_path, row, fault):
+    config = with_labels(tmp_path, "parquet", [row, *LABELS[1:]])
+
+    with pytest.raises(IntegrityError, match=f"row group 0: row 0: {fault}"):
+        opened(tmp_path, config).read(0, 5)
+
+    skipping = config.model_copy(update={"on_error": OnError(policy="skip")})
+    block = opened(tmp_path, skipping).read(0, 5)
+    assert block.skipped == 1
+    left = {
+        tuple(t): (m, [s]) for t, m, s in list(zip(TOKENS, MASKS, SCORES, strict=True))[1:] if t
+    }
+    assert by_tokens(block) == left
+
+
+def test_labels_are_refused_beside_a_mask_and_beside_text():
+    both = {"labels": "labels", "loss_mask": "mask"}
+    with pytest.raises(ValueError, match=r"columns\.labels and columns\.loss_mask both say which"):
+        ParquetSource(type="parquet", path="a.parquet", tokens="ids", columns=both)
+    with pytest.raises(ValueError, match="labels has a value for each token and the source holds"):
+        ParquetSource(type="parquet", path="a.parquet", text="t", columns={"labels": "labels"})
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "lance"])
+def test_labels_that_nobody_names_are_doubted(tmp_path, kind):
+    config = with_labels(tmp_path, kind, LABELS)
+    every = "the first records have 'labels' of -100 beside their tokens, which are not read"
+
+    def doubt(**changes):
+        spec = SourceSpec("web", config.model_copy(update=changes), base_dir=tmp_path)
+        return open_format(spec).format.doubt()
+
+    assert every in doubt(columns={})
+    assert every in doubt(columns={"scores": "reward"})
+    assert doubt() == doubt(columns={"loss_mask": "mask"}) == ""
+
+
+def test_labels_of_every_token_are_not_doubted(tmp_path):
+    config = with_labels(tmp_path, "parquet", TOKENS, columns={})
+
+    assert open_format(SourceSpec("web", config, base_dir=tmp_path)).format.doubt() == ""
 
 
 @pytest.mark.parametrize(
