@@ -2,7 +2,7 @@
 
 ::
 
-    planner --ReadAhead--> source loader --SamplesReported--> planner
+    planner --ReadAhead--> source loader --SamplesReported, ReadFailed--> planner
     command line --ChangeAsked--> planner --KeepEdits--> edits of the run
     planner --AskFences--> data constructors --FenceTold--> planner --CutJournal--> journal, --NewEdition--> the former
     rank --ResizeAsked--> planner --AppendWorld--> journal, then --ServeWorld--> data constructors
@@ -27,12 +27,10 @@ from omniload.base.state import Json, JsonObject
 from omniload.machine.plans.fences import (
     AskFences,
     CutJournal,
-    FencesLate,
-    FenceTold,
     NewEdition,
-    WithdrawalAsked,
-    WithdrawalEnded,
+    WithdrawalEvent,
 )
+from omniload.machine.plans.unread import ReadFailed
 from omniload.machine.scaling.coming import Ahead
 from omniload.mix.edits.edit import Change
 from omniload.mix.edits.history import History
@@ -197,10 +195,8 @@ PlannerEvent = (
     | ChangeAsked
     | ResizeAsked
     | TimesRead
-    | WithdrawalAsked
-    | FenceTold
-    | FencesLate
-    | WithdrawalEnded
+    | ReadFailed
+    | WithdrawalEvent
 )
 
 

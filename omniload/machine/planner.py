@@ -37,7 +37,9 @@ from omniload.machine.plans.fences import (
     NewEdition,
     WithdrawalAsked,
     WithdrawalEnded,
+    WithdrawalEvent,
 )
+from omniload.machine.plans.unread import ReadFailed
 from omniload.machine.progress import PLANNED_ALL, Waits
 from omniload.machine.queue import (
     SampleQueue,
@@ -64,6 +66,7 @@ class Planner(PlanningAhead):
 
         Raises:
             ConfigError: A source gives no samples at all.
+            OmniloadError: Ranks want a step that needs what could not be read.
             IntegrityError: Ranks want a step in which a source has more bad records than its ``on_error`` allows, or
                 have one that the journal has lost.
             StateError: The state that the run resumed from is of other samples.
@@ -75,7 +78,7 @@ class Planner(PlanningAhead):
                 edition = NewEdition(edition=self._withdrawal.edition, windows=())
                 told = (edition, *serve) if self.life else serve
                 return (*told, *self._advance(range(len(self._queues))))
-            case SamplesReported():
+            case SamplesReported() | ReadFailed():
                 return self._take_report(event)
             case StepTaken() | StepsTaken() | RanksLost():
                 is_of_now = event.generation == self.world.generation
@@ -131,8 +134,11 @@ class Planner(PlanningAhead):
         """Return the tags that costs and strategies read, of pieces of a step that some rank may ask for."""
         return self._metadata.tags_of(pieces)
 
-    def _take_report(self, reported: SamplesReported) -> tuple[PlannerCommand, ...]:
+    def _take_report(self, reported: SamplesReported | ReadFailed) -> tuple[PlannerCommand, ...]:
         source, queue = reported.source, self._queues[reported.source]
+        if isinstance(reported, ReadFailed):
+            is_news = not self.has_ended and self._unread.note(reported, queue)
+            return tuple(self._advance((source,))) if is_news else ()
         if self.has_ended or (table := queue.news_of(reported.table, reported.without)) is None:
             return ()
         resumed, state = (each.widened(len(self._queues)) for each in (self._resumed, self.state))
@@ -159,9 +165,7 @@ class Planner(PlanningAhead):
         """Number of what constructors were asked last."""
         return self._withdrawal.turn
 
-    def _withdraw(
-        self, event: WithdrawalAsked | FenceTold | FencesLate | WithdrawalEnded
-    ) -> tuple[PlannerCommand, ...]:
+    def _withdraw(self, event: WithdrawalEvent) -> tuple[PlannerCommand, ...]:
         """Ask which steps no rank has, where a change may hold from one that is planned; hear it; and let go of it."""
         match event:
             case WithdrawalAsked(at=at, constructors=constructors):
@@ -197,6 +201,7 @@ class Planner(PlanningAhead):
             self._queues.append(SampleQueue.at(0))
             self.overlong_S.append(0)
         self._demand = self._starved = self._bad.excess = None  # found under the mix of before
+        self._unread.forget()
         # Cut first: else a planner that takes over would find steps under an edit that they were not drawn under.
         kept = KeepEdits(history=self.history)
         return (*cut, kept, *renewed, *self._advance(range(len(self._queues))))

@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.base.errors import ConfigError, IntegrityError, StateError
+from omniload.base.errors import IntegrityError, OmniloadError, StateError
 from omniload.machine.messages import (
     AppendBase,
     AppendWorld,
@@ -303,7 +303,7 @@ class BadRecords:
     over: dict[int, IntegrityError] = field(default_factory=dict)
     """Error of each source with more known bad records than allowed. It ends the run at a step that needs more of the
     source than is known: such a step goes past all of them."""
-    excess: IntegrityError | ConfigError | None = None
+    excess: OmniloadError | None = None
     """Why there is no further step, once that is known; also of a step that is refused for another reason."""
     _sources: set[int] = field(default_factory=set)
     """Sources that may have bad records, a few of hundreds; only these are looked at."""

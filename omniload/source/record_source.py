@@ -123,6 +123,10 @@ class RecordSource(Source):
         return self._places(unit, self._format.found_at)(row)
 
     @override
+    def block_stop(self, position: int) -> int:
+        return self._order.whole(next(self._order.spans(position, position + 1))).stop
+
+    @override
     def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
         # Sequences of two blocks would be held for as long as those of the second are drawn from.
         most = _MOST_AHEAD if self._pipeline.concat is None else 1

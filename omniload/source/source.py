@@ -52,6 +52,10 @@ class Source(Protocol):
         """Return the file of the record at a position, and its name in the file; of joined records only their shard."""
         ...
 
+    def block_stop(self, position: int) -> int:
+        """Return the first position behind the block of a position: what is damaged of a block costs all of it."""
+        ...
+
     def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
         """Decode ahead the blocks that reads from ``start`` to ``stop`` will need, so that those wait for no store.
 

@@ -129,7 +129,7 @@ LONGER = {
         "reads ahead, opens and reads again, stands by, answers, looks for shards, hands over, and what reading costs",
     ),
     "omniload/actors/roles/sources.py": (
-        280,
+        296,
         "opens a source, has as many read it as are asked for, and cuts its reads",
     ),
     "omniload/actors/roles/planner.py": (400, "one thread that speaks to every other role"),

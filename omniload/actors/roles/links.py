@@ -23,6 +23,7 @@ from omniload.machine.messages import (
     TakeOver,
 )
 from omniload.machine.plans.fences import AskFences, NewEdition
+from omniload.machine.plans.unread import ReadFailed
 from omniload.machine.scaling.leads import ReadTimes
 from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed
@@ -48,11 +49,9 @@ class Failed:
     """What ends the planning."""
 
     error: OmniloadError
-    is_of_read: bool = False
-    """Whether a read of samples failed: no step that is planned already needs it."""
 
 
-def outcome_of(done: "Future[T]", role: str, *, is_of_read: bool = False) -> "T | Failed | None":
+def outcome_of(done: "Future[T]", role: str) -> "T | Failed | None":
     """Return what a role answered, or why it failed; ``None`` where another one is asked, or the plane is closing."""
     if done.cancelled() or was_given_up(done):
         return None
@@ -61,7 +60,7 @@ def outcome_of(done: "Future[T]", role: str, *, is_of_read: bool = False) -> "T 
     failure = project_error(error, role)
     if failure is not error:
         _LOG.error("%s failed", role, exc_info=error)
-    return Failed(failure, is_of_read)
+    return Failed(failure)
 
 
 class LoaderLink(Protocol):
@@ -142,10 +141,10 @@ class LoaderLinks:
     def __init__(
         self,
         link_of: Callable[[int], LoaderLink],
-        on_report: "Callable[[Future[SamplesReported], float], None]",
+        on_report: Callable[[SamplesReported | ReadFailed], None],
         clock: Clock | None = None,
     ) -> None:
-        """Reach the loader of a source by ``link_of``; reports go to ``on_report``, with the steps that each took."""
+        """Reach the loader of a source by ``link_of``; what comes of each read goes to ``on_report``."""
         self.of, self._on_report = link_of, on_report
         self._clock = clock or SystemClock()
         self._times = ReadTimes()
@@ -157,7 +156,7 @@ class LoaderLinks:
         match command:
             case ReadAhead(source=source):
                 report = self.of(source).read_ahead(command)
-                report.add_done_callback(partial(self._hear, source, self._clock.now_s()))
+                report.add_done_callback(partial(self._hear, command, self._clock.now_s()))
             case TakeOver(ranges=ranges) if not ranges:
                 self.taken_over.set_result(None)
             case TakeOver(ranges=ranges):
@@ -170,8 +169,16 @@ class LoaderLinks:
                 for link in {id(link): link for link in map(self.of, floors)}.values():
                     link.release(command)
 
-    def _hear(self, source: int, asked_s: float, report: "Future[SamplesReported]") -> None:
-        self._on_report(report, self._times.steps_of(source, asked_s, self._clock.now_s()))
+    def _hear(self, asked: ReadAhead, asked_s: float, report: "Future[SamplesReported]") -> None:
+        took_steps = self._times.steps_of(asked.source, asked_s, self._clock.now_s())
+        match outcome_of(report, "a source loader"):
+            case SamplesReported() as found:
+                self._on_report(replace(found, took_steps=took_steps))
+            case Failed(error=error):
+                source, start, without = asked.source, asked.start, asked.without
+                self._on_report(
+                    ReadFailed(source=source, start=start, without=without, error=error)
+                )
 
 
 class ConstructorLinks:

@@ -234,7 +234,7 @@ class LoaderShell:
             says("")  # its store answers again, and further parts are read
             return block
 
-        return self._parts[asked.source].read(asked.start, asked.stop, part)
+        return self._parts[asked.source].read(asked.start, asked.stop, part, source.block_stop)
 
     def work(self) -> dict[int, tuple[float, int]]:
         """Return the seconds of a loader's time that reading each source has taken, and the tokens that it gave."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,13 +54,13 @@ from omniload.machine.messages import (
     ReleaseSamples,
     Republish,
     ResizeAsked,
-    SamplesReported,
     Started,
     StepsTaken,
     StepTaken,
     TakeOver,
 )
 from omniload.machine.planner import Planner
+from omniload.machine.plans.unread import ReadFailed
 from omniload.machine.progress import Task
 from omniload.machine.steps import Rank
 from omniload.mix.edits.answers import EditTaken
@@ -96,7 +95,6 @@ class PlannerShell:
         self._quiet_from_s = time.monotonic()
         # Asked for when a heartbeat is due, not noted at each change: every report of hundreds of sources is one.
         activity.idle = self._waits
-        self._loaders = LoaderLinks(loader_of, self._on_report)
         self._listened_at = planner.ranks.slowest
         """Step of the slowest rank as all constructors were asked last what ranks tell."""
         self._journal, self._room = journal, Room()
@@ -109,6 +107,7 @@ class PlannerShell:
         self._events: queue.SimpleQueue[
             PlannerEvent | Failed | Replaced | Change | Resize | Told | Stop
         ] = queue.SimpleQueue()
+        self._loaders = LoaderLinks(loader_of, self._events.put)
         self._changes = ChangesInTurn(planner, self._plan_on, self._answer_change, self._events.put)
         self._constructors = ConstructorLinks(constructors, self._on_answer, self._changes.hear)
         self._thread = threading.Thread(target=self._run, name="omniload-planner", daemon=True)
@@ -258,14 +257,16 @@ class PlannerShell:
 
     def _apply(self, event: PlannerEvent | Failed | Replaced | Change | Resize | Told) -> None:
         match event:
-            case Failed(is_of_read=True) if self._planner.has_ended:
-                pass
             case Failed(error=error):
                 raise error
             case Change():
                 self._changes.ask(event)
             case Resize():
                 self._answer_resize(event)
+            case ReadFailed(error=error):
+                if not self._planner.has_ended and self._planner.state.step > self.released_to():
+                    _LOG.warning("%s; the run ends before the first step that needs it", error)
+                self._plan_on(event)
             case Replaced():
                 # Changed first: commands that follow from the event go to the new holder of the role.
                 event.change()
@@ -370,13 +371,6 @@ class PlannerShell:
                     warn_of_edits(self._planner.history, step)
                 case _:
                     self._constructors.tell(command)
-
-    def _on_report(self, future: "Future[SamplesReported]", took_steps: float) -> None:
-        match outcome_of(future, "a source loader", is_of_read=True):
-            case SamplesReported() as found:
-                self._events.put(replace(found, took_steps=took_steps))
-            case Failed() as failure:
-                self._events.put(failure)
 
     def _on_answer(self, number: int, future: "Future[Any]") -> None:
         match outcome_of(future, "a data constructor"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from omniload.actors.heartbeat_board import Activity
 from omniload.base.clock import Clock
 from omniload.base.concurrency.time_limit import LimitedCalls
-from omniload.base.errors import OmniloadError
+from omniload.base.errors import IntegrityError, OmniloadError
 from omniload.base.linux.cores import cores_here
 from omniload.base.log import get_logger
 from omniload.machine.loader_groups import most_of_one
@@ -257,18 +257,33 @@ class PartReads:
         self._clock, self._records, self._goes_on = clock, _FIRST_RECORDS, goes_on
 
     def read(
-        self, start: int, stop: int, read_part: Callable[[int, int], SampleBlock]
+        self,
+        start: int,
+        stop: int,
+        read_part: Callable[[int, int], SampleBlock],
+        block_stop: Callable[[int], int],
     ) -> SampleBlock:
         """Return the samples of positions from ``start`` on: to ``stop``, or fewer where they take their time.
 
-        At least one part is read; what ``read_part`` raises ends it.
+        Nor what lies behind a block that is damaged, of which ``block_stop`` says where another begins: steps that need
+        nothing of it go on. At least one part is read; what ``read_part`` raises of its first block ends it.
         """
-        parts, at = [], start
+        parts, at, is_damaged = [], start, False
         answer_s = self._clock.now_s() + _ANSWER_S
         while True:
             end = min(at + self._records, stop)
+            if is_damaged:
+                end = min(end, block_stop(at))
             began_s = self._clock.now_s()
-            parts.append(read_part(at, end))
+            try:
+                parts.append(read_part(at, end))
+            except IntegrityError:
+                if not is_damaged and end > block_stop(at):
+                    is_damaged = True  # some block of these: from here on each by itself
+                    continue
+                if not parts:
+                    raise
+                return joined(parts, start, at)
             now_s = self._clock.now_s()
             took_s = now_s - began_s
             if took_s > _LONG_S:

@@ -22,6 +22,7 @@ from omniload.machine.messages import (
 )
 from omniload.machine.metadata.tags import asked_with_tags
 from omniload.machine.plans.fences import Withdrawal
+from omniload.machine.plans.unread import Unread
 from omniload.machine.plans.windows import Drawn
 from omniload.machine.queue import (
     SampleQueue,
@@ -91,6 +92,8 @@ class PlanningAhead:
     """Loss masks, documents, images, and tags that are read, of the samples that ranks may still ask for."""
     _foresight: Foresight = field(default_factory=Foresight, init=False)
     _bad: BadRecords = field(init=False)
+    _unread: Unread = field(default_factory=Unread, init=False)
+    """Sources that cannot be read on: a step that needs more of one ends the run."""
     _costs: CostFits = field(init=False)
     _resumed: MixState = field(init=False)
     """The state that this life began with."""
@@ -229,7 +232,7 @@ class PlanningAhead:
     def _read_on(self, starved: Starved) -> list[PlannerCommand]:
         """Read more of a source that a draw ran out of; with too many bad records, or no more, it ends the run."""
         source, self._starved, self._starved_by = starved.source, starved, self._hangs_on(starved)
-        self._bad.excess = self._bad.over.get(source)
+        self._bad.excess = self._bad.over.get(source) or self._unread.errors.get(source)
         if self._bad.excess is not None:
             return []
         demand, queue = self._demand_now(), self._queues[source]
@@ -282,6 +285,8 @@ class PlanningAhead:
         return [read for s, tokens in short for read in self._read(s, tokens)]
 
     def _is_short(self, source: int, tokens: int) -> bool:
+        if source in self._unread:
+            return False
         queue = self._queues[source]
         # A source with too many bad records needs no more: no step goes past all of them.
         is_known = queue.tokens >= tokens or source in self._bad.over

@@ -11,7 +11,7 @@ A constructor that does not answer in time, or is lost meanwhile, takes nothing 
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, TypeAlias
 
 from omniload.plan.records import StepPlan
 from omniload.plan.world import Edition
@@ -26,6 +26,7 @@ __all__ = [
     "Withdrawal",
     "WithdrawalAsked",
     "WithdrawalEnded",
+    "WithdrawalEvent",
 ]
 
 
@@ -62,6 +63,9 @@ class FencesLate:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithdrawalEnded:
     """The change that waited was taken up, or refused: whatever constructors still withhold may be given out."""
+
+
+WithdrawalEvent: TypeAlias = WithdrawalAsked | FenceTold | FencesLate | WithdrawalEnded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

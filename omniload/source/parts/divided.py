@@ -158,6 +158,10 @@ class DividedSource(Source):
         return self.own.place_at(position)
 
     @override
+    def block_stop(self, position: int) -> int:
+        return self.own.block_stop(position)
+
+    @override
     def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
         # All of it here: the first reads are this reader's alone, until the others have the source open.
         return self.own.stand_at(start, stop, without)

@@ -65,9 +65,8 @@ class Job:
         self.at(self.time_s + took_s, lambda: report.set_result(told))
         return report
 
-    def hear(self, report, took_steps):
-        told = report.result()
-        took_steps = took_steps if self.measures else 0.0
+    def hear(self, told):
+        took_steps = told.took_steps if self.measures else 0.0
         fields = {"source": told.source, "table": told.table, "size_bytes": told.size_bytes}
         self.carry(self.planner.handle(SamplesReported(**fields, took_steps=took_steps)))
 

@@ -3,8 +3,6 @@
 import threading
 from concurrent.futures import Future
 
-import pytest
-
 from omniload.actors.roles.links import Failed, outcome_of
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import UnavailableError
@@ -16,11 +14,10 @@ def answered(error):
     return future
 
 
-@pytest.mark.parametrize("is_of_read", [False, True])
-def test_an_error_is_a_failure_of_the_role(is_of_read):
+def test_an_error_is_a_failure_of_the_role():
     error = UnavailableError("a store did not answer")
 
-    assert outcome_of(answered(error), "a role", is_of_read=is_of_read) == Failed(error, is_of_read)
+    assert outcome_of(answered(error), "a role") == Failed(error)
 
 
 def test_a_read_that_was_given_up_as_the_plane_closes_is_none(caplog):
@@ -36,5 +33,5 @@ def test_a_read_that_was_given_up_as_the_plane_closes_is_none(caplog):
     assert begun.wait(60)
     assert pool.close(60)
 
-    assert outcome_of(read, "a source loader", is_of_read=True) is None
+    assert outcome_of(read, "a source loader") is None
     assert caplog.messages == []

@@ -9,7 +9,7 @@ import pytest
 
 from omniload.actors.roles.sources import Caches, PartReads, SourceOpening
 from omniload.base.clock import FakeClock
-from omniload.base.errors import OmniloadError
+from omniload.base.errors import IntegrityError, OmniloadError
 from omniload.base.ragged import Ragged
 from omniload.mix.config import load_mix
 from omniload.source.parts.divided import DividedSource, ThreadReader
@@ -20,10 +20,17 @@ from tests.support.plane.builders import a_mix, a_table
 class Reading:
     """A source whose records take ``record_s`` each."""
 
-    def __init__(self, record_s):
-        self.record_s, self.clock, self.sizes = record_s, FakeClock(), []
+    def __init__(self, record_s, damaged=()):
+        self.record_s, self.clock, self.sizes, self.damaged = record_s, FakeClock(), [], damaged
+        self.failed = []
+
+    def block_stop(self, position):
+        return (position // 100 + 1) * 100
 
     def read(self, start, stop):
+        if any(block * 100 < stop and start < (block + 1) * 100 for block in self.damaged):
+            self.failed.append((start, stop))
+            raise IntegrityError("a.parquet: row group 7: is damaged; replace it")
         self.sizes.append(stop - start)
         self.clock.sleep((stop - start) * self.record_s)
         lengths = [1 + position % 3 for position in range(start, stop)]
@@ -37,7 +44,7 @@ def read_whole(parts, reading, start, stop):
     """Ask for what is left until all is there; return the answers."""
     answers = []
     while start < stop:
-        answers.append(parts.read(start, stop, reading.read))
+        answers.append(parts.read(start, stop, reading.read, reading.block_stop))
         start = answers[-1].table.stop
     return answers
 
@@ -60,7 +67,7 @@ def test_no_part_takes_long_once_it_is_known_what_a_record_takes(record_s):
 def test_what_is_read_in_parts_is_what_is_read_at_once():
     reading = Reading(1e-3)
 
-    found = PartReads(reading.clock).read(100, 400, reading.read)
+    found = PartReads(reading.clock).read(100, 400, reading.read, reading.block_stop)
 
     assert len(reading.sizes) > 1
     whole = reading.read(100, 400)
@@ -75,7 +82,7 @@ def test_what_is_read_in_parts_is_what_is_read_at_once():
 def test_a_range_that_takes_long_is_answered_with_its_first_records(record_s):
     reading = Reading(record_s)
     parts = PartReads(reading.clock)
-    parts.read(0, 16, reading.read)
+    parts.read(0, 16, reading.read, reading.block_stop)
 
     began_s, asked = reading.clock.now_s(), len(reading.sizes)
     answers = read_whole(parts, reading, 16, 400)
@@ -94,15 +101,42 @@ def test_a_range_that_takes_long_is_answered_with_its_first_records(record_s):
 def test_a_read_that_begins_with_decoding_goes_on_to_the_end_of_its_range():
     reading = Reading(0.1)
 
-    found = PartReads(reading.clock, goes_on=lambda: True).read(0, 400, reading.read)
+    found = PartReads(reading.clock, goes_on=lambda: True).read(
+        0, 400, reading.read, reading.block_stop
+    )
 
     assert found.table.stop == 400
+
+
+def test_what_lies_before_a_damaged_block_is_read_to_its_last_record():
+    reading = Reading(1e-5, damaged=(7,))
+    parts = PartReads(reading.clock)
+
+    answers = read_whole(parts, reading, 0, 700)
+    found = parts.read(500, 3000, reading.read, reading.block_stop)
+
+    assert answers[-1].table.stop == 700
+    assert (found.table.start, found.table.stop) == (500, 700)
+    assert found.table.positions_N.tolist() == list(range(500, 700))
+    assert reading.failed == [(500, 1524), (700, 800)], "the block itself is tried once"
+    with pytest.raises(IntegrityError, match="row group 7"):
+        parts.read(700, 3000, reading.read, reading.block_stop)
+
+
+def test_what_lies_behind_a_damaged_block_is_read_as_ever():
+    reading = Reading(1e-5, damaged=(7,))
+    parts = PartReads(reading.clock)
+    with pytest.raises(IntegrityError):
+        parts.read(730, 760, reading.read, reading.block_stop)
+
+    assert parts.read(800, 1200, reading.read, reading.block_stop).table.stop == 1200
+    assert reading.failed == [(730, 746)]
 
 
 def test_a_range_of_nothing_is_read_as_one():
     reading = Reading(0.0)
 
-    assert len(PartReads(reading.clock).read(5, 5, reading.read).table) == 0
+    assert len(PartReads(reading.clock).read(5, 5, reading.read, reading.block_stop).table) == 0
     assert reading.sizes == [0]
 
 
