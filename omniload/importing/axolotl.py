@@ -9,6 +9,7 @@
       - {path: data/notes.jsonl, type: completion, field: text}
       - {path: data/chats, ds_type: json, type: chat_template, field_messages: messages}
       - {path: data/asked.jsonl, type: alpaca}       # with rl: dpo, of pairs: type: chat_template.default
+      - {path: data/made.parquet}                    # ids and labels
 
 Datasets are joined there, so each goes through once: ``stop: each_once``, with weights by size.
 """
@@ -19,7 +20,13 @@ from pathlib import Path
 
 from omniload.base.state import JsonObject
 from omniload.importing.fields import Fields
-from omniload.importing.files import mixed_over_shards, size_of, source_of_path, tokenizer_folder
+from omniload.importing.files import (
+    ids_with_labels,
+    mixed_over_shards,
+    size_of,
+    source_of_path,
+    tokenizer_folder,
+)
 from omniload.importing.imported import Asked, Imported, new_name
 from omniload.importing.tools import Tool, has_key
 
@@ -242,12 +249,15 @@ def _dataset(
 
 
 def _read_form(dataset: Fields, source: JsonObject, asked: Asked, of_all: _OfAll) -> None:
-    """Read what a record of the dataset is: text, which is cut where it is too long, messages, or a pair of answers."""
-    form = dataset.take("type", str, "completion")
+    """Read what a record is: text, which is cut where it is too long, token ids, messages, or a pair of answers."""
+    form = dataset.take("type", str, "")
     # Behind a colon a style of the same words.
     asked_form = _ASKED.get(form.partition(":")[0])
     if of_all.pairs:
         _read_pairs(dataset, source, asked, of_all, form)
+    elif not form:
+        ids_with_labels(source, dataset, asked)
+        source["overlong"] = of_all.overlong
     elif form == "completion":
         column = dataset.take("field", str, "text")
         # Files of plain text have no columns to name.
@@ -312,16 +322,10 @@ def _read_chat(
     source["text"] = dataset.take("field_messages", str, form.column)
     source["overlong"] = of_all.overlong
     tools = dataset.take("field_tools", str, "")
-    beside = "a system text" if tools else "a system text or tools"
-    asked.report.note(
-        "field_messages",
-        f"messages alone are read: {beside} in columns beside them are not"
-        + (
-            ""
-            if tools
-            else "; where there are tools, name their column under tools of the transform"
-        ),
-    )
+    beside = "a system text in a column beside them is not"
+    if not tools:
+        beside += ", nor tools: name their column under tools of the transform"
+    asked.report.note("field_messages", f"messages alone are read: {beside}")
     roles = _ROLES | (_given_roles(dataset) or _SHAREGPT_ROLES)
     template: JsonObject = {
         "type": "chat",
@@ -331,10 +335,8 @@ def _read_chat(
     template |= _named_template(dataset, asked, of_all, form.names_template, form.template)
     ends = dataset.take("train_on_eos", str, "turn")
     if ends != "turn":
-        dataset.refuse(
-            "train_on_eos",
-            f"is {ends!r}: what the template has of a turn, its end too, is trained on",
-        )
+        why = "what the template has of a turn, its end too, is trained on"
+        dataset.refuse("train_on_eos", f"is {ends!r}: {why}")
     trained = dataset.texts("roles_to_train")
     if dataset.take("train_on_inputs", bool, of_all.every_token) or trained == ["all"]:
         template["loss"] = "all"

@@ -7,6 +7,7 @@ from omniload.importing.fields import Fields
 from omniload.importing.imported import Asked, Imported
 
 __all__ = [
+    "ids_with_labels",
     "mixed_over_shards",
     "numpy_source",
     "of_token_files",
@@ -97,6 +98,18 @@ def source_of_path(path: str, fields: Fields, asked: Asked, *, key: str = "sourc
             "", "the column of text is taken to be text; give --text or --tokens NAME for another"
         )
     return source
+
+
+def ids_with_labels(source: JsonObject, fields: Fields, asked: Asked) -> None:
+    """Have a source read token ids with labels beside them, as transformers keeps both; ``type`` is left out there."""
+    if source["type"] not in ("parquet", "arrow"):
+        fields.refuse(
+            "type",
+            "is left out, so the files hold input_ids and labels, which are read of parquet and arrow: write them so "
+            "(datasets.Dataset.to_parquet), or say what they hold",
+        )
+    source.pop("text", None)
+    source |= {"tokens": asked.tokens or "input_ids", "columns": {"labels": "labels"}}
 
 
 def tokenizer_folder(named: str, key: str, asked: Asked) -> Path | None:

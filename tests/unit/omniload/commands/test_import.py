@@ -107,7 +107,8 @@ def test_the_tokenizer_that_the_file_names_stands_in_the_mix_file_unless_another
         (tmp_path / model).mkdir()
         (tmp_path / model / "tokenizer.json").write_text("{}")
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
-    training = {"base_model": "model", "sequence_len": 64, "datasets": [{"path": "a.jsonl"}]}
+    dataset = {"path": "a.jsonl", "type": "completion"}
+    training = {"base_model": "model", "sequence_len": 64, "datasets": [dataset]}
     (tmp_path / "axolotl.yaml").write_text(json.dumps(training))
     (tmp_path / "mixes").mkdir()
 

@@ -1090,6 +1090,28 @@ class TestAxolotl:
         (folder / "chats").mkdir()
         (folder / "chats" / "a.jsonl").write_bytes(b"x" * 100)
 
+    @pytest.mark.parametrize("dataset", [{}, {"type": None}, {"type": ""}])
+    def test_a_dataset_without_a_type_holds_ids_and_labels(self, folder, dataset):
+        """As there; it was taken for texts."""
+        (folder / "ids.parquet").write_bytes(b"x")
+        content = AXOLOTL | {"datasets": [{"path": "ids.parquet"} | dataset]}
+
+        mix, _ = imported(folder, "axolotl", content)
+
+        (source,) = mix.sources.values()
+        assert (source.text, source.tokens) == (None, "input_ids")
+        assert source.columns == {"labels": "labels"}
+        assert source.overlong == "drop"
+        mix, _ = imported(folder, "axolotl", content, tokens="ids")
+        assert mix.sources["ids"].tokens == "ids"
+
+    def test_ids_in_lines_are_refused_with_what_to_do(self, folder):
+        content = AXOLOTL | {"datasets": [{"path": "notes.jsonl"}]}
+
+        (fault,) = faults(folder, "axolotl", content)
+
+        assert "datasets[0].type: is left out, so the files hold input_ids and labels" in fault
+
     def test_joined_datasets_go_through_once_by_size(self, folder):
         mix, notes = imported(folder, "axolotl", AXOLOTL, sizes=FROM_FILE)
 
@@ -1234,7 +1256,7 @@ datasets:
         assert source.text == column
         assert source.transforms[0].messages == names
         assert source.transforms[0].loss == "assistant"
-        assert "a system text or tools in columns beside them are not" in notes
+        assert "a system text in a column beside them is not, nor tools: name their column" in notes
 
     def test_a_column_of_tools_that_is_named_is_read(self, folder):
         chats = AXOLOTL["datasets"][1] | {"field_tools": "functions"}
@@ -1245,7 +1267,7 @@ datasets:
 
         (source,) = mix.sources.values()
         assert source.transforms[0].tools == "functions"
-        assert "a system text in columns beside them are not" in notes
+        assert "a system text in a column beside them is not" in notes
 
     def test_a_template_stands_for_that_of_sharegpt(self, folder):
         chats = AXOLOTL["datasets"][1] | {"type": "sharegpt", "conversation": "chatml"}
@@ -1610,7 +1632,8 @@ NO_PATH = ["\\ud800", "a\\u0000b", "a" * 5000]
 @pytest.mark.parametrize("text", NO_PATH)
 def test_texts_that_no_path_can_be_are_faults_of_their_keys(folder, text):
     tree = json.dumps(metadataset({"blend": [{"path": "TEXT.yaml"}]}))
-    datasets = json.dumps({"datasets": [{"path": "TEXT"}, {"path": "none"}]})
+    form = {"type": "completion"}
+    datasets = json.dumps({"datasets": [{"path": "TEXT"} | form, {"path": "none"} | form]})
 
     assert (
         "splits.train.blend[0].path: " in faults(folder, "energon", tree.replace("TEXT", text))[0]
@@ -1673,7 +1696,8 @@ color: red
 )
 def test_keys_of_the_training_are_named_a_few_of_them(folder, keys, said):
     (folder / "notes.jsonl").touch()
-    content = {"datasets": [{"path": "notes.jsonl"}], **dict.fromkeys(keys, "a secret")}
+    dataset = {"path": "notes.jsonl", "type": "completion"}
+    content = {"datasets": [dataset], **dict.fromkeys(keys, "a secret")}
 
     _, notes = imported(folder, "axolotl", yaml.safe_dump(content, sort_keys=False))
 
