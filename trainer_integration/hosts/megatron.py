@@ -74,14 +74,18 @@ class MegatronIterator(Iterator[Any]):
     def __next__(self) -> Any:
         # Made with the first batch: a wrapper that calls iter() early freezes no place.
         if self._batches is None:
-            self._batches = iter(self._loader)
-        # ``self`` stands for the end, as no batch is it: a mix may hand out anything through ``collate_fn``.
-        batch = next(self._batches, self)
-        if batch is self and (self._loader.is_held_out or not self._loader.is_mix):
-            self._batches = iter(self._loader)
-            batch = next(self._batches, self)
-        if batch is self:
-            raise StopIteration
+            self._batches = self._loader.loop(self._taken)
+        # By name: behind a call of ``next``, as of all that is C, an interrupt would keep a batch that is handed out.
+        try:
+            return self._batches.__next__()
+        except StopIteration:
+            if self._loader.is_mix and not self._loader.is_held_out:
+                raise
+        self._batches = self._loader.loop(self._taken)
+        return self._batches.__next__()
+
+    def _taken(self, batch: Any) -> Any:
+        """Return a batch of a mix as the trainer takes it; ``collate_fn`` may have made anything of it."""
         if isinstance(batch, TrainingBatch):
             return microbatch(batch, attention_mask=self._attention_mask)
         return batch

@@ -52,7 +52,7 @@ class TitanLoader:
             ConfigError: The mix is open with unshifted labels; the trainer's loss wants the next token.
         """
         # No generator: an error would end it, and the trainer be told at its next call that the data has ended.
-        return map(_taken, self._loader)
+        return self._loader.loop(_taken)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's place, as DCP keeps it beside those of the other ranks."""

@@ -2,7 +2,7 @@
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, Literal, Self, overload
 
@@ -196,6 +196,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self._batches is not None:
             self._batches.begin_anew()
 
+    def loop(self, make: Callable[[Any], Any]) -> Iterator[Any]:
+        """Return a loop as ``iter`` begins it, over what ``make`` makes of each batch of a mix.
+
+        A batch that ``make`` fails for, or that Ctrl-C keeps from the loop, is the next one still. Those of a dataset
+        come as they are.
+        """
+        if self._batches is None:
+            return iter(self)
+        self._begin_loop()
+        return self._batches.loop(make)
+
+    def _begin_loop(self) -> None:
+        if self.is_held_out and not self._moved:
+            self.begin_anew()
+        self._moved = False
+
     @property
     def server_pid(self) -> int | None:
         """The process that owns the workers which this rank shares, once it has joined them."""
@@ -258,9 +274,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self._pending is not None:
             # Kept workers stand at a place of their own.
             self._end_kept_workers()
-        if self.is_held_out and not self._moved:
-            self.begin_anew()
-        self._moved = False
+        self._begin_loop()
         return super().__iter__()
 
     @override

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,6 +29,9 @@ from omniload.machine.groups import filler
 from omniload.mix.journal import groups
 from tests.support.plane.sampling import LoaderInMemory, some_steps
 from tests.unit.omniload.front.test_peers import ALL, Fetched, Wire
+from trainer_integration.hosts import megatron, torchtitan
+from trainer_integration.hosts.megatron import MegatronIterator
+from trainer_integration.hosts.torchtitan import TitanLoader
 from trainer_integration.loader import mixes
 from trainer_integration.loader.data_loader import DataLoader
 
@@ -215,6 +219,52 @@ def test_a_torch_loop_over_a_mix_that_is_interrupted_anywhere_gives_each_batch_o
 
     assert places > 20
     assert steps == list(range(len(steps)))
+
+
+HOSTS = {
+    "megatron": (megatron, MegatronIterator, "microbatch"),
+    "torchtitan": (
+        torchtitan,
+        lambda made: iter(TitanLoader(made, dp_rank=0, dp_world_size=1)),
+        "_trainers",
+    ),
+}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_the_loop_of_a_host_that_is_interrupted_anywhere_gives_each_batch_once(host, mix):
+    module, loop, _ = HOSTS[host]
+    with DataLoader(mix, collate_fn=lambda batch: batch.step) as batches:
+        ask = partial(
+            next, loop(batches)
+        )  # within it C: what comes behind its return is the host's
+        inside, steps, places, came = {*INSIDE, module.__file__}, [], 0, True
+        while came:
+            places += 1
+            step, came = interrupted(ask, places, inside)
+            if came:
+                assert batches.state_dict().get("step", 0) == len(steps), places
+                step = ask()
+            steps.append(step)
+
+    assert places > 20
+    assert steps == list(range(len(steps)))
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_batch_that_a_host_cannot_make_its_own_of_is_the_next_one_still(host, mix, monkeypatch):
+    module, loop, making = HOSTS[host]
+    with DataLoader(mix) as batches:
+        asked = loop(batches)
+        with monkeypatch.context() as patched:
+            patched.setattr(module, making, Mock(side_effect=MemoryError))
+            with pytest.raises(MemoryError):
+                next(asked)
+        assert not batches.state_dict().get("step")
+
+        next(asked)
+
+        assert batches.state_dict()["step"] == 1
 
 
 class Once(Fetched):
