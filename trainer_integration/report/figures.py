@@ -21,7 +21,6 @@ from trainer_integration.report.run_summary import (
     compute_imbalance,
     memory_by_kind,
     shares_of,
-    smoothed,
     wait_share,
 )
 from trainer_integration.run.run_log import (
@@ -32,7 +31,7 @@ from trainer_integration.run.run_log import (
     last_of_each_step,
 )
 
-__all__ = ["MOST_POINTS", "edit_places", "run_figures", "shown_sources"]
+__all__ = ["MOST_POINTS", "edit_places", "run_figures", "shown_sources", "smoothed"]
 
 MOST_POINTS = 1500
 """Of a line; a longer run is drawn by the means of as many stretches of equal length."""
@@ -131,6 +130,16 @@ def _share_columns(shares: Shares) -> dict[str, Numbers]:
         if values_NS is not None
         for name, s in places.items()
     }
+
+
+def smoothed(values_NS: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+    """Return the mean over up to ``window`` rows around each row; fewer at the ends."""
+    sums = np.concatenate((np.zeros((1, values_NS.shape[1])), values_NS.cumsum(0)))
+    at = np.arange(len(values_NS))
+    first = np.maximum(at - window // 2, 0)
+    stop = np.minimum(at + (window + 1) // 2, len(values_NS))
+    means: NDArray[np.float64] = (sums[stop] - sums[first]) / (stop - first)[:, None]
+    return means
 
 
 def _starts_of(num_steps: int) -> Numbers:

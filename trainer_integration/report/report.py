@@ -34,6 +34,7 @@ from trainer_integration.report.run_summary import (
     summary_of,
 )
 from trainer_integration.run.launch_record import LaunchRecord, read_launch_record
+from trainer_integration.run.run_lock import running_or_cut_off
 from trainer_integration.run.run_log import (
     LOG_NAME,
     EventLine,
@@ -112,7 +113,7 @@ def read_finished(run_dir: Path) -> Finished:
         mix_text=life.text,
         launch=read_launch_record(run_dir),
         proof=read_proof(run_dir),
-        summary=summary_of(lines, history.latest),
+        summary=summary_of(lines, history.latest, running_or_cut_off(run_dir)),
     )
 
 

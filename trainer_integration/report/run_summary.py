@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from omniload.mix.config import MixConfig
 from omniload.mix.schedule import weights_at
+from trainer_integration.run.run_lock import RUNNING_OR_CUT_OFF
 from trainer_integration.run.run_log import EventLine, MemoryLine, StepLine, last_of_each_step
 
 __all__ = [
@@ -29,7 +30,6 @@ __all__ = [
     "memory_by_kind",
     "role_kind",
     "shares_of",
-    "smoothed",
     "source_shares",
     "summary_of",
     "wait_share",
@@ -120,7 +120,9 @@ class RunSummary:
     """A run in a dozen figures; medians are over the steps as they were last run."""
 
     outcome: str
-    """Detail of the last ``end`` event, or ``running or cut off``."""
+    """How the last launch ended, or whether it runs or was cut off, as far as that can be told."""
+    has_ended: bool
+    """Whether the last launch said so."""
     steps: int
     """Distinct steps that were trained."""
     attempts: int
@@ -166,7 +168,7 @@ class RunSummary:
     @property
     def is_done(self) -> bool:
         """Whether the last launch ran to its end: that of its steps or that of the data."""
-        return self.outcome.startswith("done")
+        return self.has_ended and self.outcome.startswith("done")
 
 
 def attempts_of(lines: Iterable[AnyLine]) -> tuple[Attempt, ...]:
@@ -295,16 +297,6 @@ def shares_of(steps: Sequence[StepLine], mix: MixConfig) -> Shares:
     )
 
 
-def smoothed(values_NS: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Return the mean over up to ``window`` rows around each row; fewer at the ends."""
-    sums = np.concatenate((np.zeros((1, values_NS.shape[1])), values_NS.cumsum(0)))
-    at = np.arange(len(values_NS))
-    first = np.maximum(at - window // 2, 0)
-    stop = np.minimum(at + (window + 1) // 2, len(values_NS))
-    means: NDArray[np.float64] = (sums[stop] - sums[first]) / (stop - first)[:, None]
-    return means
-
-
 def wait_share(line: StepLine) -> float:
     """Return the part of a step that the rank that waited longest waited for its batch."""
     return max(line.wait_s, default=0.0) / line.seconds if line.seconds > 0 else 0.0
@@ -321,19 +313,26 @@ def excess(ratio: float) -> float:
     return max(0.0, ratio - 1)
 
 
-def summary_of(lines: Sequence[AnyLine], mix: MixConfig) -> RunSummary:
+def summary_of(
+    lines: Sequence[AnyLine], mix: MixConfig, unended: str = RUNNING_OR_CUT_OFF
+) -> RunSummary:
     """Return the figures of a run.
 
     Args:
         lines: Its log.
         mix: The mix that was trained on.
+        unended: The outcome where the last launch has no end in the log.
     """
     steps = last_of_each_step(lines)
     attempts, clock = attempts_of(lines), _Clock()
     for line in lines:
         if not isinstance(line, StepLine):
             clock.at(line)
-    ends = [line.detail for line in lines if isinstance(line, EventLine) and line.what == "end"]
+    ends: list[str] = []
+    for line in lines:
+        # A launch that goes on behind another's end has none yet.
+        if isinstance(line, EventLine) and line.what in {"start", "end"}:
+            ends = [line.detail] if line.what == "end" else []
     saves_s = [
         # Of a save beside training only the copy held it up.
         line.took_s if line.stall_s is None else line.stall_s
@@ -342,7 +341,8 @@ def summary_of(lines: Sequence[AnyLine], mix: MixConfig) -> RunSummary:
     ]
     _, memory = memory_by_kind(lines)
     return RunSummary(
-        outcome=ends[-1] if ends else "running or cut off",
+        outcome=ends[0] if ends else unended,
+        has_ended=bool(ends),
         steps=len(steps),
         attempts=len(attempts),
         failures=sum(attempt.cause is not None for attempt in attempts),

@@ -1,15 +1,35 @@
 """One launcher at a time on a run's folder."""
 
+import socket
 from pathlib import Path
 from typing import Self
 
 from omniload.base.errors import StateError, system_refusals
-from omniload.base.linux.file_lock import FileLock
+from omniload.base.linux.file_lock import FileLock, is_locked
 
-__all__ = ["LOCK_NAME", "RunLock"]
+__all__ = ["LOCK_NAME", "RUNNING_OR_CUT_OFF", "RunLock", "running_or_cut_off"]
 
 LOCK_NAME = ".lock"
 """File in the run's folder. It stays; what counts is the lock on it, which the kernel ends with its holder."""
+
+RUNNING_OR_CUT_OFF = "running or cut off"
+"""What a run is whose log has no end, where that is all that can be told."""
+
+
+def running_or_cut_off(run_dir: Path) -> str:
+    """Return which of the two a run is whose log has no end, by who holds its folder, where that can be told."""
+    place = run_dir / LOCK_NAME
+    try:
+        # First: whoever takes the folder later writes its name over that of one who is gone.
+        is_held, holder = is_locked(place), place.read_text(errors="replace").strip()
+    except OSError:  # a folder that was copied without it, or whose file system gives no locks
+        return RUNNING_OR_CUT_OFF
+    if is_held:
+        return f"running, in {holder}" if holder else "running"
+    if holder.endswith(f" on {socket.gethostname()}"):
+        return f"cut off: {holder} is gone"
+    # Locks of another host may not be seen here.
+    return f"{RUNNING_OR_CUT_OFF}, in {holder}" if holder else RUNNING_OR_CUT_OFF
 
 
 class RunLock:

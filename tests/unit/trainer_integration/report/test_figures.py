@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +12,7 @@ from omniload.mix.edits.history import History
 from tests.support.plane.builders import a_mix
 from tests.support.trainer.run_lines import a_killed_run, a_memory, a_step, an_event
 from trainer_integration.report import figures
-from trainer_integration.report.figures import MOST_POINTS, run_figures
+from trainer_integration.report.figures import MOST_POINTS, run_figures, smoothed
 
 MIX = a_mix(weights={"web": 3, "code": 2})
 
@@ -102,3 +103,10 @@ def test_as_many_points_as_a_screen_shows():
     found = drawn([a_step(step) for step in range(MOST_POINTS + 7)])
 
     assert {len(column) for column in found["figures"].values()} == {MOST_POINTS}
+
+
+def test_smoothing_takes_the_mean_around_a_row_and_fewer_at_the_ends():
+    values = np.asarray([[0.0], [3.0], [6.0], [9.0]])
+
+    assert smoothed(values, 3)[:, 0].tolist() == [1.5, 3.0, 6.0, 7.5]
+    assert smoothed(values, 1)[:, 0].tolist() == [0.0, 3.0, 6.0, 9.0]

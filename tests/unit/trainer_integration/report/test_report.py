@@ -4,6 +4,7 @@ import builtins
 import io
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -34,6 +35,7 @@ from trainer_integration.report.proof import Proof, StepProof
 from trainer_integration.report.report import page_of, read_finished, write_report
 from trainer_integration.report.run_summary import SourceShare, source_shares, summary_of
 from trainer_integration.run.launch_record import LAUNCH_RECORD_NAME, read_launch_record
+from trainer_integration.run.run_lock import RunLock
 from trainer_integration.run.run_log import StepLine
 from trainer_integration.training.step_figures import StepFigures
 
@@ -201,6 +203,20 @@ def test_a_single_step_makes_a_page(tmp_path):
     run = a_run_folder(tmp_path, a_mix(), [an_event("start"), a_step(0)])
 
     assert "running or cut off" in a_page(run)
+
+
+def test_a_run_that_somebody_holds_runs_and_has_not_ended(tmp_path):
+    run = a_run_folder(tmp_path, a_mix(), [an_event("start"), a_step(0)])
+
+    with RunLock(run):
+        page = a_page(run)
+        assert (
+            read_finished(run).summary.outcome
+            == f"running, in process {os.getpid()} on {socket.gethostname()}"
+        )
+    assert "When this was written: running, in process" in page
+    assert "Ended: " not in page
+    assert read_finished(run).summary.outcome.startswith("cut off: process")
 
 
 def test_a_run_without_steps_has_no_page(tmp_path):

@@ -12,7 +12,6 @@ from trainer_integration.report.run_summary import (
     memory_by_kind,
     role_kind,
     shares_of,
-    smoothed,
     source_shares,
     summary_of,
     wait_share,
@@ -158,13 +157,6 @@ def test_a_source_that_the_log_does_not_name_has_no_tokens():
     ]
 
 
-def test_smoothing_takes_the_mean_around_a_row_and_fewer_at_the_ends():
-    values = np.asarray([[0.0], [3.0], [6.0], [9.0]])
-
-    assert smoothed(values, 3)[:, 0].tolist() == [1.5, 3.0, 6.0, 7.5]
-    assert smoothed(values, 1)[:, 0].tolist() == [0.0, 3.0, 6.0, 9.0]
-
-
 def test_the_wait_is_that_of_the_rank_that_waited_longest():
     assert wait_share(a_step(0, seconds=2.0, wait_s=(0.1, 0.5))) == 0.25
     assert wait_share(a_step(0, seconds=0.0)) == 0.0
@@ -209,6 +201,13 @@ def test_a_run_that_was_cut_off_says_so_and_one_without_steps_has_no_figures():
     assert summary.outcome == "running or cut off"
     assert summary.sources == ()
     assert np.isnan(summary.last_loss)
+
+
+def test_a_launch_that_goes_on_behind_the_end_of_another_has_not_ended():
+    again = summary_of([*a_killed_run(), an_event("start")], a_mix(), "running")
+
+    assert (again.outcome, again.has_ended, again.is_done) == ("running", False, False)
+    assert summary_of(a_killed_run(), a_mix(), "running").is_done
 
 
 def test_evaluations_are_those_of_the_steps_as_they_were_last_run():
