@@ -160,9 +160,15 @@ def _unsure(after: History, edit: Edit, planned: int, *, at_rest: bool) -> str:
             f"the skip held at no step: the run goes on from any state that it had before{upto}; one saved since, "
             f"behind step {skip.step:,}, holds other samples and is refused"
         )
-    if at_rest:
-        return f"no data plane is up: it holds once the run goes on to step {edit.step:,}"
     stop = after.base.mix.stop
+    if at_rest:
+        said = f"no data plane is up: it holds once the run goes on to step {edit.step:,}"
+        if edit.step == planned:
+            return said
+        # How many steps its next start has, no folder knows: one beyond them is a slip, or meant for a longer run.
+        data = "" if stop == "never" else f", or its data (stop is {stop}),"
+        known = f"its last step so far is {planned - 1:,}" if planned else "it has no step so far"
+        return f"{said}; {known}: should the steps that it is given{data} end it before, the edit never holds"
     if stop == "never" or edit.step == planned:
         return ""
     return (

@@ -53,7 +53,19 @@ def test_edits_behind_the_end_are_never_reached_unless_they_are_undone():
         ),
         ("each_once", 8, False, "^$"),  # the next step: it is waited for
         ("never", 9, False, "^$"),
-        ("never", 8, True, "no data plane is up: it holds once the run goes on to step 8"),
+        ("never", 8, True, "no data plane is up: it holds once the run goes on to step 8$"),
+        (
+            "never",
+            900,
+            True,
+            "goes on to step 900; its last step so far is 7: should the steps that it is given end it before, the edit",
+        ),
+        (
+            "each_once",
+            9,
+            True,
+            r"so far is 7: should the steps that it is given, or its data \(stop is each_once\), end it before, the",
+        ),
         ("never", 7, True, "^$"),  # planned anew
     ],
 )
