@@ -9,7 +9,7 @@ import click
 from fusefs.commands.store_options import in_store, opened
 from fusefs.tools.statistics import LAYOUT_XATTR, layout_of
 from omniload.base.errors import StateError
-from omniload.base.units import format_bytes
+from omniload.base.units import counted, format_bytes
 
 __all__ = ["stat"]
 
@@ -36,7 +36,7 @@ def stat(file: str, store: str | None, as_json: bool) -> None:
     click.echo(f"{found['path']}: {found['kind']}, {found['size_bytes']} bytes, {found['stored']}")
     for segment in found.get("segments", ()):
         size, unit = format_bytes(segment["size_bytes"]), format_bytes(segment["unit_bytes"])
-        click.echo(f"  {size} in units of {unit} over {segment['stripe_count']} objects")
+        click.echo(f"  {size} in units of {unit} over {counted(segment['stripe_count'], 'object')}")
         for path in segment["objects"]:
             click.echo(f"    {path}")
     if (most := found.get("num_segments")) is not None:

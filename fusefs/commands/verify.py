@@ -9,6 +9,7 @@ from fusefs.tools.export import require_no_mount
 from fusefs.tools.fsck import verify
 from omniload.base.cli import FiniteRange
 from omniload.base.errors import IntegrityError
+from omniload.base.units import counted
 
 __all__ = ["verify_command"]
 
@@ -41,4 +42,6 @@ def verify_command(store: str, repair: bool, read_data: bool, grace: float, as_j
         files.close()
     show_report(report, as_json=as_json)
     if report.harmful:
-        raise IntegrityError(f"{len(report.harmful)} faults cost data; restore those files")
+        raise IntegrityError(
+            f"{counted(len(report.harmful), 'fault')} cost data; restore those files"
+        )

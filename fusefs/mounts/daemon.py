@@ -23,6 +23,7 @@ from omniload.base import metrics
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s
+from omniload.base.units import counted
 
 __all__ = ["main"]
 
@@ -99,7 +100,9 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
         # Last: port, disk cache and store are free for the mount that comes next.
         notifier.notify(lost)
     if lost:
-        raise IntegrityError(f"what was written last to {len(lost)} files is lost: {lost}")
+        raise IntegrityError(
+            f"what was written last to {counted(len(lost), 'file')} is lost: {lost}"
+        )
 
 
 def _before(config: MountConfig) -> UnmountClient | None:

@@ -16,7 +16,7 @@ from rich.progress import (
 
 from fusefs.tools.fsck import Report
 from fusefs.tools.prefetch import Kept
-from omniload.base.units import format_bytes
+from omniload.base.units import counted, format_bytes
 
 __all__ = ["progress", "show_kept", "show_report", "waiting_line"]
 
@@ -38,8 +38,8 @@ def show_report(report: Report, *, as_json: bool) -> None:
     for fault in report.faults:
         click.echo(f"{fault.kind}: {fault.path}: {fault.detail}")
     click.echo(
-        f"{report.files} files, {report.manifests} striped, {report.objects} objects, "
-        f"{format_bytes(report.bytes_verified)} read, {len(report.faults)} faults, "
+        f"{counted(report.files, 'file')}, {report.manifests} striped, {counted(report.objects, 'object')}, "
+        f"{format_bytes(report.bytes_verified)} read, {counted(len(report.faults), 'fault')}, "
         f"{len(report.repaired)} repaired"
     )
 
@@ -55,7 +55,7 @@ def show_kept(kept: Sequence[Kept], *, as_json: bool) -> None:
         return
     shown = {name: format_bytes(size) for name, size in sums.items()}
     click.echo(
-        f"{len(kept)} files, {shown['size_bytes']}: {shown['disk_bytes']} on the disk, "
+        f"{counted(len(kept), 'file')}, {shown['size_bytes']}: {shown['disk_bytes']} on the disk, "
         f"{shown['memory_bytes']} in memory"
     )
     for file in kept:

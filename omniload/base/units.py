@@ -4,6 +4,7 @@ import re
 from decimal import Decimal
 
 __all__ = [
+    "counted",
     "decimal_of",
     "format_bytes",
     "format_count",
@@ -11,6 +12,7 @@ __all__ = [
     "parse_count",
     "parse_ports",
     "parse_seconds",
+    "so_often",
 ]
 
 _PORT = re.compile(r"[0-9]{1,5}")
@@ -118,6 +120,16 @@ def decimal_of(text: str) -> int | None:
     and texts that are long.
     """
     return int(text) if _DIGITS.fullmatch(text) else None
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Write how many there are of something: ``1 rank``, ``2,048 ranks``; ``plural`` where it is no s that is added."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def so_often(count: float) -> str:
+    """Write how often something is done: ``once``, ``2.5 times``."""
+    return "once" if count == 1 else f"{count:g} times"
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 from omniload.actors.opening import open_plane, runtime_of
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
-from omniload.base.units import format_bytes, format_count
+from omniload.base.units import counted, format_bytes, format_count
 from omniload.client import Client
 from omniload.commands.display import Cell, emit_json, output, progress, table
 from omniload.commands.faults import sources_in_silence
@@ -149,9 +149,9 @@ def _measure(spec: PlaneSpec, steps: int, dp: int) -> _Measured:
 
 
 def _rows(measured: _Measured) -> Sequence[Sequence[Cell]]:
-    ranks = f"{measured.ranks} rank{'s' if measured.ranks > 1 else ''}"
+    ranks = counted(measured.ranks, "rank")
     return [
-        [f"runtime {measured.runtime}, {ranks}", f"{measured.steps} steps timed"],
+        [f"runtime {measured.runtime}, {ranks}", f"{counted(measured.steps, 'step')} timed"],
         [Text("throughput", "bold"), f"{format_count(measured.tokens_per_s)} tokens/s"],
         ["first batch after", f"{measured.first_batch_s:.2f} s"],
         ["wait of the slowest rank, median", f"{1e3 * median(measured.waits_s):.2f} ms"],

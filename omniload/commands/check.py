@@ -13,7 +13,7 @@ from rich.text import Text
 from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
 from omniload.base.linux.network import listening_address
 from omniload.base.settings.paths import path_from
-from omniload.base.units import format_bytes
+from omniload.base.units import counted, format_bytes
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
 from omniload.commands.faults import (
     bears_none,
@@ -107,7 +107,7 @@ class _KeptShards:
         return (
             f"shard cache: {self.path} takes {format_bytes(self.held)} of {format_bytes(self.limit)}; of this mix "
             f"{format_bytes(self.kept_bytes)} of {format_bytes(self.size_bytes)} are kept, in {self.kept:,} of "
-            f"{self.shards:,} shards{left}{more}"
+            f"{counted(self.shards, 'shard')}{left}{more}"
         )
 
 
@@ -275,7 +275,7 @@ def _said_of_tokens(tokens: Sequence[_Fullness]) -> str:
     never = [f"{each.source} ({each.why})" for each in tokens if each.why]
     left = f"; never of {', '.join(never[:_NAMED])}" if never else ""
     more = f" and {len(never) - _NAMED} more" if len(never) > _NAMED else ""
-    return f"token cache: tokens of {kept:,} of {units:,} units are kept{left}{more}"
+    return f"token cache: tokens of {kept:,} of {counted(units, 'unit')} are kept{left}{more}"
 
 
 def _sizes(mix: MixConfig, found: Sequence[FoundSource]) -> SourceSizes:

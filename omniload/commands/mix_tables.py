@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from omniload.base.state import Json, JsonObject
-from omniload.base.units import format_count
+from omniload.base.units import counted, format_count
 from omniload.commands.display import Cell, bar, colour_of, say, table
 from omniload.commands.runs.tag_shares import tag_table, tags_json
 from omniload.mix.config import MixConfig, Stage
@@ -81,8 +81,8 @@ def shares_table(mix: MixConfig) -> Table:
         for s, name in enumerate(mix.names[:MOST_ROWS])
     ]
     columns = [("source", False), *((said, False) for _, said in shown[:_MOST_STEPS])]
-    title = f"shares by {mix.mix.level}" + f", and at {left:,} more steps: --json" * (left > 0)
-    return table(title, columns, bounded(rows, len(mix.names)))
+    more = f", and at {counted(left, 'more step')}: --json" if left > 0 else ""
+    return table(f"shares by {mix.mix.level}{more}", columns, bounded(rows, len(mix.names)))
 
 
 def said_of_files(found: Sequence[FoundSource]) -> str:
@@ -104,7 +104,7 @@ def said_of_step(mix: MixConfig, dp: int) -> str:
     up_to = "" if rows == count * dp * most else "up to "
     each = f"{count} microbatch{'es' if count > 1 else ''} of {up_to}{most} row{'s' if most > 1 else ''}"
     ranks = f"{dp} data-parallel ranks, each" if dp > 1 else "1 data-parallel rank,"
-    return f"{rows} rows of {mix.pack.length:,} tokens over {ranks} with {each}"
+    return f"{counted(rows, 'row')} of {mix.pack.length:,} tokens over {ranks} with {each}"
 
 
 def stages_by_epochs_json(history: History) -> list[JsonObject]:
@@ -341,10 +341,10 @@ def _warnings(stats: Stats) -> Iterator[str]:
     for same in (longer, repeated, bad, often, stats.padded):
         yield from same[:_WARNINGS_SHOWN]
         if len(same) > _WARNINGS_SHOWN:
-            yield f"and so of {len(same) - _WARNINGS_SHOWN:,} more sources: --json"
+            yield f"and so of {counted(len(same) - _WARNINGS_SHOWN, 'more source')}: --json"
     yield from stats.sorted
     for one, other, count in found.pairs[:_PAIRS_SHOWN]:
-        yield f"{names[one]} and {names[other]} have {count:,} documents in common"
+        yield f"{names[one]} and {names[other]} have {counted(count, 'document')} in common"
 
 
 _SORTED = 0.5

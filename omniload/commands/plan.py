@@ -15,7 +15,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.base.config import line_of
 from omniload.base.errors import ConfigError
 from omniload.base.state import JsonObject
-from omniload.base.units import format_bytes, format_count
+from omniload.base.units import counted, format_bytes, format_count
 from omniload.commands.display import Cell, colour_of, emit_json, output, progress, say, table
 from omniload.commands.faults import sources_in_silence
 from omniload.commands.mix_tables import shares_table, sorted_files, stages_by_epochs_json, sureness
@@ -278,7 +278,8 @@ def _print_plan(
     within = (
         " (nobody knows within what)" if error is None else f" ±{2 * error:.0%}" if error else ""
     )
-    console.print(table(f"expected after {expected.total.stop:,} steps{within}", columns, rows))
+    after = f"expected after {counted(expected.total.stop, 'step')}{within}"
+    console.print(table(after, columns, rows))
     console.print(_figures_table(rehearsed))
 
 
@@ -315,7 +316,7 @@ def _figures_table(rehearsed: FirstSteps) -> Table:
     rows.append([PADDING, f"{rehearsed.waste:.2%}", f"{max(wastes):.2%}"])
     columns = [("", False), ("mean", True), ("worst step", True)]
     which = "all" if rehearsed.is_whole else "the first"
-    return table(f"{which} {len(steps):,} steps, planned", columns, rows)
+    return table(f"{which} {counted(len(steps), 'step')}, planned", columns, rows)
 
 
 def _kept_by_name(profiles: Sequence[SourceProfile]) -> dict[str, KeptProfile]:
@@ -376,7 +377,7 @@ def _sources_table(mix: MixConfig, costs: Sequence[SourceCost]) -> object:
     left = len(costs) - len(rows)
     # From then on their number follows what is measured, unless ``loader.readers`` gives it.
     title = "costs at the greatest share, readers to begin with"
-    title += f"; {left} lighter sources left out" if left else ""
+    title += f"; {counted(left, 'lighter source')} left out" if left else ""
     return table(title, columns, rows)
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from omniload.base.errors import ConfigError
+from omniload.base.units import counted
 from omniload.base.writing import write_whole
 from omniload.batch.microbatch import IGNORE_LABEL, Batch, CpSlice, Microbatch
 from omniload.batch.rows import documents_of
@@ -262,7 +263,7 @@ def _row_text(
     documents = row.documents
     lengths = [document.length for document in documents]
     sources = [document.source_number for document in documents]
-    held = "1 document" if len(documents) == 1 else f"{len(documents)} documents"
+    held = counted(len(documents), "document")
     title = (
         f"rank {row.dp_rank}, microbatch {row.microbatch}, row {row.row}: {held}, "
         f"{row.padding} of {capacity:,} tokens padding"
@@ -288,7 +289,7 @@ def _row_text(
     more = len(documents) - _DOCUMENTS_SHOWN
     return [
         table(title, columns, cells),
-        *([Text(f"... and {more} more documents")] if more > 0 else []),
+        *([Text(f"... and {counted(more, 'more document')}")] if more > 0 else []),
         row_bar(lengths, sources, capacity, _BAR_WIDTH, in_colour=in_colour),
         Text(excerpt(f"cu_seqlens {bounds}", _BAR_WIDTH + 20), "dim"),
         "",

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from omniload.base.errors import ConfigError
-from omniload.base.units import format_bytes, format_count
+from omniload.base.units import counted, format_bytes, format_count
 from omniload.base.writing import write_whole
 from omniload.commands.display import (
     Cell,
@@ -233,7 +233,7 @@ def _sources_table(sources: Sequence[SampleSource]) -> Table:
     rows.append(
         ["all", "", f"{total[0]:,}", format_bytes(total[1]), "", format_count(total[2]), "", ""]
     )
-    return table(f"{len(sources)} sources", columns, rows)
+    return table(counted(len(sources), "source"), columns, rows)
 
 
 def _histogram(sources: Sequence[SampleSource]) -> Table:

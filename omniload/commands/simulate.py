@@ -11,7 +11,7 @@ from rich.text import Text
 
 from omniload.actors.plane import PlaneSpec, require_rows
 from omniload.base.cli import DURATION, FiniteRange
-from omniload.base.units import format_bytes, format_count
+from omniload.base.units import counted, format_bytes, format_count
 from omniload.commands.display import Cell, emit_json, output, progress, say, table
 from omniload.commands.faults import sources_in_silence
 from omniload.commands.opening import find_sources, open_spec
@@ -214,7 +214,7 @@ def simulate(
 def _run(job: Job, profile: Profile) -> Simulated:
     mix, ranks = job.spec.mix, job.spec.tree.size_of("dp")
     steps = job.steps + mix.steps_ahead + mix.steps_at_once
-    with progress(f"simulating {ranks} ranks", steps) as advance:
+    with progress(f"simulating {counted(ranks, 'rank')}", steps) as advance:
         return run_job(job, profile, on_step=lambda _: advance(1))
 
 
@@ -236,8 +236,8 @@ def _print_simulated(
 ) -> None:
     """Print one simulation: the job, its waits, and who does what on how much."""
     title = (
-        f"{_many(found.ranks, 'rank')} on {_many(found.hosts, 'host')}, "
-        f"{_many(found.sources, 'source')}, runtime {found.runtime}"
+        f"{counted(found.ranks, 'rank')} on {counted(found.hosts, 'host')}, "
+        f"{counted(found.sources, 'source')}, runtime {found.runtime}"
     )
     memory, connections = found.memory, found.connections
     rows: list[list[Cell]] = [
@@ -268,21 +268,17 @@ def _print_simulated(
         say(console, told, "dim")
     say(
         console,
-        f"costs: {profile.machine}, {_many(profile.cores, 'core')}; memory is the data plane's alone, "
+        f"costs: {profile.machine}, {counted(profile.cores, 'core')}; memory is the data plane's alone, "
         "without what ranks train with",
         "dim",
     )
     if profile.is_of_a_busy_machine:
         say(
             console,
-            f"warning: load was {profile.load:.1f} on {_many(profile.cores, 'core')} as costs were measured, so waits "
-            "are too long here; measure on a quiet machine, or with --profile FILE carry its figures over",
+            f"warning: load was {profile.load:.1f} on {counted(profile.cores, 'core')} as costs were measured, so "
+            "waits are too long here; measure on a quiet machine, or with --profile FILE carry its figures over",
             "yellow",
         )
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _roles_table(found: Simulated) -> object:
@@ -325,8 +321,8 @@ def _print_knee(console: Console, sizes: Sequence[Simulated]) -> None:
     knee = knee_of(sizes)
     last = sizes[-1].ranks
     told = (
-        f"no knee up to {last:,} ranks: they wait less than a twentieth of the time"
+        f"no knee up to {counted(last, 'rank')}: they wait less than a twentieth of the time"
         if knee is None
-        else f"the knee is at {knee:,} ranks: from there on they wait a twentieth of the time or more"
+        else f"the knee is at {counted(knee, 'rank')}: from there on they wait a twentieth of the time or more"
     )
     say(console, told, "green" if knee is None else "yellow")

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from omniload.base.linux.interrupts import INTERRUPTED_EXIT
+from omniload.base.units import counted
 
 __all__ = [
     "AskRanks",
@@ -190,7 +191,10 @@ class Supervisor:
                 exit_code=code,
             )
         if self.restarts >= self.max_restarts:
-            reason = f"rank {rank} ended with {cause} after {self.restarts} restarts (max_restarts {self.max_restarts})"
+            after = counted(self.restarts, "restart")
+            reason = (
+                f"rank {rank} ended with {cause} after {after} (max_restarts {self.max_restarts})"
+            )
             # A signal has no exit code: that of what is worth another try is told.
             return GiveUp(reason=reason, exit_code=code if code > 0 else 3)
         return None

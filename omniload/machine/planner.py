@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+from omniload.base.units import counted
 from omniload.machine.messages import (
     AppendWorld,
     ChangeAsked,
@@ -113,7 +114,10 @@ class Planner(PlanningAhead):
             lacking = sorted(self._demand_now().short) or starved  # as far as that is known
             short = tuple(s for s in lacking if self._queues[s].is_asked)
             names = ", ".join(self.names[s] for s in short[:3])
-            return Waits(text=f"waits for samples of {len(short)} sources ({names})", sources=short)
+            return Waits(
+                text=f"waits for samples of {counted(len(short), 'source')} ({names})",
+                sources=short,
+            )
         return self.ranks.waits(step, self.world.tree.size_of("cp"), self.mix.steps_at_once)
 
     def filled(self) -> dict[int, float]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import IntegrityError, OmniloadError, StateError
+from omniload.base.units import counted
 from omniload.machine.messages import (
     AppendBase,
     AppendWorld,
@@ -226,12 +227,11 @@ class RankSteps:
         than is known here.
         """
         late, ahead = self.late(), planned - self.slowest
-        text = (
-            f"is {ahead} steps ahead of {len(late)} ranks that have not taken step {self.slowest}"
-        )
+        who = f"{counted(len(late), 'rank')} that {'has' if len(late) == 1 else 'have'} not"
+        text = f"is {counted(ahead, 'step')} ahead of {who} taken step {self.slowest}"
         if together > 1:
             text = (
-                f"is {ahead} steps or less ahead of {len(late)} ranks that have not told yet of step {self.slowest}: "
+                f"is {counted(ahead, 'step')} or less ahead of {who} told yet of step {self.slowest}: "
                 f"they tell once in {together} steps"
             )
         return Waits(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import orjson
 
 from omniload.base.state import Json
+from omniload.base.units import counted
 from omniload.mix.config import MixConfig
 from omniload.mix.sources import SourceBase
 
@@ -164,7 +165,10 @@ def differences(
             )
             said.append(", ".join(filter(None, (digests, f"{of} {what}".strip()))))
     more = {what: count - _NAMED for what, count in alike.items() if count > _NAMED}
-    return [*said, *(f"and of {count:,} more sources {what}" for what, count in more.items())]
+    return [
+        *said,
+        *(f"and of {counted(count, 'more source')} {what}" for what, count in more.items()),
+    ]
 
 
 def _meaning(part: str, *, there: bool) -> tuple[str, str]:

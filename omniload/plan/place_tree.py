@@ -26,6 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from omniload.base.units import counted
+
 __all__ = ["Axis", "BucketAxis", "ClientPlaceTree", "MeshAxis"]
 
 MeshAxis: TypeAlias = Literal["pp", "dp", "cp", "tp", "ep"]
@@ -93,7 +95,7 @@ class ClientPlaceTree:
         if world_size is not None and tree.world_size != world_size:
             shown = " * ".join(f"{axis} {size}" for axis, size in sizes.items()) or "no axes"
             raise ValueError(
-                f"{shown} make {tree.world_size} ranks, the job has {world_size}; "
+                f"{shown} make {counted(tree.world_size, 'rank')}, the job has {world_size}; "
                 "change a size or the number of ranks"
             )
         return tree
@@ -222,7 +224,7 @@ class ClientPlaceTree:
             raise ValueError(f"dp_rank is {dp_rank}; this mesh has dp ranks 0 to {dp - 1}")
         if not 1 <= num_constructors <= dp:
             raise ValueError(
-                f"num_constructors is {num_constructors} for {dp} dp ranks; choose one from 1 to {dp}"
+                f"num_constructors is {num_constructors} for {counted(dp, 'dp rank')}; choose one from 1 to {dp}"
             )
         # Without a table: ranks, constructors and the planner each work it out, and never differ.
         return dp_rank * num_constructors // dp
@@ -241,7 +243,7 @@ class ClientPlaceTree:
             broadcast: Axes to broadcast along; where given, the ranks that fetch are told.
         """
         fetching = frozenset(self.fetching_ranks(broadcast)) if broadcast else frozenset()
-        lines = [f"world: {self.world_size} ranks ({self._shape()})"]
+        lines = [f"world: {counted(self.world_size, 'rank')} ({self._shape()})"]
         levels = [(a, s) for a, s in zip(self.axes, self.sizes, strict=True) if s > 1]
         _draw(lines, levels, 0, "", fetching)
         return "\n".join(lines)

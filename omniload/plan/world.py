@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import Json, JsonObject, whole_number
+from omniload.base.units import counted
 from omniload.mix.config import MixConfig
 from omniload.mix.state import COUNT_LIMIT
 from omniload.plan.place_tree import ClientPlaceTree
@@ -192,8 +193,9 @@ def require_rows(mix: MixConfig, tree: ClientPlaceTree) -> None:
     dp, cp = tree.size_of("dp"), tree.size_of("cp")
     if mix.rows_per_step < dp:
         raise ConfigError(
-            f"batch.tokens {mix.batch.tokens} is {mix.rows_per_step} rows of pack.length {mix.pack.length}, fewer than "
-            f"the {dp} data-parallel ranks; raise batch.tokens to {dp * mix.pack.length} or more, or use fewer ranks"
+            f"batch.tokens {mix.batch.tokens} is {counted(mix.rows_per_step, 'row')} of pack.length {mix.pack.length}, "
+            f"fewer than the {dp} data-parallel ranks; raise batch.tokens to {dp * mix.pack.length} or more, or "
+            "use fewer ranks"
         )
     # Peers along cp take two slices of a row each, an early one and a late one.
     if cp > 1 and mix.pack.length % (2 * cp):

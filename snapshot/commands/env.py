@@ -20,7 +20,7 @@ import click
 from omniload.base.cli import Verbs
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.log import get_logger
-from omniload.base.units import format_bytes
+from omniload.base.units import counted, format_bytes
 from snapshot.env.flow.forms import RequestedForm
 from snapshot.env.flow.restore import Restored, Restorer
 from snapshot.env.format.entries import Kind, Limits
@@ -180,8 +180,8 @@ def save_command(given: _Options, url: str, byte_code: bool, words: tuple[str, .
     # Alone on standard output, so that a script can take it; all else goes to standard error.
     click.echo(head.key)
     click.echo(
-        f"{manifest.num_files} files, {format_bytes(manifest.raw_bytes)}, {format_bytes(head.stored_bytes)} added "
-        f"to the store; installed in {head.install_s:.1f} s",
+        f"{counted(manifest.num_files, 'file')}, {format_bytes(manifest.raw_bytes)}, {format_bytes(head.stored_bytes)} "
+        f"added to the store; installed in {head.install_s:.1f} s",
         err=True,
     )
     for path in head.skipped:
@@ -391,7 +391,7 @@ def lines_of(found: dict[str, Any], *, whole: bool) -> Iterator[str]:
         key, created, command, files = (
             found[name] for name in ("key", "created", "command", "files")
         )
-        yield f"{key[:16]}  {created}  {files} files  {raw}  {command}"
+        yield f"{key[:16]}  {created}  {counted(files, 'file')}  {raw}  {command}"
         return
     for name in ("key", "created", "command", "files", "deleted", "packs"):
         yield f"{name:14}{found[name]}"

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from omniload.base.errors import ConfigError, StateError, UnavailableError
-from omniload.base.units import format_bytes
+from omniload.base.units import counted, format_bytes
 from snapshot.env.store.progress import shown_progress
 from snapshot.image.block.loader import RegistryTier
 from snapshot.image.block.prefetch import Prefetched, prefetch_blocks
@@ -149,10 +149,12 @@ def prefetch_command(
         click.echo(json.dumps(asdict(done), indent=2))
     else:
         moved = format_bytes(sum(done.bytes_of.values()))
-        click.echo(f"{done.blocks} blocks, {done.here} of them here before, {moved} moved")
+        click.echo(
+            f"{counted(done.blocks, 'block')}, {done.here} of them here before, {moved} moved"
+        )
     if done.failed:
         raise UnavailableError(
-            f"{done.failed} of {done.blocks} blocks were not to be had; see above"
+            f"{done.failed} of {counted(done.blocks, 'block')} were not to be had; see above"
         )
     # They came, and went again: a start would fetch them once more, which nobody would notice.
     if done.unkept:

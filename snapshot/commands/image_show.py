@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from omniload.base.errors import ConfigError
-from omniload.base.units import format_bytes
+from omniload.base.units import counted, format_bytes
 from snapshot.image.layer.convert import convert_image
 from snapshot.image.layer.toc import format_of
 from snapshot.image.mount.daemon import platform_of
@@ -77,7 +77,7 @@ def convert_command(
         click.echo(json.dumps({**numbers, "kept": list(made.kept)}, indent=2))
         return
     click.echo(
-        f"{made.digest}  {len(made.layers)} layers, {len(made.kept)} of them as they were, "
+        f"{made.digest}  {counted(len(made.layers), 'layer')}, {len(made.kept)} of them as they were, "
         f"{format_bytes(before)} before, {format_bytes(after)} after"
     )
 

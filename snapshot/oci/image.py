@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.secrets import note_secrets_of
+from omniload.base.units import counted
 from snapshot.oci.auth import credentials_of
 from snapshot.oci.digest import verified
 from snapshot.oci.layout import OciLayout
@@ -80,7 +81,7 @@ class KeptImage:
         config = parse_config(verified(self.config, manifest.config.digest, name=name), name=name)
         if len(config.rootfs.diff_ids) != len(manifest.layers):
             raise IntegrityError(
-                f"{name}: {len(manifest.layers)} layers, but the configuration has "
+                f"{name}: {counted(len(manifest.layers), 'layer')}, but the configuration has "
                 f"{len(config.rootfs.diff_ids)}; build the image anew"
             )
         return Image(digest=self.digest, manifest=manifest, config=config)

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic.alias_generators import to_camel, to_pascal
 
 from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.units import counted
 from snapshot.oci.digest import check_digest
 
 __all__ = [
@@ -241,7 +242,7 @@ def _fault_of(error: ValidationError) -> str:
     """Return the first fault, and how many there are."""
     # Not all of them: a document may have one in each of 100,000 lines.
     first, *others = error.errors(include_url=False, include_input=False)
-    more = f", and {len(others)} more faults" if others else ""
+    more = f", and {counted(len(others), 'more fault')}" if others else ""
     return f"{'.'.join(map(str, first['loc']))[:_SHOWN]}: {first['msg'][:_SHOWN]}{more}"
 
 

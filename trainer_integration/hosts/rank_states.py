@@ -9,6 +9,7 @@ import torch
 
 from omniload.base.errors import StateError
 from omniload.base.state import require_version
+from omniload.base.units import counted
 from omniload.base.writing import write_whole
 
 __all__ = ["has_states", "load_states", "packed", "save_states", "unpacked"]
@@ -89,7 +90,7 @@ def load_states(
         place = found[0]
     if not place.exists():
         raise StateError(
-            f"{folder} holds loader states of {len(found)} ranks and none of rank {rank}; resume with the "
+            f"{folder} holds loader states of {counted(len(found), 'rank')} and none of rank {rank}; resume with the "
             "number of ranks that saved, from a checkpoint whose files are all there"
         )
     note = unpacked(place.read_bytes(), of=str(place))
@@ -98,7 +99,7 @@ def load_states(
     if saved != world_size and not elastic:
         raise StateError(
             f"{place} was written by rank {note.get('rank')!r} of {saved!r}, this is rank {rank} of {world_size}: the "
-            f"samples are dealt to another number of ranks; resume on {saved!r} ranks"
+            f"samples are dealt to another number of ranks; resume on as many as it is of, {saved!r}"
         )
     if not isinstance(loaders, list) or len(loaders) != count:
         held = len(loaders) if isinstance(loaders, list) else loaders

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from omniload.base.errors import ConfigError
+from omniload.base.units import counted
 from omniload.plan.balance_methods import balance
 
 __all__ = ["COUNTS", "CostBatches", "cost_batches", "token_mean"]
@@ -137,5 +138,7 @@ def token_mean(
         dist.all_reduce(total, group=group)
     count = float(total)
     if count <= 0:
-        raise ValueError(f"the step has {count:g} tokens on {ranks} ranks; a mean needs one")
+        raise ValueError(
+            f"the step has {count:g} tokens on {counted(ranks, 'rank')}; a mean needs one"
+        )
     return loss_sum * (ranks / count)

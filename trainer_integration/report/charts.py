@@ -123,7 +123,7 @@ def _of_loss(summary: RunSummary) -> Chart:
     text = f"Mean cross entropy fell from {summary.first_loss:.3f} to {summary.last_loss:.3f} nats."
     if summary.repeated_steps:
         text += (
-            f" {summary.repeated_steps} steps were lost with a killed attempt (pale) and run again "
+            f" {summary.repeated_steps} of the steps went with a killed attempt (pale) and ran again "
             "from the checkpoint. Numbered lines show where attempts ended."
         )
     return Chart(

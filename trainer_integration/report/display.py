@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from omniload.base.reading import open_file
 from omniload.base.state import JsonObject
-from omniload.base.units import format_bytes, format_count
+from omniload.base.units import counted, format_bytes, format_count
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edits_file import read_history
 from trainer_integration.report.proof import Proof
@@ -230,7 +230,11 @@ def _figures(summary: RunSummary) -> list[tuple[str, str, str]]:
     return [
         ("outcome", summary.outcome, f"after {summary.seconds:.0f} s"),
         ("steps", str(summary.steps), f"{format_count(summary.tokens)} tokens"),
-        ("restarts", str(summary.attempts - 1), f"{summary.repeated_steps} steps run again"),
+        (
+            "restarts",
+            str(summary.attempts - 1),
+            f"{counted(summary.repeated_steps, 'step')} run again",
+        ),
         ("loss", f"{summary.last_loss:.3f}", f"from {summary.first_loss:.3f}"),
         *_of_evaluations(summary.evaluations),
         ("speed", f"{format_count(summary.tokens_per_s)}", "tokens/s, median"),
@@ -390,4 +394,6 @@ def run_line(run: RunNow) -> str:
     said.append(
         "no checkpoint" if run.checkpoint_step is None else f"checkpoint {run.checkpoint_step}"
     )
-    return ", ".join([*said, f"{run.restarts} restarts", f"last line {run.silent_s:.0f} s ago"])
+    return ", ".join(
+        [*said, counted(run.restarts, "restart"), f"last line {run.silent_s:.0f} s ago"]
+    )

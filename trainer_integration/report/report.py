@@ -16,7 +16,7 @@ from omniload.base.errors import ConfigError, OmniloadError, StateError
 from omniload.base.extras import missing_extra
 from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject
-from omniload.base.units import format_count
+from omniload.base.units import counted, format_count
 from omniload.base.writing import write_whole
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edits_file import read_history
@@ -195,14 +195,18 @@ def _tiles(summary: RunSummary) -> list[Tile]:
     restarts = summary.attempts - 1
     return [
         Tile("Loss", f"{summary.last_loss:.2f}", f"from {summary.first_loss:.2f} nats per token"),
-        Tile("Trained on", format_count(summary.tokens), f"tokens in {summary.steps} steps"),
+        Tile(
+            "Trained on",
+            format_count(summary.tokens),
+            f"tokens in {counted(summary.steps, 'step')}",
+        ),
         Tile("Speed", format_count(summary.tokens_per_s), "tokens per second, median"),
         Tile("Wait for data", f"{summary.wait_share:.2%}", "of the step, median"),
         Tile("Imbalance", f"{summary.imbalance:.4f}", "planned max / mean, median"),
         Tile("Over the bound", over_text(summary.over_bound), "above the least possible, median"),
         Tile("Experts", _ratio(summary.expert_imbalance), "busiest / mean, worst layer, median"),
         Tile("Saves", _save(summary.save_s), f"each, median of {summary.saves}; between steps"),
-        Tile("Restarts", str(restarts), f"{summary.repeated_steps} steps run again"),
+        Tile("Restarts", str(restarts), f"{counted(summary.repeated_steps, 'step')} run again"),
         Tile("Wall time", f"{summary.seconds:.0f} s", "launch to end, restarts included"),
     ]
 

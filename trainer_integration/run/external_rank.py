@@ -28,6 +28,7 @@ from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.linux.exec_with_parent import end_with_parent
 from omniload.base.linux.interrupts import INTERRUPTED_EXIT
 from omniload.base.log import get_logger, set_up_logging
+from omniload.base.units import counted
 from omniload.front.launch import Launch
 from omniload.front.meeting import Failure, read_as
 from omniload.front.rendezvous import Rendezvous
@@ -257,7 +258,9 @@ class _Leader:
         """Train; say in the log how it ended."""
         record, step = self._record, self._start.step
         # Each start is one of the log's launches: its clock begins anew.
-        record.tell("start", f"{self._asked.launch.world_size} ranks, by another launcher")
+        record.tell(
+            "start", f"{counted(self._asked.launch.world_size, 'rank')}, by another launcher"
+        )
         if step is not None:
             record.tell("resume", step_name(step), step)
         try:

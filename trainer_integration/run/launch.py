@@ -22,6 +22,7 @@ from omniload.actors.reaper import Reaper, marked
 from omniload.base.errors import OmniloadError
 from omniload.base.linux.interrupts import INTERRUPTED_EXIT
 from omniload.base.log import get_logger
+from omniload.base.units import counted
 from omniload.machine.job_restarts import (
     AskRanks,
     CheckpointCommitted,
@@ -228,7 +229,7 @@ class Launcher:
         """Start data plane and ranks, from the newest checkpoint where there is one."""
         start = self._start_of(number)
         what: EventKind = "restart" if number else "start"
-        self._tell(what, f"{self._machine.num_ranks} ranks", attempt=number)
+        self._tell(what, counted(self._machine.num_ranks, "rank"), attempt=number)
         if start.step is not None:
             self._tell("resume", step_name(start.step), attempt=number, step=start.step)
         if (

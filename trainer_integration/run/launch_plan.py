@@ -85,9 +85,10 @@ class LaunchPlan:
         """
         parallel = self.train.parallel
         if launch.starts_ranks and parallel.num_ranks != launch.world_size:
+            started = "1 rank was" if launch.world_size == 1 else f"{launch.world_size} ranks were"
             raise ConfigError(
                 f"{self.config}: parallel: dp {parallel.dp} times sp {parallel.sp} is {parallel.num_ranks}, and "
-                f"{launch.world_size} ranks were started, by {launch.found_in}; start as many (torchrun "
+                f"{started} started, by {launch.found_in}; start as many (torchrun "
                 "--nproc-per-node), change the file, or run without a launcher on one host"
             )
 

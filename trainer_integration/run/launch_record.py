@@ -13,6 +13,7 @@ from omniload.base.config import StrictModel
 from omniload.base.errors import IntegrityError, StateError, system_refusals
 from omniload.base.extras import DISTRIBUTION
 from omniload.base.reading import read_kept_file
+from omniload.base.units import counted
 from omniload.base.writing import write_whole
 from trainer_integration.config import TrainConfig
 
@@ -44,7 +45,7 @@ def write_launch_record(run_dir: Path, config: Path, train: TrainConfig) -> None
         config_name=config.name,
         train=train,
         versions={"python": platform.python_version()} | _installed(),
-        machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        machine=f"{platform.system()} {platform.machine()}, {counted(os.cpu_count() or 0, 'core')}",
     )
     run_dir.mkdir(parents=True, exist_ok=True)
     # Pydantic's own text would turn an infinity, as clip_norm may be, into null.

@@ -29,6 +29,7 @@ from fusefs.bridge.process.tuning import holders_of_mount
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
 from omniload.base.linux.mount_table import fuse_mount_at, mount_point
 from omniload.base.log import get_logger
+from omniload.base.units import counted
 
 __all__ = ["UnmountClient", "UnmountNotifier", "umount"]
 
@@ -354,6 +355,6 @@ def umount(
         )
     if lost:
         raise IntegrityError(
-            f"{mountpoint!r} is unmounted, and what was written last to {len(lost)} files is lost: "
+            f"{mountpoint!r} is unmounted, and what was written last to {counted(len(lost), 'file')} is lost: "
             f"{', '.join(lost[:5])}{', ...' if len(lost) > 5 else ''}; its log says why"
         )

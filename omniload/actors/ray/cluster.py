@@ -33,6 +33,7 @@ from omniload.actors.ray.tokens import own_token
 from omniload.actors.reaper import PlaneFolder, Reaper, marked
 from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
+from omniload.base.units import counted
 
 __all__ = ["Cluster", "PrivateCluster", "connect", "node_here"]
 
@@ -235,8 +236,8 @@ class PrivateCluster(Cluster):
         except Exception as error:
             raise UnavailableError(
                 f"Ray did not start, twice: {_said(error)}; load on this machine is {os.getloadavg()[0]:.1f} on "
-                f"{os.cpu_count()} cores: free cores, memory and space in {tempfile.gettempdir()} and try again, "
-                "or set runtime.kind to local where one process holds all ranks"
+                f"{counted(os.cpu_count() or 0, 'core')}: free cores, memory and space in {tempfile.gettempdir()} and "
+                "try again, or set runtime.kind to local where one process holds all ranks"
             ) from error
 
     def _start(self) -> None:

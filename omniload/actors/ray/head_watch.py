@@ -16,6 +16,7 @@ import psutil
 from omniload.actors.lifeline import answers
 from omniload.actors.ray.processes import HeldProcess, Process
 from omniload.base.errors import UnavailableError
+from omniload.base.units import counted
 
 __all__ = [
     "SERVERS",
@@ -49,7 +50,7 @@ def why_late() -> str:
     """Say which server of Ray's that this process started is stopped, or that none is, and how busy the machine is."""
     return _stopped() or (
         "no server of it that this process started is stopped; load on this machine is "
-        f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+        f"{os.getloadavg()[0]:.1f} on {counted(os.cpu_count() or 0, 'core')}"
     )
 
 

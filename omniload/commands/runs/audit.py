@@ -14,6 +14,7 @@ from rich.text import Text
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.secrets import without_secrets
+from omniload.base.units import counted
 from omniload.base.writing import write_whole
 from omniload.batch.rows import pieces_of
 from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, say, table
@@ -151,7 +152,11 @@ def audit(  # noqa: PLR0913, PLR0917 -- one for each option
         told = {"step": step, "digest": digest, "warnings": warnings, "samples": shown}
         emit_json({**told, "tags": tags_json(_tags_of(found))})
         return
-    said = f"{len(found)} samples or pieces of samples"
+    said = (
+        "1 sample or piece of one"
+        if len(found) == 1
+        else f"{len(found)} samples or pieces of samples"
+    )
     if grep is not None:
         of = len(looked_at.pieces)
         said = f"{len(found)} of {of} samples or pieces of samples contain {grep!r}"
@@ -176,7 +181,7 @@ def _spec_before(
     if not records or records[-1]["step"] != step:
         extent = read_extent(journal)
         raise StateError(
-            f"the journal holds {extent.next_step - extent.first_step} steps from step {extent.first_step}, "
+            f"the journal holds {counted(extent.next_step - extent.first_step, 'step')} from step {extent.first_step}, "
             f"step {step} is not among them; choose one within"
         )
     mix = life.mix()

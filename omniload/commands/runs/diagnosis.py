@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from omniload.actors.status_file import PlaneStatus, RoleLine
+from omniload.base.units import counted, so_often
 from omniload.commands.runs.looks import (
     lags_of,
     pace_of,
@@ -277,7 +278,7 @@ def _rank_behind(looks: Sequence[PlaneStatus]) -> Iterator[Finding]:
         role = next(each for each in looks[-1].roles if each.name == slowest)
         yield Finding(
             role=slowest,
-            what=f"{slowest} is {lags[-1][slowest]:.0f} steps behind another rank.",
+            what=f"{slowest} is {counted(round(lags[-1][slowest]), 'step')} behind another rank.",
             seen=f"it {role.state}, for {role.task_s:.0f} s",
             do="see what its process does: batches are there for it, and built only so far ahead of it",
         )
@@ -317,7 +318,7 @@ def _replacements(last: PlaneStatus) -> Iterator[Finding]:
             yield Finding(
                 role="job",
                 what="The launcher has started the job again.",
-                seen=f"{restarts:.0f} times",
+                seen=so_often(restarts),
                 do="see which rank ended first, and how: omniload train show RUN, or the launcher's log",
             )
 

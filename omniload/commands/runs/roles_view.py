@@ -15,7 +15,7 @@ from rich.text import Text
 
 from omniload.actors.status_file import PlaneStatus, RoleLine
 from omniload.base.log import last_line_of, log_name, logs_folder
-from omniload.base.units import format_bytes
+from omniload.base.units import counted, format_bytes
 from omniload.commands.display import Cell, output, table
 from omniload.commands.runs.looks import OLD_S
 from omniload.machine.scaling.measured import Reading
@@ -142,7 +142,7 @@ def _row(role: RoleLine) -> list[Cell]:
 
 def _buffer(role: RoleLine) -> str:
     if "queued_steps" in role.figures:
-        return f"{role.figures['queued_steps']:.0f} steps"
+        return counted(round(role.figures["queued_steps"]), "step")
     if "held_bytes" in role.figures:
         return format_bytes(int(role.figures["held_bytes"]))
     return ""

@@ -13,7 +13,7 @@ from rich.text import Text
 from omniload.actors.status_file import read_status
 from omniload.base.errors import StateError
 from omniload.base.state import JsonObject
-from omniload.base.units import format_count
+from omniload.base.units import counted, format_count
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
 from omniload.commands.mix_tables import stages_by_epochs_json
 from omniload.commands.options import json_option, run_argument
@@ -281,9 +281,10 @@ def _show_groups(console: Console, groups: GroupProgress) -> None:
     columns = [("source", False), *((heading, True) for heading in headings)]
     console.print(table(f"groups of answers up to batch {groups.next_batch:,}", columns, rows))
     differ = sum(each.differing for each in groups.sources.values())
+    of_batches = counted(groups.batches, "batch", "batches")
     say(
         console,
-        f"{groups.batches:,} batches of {groups.groups:,} groups, drawn in {groups.rounds:,} rounds; "
+        f"{of_batches} of {counted(groups.groups, 'group')}, drawn in {counted(groups.rounds, 'round')}; "
         f"{differ - groups.groups:,} groups that differ wait or were left over",
     )
 

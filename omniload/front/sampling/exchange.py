@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.metrics import GROUPS_JUDGED
+from omniload.base.units import counted
 from omniload.front.meeting import Failure
 from omniload.front.openers import torch_part
 from omniload.front.sampling.values import Group
@@ -86,8 +87,8 @@ def exchange_for(
         exchange = _found(num_ranks, process_group, timeout_s)
     if exchange.size != num_ranks:
         raise ConfigError(
-            f"the loader is of {num_ranks} ranks along dp, and the exchange among {exchange.size}; give the group of "
-            'those that take other samples, process_group=mesh.get_group("dp")'
+            f"the loader is of {counted(num_ranks, 'rank')} along dp, and the exchange among {exchange.size}; give the "
+            'group of those that take other samples, process_group=mesh.get_group("dp")'
         )
     return exchange
 
@@ -99,8 +100,8 @@ def _found(num_ranks: int, process_group: object, timeout_s: float) -> Exchange:
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized():
         raise ConfigError(
-            f"the loader is of {num_ranks} ranks, and there is no process group of torch for them to agree by; call "
-            "init_process_group first, or give exchange="
+            f"the loader is of {counted(num_ranks, 'rank')}, and there is no process group of torch for them to agree "
+            "by; call init_process_group first, or give exchange="
         )
     found: Exchange = torch_part("exchange_of")(process_group, timeout_s)
     return found
@@ -274,8 +275,8 @@ class Decisions:
             return None
         if round_ >= len(self.replayed.rounds):
             raise IntegrityError(
-                f"batch {self.replayed.batch} was full after {len(self.replayed.rounds)} rounds, and is not now; begin "
-                "the replay where the run began, or from a state of it"
+                f"batch {self.replayed.batch} was full after {counted(len(self.replayed.rounds), 'round')}, and is not "
+                "now; begin the replay where the run began, or from a state of it"
             )
         return self.replayed.rounds[round_]
 
@@ -291,8 +292,9 @@ class Decisions:
         if then is not None:
             if (then.digest, len(then.rounds)) != (decision.digest, len(decision.rounds)):
                 raise IntegrityError(
-                    f"batch {decision.batch} has digest {decision.digest} after {len(decision.rounds)} rounds, and had "
-                    f"{then.digest} after {len(then.rounds)}; the data has changed, or the state is of another run"
+                    f"batch {decision.batch} has digest {decision.digest} after "
+                    f"{counted(len(decision.rounds), 'round')}, and had {then.digest} after {len(then.rounds)}; the "
+                    "data has changed, or the state is of another run"
                 )
         elif self._journal is not None and self._writes:
             # The journal is longer by this line: what is being read of it ends before.

@@ -23,6 +23,7 @@ from omniload.base.config import StrictModel
 from omniload.base.errors import IntegrityError, StateError, system_refusals
 from omniload.base.reading import read_kept_file
 from omniload.base.state import Json, sealed, unsealed
+from omniload.base.units import counted
 from omniload.base.writing import write_whole
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import MOST_EDITS, BeginStage, Edit, FitCost, SkipShard
@@ -67,8 +68,8 @@ def read_history(run_dir: Path | None, mix: MixConfig) -> History:
     # Numbers of sources, and the weights between edits, are those of this mix and no other.
     if kept.mix != _digest(mix):
         raise StateError(
-            f"{path}: holds {len(kept.edits)} edits of a mix with digest {kept.mix}, this one has {_digest(mix)}: "
-            "go on with the old mix file, or give another run_dir"
+            f"{path}: holds {counted(len(kept.edits), 'edit')} of a mix with digest {kept.mix}, this one has "
+            f"{_digest(mix)}: go on with the old mix file, or give another run_dir"
         )
     return require_named(History(mix, _in_order(kept.edits, str(path))), str(path))
 

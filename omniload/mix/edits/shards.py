@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from omniload.base.errors import ConfigError
 from omniload.base.secrets import without_secrets
+from omniload.base.units import counted
 from omniload.mix.edits.edit import Edit, SkipShard
 from omniload.mix.edits.sources import require_known
 
@@ -82,7 +83,7 @@ def shard_meant(change: SkipShard, names: Sequence[str], found: Iterable[ShardsF
     if change.source is not None:
         require_known([change.source], names)
     every = list(found)
-    where = f"source {change.source!r}" if change.source else f"{len(names)} sources"
+    where = f"source {change.source!r}" if change.source else counted(len(names), "source")
     # A source that moves is open in two loaders.
     whole = list(dict.fromkeys(shard for each in every for shard in each.whole))
     meant_by = whole or list(dict.fromkeys(shard for each in every for shard in each.tails))
@@ -144,8 +145,8 @@ def require_skippable(edits: Sequence[Edit], change: SkipShard) -> None:
     # With none left its weight would ask for what nothing can give.
     if len(out) + 1 >= change.of:
         raise ConfigError(
-            f"{change.file} is the last of {change.of} shards of source {change.source!r} that is not left out; say "
-            f"omniload mix retire RUN {change.source} to draw no more from it"
+            f"{change.file} is the last of {counted(change.of, 'shard')} of source {change.source!r} that is not left "
+            f"out; say omniload mix retire RUN {change.source} to draw no more from it"
         )
 
 

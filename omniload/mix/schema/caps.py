@@ -7,6 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from omniload.base.config import fault_at
 from omniload.base.errors import ConfigError
+from omniload.base.units import so_often
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.source_base import SourceBase
 from omniload.mix.schema.stages import Stage, WeightsConfig
@@ -64,7 +65,7 @@ def faults_of_waits(
             for whose, most in caps:
                 if most is not None and epochs >= most:
                     yield fault_at(
-                        f"stages[{i}] waits until {name!r} was gone through {epochs:g} times, and {whose} "
+                        f"stages[{i}] waits until {name!r} was gone through {so_often(epochs)}, and {whose} "
                         f"max_repetition is {most:g}: the run stops there before; wait for less, or raise "
                         "max_repetition",
                         *("mix", "stages", i, "from_epochs", name),

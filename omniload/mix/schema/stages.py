@@ -14,6 +14,7 @@ from pydantic import (
 
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.settings.quantities import Count
+from omniload.base.units import so_often
 from omniload.mix.schema.amounts import Amounts, Total
 from omniload.mix.schema.splits import Name
 from omniload.mix.schema.token_steps import names_tokens
@@ -43,7 +44,7 @@ GoneThrough: TypeAlias = Callable[[str, float], bool]
 
 def said_epochs(epochs: Mapping[str, float]) -> str:
     """Return in words what a stage waits for, or waited."""
-    return " and ".join(f"{name} was gone through {n:g} times" for name, n in epochs.items())
+    return " and ".join(f"{name} was gone through {so_often(n)}" for name, n in epochs.items())
 
 
 def came_with_version_2(stage: object) -> Iterator[tuple[str, str]]:
@@ -356,7 +357,7 @@ class WeightsConfig(StrictModel):
                 *("stages", i, "from_step"),
             )
         for name, epochs in (later.from_epochs or {}).items() if later.waits else ():
-            waits = f"stages[{i}] waits until {name!r} was gone through {epochs:g} times, and "
+            waits = f"stages[{i}] waits until {name!r} was gone through {so_often(epochs)}, and "
             at = ("stages", i, "from_epochs", name)
             if not earlier.weights.get(name) and not over(name, epochs):
                 raise fault_at(

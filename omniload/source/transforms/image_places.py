@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from omniload.base.units import counted, so_often
 from omniload.source.transforms.chat_template import Rendered
 from omniload.source.transforms.conversations import BadConversationError, shown, texts_in
 from omniload.source.transforms.encoders import ChatEncoder, PreferenceEncoder
@@ -202,7 +203,8 @@ class _Places:
                 "" if named is None else f"; of {named!r:.{_SHOWN}} nothing is read: it is a name"
             )
             raise BadImageError(
-                f"its messages have {others} places for images, and it has {len(beside)} images beside them{said}"
+                f"its messages have {counted(others, 'place')} for images, and it has "
+                f"{counted(len(beside), 'image')} beside them{said}"
             )
         order = iter(numbers or range(others))
         return [
@@ -215,7 +217,8 @@ class _Places:
         written = rendered.text.count(marker)
         if written != len(self):
             raise BadImageError(
-                f"the template writes {marker!r} {written} times, and its messages have {len(self)} images"
+                f"the template writes {marker!r} {so_often(written)}, and its messages have "
+                f"{counted(len(self), 'image')}"
             )
 
 
@@ -342,5 +345,5 @@ class TextPairLayout(Layout):
 def _require_markers(what: str, marker: str, places: int, images: Sequence[Bytes]) -> None:
     if places not in (0, len(images)):
         raise BadImageError(
-            f"its {what} holds {marker!r} {places} times, and it has {len(images)} images"
+            f"its {what} holds {marker!r} {so_often(places)}, and it has {counted(len(images), 'image')}"
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 from omniload.base.concurrency.single_flight import SingleFlight
 from omniload.base.errors import ConfigError
 from omniload.base.lru import Lru
+from omniload.base.units import counted
 from snapshot.engines.containerd.chain import LayerWanted, chain_ids
 from snapshot.image.layer.index import LayerIndex
 from snapshot.image.layer.index_cache import IndexCache
@@ -74,7 +75,7 @@ class RegistryImages:
             if place != below:
                 raise ConfigError(
                     f"{wanted.reference} ({kept.digest}) has layer {wanted.layer} at {place}, not "
-                    f"as {wanted.target} on {below} lazy layers; it is unpacked instead"
+                    f"as {wanted.target} on {counted(below, 'lazy layer')}; it is unpacked instead"
                 )
             self._index(store, image, place)
         finally:

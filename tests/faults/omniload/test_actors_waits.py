@@ -85,7 +85,7 @@ def test_a_store_that_blocks_is_named_when_the_time_has_passed_and_may_go_on(tmp
 
         told_who_is_missing(
             client,
-            r"rank dp=0 waited \d+ s for .* step 0.* planner .*waits for samples of 1 sources \(web\).*"
+            r"rank dp=0 waited \d+ s for .* step 0.* planner .*waits for samples of 1 source \(web\).*"
             r"reads /store/web/0\.parquet for",
         )
         store.gone_on.set()
@@ -113,7 +113,7 @@ def told_who_is_missing(client, who):
 
 def test_a_rank_that_never_asks_is_named_to_the_others(tmp_path):
     with LocalPlane(a_spec(tmp_path, dp=2)) as plane, Client(plane.handle(0)) as client:
-        told_who_is_missing(client, r"ahead of 1 ranks .* rank dp=1 has no handle")
+        told_who_is_missing(client, r"ahead of 1 rank .* rank dp=1 has no handle")
         with Client(plane.handle(1)) as late:
             late.next_batch()
             assert client.next_batch() is not None

@@ -12,6 +12,7 @@ from torch.utils.data import RandomSampler
 
 from omniload.base.errors import StateError
 from omniload.base.state import JsonObject, whole_number
+from omniload.base.units import counted
 from omniload.mix.other_states import place_of_torchdata
 from trainer_integration.loader.resuming.loader_state import LoaderState, sealed_order
 from trainer_integration.loader.resuming.order import Place
@@ -116,6 +117,6 @@ def _require_batch_size(
     # The last batch of an epoch may be short, and no other: one that is, is a whole one of another size.
     if seen != min(drawn * size, len(anatomy.parts[-1])) and seen:
         raise StateError(
-            f"the state is torchdata's, after {seen} samples in {drawn} batches, and batch_size is {size}; use that of "
-            "the run that saved"
+            f"the state is torchdata's, after {counted(seen, 'sample')} in {counted(drawn, 'batch', 'batches')}, and "
+            f"batch_size is {size}; use that of the run that saved"
         )

@@ -25,6 +25,7 @@ from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.scaling.opening import OPENING_S, open_in_all
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.log import get_logger
+from omniload.base.units import counted
 from omniload.machine.messages import HandedOver
 from omniload.machine.roster.members import Member
 
@@ -141,7 +142,7 @@ class Mover:
         # One that was being added may be gone again.
         shown = ", ".join(repr(names.get(s, s)) for s in sources[:_NAMES_SHOWN])
         more = ", ..." * (len(sources) > _NAMES_SHOWN)
-        return f"{len(sources)} sources ({shown}{more})"
+        return f"{counted(len(sources), 'source')} ({shown}{more})"
 
     def _wait_for_first(self, role: str) -> None:
         """Wait for a role that was added to be held."""
@@ -167,7 +168,7 @@ class Mover:
         except UnavailableError as error:
             self._gate.check()
             raise MoveUnderWayError(
-                f"{len(sources)} sources are those of {role} from now on, and {error}; {', '.join(before)} answers "
+                f"{counted(len(sources), 'source')} went to {role}, and {error}; {', '.join(before)} answers "
                 "for them until all have heard of it"
             ) from None
         self._leaving.drop()

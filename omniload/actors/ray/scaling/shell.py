@@ -15,6 +15,7 @@ from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.scaling.mover import Mover, MoveUnderWayError
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import RoleLog, get_logger
+from omniload.base.units import counted
 from omniload.machine.progress import Progress, Task
 from omniload.machine.scaler import (
     LoadersSeen,
@@ -186,7 +187,7 @@ class Scaling:
         _LOG.warning("%s: %s", said, command.why)
 
     def _carry_out(self, command: ScalerCommand) -> str:
-        named = f"{len(command.sources)} sources of {command.role}"
+        named = f"{counted(len(command.sources), 'source')} of {command.role}"
         with self.activity.doing(f"moves {named}"):
             match command:
                 case SplitLoader(sources=sources):
@@ -197,6 +198,6 @@ class Scaling:
                 case MergeLoader(role=role, sources=sources, to=to):
                     self._mover.move(sources, to)
                     self._mover.retire(role)
-                    return f"{to} took all {named}, which has ended"
+                    return f"{to} took {named}, which had no other and has ended"
                 case _:
                     assert_never(command)

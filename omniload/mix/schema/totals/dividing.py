@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from omniload.base.config import fault_at
 from omniload.base.settings.quantities import Count
+from omniload.base.units import so_often
 from omniload.mix.schema.weights import number_at, shares_of
 
 __all__ = ["KINDS", "LARGEST_AMOUNT", "apportioned", "divided", "is_amount", "with_total_divided"]
@@ -88,7 +89,7 @@ def _said_of_epochs(total: Mapping[Any, Any], amounts: object) -> str:
     names = list(_sources_in(amounts, 0))
     own = ", ".join(f"{name:.40}: {{epochs: {times}}}" for name in names[:_SHOWN])
     own += f", and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    said += f"; to go through each {times:g} times write amounts: {{{own}}} without total"
+    said += f"; to go through each {so_often(times)} write amounts: {{{own}}} without total"
     weights = {
         str(name): float(entry["weight"])
         for name, entry in amounts.items()

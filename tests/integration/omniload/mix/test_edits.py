@@ -282,7 +282,7 @@ def test_edits_that_are_damaged_or_of_another_mix_are_refused(mix_path, run_dir)
         LocalPlane(a_spec(mix_path, run_dir=run_dir))
     (run_dir / EDITS_NAME).write_bytes(whole)
     spec = a_spec(mix_path, run_dir=run_dir)
-    with pytest.raises(StateError, match="edits of a mix with digest"):
+    with pytest.raises(StateError, match="holds 1 edit of a mix with digest"):
         LocalPlane(PlaneSpec(**{**vars_of(spec), "mix": spec.mix.model_copy(update={"seed": 8})}))
 
 

@@ -288,7 +288,7 @@ def test_watch_tells_the_last_step_and_checkpoint_of_a_run_whose_plane_is_not_up
     told = CliRunner().invoke(train_command, ["watch", str(tmp_path), "--json"])
 
     assert shown.exit_code == 0, shown.output
-    assert "step 1, loss 2.5000, waits 0.30 s at most, 200 tokens/s, checkpoint 1, 1 restarts" in (
+    assert "step 1, loss 2.5000, waits 0.30 s at most, 200 tokens/s, checkpoint 1, 1 restart" in (
         shown.output.replace("\n", " ")
     )
     assert "no data plane is up" in shown.output

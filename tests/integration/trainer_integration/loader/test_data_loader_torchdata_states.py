@@ -139,7 +139,7 @@ def of(dataset, **keywords):
         # One batch of 4 is no short one of 8, and so are five of 20 none of 24.
         (
             lambda: (saved(0, 1, batch_size=4)[0], DataLoader(SAMPLES, batch_size=8)),
-            "after 4 samples in 1 batches, and batch_size is 8",
+            "after 4 samples in 1 batch, and batch_size is 8",
         ),
         (
             lambda: (saved(2, batch_size=20)[0], DataLoader(SAMPLES, batch_size=24)),

@@ -145,7 +145,7 @@ def test_the_command_fills_a_disk_cache_from_a_store_and_drop_empties_it(place):
         len(BIG),
         0,
     )
-    assert "1 files, 3 MiB: 3 MiB on the disk" in cli("prefetch", "d/one", *cache).output
+    assert "1 file, 3 MiB: 3 MiB on the disk" in cli("prefetch", "d/one", *cache).output
     assert re.match(r"d: 0 B of memory, 3\S* MiB of the disk", cli("drop", "d", *cache).output)
     assert not list((place / "disk/copies").rglob("*.data"))
 

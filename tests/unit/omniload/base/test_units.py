@@ -5,6 +5,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from omniload.base.settings.quantities import Bytes, Count, Seconds
 from omniload.base.units import (
+    counted,
     decimal_of,
     format_bytes,
     format_count,
@@ -12,6 +13,7 @@ from omniload.base.units import (
     parse_count,
     parse_ports,
     parse_seconds,
+    so_often,
 )
 
 
@@ -152,3 +154,20 @@ def test_a_range_of_ports_holds_its_last_and_no_text_means_any():
 def test_what_is_no_range_of_ports_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match="as 20000-20099"):
         parse_ports(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps"), (2048, "2,048 steps")]
+)
+def test_one_of_a_thing_is_no_plural(count, said):
+    assert counted(count, "step") == said
+    assert counted(count, "batch", "batches").endswith("batch" if count == 1 else "batches")
+
+
+def test_what_is_done_a_single_time_is_done_once():
+    assert [so_often(count) for count in (0.5, 1, 1.0, 2)] == [
+        "0.5 times",
+        "once",
+        "once",
+        "2 times",
+    ]

@@ -355,7 +355,7 @@ CONVERSATIONS = {
     ),
     "no column": (
         SEEN,
-        "mix.yaml:5: sources.web: FOLDER/a.parquet: record 0, counted from 0: its messages have 1 places for images",
+        "mix.yaml:5: sources.web: FOLDER/a.parquet: record 0, counted from 0: its messages have 1 place for images",
     ),
     "another marker": (
         PICTURES + SEEN.replace("<pad>", "<shot>"),

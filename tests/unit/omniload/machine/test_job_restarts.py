@@ -94,7 +94,7 @@ def test_it_gives_up_after_the_restarts_allowed(code, cause, exit_code):
     (end,) = supervisor.handle(RanksStopped())
 
     assert end.exit_code == exit_code
-    assert end.reason == f"rank 1 ended with {cause} after 1 restarts (max_restarts 1)"
+    assert end.reason == f"rank 1 ended with {cause} after 1 restart (max_restarts 1)"
 
 
 def test_a_request_to_stop_lets_the_ranks_save_and_ends_the_job_as_interrupted():

@@ -572,7 +572,7 @@ def test_it_says_which_sources_hold_up_the_next_plan():
 
     assert both.sources == (0, 1)
     assert planner.waits().sources == (1,)
-    assert planner.waits().text == f"waits for samples of 1 sources ({mix.names[1]})"
+    assert planner.waits().text == f"waits for samples of 1 source ({mix.names[1]})"
 
 
 def test_it_says_which_ranks_hold_up_the_next_plan():
@@ -591,7 +591,7 @@ def test_of_ranks_that_tell_once_for_several_steps_no_more_is_said_than_is_known
 
     # It may be at step 3 by now: steps that came together are told of with the last.
     assert planner.waits().text == (
-        "is 8 steps or less ahead of 1 ranks that have not told yet of step 0: they tell once in 4 steps"
+        "is 8 steps or less ahead of 1 rank that has not told yet of step 0: they tell once in 4 steps"
     )
 
 
@@ -622,7 +622,7 @@ def test_a_source_that_a_draw_ran_out_of_holds_up_the_next_plan():
 
     assert [command.source for command in of_kind(commands, ReadAhead)] == [1]
     assert planner.waits().sources == (1,)
-    assert planner.waits().text == f"waits for samples of 1 sources ({mix.names[1]})"
+    assert planner.waits().text == f"waits for samples of 1 source ({mix.names[1]})"
 
 
 def test_small_steps_are_planned_together_once_there_is_room_for_all_of_them():

@@ -171,7 +171,7 @@ def test_a_wait_ends_at_its_limit_and_is_not_told_before():
 
 def behind_a_rank(**rank):
     """Return heartbeats in which the constructor waits for the planner, and that for a rank, silent or not."""
-    planner = a_role("planner", a_task("is 8 steps ahead of 1 ranks", "rank dp=1"), silent_s=-60)
+    planner = a_role("planner", a_task("is 8 steps ahead of 1 rank", "rank dp=1"), silent_s=-60)
     seen = a_role("rank dp=1", silent_s=rank.pop("silent_s", 60))
     idle = replace(IDLE, beat_s=NOW_S + 60)
     return roles_of(idle, planner, replace(seen, **rank))

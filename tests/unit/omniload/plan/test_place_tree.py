@@ -26,7 +26,7 @@ def test_one_rank_alone_is_a_tree():
     assert tree.world_size == 1
     assert tree.ranks_at() == (0,)
     assert tree.buckets("dp") == tree.buckets("world") == ((0,),)
-    assert str(tree) == "world: 1 ranks (pp 1, dp 1, cp 1, tp 1)"
+    assert str(tree) == "world: 1 rank (pp 1, dp 1, cp 1, tp 1)"
 
 
 def test_a_mesh_without_axes_has_one_rank():

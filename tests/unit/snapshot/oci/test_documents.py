@@ -132,7 +132,7 @@ def test_a_manifest_of_many_faults_tells_the_first_in_one_line():
     with pytest.raises(IntegrityError) as raised:
         parse_manifest(document(layers=[{}] * 500), MANIFEST_TYPE, name="it")
 
-    assert str(raised.value).endswith("layers.0.mediaType: Field required, and 1499 more faults")
+    assert str(raised.value).endswith("layers.0.mediaType: Field required, and 1,499 more faults")
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"1", b" " * (5 << 20)])
@@ -217,7 +217,7 @@ def test_an_image_whose_configuration_tells_of_other_layers_is_refused(tmp_path)
     store = OciLayout.create(tmp_path)
     store.push_manifest(a_manifest(store), MANIFEST_TYPE, "v")
 
-    with pytest.raises(IntegrityError, match="1 layers, but the configuration has 0"):
+    with pytest.raises(IntegrityError, match="1 layer, but the configuration has 0"):
         resolve(store, "v")
 
 

@@ -36,7 +36,7 @@ def test_a_missing_rank_is_named(tmp_path):
     saved(tmp_path)
     (tmp_path / "omniload_loaders_rank1.pt").unlink()
 
-    with pytest.raises(StateError, match=r"states of 1 ranks and none of rank 1"):
+    with pytest.raises(StateError, match=r"states of 1 rank and none of rank 1"):
         load_states(tmp_path, 1, rank=1, world_size=2)
 
 

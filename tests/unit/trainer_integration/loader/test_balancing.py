@@ -132,5 +132,5 @@ def test_alone_the_loss_is_the_mean_over_tokens():
 
 
 def test_a_step_without_tokens_is_refused():
-    with pytest.raises(ValueError, match="0 tokens on 1 ranks"):
+    with pytest.raises(ValueError, match="0 tokens on 1 rank"):
         token_mean(torch.tensor(0.0), 0)

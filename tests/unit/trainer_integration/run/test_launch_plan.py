@@ -310,7 +310,7 @@ def test_a_rank_of_torchrun_starts_no_others(tmp_path, monkeypatch, capsys):
 
     assert ended.value.code == ConfigError.exit_code
     said = capsys.readouterr().err
-    assert "dp 2 times sp 1 is 2, and 1 ranks were started, by the variables RANK" in said
+    assert "dp 2 times sp 1 is 2, and 1 rank was started, by the variables RANK" in said
     assert "--nproc-per-node" in said
     assert not (tmp_path / "run").exists()
 

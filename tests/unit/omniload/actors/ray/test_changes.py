@@ -311,9 +311,9 @@ def test_an_edit_that_a_move_holds_up_is_refused_with_its_name_and_not_taken_up_
     crew, monkeypatch
 ):
     at_once = partial(crew.changing.taken, limit_s=0.0)
-    with crew.changing.taken("1 sources ('web') move to loader-1", "no"):
+    with crew.changing.taken("1 source ('web') move to loader-1", "no"):
         monkeypatch.setattr(crew.changing, "taken", at_once)
-        with pytest.raises(UnavailableError, match=r"not changed: 1 sources \('web'\) move to"):
+        with pytest.raises(UnavailableError, match=r"not changed: 1 source \('web'\) move to"):
             change_mix(crew, Gate(), adding("books"))
 
     assert serving(crew, 2) == []

@@ -358,7 +358,7 @@ def test_a_status_that_nobody_writes_is_old_by_our_clock_or_by_how_long_it_is_se
     assert moment_of([look], START_S + now, silent_s) == look.written_at + 60.0
 
 
-ADDED = "loader-2 was added for 1 sources of loader-0, as loader-0 keeps 0.91 cores busy; follows the load since"
+ADDED = "loader-2 was added for 1 source of loader-0, as loader-0 keeps 0.91 cores busy; follows the load since"
 LOAD = "follows the load of the source loaders"
 
 

@@ -409,7 +409,7 @@ def test_an_exchange_among_other_ranks_is_refused():
     class Four:
         rank, size = 0, 4
 
-    with pytest.raises(ConfigError, match="of 1 ranks along dp, and the exchange among 4"):
+    with pytest.raises(ConfigError, match="of 1 rank along dp, and the exchange among 4"):
         a_sampler(exchange=Four())
 
 

@@ -235,7 +235,7 @@ def test_a_cap_holds_in_its_own_stage_and_a_ramp_has_what_either_allows():
 def test_a_stage_behind_a_ramp_gives_a_group_no_more_than_its_cap(dated, before):
     later = {**dated, "ramp_steps": 5, "weights": {"web": 1, "code": {**CODE, "max_fraction": 0.5}}}
 
-    begins = "from step 10" if "from_step" in dated else "from where web was gone through 1 times"
+    begins = "from step 10" if "from_step" in dated else "from where web was gone through once"
     said = f"group code has 80.00% of the mix {begins} on, .* max_fraction 50.00%"
     with pytest.raises(ValidationError, match=said):
         grouped(before, later=[later])

@@ -112,7 +112,7 @@ def test_a_larger_step_takes_the_tokens_in_fewer():
         (
             "{from_epochs: {wob: 1}, weights: {code: 1}}",
             2,
-            ":9: mix.stages.1.from_epochs.wob: stages.1. waits until 'wob' was gone through 1 times, and",
+            ":9: mix.stages.1.from_epochs.wob: stages.1. waits until 'wob' was gone through once, and",
         ),
         (
             "{from_epochs: {code: 1}, weights: {code: 1}}",
@@ -181,7 +181,7 @@ def test_the_first_stage_waits_for_nothing():
         ("each_once", 1, None, None),
         ("each_once", 1.5, None, "gone through 1.5 times, and stop is each_once, .* at most 1"),
         ("first_exhausted", 0.9, None, None),
-        ("first_exhausted", 1, None, "gone through 1 times, and stop is first_.* less than 1"),
+        ("first_exhausted", 1, None, "gone through once, and stop is first_.* less than 1"),
         ("all_exhausted", 5, None, None),
         ("never", 2, 2.5, None),
         ("never", 2, 2, "gone through 2 times, and its max_repetition is 2: .* raise max_rep"),

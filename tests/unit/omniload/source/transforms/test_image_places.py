@@ -453,7 +453,7 @@ def test_a_pair_of_whole_conversations_has_the_images_that_both_begin_with(tmp_p
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"images": [ONE]}, "its messages have 2 places for images, and it has 1 images"),
+        ({"images": [ONE]}, "its messages have 2 places for images, and it has 1 image"),
         ({"rejected": "no <image>"}, "an answer of it has a place for an image"),
         ({"rejected": "no [IMG]"}, r"a text of it holds '\[IMG\]'"),
         ({"images": [ONE, b"none"]}, "image 1 of 4 bytes cannot be decoded"),
@@ -516,7 +516,7 @@ def test_a_pair_of_texts_has_the_images_of_its_prompt_on_both_sides(tmp_path, ro
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"images": [ONE]}, "its prompt holds '<image>' 2 times, and it has 1 images"),
+        ({"images": [ONE]}, "its prompt holds '<image>' 2 times, and it has 1 image"),
         ({"rejected": "no <image>"}, "an answer of it has a place for an image"),
         ({"chosen": "\x07"}, "its text holds token 7, which stands for images"),
         ({"images": [ONE, b"none"]}, "image 1 of 4 bytes cannot be decoded"),
@@ -552,8 +552,8 @@ def test_the_marker_of_texts_may_be_a_special_token_of_the_tokenizer(tmp_path):
 
 DATA = "data:image/png;base64,"
 BAD = {
-    "an image without a place": ("see", [ONE], "have 0 places for images, and it has 1 images"),
-    "a place without an image": ("<image>", [], "have 1 places for images, and it has 0 images"),
+    "an image without a place": ("see", [ONE], "have 0 places for images, and it has 1 image"),
+    "a place without an image": ("<image>", [], "have 1 place for images, and it has 0 images"),
     "a name without an image": (
         [part(image="a.png")],
         None,
@@ -639,7 +639,7 @@ def test_an_image_that_the_template_leaves_out_is_told(tmp_path):
     answered = [ASKED, {"role": "assistant", "content": "<image>"}]
 
     with pytest.raises(
-        IntegrityError, match=r"writes '\[IMG\]' 1 times, and its messages have 2 images"
+        IntegrityError, match=r"writes '\[IMG\]' once, and its messages have 2 images"
     ):
         a_source(
             tmp_path,

@@ -178,7 +178,7 @@ def test_a_move_of_which_a_constructor_has_not_heard_goes_on_and_is_cleaned_up_l
     crew, keeper, moves = plane
     keeper.tells_nobody = True
 
-    with pytest.raises(MoveUnderWayError, match=r"those of loader-1 from now on.*constructor-0"):
+    with pytest.raises(MoveUnderWayError, match=r"2 sources went to loader-1, and .*constructor-0"):
         moves.move([0, 1], "loader-1")
     moves.clean_up()
     with pytest.raises(StateError, match="still answers for sources"):

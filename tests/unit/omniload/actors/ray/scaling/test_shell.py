@@ -136,10 +136,12 @@ def test_each_change_is_carried_out_counted_and_told_with_its_reason(run, caplog
         ("retire", "loader-1"),
     ]
     assert scaling.activity.figures.read() == {"loaders": 2, "loader_changes_total": 3}
-    assert f"loader-7 was added for 1 sources of loader-0: {WHY}" in caplog.messages
+    assert f"loader-7 was added for 1 source of loader-0: {WHY}" in caplog.messages
     doing = scaling.activity.progress().tasks[0].doing
-    assert doing.startswith("loader-0 took all 1 sources")
-    assert doing.endswith("which has ended, as both are idle; follows the load since")
+    assert doing.startswith("loader-0 took 1 source")
+    assert doing.endswith(
+        "which had no other and has ended, as both are idle; follows the load since"
+    )
 
 
 def test_a_change_that_cannot_be_is_told_and_the_plane_goes_on(run, caplog):
@@ -154,7 +156,7 @@ def test_a_change_that_cannot_be_is_told_and_the_plane_goes_on(run, caplog):
 
 def test_a_move_that_goes_on_after_its_limit_is_told_as_one_that_has_happened(run, caplog):
     split = SplitLoader(role="loader-0", sources=(1,), why=WHY)
-    under_way = "1 sources are those of loader-7 from now on, and constructor-0 did not hear of it"
+    under_way = "1 source went to loader-7, and constructor-0 did not hear of it"
     scaling, mover, scaler = run(split, error=MoveUnderWayError(under_way))
 
     assert scaling.activity.figures.read()["loader_changes_total"] == 1
