@@ -16,7 +16,14 @@ from omniload.mix.edits.edits_file import edits_in
 from omniload.mix.edits.history import History
 from omniload.mix.journal.reading import Tail, state_before, states_in
 from omniload.mix.journal.records import StepRecord
-from omniload.mix.schedule import GOES_ON, amounts_S, draw_weights_at, drawn_in, weights_at
+from omniload.mix.schedule import (
+    GOES_ON,
+    amounts_S,
+    draw_weights_at,
+    drawn_in,
+    gone_on_without_S,
+    weights_at,
+)
 from omniload.mix.state import MixState
 
 __all__ = [
@@ -40,7 +47,7 @@ class SourceProgress:
     drawn: int
     """Tokens or samples, as the mix counts; of amounts of epochs, records."""
     due: float
-    """What its weights ask for, of what was drawn in all."""
+    """What its weights ask for, of what was drawn in all; once it has ended, what was drawn of it."""
     share: float
     """Its share of what was drawn; of amounts, how much of its own is drawn."""
     target: float
@@ -50,6 +57,8 @@ class SourceProgress:
     """Raw position of its first record of which nothing is drawn."""
     epochs: float
     """Times it was gone through: a record that is begun counts."""
+    has_ended: bool = False
+    """Whether the run goes on without it: it was gone through once, or its amount is drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +181,9 @@ def progress_of(
     known = history.fingerprint_at(state.mix_revision, known)
     assert isinstance(first, int), "it was folded"
     total = max(sum(state.drawn_S), 1)
-    ways_S = None if mix.mix.amounts is None else _ways_S(mix, state, records_in(known, mix.names))
+    records_S = None if mix.mix.amounts is None else records_in(known, mix.names)
+    ways_S = None if records_S is None else _ways_S(mix, state, records_S)
+    ended_S = gone_on_without_S(mix, state, records_S)
     first_S = weights_by_state(history, known)(state) if ways_S is None else ()
     sources = []
     for s, name in enumerate(mix.names):
@@ -189,13 +200,15 @@ def progress_of(
             SourceProgress(
                 name=name,
                 drawn=drawn,
-                due=due,
+                # Nobody owes it what its weights had asked for by its end, nor has it more than it should.
+                due=drawn if ended_S[s] else due,
                 share=drawn / max(whole, 1),
                 target=due / max(whole, 1)
                 if any(state.drawn_S) or ways_S is not None
                 else first_S[s] / WEIGHT_ONE,
                 position=position,
                 epochs=position / _records_of(known, name),
+                has_ended=ended_S[s],
             )
         )
     return RunProgress(

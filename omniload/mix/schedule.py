@@ -22,6 +22,7 @@ __all__ = [
     "boundaries",
     "draw_weights_at",
     "drawn_in",
+    "gone_on_without_S",
     "part_done",
     "stage_at",
     "stages_from",
@@ -73,7 +74,20 @@ def draw_weights_at(
         rest_S = [max(n - since, 1) for n, since in zip(wanted_S, since_S, strict=True)]
         return _live(integer_weights(rest_S), ended_S)
     weights_S = integer_weights(weights_at(mix.mix.stages, mix.names, state.step))
-    return _live(weights_S, state.ended_S) if mix.mix.stop == "each_once" else weights_S
+    return _live(weights_S, gone_on_without_S(mix, state, None))
+
+
+def gone_on_without_S(
+    mix: MixConfig, state: MixState, records_S: Sequence[int] | None
+) -> list[bool]:
+    """Tell which sources have ended that a run goes on without: nothing is due to them any more.
+
+    Args, as of ``draw_weights_at``.
+    """
+    if mix.mix.amounts is not None:
+        assert records_S is not None, "amounts are of sources that were opened"
+        return _drawn_whole_S(mix, state, amounts_S(mix, records_S))
+    return state.ended_S if mix.mix.stop == "each_once" else [False] * len(mix.names)
 
 
 def _live(weights_S: tuple[int, ...], ended_S: Sequence[bool]) -> tuple[int, ...]:

@@ -244,7 +244,7 @@ def _sources_of(
             format_count(source.drawn),
             f"{source.share:.3%}",
             f"{source.target:.3%}",
-            f"{source.drawn - source.due:+,.0f}",
+            "ended" if source.has_ended else f"{source.drawn - source.due:+,.0f}",
             f"{source.position:,}",
             f"{source.epochs:.2f}",
             format_count(skipped.get(source.name, 0)),

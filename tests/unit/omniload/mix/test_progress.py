@@ -76,6 +76,27 @@ def test_epochs_are_counted_by_the_records_found_at_the_start():
     assert progress.sources[0].epochs == pytest.approx(position / 20)
 
 
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        {"stop": "each_once", "stages": [{"weights": {"web": 7, "code": 5}}]},
+        {"amounts": {"web": {"epochs": 1}, "code": {"tokens": 195}}},
+    ],
+)
+def test_a_source_that_the_run_goes_on_without_is_no_longer_due_anything(drawn):
+    mix = a_mix(version=2, mix=drawn)
+    base, records, planner = a_journal(mix, steps=200, epoch=(20, 60))
+
+    progress = progress_of(History(mix), base, records)
+
+    credits_S = planner.state.credits_S
+    assert [source.has_ended for source in progress.sources] == [True, True]
+    assert [s.due for s in progress.sources] == [s.drawn for s in progress.sources]
+    assert any(credits_S)
+    begun = progress_of(History(mix), base, records[:1])
+    assert [source.has_ended for source in begun.sources] == [False, False]
+
+
 def test_tokens_that_wait_for_a_row_are_counted():
     base, records, planner = a_journal(a_mix(), steps=3)
 
