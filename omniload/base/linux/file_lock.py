@@ -30,6 +30,7 @@ def locked(
 
     Raises:
         BlockingIOError: Another process holds it, and ``waits`` is off.
+        ConfigError: Its file system gives no locks.
         OSError: The file cannot be made or locked.
     """
     # A folder is opened, not made: O_CREAT on one is refused.
@@ -39,10 +40,33 @@ def locked(
     )
     try:
         how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        fcntl.flock(descriptor, how if waits else how | fcntl.LOCK_NB)
+        _lock(descriptor, how if waits else how | fcntl.LOCK_NB, path)
+    except BaseException:
+        os.close(descriptor)  # and no more: to let go of it would be refused as well
+        raise
+    try:
         yield descriptor
     finally:
         _release(descriptor)
+
+
+def _lock(descriptor: int, how: int, path: Path) -> None:
+    """Lock a file that is open; ``path`` is told of.
+
+    Raises:
+        ConfigError: Its file system gives no locks.
+        OSError: It cannot be locked; ``BlockingIOError`` where it is held.
+    """
+    try:
+        fcntl.flock(descriptor, how)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        raise ConfigError(
+            f"{path} cannot be locked ({error.strerror}), which would keep a second process from what it stands for: "
+            "its file system gives no locks; mount it with them (Lustre: -o flock, NFS 3: its lock service), or name a "
+            "folder of another file system"
+        ) from None
 
 
 def _release(descriptor: int) -> None:
@@ -95,21 +119,15 @@ class FileLock:
         _held.add(self)
         try:
             how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-            fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
+            _lock(self._descriptor, how | fcntl.LOCK_NB, path)
         except BlockingIOError as error:
             # Written behind the lock: whoever has only just taken it may not have said so yet.
             holder = os.pread(self._descriptor, _LONGEST_HOLDER, 0).decode(errors="replace").strip()
             self._leave()
             raise BlockingIOError(error.errno, holder or "a process unknown") from None
-        except OSError as error:
+        except (OSError, ConfigError):
             self._leave()
-            if error.errno not in _NO_LOCKS:
-                raise
-            raise ConfigError(
-                f"{path} cannot be locked ({error.strerror}), which would keep a second process from what it stands "
-                "for: its file system gives no locks; mount it with them (Lustre: -o flock, NFS 3: its lock service), "
-                "or name a folder of another file system"
-            ) from None
+            raise
         if shared:
             return
         # Only now: before the lock was taken these words were another's.

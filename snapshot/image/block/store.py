@@ -106,7 +106,7 @@ class BlockStore:
                         self._write(path, data)
                         _set_counter(lock, used + len(data))
                     kept.add(digest)
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             self._complain(error)
         else:
             self._complained = False
@@ -121,9 +121,10 @@ class BlockStore:
                 left.unlink(missing_ok=True)  # whoever writes holds the lock, so nobody does
         self._prepared = True
 
-    def _complain(self, error: OSError) -> None:
+    def _complain(self, error: OSError | ConfigError) -> None:
         if not self._complained:
-            reason = "the disk is full" if error.errno in _FULL else str(error)
+            is_full = isinstance(error, OSError) and error.errno in _FULL
+            reason = "the disk is full" if is_full else str(error)
             _log.warning("block store %s keeps nothing for now: %s", self._root, reason)
         self._complained = True
 

@@ -1,10 +1,15 @@
 """Who may hold a file or a folder beside whom, and what is left of it."""
 
+import errno
+import fcntl
 import os
 import signal
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
+from omniload.base.errors import ConfigError
 from omniload.base.linux.file_lock import FileLock, is_held_here, is_locked, locked
 
 
@@ -103,3 +108,19 @@ def test_a_process_knows_the_locks_that_it_holds_itself(tmp_path):
     assert (is_held_here(mine), is_held_here(other)) == (True, False)
     held.close()
     assert not is_held_here(mine)
+
+
+@pytest.mark.parametrize("hold", [locked, lambda path: closing(FileLock(path))])
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_told_as_that_and_nothing_stays_open(
+    tmp_path, monkeypatch, hold, code
+):
+    def flock(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    said = r"/lock cannot be locked \(.*its file system gives no locks; mount it with them"
+    with pytest.raises(ConfigError, match=said), hold(tmp_path / "lock"):
+        pass
+    opened = {each.resolve() for each in Path("/proc/self/fd").iterdir()}
+    assert tmp_path / "lock" not in opened

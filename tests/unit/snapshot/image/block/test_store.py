@@ -1,6 +1,7 @@
 """Blocks on disk: kept, dropped, shared, and never wrong."""
 
 import errno
+import fcntl
 import logging
 import os
 from pathlib import Path
@@ -99,6 +100,17 @@ def test_a_full_disk_keeps_nothing_says_so_once_and_goes_on(store, monkeypatch, 
     assert store.get(digest_of(data_of(1))) == data_of(1)
     assert store.used_bytes == 100
     assert keep(store, 2)
+
+
+def test_where_locks_are_refused_nothing_is_kept_and_the_start_goes_on(store, monkeypatch, caplog):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with caplog.at_level(logging.WARNING, "omniload"):
+        assert not keep(store, 1)
+
+    assert "its file system gives no locks" in caplog.text
 
 
 def test_what_a_crash_left_half_written_goes_at_the_next_start(store, tmp_path):
