@@ -32,6 +32,7 @@ from fusefs.bridge.api.protocol import Data, FileSystem
 from fusefs.bridge.device.requests import Answering, Requests
 from fusefs.bridge.device.wire import ENTRY_BYTES, IN_HEADER, OUT_HEADER, Opcode, batch_forgets
 from fusefs.bridge.process.poller import Poller
+from omniload.base.linux.cores import cores_here
 from omniload.base.log import get_logger
 
 __all__ = ["REQUEST_BYTES", "Loop", "Replies"]
@@ -188,7 +189,7 @@ class Loop:
         self._device = device
         self._filesystem = filesystem
         self._requests = requests
-        self._replies = Replies(device, min(_MOST_COPIES, os.cpu_count() or 1))
+        self._replies = Replies(device, min(_MOST_COPIES, cores_here()))
         self._tasks = _Tasks(self._replies, filesystem)
         self._poller = self._tasks.poller
         self.watch, self.unwatch = self._poller.watch, self._poller.unwatch

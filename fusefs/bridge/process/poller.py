@@ -12,6 +12,8 @@ import select
 import threading
 from collections.abc import Callable
 
+from omniload.base.linux.cores import cores_here
+
 __all__ = ["BusyPoll", "Poller"]
 
 LOOKS = 30
@@ -30,7 +32,7 @@ class BusyPoll:
     """
 
     def __init__(self, num_cores: int | None = None) -> None:
-        num_cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
+        num_cores = cores_here() if num_cores is None else num_cores
         # On one core no caller could run while the loop looks.
         self._looks = LOOKS if num_cores > 1 else 0
         self._in_vain = 0

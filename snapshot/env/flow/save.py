@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from omniload.base.errors import StateError
 from omniload.base.linux import exec_with_parent
+from omniload.base.linux.cores import cores_here
 from omniload.base.log import get_logger
 from snapshot.env.format.digests import file_digest
 from snapshot.env.format.entries import (
@@ -185,7 +186,7 @@ def save(
         StateError: A file changed while it was read.
         IntegrityError: What was captured could not be restored (such as links that lead out).
     """
-    threads = min(8, (os.cpu_count() or 1) + 1)
+    threads = min(8, cores_here() + 1)
     with ThreadPoolExecutor(threads, thread_name_prefix="omniload-env") as pool:
         targets = captured.targets
         entries = _entries(captured, pool, progress)

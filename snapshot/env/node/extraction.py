@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from omniload.base.errors import IntegrityError, StateError
+from omniload.base.linux.cores import cores_here
 from snapshot.env.format.digests import file_digest
 from snapshot.env.format.entries import Entry, Kind, Limits, Target, check_entries
 from snapshot.env.format.manifest import Manifest
@@ -110,7 +111,7 @@ def extract(
     extraction = _Extraction(repository, manifest, tree)
     total, done = manifest.raw_bytes, 0
     # More than processors: some of them wait for the store.
-    workers = min(16, 2 + (os.cpu_count() or 1))
+    workers = min(16, 2 + cores_here())
     with ThreadPoolExecutor(workers, thread_name_prefix="omniload-env") as pool:
         reads = [pool.submit(extraction.carry_out, read) for read in extraction.reads()]
         try:

@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from fusefs.bridge.process import poller as pollers
 from fusefs.bridge.process.poller import LOOKS, BusyPoll, Poller
 
 
@@ -151,3 +152,10 @@ def test_looks_in_vain_are_few_beside_the_waits_and_the_looks_that_were_not(answ
     not_in_vain = sum(1 for looked, soon in paired if looked and soon)
 
     assert in_vain <= 8 + len(answers) / 100 + 8 * not_in_vain
+
+
+@pytest.mark.parametrize(("cores", "looks"), [(1, 0), (2, LOOKS)])
+def test_a_quota_of_a_single_core_is_not_spent_on_looks(cores, looks, monkeypatch):
+    monkeypatch.setattr(pollers, "cores_here", lambda: cores)
+
+    assert BusyPoll().looks() == looks
