@@ -21,6 +21,7 @@ from fusefs.vfs.file.open_file import SpoolPlace
 from fusefs.vfs.store_filesystem import StoreFileSystem
 from omniload.base import metrics
 from omniload.base.errors import ConfigError, IntegrityError, StateError
+from omniload.base.linux.network import why_not_bound
 from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s
 from omniload.base.units import counted
@@ -207,7 +208,8 @@ def _answer_scrapes(port: int | None) -> Callable[[], None]:
         return metrics.serve(port)
     except OSError as error:
         raise StateError(
-            f"metrics_port {port} cannot be bound on 127.0.0.1: {error.strerror}; give another"
+            f"metrics_port {port} cannot be bound on 127.0.0.1: {why_not_bound(error, port)}; each mount of a host has "
+            "another: give one, or leave it out"
         ) from error
 
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from omniload.actors.heartbeat_board import Board
 from omniload.base.errors import ConfigError
-from omniload.base.linux.network import listening_address
+from omniload.base.linux.network import listening_address, why_not_bound
 from omniload.base.log import get_logger
 from omniload.base.metrics import REGISTRY, serve
 from omniload.machine.status import status_of
@@ -79,7 +79,8 @@ def _served(mix: MixConfig, board: Board) -> Callable[[], None]:
     except OSError as error:
         REGISTRY.unregister(roles)
         raise ConfigError(
-            f"runtime.metrics_port {port} cannot be used on {address} ({error.strerror}); choose another"
+            f"runtime.metrics_port {port} cannot be used on {address} ({why_not_bound(error, port)}); each job of a "
+            "host has another: choose one, or 0 for no metrics"
         ) from error
 
     def close() -> None:

@@ -1,15 +1,24 @@
 """Where a server of this process listens, and which host this is: the kernel's network, looked at."""
 
+import errno
 import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from omniload.base.errors import ConfigError
 
-__all__ = ["LOOPBACK", "free_ports", "host_id", "interface_toward", "listening_address"]
+__all__ = [
+    "LOOPBACK",
+    "free_ports",
+    "host_id",
+    "interface_toward",
+    "listening_address",
+    "why_not_bound",
+]
 
 # For any other address, 127.0.0.2 included, Ray's servers listen on every interface (0004).
 LOOPBACK = "127.0.0.1"
@@ -101,6 +110,22 @@ def free_ports(
             f"{len(found)} ports{where} are free on {address}, and {count} are needed{why}; give a larger range"
         )
     return found
+
+
+def why_not_bound(error: OSError, port: int) -> str:
+    """Return in words why a TCP port could not be had, with the process that has it where this user may know.
+
+    It looks through all connections of the host and open files of the user: for messages alone.
+    """
+    why = error.strerror or str(error)
+    if error.errno != errno.EADDRINUSE:
+        return why
+    # Gone meanwhile, or another user's.
+    with suppress(psutil.Error, OSError):
+        for found in psutil.net_connections("tcp"):
+            if found.status == psutil.CONN_LISTEN and found.laddr.port == port and found.pid:
+                return f"{why}, by process {found.pid} ({psutil.Process(found.pid).name()})"
+    return why
 
 
 def interface_toward(host: str) -> str | None:

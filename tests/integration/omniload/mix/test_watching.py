@@ -1,6 +1,7 @@
 """Watching a plane that runs: the file of its run, the two commands, and every metric that the dashboard names."""
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -211,7 +212,8 @@ def test_a_planner_that_takes_over_goes_on_without_metrics_where_another_has_its
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         mix = MixConfig.model_validate({**MIX, "runtime": {"metrics_port": port}})
-        with pytest.raises(ConfigError, match=rf"metrics_port {port} cannot be used"):
+        held = rf"metrics_port {port} cannot be used .*in use, by process {os.getpid()} \(.*another.*or 0"
+        with pytest.raises(ConfigError, match=held):
             serve_metrics(mix, MemoryBoard())
 
         serve_metrics(mix, MemoryBoard(), goes_on=True)()

@@ -1,5 +1,8 @@
 """Where servers listen: every form that a setting may have, and the refusals, which say what this host has."""
 
+import errno
+import os
+import re
 import socket
 from types import SimpleNamespace
 
@@ -7,7 +10,12 @@ import pytest
 
 from omniload.base.errors import ConfigError
 from omniload.base.linux import network
-from omniload.base.linux.network import host_id, interface_toward, listening_address
+from omniload.base.linux.network import (
+    host_id,
+    interface_toward,
+    listening_address,
+    why_not_bound,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -81,3 +89,26 @@ def test_the_interface_towards_a_host_is_the_one_whose_address_packets_leave_fro
 
     found = [interface_toward(host) for host in ("10.1.9.9", "192.168.7.9", "172.16.0.1", "")]
     assert found == ["eth0", "ib0", None, None]
+
+
+def a_listener(port, pid, status="LISTEN"):
+    return SimpleNamespace(status=status, laddr=SimpleNamespace(port=port), pid=pid)
+
+
+@pytest.mark.parametrize(
+    ("code", "pid", "said"),
+    [
+        (
+            errno.EADDRINUSE,
+            os.getpid(),
+            rf"Address already in use, by process {os.getpid()} \(.+\)",
+        ),
+        (errno.EADDRINUSE, None, "Address already in use"),  # another user's
+        (errno.EADDRNOTAVAIL, os.getpid(), "Cannot assign requested address"),
+    ],
+)
+def test_who_has_a_port_is_named_where_this_user_may_know(code, pid, said, monkeypatch):
+    found = [a_listener(9465, 1), a_listener(9464, 1, "TIME_WAIT"), a_listener(9464, pid)]
+    monkeypatch.setattr(network.psutil, "net_connections", lambda kind: found)
+
+    assert re.fullmatch(said, why_not_bound(OSError(code, os.strerror(code)), 9464))
