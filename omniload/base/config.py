@@ -36,7 +36,7 @@ from omniload.base.settings.faults import (
     value_shown,
     written_out,
 )
-from omniload.base.settings.paths import unnamed
+from omniload.base.settings.paths import unnamed, why_no_text
 from omniload.base.settings.tree import LARGEST_TEXT_BYTES, Node, compose
 
 __all__ = [
@@ -259,7 +259,7 @@ def _unfit(
                     location,
                     given,
                     fault_at(
-                        f"{value_shown(given)} is not UTF-8; rename it, or give a relative path"
+                        f"{value_shown(given)} {why_no_text(given, 'rename it, or give a relative path')}"
                     ),
                 )
         case dict():

@@ -5,6 +5,7 @@ it runs, settings and all: ``omniload mix show`` and ``audit`` read it there.
 """
 
 import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
 from omniload.base.secrets import without_secrets
 from omniload.base.settings.faults import said_of_fault
+from omniload.base.settings.paths import unnamed, why_no_text
 from omniload.front.launch import Place
 from omniload.mix.config import MixConfig, load_mix
 from omniload.mix.held_out import held_out
@@ -151,12 +153,15 @@ def kept_in(
         raise ConfigError(
             f"run_dir is {run_dir!r}; give the path of a folder, such as 'runs/a', or None to keep nothing of the run"
         )
+    whole = str(folder.absolute())
     try:
-        str(folder.absolute()).encode()
+        os.fsencode(whole)
+        whole.encode()
     except UnicodeEncodeError as error:
+        remedy = "rename what is not, or name another folder"
+        why = unnamed(error) or f"{whole!r} {why_no_text(whole, remedy)}"
         raise ConfigError(
-            f"run_dir is {str(folder)!r}, and {str(folder.absolute())!r} is not UTF-8, as the names of a run's folder "
-            "and of those above it have to be; rename what is not, or name another folder"
+            f"run_dir is {str(folder)!r}, and what is kept in a run's folder names it and those above it as text: {why}"
         ) from error
     return replace(spec, run_dir=folder, read=text_as_run(mix, spec.mix))
 

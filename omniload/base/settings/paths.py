@@ -1,10 +1,12 @@
 """Paths that a settings file names: from the file's folder, from a home, or whole."""
 
+import os
+import sys
 from pathlib import Path
 
 from omniload.base.errors import ConfigError
 
-__all__ = ["path_from", "unnamed"]
+__all__ = ["path_from", "unnamed", "why_no_text"]
 
 
 def path_from(base_dir: Path, text: str, key: str) -> Path:
@@ -34,7 +36,25 @@ def unnamed(error: Exception) -> str:
     # In UTF-8 it names all but halves of surrogate pairs, which are refused as such.
     if not isinstance(error, UnicodeEncodeError) or error.encoding == "utf-8":
         return ""
+    return f"it has {error.object[error.start]!r}, and {_taken_as(error.encoding)}"
+
+
+def why_no_text(name: str, remedy: str) -> str:
+    """Return why a name of a file, as the system gave it, is no text, and what to do about it.
+
+    Args:
+        name: The name, with halves of surrogate pairs.
+        remedy: For one that is not UTF-8: of others Python is to be started otherwise.
+    """
+    try:
+        os.fsencode(name).decode()
+    except UnicodeError:
+        return f"is not UTF-8; {remedy}"
+    return f"is UTF-8, and {_taken_as(sys.getfilesystemencoding())}"
+
+
+def _taken_as(encoding: str) -> str:
     return (
-        f"it has {error.object[error.start]!r}, and this Python takes names of files as {error.encoding}; start it "
-        "with PYTHONUTF8=1, or with a locale of UTF-8 such as LC_ALL=C.UTF-8"
+        f"this Python takes names of files as {encoding}; start it with PYTHONUTF8=1, or with a locale of UTF-8 such "
+        "as LC_ALL=C.UTF-8"
     )

@@ -20,6 +20,7 @@ from omniload.base.errors import (
 )
 from omniload.base.linux.file_lock import FileLock, locked
 from omniload.base.reading import read_kept_file
+from omniload.base.settings.paths import why_no_text
 from omniload.base.writing import write_whole
 from omniload.commands.edits.at_rest import change_at_rest
 from omniload.mix.edits.answers import (
@@ -98,9 +99,10 @@ def _require_utf8(change: AddSource) -> None:
     try:
         change.model_dump_json()
     except PydanticSerializationError as error:
+        remedy = "rename the file or its folder, or name a link to it where all names are UTF-8"
+        path = change.source.paths[0]
         raise ConfigError(
-            f"source {change.name!r}: {change.source.paths[0]!r:.200} is not UTF-8, and a change of a mix is kept as "
-            "JSON; rename the file or its folder, or name a link to it where all names are UTF-8"
+            f"source {change.name!r}: a change of a mix is kept as JSON, and {path!r:.200} {why_no_text(path, remedy)}"
         ) from error
 
 

@@ -1,8 +1,11 @@
 """The verbs of ``omniload mix`` on a run: how far it is, what was in a step, and the proof of it."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +71,43 @@ def test_a_run_that_is_not_there_is_told_in_the_same_words_by_every_verb(tmp_pat
         StateError, match=r"gone: no such folder; give the folder of a run: run_dir"
     ):
         json_of(verb, tmp_path / "gone", *options)
+
+
+def in_plain_locale(*arguments):
+    """Run Python where names of files are ASCII to it: it changes this locale itself, unless it is told not to."""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        check=False,
+        env={**os.environ, **plain},
+        capture_output=True,
+        encoding="ascii",
+        timeout=120,
+    )
+
+
+@pytest.mark.started_for_real
+def test_a_run_in_a_folder_of_other_letters_is_told_of_in_a_plain_locale_too(mix_path, tmp_path):
+    run = tmp_path / "pr\u00fcfung-\u65e5\u672c"
+    with open_mix(mix_path, arrays="numpy", run_dir=run) as batches:
+        batches.next_batch()
+
+    for words in ("show", "audit --step 0", "top --once"):
+        verb, *options = words.split()
+        done = in_plain_locale("-m", "omniload", "mix", verb, run, *options)
+        assert (done.returncode, done.stderr) == (0, ""), words
+        assert done.stdout
+
+
+@pytest.mark.started_for_real
+@pytest.mark.parametrize("folder", ["sys.argv[1]", "'/tmp/pr\\u00fcfung'"])
+def test_a_python_that_cannot_name_the_folder_of_a_run_says_how_to_start_it(folder, mix_path):
+    asked = f"import sys, omniload; omniload.open(sys.argv[2], run_dir={folder})"
+
+    done = in_plain_locale("-c", asked, mix_path.with_name("pr\u00fcfung"), mix_path)
+
+    assert "ConfigError: run_dir is " in done.stderr
+    assert "this Python takes names of files as ascii; start it with PYTHONUTF8=1" in done.stderr
 
 
 def test_a_folder_of_several_runs_is_refused_with_their_names(tmp_path):
