@@ -31,7 +31,7 @@ from omniload.source.formats.format import IndexedFormat, Records, Unit, require
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import records_of, texts_in
-from omniload.source.parsing.beginnings import codec_of, said_of_beginning
+from omniload.source.parsing.beginnings import MARK, codec_of, said_of_beginning
 from omniload.source.parsing.compressed import (
     chunks_of,
     doubt_of_wholes,
@@ -49,7 +49,6 @@ from omniload.source.sample_tags import tags_of_fields
 __all__ = ["FORMAT", "CsvFormat"]
 
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
-_BOM = b"\xef\xbb\xbf"
 _NEWLINES = b"\n"
 _LARGEST_HEADER = 1 << 20
 _HEAD_BYTES = 16
@@ -111,7 +110,7 @@ class CsvFormat(IndexedFormat):
         """Decode the rows of a unit, ``before`` of which its shard holds others; the header is no row."""
         at = RowsAt(where=path, first=before)
         # Arrow leaves a mark of the byte order out too, but not where it is read as Latin-1 below.
-        data = b"".join((memoryview(header), memoryview(body))).removeprefix(_BOM)
+        data = b"".join((memoryview(header), memoryview(body))).removeprefix(MARK)
         bad: dict[int, str] = {}
         try:
             columns = self._columns(data, self._names)
@@ -321,9 +320,9 @@ class _Rows:
         returns = np.flatnonzero(data == _RETURN)
         previous = np.concatenate(([self.before], data[:-1])).astype(np.uint8)
         # Behind a mark of the byte order the first row begins: a quote there opens its first field.
-        if self.at == 0 and bytes(data[: len(_BOM)]) == _BOM:
-            self.row_start = len(_BOM)
-            previous[len(_BOM) : len(_BOM) + 1] = _NEWLINE
+        if self.at == 0 and bytes(data[: len(MARK)]) == MARK:
+            self.row_start = len(MARK)
+            previous[len(MARK) : len(MARK) + 1] = _NEWLINE
         if self.quoted:
             quotes = np.flatnonzero(data == _QUOTE)
             self._require_openings(previous, quotes)

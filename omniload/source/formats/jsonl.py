@@ -16,7 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
 from omniload.mix.schema.records import Condition
 from omniload.mix.schema.splits import key_of
@@ -44,12 +44,12 @@ from omniload.source.formats.format import (
 )
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
-from omniload.source.parsing.beginnings import codec_of
+from omniload.source.parsing.beginnings import behind_mark, codec_of, is_marked, no_zeros, noting
 from omniload.source.parsing.compressed import (
     ForwardReader,
     chunks_of,
+    no_bomb,
     range_of,
-    require_no_bomb,
     scan_of,
     stream_of,
 )
@@ -71,6 +71,8 @@ from omniload.source.sample_tags import LineTags, Tags
 __all__ = ["FORMAT", "JsonlFormat"]
 
 _NEWLINE, _NEWLINES = 10, b"\n"
+_UNMARKED = "/unmarked"
+"""Behind the digest of a file with a byte-order mark: it is left out, where releases before read a bad line."""
 _FIRST_LINES = 256
 """Lines that are looked at for what stands beside conversations."""
 _PART_BYTES = 1 << 18
@@ -108,6 +110,7 @@ class JsonlFormat(IndexedFormat):
             self._read = replace(self._read, plain=plain)
         # Whatever key is read, lines are cut alike: one index serves all.
         kind = f"lines/{config.unit}"
+        self._kept = cache.path(kind) if cache else None
         self._points = KeptPoints(cache, kind)
         self._compressed = ForwardReader(self._points)
         index = partial(index_of, files, self._index, kind=kind, cache=cache, unpacks=True)
@@ -137,6 +140,8 @@ class JsonlFormat(IndexedFormat):
                 is_last = unit + 1 == len(units) or units[unit + 1].shard != place.shard
                 number = unit - units.first_of(place.shard)
                 data = self._compressed.range_of(file, start, stop, number=number, is_last=is_last)
+        if not start:
+            data = self._unmarked(data, place.shard)
         # Lines are told by their number in the file, as editors count them.
         records = _records(data, self._read, file.path, units.rows_before(unit) + 1)
         require_as_indexed(file.path, place, len(records.column), "lines")
@@ -196,12 +201,14 @@ class JsonlFormat(IndexedFormat):
         return file, _first_lines_of(file, FIRST_BYTES)
 
     def _index(self, file: ShardFile) -> FileUnits:
-        digest, packed = xxhash.xxh3_128(), codec_of(file) is not None
+        digest, packed, head = xxhash.xxh3_128(), codec_of(file) is not None, bytearray()
         digests: list[int] = []
         with reading(file, "lines"), scan_of(file) as stream:
-            chunks = digested(digest, _no_zeros(chunks_of(stream, file), file))
+            chunks = digested(
+                digest, noting(head, no_zeros(chunks_of(stream, file), file, FIRST_BYTES))
+            )
             if packed:
-                chunks = _no_bomb(chunks, file)
+                chunks = no_bomb(chunks, file)
             units = line_ranges(chunks, self._unit_bytes, digests if packed else None)
             widest = int((units.stops - units.starts).max(initial=0))
             if widest > MAX_UNIT_BYTES:
@@ -214,7 +221,23 @@ class JsonlFormat(IndexedFormat):
             if is_large and (points := points_of(file, stream, size)) is not None:
                 self._points.keep(file, AccessPoints.of(points, units, digests))
         # Of every byte: newlines are looked for in all of them anyway.
-        return replace(units, content=digest.hexdigest())
+        content = digest.hexdigest()
+        return replace(units, content=f"{content}{_UNMARKED}" if is_marked(head) else content)
+
+    def _unmarked(self, data: pa.Buffer, shard: int) -> pa.Buffer:
+        """Return what a file begins with, without a byte-order mark.
+
+        Raises:
+            IntegrityError: It is a bad line by an index of an earlier release, and to runs that went by that.
+        """
+        if is_marked(data) and not self._units.contents_F[shard].endswith(_UNMARKED):
+            if self._kept is not None:
+                self._kept.unlink(missing_ok=True)
+            raise IntegrityError(
+                f"{self._files[shard].path}: begins with a byte-order mark, which was a bad line to the release that "
+                "its index is of, and is left out now; the index is removed: start anew, without a state of before"
+            )
+        return behind_mark(data)
 
 
 def _first_lines_of(file: ShardFile, most_bytes: int) -> pa.Buffer:
@@ -223,33 +246,7 @@ def _first_lines_of(file: ShardFile, most_bytes: int) -> pa.Buffer:
         data = stream.read_buffer(most_bytes)
     # What is cut off in the middle is no line.
     cut = len(data) == most_bytes
-    return data.slice(0, data.to_pybytes().rfind(_NEWLINES) + 1) if cut else data
-
-
-def _no_zeros(chunks: Iterator[pa.Buffer], file: ShardFile) -> Iterator[pa.Buffer]:
-    """Refuse what begins like a device or a file with a hole: it may be of terabytes, and have no line.
-
-    Raises:
-        ConfigError: It is zeros as far as its first records would reach.
-    """
-    first = next(chunks, None)
-    if first is None:
-        return
-    if first.size >= FIRST_BYTES and not np.frombuffer(first, np.uint8, FIRST_BYTES).any():
-        raise ConfigError(
-            f"{file.path}: begins with {format_bytes(FIRST_BYTES)} of zero bytes, which no line of JSON holds; "
-            "replace the file, or leave it out"
-        )
-    yield first
-    yield from chunks
-
-
-def _no_bomb(chunks: Iterator[pa.Buffer], file: ShardFile) -> Iterator[pa.Buffer]:
-    size = 0
-    for chunk in chunks:
-        size += chunk.size
-        require_no_bomb(file, size)
-        yield chunk
+    return behind_mark(data.slice(0, data.to_pybytes().rfind(_NEWLINES) + 1) if cut else data)
 
 
 def _records(data: pa.Buffer, read: "_LineReader", path: str, first_line: int) -> Records:

@@ -1,20 +1,34 @@
 """What a file begins with that is not what its source reads, though it is sound, and the command that mends it."""
 
 import re
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import PurePosixPath
 
+import numpy as np
+import pyarrow as pa
+
+from omniload.base.errors import ConfigError
+from omniload.base.units import format_bytes
 from omniload.source.files import ShardFile
 
 __all__ = [
+    "MARK",
+    "behind_mark",
     "codec_of",
+    "is_marked",
     "mends_all",
+    "no_zeros",
+    "noting",
     "said_of_beginning",
     "said_of_shard",
     "said_of_stand_in",
     "said_of_unpacked",
 ]
 
+MARK = b"\xef\xbb\xbf"
+"""The byte-order mark of UTF-8: no letter where it begins a file."""
+_BLANK_LINE = pa.py_buffer(b"\n")
 # By the name, as every reader of such shards goes by it; what is none fails as it is decompressed.
 _CODEC_OF_SUFFIX = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip", ".tgz": "gzip"}
 
@@ -129,3 +143,45 @@ def said_of_shard(head: bytes, codec: str | None, *, unpacks: bool | None) -> st
     if said or not is_called_packed:
         return said
     return f"is not compressed by {codec}, as its name says; give it the name of what it is, or replace it"
+
+
+def is_marked(data: pa.Buffer | bytearray) -> bool:
+    """Tell whether what a file begins with is a byte-order mark."""
+    return bytes(data[: len(MARK)]) == MARK
+
+
+def behind_mark(data: pa.Buffer) -> pa.Buffer:
+    """Return lines that begin a file without a byte-order mark; one of nothing else is a blank line."""
+    if not is_marked(data):
+        return data
+    return data.slice(len(MARK)) if data.size > len(MARK) else _BLANK_LINE
+
+
+def noting(head: bytearray, chunks: Iterator[pa.Buffer]) -> Iterator[pa.Buffer]:
+    """Return what a file holds as it is, and add as many of its first bytes to ``head`` as a mark has."""
+    for chunk in chunks:
+        head += memoryview(chunk)[: len(MARK) - len(head)]
+        yield chunk
+
+
+def no_zeros(chunks: Iterator[pa.Buffer], file: ShardFile, first_bytes: int) -> Iterator[pa.Buffer]:
+    """Refuse what begins like a device or a file with a hole: it may be of terabytes, and have no line.
+
+    Args:
+        chunks: What it holds, in order.
+        file: The file.
+        first_bytes: Of its first records.
+
+    Raises:
+        ConfigError: It is zeros as far as its first records would reach.
+    """
+    first = next(chunks, None)
+    if first is None:
+        return
+    if first.size >= first_bytes and not np.frombuffer(first, np.uint8, first_bytes).any():
+        raise ConfigError(
+            f"{file.path}: begins with {format_bytes(first_bytes)} of zero bytes, which no line of JSON holds; "
+            "replace the file, or leave it out"
+        )
+    yield first
+    yield from chunks

@@ -27,9 +27,9 @@ __all__ = [
     "ForwardReader",
     "chunks_of",
     "doubt_of_wholes",
+    "no_bomb",
     "range_of",
     "require_held_whole",
-    "require_no_bomb",
     "scan_of",
     "stream_of",
 ]
@@ -140,17 +140,21 @@ def doubt_of_wholes(
     )
 
 
-def require_no_bomb(file: ShardFile, size_bytes: int) -> None:
+def no_bomb(chunks: Iterator[pa.Buffer], file: ShardFile) -> Iterator[pa.Buffer]:
     """Refuse a compressed shard that becomes many times what text does: it may be without an end.
 
     Raises:
         ConfigError: With the limit.
     """
-    if size_bytes > max(MAX_UNIT_BYTES, _MOST_TIMES * file.size_bytes):
-        raise ConfigError(
-            f"{file.path}: {format_bytes(file.size_bytes)} become {format_bytes(size_bytes)} and more, over "
-            f"{_MOST_TIMES} times as many, which no text does; replace the file, or leave it out"
-        )
+    size_bytes = 0
+    for chunk in chunks:
+        size_bytes += chunk.size
+        if size_bytes > max(MAX_UNIT_BYTES, _MOST_TIMES * file.size_bytes):
+            raise ConfigError(
+                f"{file.path}: {format_bytes(file.size_bytes)} become {format_bytes(size_bytes)} and more, over "
+                f"{_MOST_TIMES} times as many, which no text does; replace the file, or leave it out"
+            )
+        yield chunk
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from omniload.base.ragged import Ragged
 from omniload.base.units import format_bytes
 from omniload.mix.columns import said_of_inside
 from omniload.source.columns import is_utf8
-from omniload.source.parsing.beginnings import said_of_beginning, said_of_stand_in
+from omniload.source.parsing.beginnings import MARK, said_of_beginning, said_of_stand_in
 
 __all__ = [
     "LARGEST_DEPTH",
@@ -47,7 +47,6 @@ _RETURN, _BRACE, _CLOSING_BRACE = b"\r{}"
 _CASE = _BRACE ^ ord("[")
 """What a brace has more than a bracket."""
 _BLANK = b" \t\r"
-_BOM = b"\xef\xbb\xbf"
 _SHOWN_KEYS, _SHOWN_WIDTH = 12, 40
 # A string that does not end reaches to the end: the search takes one pass, whatever it is given.
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[{\]}]', re.DOTALL)
@@ -326,8 +325,8 @@ def _leniently(line: bytes, strict: orjson.JSONDecodeError) -> object:
     if what := said_of_beginning(line) or _BEGUN.get(begun) or said_of_stand_in(line):
         raise BadLineError(what)
     # Told by itself: an editor shows nothing there, and the line looks sound.
-    if line.startswith(_BOM):
-        # Not passed over: what a file with one has given to runs that skip bad lines would change under them.
+    if line.startswith(MARK):
+        # Within a file: at its beginning it is left out.
         raise BadLineError(
             "begins with a byte-order mark; save the file as UTF-8 without one, or take it off: "
             "sed -i 's/^\\xef\\xbb\\xbf//' FILE"

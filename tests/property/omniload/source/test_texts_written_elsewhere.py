@@ -120,6 +120,8 @@ def test_lines_of_json_hold_what_python_finds_in_them(tmp_path, data):
         content = end.join(data.draw(st.lists(lines, max_size=6)))
         content += end if data.draw(st.booleans()) else b""
         found = written(data.draw, held / f"{shard}.jsonl{suffix}", content)
+        # A file of nothing but a mark is a blank line.
+        found = found.removeprefix(b"\xef\xbb\xbf") or b"\n" * bool(found)
         expected += map(text_of_line, io.BytesIO(found))
     if expected:
         # Parts of what is compressed are not read in any order: the mix is refused.

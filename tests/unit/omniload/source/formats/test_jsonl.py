@@ -10,6 +10,7 @@ from contextlib import suppress
 import numpy as np
 import pyarrow as pa
 import pytest
+import xxhash
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from omniload.mix.sources import JsonlSource, ShuffleConfig
 from omniload.source.formats import jsonl
 from omniload.source.formats.jsonl import JsonlFormat
 from omniload.source.formats.opening import open_format
+from omniload.source.index import IndexCache
 from omniload.source.parsing import compressed, cutting
 from omniload.source.patterns import find_files
 from omniload.source.spec import SourceSpec
@@ -365,12 +367,69 @@ def test_a_bomb_is_decompressed_to_a_multiple_of_its_size_and_no_further(opened,
 
 
 def test_the_command_in_the_message_takes_a_byte_order_mark_off(opened, tmp_path):
-    lines = '{"text": "\ufeffone"}\n{"text": "two"}\n'
-    reader = opened(f"\ufeff{lines}".encode())
+    lines = ['{"text": "\ufeffone"}\n', '{"text": "two"}\n']
+    reader = opened("\ufeff".join(lines).encode())
     said = reader.read_unit(0).reason
 
-    assert read_unit(reader, 0) == [None, "two"]
-    assert "a.jsonl:1: begins with a byte-order mark; " in said
+    assert read_unit(reader, 0) == ["\ufeffone", None]
+    assert "a.jsonl:2: begins with a byte-order mark; " in said
     command = said.partition("take it off: ")[2].replace("FILE", "a.jsonl")
     subprocess.run(shlex.split(command), cwd=tmp_path, check=True)
-    assert (tmp_path / "a.jsonl").read_text() == lines
+    assert (tmp_path / "a.jsonl").read_text() == "".join(lines)
+
+
+MARK = b"\xef\xbb\xbf"
+PACKED = {"a.jsonl": bytes, "a.jsonl.gz": gzip.compress, "a.jsonl.zst": zstandard.compress}
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("unit_bytes", [1, 1 << 20])
+@pytest.mark.parametrize(
+    ("data", "texts"),
+    [
+        (GOOD, ["one", "zw\u00f6lf\n"]),
+        (b'{"text": "last"}', ["last"]),
+        (b"\n" + GOOD, ["", "one", "zw\u00f6lf\n"]),
+        (MARK + GOOD, [None, "zw\u00f6lf\n"]),  # a second one
+        (b"", [""]),
+    ],
+)
+def test_a_byte_order_mark_at_the_beginning_of_a_file_is_left_out(
+    opened, name, unit_bytes, data, texts
+):
+    reader = opened(PACKED[name](MARK + data), unit_bytes, name)
+
+    assert read(reader) == texts
+    first = opened(PACKED[name](MARK + data), unit_bytes, name).first_records()
+    assert len(first.column) == len(texts)
+    assert first.column[0].tobytes().decode() == (texts[0] or "")
+
+
+def kept_index(folder, data):
+    """Open lines with an index that is kept, and return the reader and the index."""
+    if not (folder / "a.jsonl").exists():
+        (folder / "a.jsonl").write_bytes(data)
+    files = find_files(["a.jsonl"], folder, source="web")
+    cache = IndexCache(folder=folder / "cache", source="web")
+    reader = JsonlFormat(files, JsonlSource(type="jsonl", path="a.jsonl"), cache)
+    (index,) = (folder / "cache").glob("*.index.arrow")
+    return reader, index
+
+
+def test_a_file_with_a_mark_is_another_than_to_releases_that_read_a_bad_line(tmp_path, opened):
+    """To a run of theirs its content is what its bytes are; an index that they kept says so, and is not gone by."""
+    marked, index = kept_index(tmp_path, MARK + GOOD)
+    (content,) = marked.units().contents_F
+    assert content.endswith("/unmarked")
+    assert opened(GOOD, name="b.jsonl").units().contents_F == (xxhash.xxh3_128_hexdigest(GOOD),)
+
+    table = pa.ipc.open_file(index.read_bytes()).read_all()
+    earlier = pa.array([content.removesuffix("/unmarked")])
+    table = table.set_column(table.schema.get_field_index("content"), "content", earlier)
+    with pa.ipc.new_file(index, table.schema) as out:
+        out.write_table(table)
+    reader, _ = kept_index(tmp_path, MARK + GOOD)
+    with pytest.raises(IntegrityError, match=r"begins with a byte-order mark, .* index is removed"):
+        reader.read_unit(0)
+
+    assert read(kept_index(tmp_path, MARK + GOOD)[0]) == ["one", "zw\u00f6lf\n"]
