@@ -123,7 +123,9 @@ def why_not_bound(error: OSError, port: int) -> str:
     # Gone meanwhile, or another user's.
     with suppress(psutil.Error, OSError):
         for found in psutil.net_connections("tcp"):
-            if found.status == psutil.CONN_LISTEN and found.laddr.port == port and found.pid:
+            # One that listens has an address; of others it may be empty.
+            listens = found.status == psutil.CONN_LISTEN and found.laddr
+            if listens and listens[1] == port and found.pid:
                 return f"{why}, by process {found.pid} ({psutil.Process(found.pid).name()})"
     return why
 

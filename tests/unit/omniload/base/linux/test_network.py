@@ -92,7 +92,7 @@ def test_the_interface_towards_a_host_is_the_one_whose_address_packets_leave_fro
 
 
 def a_listener(port, pid, status="LISTEN"):
-    return SimpleNamespace(status=status, laddr=SimpleNamespace(port=port), pid=pid)
+    return SimpleNamespace(status=status, laddr=("127.0.0.1", port), pid=pid)
 
 
 @pytest.mark.parametrize(
