@@ -101,9 +101,8 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
         # Last: port, disk cache and store are free for the mount that comes next.
         notifier.notify(lost)
     if lost:
-        raise IntegrityError(
-            f"what was written last to {counted(len(lost), 'file')} is lost: {lost}"
-        )
+        files = counted(len(lost), "file")
+        raise IntegrityError(f"what was written last to {files} is lost: {lost}")
 
 
 def _before(config: MountConfig) -> UnmountClient | None:

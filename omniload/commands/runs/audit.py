@@ -152,11 +152,7 @@ def audit(  # noqa: PLR0913, PLR0917 -- one for each option
         told = {"step": step, "digest": digest, "warnings": warnings, "samples": shown}
         emit_json({**told, "tags": tags_json(_tags_of(found))})
         return
-    said = (
-        "1 sample or piece of one"
-        if len(found) == 1
-        else f"{len(found)} samples or pieces of samples"
-    )
+    said = f"{counted(len(found), 'sample')} or pieces of samples"
     if grep is not None:
         of = len(looked_at.pieces)
         said = f"{len(found)} of {of} samples or pieces of samples contain {grep!r}"
