@@ -1,4 +1,4 @@
-"""Steps of a run: which are planned and kept, which one each rank wants next, and when bad records end them.
+"""Steps of a run: which one each rank wants next, and when bad records end them.
 
 Shape suffixes:
     S  sources
@@ -12,27 +12,16 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.base.errors import IntegrityError, OmniloadError, StateError
+from omniload.base.errors import IntegrityError, OmniloadError
 from omniload.base.units import counted
-from omniload.machine.messages import (
-    AppendBase,
-    AppendWorld,
-    RanksLost,
-    StepsTaken,
-    StepTaken,
-    base_due,
-)
-from omniload.machine.plans.windows import Drawn, Windows
+from omniload.machine.messages import RanksLost, StepsTaken, StepTaken
 from omniload.machine.progress import Waits, rank_name
 from omniload.machine.queue import SampleQueue
 from omniload.mix.edits.history import History
 from omniload.mix.state import MixState
-from omniload.plan.records import StepPlan, TagsOf
-from omniload.plan.world import World
 
 __all__ = [
     "BadRecords",
-    "PlannedSteps",
     "Rank",
     "RankSteps",
     "RanksTold",
@@ -40,74 +29,6 @@ __all__ = [
 
 Rank = tuple[int, int]
 """A rank by its place along dp and cp."""
-
-
-@dataclass(slots=True, kw_only=True)
-class PlannedSteps:
-    """Plans by the windows they were published in, the state before each step, and the state after the last."""
-
-    _states: dict[int, MixState]
-    _windows: Windows = field(default_factory=Windows)
-
-    @classmethod
-    def of(cls, states: Iterable[MixState]) -> Self:
-        """Begin with states that are known; none of their steps is planned here."""
-        return cls(_states={state.step: state for state in states})
-
-    @property
-    def next_step(self) -> int:
-        """First step that neither this planner nor one before it has planned."""
-        return max(self._states)
-
-    @property
-    def windows(self) -> tuple[tuple[StepPlan, ...], ...]:
-        """The plans, in order."""
-        return self._windows.all()
-
-    def reach(
-        self, state: MixState, history: History, fingerprint: Mapping[str, str], world: World
-    ) -> tuple[AppendBase | AppendWorld, ...]:
-        """Note the state after a step that was planned; return what the journal is due behind its record."""
-        self._states[state.step] = state
-        return base_due(history, state, fingerprint, world)
-
-    def publish(self, plans: Sequence[StepPlan], drawn: Drawn) -> tuple[StepPlan, ...]:
-        """Keep the plans of a window, and what they drew; return the plans."""
-        return self._windows.add(plans, drawn)
-
-    def state_before(self, step: int) -> MixState:
-        """Return the state before a step.
-
-        Raises:
-            StateError: It is no longer held, or the step is not planned yet.
-        """
-        if step not in self._states:
-            raise StateError(
-                f"the state before step {step} is not held, only steps {min(self._states)} to {self.next_step}; "
-                "take the state at the trainer's own step"
-            )
-        return self._states[step]
-
-    def release(self, step: int) -> None:
-        """Let go of windows that lie before ``step`` as a whole, and of states."""
-        # But the last before it: a rank that is interrupted as it takes a step takes that back.
-        self._windows.release(step)
-        for old in [s for s in self._states if s < step - 1]:
-            del self._states[old]
-
-    def take_back(
-        self, step: int, queues: Sequence[SampleQueue], overlong_S: list[int]
-    ) -> MixState:
-        """Have steps from one on never been planned, and queues hold what they drew; return the state before it."""
-        state = self.state_before(step)
-        self._windows.take_back(state, queues, overlong_S)
-        for later in [s for s in self._states if s > step]:
-            del self._states[later]
-        return state
-
-    def place_again(self, history: History, world: World, tags_of: TagsOf) -> None:
-        """Place the steps of a world on its ranks, as ``Windows`` does."""
-        self._windows.place_again(history, world, tags_of)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from omniload.machine.messages import (
 from omniload.machine.metadata.tags import asked_with_tags
 from omniload.machine.plans.fences import Withdrawal
 from omniload.machine.plans.unread import Unread
-from omniload.machine.plans.windows import Drawn
+from omniload.machine.plans.windows import Drawn, PlannedSteps
 from omniload.machine.queue import (
     SampleQueue,
     draw_window,
@@ -35,7 +35,7 @@ from omniload.machine.queue import (
 )
 from omniload.machine.scaling.coming import Demand, Foresight
 from omniload.machine.scaling.leads import Leads
-from omniload.machine.steps import BadRecords, PlannedSteps, RankSteps
+from omniload.machine.steps import BadRecords, RankSteps
 from omniload.machine.strategy import CostFits, place
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import BeginStage, Edit, FitCost

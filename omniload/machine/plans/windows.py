@@ -1,16 +1,19 @@
-"""Windows of steps that are planned: their plans, and what they drew, until every rank has them or they are taken back.
+"""Planned steps, by windows: their plans, and what they drew, until every rank has them or they are taken back.
 
 Shape suffixes:
     S  sources
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from omniload.base.errors import StateError
+from omniload.machine.messages import AppendBase, AppendWorld, base_due
 from omniload.machine.queue import SampleQueue
 from omniload.machine.strategy import place_again
 from omniload.mix.edits.history import History
@@ -20,7 +23,7 @@ from omniload.plan.membership import Membership
 from omniload.plan.records import StepPlan, TagsOf
 from omniload.plan.world import World
 
-__all__ = ["Drawn", "Windows"]
+__all__ = ["Drawn", "PlannedSteps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,29 +59,64 @@ class Drawn:
         ]
 
 
-@dataclass(slots=True)
-class Windows:
-    """Plans by the windows that they were published in, in order."""
+@dataclass(slots=True, kw_only=True)
+class PlannedSteps:
+    """Plans by the windows they were published in, the state before each step, and the state after the last."""
 
-    _plans: deque[tuple[StepPlan, ...]] = field(default_factory=deque)
-    _drawn: deque[Drawn] = field(default_factory=deque)
+    _states: dict[int, MixState]
+    _plans: deque[tuple[StepPlan, ...]] = field(default_factory=deque, init=False)
+    _drawn: deque[Drawn] = field(default_factory=deque, init=False)
 
-    def add(self, plans: Sequence[StepPlan], drawn: Drawn) -> tuple[StepPlan, ...]:
+    @classmethod
+    def of(cls, states: Iterable[MixState]) -> Self:
+        """Begin with states that are known; none of their steps is planned here."""
+        return cls(_states={state.step: state for state in states})
+
+    @property
+    def next_step(self) -> int:
+        """First step that neither this planner nor one before it has planned."""
+        return max(self._states)
+
+    @property
+    def windows(self) -> tuple[tuple[StepPlan, ...], ...]:
+        """The plans, in order."""
+        return tuple(self._plans)
+
+    def reach(
+        self, state: MixState, history: History, fingerprint: Mapping[str, str], world: World
+    ) -> tuple[AppendBase | AppendWorld, ...]:
+        """Note the state after a step that was planned; return what the journal is due behind its record."""
+        self._states[state.step] = state
+        return base_due(history, state, fingerprint, world)
+
+    def publish(self, plans: Sequence[StepPlan], drawn: Drawn) -> tuple[StepPlan, ...]:
         """Keep the plans of a window, and what they drew; return the plans."""
         self._plans.append(tuple(plans))
         self._drawn.append(drawn)
         return self._plans[-1]
 
-    def all(self) -> tuple[tuple[StepPlan, ...], ...]:
-        """Return the plans."""
-        return tuple(self._plans)
+    def state_before(self, step: int) -> MixState:
+        """Return the state before a step.
+
+        Raises:
+            StateError: It is no longer held, or the step is not planned yet.
+        """
+        if step not in self._states:
+            raise StateError(
+                f"the state before step {step} is not held, only steps {min(self._states)} to {self.next_step}; "
+                "take the state at the trainer's own step"
+            )
+        return self._states[step]
 
     def release(self, step: int) -> None:
-        """Let go of windows that lie before a step as a whole."""
+        """Let go of windows that lie before ``step`` as a whole, and of states."""
         while self._plans and self._plans[0][-1].step < step:
             self._plans.popleft()
         while self._drawn and self._drawn[0].last < step:
             self._drawn.popleft()
+        # But the last before it: a rank that is interrupted as it takes a step takes that back.
+        for old in [s for s in self._states if s < step - 1]:
+            del self._states[old]
 
     def place_again(self, history: History, world: World, tags_of: TagsOf) -> None:
         """Place the steps of a world on its ranks; plans before it are let go: ranks have their steps behind them."""
@@ -96,17 +134,20 @@ class Windows:
         )
 
     def take_back(
-        self, state: MixState, queues: Sequence[SampleQueue], overlong_S: list[int]
-    ) -> None:
-        """Let go of the plans from the step of ``state`` on; queues have what they drew again.
+        self, step: int, queues: Sequence[SampleQueue], overlong_S: list[int]
+    ) -> MixState:
+        """Have steps from one on never been planned, and queues hold what they drew; return the state before it.
 
         A window of several steps keeps those before that step: each is drawn and placed by itself.
         """
-        step = state.step
+        state = self.state_before(step)
         _give_back(queues, [each for each in self._drawn if each.last >= step], state, overlong_S)
         cut = [tuple(plan for plan in plans if plan.step < step) for plans in self._plans]
         self._plans = deque(plans for plans in cut if plans)
         self._drawn = deque(each.before(step) for each in self._drawn if each.step < step)
+        for later in [s for s in self._states if s > step]:
+            del self._states[later]
+        return state
 
 
 def _give_back(
