@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report import Table, print_table, write_report
-from omniload.plan.balance_methods import balance, reachable_bound
+from omniload.plan.balance_methods import balance, imbalance_of, reachable_bound
 from omniload.plan.cost import QuadraticCost, row_costs
-from omniload.plan.placement import Distribution, imbalance_of, microbatch_bound_of, place
+from omniload.plan.placement import Distribution, microbatch_bound_of, place
 
 __all__ = ["main"]
 

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from benchmarks.report import Table, print_table, write_report
 from omniload.mix.pieces import PieceTable
+from omniload.plan.balance_methods import imbalance_of
 from omniload.plan.cost import QuadraticCost
 from omniload.plan.dgraph import DGraph
 from omniload.plan.images.table import ImageTable
 from omniload.plan.packing import CARRIED, best_fit
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.plan.placement import Placement, imbalance_of
+from omniload.plan.placement import Placement
 from omniload.plan.strategies import PlacementRequest, Strategy, balanced, hybrid, in_order
 
 __all__ = ["Loads", "loads_of", "main", "step_of", "table_of"]

@@ -27,6 +27,7 @@ __all__ = [
     "BalanceMethod",
     "Balanced",
     "balance",
+    "imbalance_of",
     "loads_in_order",
     "reachable_bound",
 ]
@@ -54,14 +55,19 @@ class Balanced:
     @property
     def imbalance(self) -> float:
         """Heaviest bin over the mean; 1 when there is nothing to carry."""
-        mean = float(self.loads_B.sum()) / len(self.loads_B)
-        return float(self.loads_B.max()) / mean if mean > 0 else 1.0
+        return imbalance_of(self.loads_B)
 
     @property
     def least_imbalance(self) -> float:
         """The reachable bound over the mean: what ``imbalance`` cannot fall below."""
         mean = float(self.loads_B.sum()) / len(self.loads_B)
         return self.bound / mean if mean > 0 else 1.0
+
+
+def imbalance_of(loads: NDArray[np.float64]) -> float:
+    """Return the heaviest load over the mean; 1 when there is nothing to carry."""
+    mean = float(loads.sum()) / loads.size
+    return float(loads.max()) / mean if mean > 0 else 1.0
 
 
 def balance(

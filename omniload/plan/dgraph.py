@@ -37,14 +37,14 @@ from numpy.typing import NDArray
 from omniload.base.units import format_count
 from omniload.mix.deficit import Drawn
 from omniload.mix.schedule import MixSchedule
-from omniload.plan.balance_methods import BalanceMethod, loads_in_order
+from omniload.plan.balance_methods import BalanceMethod, imbalance_of, loads_in_order
 from omniload.plan.cost import CostFunction, combined_cost, require_costs, row_costs
 from omniload.plan.drawing import draw_candidates
 from omniload.plan.place_tree import BucketAxis, ClientPlaceTree, MeshAxis
 from omniload.plan.placement import (
     Distribution,
     Placement,
-    imbalance_of,
+    loads_of,
     microbatch_bound_of,
     place,
     require_dealing,
@@ -318,9 +318,7 @@ class DGraph:
         dealt, microbatches_N = place(
             cost_N, num_buckets, self.distribution, method=self.method, dealing=self.dealing
         )
-        flat_N = dealt.bins_N * np.int64(self.distribution.microbatches) + microbatches_N
         shape = (num_buckets, self.distribution.microbatches)
-        loads = np.bincount(flat_N, cost_N, num_buckets * self.distribution.microbatches)
         by_module = {
             name: imbalance_of(np.bincount(dealt.bins_N, c, num_buckets).astype(np.float64))
             for name, c in self.costs.items()
@@ -329,7 +327,7 @@ class DGraph:
             members_N=self.members_N,
             buckets_N=dealt.bins_N,
             microbatches_N=microbatches_N,
-            loads_BM=loads.astype(np.float64).reshape(shape),
+            loads_BM=loads_of(cost_N, dealt.bins_N, microbatches_N, shape),
             imbalance=dealt.imbalance,
             bound=dealt.least_imbalance,
             microbatch_bound=microbatch_bound_of(cost_N, num_buckets, self.distribution),

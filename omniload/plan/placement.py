@@ -19,14 +19,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.plan.balance_methods import Balanced, BalanceMethod, balance, reachable_bound
+from omniload.plan.balance_methods import (
+    Balanced,
+    BalanceMethod,
+    balance,
+    imbalance_of,
+    reachable_bound,
+)
 from omniload.plan.exchange import TOLERANCE, exchanged
 from omniload.plan.place_tree import BucketAxis, ClientPlaceTree, MeshAxis
 
 __all__ = [
     "Distribution",
     "Placement",
-    "imbalance_of",
+    "loads_of",
     "microbatch_bound_of",
     "num_microbatches_of",
     "place",
@@ -131,12 +137,6 @@ class Placement:
         return "\n".join(lines)
 
 
-def imbalance_of(loads: NDArray[np.float64]) -> float:
-    """Return the heaviest load over the mean; 1 when there is nothing to carry."""
-    mean = float(loads.sum()) / loads.size
-    return float(loads.max()) / mean if mean > 0 else 1.0
-
-
 def num_microbatches_of(num_rows: int, dp: int, rows_per_microbatch: int) -> int:
     """Return the microbatches that every dp rank needs for the rows of a step, at least 1.
 
@@ -236,13 +236,13 @@ def _microbatches_first(
     # One for one: no bucket has as many as would let it give one without another in its place.
     buckets_N = exchanged(costs, before_N, num_buckets, (len(costs), 0), bound)
     _fill_places(costs, (before_N, buckets_N), microbatches_N)
-    loads_BM = _loads_of(costs, buckets_N, microbatches_N, (num_buckets, num))
+    loads_BM = loads_of(costs, buckets_N, microbatches_N, (num_buckets, num))
     limit = max(flat.bound * (1 + _CLOSE), float(flat.loads_B.max())) * (1 + TOLERANCE)
     for bucket in np.flatnonzero(loads_BM.max(axis=1) > limit):
         members = np.flatnonzero(buckets_N == bucket)
         inside = balance(costs[members], num, max_count=deal.max_count, min_count=1)
         microbatches_N[members] = inside.bins_N
-    loads_BM = _loads_of(costs, buckets_N, microbatches_N, (num_buckets, num))
+    loads_BM = loads_of(costs, buckets_N, microbatches_N, (num_buckets, num))
     if loads_BM.max() > limit * (1 + _FAR) and grouped.loads_B.max() <= bound * (1 + _UNEVEN):
         # Of few members each change of places is a large one: buckets were even enough before.
         buckets_N, microbatches_N = before_N, numbers[flat.bins_N]
@@ -251,7 +251,7 @@ def _microbatches_first(
     return dealt, microbatches_N
 
 
-def _loads_of(
+def loads_of(
     costs_N: NDArray[np.float64],
     buckets_N: NDArray[np.integer[Any]],
     microbatches_N: NDArray[np.int32],

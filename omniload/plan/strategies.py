@@ -34,13 +34,13 @@ from omniload.base.errors import ConfigError
 from omniload.base.settings.registry import FAILURES, registered
 from omniload.mix.columns import NO_COLUMNS
 from omniload.mix.config import BalanceConfig, MixConfig
-from omniload.plan.balance_methods import BalanceMethod
+from omniload.plan.balance_methods import BalanceMethod, imbalance_of
 from omniload.plan.cost import CostFunction, QuadraticCost, require_costs, row_costs
 from omniload.plan.costs.declared import columns_of, columns_read_by, cost_of, tags_read
 from omniload.plan.dgraph import DGraph
 from omniload.plan.images.table import ImageTable
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.plan.placement import Placement, imbalance_of
+from omniload.plan.placement import Placement
 from omniload.plan.records import PieceFacts, PieceTags, StepPlan, of_documents
 
 __all__ = [

@@ -3,12 +3,11 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from omniload.plan.balance_methods import BalanceMethod
+from omniload.plan.balance_methods import BalanceMethod, imbalance_of
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.placement import (
     Distribution,
     Placement,
-    imbalance_of,
     microbatch_bound_of,
     num_microbatches_of,
     place,
