@@ -26,6 +26,7 @@ from omniload.plan.forecast.sizes import SourceSizes, repetitions_of
 __all__ = [
     "Forecast",
     "Span",
+    "first_where",
     "forecast",
     "steps_per_epoch",
     "tokens_by_step",
@@ -196,7 +197,7 @@ def steps_per_epoch(
         if constant[at - 1]:
             rate = (drawn_KS[at, s] - before) / (high - low)
             return low + math.ceil(float((epoch_S[s] - before) / rate) * (1 - _ROUNDING))
-        return low + _first_where(lambda k: bool(drawn_by(low + k)[s] >= epoch_S[s]), high - low)
+        return first_where(lambda step: bool(drawn_by(step)[s] >= epoch_S[s]), low, high)
 
     return [first(s) for s in range(len(epoch_S))]
 
@@ -338,7 +339,7 @@ def _drawn_by(
         end = min(num_steps, math.ceil(float(epoch_S.sum()) / per_step))
         return lambda step: _of_each_at_most(epoch_S, at, step * per_step), end
     every = np.any if mix.mix.stop == "first_exhausted" else np.all
-    end = _first_where(lambda step: bool(every(by_step(step) >= epoch_S)), num_steps)
+    end = first_where(lambda step: bool(every(by_step(step) >= epoch_S)), 0, num_steps)
     if not every(by_step(end) >= epoch_S):
         return by_step, end
     # The last step is as long as it takes to reach the end: the sooner or the later of the ends in it.
@@ -376,13 +377,9 @@ def _of_each_at_most(
     return held(high)
 
 
-def _first_where(holds: Callable[[int], bool], limit: int) -> int:
-    """Return the least step for which ``holds``, which once true stays true; or ``limit``."""
-    low, high = 0, limit
+def first_where(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the least step from ``low`` on for which ``holds``, which once true stays true; or ``high``."""
     while low < high:
         middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
     return low

@@ -10,7 +10,7 @@ from omniload.base.errors import ConfigError
 from omniload.mix.config import LARGEST_STEP, MixConfig, Stage
 from omniload.mix.schema.caps import require_repetitions
 from omniload.mix.schema.weights import GroupCap
-from omniload.plan.forecast.forecast import Span, forecast, tokens_by_step
+from omniload.plan.forecast.forecast import Span, first_where, forecast, tokens_by_step
 from omniload.plan.forecast.sizes import Sampled, SourceSizes
 
 __all__ = [
@@ -61,10 +61,8 @@ def with_expected_steps(
         low, high = stages[-1].from_step + max(1, stages[-1].ramp_steps), num_steps
         if low > high or not is_over(high):
             return _with(mix, (*stages, *mix.mix.stages[i:]))
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if is_over(middle) else (middle + 1, high)
-        stages.append(stage.model_copy(update={"from_step": low}))
+        first = first_where(is_over, low, high)
+        stages.append(stage.model_copy(update={"from_step": first}))
     return _with(mix, tuple(stages))
 
 
@@ -162,8 +160,4 @@ def first_refused(
     if (error := refused(steps)) is None:
         return None
     # Once it is refused it stays so: a longer run draws no less of any source.
-    fits, too_many = 0, steps
-    while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        fits, too_many = (fits, middle) if refused(middle) else (middle, too_many)
-    return fits, error
+    return first_where(lambda count: refused(count) is not None, 1, steps) - 1, error
