@@ -160,25 +160,20 @@ def _launch_in(environment: Mapping[str, str]) -> Launch:
         if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             # Each agent may count restarts for itself; where agents share a store, ranks agree on a start.
             attempt = f"{attempt}/{environment.get(_RESTARTS, '')}"
-        names = ("RANK", "WORLD_SIZE")
-        launch = _checked(*_numbers(environment, *names), attempt, "the variables " + _shown(names))
+        launch = _launch_by(environment, "RANK", "WORLD_SIZE", attempt)
         return replace(launch, restarts=_counted(environment, _RESTARTS), starts_ranks=True)
     if "SLURM_STEP_ID" in environment:
-        names = ("SLURM_PROCID", "SLURM_NTASKS")
         attempt = "/".join(
             environment.get(name, "")
             # Slurm sets the last one once a job was requeued; a new step in one allocation has a number of its own.
             for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         )
-        launch = _checked(*_numbers(environment, *names), attempt, "the variables " + _shown(names))
+        launch = _launch_by(environment, "SLURM_PROCID", "SLURM_NTASKS", attempt)
         restarts = _counted(environment, "SLURM_RESTART_COUNT")
         return replace(launch, restarts=restarts, starts_ranks=launch.world_size > 1)
     for rank, size, job in _MPI:
         if rank in environment and size in environment:
-            names, attempt = (rank, size), environment.get(job, "")
-            launch = _checked(
-                *_numbers(environment, *names), attempt, "the variables " + _shown(names)
-            )
+            launch = _launch_by(environment, rank, size, environment.get(job, ""))
             return replace(launch, starts_ranks=launch.world_size > 1)
     return Launch(rank=0, world_size=1, attempt="", found_in="no launcher's variables")
 
@@ -291,21 +286,20 @@ def _require_peers(launch: Launch, peers: tuple[int, ...]) -> None:
         )
 
 
-def _numbers(environment: Mapping[str, str], *names: str) -> tuple[int, int]:
+def _launch_by(environment: Mapping[str, str], rank: str, size: str, attempt: str) -> Launch:
+    """Return the launch that two variables tell the numbers of."""
     found = []
-    for name in names:
+    for name in (rank, size):
         text = environment.get(name, "")
-        if (
-            # ``isdigit`` alone takes superscripts and digits of other scripts, of which ``int`` refuses some.
-            not (text.isascii() and text.isdigit()) or len(text) > 9
-        ):  # more digits than any job has ranks
+        # ``isdigit`` alone takes superscripts and digits of other scripts, of which ``int`` refuses some; and no job
+        # has ranks of more digits.
+        if not (text.isascii() and text.isdigit()) or len(text) > 9:
             raise ConfigError(
                 f"the variable {name} is {text!r}, not a whole number; start by torchrun, srun or mpirun, or give "
                 "rank and world_size"
             )
         found.append(int(text))
-    rank, world_size = found
-    return rank, world_size
+    return _checked(found[0], found[1], attempt, f"the variables {rank} and {size}")
 
 
 def _checked(rank: int, world_size: int, attempt: str, found_in: str) -> Launch:
@@ -315,7 +309,3 @@ def _checked(rank: int, world_size: int, attempt: str, found_in: str) -> Launch:
             "world_size - 1"
         )
     return Launch(rank=rank, world_size=world_size, attempt=attempt, found_in=found_in)
-
-
-def _shown(names: tuple[str, ...]) -> str:
-    return " and ".join(names)

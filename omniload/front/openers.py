@@ -234,13 +234,7 @@ class OpenTogether(OpenClient):
         handle = handle_in(
             invitation.plane, self.place.dp_rank, self.place.cp_rank, is_connected=starts_node
         )
-        # Runs after the next callback: a rank has left once its handle is closed.
-        stack.callback(meeting.leave)
-        stack.callback(handle.close)
-        meeting.join()
-        # Before peers meet: all of them make a group of torch at once, or it fails at a limit of its own.
-        meeting.wait_until_joined(self.place.peers[1:])
-        return stack.enter_context(Client(self._shared(handle, meeting)))
+        return self._joined(stack, meeting, handle)
 
     def _attach(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
         """Join the detached plane that rank 0 has attached to."""
@@ -249,9 +243,15 @@ class OpenTogether(OpenClient):
         assert invitation.plane is not None, "a plane of a Ray has an address"
         at = replace(spec, state={"step": invitation.step})
         handle = detached_handle(stack, at, invitation.plane, self.place)
+        return self._joined(stack, meeting, handle)
+
+    def _joined(self, stack: ExitStack, meeting: Meeting, handle: RankHandle) -> Client:
+        """Return the client of a rank other than rank 0 that has its handle of the plane."""
+        # Runs after the next callback: a rank has left once its handle is closed.
         stack.callback(meeting.leave)
         stack.callback(handle.close)
         meeting.join()
+        # Before peers meet: all of them make a group of torch at once, or it fails at a limit of its own.
         meeting.wait_until_joined(self.place.peers[1:])
         return stack.enter_context(Client(self._shared(handle, meeting)))
 
