@@ -45,9 +45,8 @@ def microbatch_digest(microbatch: Microbatch) -> int:
         digest.update((begins[bound_rows[row] : bound_rows[row + 1]] - row * length).tobytes())
         keys = microbatch.keys_K4[key_bounds[row] : key_bounds[row + 1]]
         digest.update(np.ascontiguousarray(keys, "<i8").data if len(keys) else b"")
-        if len(
-            starts
-        ):  # nothing of other rows, whose digests are those of releases that knew no such bounds
+        # Nothing of other rows, whose digests are those of releases that knew no such bounds.
+        if len(starts):
             inside = starts[(starts >= row * length) & (starts < (row + 1) * length)]
             digest.update((inside - row * length).tobytes())
         for name in sorted(microbatch.aligned_RT):

@@ -122,9 +122,8 @@ class NoteServer:
                     with connection:
                         connection.settimeout(_TAKEN_S)
                         connection.sendall(note)
-                except (
-                    OSError
-                ):  # of one connection, of one too many, or of the listener that closes
+                except OSError:
+                    # Of one connection, of one too many, or of the listener that closes.
                     self._closed.wait(_POLL_S)
 
         self._thread = threading.Thread(target=answer, name="omniload-note", daemon=True)

@@ -190,9 +190,8 @@ class SampleQueue:
         What is reported of before ``cursor`` later is left out; an answer that is under way and begins before
         ``floor`` is ignored.
         """
-        if (
-            self.without
-        ):  # of pieces that are carried over the steps, some may be of a shard that is left out
+        # Of pieces that are carried over the steps, some may be of a shard that is left out.
+        if self.without:
             self.without, self.since, self.tokens = (), 0, 0
             self.table, self.asked_to = SampleTable.empty(floor), floor
             return

@@ -203,9 +203,8 @@ def cluster():
 def test_hdfs_whose_node_hangs_answers_within_the_limit(cluster, asked, tmp_path, scheme, who):
     url = f"{cluster.url}/{uuid.uuid4().hex}".replace("hdfs:", f"{scheme}:")
     give_up = {"give_up_after_s": LIMIT_S}
-    RetryingStore(open_store(url)).publish(
-        "f", b"data"
-    )  # a cluster that has just begun takes its time
+    # A cluster that has just begun takes its time.
+    RetryingStore(open_store(url)).publish("f", b"data")
     store = RetryingStore(open_store(url, **give_up), **give_up)
     (tmp_path / "mount").mkdir()
     settings = {"store": url, "mountpoint": str(tmp_path / "mount"), "give_up_after": LIMIT_S}

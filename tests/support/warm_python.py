@@ -418,9 +418,8 @@ def _as_script(asked: list[Any], held: list[int], connection: socket.socket) -> 
     _have_variables(environment)
     named = [sys.executable, *command]
     if is_for_workers(named) or command[:2] == _KEEPS_REPORT:
-        _be_named(
-            named, environment
-        )  # whoever ends a plane knows its processes by a mark among their variables
+        # Whoever ends a plane knows its processes by a mark among their variables.
+        _be_named(named, environment)
     return command
 
 

@@ -37,9 +37,8 @@ def errno_answered(request: str, error: BaseException) -> int:
         error: What the handler raised.
     """
     if isinstance(error, OSError | OmniloadError | ValueError):
-        number = (
-            errno_of(error) or errno.EIO
-        )  # 0 would be an answer: of a read, the end of the file
+        # 0 would be an answer: of a read, the end of the file.
+        number = errno_of(error) or errno.EIO
         # A name that is not there is every day's; only what a user should act on is worth a line.
         level = _LOG.error if isinstance(error, OmniloadError) else _LOG.debug
         level("%s: %s (%s)", request, error, errno.errorcode.get(number, number))

@@ -125,9 +125,8 @@ class UnmountNotifier:
                 )
                 time.sleep(_REST_S)
                 continue
-            peer.settimeout(
-                _ANSWER_WITHIN_S
-            )  # a peer that does not read must not keep the daemon from ending
+            # A peer that does not read must not keep the daemon from ending.
+            peer.settimeout(_ANSWER_WITHIN_S)
             try:
                 if credentials_of(peer)[1] not in {0, os.getuid()}:
                     raise PermissionError("asked by another user")

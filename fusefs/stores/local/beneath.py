@@ -63,9 +63,8 @@ class Beneath:
     def __init__(self, root: str | Path, *, walks: bool | None = None) -> None:
         # Ahead of what may fail: ``__del__`` runs of an object that was never made whole, too.
         self._fd = -1
-        self.path = Path(
-            os.path.realpath(root)
-        )  # ``resolve`` has another error for links in a circle
+        # ``resolve`` has another error for links in a circle.
+        self.path = Path(os.path.realpath(root))
         try:
             self._fd = os.open(self.path, _DIRECTORY)
         except OSError as error:

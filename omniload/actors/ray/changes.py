@@ -241,9 +241,8 @@ class HandingOver:
         def tell(done: "Future[Any]") -> None:
             if (error := done.exception()) is None:
                 self._later(partial(self._tell_constructors, member, serving.sources))
-            elif may_live(error) or not is_lost(
-                error
-            ):  # else the next planner is told as it begins
+            elif may_live(error) or not is_lost(error):
+                # Else the next planner is told as it begins.
                 late = plain_error(error, PLANNER)
                 self._later(partial(self._note_late, planner, member, serving.sources, late))
 

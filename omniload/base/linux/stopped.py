@@ -27,9 +27,8 @@ class StopLooks:
             told = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             if told[0] != "T":
                 return False
-            with suppress(
-                FileNotFoundError
-            ):  # a kernel without it knows the ticks of a processor alone
+            # A kernel without it knows the ticks of a processor alone.
+            with suppress(FileNotFoundError):
                 told = (folder / "schedstat").read_text(encoding="ascii").split()[2:]
         except OSError:
             return False

@@ -111,9 +111,8 @@ class SampleIndex:
         if kind.aligned:
             begins_N = np.minimum(first_N + starts_N, last_N)
             ends_N = np.minimum(first_N + stops_N, last_N)
-        elif (
-            kind.is_tag
-        ):  # every piece of the sample has it: it is small, and people tell documents by it
+        elif kind.is_tag:
+            # Every piece of the sample has it: it is small, and people tell documents by it.
             begins_N, ends_N = first_N, last_N
         else:  # with the piece that holds the sample's first token
             begins_N, ends_N = first_N, np.where(starts_N == 0, last_N, first_N)

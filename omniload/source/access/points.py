@@ -216,9 +216,8 @@ def _used(path: Path) -> BinaryIO:
     Raises:
         OSError: It cannot be read.
     """
-    with suppress(
-        OSError
-    ):  # of another account, or a disk that is read alone: it is as old as it was
+    # Of another account, or a disk that is read alone: it is as old as it was.
+    with suppress(OSError):
         os.utime(path)
     return open_file(path)
 

@@ -187,9 +187,8 @@ class _Frames:
         if self._stop is not None:
             stop = min(stop, self._stop)
         elif not self._is_blind:
-            stop = min(
-                stop, self._next
-            )  # a head that is held in part is looked at before it is given on
+            # A head that is held in part is looked at before it is given on.
+            stop = min(stop, self._next)
         data = self._held[self.at - self._held_at : min(stop, self.at + size) - self._held_at]
         self.at += len(data)
         return data

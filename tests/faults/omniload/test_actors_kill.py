@@ -324,9 +324,8 @@ def test_a_rank_joins_a_ray_of_others_by_its_users_token_and_is_told_that_its_ra
     tmp_path, monkeypatch
 ):
     write_mix(tmp_path / "mix.yaml", a_corpus(tmp_path))
-    token = (
-        tmp_path / ".ray" / "auth_token"
-    )  # as ``ray start`` and any ``ray.init()`` use it by themselves
+    # As ``ray start`` and any ``ray.init()`` use it by themselves.
+    token = tmp_path / ".ray" / "auth_token"
     token.parent.mkdir()
     token.write_text("5e" * 32)
     monkeypatch.setenv("HOME", str(tmp_path))

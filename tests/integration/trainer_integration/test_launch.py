@@ -137,9 +137,8 @@ def events_in(run: Path) -> list[str]:
 
 @pytest.mark.ray
 @pytest.mark.started_for_real
-@pytest.mark.timeout(
-    600
-)  # two starts of all processes, each of up to two minutes on a busy machine
+# Two starts of all processes, each of up to two minutes on a busy machine.
+@pytest.mark.timeout(600)
 def test_a_killed_rank_brings_the_job_back_with_the_same_samples_and_leaves_nothing(
     warm_python, tmp_path
 ):

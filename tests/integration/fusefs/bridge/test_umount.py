@@ -378,9 +378,8 @@ def test_a_daemon_that_lacks_descriptors_for_a_while_answers_afterwards(daemon, 
         assert waiter.about["process"] == os.getpid()
         waiter.close()
         assert caplog.text.count("cannot be answered") == 2
-        listener.shutdown(
-            socket.SHUT_RDWR
-        )  # wakes the thread, which a close alone would leave waiting
+        # Wakes the thread, which a close alone would leave waiting.
+        listener.shutdown(socket.SHUT_RDWR)
     thread.join(60)
     assert not thread.is_alive()
 

@@ -326,9 +326,8 @@ def test_a_put_that_fails_removes_nothing(answering, puts_at_once, size_bytes):
 @pytest.mark.parametrize("kind", ["s3", "gcs"])
 def test_a_server_that_is_not_there_is_an_outage(kind):
     with socket.socket() as probe:
-        probe.bind(
-            ("127.0.0.1", 0)
-        )  # never listens: nobody else gets the port, and nothing answers
+        # Never listens: nobody else gets the port, and nothing answers.
+        probe.bind(("127.0.0.1", 0))
         store = store_on(a_client(kind, probe.getsockname()[1]), "bucket", f"{kind}://bucket")
 
         with pytest.raises(UnavailableError):

@@ -138,9 +138,8 @@ def test_ranks_that_stay_are_told_so_and_go_on(tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(
-    600
-)  # actors are started one after the other, each in up to a minute on a busy machine
+# Actors are started one after the other, each in up to a minute on a busy machine.
+@pytest.mark.timeout(600)
 def test_ray_serves_four_ranks_then_three_then_four_though_its_planner_is_killed(tmp_path):
     pytest.importorskip("ray")
     from omniload.actors.opening import open_ray_plane  # noqa: PLC0415 -- an extra

@@ -74,9 +74,8 @@ def test_a_small_plane_tells_what_messages_take_at_each_role_and_a_job_is_simula
         assert 1e-5 < costs.roles[role].end_s < 0.1
         assert 0 <= costs.roles[role].clock < 1
         assert 0.25 <= costs.roles[role].rested <= 4
-    assert (
-        costs.roles["node"].clock > 0
-    )  # Ray does something by the clock, and the keeper looks around
+    # Ray does something by the clock, and the keeper looks around.
+    assert costs.roles["node"].clock > 0
     assert costs.latencies_s[0] < costs.latencies_s[-1]
     assert len(costs.takes_s) > 1
     for of_place in costs.takes_s:

@@ -251,9 +251,8 @@ def test_nodes_that_are_killed_or_cut_off_while_all_start_cost_the_others_no_byt
         ]
         with started(nodes):
             nodes[0].process.send_signal(signal.SIGKILL)
-            ip(
-                "link", "set", places[1][2], "down"
-            )  # as if its cable were pulled: no answer, no error
+            # As if its cable were pulled: no answer, no error.
+            ip("link", "set", places[1][2], "down")
             told = [node.told() for node in nodes[2:]]
 
     assert len({each["sha256"] for each in told}) == 1

@@ -150,9 +150,8 @@ def served(room, holds, then):
         with theirs:
             theirs.recv(1 << 16)
             if then is None:
-                theirs.shutdown(
-                    socket.SHUT_RD
-                )  # as of a process that has gone: the next word to it fails
+                # As of a process that has gone: the next word to it fails.
+                theirs.shutdown(socket.SHUT_RD)
             socket.send_fds(theirs, [b"\0"], [room.handle, holds.handle])
             told = {"version": VERSION, "key": room.key, "regions": 1, "pid": 0}
             theirs.sendall(packed(Frame(Kind.WELCOME, 0, json.dumps(told).encode())))

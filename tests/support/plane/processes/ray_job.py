@@ -38,9 +38,8 @@ class Rank:
                             seen_beside.append(taken(others.next_batch()))
                     seen.append(taken(batch))
                     there = there or {"free": ray.available_resources(), "actors": planes_actors()}
-            if (
-                others is not None
-            ):  # its plane goes on, though the one that was opened first has ended
+            # Its plane goes on, though the one that was opened first has ended.
+            if others is not None:
                 seen_beside += [taken(batch) for batch in others]
                 there["actors_beside"] = planes_actors()
                 others.close()

@@ -197,9 +197,8 @@ def test_what_another_mount_has_published_since_keeps_the_objects_it_shares(monk
             if path == "f" and before is not None:
                 store.publish = publish
                 elsewhere.publisher._catalog._store = store
-                monkeypatch.setattr(
-                    file_content, "is_there", lambda *_: True
-                )  # it looked just before
+                # It looked just before.
+                monkeypatch.setattr(file_content, "is_there", lambda *_: True)
                 body.flush()
 
         store.publish = then_the_other

@@ -558,9 +558,8 @@ def test_a_mix_takes_the_keywords_of_a_loader_that_ask_for_nothing():
     nothing = {"num_workers": 0, "pin_memory": False, "sampler": None, "shuffle": None}
     nothing |= {"prefetch_factor": None, "drop_last": False, "batch_size": None}
 
-    with pytest.raises(
-        ConfigError, match=r"no-mix\.yaml: no such file"
-    ):  # the next thing that is wrong
+    # The next thing that is wrong.
+    with pytest.raises(ConfigError, match=r"no-mix\.yaml: no such file"):
         DataLoader("no-mix.yaml", **nothing)
 
 

@@ -91,9 +91,8 @@ def test_a_place_that_cannot_be_used_is_an_error_of_the_state(
 def test_a_place_that_is_a_mount_already_is_not_mounted_over(monkeypatch, tmp_path):
     mounted = Mount(str(tmp_path), "fuse.omnifs", "omnifs", "rw", "0:41")
     monkeypatch.setattr(mount_table, "mounts_here", lambda: [mounted])
-    with pytest.raises(
-        StateError, match=r"is a mount already; unmount it$"
-    ):  # and nothing takes it over
+    # And nothing takes it over.
+    with pytest.raises(StateError, match=r"is a mount already; unmount it$"):
         server.serve(Anything(), str(tmp_path), BridgeOptions(bridge="device"))
 
 

@@ -440,9 +440,8 @@ def test_a_planner_that_may_live_is_told_again_who_serves_and_one_that_has_ended
 def test_a_constructor_that_did_not_hear_which_loader_serves_is_told_again(handed_over, loss):
     handed_over.planner.answers[0].set_result(None)
     handed_over.constructor.answers[0].set_exception(loss)
-    assert (
-        len(handed_over.constructor.heard) == 1
-    )  # not at once: of one that is cut off the answer is as quick
+    # Not at once: of one that is cut off the answer is as quick.
+    assert len(handed_over.constructor.heard) == 1
 
     handed_over.handing_over.tell_again()
     handed_over.constructor.answers[1].set_result(None)

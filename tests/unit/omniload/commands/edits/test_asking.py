@@ -45,9 +45,8 @@ def test_the_first_step_that_was_never_planned_is_found_without_reading_all_step
     )
 
     assert change_mix(run, CHANGE, None, 1.0).edit.step == 39
-    assert (
-        len(parsed) < 12
-    )  # of 39 steps and 4 bases: the last stretch, read for the step and for its edits
+    # Of 39 steps and 4 bases: the last stretch, read for the step and for its edits.
+    assert len(parsed) < 12
 
 
 def a_status(run, *, host, age_s):

@@ -108,9 +108,8 @@ def test_reads_are_counted_in_steps_of_the_job_but_for_quick_ones_and_before_its
         times.reach(step, now_s := 1.0 + step * 0.02)
 
     assert times.steps_of(0, asked_s=now_s - 0.04, now_s=now_s) == 0
-    assert (
-        times.steps_of(1, asked_s=now_s - 0.5, now_s=now_s) == 0
-    )  # its first: read all the time so far
+    # Its first: read all the time so far.
+    assert times.steps_of(1, asked_s=now_s - 0.5, now_s=now_s) == 0
     assert times.steps_of(0, asked_s=now_s, now_s=now_s + 0.5) == pytest.approx(25)
 
 

@@ -155,9 +155,8 @@ def address(tmp_path, monkeypatch, actors):
         monkeypatch.setattr(each, "value_of", value_of)
     monkeypatch.setattr(module, "wait_for_ref", wait_for_ref)
     monkeypatch.setattr(finding, "newest_of", lambda role, _: role)
-    monkeypatch.setattr(
-        finding, "_LOOK_S", 10.0
-    )  # it answers at once, on a machine with time for it
+    # It answers at once, on a machine with time for it.
+    monkeypatch.setattr(finding, "_LOOK_S", 10.0)
     monkeypatch.setattr(finding, "actor_named", actor_named)
     return PlaneAddress(
         cluster="127.0.0.2:1",
