@@ -4,7 +4,6 @@ import html
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ import snapshot.startup
 import trainer_integration
 from tests.docs.snippets import ROOT
 from tests.docs.test_docs_links import without_fences
+from tests.support.programs import finished
 
 pytest.importorskip("mkdocs")
 
@@ -94,14 +94,11 @@ def test_the_reference_has_what_a_package_offers_by_the_name_that_is_imported(pa
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path):
     pytest.importorskip("mkdocstrings")
-    done = subprocess.run(
+    done = finished(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
+        limit_s=240,
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
     )
 
     assert done.returncode == 0, done.stderr[-3000:]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.snippets import ROOT, blocks_of
+from tests.support.programs import finished
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 LIMIT_S = 240
@@ -27,13 +28,10 @@ def losses_of(page, python):
     for _, command in console.commands():
         words = shlex.split(command)
         assert words[0] == "torchrun"
-        done = subprocess.run(
+        done = finished(
             [python.path, "-m", "torch.distributed.run", *words[1:]],
+            limit_s=LIMIT_S,
             env=os.environ | python.for_launchers,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]
         found = re.findall(r"^step (\d+) loss ([\d.]+)$", done.stdout, re.MULTILINE)

@@ -18,6 +18,7 @@ from fusefs.stores.local.store import LocalStore
 from tests.support.fusefs.before_the_failure import BIG
 from tests.support.fusefs.builders import contents, tiny_files
 from tests.support.mount_table import once_mounts_allow
+from tests.support.programs import finished
 
 _SHUTDOWN, _WITHOUT_THE_LOG = 0x8004587D, 2
 
@@ -70,14 +71,7 @@ def disk(tmp_path):
 def before_the_failure(disk, work):
     """Do something in a process of its own, which ends without closing anything; then lose the power."""
     words = [sys.executable, "-m", "tests.support.fusefs.before_the_failure", disk.root, work]
-    done = subprocess.run(
-        words,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=Path(__file__).parents[2],
-    )
+    done = finished(words, limit_s=60, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
     disk.lose_power()
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from examples.two_hosts import ADDRESSES, NAMES, HostsError, TwoHosts
 from tests.house.modules import ROOT
 from tests.support.every_process import every_process
+from tests.support.programs import finished
 
 LIMIT_S = 60
 LISTENS = """
@@ -79,14 +79,7 @@ def test_where_there_can_be_none_is_said_why_and_what_to_do(tmp_path, monkeypatc
 @pytest.mark.slow
 @pytest.mark.ray
 def test_the_demo_on_two_hosts_has_the_samples_of_an_unbroken_run(can_be_made):
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.demo_hosts"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
+    done = finished([sys.executable, "-m", "examples.demo_hosts"], limit_s=1200, cwd=ROOT)
 
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert "kill -9 " in done.stdout

@@ -1,10 +1,11 @@
 """The tests of tests/frameworks, in the environment that holds the frameworks."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import finished
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-frameworks/bin/python"
@@ -23,14 +24,8 @@ def test_our_loaders_pass_inside_frameworks(marks):
     # Frameworks are large: what one process has compiled, the next one finds.
     env.pop("PYTHONDONTWRITEBYTECODE", None)
 
-    done = subprocess.run(
-        line,
-        cwd=ROOT,
-        env=env | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=840,
-        check=False,
+    done = finished(
+        line, limit_s=840, cwd=ROOT, env=env | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     )
 
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -11,6 +11,7 @@ import yaml
 import omniload
 from tests.support.plane.front_ranks import RANK, a_mix_file, environment, results_of, samples
 from tests.support.ports import free_port
+from tests.support.programs import finished
 
 pytestmark = pytest.mark.ray
 COLD_PYTHON = SimpleNamespace(path=sys.executable, for_launchers={})
@@ -48,13 +49,10 @@ def torchrun(python, mix, num=2, *, rendezvous="static", **keywords):
         words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     else:
         words += ["--master-port", free_port()]
-    done = subprocess.run(
+    done = finished(
         [python.path, *map(str, words), str(RANK), str(mix), json.dumps(keywords)],
+        limit_s=LIMIT_S,
         env=environment(**python.for_launchers),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
     )
     results = results_of(done.stdout)
     assert len(results) == num, done.stderr[-3000:]

@@ -1,6 +1,5 @@
 """Stages of a pipeline, as processes of torch: each has what it uses, and they train as whole batches do."""
 
-import subprocess
 from collections import Counter
 
 import numpy as np
@@ -11,6 +10,7 @@ import omniload
 from tests.house.modules import ROOT
 from tests.support.plane.front_ranks import a_mix_file, environment, results_of
 from tests.support.ports import free_port
+from tests.support.programs import finished
 from tests.support.trainer.stages import embedding, fresh, last_layer, sums_of
 
 SCRIPT = ROOT / "tests" / "support" / "plane" / "processes" / "stage_rank.py"
@@ -48,13 +48,10 @@ def test_stages_that_get_their_own_columns_train_as_whole_batches_do(warm_python
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "4"]
     words += ["--master-port", str(free_port()), str(SCRIPT), str(mix), str(evaluated)]
 
-    done = subprocess.run(
+    done = finished(
         [warm_python.path, *words, ",".join(map(str, sizes))],
+        limit_s=LIMIT_S,
         env=environment(**warm_python.for_launchers),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
     )
 
     ranks = {result["rank"]: result for result in results_of(done.stdout)}

@@ -22,6 +22,7 @@ from fusefs.mounts.lifecycle import umount
 from omniload.base.errors import ConfigError
 from tests.support.fusefs.bridge import example
 from tests.support.fusefs.model import fast_directory
+from tests.support.programs import finished
 
 pytestmark = [
     pytest.mark.fuse,
@@ -264,13 +265,7 @@ shown.close()
 
 def test_a_signal_ends_a_mount_whose_own_first_question_is_not_answered(tmp_path):
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", ENDED_AT_THE_START, tmp_path],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = finished([sys.executable, "-c", ENDED_AT_THE_START, tmp_path], limit_s=60)
         assert not os.path.ismount(tmp_path)
     finally:
         subprocess.run(["fusermount3", "-uzq", tmp_path], check=False)

@@ -1,9 +1,10 @@
 """A namespace in a process that was forked off: said at once, where it would wait for threads that are not there."""
 
-import subprocess
 import sys
 
 import pytest
+
+from tests.support.programs import finished
 
 FORKING = """
 import os, sys
@@ -46,12 +47,6 @@ assert call(parent)[-10:] == data[-10:]
 @pytest.mark.scripts_start_warm
 @pytest.mark.parametrize("what", ["open", "read", "write"])
 def test_a_forked_process_is_told_to_open_its_own(tmp_path, what):
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING, str(tmp_path), what],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = finished([sys.executable, "-c", FORKING, str(tmp_path), what], limit_s=60)
 
     assert (done.returncode, done.stderr) == (0, "")

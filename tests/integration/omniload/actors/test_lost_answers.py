@@ -1,13 +1,13 @@
 """What Ray says, on two nodes, of actors that are killed, interrupted, lost with their node, or never had one."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
 from tests.support.plane.front_ranks import environment, results_of
 from tests.support.plane.two_hosts import NO_TOKEN, begin_bare_node, head_of
+from tests.support.programs import finished
 
 pytestmark = pytest.mark.ray
 LIMIT_S = 240
@@ -75,14 +75,7 @@ def test_what_is_told_of_each_loss_is_what_ray_means_by_it(scratch):
             nodes.append(begin_bare_node("", *head, folder=scratch / folder, env=env))
             head = (head_of(nodes[-1]),)
         env |= {"RAY_ADDRESS": head[0], "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        done = finished([sys.executable, "-c", PROGRAM], limit_s=LIMIT_S, env=env)
     finally:
         for node in reversed(nodes):
             node.communicate(timeout=LIMIT_S)

@@ -36,6 +36,7 @@ from omniload.actors.ray.hosts.node import start_node
 from omniload.actors.ray.hosts.node_plan import NodePlan
 from omniload.actors.ray.plane import RayPlane
 from omniload.actors.reaper_process import marks_of
+from tests.support.programs import finished
 
 pytestmark = [
     pytest.mark.ray,
@@ -118,9 +119,8 @@ def kill(plane, role):
     os.kill(plane.pids()[role], signal.SIGKILL)
 
 
-@pytest.mark.timeout(
-    900
-)  # six processes are started one after the other, each in up to a minute on a busy machine
+# Six processes are started one after the other, each in up to a minute on a busy machine.
+@pytest.mark.timeout(900)
 def test_two_ranks_get_the_steps_of_a_local_run_though_roles_are_killed_and_stopped(tmp_path):
     mix = with_masks(a_mixed_corpus(tmp_path, rows=6, micro_rows=1), ["ids"])
     alone = local_steps(a_spec(tmp_path, mix, run_dir=tmp_path / "alone"), 7 * STEPS)
@@ -383,14 +383,7 @@ def test_a_ray_of_a_program_that_had_imported_ray_lets_no_outsider_in_and_says_w
     )
     try:
         address = opener.stdout.readline().strip()
-        outsider = subprocess.run(
-            [sys.executable, "-c", OUTSIDER, address],
-            env=outside,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        outsider = finished([sys.executable, "-c", OUTSIDER, address], limit_s=120, env=outside)
     finally:
         told, _ = opener.communicate("\n", timeout=120)
 

@@ -1,7 +1,6 @@
 """Threads of one process that join a plane as ranks, each with a handle of its own."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +12,7 @@ from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_mixed_corpus
+from tests.support.programs import finished
 
 pytest.importorskip("ray")
 
@@ -60,13 +60,10 @@ def test_two_threads_join_a_plane_at_once_and_have_the_steps_of_a_local_run(tmp_
 
     spec = PlaneSpec(mix=mix, base_dir=tmp_path, tree=ClientPlaceTree.of(dp=2))
     with open_plane(spec) as plane:
-        done = subprocess.run(
+        done = finished(
             [sys.executable, "-c", RANKS],
+            limit_s=4 * LIMIT_S,
             input=plane.address.model_dump_json(),
-            capture_output=True,
-            text=True,
-            timeout=4 * LIMIT_S,
-            check=False,
         )
 
     # A thread that fails is told of there alone; a busy machine is too.

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -16,6 +15,7 @@ from omniload.client import Client
 from omniload.machine.roster import roster
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_mixed_corpus
+from tests.support.programs import finished
 
 pytest.importorskip("ray")
 
@@ -89,13 +89,10 @@ def test_a_constructor_that_a_rank_cannot_reach_is_asked_again_and_hands_out_the
     spec = PlaneSpec(mix=mix, base_dir=tmp_path, tree=ClientPlaceTree.of())
     with open_plane(spec) as plane:
         pids = plane.pids()
-        done = subprocess.run(
+        done = finished(
             [sys.executable, "-c", RANK, str(pids["constructor-0"])],
+            limit_s=LIMIT_S,
             input=plane.address.model_dump_json(),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
         )
         assert plane.pids() == pids  # nobody was replaced
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from omniload.base.linux import interrupts
+from tests.support.programs import finished
 
 # SIGINT comes when a module is looked for: there, or in a callback of a weak reference as the import
 # system has them, where an exception is printed and lost.
@@ -46,13 +47,7 @@ runpy.run_module("omniload", run_name="__main__", alter_sys=True)
 
 def ended(script: str, *words: str) -> tuple[int, str]:
     """Run a script in a new Python; return its exit code and what it said on standard error."""
-    run = subprocess.run(
-        [sys.executable, "-c", script, *words],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    run = finished([sys.executable, "-c", script, *words], limit_s=60)
     return run.returncode, run.stderr
 
 

@@ -19,6 +19,7 @@ from tests.support.plane.two_hosts import (
     processes_on,
 )
 from tests.support.ports import free_port
+from tests.support.programs import finished
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 LIMIT_S = 240
@@ -120,13 +121,10 @@ def test_ranks_with_peers_go_on_as_those_of_a_plane_of_their_own(
         words = ["-m", "torch.distributed.run", "--nproc-per-node", "4"]
         words += ["--master-port", str(free_port()), str(DRIVER), str(mix)]
         job = {"mesh": sizes, "steps": 6, "silent_after": 3, **keywords}
-        done = subprocess.run(
+        done = finished(
             [warm_python.path, *words, json.dumps(job)],
+            limit_s=LIMIT_S,
             env=given | warm_python.for_launchers,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
         )
         told = sorted(results_of(done.stdout), key=lambda each: each["rank"])
         assert len(told) == 4, done.stderr[-3000:]

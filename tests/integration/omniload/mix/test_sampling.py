@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from tests.house.modules import ROOT
 from tests.support.plane.edits.mix_commands import json_of, run_mix
 from tests.support.plane.processes.sampling_rank import rollout, told_of
 from tests.support.plane.sampling import as_told, expected_batches, kept_of
+from tests.support.programs import finished
 
 RANK = ROOT / "tests" / "support" / "plane" / "processes" / "sampling_rank.py"
 LIMIT_S = 240
@@ -128,13 +128,10 @@ def test_two_ranks_have_the_batches_of_one(warm_python, mix):
     pytest.importorskip("torch")
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
-    done = subprocess.run(
+    done = finished(
         [warm_python.path, *command, RANK, mix, "5", "4"],
+        limit_s=LIMIT_S,
         env=kept | warm_python.for_launchers,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
     )
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(told) == 2, done.stderr[-3000:]

@@ -1,7 +1,6 @@
 """A check of sources in stores that take connections and say nothing, and in those that take none."""
 
 import socket
-import subprocess
 import sys
 import time
 
@@ -12,6 +11,7 @@ from click.testing import CliRunner
 from omniload.base.errors import UnavailableError
 from omniload.commands.check import check
 from tests.support.ports import free_port
+from tests.support.programs import finished
 
 OMNILOAD = (sys.executable, "-m", "omniload")
 MIX = """\
@@ -103,13 +103,10 @@ def test_every_command_that_asks_stores_before_a_run_has_one_limit_of_their_sile
     name, *options = words
     cache = ("--cache-dir", str(tmp_path / "cache"))
 
-    done = subprocess.run(
+    done = finished(
         [*OMNILOAD, "mix", name, "mix.yaml", *options, *cache, "--store-timeout", "500ms"],
+        limit_s=60,
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
 
     assert done.returncode == 3, done.stderr
@@ -139,13 +136,10 @@ def test_a_namenode_that_is_gone_is_told_before_its_client_gives_up(
     (tmp_path / "mix.yaml").write_text(MIX.replace("A/", f"{url}/"))
 
     # A process of its own: the client goes on trying in a thread that nobody can end.
-    done = subprocess.run(
+    done = finished(
         [sys.executable, "-m", "omniload", "mix", "check", "mix.yaml", "--store-timeout", "2s"],
+        limit_s=60,
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
 
     assert done.returncode == 3

@@ -14,6 +14,7 @@ from typing_extensions import override
 from snapshot.commands.env import command
 from snapshot.env.node.cache import CACHE_VARIABLE
 from tests.support.fusefs.model import fast_directory
+from tests.support.programs import finished
 from tests.support.snapshot.env_builders import discard
 from tests.support.snapshot.env_wheels import a_quick_pip, a_venv, a_wheel
 
@@ -43,15 +44,7 @@ class Place:
         """Run the command; return what it wrote to its standard output."""
         given = ["-o", self.url] if store else []
         line = [sys.executable, "-c", MAIN, "env", words[0], *given, *words[1:]]
-        done = subprocess.run(
-            list(map(str, line)),
-            cwd=self.folder,
-            env=self.variables,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=250,
-        )
+        done = finished(list(map(str, line)), limit_s=250, cwd=self.folder, env=self.variables)
         assert done.returncode == code, done.stderr[-3000:]
         return done.stdout
 
@@ -181,13 +174,8 @@ def home():
 
 def as_nobody(folder, *words, code=0):
     """Run the command as nobody does, with nothing but a home; return what it wrote."""
-    done = subprocess.run(
-        [sys.executable, "-c", AS_NOBODY, ROOT, folder, "env", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
+    done = finished(
+        [sys.executable, "-c", AS_NOBODY, ROOT, folder, "env", *words], limit_s=120, cwd=folder
     )
     assert done.returncode == code, done.stderr[-3000:]
     return done.stdout + done.stderr
