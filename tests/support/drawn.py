@@ -18,6 +18,7 @@ __all__ = [
     "PLACEHOLDER",
     "a_drawn_mix",
     "an_images_transform",
+    "are_all_placed",
     "open_pictures",
     "patches_by_row",
     "png_of",
@@ -41,6 +42,15 @@ def ramp(height, width):
     """Return an image whose every pixel differs from its neighbours."""
     y, x = np.mgrid[0:height, 0:width]
     return np.stack((y * 5 % 256, x * 7 % 256, (y + x) * 3 % 256), -1).astype(np.uint8)
+
+
+def are_all_placed(rows):
+    """Tell whether the placeholders in some rows are those of their images, and no others."""
+    flat = rows.tokens_RT.reshape(-1)
+    marked = np.zeros(len(flat), np.bool_)
+    for first, count in places_of(rows).tolist():
+        marked[first : first + count] = True
+    return np.array_equal(marked, flat == PLACEHOLDER)
 
 
 def png_of(pixels, kind="PNG"):

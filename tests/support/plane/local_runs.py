@@ -4,10 +4,12 @@ from typing import Any
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
+from omniload.batch.digest import batch_digest
 from omniload.client import Client
 from omniload.plan.place_tree import ClientPlaceTree
+from tests.support.plane.resume import assert_resumes_exactly
 
-__all__ = ["OneRank", "a_spec", "steps_of"]
+__all__ = ["OneRank", "a_spec", "require_resumed_exactly", "steps_of"]
 
 
 class OneRank(Client):
@@ -39,3 +41,12 @@ def steps_of(spec, num_steps=4):
     with LocalPlane(spec) as plane:
         clients = [Client(plane.handle(rank)) for rank in range(spec.tree.size_of("dp"))]
         return [[client.next_batch() for client in clients] for _ in range(num_steps)]
+
+
+def require_resumed_exactly(folder, mix, num_steps=6):
+    """Find that one rank of a mix goes on exactly from the state before each of so many steps."""
+
+    def make(state):
+        return OneRank(LocalPlane(a_spec(folder, mix, state=state)))
+
+    assert_resumes_exactly(make, batch_digest, num_items=num_steps)

@@ -27,8 +27,7 @@ from omniload.source.kept_profile import KeptProfile, keep, kept_profiles
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.plane.corpora import a_corpus, a_mixed_corpus, write_texts, write_tokens
-from tests.support.plane.local_runs import OneRank
-from tests.support.plane.resume import assert_resumes_exactly
+from tests.support.plane.local_runs import OneRank, require_resumed_exactly
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -65,11 +64,7 @@ def test_any_number_of_ranks_trains_on_the_same_steps(tmp_path, write):
 def test_a_run_resumes_exactly_from_every_step(tmp_path, pack):
     mix = a_mixed_corpus(tmp_path, pack=pack)
 
-    assert_resumes_exactly(
-        lambda state: OneRank(LocalPlane(a_spec(tmp_path, mix, state=state))),
-        batch_digest,
-        num_items=6,
-    )
+    require_resumed_exactly(tmp_path, mix)
 
 
 def test_slices_of_cp_peers_add_up_to_the_rows(tmp_path):

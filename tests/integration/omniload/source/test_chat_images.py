@@ -7,7 +7,6 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,9 +21,8 @@ from omniload.mix.config import MixConfig, load_mix
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
-from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp
-from tests.support.plane.local_runs import OneRank, a_spec, steps_of
-from tests.support.plane.resume import assert_resumes_exactly
+from tests.support.drawn import PLACEHOLDER, an_images_transform, are_all_placed, png_of, ramp
+from tests.support.plane.local_runs import OneRank, a_spec, require_resumed_exactly, steps_of
 from tests.support.trainer.vision_cases import a_vision_model
 from trainer_integration.vision.model import VisionInputs
 
@@ -115,13 +113,10 @@ def test_any_ranks_train_on_the_same_and_every_placeholder_has_its_image(tmp_pat
     assert digests(alone) == digests(three)
     images = 0
     for rows in (m for step in three for batch in step for m in batch.microbatches):
-        flat = rows.tokens_RT.reshape(-1)
-        marked = np.zeros(len(flat), np.bool_)
-        for (first, count), image in zip(places_of(rows).tolist(), images_of(rows), strict=True):
-            marked[first : first + count] = True
+        for count, image in zip(places_of(rows)[:, 1].tolist(), images_of(rows), strict=True):
             assert count == image.grid[0] * image.grid[1]
             images += 1
-        assert np.array_equal(marked, flat == PLACEHOLDER)
+        assert are_all_placed(rows)
     assert images > 0
 
 
@@ -140,11 +135,7 @@ def test_images_dealt_apart_from_rows_change_nothing(tmp_path, pairs):
 def test_a_run_resumes_exactly_before_every_step(tmp_path, pairs):
     mix = a_chat_mix(tmp_path, pairs=pairs)
 
-    assert_resumes_exactly(
-        lambda state: OneRank(LocalPlane(a_spec(tmp_path, mix, state=state))),
-        batch_digest,
-        num_items=6,
-    )
+    require_resumed_exactly(tmp_path, mix)
 
 
 KILLED = """

@@ -5,14 +5,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from omniload.actors.local.plane import LocalPlane
 from omniload.batch.digest import batch_digest, combined
-from omniload.batch.images import dealt_images, images_of, places_of
+from omniload.batch.images import dealt_images, images_of
 from omniload.plan.place_tree import ClientPlaceTree
-from tests.support.drawn import PLACEHOLDER, a_drawn_mix, patches_by_row
+from tests.support.drawn import a_drawn_mix, are_all_placed, patches_by_row
 from tests.support.plane.edits.mix_commands import json_of, run_mix
-from tests.support.plane.local_runs import OneRank, a_spec, steps_of
-from tests.support.plane.resume import assert_resumes_exactly
+from tests.support.plane.local_runs import a_spec, require_resumed_exactly, steps_of
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -36,11 +34,7 @@ def test_every_tile_has_its_place_and_any_ranks_train_on_the_same(tmp_path, tile
         assert combined(map(batch_digest, ours)) == combined(map(batch_digest, theirs))
     counts = []
     for rows in (m for step in three for batch in step for m in batch.microbatches):
-        flat = rows.tokens_RT.reshape(-1)
-        marked = np.zeros(len(flat), np.bool_)
-        for first, count in places_of(rows).tolist():
-            marked[first : first + count] = True
-        assert np.array_equal(marked, flat == PLACEHOLDER)
+        assert are_all_placed(rows)
         images = list(images_of(rows))
         assert all(image.grid == (2, 2) for image in images)
         counts += Counter(tuple(image.key.tolist()) for image in images).values()
@@ -51,11 +45,7 @@ def test_every_tile_has_its_place_and_any_ranks_train_on_the_same(tmp_path, tile
 def test_a_run_of_tiles_resumes_exactly_before_every_step(tmp_path, tiles):
     mix = a_tiled_mix(tmp_path, tiles)
 
-    assert_resumes_exactly(
-        lambda state: OneRank(LocalPlane(a_spec(tmp_path, mix, state=state))),
-        batch_digest,
-        num_items=5,
-    )
+    require_resumed_exactly(tmp_path, mix, 5)
 
 
 def test_tiles_of_one_image_are_dealt_to_several_ranks_and_arrive_where_they_belong(tmp_path):

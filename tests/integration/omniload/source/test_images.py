@@ -19,9 +19,8 @@ from omniload.front.delivery import BatchForm
 from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
-from tests.support.drawn import PLACEHOLDER, a_drawn_mix, patches_by_row
-from tests.support.plane.local_runs import OneRank, a_spec, steps_of
-from tests.support.plane.resume import assert_resumes_exactly
+from tests.support.drawn import PLACEHOLDER, a_drawn_mix, are_all_placed, patches_by_row
+from tests.support.plane.local_runs import a_spec, require_resumed_exactly, steps_of
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -38,15 +37,11 @@ def test_every_placeholder_has_its_image_and_any_ranks_train_on_the_same(tmp_pat
     assert len(set(digests(alone))) == 4
     for step in three:
         for microbatch in (m for batch in step for m in batch.microbatches):
-            flat = microbatch.tokens_RT.reshape(-1)
-            marked = np.zeros(len(flat), np.bool_)
-            for (first, count), image in zip(
-                places_of(microbatch).tolist(), images_of(microbatch), strict=True
-            ):
-                marked[first : first + count] = True
+            counts = places_of(microbatch)[:, 1].tolist()
+            for count, image in zip(counts, images_of(microbatch), strict=True):
                 assert count == image.grid[0] * image.grid[1]
                 assert len(image.values_V) == count * 48
-            assert np.array_equal(marked, flat == PLACEHOLDER)
+            assert are_all_placed(microbatch)
 
 
 def test_a_rank_that_is_dealt_no_image_has_patches_of_the_same_depth(tmp_path):
@@ -68,11 +63,7 @@ def test_a_rank_that_is_dealt_no_image_has_patches_of_the_same_depth(tmp_path):
 def test_a_run_resumes_exactly_before_every_step(tmp_path):
     mix = a_drawn_mix(tmp_path)
 
-    assert_resumes_exactly(
-        lambda state: OneRank(LocalPlane(a_spec(tmp_path, mix, state=state))),
-        batch_digest,
-        num_items=6,
-    )
+    require_resumed_exactly(tmp_path, mix)
 
 
 def test_a_digest_covers_pixels_and_grids_and_the_wire_keeps_both(tmp_path):
