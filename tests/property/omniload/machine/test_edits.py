@@ -159,8 +159,8 @@ def test_stages_from_a_step_give_from_there_on_what_the_stages_give(mix, step):
         assert weights_at(cut, NAMES, at) == pytest.approx(weights_at(stages, NAMES, at))
 
 
-@given(mixes(), changes(), st.integers(0, 20))
-def test_undoing_every_edit_gives_the_weights_of_the_file_again(mix, asked, step):
+def undone(mix, asked, step):
+    """Return the history of a mix with changes from a step on, as far as they are taken, and each of them undone."""
     history, number = History(mix), 0
     for change, _ in asked:
         try:
@@ -170,6 +170,12 @@ def test_undoing_every_edit_gives_the_weights_of_the_file_again(mix, asked, step
         number += 1 if not isinstance(change, Undo) else -1
     for _ in range(number):
         history = history.edited(Undo(), step)
+    return history
+
+
+@given(mixes(), changes(), st.integers(0, 20))
+def test_undoing_every_edit_gives_the_weights_of_the_file_again(mix, asked, step):
+    history = undone(mix, asked, step)
 
     for at in range(step, step + 15):
         held = {name: share for name, share in history.shares_at(at).items() if share}

@@ -29,6 +29,7 @@ from omniload.mix.edits.history import History
 from omniload.mix.possible import require_possible
 from omniload.mix.sources import ParquetSource
 from omniload.mix.state import MixState
+from tests.property.omniload.machine.test_edits import undone
 from tests.support.plane.builders import a_mix
 from tests.support.plane.edits.promises import require_journal_folds, state_behind
 from tests.support.plane.reference import SHARDS, reference_digests
@@ -413,15 +414,7 @@ def test_a_source_is_dropped_once_nothing_waits_for_its_epochs_any_more_and_not_
 
 @given(mixes(), changes(), st.integers(0, 20))
 def test_undoing_every_edit_gives_the_weights_of_the_file_again(mix, asked, step):
-    history, number = History(mix), 0
-    for change, _ in asked:
-        try:
-            history = history.edited(change, step)
-        except ConfigError:
-            continue
-        number += 1 if not isinstance(change, Undo) else -1
-    for _ in range(number):
-        history = history.edited(Undo(), step)
+    history = undone(mix, asked, step)
 
     held = [stage.model_copy(update={"from_step": 0}) for stage in history.latest.mix.stages][-1:]
     assert held[0].from_epochs == mix.mix.stages[-1].from_epochs
