@@ -24,6 +24,7 @@ from omniload.source.spec import SourceSpec
 from tests.support.chats import CHATML, write_model
 from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp
 
+BYTES = ByteTokenizer(type="bytes")
 PARTS = (
     "{% for m in messages %}{{ m.role[0] }}:{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for p in m.content %}{% if p.type == 'image' %}[IMG]{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %};"
@@ -75,15 +76,13 @@ def a_source(folder, rows, *, kind="parquet", template=PARTS, policy="raise", **
         **named,
         **changes.pop("source", {}),
     }
+    return opened(folder, config, **changes)
+
+
+def opened(folder, config, *, name="see", tokenizer=BYTES, **changes):
+    source = TypeAdapter(SourceConfig).validate_python(config)
     return open_source(
-        SourceSpec(
-            "see",
-            TypeAdapter(SourceConfig).validate_python(config),
-            seed=1,
-            tokenizer=changes.pop("tokenizer", ByteTokenizer(type="bytes")),
-            base_dir=folder,
-            **changes,
-        )
+        SourceSpec(name, source, seed=1, tokenizer=tokenizer, base_dir=folder, **changes)
     )
 
 
@@ -272,15 +271,7 @@ def reopened(folder, template):
         "shuffle": {"method": "none"},
         "transforms": [{"type": "chat", "template": "t.jinja", "image": "[IMG]"}, PICTURE],
     }
-    return open_source(
-        SourceSpec(
-            "see",
-            TypeAdapter(SourceConfig).validate_python(config),
-            seed=1,
-            tokenizer=ByteTokenizer(type="bytes"),
-            base_dir=folder,
-        )
-    )
+    return opened(folder, config)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "lance"])
@@ -315,15 +306,7 @@ def test_images_lie_in_the_messages_of_a_table_as_hugging_face_writes_them(tmp_p
         "transforms": [chat | ({"tools": "tools"} if beside else {}), PICTURE],
     }
 
-    block = open_source(
-        SourceSpec(
-            "see",
-            TypeAdapter(SourceConfig).validate_python(config),
-            seed=1,
-            tokenizer=ByteTokenizer(type="bytes"),
-            base_dir=tmp_path,
-        )
-    ).read(0, 1)
+    block = opened(tmp_path, config).read(0, 1)
 
     assert shown(block, 0) == "u:x ####;"
     assert block.others[GRIDS][0].tolist() == [2, 2]
@@ -350,15 +333,7 @@ def test_members_of_an_archive_are_the_images_of_its_conversation(tmp_path):
         "transforms": [{"type": "chat", "template": "t.jinja", "image": "[IMG]"}, PICTURE],
     }
 
-    block = open_source(
-        SourceSpec(
-            "see",
-            TypeAdapter(SourceConfig).validate_python(config),
-            seed=1,
-            tokenizer=ByteTokenizer(type="bytes"),
-            base_dir=tmp_path,
-        )
-    ).read(0, 1)
+    block = opened(tmp_path, config).read(0, 1)
 
     assert shown(block, 0) == "u:####-#;"
 
@@ -408,16 +383,7 @@ def a_pair(folder, rows, **changes):
         "transforms": [pairs | changes.pop("pairs", {}), PICTURE | changes.pop("pictures", {})],
         "on_error": {"policy": changes.pop("policy", "raise")},
     }
-    return open_source(
-        SourceSpec(
-            "taste",
-            TypeAdapter(SourceConfig).validate_python(config),
-            seed=1,
-            tokenizer=changes.pop("tokenizer", ByteTokenizer(type="bytes")),
-            base_dir=folder,
-            **changes,
-        )
-    )
+    return opened(folder, config, name="taste", **changes)
 
 
 SIDES = {"chosen": [{"role": "assistant", "content": "y"}], "rejected": "nono"}
