@@ -74,10 +74,7 @@ class ArrowFormat(IndexedFormat):
         return self._columns.records(table, place, images=table[images] if images else None)
 
     @override
-    def first_records(self) -> Records:
-        unit = self._units.first_filled()
-        if unit is None:
-            return Records.of_texts([])
+    def _first_of(self, unit: int) -> Records:
         table, place = self._columns_of(unit, self._columns.all)
         first = {name: column.slice(0, FIRST_RECORDS) for name, column in table.items()}
         return self._columns.records(first, place, images=None)

@@ -306,8 +306,10 @@ class IndexedFormat(Format):
     @override
     def first_records(self) -> Records:
         unit = self._units.first_filled()
-        if unit is None:
-            return Records.of_texts([])
+        return Records.of_texts([]) if unit is None else self._first_of(unit)
+
+    def _first_of(self, unit: int) -> Records:
+        """Return the first records of a unit that holds some."""
         return self.read_unit(unit).first(FIRST_RECORDS)
 
 

@@ -64,10 +64,7 @@ class LanceFormat(IndexedFormat):
         return self._columns.records(table, where, images=table[images] if images else None)
 
     @override
-    def first_records(self) -> Records:
-        unit = self._units.first_filled()
-        if unit is None:
-            return Records.of_texts([])
+    def _first_of(self, unit: int) -> Records:
         rows = min(FIRST_RECORDS, self._units[unit].rows)
         table, where = self._rows(unit, rows, self._columns.all)
         return self._columns.records(table, where, images=None)
