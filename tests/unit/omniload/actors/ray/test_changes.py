@@ -30,20 +30,11 @@ from omniload.mix.edits.found import found_in
 from omniload.mix.sources import ParquetSource
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.builders import a_mix, some_facts
+from tests.support.plane.given.fake_actors import Method
 
 LOADERS = ("loader-0", "loader-1")
 CODE, WEB, BOOKS, NEWS = some_facts([100, 101, 55, 66])
 FOUND = {"books": BOOKS, "news": NEWS}
-
-
-class Method:
-    """A method of an actor; its answer is made when it is waited for."""
-
-    def __init__(self, call):
-        self.call = call
-
-    def remote(self, *arguments):
-        return lambda: self.call(*arguments)
 
 
 class FakePlanner:

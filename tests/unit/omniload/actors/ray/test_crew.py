@@ -17,6 +17,7 @@ from omniload.base.errors import UnavailableError
 from omniload.machine.roster.members import Member
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.builders import a_mix
+from tests.support.plane.given.fake_actors import value_of
 
 LOST, STOPPED = RayActorError(), None
 FIRST, SECOND, PLANNER = Member("loader-0"), Member("loader-0", 1), Member("planner")
@@ -25,11 +26,6 @@ FIRST, SECOND, PLANNER = Member("loader-0"), Member("loader-0", 1), Member("plan
 @pytest.fixture
 def crew(monkeypatch):
     """Actors by what each answers; nobody is waited for longer than a look."""
-
-    def value_of(answer):
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
 
     def wait_for_ref(answer, _timeout_s, check):
         check()

@@ -16,6 +16,7 @@ from omniload.actors.ray.rank import ahead as module
 from omniload.actors.ray.rank.ahead import BatchesAhead
 from omniload.base.errors import UnavailableError
 from omniload.machine.plans.fetch_pace import FetchPace
+from tests.support.plane.given.fake_actors import value_of
 
 RANK = (0, 0, 0)
 
@@ -214,11 +215,6 @@ def test_batches_at_hand_are_left_where_the_rank_is_another_one(open_to):
 def test_a_constructor_that_is_lost_is_told_of_while_the_rank_trains_on_what_it_has(
     open_to, monkeypatch
 ):
-    def value_of(answer):
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
     monkeypatch.setattr(module, "value_of", value_of)
     first, lost = Constructor(2), []
     ahead = open_to(first)

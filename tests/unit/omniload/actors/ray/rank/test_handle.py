@@ -30,6 +30,7 @@ from omniload.machine.plans import fetch_pace
 from omniload.machine.progress import rank_name
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.world import World
+from tests.support.plane.given.fake_actors import value_of
 
 LATE = object()
 """An answer that does not come."""
@@ -145,11 +146,6 @@ def address(tmp_path, monkeypatch, actors):
     monkeypatch.setattr(module, "PlannerLink", FakeLink)
     monkeypatch.setattr(module, "HeadWatch", Head)
     monkeypatch.setattr(ahead, "wait_for_ref", wait_for_ref)
-
-    def value_of(answer):
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
 
     for each in (ahead, module):
         monkeypatch.setattr(each, "value_of", value_of)

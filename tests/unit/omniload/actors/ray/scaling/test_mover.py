@@ -18,16 +18,7 @@ from omniload.actors.ray.shadows import Shadows
 from omniload.base.errors import StateError, UnavailableError
 from omniload.machine.roster.members import Member
 from omniload.machine.roster.roster import Roster
-
-
-class Method:
-    """A method of an actor; its answer is made when it is waited for."""
-
-    def __init__(self, call):
-        self.call = call
-
-    def remote(self, *arguments, **named):
-        return partial(self.call, *arguments, **named)
+from tests.support.plane.given.fake_actors import Method
 
 
 class FakeCrew:

@@ -23,18 +23,9 @@ from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import with_begun
 from omniload.mix.state import MixState
 from tests.support.plane.builders import a_mix
+from tests.support.plane.given.fake_actors import Method
 
 WHY = "loader-0 keeps 1.20 cores busy, or soon will"
-
-
-class Method:
-    """A method of an actor; its answer is made when it is waited for."""
-
-    def __init__(self, call):
-        self.call = call
-
-    def remote(self, *arguments):
-        return lambda: self.call(*arguments)
 
 
 class FakeMover:
