@@ -410,11 +410,8 @@ def test_readers_that_are_lost_again_and_again_are_done_without():
     assert all(reader.is_closed for reader in started)
 
 
-def test_after_many_were_lost_another_is_tried_every_ten_minutes_until_one_is_there():
-    units = [[[1], [2]]] * 4
-    clock = FakeClock()
-    # One more is lost while it opens the source, and one as it reads; the next stays.
-    fates = [*["there", "lost"] * 6, "opening", "opening", "there", "lost", *["there"] * 20]
+def reading(units, fates, clock):
+    """Return what reads of a source by two come to: how many were started, read, and were lost."""
     source, started = divided(lambda: a_source(units)[0], 2, fates, clock)
 
     def reads(count, advance_s):
@@ -422,6 +419,16 @@ def test_after_many_were_lost_another_is_tried_every_ten_minutes_until_one_is_th
             clock.advance(advance_s)
             assert blocks_equal(source.read(0, 8), a_source(units)[0].read(0, 8))
         return len(started), source.so_far.readers, source.lost
+
+    return reads
+
+
+def test_after_many_were_lost_another_is_tried_every_ten_minutes_until_one_is_there():
+    units = [[[1], [2]]] * 4
+    clock = FakeClock()
+    # One more is lost while it opens the source, and one as it reads; the next stays.
+    fates = [*["there", "lost"] * 6, "opening", "opening", "there", "lost", *["there"] * 20]
+    reads = reading(units, fates, clock)
 
     assert reads(6, 0) == reads(9, 60) == (6, 1, 6)
     assert reads(2, 60) == (7, 1, 6)  # it opens the source
@@ -433,13 +440,7 @@ def test_after_many_were_lost_another_is_tried_every_ten_minutes_until_one_is_th
 def test_readers_that_open_in_an_outage_are_tried_ever_more_seldom_until_it_is_over():
     units, clock = [[[1], [2]]] * 4, FakeClock()
     fates = [*["store away"] * 10, "there", "there", "store away", *["there"] * 20]
-    source, started = divided(lambda: a_source(units)[0], 2, fates, clock)
-
-    def reads(count, advance_s):
-        for _ in range(count):
-            clock.advance(advance_s)
-            assert blocks_equal(source.read(0, 8), a_source(units)[0].read(0, 8))
-        return len(started), source.so_far.readers, source.lost
+    reads = reading(units, fates, clock)
 
     assert reads(1, 0.0) == (1, 1, 0)
     for number, wait_s in enumerate((5, 10, 20, 40, 80, 160, 320, 600, 600), 1):

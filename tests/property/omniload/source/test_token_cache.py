@@ -26,38 +26,24 @@ from tests.support.examples import few
 RECORDS = 24
 BYTES = ByteTokenizer(type="bytes")
 SKIP = {"policy": "skip", "limit": 1000}
+LINES = {"type": "jsonl", "path": "*.jsonl", "unit": 300}
+CHATS = LINES | {"unit": 900}
 SOURCES = {
-    "jsonl": {"type": "jsonl", "path": "*.jsonl", "unit": 300},
-    "bad lines": {
-        "type": "jsonl",
-        "path": "*.jsonl",
-        "unit": 300,
-        "text": "some",
-        "on_error": SKIP,
-    },
-    "where": {"type": "jsonl", "path": "*.jsonl", "unit": 300, "where": {"lang": "en"}},
-    "split": {"type": "jsonl", "path": "*.jsonl", "unit": 300, "splits": {"held": 0.3}},
-    "held out": {
-        "type": "jsonl",
-        "path": "*.jsonl",
-        "unit": 300,
-        "splits": {"held": 0.3},
-        "split": "held",
-    },
-    "distinct": {"type": "jsonl", "path": "*.jsonl", "unit": 300, "dedupe": "content"},
+    "jsonl": LINES,
+    "bad lines": {**LINES, "text": "some", "on_error": SKIP},
+    "where": {**LINES, "where": {"lang": "en"}},
+    "split": {**LINES, "splits": {"held": 0.3}},
+    "held out": {**LINES, "splits": {"held": 0.3}, "split": "held"},
+    "distinct": {**LINES, "dedupe": "content"},
     "clamped": {
-        "type": "jsonl",
-        "path": "*.jsonl",
-        "unit": 300,
+        **LINES,
         "transforms": [
             {"type": "fim", "prefix": 200, "suffix": 201, "middle": 202},
             {"type": "clamp", "tokens": 20},
         ],
     },
     "joined": {
-        "type": "jsonl",
-        "path": "*.jsonl",
-        "unit": 300,
+        **LINES,
         "text": "some",
         "on_error": SKIP,
         "transforms": [
@@ -66,9 +52,7 @@ SOURCES = {
         ],
     },
     "joined chat": {
-        "type": "jsonl",
-        "path": "*.jsonl",
-        "unit": 900,
+        **CHATS,
         "text": "messages",
         "transforms": [{"type": "chat"}, {"type": "concat", "tokens": 16}],
         "on_error": SKIP,
@@ -79,26 +63,15 @@ SOURCES = {
         "text": "text",
         "columns": {"scores": "score"},
     },
-    "chat": {
-        "type": "jsonl",
-        "path": "*.jsonl",
-        "unit": 900,
-        "text": "messages",
-        "transforms": [{"type": "chat"}],
-        "on_error": SKIP,
-    },
+    "chat": {**CHATS, "text": "messages", "transforms": [{"type": "chat"}], "on_error": SKIP},
     "names": {
-        "type": "jsonl",
-        "path": "*.jsonl",
-        "unit": 900,
+        **CHATS,
         "text": "conversations",
         "transforms": [{"type": "chat", "messages": {"role": "from", "content": "value"}}],
         "on_error": SKIP,
     },
     "tags": {
-        "type": "jsonl",
-        "path": "*.jsonl",
-        "unit": 900,
+        **CHATS,
         "text": "messages",
         "transforms": [{"type": "chat"}],
         "columns": {
@@ -109,9 +82,7 @@ SOURCES = {
         "on_error": SKIP,
     },
     "completion": {
-        "type": "jsonl",
-        "path": "*.jsonl",
-        "unit": 900,
+        **CHATS,
         "transforms": [{"type": "completion", "prompt": ["lang", "some"]}],
         "on_error": SKIP,
     },

@@ -22,7 +22,18 @@ def a_scaler(**changes):
     return Scaler(**{"least": 1, "most": 4, "cost_S": {0: 1e-6, 1: 1e-6, 2: 2e-6}, **changes})
 
 
-def looks(scaler, seconds, busy, sources_of=ONE, *, from_s=0.0, soon=None, now=EVEN, waited=()):
+def looks(
+    scaler,
+    seconds,
+    busy,
+    sources_of=ONE,
+    *,
+    from_s=0.0,
+    soon=None,
+    now=EVEN,
+    waited=(),
+    filled=None,
+):
     """Look every 5 s; return when each change was due, and the change."""
     found = []
     for at in range(int(seconds) // 5 + 1):
@@ -34,6 +45,7 @@ def looks(scaler, seconds, busy, sources_of=ONE, *, from_s=0.0, soon=None, now=E
             shares_S=now,
             soon_S=now if soon is None else soon,
             waited=frozenset(waited),
+            filled_S=filled,
         )
         found += [(seen.now_s, command) for command in scaler.handle(seen)]
     return found
@@ -157,19 +169,7 @@ def test_a_source_that_is_read_by_two_loaders_counts_once_for_each():
 def meets(scaler, filled, seconds=120, of=ONE, *, from_s=0.0, busy=0.1, soon=None):
     """Look as above at sources of little work, of which so much is read ahead."""
     busy_S = dict.fromkeys(EVEN, busy)
-    found = []
-    for at in range(int(seconds) // 5 + 1):
-        seen = LoadersSeen(
-            now_s=from_s + at * 5,
-            sources_of=of,
-            busy_S=busy_S,
-            tokens_S=dict.fromkeys(EVEN, 100_000.0),
-            shares_S=EVEN,
-            soon_S=EVEN if soon is None else soon,
-            filled_S=filled,
-        )
-        found += [(seen.now_s, command) for command in scaler.handle(seen)]
-    return found
+    return looks(scaler, seconds, busy_S, of, from_s=from_s, soon=soon, filled=filled)
 
 
 SLOW = {0: 0.0, 1: 0.05, 2: 0.1}

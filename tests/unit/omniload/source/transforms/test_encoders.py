@@ -503,6 +503,15 @@ def test_a_table_without_a_tool_in_any_row_has_none(models, tmp_path, kind):
         opened("nothing")
 
 
+def with_tools(models, folder, chat, tools):
+    """Open a source of one conversation and the tools beside it."""
+    path = folder / "chats.jsonl"
+    path.write_bytes(orjson.dumps({"chat": chat, "tools": tools}) + b"\n")
+    chats = ChatTransform(type="chat", tools="tools")
+    config = JsonlSource(type="jsonl", path=str(path), text="chat", transforms=(chats,))
+    return open_source(SourceSpec("sft", config, seed=1, tokenizer=BPE, base_dir=models / "marked"))
+
+
 @pytest.mark.parametrize(
     ("tools", "said"),
     [
@@ -512,18 +521,7 @@ def test_a_table_without_a_tool_in_any_row_has_none(models, tmp_path, kind):
     ],
 )
 def test_tools_that_are_no_list_make_a_bad_record(models, tmp_path, tools, said):
-    (tmp_path / "chats.jsonl").write_bytes(
-        orjson.dumps({"messages": conversations(1)[0], "tools": tools}) + b"\n"
-    )
-    config = JsonlSource(
-        type="jsonl",
-        path=str(tmp_path / "chats.jsonl"),
-        text="messages",
-        transforms=(ChatTransform(type="chat", tools="tools"),),
-    )
-    source = open_source(
-        SourceSpec("sft", config, seed=1, tokenizer=BPE, base_dir=models / "marked")
-    )
+    source = with_tools(models, tmp_path, conversations(1)[0], tools)
 
     with pytest.raises(IntegrityError, match=said):
         source.read(0, 1)
@@ -536,16 +534,7 @@ def test_tools_that_are_no_list_make_a_bad_record(models, tmp_path, tools, said)
 def test_what_is_no_conversation_is_told_as_its_record_has_it_beside_tools_too(
     models, tmp_path, chat, held, tools
 ):
-    (tmp_path / "chats.jsonl").write_bytes(orjson.dumps({"chat": chat, "tools": tools}) + b"\n")
-    config = JsonlSource(
-        type="jsonl",
-        path=str(tmp_path / "chats.jsonl"),
-        text="chat",
-        transforms=(ChatTransform(type="chat", tools="tools"),),
-    )
-    source = open_source(
-        SourceSpec("sft", config, seed=1, tokenizer=BPE, base_dir=models / "marked")
-    )
+    source = with_tools(models, tmp_path, chat, tools)
 
     with pytest.raises(IntegrityError, match=f": holds {held}, not a list of messages with role"):
         source.read(0, 1)
