@@ -12,6 +12,7 @@ from typing import Generic, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from omniload.machine.held.blocks import sample_keys
 from omniload.mix.pieces import SUB_LIMIT, PieceTable
 from omniload.mix.samples import SampleTable
 
@@ -60,7 +61,7 @@ class Reports(Generic[Held]):
 
     def keep(self, source: int, table: SampleTable, held_N: Held) -> None:
         """Keep what a source reported of the samples of ``table``, ``[N]``."""
-        keys_N = table.positions_N * SUB_LIMIT + table.subs_N
+        keys_N = sample_keys(table.positions_N, table.subs_N)
         known = self._of_source.setdefault(source, deque())
         known.append(Report(table.stop, keys_N, held_N))
 
@@ -89,7 +90,7 @@ class Reports(Generic[Held]):
         for source, known in self._of_source.items():
             at = (pieces.sources_P == source).nonzero()[0]
             if len(at):
-                keys_P = pieces.positions_P[at] * SUB_LIMIT + pieces.subs_P[at]
+                keys_P = sample_keys(pieces.positions_P[at], pieces.subs_P[at])
                 first, last = int(keys_P.min()), int(keys_P.max())
                 # Most reports hold none of a small step, and are passed over by two numbers each.
                 yield at, keys_P, [each for each in known if each.reaches(first, last)]
