@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -32,11 +32,21 @@ from omniload.source.byte_pairs.files import TOKENIZER_JSON, read_tokenizer
 from omniload.source.byte_pairs.token_bytes import TokenBytes, marked_ranges
 from omniload.source.columns import text_bytes
 
-__all__ = ["PANIC", "BpeEncoder", "ByteEncoder", "Tokenizer", "doubt_of_ids", "open_tokenizer"]
+__all__ = [
+    "PANIC",
+    "BpeEncoder",
+    "ByteEncoder",
+    "Spans",
+    "Tokenizer",
+    "doubt_of_ids",
+    "open_tokenizer",
+]
 
 _BYTES_END = 256
 PANIC = "PanicException"
 """What a fault in the library's Rust becomes: a ``BaseException`` that no module names."""
+Spans: TypeAlias = Sequence[Sequence[tuple[int, int]]]
+"""Of each text, ranges of its characters, in order: first, and first behind."""
 
 
 class Tokenizer(Protocol):
@@ -55,17 +65,13 @@ class Tokenizer(Protocol):
         ...
 
     def encode_spans(
-        self,
-        texts: Sequence[str],
-        spans: Sequence[Sequence[tuple[int, int]]],
-        *,
-        special: bool = True,
+        self, texts: Sequence[str], spans: Spans, *, special: bool = True
     ) -> tuple[Ragged, Ragged]:
         """Return the token ids of each text, without an end-of-document token, and which of them spans touch.
 
         Args:
             texts: The texts.
-            spans: Of each text, ranges of its characters, in order: first, and first behind.
+            spans: Ranges of each.
             special: Whether special tokens in a text are meant, as a chat template writes them. A ``tokenizer.json``
                 takes them for tokens in any case.
 
@@ -134,11 +140,7 @@ class ByteEncoder(Tokenizer):
 
     @override
     def encode_spans(
-        self,
-        texts: Sequence[str],
-        spans: Sequence[Sequence[tuple[int, int]]],
-        *,
-        special: bool = True,
+        self, texts: Sequence[str], spans: Spans, *, special: bool = True
     ) -> tuple[Ragged, Ragged]:
         column = text_bytes(pa.array(texts, pa.string()))
         tokens = Ragged(values_V=column.values_V.astype(np.int32), offsets=column.offsets)
@@ -210,11 +212,7 @@ class BpeEncoder(Tokenizer):
 
     @override
     def encode_spans(
-        self,
-        texts: Sequence[str],
-        spans: Sequence[Sequence[tuple[int, int]]],
-        *,
-        special: bool = True,
+        self, texts: Sequence[str], spans: Spans, *, special: bool = True
     ) -> tuple[Ragged, Ragged]:
         # Offsets are made by the last resort alone: they take the library a quarter longer.
         if not any(spans) or self._bytes is not None:

@@ -127,8 +127,7 @@ def _require_default(mix: MixConfig, tag: str, said: str) -> None:
     if fault := fault_of_words(Ragged.of([kind.default_V], np.uint8)):
         source = next(s for s, each in mix.sources.items() if tag in each.columns_read)
         raise ConfigError(
-            f"sources.{source}.columns.{name}.default: {said} it, and it is {fault}, or "
-            "give another default"
+            f"sources.{source}.columns.{name}.default: {said} it, and it is {fault}, or give another default"
         )
 
 

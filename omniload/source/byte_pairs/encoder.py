@@ -23,7 +23,7 @@ from omniload.mix.schema.tokenizers import EncodingName
 from omniload.source.byte_pairs.encodings import ENCODINGS
 from omniload.source.byte_pairs.files import RANKS, parse_ranks, read_tokenizer
 from omniload.source.byte_pairs.token_bytes import marked_ranges
-from omniload.source.tokenize import PANIC, Tokenizer
+from omniload.source.tokenize import PANIC, Spans, Tokenizer
 
 __all__ = ["TiktokenEncoder", "open_tiktoken"]
 
@@ -73,11 +73,7 @@ class TiktokenEncoder(Tokenizer):
 
     @override
     def encode_spans(
-        self,
-        texts: Sequence[str],
-        spans: Sequence[Sequence[tuple[int, int]]],
-        *,
-        special: bool = True,
+        self, texts: Sequence[str], spans: Spans, *, special: bool = True
     ) -> tuple[Ragged, Ragged]:
         ids = self._encoded(texts, special=special)
         tokens = _joined(ids, np.fromiter(map(len, ids), np.int64, len(ids)))
