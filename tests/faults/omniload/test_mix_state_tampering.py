@@ -13,13 +13,12 @@ import orjson
 import pytest
 
 from omniload.actors.local.plane import LocalPlane
-from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import StateError
 from omniload.batch.digest import batch_digest
 from omniload.client import Client
-from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.builders import resealed
 from tests.support.plane.corpora import a_corpus
+from tests.support.plane.local_runs import a_spec
 
 LIMIT_S = 60.0
 
@@ -202,10 +201,6 @@ def world(tmp_path_factory):
             assert client.next_batch() is not None
             state = orjson.loads(orjson.dumps(client.state_dict()))
     return folder, mix, run, state
-
-
-def a_spec(folder, mix, **changes):
-    return PlaneSpec(mix=mix, base_dir=folder, tree=ClientPlaceTree.of(), **changes)
 
 
 def refusal_of(spec):

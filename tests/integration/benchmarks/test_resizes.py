@@ -7,7 +7,6 @@ import pytest
 from benchmarks.faults.chaos import unbroken
 from benchmarks.faults.resizes import Changes, change, table_of
 from omniload.actors.local.plane import LocalPlane
-from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_corpus
 from tests.support.plane.local_runs import a_spec
 
@@ -15,7 +14,7 @@ from tests.support.plane.local_runs import a_spec
 @pytest.mark.parametrize("sizes", [(4, 3), (2, 1, 4)])
 def test_ranks_come_and_go_and_every_change_is_timed(tmp_path, sizes):
     mix = a_corpus(tmp_path, rows=12, micro_rows=1, runtime={"elastic": True})
-    with LocalPlane(a_spec(tmp_path, mix, tree=ClientPlaceTree.of(dp=sizes[0]))) as plane:
+    with LocalPlane(a_spec(tmp_path, mix, dp=sizes[0])) as plane:
         found = change(plane, sizes, 2, step_s=0.0)
 
     turns = [*sizes, *sizes, sizes[0]]

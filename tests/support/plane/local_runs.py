@@ -30,9 +30,9 @@ class OneRank(Client):
         self._plane.close()
 
 
-def a_spec(folder, mix, **changes: Any):
-    """Return what opens a plane, of one rank unless ``tree`` says otherwise."""
-    changes.setdefault("tree", ClientPlaceTree.of())
+def a_spec(folder, mix, *, dp=1, cp=1, **changes: Any):
+    """Return what opens a plane of a mix, for ranks along dp and cp unless ``tree`` says otherwise."""
+    changes.setdefault("tree", ClientPlaceTree.of(dp=dp, cp=cp))
     return PlaneSpec(mix=mix, base_dir=folder, **changes)
 
 

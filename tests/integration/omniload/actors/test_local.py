@@ -10,7 +10,6 @@ import pytest
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_plane
-from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from omniload.base.metrics import REGISTRY
 from omniload.batch.digest import batch_digest, combined
@@ -21,19 +20,14 @@ from omniload.mix.journal.reading import read_journal, state_before
 from omniload.mix.journal.records import StepRecord, bad_in
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
-from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source import kept_profile
 from omniload.source.kept_profile import KeptProfile, keep, kept_profiles
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.plane.corpora import a_corpus, a_mixed_corpus, write_texts, write_tokens
-from tests.support.plane.local_runs import OneRank, require_resumed_exactly
+from tests.support.plane.local_runs import OneRank, a_spec, require_resumed_exactly
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
-
-
-def a_spec(folder, mix, *, dp=1, cp=1, **changes):
-    return PlaneSpec(mix=mix, base_dir=folder, tree=ClientPlaceTree.of(dp=dp, cp=cp), **changes)
 
 
 def digests_of(spec, num_steps=6):

@@ -19,14 +19,12 @@ import pytest
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_plane
-from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.linux.huge_pages import gives_memory_back
 from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
 from omniload.mix.config import MixConfig
 from omniload.mix.journal.place import JOURNAL_NAME
-from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.every_process import every_process
 from tests.support.plane.corpora import a_corpus, a_mixed_corpus, with_masks, write_texts
 
@@ -36,6 +34,7 @@ from omniload.actors.ray.hosts.node import start_node
 from omniload.actors.ray.hosts.node_plan import NodePlan
 from omniload.actors.ray.plane import RayPlane
 from omniload.actors.reaper_process import marks_of
+from tests.support.plane.local_runs import a_spec
 from tests.support.programs import finished
 
 pytestmark = [
@@ -45,10 +44,6 @@ pytestmark = [
 ]
 
 STEPS = 5
-
-
-def a_spec(folder, mix, *, dp=1, cp=1, **changes):
-    return PlaneSpec(mix=mix, base_dir=folder, tree=ClientPlaceTree.of(dp=dp, cp=cp), **changes)
 
 
 def local_steps(spec, count=STEPS):

@@ -14,13 +14,12 @@ import pytest
 from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_plane
-from omniload.actors.plane import PlaneSpec
 from omniload.batch.digest import batch_digest
 from omniload.client import Client
-from omniload.plan.place_tree import ClientPlaceTree
 from tests.house.modules import ROOT
 from tests.support.memory_groups import short_of_memory
 from tests.support.plane.corpora import a_corpus
+from tests.support.plane.local_runs import a_spec
 from tests.support.plane.processes.shadow_rank import ANSWER
 from tests.support.plane.sources import slowed_store
 from tests.support.plane.two_hosts import (
@@ -51,10 +50,6 @@ ASTRAY_S = 75
 
 def a_mix(folder, **changes):
     return a_corpus(folder, **{"records": 2_000, "rows": 16, "micro_rows": 4, **changes})
-
-
-def a_spec(folder, mix, **changes):
-    return PlaneSpec(mix=mix, base_dir=folder, tree=ClientPlaceTree.of(), **changes)
 
 
 def steps_of(client, count):

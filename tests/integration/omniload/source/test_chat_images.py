@@ -18,7 +18,6 @@ from omniload.batch.digest import batch_digest, combined
 from omniload.batch.images import images_of, places_of
 from omniload.client import Client
 from omniload.mix.config import MixConfig, load_mix
-from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.drawn import PLACEHOLDER, an_images_transform, are_all_placed, png_of, ramp
@@ -108,7 +107,7 @@ def digests(steps):
 def test_any_ranks_train_on_the_same_and_every_placeholder_has_its_image(tmp_path, pairs):
     mix = a_chat_mix(tmp_path, pairs=pairs)
     alone = steps_of(a_spec(tmp_path, mix))
-    three = steps_of(a_spec(tmp_path, mix, tree=ClientPlaceTree.of(dp=3)))
+    three = steps_of(a_spec(tmp_path, mix, dp=3))
 
     assert digests(alone) == digests(three)
     images = 0
@@ -126,7 +125,7 @@ def test_images_dealt_apart_from_rows_change_nothing(tmp_path, pairs):
     alone = steps_of(a_spec(tmp_path, a_chat_mix(tmp_path, pairs=pairs)))
     mix = a_chat_mix(tmp_path, pairs=pairs, balance=hybrid)
 
-    dealt = steps_of(a_spec(tmp_path, mix, tree=ClientPlaceTree.of(dp=2)))
+    dealt = steps_of(a_spec(tmp_path, mix, dp=2))
 
     assert digests(dealt) == digests(alone)
 
@@ -189,7 +188,7 @@ def test_ranks_on_ray_get_the_same_steps_though_the_loader_of_images_is_killed(t
     mix = a_chat_mix(tmp_path, runtime=runtime)
 
     found, holders = [], []
-    spec = a_spec(tmp_path, mix, tree=ClientPlaceTree.of(dp=2))
+    spec = a_spec(tmp_path, mix, dp=2)
     with open_plane(spec) as plane, ExitStack() as opened:
         clients = [opened.enter_context(Client(plane.handle(rank))) for rank in range(2)]
         for step in range(count):

@@ -7,7 +7,6 @@ import pytest
 
 from omniload.batch.digest import batch_digest, combined
 from omniload.batch.images import dealt_images, images_of
-from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.drawn import a_drawn_mix, are_all_placed, patches_by_row
 from tests.support.plane.edits.mix_commands import json_of, run_mix
 from tests.support.plane.local_runs import a_spec, require_resumed_exactly, steps_of
@@ -28,7 +27,7 @@ def a_tiled_mix(folder, tiles="nearest", **changes):
 def test_every_tile_has_its_place_and_any_ranks_train_on_the_same(tmp_path, tiles):
     mix = a_tiled_mix(tmp_path, tiles)
     alone = steps_of(a_spec(tmp_path, mix))
-    three = steps_of(a_spec(tmp_path, mix, tree=ClientPlaceTree.of(dp=3)))
+    three = steps_of(a_spec(tmp_path, mix, dp=3))
 
     for ours, theirs in zip(alone, three, strict=True):
         assert combined(map(batch_digest, ours)) == combined(map(batch_digest, theirs))
@@ -56,7 +55,7 @@ def test_tiles_of_one_image_are_dealt_to_several_ranks_and_arrive_where_they_bel
                 a_tiled_mix(
                     tmp_path, balance={"strategy": strategy, "linear": 1, "encoder_linear": 1}
                 ),
-                tree=ClientPlaceTree.of(dp=3),
+                dp=3,
             )
         )
         for strategy in ("balanced", "hybrid")

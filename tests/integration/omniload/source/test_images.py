@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 def test_every_placeholder_has_its_image_and_any_ranks_train_on_the_same(tmp_path):
     mix = a_drawn_mix(tmp_path)
     alone = steps_of(a_spec(tmp_path, mix))
-    three = steps_of(a_spec(tmp_path, mix, tree=ClientPlaceTree.of(dp=3)))
+    three = steps_of(a_spec(tmp_path, mix, dp=3))
 
     def digests(steps):
         return [combined(batch_digest(batch) for batch in step) for step in steps]
@@ -46,7 +46,7 @@ def test_every_placeholder_has_its_image_and_any_ranks_train_on_the_same(tmp_pat
 
 def test_a_rank_that_is_dealt_no_image_has_patches_of_the_same_depth(tmp_path):
     mix = a_drawn_mix(tmp_path, balance={"strategy": "hybrid"})
-    batches = steps_of(a_spec(tmp_path, mix, tree=ClientPlaceTree.of(dp=1, tp=16)), 2)
+    batches = steps_of(a_spec(tmp_path, mix, tree=ClientPlaceTree.of(tp=16)), 2)
     depths, counts = set(), []
     for sent in (batch for step in batches for batch in step):
         for peer in range(16):
@@ -90,7 +90,7 @@ def test_a_digest_covers_pixels_and_grids_and_the_wire_keeps_both(tmp_path):
 def dealt(folder, strategy, dp, **changes):
     balance = {"strategy": strategy, "linear": 1.0, "encoder_linear": 1.0}
     mix = a_drawn_mix(folder, balance=balance, **changes)
-    return steps_of(a_spec(folder, mix, tree=ClientPlaceTree.of(dp=dp)))
+    return steps_of(a_spec(folder, mix, dp=dp))
 
 
 def test_images_dealt_apart_from_rows_are_the_same_and_arrive_where_they_belong(tmp_path):
@@ -305,7 +305,7 @@ def test_a_loop_of_cp_peers_is_told_where_images_are(tmp_path):
     made = {}
     for strategy in ("balanced", "hybrid"):
         mix = a_drawn_mix(tmp_path, balance={"strategy": strategy}, length=128)
-        spec = a_spec(tmp_path, mix, tree=ClientPlaceTree.of(cp=2))
+        spec = a_spec(tmp_path, mix, cp=2)
         with LocalPlane(spec) as plane:
             clients = [Client(plane.handle(0, c)) for c in range(2)]
             made[strategy] = [form.of(client.next_batch()) for _ in range(3) for client in clients]
@@ -338,9 +338,7 @@ def test_every_microbatch_says_what_its_rank_encodes_where_steps_have_no_image(
     fields["sources"]["words"] = {"type": "text", "path": "words.txt"}
     fields["mix"]["stages"][0]["weights"] = {"words": 400.0, "captions": 1.0, "pages": 1.0}
     fields["batch"]["micro_tokens"] = 64 * micro_rows
-    steps = steps_of(
-        a_spec(tmp_path, MixConfig.model_validate(fields), tree=ClientPlaceTree.of(dp=dp)), 8
-    )
+    steps = steps_of(a_spec(tmp_path, MixConfig.model_validate(fields), dp=dp), 8)
     form = BatchForm(arrays=NumpyArrays())
 
     arriving = [

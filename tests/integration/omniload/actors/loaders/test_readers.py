@@ -11,16 +11,15 @@ import pytest
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_plane
-from omniload.actors.plane import PlaneSpec
 from omniload.actors.roles import sources
 from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
 from omniload.machine.readers import ReadEnded, ReaderScaler, ReadersWanted
 from omniload.mix.runtime import TokenCacheConfig
-from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.parts import divided
 from omniload.source.parts.sample_block import merged
 from tests.support.plane.corpora import a_corpus, a_mixed_corpus
+from tests.support.plane.local_runs import a_spec
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -38,10 +37,6 @@ def a_mix(folder, **changes):
 def read_by(mix, readers):
     loader = mix.loader.model_copy(update={"readers": dict.fromkeys(mix.names, readers)})
     return mix.model_copy(update={"loader": loader})
-
-
-def a_spec(folder, mix, *, dp=1, **changes):
-    return PlaneSpec(mix=mix, base_dir=folder, tree=ClientPlaceTree.of(dp=dp), **changes)
 
 
 def steps_of(client, count):

@@ -9,11 +9,10 @@ import pytest
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_plane
-from omniload.actors.plane import PlaneSpec
 from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
-from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_mixed_corpus
+from tests.support.plane.local_runs import a_spec
 
 pytest.importorskip("ray")
 
@@ -25,10 +24,6 @@ pytestmark = [
 
 EACH = 8
 """Steps between two changes: more than are built ahead."""
-
-
-def a_spec(folder, mix, *, dp, **changes):
-    return PlaneSpec(mix=mix, base_dir=folder, tree=ClientPlaceTree.of(dp=dp), **changes)
 
 
 def is_gone(pid):
