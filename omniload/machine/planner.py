@@ -41,12 +41,9 @@ from omniload.machine.plans.fences import (
     WithdrawalEvent,
 )
 from omniload.machine.plans.unread import ReadFailed
+from omniload.machine.plans.windows import with_released
 from omniload.machine.progress import PLANNED_ALL, Waits
-from omniload.machine.queue import (
-    SampleQueue,
-    commands_of_take_over,
-    with_released,
-)
+from omniload.machine.queue import SampleQueue, commands_of_take_over
 from omniload.machine.steps import RankSteps
 from omniload.mix.edits.found import require_open, take_up
 from omniload.mix.edits.next_edit import undone_by

@@ -9,13 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
-from omniload.machine.messages import (
-    PlannerCommand,
-    PublishPlans,
-    ReadAhead,
-    ReleaseSteps,
-    TakeOver,
-)
+from omniload.machine.messages import ReadAhead, TakeOver
 from omniload.mix.edits.history import History
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import Cursor, MixState
@@ -30,7 +24,6 @@ __all__ = [
     "queues_of",
     "require_below_cap",
     "require_usable",
-    "with_released",
 ]
 
 _FIRST_READ, _LIKELY_TOKENS = 16, 256
@@ -378,22 +371,3 @@ def require_usable(history: History, number: int, queue: SampleQueue, epoch: int
             f"{mix.pack.length}{bad}; remove the source, or change {splits}overlong, its conditions, its transforms or "
             "its text key"
         )
-
-
-def with_released(
-    released: Sequence[PlannerCommand], commands: Sequence[PlannerCommand]
-) -> tuple[PlannerCommand, ...]:
-    """Return commands with those that release something: data constructors hear of it with plans, where there are any.
-
-    Loaders hear of it behind them: a constructor that lacks samples waits to hear that their step was released.
-
-    Args:
-        released: ``ReleaseSteps`` and what loaders release, or nothing.
-        commands: What follows from the same event; plans say how far steps are released.
-    """
-    kinds = [type(command) for command in commands]
-    if PublishPlans not in kinds:
-        return (*released, *commands)
-    behind = kinds.index(PublishPlans) + 1
-    samples = (command for command in released if not isinstance(command, ReleaseSteps))
-    return (*commands[:behind], *samples, *commands[behind:])

@@ -13,7 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import StateError
-from omniload.machine.messages import AppendBase, AppendWorld, base_due
+from omniload.machine.messages import (
+    AppendBase,
+    AppendWorld,
+    PlannerCommand,
+    PublishPlans,
+    ReleaseSteps,
+    base_due,
+)
 from omniload.machine.queue import SampleQueue
 from omniload.machine.strategy import place_again
 from omniload.mix.edits.history import History
@@ -23,7 +30,7 @@ from omniload.plan.membership import Membership
 from omniload.plan.records import StepPlan, TagsOf
 from omniload.plan.world import World
 
-__all__ = ["Drawn", "PlannedSteps"]
+__all__ = ["Drawn", "PlannedSteps", "with_released"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +155,25 @@ class PlannedSteps:
         for later in [s for s in self._states if s > step]:
             del self._states[later]
         return state
+
+
+def with_released(
+    released: Sequence[PlannerCommand], commands: Sequence[PlannerCommand]
+) -> tuple[PlannerCommand, ...]:
+    """Return commands with those that release something: data constructors hear of it with plans, where there are any.
+
+    Loaders hear of it behind them: a constructor that lacks samples waits to hear that their step was released.
+
+    Args:
+        released: ``ReleaseSteps`` and what loaders release, or nothing.
+        commands: What follows from the same event; plans say how far steps are released.
+    """
+    kinds = [type(command) for command in commands]
+    if PublishPlans not in kinds:
+        return (*released, *commands)
+    behind = kinds.index(PublishPlans) + 1
+    samples = (command for command in released if not isinstance(command, ReleaseSteps))
+    return (*commands[:behind], *samples, *commands[behind:])
 
 
 def _give_back(
