@@ -11,7 +11,16 @@ import pyarrow.parquet as pq
 import omniload
 from omniload.source.distinct.drawn_before import write_drawn
 
-__all__ = ["LEFT", "TEXTS", "a_mix", "drawn", "in_folder", "write"]
+__all__ = [
+    "LEFT",
+    "TEXTS",
+    "a_mix",
+    "a_mix_of",
+    "drawn",
+    "in_folder",
+    "said_behind_d",
+    "write",
+]
 
 TEXTS = [f"d{i}" for i in range(100)]
 DRAWN = {"a": np.array([0, 7, 8, 49]), "b": np.array([3])}
@@ -32,17 +41,22 @@ def in_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def a_mix(kind="parquet", path=None, **source):
-    declared = {"type": kind, "path": path or f"*.{kind}", "text": "text", **source}
+def a_mix_of(**source):
+    """Return a mix of one source, of which every record is drawn once."""
     return {
         "version": 2,
         "seed": 1,
         "tokenizer": {"type": "bytes"},
-        "sources": {"web": {"drawn_before": "drawn.arrow", **declared}},
+        "sources": {"web": source},
         "mix": {"stages": [{"weights": {"web": 1}}], "stop": "each_once"},
         "pack": {"length": 16},
         "batch": {"tokens": 64, "micro_tokens": 32},
     }
+
+
+def a_mix(kind="parquet", path=None, **source):
+    declared = {"type": kind, "path": path or f"*.{kind}", "text": "text", **source}
+    return a_mix_of(**{"drawn_before": "drawn.arrow", **declared})
 
 
 def write(kind="parquet", **shards):
@@ -50,8 +64,13 @@ def write(kind="parquet", **shards):
     write_drawn(Path("drawn.arrow"), found.items())
 
 
-def drawn(mix, **words):
-    """Return the numbers of the texts that a run draws, sorted."""
+def said_behind_d(mix, **words):
+    """Return what stands behind each letter d of the texts that a run draws, sorted."""
     with omniload.open(mix, arrays="numpy", **words) as loader:
         texts = [bytes(batch.tokens[batch.tokens < 256].tolist()) for batch in loader]
-    return sorted(map(int, b"".join(texts).replace(b"\0", b"").decode().split("d")[1:]))
+    return sorted(b"".join(texts).replace(b"\0", b"").decode().split("d")[1:])
+
+
+def drawn(mix, **words):
+    """Return the numbers of the texts that a run draws, sorted."""
+    return sorted(map(int, said_behind_d(mix, **words)))

@@ -17,21 +17,15 @@ from omniload.source.estimate import profile
 from omniload.source.formats.parquet import ParquetFormat
 from omniload.source.spec import SourceSpec
 from tests.support.plane.edits.mix_commands import json_of
+from tests.support.plane.sources.drawn_texts import a_mix_of
+from tests.support.plane.sources.drawn_texts import said_behind_d as drawn
 
 TEXTS = [f"d{i % 37}" for i in range(100)]
 """The first 37 are all that differ."""
 
 
 def a_mix(kind="parquet", **source):
-    return {
-        "version": 2,
-        "seed": 1,
-        "tokenizer": {"type": "bytes"},
-        "sources": {"web": {"type": kind, "path": f"*.{kind}", "text": "text", **source}},
-        "mix": {"stages": [{"weights": {"web": 1}}], "stop": "each_once"},
-        "pack": {"length": 16},
-        "batch": {"tokens": 64, "micro_tokens": 32},
-    }
+    return a_mix_of(type=kind, path=f"*.{kind}", text="text", **source)
 
 
 def write(folder, name, rows):
@@ -51,12 +45,6 @@ def folder(tmp_path, monkeypatch):
     write(tmp_path, "a", rows[:50])
     write(tmp_path, "b", rows[50:])
     return tmp_path
-
-
-def drawn(mix, **words):
-    with omniload.open(mix, arrays="numpy", **words) as loader:
-        texts = [bytes(batch.tokens[batch.tokens < 256].tolist()) for batch in loader]
-    return sorted(b"".join(texts).replace(b"\0", b"").decode().split("d")[1:])
 
 
 def numbers(wanted):

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import omniload
 from omniload.base.config import checked
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.config import MixConfig
@@ -37,6 +36,8 @@ from omniload.source.parsing.conditions import (
 )
 from omniload.source.parsing.lines import number_in
 from omniload.source.spec import SourceSpec
+from tests.support.plane.sources.drawn_texts import a_mix_of
+from tests.support.plane.sources.drawn_texts import said_behind_d as drawn
 from tests.support.plane.sources.written_rows import ROW_KINDS, write_rows
 
 LANGS, SCORES = ["en", "de", "fr", ""], [0.0, 0.25, 0.5, 1.0, -3.5, 1e300]
@@ -145,15 +146,7 @@ def test_a_field_is_a_number_where_a_program_writes_one_so(text, number):
 
 def a_mix(kind, where, **source):
     held = {"type": kind, "path": f"web.{kind}", "text": "text"} if isinstance(kind, str) else kind
-    return {
-        "version": 2,
-        "seed": 1,
-        "tokenizer": {"type": "bytes"},
-        "sources": {"web": {**held, "where": where, **source}},
-        "mix": {"stages": [{"weights": {"web": 1}}], "stop": "each_once"},
-        "pack": {"length": 16},
-        "batch": {"tokens": 64, "micro_tokens": 32},
-    }
+    return a_mix_of(**held | {"where": where} | source)
 
 
 ROWS = [
@@ -176,12 +169,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def drawn(mix, **words):
-    with omniload.open(mix, arrays="numpy", **words) as loader:
-        texts = [bytes(batch.tokens[batch.tokens < 256].tolist()) for batch in loader]
-    return sorted(b"".join(texts).replace(b"\0", b"").split(b"d")[1:])
-
-
 @pytest.mark.parametrize("kind", ROW_KINDS)
 def test_records_are_drawn_for_which_all_conditions_hold(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
@@ -194,7 +181,7 @@ def test_records_are_drawn_for_which_all_conditions_hold(tmp_path, monkeypatch, 
 
     found = drawn(a_mix(write_rows(kind, tmp_path, "web", ROWS), where))
 
-    assert found == sorted(str(i).encode() for i in range(36, 81, 6))
+    assert found == sorted(map(str, range(36, 81, 6)))
 
 
 @pytest.mark.parametrize(
@@ -311,7 +298,7 @@ def test_what_is_left_out_may_be_broken(folder):
     lines = [{"text": 3, "lang": "xx"}, {"text": "d1", "lang": "en"}]
     (folder / "web.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    assert drawn(a_mix("jsonl", {"lang": "en"})) == [b"1"]
+    assert drawn(a_mix("jsonl", {"lang": "en"})) == ["1"]
 
 
 def test_conditions_are_part_of_what_a_run_is_and_none_change_nothing():
@@ -345,7 +332,7 @@ def test_of_a_shard_whose_column_is_null_in_every_row_nothing_is_drawn(folder, k
 
     found = drawn(a_mix(kind, {"lang": condition}, path=[f"web.{kind}", f"null.{kind}"]))
 
-    assert found == [b"0", b"1", b"2"]
+    assert found == ["0", "1", "2"]
 
 
 def test_texts_of_every_type_of_arrow_are_looked_up():

@@ -15,6 +15,8 @@ from omniload.mix.config import MixConfig
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from tests.support.plane.edits.mix_commands import json_of, run_mix
+from tests.support.plane.sources.drawn_texts import a_mix_of
+from tests.support.plane.sources.drawn_texts import said_behind_d as drawn
 
 FUNCTIONS = """
 import random
@@ -94,27 +96,12 @@ def folder(tmp_path, monkeypatch):
 
 
 def a_mix(*transforms, **source):
-    return {
-        "version": 2,
-        "seed": 1,
-        "tokenizer": {"type": "bytes"},
-        "sources": {
-            "web": {"type": "jsonl", "path": "web.jsonl", "transforms": list(transforms), **source}
-        },
-        "mix": {"stages": [{"weights": {"web": 1}}], "stop": "each_once"},
-        "pack": {"length": 16},
-        "batch": {"tokens": 64, "micro_tokens": 32},
-    }
+    lines = {"type": "jsonl", "path": "web.jsonl", "transforms": list(transforms)}
+    return a_mix_of(**lines | source)
 
 
 def a_map(function, **words):
     return {"type": "map", "function": function, **words}
-
-
-def drawn(mix):
-    with omniload.open(mix, arrays="numpy") as loader:
-        texts = [bytes(batch.tokens[batch.tokens < 256].tolist()) for batch in loader]
-    return sorted(b"".join(texts).replace(b"\0", b"").decode().split("d")[1:])
 
 
 def numbers(wanted):
