@@ -13,6 +13,7 @@ from omniload.source.estimate import profile
 from omniload.source.kept_profile import kept_profiles
 from omniload.source.spec import SourceSpec
 
+LINES = JsonlSource(type="jsonl", path="*")
 BYTES = ByteTokenizer(type="bytes")
 
 
@@ -175,19 +176,11 @@ def test_a_source_without_records_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"")
 
     with pytest.raises(ConfigError, match="holds no record"):
-        profile(
-            SourceSpec(
-                "web", JsonlSource(type="jsonl", path="*"), tokenizer=BYTES, base_dir=tmp_path
-            )
-        )
+        profile(SourceSpec("web", LINES, tokenizer=BYTES, base_dir=tmp_path))
 
 
 def test_text_without_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines(["a"]))
 
     with pytest.raises(ConfigError, match="there is no tokenizer"):
-        profile(
-            SourceSpec(
-                "web", JsonlSource(type="jsonl", path="*"), tokenizer=None, base_dir=tmp_path
-            )
-        )
+        profile(SourceSpec("web", LINES, tokenizer=None, base_dir=tmp_path))

@@ -13,6 +13,7 @@ from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 
 BYTES = ByteTokenizer(type="bytes")
+LINES = JsonlSource(type="jsonl", path="*.jsonl")
 LINE = b'{"text": "ok"}\n'
 BAD = b'{"text": "ok"!\n'
 
@@ -134,30 +135,14 @@ def test_a_source_without_records_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"")
 
     with pytest.raises(ConfigError, match=r"sources\.web: \*\.jsonl holds no record"):
-        open_source(
-            SourceSpec(
-                "web",
-                JsonlSource(type="jsonl", path="*.jsonl"),
-                seed=1,
-                tokenizer=BYTES,
-                base_dir=tmp_path,
-            )
-        )
+        open_source(SourceSpec("web", LINES, tokenizer=BYTES, base_dir=tmp_path))
 
 
 def test_text_without_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(LINE)
 
     with pytest.raises(ConfigError, match="holds text and there is no tokenizer"):
-        open_source(
-            SourceSpec(
-                "web",
-                JsonlSource(type="jsonl", path="*.jsonl"),
-                seed=1,
-                tokenizer=None,
-                base_dir=tmp_path,
-            )
-        )
+        open_source(SourceSpec("web", LINES, tokenizer=None, base_dir=tmp_path))
 
 
 def test_token_ids_need_no_tokenizer_and_are_used_as_they_are(tmp_path):

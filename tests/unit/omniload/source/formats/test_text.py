@@ -15,6 +15,8 @@ from omniload.source.patterns import find_files
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 
+BYTES = ByteTokenizer(type="bytes")
+
 
 @pytest.fixture
 def opened(tmp_path):
@@ -48,8 +50,7 @@ def test_a_shard_of_several_files_is_called_by_its_own_files_and_as_none_of_them
         SourceSpec(
             "notes",
             TextSource(type="text", path="*.txt", files_per_unit=2),
-            seed=0,
-            tokenizer=ByteTokenizer(type="bytes"),
+            tokenizer=BYTES,
             base_dir=tmp_path,
         )
     )
@@ -70,11 +71,7 @@ def test_a_record_is_called_by_its_file_and_joined_ones_by_the_group_that_they_l
         config |= {"on_error": {"policy": "skip", "limit": 2}}
         return open_source(
             SourceSpec(
-                "notes",
-                TextSource.model_validate(config),
-                seed=0,
-                tokenizer=ByteTokenizer(type="bytes"),
-                base_dir=tmp_path,
+                "notes", TextSource.model_validate(config), tokenizer=BYTES, base_dir=tmp_path
             )
         )
 
