@@ -16,6 +16,7 @@ from tests.histories.safeguards import ROOT, safeguards
 from tests.histories.scaled import SCALED_SOMETIMES
 from tests.histories.worlds import World, world_of
 from tests.support.plane.messages import below
+from tests.support.programs import finished
 
 FEW, MANY = 60, 5_000
 EVERYTHING = (*SOMETIMES, *SCALED_SOMETIMES)
@@ -124,9 +125,7 @@ def test_the_page_of_a_history_shows_its_faults_and_how_to_see_it_again():
 
 def test_every_safeguard_is_missed_by_the_history_that_stands_with_it():
     command = [sys.executable, "-m", "tests.histories", "--known-safeguards"]
-    told = subprocess.run(
-        command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=600
-    )
+    told = finished(command, limit_s=600, cwd=ROOT)
 
     assert told.returncode == 0, told.stdout + told.stderr
     assert len(told.stdout.splitlines()) == len(safeguards()) + 2

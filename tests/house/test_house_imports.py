@@ -1,13 +1,13 @@
 """Imports point downward: the contracts of pyproject.toml hold. And what stands beside the packages finds its names."""
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.house.modules import PACKAGES, ROOT, name_of, source_files, statements_of
+from tests.support.programs import finished
 
 
 def test_import_contracts_hold():
@@ -15,9 +15,7 @@ def test_import_contracts_hold():
     if not linter.exists():
         pytest.skip("import-linter is not installed")
 
-    done = subprocess.run(
-        [linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = finished([linter, "--no-cache"], limit_s=120, cwd=ROOT)
 
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 

@@ -2,13 +2,13 @@
 
 import json
 import shutil
-import subprocess
 import sys
 
 import pytest
 
 from tests.house.modules import ROOT
 from tests.support.fusefs.model import fast_directory
+from tests.support.programs import finished
 
 pytestmark = pytest.mark.slow
 
@@ -22,12 +22,10 @@ def folder():
 
 
 def test_wherever_it_is_killed_an_operation_was_done_or_never_begun(folder):
-    done = subprocess.run(
+    done = finished(
         [sys.executable, "-m", "tests.support.snapshot.snapshotter_kill", str(folder)],
+        limit_s=240,
         cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
     assert done.returncode == 0, done.stderr[-3000:]

@@ -25,6 +25,7 @@ from benchmarks.startup.whole_ways import Places, begin, ours, plain
 from snapshot.commands.startup import startup_command
 from snapshot.startup.attempts import attempts_of
 from snapshot.startup.reading import read_events
+from tests.support.programs import finished
 from tests.support.snapshot.env_wheels import a_venv, a_wheel
 from tests.support.snapshot.registries.registry import needs, running_registry
 from tests.support.trainer.run_lines import a_step
@@ -248,9 +249,7 @@ def test_another_overlay_fits_on_a_folder_of_the_image(place, tmp_path):
     words += [word for each in software for word in ("--bind", f"{each}:{each}:ro")]
     words += ["--bind", f"{tmp_path / 'laid'}:/laid", "--", f"{sys.base_prefix}/bin/python3"]
 
-    done = subprocess.run(
-        [*words, "-c", OVERLAY], check=False, env=environment(), capture_output=True, text=True
-    )
+    done = finished([*words, "-c", OVERLAY], limit_s=240, env=environment())
 
     assert (done.stdout, done.stderr) == ("['issue', 'laid']\n", "")
 

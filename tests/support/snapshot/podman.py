@@ -10,6 +10,7 @@ from fusefs.bridge.process.launch import umount
 from omniload.base.errors import StateError
 from snapshot.engines.podman.mount import layer_store_settings, mount
 from tests.docs.snippets import ROOT, blocks_of
+from tests.support.programs import finished
 
 __all__ = ["MountedStore", "Podman"]
 
@@ -50,9 +51,7 @@ class Podman:
     def __call__(self, *words, check=True):
         """Run a command of it; return what it wrote to standard output."""
         line = ["podman", *map(str, words)]
-        done = subprocess.run(
-            line, capture_output=True, text=True, check=False, env=self._env, timeout=240
-        )
+        done = finished(line, limit_s=240, env=self._env)
         assert not check or done.returncode == 0, (words, done.returncode, done.stderr)
         self.errors = done.stderr
         return done.stdout

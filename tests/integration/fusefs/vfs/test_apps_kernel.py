@@ -18,6 +18,7 @@ from fusefs.mounts.lifecycle import MountConfig, start
 from omniload.base.linux.mount_table import fuse_mount_at
 from tests.support.fusefs.model import fast_directory
 from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT, proven_mount
+from tests.support.programs import finished
 
 pytestmark = [pytest.mark.fuse, pytest.mark.skipif(NO_MOUNT, reason=WHY_NO_MOUNT)]
 DATA = os.urandom(500_000)
@@ -132,12 +133,7 @@ def test_locks_exclude_other_processes(folder, file):
     attempt = "import fcntl, sys; fcntl.{}(open(sys.argv[1], 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     for kind in ("flock", "lockf"):
         getattr(fcntl, kind)(file, fcntl.LOCK_EX)
-        done = subprocess.run(
-            [sys.executable, "-c", attempt.format(kind), folder / "f"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = finished([sys.executable, "-c", attempt.format(kind), folder / "f"], limit_s=240)
         assert "BlockingIOError" in done.stderr
         getattr(fcntl, kind)(file, fcntl.LOCK_UN)
 

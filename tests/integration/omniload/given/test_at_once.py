@@ -1,9 +1,10 @@
 """Threads of one process that open and close planes of a given Ray at once: its connection is made and left in turn."""
 
-import subprocess
 import sys
 
 import pytest
+
+from tests.support.programs import finished
 
 pytestmark = [pytest.mark.ray, pytest.mark.scripts_start_warm]
 SETUP = """
@@ -61,8 +62,6 @@ def test_threads_that_open_and_close_planes_at_once_have_the_samples_of_each_and
     given, mix, program
 ):
     words = [sys.executable, "-c", SETUP + program, str(mix)]
-    done = subprocess.run(
-        words, env=given, capture_output=True, text=True, check=False, timeout=280
-    )
+    done = finished(words, limit_s=280, env=given)
 
     assert done.returncode == 0, done.stderr[-3000:]

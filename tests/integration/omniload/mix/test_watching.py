@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import threading
 import time
 import urllib.request
@@ -29,6 +28,7 @@ from omniload.commands.runs import doctor
 from omniload.mix.config import MixConfig
 from tests.house.modules import ROOT
 from tests.support.ports import free_port
+from tests.support.programs import finished
 from trainer_integration.cli import command as train_command
 from trainer_integration.run.run_log import EventLine, RunLog, StepLine
 
@@ -241,12 +241,7 @@ def test_prometheus_itself_accepts_the_alerts():
     if promtool is None:
         pytest.skip("NOT TESTED: promtool is not installed (Debian package prometheus)")
 
-    done = subprocess.run(
-        [promtool, "check", "rules", str(MONITORING / "alerts.yaml")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = finished([promtool, "check", "rules", str(MONITORING / "alerts.yaml")], limit_s=240)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "6 rules found" in done.stdout

@@ -16,6 +16,7 @@ from snapshot.env.node.cache import CACHE_VARIABLE
 from snapshot.env.store.access import StoreMissingError
 from snapshot.startup.events import LOG_VARIABLE
 from snapshot.startup.reading import parse_event
+from tests.support.programs import finished
 from tests.support.snapshot.env_wheels import a_quick_pip, a_venv, a_wheel, pip_words
 
 pytestmark = pytest.mark.slow
@@ -201,12 +202,8 @@ def test_run_becomes_the_command_in_the_restored_environment(place):
     words[1:3] = ["-c", "from omniload.base.cli import main; main()"]
     words += ["python", "-c", "import tiny, sys; print(tiny.VERSION, sys.prefix); sys.exit(7)"]
 
-    done = subprocess.run(
-        words,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), LOG_VARIABLE: "log"},
+    done = finished(
+        words, limit_s=240, env={**os.environ, "PYTHONPATH": str(ROOT), LOG_VARIABLE: "log"}
     )
 
     assert done.returncode == 7, done.stderr
@@ -222,9 +219,7 @@ def as_program(folder, *words):
     """Run the command in a process of its own."""
     main = [sys.executable, "-c", "from omniload.base.cli import main; main()", "env"]
     known = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [*main, *words], capture_output=True, text=True, check=False, env=known, cwd=folder
-    )
+    return finished([*main, *words], limit_s=240, env=known, cwd=folder)
 
 
 def test_what_a_command_prints_does_not_mix_with_the_key(place):

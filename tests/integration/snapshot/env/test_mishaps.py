@@ -17,6 +17,7 @@ from snapshot.env.node.tree import discard
 from snapshot.env.store.repository import ROOT
 from snapshot.env.target.records import Records
 from tests.support.fusefs.model import fast_directory
+from tests.support.programs import finished
 from tests.support.snapshot.env_builders import (
     a_repository,
     a_restorer,
@@ -388,13 +389,7 @@ def test_a_user_without_rights_saves_restores_and_undoes(open_folder):
     subprocess.run(["chown", "-R", str(NOBODY), environment.interpreter.prefix], check=True)
 
     words = [Path(__file__).parents[4], home, roots, manifest.head.key]
-    done = subprocess.run(
-        [sys.executable, "-c", NOBODYS, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd="/",
-    )
+    done = finished([sys.executable, "-c", NOBODYS, *words], limit_s=240, cwd="/")
 
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
