@@ -199,8 +199,7 @@ class FolderBoard(Board):
                 # At the end too: what it counted since stays with its plane's last status.
                 self.note(activity.progress())
 
-        # A thread of its own: a call that hangs keeps the role's own thread, and the heartbeat is to say in which
-        # call.
+        # A thread of its own: a call that hangs keeps the role's own, and the heartbeat is to say in which call.
         thread = threading.Thread(target=beat, name="omniload-heartbeat", daemon=True)
         thread.start()
         # One that comes later would bring back whom others forget.

@@ -122,8 +122,7 @@ def claimed_place(
         else _opened_patiently(folder, url, room, clock or SystemClock())
     )
     if not isinstance(place, Path):
-        # A store has no lock that ends with a process: the claim is written, and whoever had the journal finds it
-        # changed.
+        # A store has no lock that ends with a process: the claim is written, and who had the journal finds it changed.
         place.room = room
         place.claim()
     return place

@@ -122,8 +122,7 @@ def make_successor(
     # No planner goes back behind where the run began: no loader has read what was before.
     step = max(first_step_of(spec), tail.next_step - spec.mix.steps_held)
     world = None if tail.world is None else World.from_json(tail.world)
-    # The later ones as well: ranks may stand there, and a trainer may ask for such a state before it is planned
-    # again.
+    # The later ones as well: ranks may stand there, and a trainer ask for such a state before it is planned again.
     begin, *known = [state for state in states_of(history, tail) if state.step >= step]
     kept = history.state_fields_at(begin.mix_revision, fingerprint_in(tail.base))
     resumed = replace(spec, state=begin.to_json(**kept))

@@ -181,8 +181,7 @@ class Reaper:
         self._thread.join(_LAST_S)
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        # Without marks: a reaper of whoever started this process, a launcher for one, would end it before it has
-        # reaped.
+        # Without marks: a reaper of whoever started this process, as a launcher, would end it before it has reaped.
         environment = {name: value for name, value in os.environ.items() if name != MARKS}
         return subprocess.Popen(  # noqa: S603 -- our own module, our own interpreter
             # -P: the folder of this module holds no module that the reaper imports.

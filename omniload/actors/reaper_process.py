@@ -66,8 +66,7 @@ def end_all(mark: str, folders: Sequence[Path] = ()) -> list[int]:
 def _others() -> list[psutil.Process]:
     """Return all processes but this one."""
     found = []
-    # Not by ``process_iter``: it keeps those of an earlier look, and one that has the number of such a one by now takes
-    # no signal.
+    # Not by ``process_iter``: it keeps those of an earlier look, and who has such a number by now takes no signal.
     for pid in psutil.pids():
         with suppress(psutil.Error):  # it has ended meanwhile
             found.append(psutil.Process(pid))
@@ -77,8 +76,7 @@ def _others() -> list[psutil.Process]:
 def _lost_its_mark(process: psutil.Process, marked: set[int], folders: Sequence[Path]) -> bool:
     """Tell whether a process is one of Ray, started by a marked one, whose title stands where its mark did."""
     with suppress(psutil.Error, OSError):
-        # One that is dead and not waited for has no file open, is the child of a marked one for ever, and cannot be
-        # ended.
+        # One that is dead and not waited for has no file open, is a marked one's child for ever, and cannot be ended.
         if not process.name().startswith(_TITLE) or process.status() == psutil.STATUS_ZOMBIE:
             return False
         return process.ppid() in marked or any(

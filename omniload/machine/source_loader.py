@@ -150,8 +150,7 @@ class SourceLoader:
                 continue
             wanted_N = sample_keys(request.positions_N, request.subs_N)
             held_N = self._held[request.source].index().are_held(wanted_N)
-            # Not before the floor: all ranks have those, and a request for them is one of a step that is built anew
-            # in vain.
+            # Not before the floor: all ranks have those, and who asks for them builds a step anew in vain.
             positions = request.positions_N[~held_N & (request.positions_N >= floor)]
             if len(positions):
                 # Between two that lie far apart may be all of a shard that is left out.

@@ -39,8 +39,7 @@ __all__ = ["CostFits", "dealt_by_chain", "place", "place_again"]
 
 _LENGTHS_ALONE = PieceFacts()
 _LEAST_MOVE = 0.05
-"""Share of token pairs in the work by which a fit differs from the cost that holds: below it rows stay about where they
-are."""
+"""Share of token pairs in the work by which a fit differs from the cost that holds: below it rows hardly move."""
 _MOST_FITS = 256
 """Costs that a run may have fitted: each is an edit, which every later state carries."""
 
@@ -114,8 +113,7 @@ def _dealt(
     """Return where each row and image goes, how many microbatches there are for it, and how even that is."""
     dp, num_rows = tree.size_of("dp"), len(membership.row_offsets) - 1
     num_microbatches = num_microbatches_of(num_rows, dp, mix.rows_per_microbatch)
-    # The chain takes longer than the rest of a small step's plan: where there is one bucket, and no image to deal,
-    # none is run.
+    # The chain takes longer than the rest of a small step's plan: for one bucket, and no image to deal, none is run.
     if dp * num_microbatches > 1 or deals_images(mix.balance.strategy):
         return dealt_by_chain(mix, tree, step, membership, num_microbatches, facts)
     # One array for both: neither is ever written to.

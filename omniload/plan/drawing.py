@@ -109,8 +109,7 @@ def draw_step(
     counts = drawn.counts_S.tolist()
     ending_S = _ending(mix, state, weights_S)
     for s in ending_S:
-        # Whether that was its last unit nobody can tell yet, and what is last must not hang on how far loaders have
-        # read.
+        # Whether that was its last unit nobody can tell yet, and what is last must not hang on what loaders have read.
         if counts[s] == len(lengths[s]) and not known_S[s].is_whole:
             return Starved(s, drawn.starved)
     if goes_on:

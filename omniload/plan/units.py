@@ -161,8 +161,7 @@ def _units_of(length: int, overlong: Overlong, cursor: Cursor, table: SampleTabl
     # Where the cursor's record gives no sample the table begins with a later one, drawn from its start.
     if len(table) and (int(table.positions_N[0]), int(table.subs_N[0])) == cursor[:2]:
         begins_N[0] = cursor[2]
-    # None for a sample that is dropped, of which nothing is kept: it gives no unit, and is passed over by the next
-    # one.
+    # None for a sample that is dropped, of which nothing is kept: it gives no unit, and the next one passes over it.
     parts_N = -(-(kept_N - begins_N) // length)
     samples_U = np.arange(count).repeat(parts_N)
     firsts_N = parts_N.cumsum() - parts_N

@@ -132,8 +132,7 @@ class RayPlane(DataPlane):
             crew.start(crew.holders[role])
         opening = [crew.open_loader(member) for member in loaders]
         for member, found in zip(loaders, opening, strict=True):
-            # The patience is with each in turn, though all open at once: a limit on the time in which nothing goes
-            # on.
+            # The patience is with each in turn, though all open at once: it limits the time in which nothing goes on.
             crew.facts |= self._patiently(found, member.name)
         self._patiently(crew.open_planner(crew.holders[PLANNER]), PLANNER)
         spec.keep()

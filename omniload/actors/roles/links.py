@@ -249,8 +249,7 @@ class ConstructorLinks:
 
     def tell_again(self, command: Republish) -> None:
         """Have one constructor build what the one before it held, or was to build."""
-        # Without steps too: whom it serves it hears with its steps, and there may be none. What all ranks have it does
-        # not build again.
+        # Without steps too, for with them it hears whom it serves. What all ranks have it does not build again.
         dp_ranks = self._served[command.number].dp_ranks
         for window in ((), *command.windows):
             parts = [plan.part_of(dp_ranks) for plan in window]

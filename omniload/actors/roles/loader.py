@@ -377,8 +377,7 @@ class LoaderShell:
             while not self._closed and (read := _next_of(left)) is not None:
                 self._read_now(read)
         except OmniloadError as error:
-            # Other threads go on with what is left. Whoever asks for these samples has them read once more, and is
-            # told the error.
+            # Others go on with what is left. Who asks for these samples has them read again, and is told the error.
             with self._activity.speaking():
                 _LOG.warning("what another loader held is not read ahead: %s", error)
 

@@ -150,8 +150,7 @@ class HeldSamples:
     def hold(self, read: SampleRange) -> None:
         """Take in of a block what is not held yet: it may have been read twice, in other parts."""
         first, last = read.table.start, read.table.stop
-        # A block that lacks records which this one has gives way, as far as they overlap; the other way round it
-        # stays.
+        # A block that lacks records which this one has gives way where they overlap; the other way round it stays.
         for block in [b for b in self.blocks if not b.without <= read.without]:
             if block.table.start < last and first < block.table.stop:  # it lacks what this one has
                 self._remove(block)

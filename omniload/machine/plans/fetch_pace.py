@@ -22,8 +22,7 @@ class FetchPace:
         self._most = most
         self._taken_s: float | None = None
         self._steps_s = deque[float](maxlen=2)
-        """What the last two steps took, as far as they are known: the shorter one counts, as the other may have been a
-        checkpoint."""
+        """What the last two steps took, where known: the shorter counts, as the other may have been a checkpoint."""
 
     def take(self, now_s: float) -> None:
         """Note that a batch is handed out: from one to the next is a step, with its wait."""

@@ -82,8 +82,7 @@ class ChatTemplate:
         env = jinja.environment(_BEGIN, _END)
         if date is not None:
             day = datetime.fromisoformat(date)
-            # Without a date there is no such function: a template that asks for the day would give other tokens
-            # tomorrow.
+            # Without a date there is no such function: a template that asks for the day gives other tokens tomorrow.
             env.globals["strftime_now"] = day.strftime
         try:
             self._template = env.from_string(files.source)

@@ -68,8 +68,7 @@ class Pipeline:
         self.concat = next((each for each in transforms if isinstance(each, ConcatTransform)), None)
         """The transform that joins documents, which is not done here: it is of a whole unit."""
         self.digest = digest
-        """Digest of the files and libraries that transforms depend on, and whose functions they call; empty where they
-        depend on nothing."""
+        """Digest of the files and libraries that transforms depend on, and whose functions they call; else empty."""
 
     @property
     def takes_text(self) -> bool:

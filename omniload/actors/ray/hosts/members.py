@@ -125,8 +125,7 @@ def lifeline_of(cluster: Cluster, listening: Listening) -> Lifeline:
     Raises:
         ConfigError: The port that is left to it is taken.
     """
-    # Of a Ray of others nobody gave it an address: the one that Ray itself has found is reached from its other
-    # nodes.
+    # Of a Ray of others nobody gave it an address: the one that Ray has found is reached from its other nodes.
     address = cluster.node_address or str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
     # The last port of the range, which ``ports_of`` leaves free.
     ports = None if listening.ports is None else listening.ports[-1:]

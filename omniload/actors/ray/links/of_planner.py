@@ -40,8 +40,7 @@ _READS_OF_CALL = 16
 """Reads that a call asks for at most, where more sources wait than a loader reads at once: calls of Ray's take a
 millisecond and more of a core on both sides, those of 1,000 sources together as long as reading them."""
 _ASK_AGAIN_S = 1.0
-"""A lost call is asked again after so long, unless another holder has come: its actor may have been cut off for a
-moment only."""
+"""A lost call is asked again after so long, unless another holder has come: an actor may be cut off for a moment."""
 
 
 _Read: TypeAlias = "tuple[ReadAhead, Future[SamplesReported]]"

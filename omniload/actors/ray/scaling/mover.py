@@ -109,8 +109,7 @@ class Mover:
         with self._turn(f"{role} ends"):
             if left := self._crew.sources_of[role]:
                 raise StateError(f"{role} serves {len(left)} sources; move them first")
-            # It is asked yet by constructors that have not heard of a move: a call to one that has ended would be asked
-            # again elsewhere, late.
+            # Constructors that have not heard of a move ask it yet; of one that has ended they ask elsewhere, late.
             if self._leaving.answers(role):
                 raise StateError(
                     f"{role} still answers for sources that were moved; end it once all constructors ask others"

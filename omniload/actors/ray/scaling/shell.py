@@ -83,8 +83,7 @@ class Scaling:
                 while not self._ended.wait(_LOOK_S):
                     # All of it: who asks an actor once Ray has ended here starts another Ray.
                     with self._gate.inside():
-                        # Each time, also where nothing changes: what is left of a move that took too long is
-                        # dropped here.
+                        # Each time, also where nothing changes: what a move that took too long left is dropped here.
                         self._mover.clean_up()
                         for command in self._scaler.handle(self._look()):
                             self._change(command)
