@@ -13,12 +13,14 @@ from omniload.commands.display import emit_json, output, say
 from omniload.commands.edits.asking import change_mix
 from omniload.commands.edits.at_rest import planned_to
 from omniload.commands.edits.pulse import said_of_end, while_up
+from omniload.commands.edits.untaken import TOLD, untaken_from
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.edits.edit import MOST_EDITS, SetWeights
 from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.history import History
 from omniload.mix.edits.sources import require_known
 from omniload.mix.edits.stages import declared_at
+from omniload.mix.journal.bounded import take_from
 from omniload.mix.journal.losses import SourceLoss, TurnLosses, losses_by_source
 from omniload.mix.journal.rewards import SourceRewards, rewards_by_source, rewards_by_turn
 from omniload.mix.policy.rules import GROUP, Turn, decide, seen_at, turns_that_weigh
@@ -45,21 +47,20 @@ class Steering:
 
     run: Path
     config: SteeringConfig
-    losses_from: int = field(init=False)
+    losses_from: int = field(init=False, default=0)
     """First step whose losses and rewards no decision has counted."""
     decided_at: int = field(init=False)
-    """First step that was not planned at the last decision: the next is due ``every`` steps later."""
+    """First step that no rank had at the last decision: the next is due ``every`` steps later."""
+    _has_decided: bool = field(init=False, default=False)
     _told: TurnLosses | None = field(init=False, default=None)
     """Losses by turns, of a policy that goes by them."""
 
     def __post_init__(self) -> None:
         history = self._history()
-        planned = planned_to(self.run, history)
-        # What was reported before the last change is of other weights; one of a step to come has changed none yet.
-        self.losses_from = max(
-            (edit.step for edit in history.edits if edit.step <= planned), default=0
-        )
-        self.decided_at = planned
+        step = untaken_from(self.run, planned_to(self.run, history))
+        # A run that went back makes again what was decided before, up to where it had been: nobody decides that twice.
+        been_to = max(step, *(take_from(self.run / told, 0, lambda _: None) for told in TOLD))
+        self.decided_at = max(step, _last_change(history, been_to))
 
     def look(self, *, now: bool = False) -> JsonObject | None:
         """Take a decision that is due, or is wanted ``now``, and have the mix changed where it asks for that.
@@ -71,11 +72,18 @@ class Steering:
             OmniloadError: As for ``change_mix`` and ``decide``.
         """
         history = self._history()
-        step = planned = planned_to(self.run, history)
-        if not now and step < self.decided_at + self.config.every:
+        planned, due = planned_to(self.run, history), self.decided_at + self.config.every
+        # Of what is planned first: of many ranks it takes longer to hear where they are.
+        if not now and planned < due:
             return None
-        reported, losses_to = losses_by_source(self.run, self.losses_from, history.pair_sources)
-        rewards, rewards_to = rewards_by_source(self.run, self.losses_from)
+        step = untaken_from(self.run, planned)
+        if not now and step < due:
+            return None
+        if not self._has_decided:
+            # What was reported before the last change is of other weights; one of a step to come has changed none yet.
+            self.losses_from = _last_change(history, step)
+        reported, _ = losses_by_source(self.run, self.losses_from, history.pair_sources, step)
+        rewards, _ = rewards_by_source(self.run, self.losses_from, step)
         if isinstance(self.config.policy, LossPolicy) and not any(
             found.labels for found in reported.values()
         ):
@@ -100,7 +108,7 @@ class Steering:
             for cap in group_fractions_from(declared_at(history, step), step)
             if cap.max_fraction is not None
         ]
-        shares = decide(self.config.policy, seen, most, groups)
+        shares, decided_for = decide(self.config.policy, seen, most, groups), step
         moved = max(abs(shares[name] - share) for name, share in seen.shares.items())
         said: JsonObject = {
             "step": step,
@@ -117,8 +125,9 @@ class Steering:
             said |= {"step": step, "after": dict(taken.after), "revision": taken.edit.revision}
             said |= {"unsure": taken.unsure} if taken.unsure else {}
         # Behind the change: one that the plane did not answer is decided again, from the same losses.
-        # It may hold from an earlier step than what was planned: plans are taken back for it.
-        self.losses_from, self.decided_at = max(losses_to, rewards_to), max(planned, step)
+        self.losses_from, self._has_decided = max(self.losses_from, decided_for), True
+        # It may hold from a later step: ranks went on meanwhile.
+        self.decided_at = max(decided_for, step)
         return said
 
     def _turns(self, policy: OdmPolicy, history: History, step: int) -> list[Turn]:
@@ -155,6 +164,11 @@ class Steering:
 
     def _history(self) -> History:
         return read_history(self.run, read_run_record(self.run).last.mix())
+
+
+def _last_change(history: History, step: int) -> int:
+    """Return the step of the last edit that holds at a step; 0 without one."""
+    return max((edit.step for edit in history.edits if edit.step <= step), default=0)
 
 
 def _means(reported: dict[str, SourceLoss]) -> tuple[dict[str, float], dict[str, int]]:

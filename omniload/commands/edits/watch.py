@@ -16,6 +16,7 @@ from omniload.commands.edits.arguments import real_path, with_absolute_paths, wi
 from omniload.commands.edits.asking import change_mix
 from omniload.commands.edits.at_rest import planned_to
 from omniload.commands.edits.pulse import while_up
+from omniload.commands.edits.untaken import untaken_from
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.config import MixConfig, SourceConfig, load_mix
 from omniload.mix.edits.answers import EditTaken
@@ -112,7 +113,8 @@ class Watching:
         # As the run keeps it: the file of that name may have been edited since.
         declared = parse_yaml(life.text, MixConfig, name=str(life.mix_path))
         history = read_history(self.run, life.mix())
-        step = planned_to(self.run, history)
+        # Not from what is planned on: a change takes plans back, and stages may begin in between.
+        step = untaken_from(self.run, planned_to(self.run, history))
         placing = _placing(folder), _placing(life.base_dir)
         held = _with_tokenizer_as_spelt(declared, life.base_dir, wanted, folder)
         found = wanted_of(wanted, held, history, step, placing, with_real_paths)

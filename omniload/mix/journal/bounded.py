@@ -9,11 +9,13 @@ from typing import BinaryIO
 
 from omniload.base.log import get_logger
 
-__all__ = ["BoundedLog", "LinesSince", "logs_of_ranks", "opened_logs", "take_from"]
+__all__ = ["BoundedLog", "LinesSince", "last_told", "logs_of_ranks", "opened_logs", "take_from"]
 
 _LOG = get_logger(__name__)
 _MOST_BYTES = 32 << 20
 """Of one file; the one before it is kept."""
+_TAIL_BYTES = 1 << 20
+"""Of each file, what its last line is looked for in."""
 _STEP = re.compile(rb'\{"step":([0-9]{1,18}),')
 
 
@@ -50,7 +52,9 @@ class BoundedLog:
             self._path.replace(self._path.with_name(self._path.name + ".1"))
 
 
-def take_from(folder: Path, first: int, take: Callable[[bytes], None]) -> int:
+def take_from(
+    folder: Path, first: int, take: Callable[[bytes], None], stop: int | None = None
+) -> int:
     """Hand on every whole line of a step from ``first`` on that ranks have appended; return the step behind the last.
 
     Args:
@@ -58,27 +62,56 @@ def take_from(folder: Path, first: int, take: Callable[[bytes], None]) -> int:
         first: The first step that is asked for.
         take: Takes a line. One that it raises KeyError, TypeError, ValueError or IndexError for is damaged: that is
             told, and it is passed over.
+        stop: The first step that is not; of a run that went back the files tell of steps to come.
     """
     return max(
-        (_take(path, file, first, take) for path, file in opened_logs(folder)), default=first
+        (_take(path, file, first, take, stop) for path, file in opened_logs(folder)), default=first
     )
 
 
-def _take(path: Path, lines: Iterable[bytes], first: int, take: Callable[[bytes], None]) -> int:
+def _take(
+    path: Path,
+    lines: Iterable[bytes],
+    first: int,
+    take: Callable[[bytes], None],
+    stop: int | None = None,
+) -> int:
     """Hand on lines as ``take_from``."""
-    stop = first
+    behind = first
     for line in lines:
         # By its first bytes: of a long run few lines are asked for, and the others are not parsed.
         at = _STEP.match(line)
-        if at is None or int(at[1]) < first or not line.endswith(b"\n"):
+        if at is None or not line.endswith(b"\n"):
+            continue
+        step = int(at[1])
+        if step < first or (stop is not None and step >= stop):
             continue
         try:
             take(line)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             _LOG.warning("%s: a damaged line is passed over: %r", path, error)
             continue
-        stop = max(stop, int(at[1]) + 1)
-    return stop
+        behind = max(behind, step + 1)
+    return behind
+
+
+def last_told(folder: Path, since_s: float) -> int | None:
+    """Return the highest step among the last lines of ranks that have appended since a time; ``None`` for none.
+
+    Args:
+        folder: Of the ranks' files.
+        since_s: Seconds since 1970: of a run that went back, a file that was not written since tells of steps to come.
+    """
+    steps = list[int]()
+    for _, file in opened_logs(folder):
+        held = os.fstat(file.fileno())
+        if held.st_mtime < since_s:
+            continue
+        file.seek(max(0, held.st_size - _TAIL_BYTES))
+        *_, last = [None, *(_STEP.match(line) for line in file if line.endswith(b"\n"))]
+        if last is not None:
+            steps.append(int(last[1]))
+    return max(steps, default=None)
 
 
 class LinesSince:

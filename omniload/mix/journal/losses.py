@@ -277,9 +277,11 @@ def _joined(parts: dict[tuple[int, int], tuple[float, PieceLoss]]) -> PieceLoss:
 
 @system_refusals("the losses of a run")
 def losses_by_source(
-    run_dir: Path, first: int, pairs: Container[str] = ()
+    run_dir: Path, first: int, pairs: Container[str] = (), stop: int | None = None
 ) -> tuple[dict[str, SourceLoss], int]:
     """Return what was reported of each source in the steps from ``first`` on, and the first step of which nothing was.
+
+    Before the step ``stop``, where one is given.
 
     Of the sources ``pairs``, whose pieces are preference pairs, each pair counts once, whatever its length. A line that
     a resumed run reported again counts again: it is a mean of some thousand documents. A loss that is no number is
@@ -290,7 +292,7 @@ def losses_by_source(
     def take(line: bytes) -> None:
         _add_line(found, orjson.loads(line), pairs)
 
-    return found, take_from(run_dir / "losses", first, take)
+    return found, take_from(run_dir / "losses", first, take, stop)
 
 
 class TurnLosses:

@@ -60,13 +60,17 @@ class RewardLog:
 
 
 @system_refusals("the rewards of a run")
-def rewards_by_source(run_dir: Path, first: int) -> tuple[dict[str, SourceRewards], int]:
+def rewards_by_source(
+    run_dir: Path, first: int, stop: int | None = None
+) -> tuple[dict[str, SourceRewards], int]:
     """Return what was reported of each source in the steps from ``first`` on, and the first step of which nothing was.
+
+    Before the step ``stop``, where one is given.
 
     A line that a resumed run reported again counts again: it is a share of some hundred groups.
     """
     found: dict[str, SourceRewards] = {}
-    return found, take_from(run_dir / "rewards", first, lambda line: _add_line(found, line))
+    return found, take_from(run_dir / "rewards", first, lambda line: _add_line(found, line), stop)
 
 
 @system_refusals("the rewards of a run")

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -118,23 +117,79 @@ def test_every_form_of_losses_comes_to_one_decision_and_is_shown(mix_path, tmp_p
     assert "3.000" in table
 
 
-def test_a_decision_is_due_every_so_many_steps(mix_path, tmp_path):
+@pytest.mark.parametrize("ahead", [2, 40])
+def test_a_decision_is_due_every_so_many_steps(mix_path, tmp_path, ahead):
+    """Of those that ranks take, however far plans are ahead of them."""
     run = tmp_path / "run"
-    config = checked(
-        {"version": 1, "every": 6, "policy": {"type": "loss"}}, SteeringConfig, name="steer"
-    )
-    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+    with omniload.open(mix_path, run_dir=run, arrays="numpy", prefetch_steps=ahead) as loader:
         taken(loader, 1, {})
-        steering = Steering(run=run, config=config)
-        begun, steps = steering.decided_at, []
+        steering = Steering(run=run, config=steered("loss"))
+        steps = [steering.decided_at]
         for _ in range(30):
             taken(loader, 1, {})
             if (said := steering.look()) is not None:
-                assert said["step"] <= steering.decided_at
-                steps.append(steering.decided_at)
+                assert said["step"] == loader.next_step
+                steps.append(said["step"])
 
-    assert len(steps) >= 3
-    assert all(later - earlier >= 6 for earlier, later in pairwise([begun, *steps]))
+    assert steps == [1, 7, 13, 19, 25, 31]
+
+
+def steered(kind, **policy):
+    return checked(
+        {"version": 1, "every": 6, "policy": {"type": kind, **policy}}, SteeringConfig, name="steer"
+    )
+
+
+@pytest.mark.parametrize("kind", ["constant", "temperature"])
+def test_a_decision_is_of_the_step_that_it_holds_from_however_far_plans_are_ahead(
+    mix_path, tmp_path, kind
+):
+    """A stage that begins within what is planned was taken for the one of now."""
+    mix, run = yaml.safe_load(mix_path.read_text()), tmp_path / "run"
+    mix["mix"]["stages"] = [
+        {"from_step": 0, "weights": {"ids": 1, HARD: 3}},
+        {"from_step": 20, "weights": {"ids": 9, HARD: 1}},
+    ]
+    mix_path.write_text(yaml.safe_dump(mix))
+    policy = {"start": 2.0, "end": 1.0, "to_step": 20} if kind == "temperature" else {}
+    with omniload.open(mix_path, run_dir=run, arrays="numpy", prefetch_steps=40) as loader:
+        taken(loader, 1, {})
+        json_of("set", run, f"{HARD}=0.9")
+        while json_of("show", run)["next_step"] <= 20:
+            taken(loader, 1, {})
+            assert loader.next_step < 20
+        step = loader.next_step
+        said = json_of("steer", run, a_file(tmp_path, type=kind, **policy), "--once")
+
+    assert said["step"] == step
+    temperature = 2.0 - step / 20 if policy else 1.0
+    powers = [share ** (1 / temperature) for share in (0.25, 0.75)]
+    assert said["after"][HARD] == pytest.approx(powers[1] / sum(powers))
+
+
+def test_what_was_decided_before_a_run_went_back_is_not_decided_again(mix_path, tmp_path):
+    """The resume makes those decisions again: on top of them the same losses would move shares twice."""
+    run, steps = tmp_path / "run", []
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        state = loader.state_dict()
+        steering = Steering(run=run, config=steered("loss"))
+        while loader.next_step < 15:
+            taken(loader, 1, {})
+            steering.look()
+    decided = [edit["step"] for edit in json_of("show", run)["edits"]]
+
+    with omniload.open(mix_path, run_dir=run, arrays="numpy", state=state) as loader:
+        taken(loader, 1, {})
+        steering = Steering(run=run, config=steered("loss"))
+        while loader.next_step < 20:
+            taken(loader, 1, {}, hard=5.0)
+            if (said := steering.look()) is not None:
+                steps.append(said)
+
+    assert decided == [6, 12]
+    assert [said["step"] for said in steps] == [18]
+    # Since the decision of step 12: in both attempts, and of no step to come.
+    assert steps[0]["losses"][HARD] == pytest.approx(13 / 3, abs=0.3)
 
 
 def test_steering_goes_on_until_the_run_has_ended(mix_path, tmp_path, monkeypatch):

@@ -101,6 +101,28 @@ def test_each_save_is_followed_and_a_faulty_or_half_written_one_changes_nothing(
     assert shares == pytest.approx({"ids": 1 / 8, "text": 3 / 8, "books": 4 / 8})
 
 
+def test_a_save_is_of_the_stage_that_ranks_are_in_however_far_plans_are_ahead(mix_path, tmp_path):
+    """It was refused by the ramp of a stage to come, or told that its own stage was over."""
+    run, mix = tmp_path / "run", yaml.safe_load(mix_path.read_text())
+    mix["mix"]["stages"] = [
+        {"from_step": 0, "weights": {"ids": 1, "text": 1}},
+        {"from_step": 20, "ramp_steps": 10, "weights": {"ids": 1, "text": 2}},
+    ]
+    mix_path.write_text(yaml.safe_dump(mix))
+    mix["mix"]["stages"][0]["weights"]["text"] = 3
+    file = tmp_path / "edited.yaml"
+    file.write_text(yaml.safe_dump(mix))
+    with omniload.open(mix_path, run_dir=run, arrays="numpy", prefetch_steps=40) as loader:
+        while json_of("show", run)["next_step"] <= 20:
+            loader.next_batch()
+            assert loader.next_step < 20
+        step, said = loader.next_step, json_of("watch", run, file, "--once")
+
+    assert (said["asked"], said["over"]) == (["set ids=1 text=3"], [])
+    assert said["edits"][0]["edit"]["step"] == step
+    assert said["edits"][0]["after"] == {"ids": 0.25, "text": 0.75}
+
+
 def test_a_file_is_applied_once_to_a_run_at_rest_and_what_may_not_change_is_told_with_its_line(
     mix_path, tmp_path
 ):

@@ -1,0 +1,70 @@
+"""The first step that no rank has, as seen from outside: what a change of the mix holds from."""
+
+import time
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from omniload.actors.status_file import read_status
+from omniload.base.errors import StateError
+from omniload.base.reading import read_kept_file
+from omniload.commands.edits.pulse import UP_S
+from omniload.commands.runs.looks import last_steps, taken_steps
+from omniload.mix.edits.answers import ANSWER_NAME, EditAnswer
+from omniload.mix.journal.bounded import last_told
+from omniload.mix.run_record import RunLife, read_run_record
+
+__all__ = ["TOLD", "untaken_from"]
+
+TOLD = ("losses", "rewards")
+"""Folders of a run that ranks tell of their steps in."""
+_MOST_BYTES = 64 << 20
+
+
+def untaken_from(run: Path, planned: int) -> int:
+    """Return the first step that no rank has, as far as the run's folder tells.
+
+    Plans are ahead of it, of small steps by up to 64, and are taken back for a change: what the mix is at a step that
+    is not planned says little of what it is where the change holds. The status is a second old; what ranks told of
+    their steps, and what the plane answered last, may say more. Ranks may be some steps further all the same.
+
+    Args:
+        run: Folder of the run.
+        planned: First step that is not planned: a run at rest is changed from there.
+    """
+    life = read_run_record(run).last
+    if (taken := _taken_before(run)) is None:
+        return planned
+    told = (last_told(run / folder, life.began_s) for folder in TOLD)
+    lasts = (
+        taken,
+        _open_at_answer(run, life),
+        *(-1 if last is None else last + 1 for last in told),
+    )
+    return min(planned, max(life.from_step, *lasts))
+
+
+def _taken_before(run: Path) -> int | None:
+    """Return the step behind the last that a rank has, by the status; ``None`` where no plane is up, or none tells."""
+    try:
+        status = read_status(run)
+    except StateError:
+        return None
+    if status.has_ended or abs(time.time() - status.written_at) > UP_S:
+        return None
+    steps = [-1 if step is None else step for step in last_steps(status).values()]
+    # Of a rank that counts alone nobody knows the step; before ranks are there, none has one.
+    return None if taken_steps(status) and not steps else max(steps, default=-1) + 1
+
+
+def _open_at_answer(run: Path, life: RunLife) -> int:
+    """Return the first step that a change could hold from when one was answered last; 0 of an earlier start."""
+    place = run / ANSWER_NAME
+    try:
+        if place.stat().st_mtime < life.began_s:
+            return 0
+        content = read_kept_file(place, most_bytes=_MOST_BYTES, what="an answer")
+        taken = EditAnswer.model_validate_json(content).taken
+    except (FileNotFoundError, ValidationError):  # none yet, or of another release
+        return 0
+    return 0 if taken is None else taken.planned
