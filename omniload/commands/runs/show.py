@@ -23,6 +23,7 @@ from omniload.mix.edits.edit import Edit, said_of
 from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.found import never_reached
 from omniload.mix.edits.history import History
+from omniload.mix.edits.stages import begun_anew
 from omniload.mix.journal.groups import GroupProgress, group_progress
 from omniload.mix.journal.losses import SourceLoss, latest_losses
 from omniload.mix.journal.place import journal_of
@@ -145,9 +146,12 @@ def _show_edits(
 ) -> None:
     """Print the edits of a run, those ``ahead`` of it with where it stands, and the stages that wait."""
     stands = "ended before" if pace.has_ended else "is planned up to"
+    gone = begun_anew(history)
     for edit in history.edits:
         waits = ""
-        if edit.revision in ahead and edit.step >= progress.next_step:
+        if edit.revision in gone:
+            waits = "; holds no more, as a later edit of an earlier step has that found anew"
+        elif edit.revision in ahead and edit.step >= progress.next_step:
             waits = f"; holds once the run comes there, it {stands} step {progress.next_step:,}"
         elif edit.revision in ahead:
             waits = "; holds once the run goes on from there, or from before"

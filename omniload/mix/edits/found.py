@@ -8,7 +8,7 @@ from omniload.mix.config import Stage
 from omniload.mix.edits.amounts import require_drawable
 from omniload.mix.edits.edit import AddSource, Change, Edit, FitCost, never_held, said_of_going_back
 from omniload.mix.edits.history import History
-from omniload.mix.edits.stages import gone_through_in
+from omniload.mix.edits.stages import begun_anew, gone_through_in
 from omniload.mix.fingerprint import SourceFacts, source_parts
 from omniload.mix.state import MixState
 
@@ -67,8 +67,8 @@ def take_up(
 
 
 def never_reached(history: History, end: int) -> tuple[Edit, ...]:
-    """Return the edits that a run does not come to which ends before step ``end``; without those that are undone."""
-    gone = {edit.undoes for edit in history.edits}
+    """Return the edits that a run does not come to which ends before step ``end``; without those that hold no more."""
+    gone = {edit.undoes for edit in history.edits} | begun_anew(history)
     behind = (edit for edit in history.edits if edit.step >= end and edit.undoes is None)
     return tuple(edit for edit in behind if edit.revision not in gone)
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from omniload.mix.edits.history import History
 
 __all__ = [
+    "begun_anew",
     "by_epochs",
     "dated",
     "declared_at",
@@ -174,6 +175,13 @@ def _beginnings(history: "History") -> dict[int, Edit]:
         if isinstance(edit.change, BeginStage):
             begun[edit.change.stage] = edit
     return begun
+
+
+def begun_anew(history: "History") -> frozenset[int]:
+    """Return the edits by which a stage began and that hold no more: an edit of an earlier step took them back."""
+    kept = {edit.revision for edit in _beginnings(history).values()}
+    begins = (edit for edit in history.edits if isinstance(edit.change, BeginStage))
+    return frozenset(edit.revision for edit in begins if edit.revision not in kept)
 
 
 def _beginnings_kept(
