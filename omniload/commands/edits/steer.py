@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from omniload.base.config import load_yaml
-from omniload.base.errors import StateError, UnavailableError
+from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.settings.registry import registered
 from omniload.base.state import JsonObject
 from omniload.commands.display import emit_json, output, say
@@ -56,7 +56,18 @@ class Steering:
     """Losses by turns, of a policy that goes by them."""
 
     def __post_init__(self) -> None:
+        """Begin with where the run is.
+
+        Raises:
+            ConfigError: The run draws amounts.
+        """
         history = self._history()
+        # At once, and not at the first decision, hours later: such a run has no shares that a policy could go on from.
+        if history.latest.mix.amounts is not None:
+            raise ConfigError(
+                f"{self.run} draws amounts, and a policy moves weights; change amounts by omniload mix set, or start a "
+                "run of stages of weights"
+            )
         step = untaken_from(self.run, planned_to(self.run, history))
         # A run that went back makes again what was decided before, up to where it had been: nobody decides that twice.
         been_to = max(step, *(take_from(self.run / told, 0, lambda _: None) for told in TOLD))

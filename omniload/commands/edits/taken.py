@@ -38,7 +38,9 @@ def change_and_say(
     if (taken := ask(run, change, at, timeout_s, as_json=as_json)) is None:
         return
     console = output()
-    console.print(_amounts(taken) if taken.amounts else _shares(taken))
+    # Of a run that draws amounts, undoing a skip changes none of them.
+    if taken.amounts or taken.after:
+        console.print(_amounts(taken) if taken.amounts else _shares(taken))
     edit = taken.edit
     undoes = "" if edit.undoes is None else f"undoes edit {_named(run, edit.undoes)}, and "
     say(console, f"edit {edit.revision} {undoes}holds from step {edit.step:,} on")

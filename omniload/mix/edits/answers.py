@@ -111,8 +111,9 @@ class EditTaken(StrictModel):
         edit = after.edits[len(before.edits)]
         after = History(after.base, after.edits[: edit.revision])
         unsure = _unsure(after, edit, planned, at_rest=at_rest)
-        if edit.amounts is not None:
-            found = differing(before.latest.mix.amounts or {}, edit.amounts)
+        if (drawn := after.latest.mix.amounts) is not None:
+            # Of a run that draws amounts a skip, or its undoing, changes none; it has no shares.
+            found = differing(before.latest.mix.amounts or {}, edit.amounts or drawn)
             return cls(
                 edit=edit,
                 planned=planned,

@@ -639,6 +639,31 @@ def test_amounts_of_a_run_of_threads_are_changed_and_exactly_those_are_drawn(tmp
     assert differs["text"] == ["2 epochs", "1.5 epochs"]
 
 
+def test_of_a_run_of_amounts_a_skip_and_its_undoing_tell_no_shares_and_no_policy_steers_it(
+    tmp_path, monkeypatch
+):
+    """Its sources have none: they were told as equal ones, and a policy would have divided the amounts by them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    amounts = {"ids": {"tokens": 3000}, "text": {"tokens": 1000}}
+    mix_path = a_mix_file(tmp_path, rows=6, micro_rows=1, version=2, mix={"amounts": amounts})
+    run_dir, steering = tmp_path / "run", tmp_path / "steer.yaml"
+    write_run_record(run_dir, mix_path, {"dp": 1})
+    steering.write_text("{version: 1, every: 6, policy: {type: constant}}", encoding="utf-8")
+    (shard, *_) = sorted((tmp_path / "ids").iterdir())
+
+    with LocalPlane(a_spec(mix_path, run_dir=run_dir)) as plane, Client(plane.handle(0)) as client:
+        taken_by([client], 2)
+        skipped = json_of("skip", run_dir, "--shard", shard.name)
+        undone = run_mix("undo", run_dir)
+        steered = run_mix("steer", run_dir, steering)
+
+    assert (skipped["before"], skipped["after"]) == ({}, {})
+    assert "edit 2 undoes edit 1 (skip --shard" in undone.output
+    assert "share" not in undone.output
+    assert isinstance(steered.exception, ConfigError)
+    assert "draws amounts, and a policy moves weights" in str(steered.exception)
+
+
 def _log_steps(run_dir, digests):
     """Write the log of trainers that saw steps of these digests."""
     with RunLog(run_dir) as log:
