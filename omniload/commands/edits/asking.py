@@ -51,7 +51,9 @@ _ERRORS = {e.__name__: e for e in (ConfigError, StateError, UnavailableError, In
 
 
 @system_refusals("the run's folder")
-def change_mix(run: Path, change: Change, at: int | None, timeout_s: float) -> EditTaken:
+def change_mix(
+    run: Path, change: Change, at: int | None, timeout_s: float, *, at_rest: bool = True
+) -> EditTaken:
     """Have the mix of a run changed.
 
     Args:
@@ -59,12 +61,13 @@ def change_mix(run: Path, change: Change, at: int | None, timeout_s: float) -> E
         change: What is wanted.
         at: First step that it is to hold at; ``None`` for the first that is not planned.
         timeout_s: Longest wait for the plane's answer.
+        at_rest: Whether a run that no plane is up for is changed, from behind all that it has planned.
 
     Raises:
         OmniloadError: It is refused, and nothing has changed.
         StateError: There is no run.
         UnavailableError: The plane did not answer in time, is up on a host that this one hears nothing of, or somebody
-            else is changing the mix.
+            else is changing the mix; without ``at_rest``, none is up.
     """
     require_no_secrets(change)  # before it is asked: the question is a file too
     if isinstance(change, AddSource):
@@ -81,6 +84,10 @@ def change_mix(run: Path, change: Change, at: int | None, timeout_s: float) -> E
                 _require_no_skip(run, change, str(error.strerror))
                 return _ask_plane(run, change, at, timeout_s, str(error.strerror))
             try:
+                if not at_rest:
+                    raise UnavailableError(
+                        f"no data plane of {run} is up, by its lock here; start the job again"
+                    )
                 return change_at_rest(run, change, at)
             finally:
                 held.close()

@@ -81,6 +81,7 @@ class Steering:
 
         Raises:
             OmniloadError: As for ``change_mix`` and ``decide``.
+            UnavailableError: It is due, and no plane is up.
         """
         history = self._history()
         planned, due = planned_to(self.run, history), self.decided_at + self.config.every
@@ -131,7 +132,10 @@ class Steering:
         }
         # Above 0 too: least may be 0, and an edit that moves nothing counts towards MOST_EDITS all the same.
         if moved > 0 and moved >= self.config.least:
-            taken = change_mix(self.run, SetWeights(weights=shares), None, _ANSWER_S)
+            # One that is due as a job dies waits for its next start: at rest it would hold from behind all that is
+            # planned, and that start may plan those steps anew.
+            change = SetWeights(weights=shares)
+            taken = change_mix(self.run, change, None, _ANSWER_S, at_rest=now)
             step = taken.edit.step
             said |= {"step": step, "after": dict(taken.after), "revision": taken.edit.revision}
             said |= {"unsure": taken.unsure} if taken.unsure else {}
@@ -227,12 +231,18 @@ def steer(run: Path, file: Path, once: bool, as_json: bool) -> None:
         _tell(said, as_json=as_json)
         return
 
+    late = ""
+
     def look() -> None:
+        nonlocal late
         try:
             said = steering.look()
         except UnavailableError as error:  # a plane that is busy, or being started again
-            click.echo(f"not decided now: {error}", err=True)
+            if str(error) != late:  # once, however long it is so
+                click.echo(f"not decided now: {error}", err=True)
+            late = str(error)
             return
+        late = ""
         if said is not None:
             _tell(said, as_json=as_json)
 

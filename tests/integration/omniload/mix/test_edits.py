@@ -655,7 +655,7 @@ def test_of_a_run_of_amounts_a_skip_and_its_undoing_tell_no_shares_and_no_policy
         taken_by([client], 2)
         skipped = json_of("skip", run_dir, "--shard", shard.name)
         undone = run_mix("undo", run_dir)
-        steered = run_mix("steer", run_dir, steering)
+        steered = run_mix("steer", run_dir, steering, "--once")
 
     assert (skipped["before"], skipped["after"]) == ({}, {})
     assert "edit 2 undoes edit 1 (skip --shard" in undone.output

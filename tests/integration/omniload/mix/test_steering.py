@@ -12,7 +12,7 @@ import omniload
 from omniload.actors.status_file import STATUS_NAME, read_status
 from omniload.base.clock import FakeClock
 from omniload.base.config import checked
-from omniload.base.errors import ConfigError, StateError
+from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.commands.edits import pulse, steer
 from omniload.commands.edits.steer import Steering
 from omniload.mix.edits.edits_file import EDITS_NAME
@@ -190,6 +190,24 @@ def test_what_was_decided_before_a_run_went_back_is_not_decided_again(mix_path, 
     assert [said["step"] for said in steps] == [18]
     # Since the decision of step 12: in both attempts, and of no step to come.
     assert steps[0]["losses"][HARD] == pytest.approx(13 / 3, abs=0.3)
+
+
+def test_a_decision_that_is_due_as_a_job_dies_waits_for_its_next_start(mix_path, tmp_path):
+    """It held from behind all that was planned, and no other was due until ranks came there."""
+    run = tmp_path / "run"
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        taken(loader, 1, {})
+        state, steering = loader.state_dict(), Steering(run=run, config=steered("loss"))
+        taken(loader, 7, {})
+
+    with pytest.raises(UnavailableError, match=r"no data plane of .* is up, by its lock"):
+        steering.look()
+
+    assert json_of("show", run)["edits"] == []
+    with omniload.open(mix_path, run_dir=run, arrays="numpy", state=state) as loader:
+        while (said := steering.look()) is None:
+            taken(loader, 1, {})
+    assert said["step"] == 7
 
 
 def test_steering_goes_on_until_the_run_has_ended(mix_path, tmp_path, monkeypatch):
