@@ -61,6 +61,10 @@ class Pulse:
         """Whether none is up at this moment, and one may be started yet."""
         return UP_S < self.silent_s() < _GONE_S
 
+    def is_up(self) -> bool:
+        """Return whether a plane is up at this moment: its status is written, and does not say that it has ended."""
+        return self.silent_s() <= UP_S and not read_status(self._run).has_ended
+
     def silent_s(self) -> float:
         """Return for how long the status has not changed."""
         written_at = self._status()

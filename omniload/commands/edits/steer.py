@@ -12,7 +12,7 @@ from omniload.base.state import JsonObject
 from omniload.commands.display import emit_json, output, say
 from omniload.commands.edits.asking import change_mix
 from omniload.commands.edits.at_rest import planned_to
-from omniload.commands.edits.pulse import said_of_end, while_up
+from omniload.commands.edits.pulse import Pulse, said_of_end, while_up
 from omniload.commands.edits.untaken import TOLD, untaken_from
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.edits.edit import MOST_EDITS, SetWeights
@@ -52,6 +52,7 @@ class Steering:
     decided_at: int = field(init=False)
     """First step that no rank had at the last decision: the next is due ``every`` steps later."""
     _has_decided: bool = field(init=False, default=False)
+    _pulse: Pulse = field(init=False)
     _told: TurnLosses | None = field(init=False, default=None)
     """Losses by turns, of a policy that goes by them."""
 
@@ -68,6 +69,7 @@ class Steering:
                 f"{self.run} draws amounts, and a policy moves weights; change amounts by omniload mix set, or start a "
                 "run of stages of weights"
             )
+        self._pulse = Pulse(self.run)
         step = untaken_from(self.run, planned_to(self.run, history))
         # A run that went back makes again what was decided before, up to where it had been: nobody decides that twice.
         been_to = max(step, *(take_from(self.run / told, 0, lambda _: None) for told in TOLD))
@@ -81,15 +83,10 @@ class Steering:
 
         Raises:
             OmniloadError: As for ``change_mix`` and ``decide``.
-            UnavailableError: It is due, and no plane is up.
+            UnavailableError: It is due, and the plane has just died.
         """
         history = self._history()
-        planned, due = planned_to(self.run, history), self.decided_at + self.config.every
-        # Of what is planned first: of many ranks it takes longer to hear where they are.
-        if not now and planned < due:
-            return None
-        step = untaken_from(self.run, planned)
-        if not now and step < due:
+        if (step := self._step_due(history, now=now)) is None:
             return None
         if not self._has_decided:
             # What was reported before the last change is of other weights; one of a step to come has changed none yet.
@@ -144,6 +141,18 @@ class Steering:
         # It may hold from a later step: ranks went on meanwhile.
         self.decided_at = max(decided_for, step)
         return said
+
+    def _step_due(self, history: History, *, now: bool) -> int | None:
+        """Return the first step that no rank has, where a decision is due there or wanted ``now``."""
+        # Of a job that has died, or starts again, the folder tells of the start before: where it goes on nobody knows.
+        if not now and not self._pulse.is_up():
+            return None
+        planned, due = planned_to(self.run, history), self.decided_at + self.config.every
+        # Of what is planned first: of many ranks it takes longer to hear where they are.
+        if not now and planned < due:
+            return None
+        step = untaken_from(self.run, planned, is_up=not now)
+        return step if now or step >= due else None
 
     def _turns(self, policy: OdmPolicy, history: History, step: int) -> list[Turn]:
         """Return the turns before a step that weigh, as far as the folder tells of them; the last may be under way."""

@@ -21,7 +21,7 @@ TOLD = ("losses", "rewards")
 _MOST_BYTES = 64 << 20
 
 
-def untaken_from(run: Path, planned: int) -> int:
+def untaken_from(run: Path, planned: int, *, is_up: bool = False) -> int:
     """Return the first step that no rank has, as far as the run's folder tells.
 
     Plans are ahead of it, of small steps by up to 64, and are taken back for a change: what the mix is at a step that
@@ -31,9 +31,10 @@ def untaken_from(run: Path, planned: int) -> int:
     Args:
         run: Folder of the run.
         planned: First step that is not planned: a run at rest is changed from there.
+        is_up: Whether its plane is known to be up; else the age of its status tells, by clocks that may differ.
     """
     life = read_run_record(run).last
-    if (taken := _taken_before(run)) is None:
+    if (taken := _taken_before(run, is_up=is_up)) is None:
         return planned
     told = (last_told(run / folder, life.began_s) for folder in TOLD)
     lasts = (
@@ -44,13 +45,14 @@ def untaken_from(run: Path, planned: int) -> int:
     return min(planned, max(life.from_step, *lasts))
 
 
-def _taken_before(run: Path) -> int | None:
+def _taken_before(run: Path, *, is_up: bool) -> int | None:
     """Return the step behind the last that a rank has, by the status; ``None`` where no plane is up, or none tells."""
     try:
         status = read_status(run)
     except StateError:
         return None
-    if status.has_ended or abs(time.time() - status.written_at) > UP_S:
+    is_young = is_up or abs(time.time() - status.written_at) <= UP_S
+    if status.has_ended or not is_young:
         return None
     steps = [-1 if step is None else step for step in last_steps(status).values()]
     # Of a rank that counts alone nobody knows the step; before ranks are there, none has one.

@@ -200,6 +200,10 @@ def test_a_decision_that_is_due_as_a_job_dies_waits_for_its_next_start(mix_path,
         state, steering = loader.state_dict(), Steering(run=run, config=steered("loss"))
         taken(loader, 7, {})
 
+    assert steering.look() is None
+    # As one that was killed leaves it.
+    status = read_status(run).model_copy(update={"has_ended": False})
+    (run / STATUS_NAME).write_text(status.model_dump_json())
     with pytest.raises(UnavailableError, match=r"no data plane of .* is up, by its lock"):
         steering.look()
 
