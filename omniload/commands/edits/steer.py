@@ -106,18 +106,7 @@ class Steering:
             seen = replace(seen, turns=self._turns(self.config.policy, history, step))
             if not seen.turns:
                 return None
-        # No policy raises a source above what the mix file allows it.
-        most = {
-            name: source.max_fraction
-            for name, source in history.latest.sources.items()
-            if source.max_fraction is not None
-        }
-        groups = [
-            (frozenset(cap.names), cap.max_fraction)
-            for cap in group_fractions_from(declared_at(history, step), step)
-            if cap.max_fraction is not None
-        ]
-        shares, decided_for = decide(self.config.policy, seen, most, groups), step
+        shares, decided_for = decide(self.config.policy, seen, *_caps(history, step)), step
         moved = max(abs(shares[name] - share) for name, share in seen.shares.items())
         said: JsonObject = {
             "step": step,
@@ -188,6 +177,23 @@ class Steering:
 
     def _history(self) -> History:
         return read_history(self.run, read_run_record(self.run).last.mix())
+
+
+def _caps(
+    history: History, step: int
+) -> tuple[dict[str, float], list[tuple[frozenset[str], float]]]:
+    """Return the largest shares of sources, and of groups of them: no policy raises one above what the file allows."""
+    most = {
+        name: source.max_fraction
+        for name, source in history.latest.sources.items()
+        if source.max_fraction is not None
+    }
+    groups = [
+        (frozenset(cap.names), cap.max_fraction)
+        for cap in group_fractions_from(declared_at(history, step), step)
+        if cap.max_fraction is not None
+    ]
+    return most, groups
 
 
 def _last_change(history: History, step: int) -> int:
