@@ -50,7 +50,7 @@ from omniload.plan.placement import (
     require_dealing,
 )
 
-__all__ = ["DGraph", "Node", "State"]
+__all__ = ["DGraph", "Node", "State", "read_only"]
 
 State: TypeAlias = Literal["loaded", "mixed", "distributed", "costed", "balanced"]
 """How far the members of a graph have come."""
@@ -77,7 +77,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DGraph:
-    """Samples or packed rows on their way to the ranks. Immutable."""
+    """Samples or packed rows on their way to the ranks. Immutable: who changes a column works on a copy."""
 
     columns: Mapping[str, NDArray[Any]]
     """Metadata: of each sample, or of each piece of the rows; ``lengths`` always."""
@@ -157,7 +157,7 @@ class DGraph:
 
         return cls(
             columns=held,
-            row_offsets=np.asarray(row_offsets, np.int64),
+            row_offsets=read_only(np.asarray(row_offsets, np.int64)),
             members_N=np.arange(num),
             nodes=(Node("of_rows()", "loaded", detail),),
         )
@@ -378,4 +378,12 @@ def _columns(
                 f"column {name!r} has shape {column.shape} for {len(held['lengths'])} lengths; "
                 "give one value for each"
             )
-    return MappingProxyType(held)
+    # A cost that writes to its argument would change the step itself, whose columns these are, or what others read.
+    return MappingProxyType({name: read_only(column) for name, column in held.items()})
+
+
+def read_only(column: NDArray[Any]) -> NDArray[Any]:
+    """Return the array as one that cannot be written to; whoever holds the array itself still can."""
+    held = column.view()
+    held.flags.writeable = False
+    return held

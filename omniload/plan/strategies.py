@@ -311,13 +311,21 @@ def placed_by(strategy: Strategy, name: str, rows: DGraph, request: PlacementReq
         return strategy(rows, request)
     who = f"strategy {name!r} at step {request.step}, with {len(rows)} rows,"
     remedy = f"mend it, or choose one of {sorted(BUILT_IN)} and the cost 'quadratic'"
+    shown = None if request.images is None else request.images.read_only()
     try:
-        placement = strategy(rows, request)
+        placement = strategy(rows, replace(request, images=shown))
     except FAILURES as error:
         raise ConfigError(f"{who} failed: {type(error).__name__}: {error}; {remedy}") from error
     if (fault := next(_faults(placement, rows, request), None)) is not None:
         raise ConfigError(f"{who} was refused: {fault}; {remedy}")
-    return placement
+    encoders_I = placement.encoders_I
+    # Copies: a strategy that fills one array in every step would change plans that ranks have not taken yet.
+    return replace(
+        placement,
+        buckets_N=placement.buckets_N.astype(np.int32),
+        microbatches_N=placement.microbatches_N.astype(np.int32),
+        encoders_I=None if encoders_I is None else encoders_I.astype(np.int32),
+    )
 
 
 def _faults(placement: object, rows: DGraph, request: PlacementRequest) -> Iterator[str]:
@@ -326,29 +334,22 @@ def _faults(placement: object, rows: DGraph, request: PlacementRequest) -> Itera
         yield f"it returned {type(placement).__name__}, not the Placement that DGraph.plan gives"
         return
     num, dp, microbatches = len(rows), request.tree.size_of("dp"), request.microbatches
-    world = request.tree.world_size
-    columns = (
-        ("bucket", placement.buckets_N, dp),
-        ("microbatch", placement.microbatches_N, microbatches),
-    )
+    columns = [
+        ("row", num, "bucket", placement.buckets_N, dp),
+        ("row", num, "microbatch", placement.microbatches_N, microbatches),
+    ]
+    if placement.encoders_I is not None:
+        images, world = request.images, request.tree.world_size
+        num_images = 0 if images is None else len(images)
+        columns.append(("image", num_images, "rank of the tree", placement.encoders_I, world))
     if not np.array_equal(placement.members_N, np.arange(num)):
         yield f"its {len(placement.members_N)} rows are not the {num} of the step, each once and in order"
-    for what, column_R, limit in columns:
-        if (found := _numbers_in(column_R)) != num:
-            yield f"it gives {found} of {num} rows a {what}, by whole numbers; every row goes somewhere"
-        elif num and not 0 <= column_R.min() <= column_R.max() < limit:
-            at = int(((column_R < 0) | (column_R >= limit)).argmax())
-            yield f"row {at} goes to {what} {column_R[at]} of {limit}, numbered from 0"
-    encoders_I, images = placement.encoders_I, request.images
-    if encoders_I is not None and (
-        images is None
-        or _numbers_in(encoders_I) != len(images)
-        or (len(images) and not 0 <= encoders_I.min() <= encoders_I.max() < world)
-    ):
-        wanted = (
-            "none" if images is None else f"one of {world} ranks, from 0, for each of {len(images)}"
-        )
-        yield f"encoders_I is {encoders_I!r:.80}, and the images of the step want {wanted}"
+    for member, wanted, what, column, limit in columns:
+        if (found := _numbers_in(column)) != wanted:
+            yield f"it gives {found} of {wanted} {member}s a {what}, by whole numbers; every {member} goes somewhere"
+        elif wanted and not 0 <= column.min() <= column.max() < limit:
+            at = int(((column < 0) | (column >= limit)).argmax())
+            yield f"{member} {at} goes to {what} {column[at]} of {limit}, numbered from 0"
     # Reached with whole numbers in range alone: whoever asks takes the first fault.
     places_R = placement.buckets_N.astype(np.int64) * microbatches + placement.microbatches_N
     counts = np.bincount(places_R, minlength=dp * microbatches)

@@ -2,7 +2,7 @@
 
 A function says by its attribute ``of`` which columns it reads; nothing else is made, asked for or sent::
 
-    lengths, sources, patches    of every piece
+    lengths, sources, patches    of every piece; patches are those of its images, 0 where it has none
     tags.NAME                    a tag of its source, as the mix file has it
     columns.NAME                 a tag of its sample: a column of whole samples, under ``batch.columns``
 
@@ -37,7 +37,9 @@ _COSTS = "omniload.costs"
 """Group of entry points."""
 _OF_SOURCES, _OF_SAMPLES = "tags.", "columns."
 """Begin the names of columns that hold a tag of each piece's source, or sample."""
+_PATCHES = "patches"
 _LENGTHS = ("lengths",)
+_OF_PIECES = (*_LENGTHS, "sources", _PATCHES)
 
 
 def columns_read_by(
@@ -51,12 +53,19 @@ def columns_read_by(
         default: Those of a function without that attribute.
 
     Raises:
-        ConfigError: The attribute is not a tuple of names.
+        ConfigError: The attribute is not a tuple of names, or one of them is of no column.
     """
     columns = getattr(function, "of", default)
     if not isinstance(columns, tuple) or not all(isinstance(name, str) for name in columns):
         raise ConfigError(f"{said} has of={columns!r:.80}; give a tuple of names of columns")
-    return cast("tuple[str, ...]", columns)
+    names = cast("tuple[str, ...]", columns)
+    for name in names:
+        if name not in _OF_PIECES and not name.startswith((_OF_SOURCES, _OF_SAMPLES)):
+            raise ConfigError(
+                f"{said} reads {name!r}, which no step has; there are {', '.join(_OF_PIECES)}, {_OF_SOURCES}NAME of a "
+                f"source and {_OF_SAMPLES}NAME of a sample"
+            )
+    return names
 
 
 def cost_of(balance: BalanceConfig) -> tuple[CostFunction, tuple[str, ...]]:
@@ -142,7 +151,12 @@ def columns_of(
         wanted: Columns that are asked for: of tags no others are made.
     """
     pieces, images = rows.pieces, rows.images
-    patches = {} if images is None else {"patches": images.patches_P(len(pieces))}
+    patches = {}
+    if images is not None:
+        patches = {_PATCHES: images.patches_P(len(pieces))}
+    elif _PATCHES in wanted:
+        # Also of a step that happens to hold no image: a cost that reads them deals that one too.
+        patches = {_PATCHES: np.zeros(len(pieces), np.int64)}
     tags = {
         # A source without the tag has an empty one: a cost function sees a column of text, whole.
         column: np.array([held.get(column.removeprefix(_OF_SOURCES), "") for held in tags_S])

@@ -4,13 +4,13 @@ Shape suffixes:
     I  images of the step        P  pieces of the step
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.plan.dgraph import DGraph
+from omniload.plan.dgraph import DGraph, read_only
 
 __all__ = ["ImageTable"]
 
@@ -41,6 +41,11 @@ class ImageTable:
             tokens_I=none,
             patches_I=none,
         )
+
+    def read_only(self) -> Self:
+        """Return the table as it is shown to a user's strategy: of arrays that cannot be written to."""
+        columns = {each.name: read_only(getattr(self, each.name)) for each in fields(self)}
+        return replace(self, **columns)
 
     def __len__(self) -> int:
         return len(self.pieces_I)

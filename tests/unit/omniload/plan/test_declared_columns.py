@@ -138,3 +138,20 @@ def test_each_document_of_a_sample_that_joins_several_has_the_tags_of_the_sample
     assert columns["columns.lang"].tolist() == ["de", "de", "de", "en"]
     assert columns["columns.speech"].tolist() == [7, 7, 7, 8]
     assert columns["tags.domain"].tolist() == ["math"] * 3 + [""]
+
+
+def test_patches_are_0_where_a_step_holds_no_image_and_a_cost_reads_them():
+    rows = of_documents(pieces_of([(0, 0, 0, 0, 5, 5)]), np.array([0, 1]), PieceFacts())
+
+    assert columns_of(rows, ({},), ("lengths", "patches"))["patches"].tolist() == [0]
+    assert "patches" not in columns_of(rows, ({},), ("lengths",))
+
+
+def test_a_column_that_no_step_has_is_refused_before_a_step(reading):
+    reading(("lenghts",), None)
+
+    with pytest.raises(
+        ConfigError,
+        match=r"'mine' reads 'lenghts', which no step has; there are lengths, sources, p",
+    ):
+        require_balance(MIX)

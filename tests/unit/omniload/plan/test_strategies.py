@@ -15,6 +15,7 @@ from omniload.plan import strategies
 from omniload.plan.cost import QuadraticCost
 from omniload.plan.dgraph import DGraph
 from omniload.plan.forecast.figures import figures_of
+from omniload.plan.images.table import ImageTable
 from omniload.plan.membership import membership_of
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.strategies import PlacementRequest, placed_by
@@ -174,9 +175,11 @@ def test_what_a_step_costs_in_order_is_foreseen_by_the_tags_of_sources(installed
 
 
 def test_a_cost_that_asks_for_what_a_step_has_not_is_refused_by_its_name(installed, monkeypatch):
-    monkeypatch.setattr(dear_domain, "of", ("lengths", "patches"))
+    monkeypatch.setattr(dear_domain, "of", ("lengths", "columns.lang"))
 
-    with pytest.raises(ConfigError, match=r"'dear_domain' failed on 8 pieces.*'patches'.*mend it"):
+    with pytest.raises(
+        ConfigError, match=r"'dear_domain' failed on 8 pieces.*'columns.lang'.*mend"
+    ):
         figures_of(a_tagged_mix(cost="dear_domain"), a_tagged_step(), dp=2)
 
 
@@ -237,6 +240,92 @@ def test_a_placement_that_is_not_whole_is_refused(change, says):
 
     with pytest.raises(ConfigError, match=says):
         placed_by(broken, "broken", some_rows(), a_request())
+
+
+def some_images():
+    """Two images, in the first and the last document of ``some_rows``."""
+    whole = np.arange(2, dtype=np.int32)
+    return ImageTable(
+        pieces_I=whole.astype(np.int64) * 15,
+        numbers_I=whole * 0,
+        firsts_I=whole,
+        tokens_I=whole + 1,
+        patches_I=whole + 4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("encoders_I", "says"),
+    [
+        (np.zeros(3, np.int32), "it gives 3 of 2 images a rank of the tree, by whole numbers"),
+        (np.zeros(2), "it gives 0 of 2 images a rank of the tree"),
+        (
+            np.array([0, 2]),
+            "image 1 goes to rank of the tree 2 of 2, numbered from 0; mend",
+        ),
+    ],
+)
+def test_images_that_are_not_dealt_to_ranks_are_refused_in_a_line(encoders_I, says):
+    def broken(rows, request):
+        return replace(odd_and_even(rows, request), encoders_I=encoders_I)
+
+    with pytest.raises(ConfigError, match=says):
+        placed_by(broken, "broken", some_rows(), a_request(images=some_images()))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda rows, request: rows.columns["sources"],
+        lambda rows, request: rows.columns["lengths"],
+        lambda rows, request: rows.row_offsets,
+        lambda rows, request: request.images.pieces_I,
+    ],
+)
+def test_a_strategy_that_writes_to_what_a_step_holds_fails_and_changes_nothing(changed):
+    offsets = np.arange(0, 17, 2)
+    columns = {"lengths": np.full(16, 8), "sources": np.zeros(16, np.int16)}
+    rows = DGraph.of_rows(columns["lengths"], offsets, {"sources": columns["sources"]})
+    held = some_images()
+    request = a_request(images=held)
+
+    def writes(rows, request):
+        changed(rows, request)[0] += 1
+        return odd_and_even(rows, request)
+
+    with pytest.raises(
+        ConfigError, match=r"strategy 'writes' at step 7.*failed.*read-only; mend it"
+    ):
+        placed_by(writes, "writes", rows, request)
+    assert [int(array[0]) for array in (*columns.values(), offsets, held.pieces_I)] == [8, 0, 0, 0]
+
+
+def test_a_strategy_and_a_cost_are_given_what_they_cannot_change_the_step_by(
+    installed, monkeypatch
+):
+    def relabels(lengths_P, sources_P):
+        sources_P[:] = 1
+        return lengths_P * 1.0
+
+    relabels.of = ("lengths", "sources")
+    monkeypatch.setattr(sys.modules[__name__], "by_tokens", relabels)
+
+    with pytest.raises(ConfigError, match=r"step 0, with 8 rows, failed: ValueError: .*read-only"):
+        a_step(cost="by_tokens")
+
+
+def test_a_strategy_may_fill_the_same_arrays_in_every_step():
+    places_R = np.zeros(8, np.int64)
+
+    def reuses(rows, request):
+        places_R[:] = np.roll(places_R, 1) if places_R.any() else np.arange(8) % 2
+        return replace(odd_and_even(rows, request), buckets_N=places_R)
+
+    first, second = (placed_by(reuses, "reuses", some_rows(), a_request()) for _ in range(2))
+
+    assert first.buckets_N.dtype == np.int32
+    assert first.buckets_N.tolist() == [0, 1] * 4
+    assert second.buckets_N.tolist() == [1, 0] * 4
 
 
 def test_a_rank_without_work_is_refused():
