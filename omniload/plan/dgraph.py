@@ -40,7 +40,7 @@ from omniload.mix.schedule import MixSchedule
 from omniload.plan.balance_methods import BalanceMethod, imbalance_of, loads_in_order
 from omniload.plan.cost import CostFunction, combined_cost, require_costs, row_costs
 from omniload.plan.drawing import draw_candidates
-from omniload.plan.place_tree import BucketAxis, ClientPlaceTree, MeshAxis
+from omniload.plan.place_tree import BucketAxis, ClientPlaceTree, MeshAxis, require_broadcast
 from omniload.plan.placement import (
     Distribution,
     Placement,
@@ -296,6 +296,7 @@ class DGraph:
     def broadcast_at(self, axis: MeshAxis) -> Self:
         """Declare that one rank along ``axis`` fetches and the trainer broadcasts; repeatable."""
         self._require("broadcast_at", "distributed", "balanced")
+        require_broadcast((axis,))
         if axis in self.broadcast:
             raise ValueError(f"broadcast along {axis!r} is declared already; once is enough")
         call = f"broadcast_at({axis!r})"
@@ -309,10 +310,12 @@ class DGraph:
         that none drowns the others.
 
         Raises:
-            ValueError: A call is missing, or the members do not fit the buckets of the mesh.
+            ValueError: A call is missing, the members do not fit the buckets of the mesh, or ranks of several buckets
+                are broadcast to by one.
         """
         self._require("plan", "balanced", "balanced")
         assert self.distribution is not None, "a balanced graph has been distributed"
+        tree.require_fetched(self.distribution.axis, self.distribution.group_size, self.broadcast)
         num_buckets = tree.num_buckets(self.distribution.axis, self.distribution.group_size)
         cost_N = combined_cost(self.costs)
         dealt, microbatches_N = place(

@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from omniload.base.units import counted
 
-__all__ = ["Axis", "BucketAxis", "ClientPlaceTree", "MeshAxis"]
+__all__ = ["Axis", "BucketAxis", "ClientPlaceTree", "MeshAxis", "require_broadcast"]
 
 MeshAxis: TypeAlias = Literal["pp", "dp", "cp", "tp", "ep"]
 """An axis of the mesh, a level of the tree."""
@@ -78,7 +78,10 @@ class ClientPlaceTree:
 
     @classmethod
     def of(cls, *, dp: int = 1, cp: int = 1, tp: int = 1, pp: int = 1) -> Self:
-        """Return the tree of a mesh in the usual order: pp outermost, then dp, cp and tp."""
+        """Return the tree of a mesh in the usual order: pp outermost, then dp, cp and tp.
+
+        Another order, or an axis ``ep``, is for ``from_sizes``, as ``{"pp": 2, "dp": 4, "ep": 2}``.
+        """
         return cls(axes=("pp", "dp", "cp", "tp"), sizes=(pp, dp, cp, tp))
 
     @classmethod
@@ -173,7 +176,7 @@ class ClientPlaceTree:
         Raises:
             ValueError: An axis cannot be broadcast along: ranks along dp take other samples.
         """
-        self._check_broadcast(broadcast)
+        require_broadcast(broadcast)
         first = dict.fromkeys(broadcast, 0)
         return self.ranks_at(**first)
 
@@ -209,6 +212,32 @@ class ClientPlaceTree:
             ValueError: As for ``buckets``.
         """
         return self._consumers_along(axis, group_size)[1]
+
+    def require_fetched(
+        self, axis: BucketAxis, group_size: int, broadcast: Sequence[MeshAxis]
+    ) -> None:
+        """Refuse to broadcast along an axis whose ranks are in different buckets: one would be sent another's samples.
+
+        Raises:
+            ValueError: Says which rank that is; or as for ``buckets`` and ``fetching_ranks``.
+        """
+        require_broadcast(broadcast)
+        levels, _ = self._consumers_along(axis, group_size)
+        if not set(levels) & set(broadcast):
+            return
+        numbers = np.arange(self.world_size).reshape(self.sizes)
+        first = tuple(slice(1) if level in broadcast else slice(None) for level in self.axes)
+        source_W = np.broadcast_to(numbers[first], self.sizes).reshape(-1)
+        bucket_W = np.empty(self.world_size, np.int64)
+        for bucket, ranks in enumerate(self.buckets(axis, group_size)):
+            bucket_W[list(ranks)] = bucket
+        if len(wrong := np.flatnonzero(bucket_W != bucket_W[source_W])):
+            rank = int(wrong[0])
+            raise ValueError(
+                f"rank {rank} has samples of its own along {axis!r} (bucket {bucket_W[rank]}) and would be sent those "
+                f"of rank {source_W[rank]}, by the broadcast along {', '.join(broadcast)}; leave that out, or "
+                "have both share a bucket by group_size"
+            )
 
     def constructor_of(self, dp_rank: int, num_constructors: int) -> int:
         """Return the data constructor that serves a dp rank.
@@ -273,13 +302,19 @@ class ClientPlaceTree:
     def _shape(self) -> str:
         return ", ".join(f"{axis} {size}" for axis, size in zip(self.axes, self.sizes, strict=True))
 
-    def _check_broadcast(self, broadcast: Sequence[MeshAxis]) -> None:
-        for axis in broadcast:
-            if axis == "dp" or axis not in _MESH_AXES:
-                raise ValueError(
-                    f"broadcast along {axis!r} is not possible; choose among "
-                    f"{[a for a in _MESH_AXES if a != 'dp']}, whose ranks take the same rows"
-                )
+
+def require_broadcast(axes: Sequence[MeshAxis]) -> None:
+    """Refuse axes that nothing can be broadcast along.
+
+    Raises:
+        ValueError: Ranks along dp take other samples; there is no such axis.
+    """
+    for axis in axes:
+        if axis == "dp" or axis not in _MESH_AXES:
+            raise ValueError(
+                f"broadcast along {axis!r} is not possible; choose among "
+                f"{[a for a in _MESH_AXES if a != 'dp']}, whose ranks take the same rows"
+            )
 
 
 @lru_cache(maxsize=8)

@@ -116,7 +116,16 @@ class Placement:
         return self.tree.fetching_ranks(self.broadcast)
 
     def members_of(self, bucket: int, microbatch: int) -> NDArray[np.int64]:
-        """Return the members of one microbatch of one bucket, in the order of the step."""
+        """Return the members of one microbatch of one bucket, in the order of the step.
+
+        Raises:
+            ValueError: There is no such bucket or microbatch.
+        """
+        for what, number, count in zip(
+            ("bucket", "microbatch"), (bucket, microbatch), self.loads_BM.shape, strict=True
+        ):
+            if not 0 <= number < count:
+                raise ValueError(f"{what} is {number}; there are {count}, numbered from 0")
         chosen = np.flatnonzero((self.buckets_N == bucket) & (self.microbatches_N == microbatch))
         return self.members_N[chosen]
 

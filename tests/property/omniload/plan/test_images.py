@@ -323,5 +323,7 @@ def test_a_stranger_that_deals_images_to_no_rank_is_refused():
             encoders_I=placement.encoders_I + 2,
         )
 
-    with pytest.raises(ConfigError, match="image 0 goes to rank of the tree [23] of 2, numbered from 0"):
+    with pytest.raises(
+        ConfigError, match=r"image 0 goes to rank of the tree [23] of 2, numbered from 0"
+    ):
         placed_by(wrong, "wrong", graph, request_of(images, 2, ClientPlaceTree.of(tp=2)))

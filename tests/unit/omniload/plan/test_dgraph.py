@@ -22,9 +22,9 @@ def a_mixed(**changes):
     return DGraph.of_samples(*some_samples()).mix(HALVES, **({"budget": 40_000} | changes))
 
 
-def a_balanced(graph=None, **distribution):
+def a_balanced(graph=None, axis="dp", **distribution):
     graph = a_mixed() if graph is None else graph
-    return graph.distribute("dp", **distribution).cost(COST).balance()
+    return graph.distribute(axis, **distribution).cost(COST).balance()
 
 
 def test_samples_go_from_metadata_to_ranks_in_one_expression():
@@ -225,6 +225,22 @@ def test_a_call_out_of_order_is_refused_with_the_call_to_make(call, message):
         (lambda: a_mixed().distribute().cost(lambda n: -n), "'backbone' at 0 is -"),
         (lambda: a_mixed().distribute().cost(COST).balance("best"), "method is 'best'"),
         (lambda: a_balanced().broadcast_at("tp").broadcast_at("tp"), "declared already"),
+        (lambda: a_balanced().broadcast_at("dp"), "broadcast along 'dp' is not possible"),
+        (lambda: a_balanced().broadcast_at("model"), "broadcast along 'model' is not possible"),
+        (
+            lambda: (
+                a_balanced(axis="world").broadcast_at("tp").plan(ClientPlaceTree.of(dp=2, tp=2))
+            ),
+            r"rank 1 has samples of its own along 'world' \(bucket 1\) and would be sent those of rank 0",
+        ),
+        (
+            lambda: a_balanced().plan(ClientPlaceTree.of(dp=2)).members_of(2, 0),
+            "bucket is 2; there are 2, numbered from 0",
+        ),
+        (
+            lambda: a_balanced(microbatches=2).plan(ClientPlaceTree.of()).members_of(0, -1),
+            "microbatch is -1; there are 2",
+        ),
         (
             lambda: a_balanced(max_count=1).plan(ClientPlaceTree.of()),
             "1 buckets of 1 microbatches of 1 members hold 1 of",

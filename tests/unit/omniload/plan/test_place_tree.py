@@ -158,3 +158,37 @@ def test_the_drawing_of_thousands_of_ranks_stays_short():
 def test_what_does_not_fit_the_mesh_is_refused_with_its_value(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("axis", "group_size", "broadcast"),
+    [
+        ("dp", 1, ("tp", "cp", "pp")),  # a bucket is shared by all of them
+        ("world", 2, ("tp",)),  # each bucket is one group of tp
+        ("world", 16, ("pp", "cp", "tp")),
+        ("cp", 1, ("tp", "pp")),
+        ("cp", 2, ("cp",)),
+    ],
+)
+def test_ranks_that_share_a_bucket_may_be_broadcast_to(axis, group_size, broadcast):
+    a_tree().require_fetched(axis, group_size, broadcast)
+
+
+@pytest.mark.parametrize(
+    ("axis", "group_size", "broadcast", "rank"),
+    [
+        ("world", 1, ("tp",), "rank 1 .*bucket 1.* of rank 0"),
+        ("world", 2, ("pp",), "rank 8 .*bucket 4.* of rank 0"),
+        (
+            "cp",
+            1,
+            ("tp", "cp"),
+            "rank 2 .*'cp' .bucket 1.* of rank 0, by the broadcast along tp, cp",
+        ),
+    ],
+)
+def test_a_rank_that_would_be_sent_the_samples_of_another_is_named(
+    axis, group_size, broadcast, rank
+):
+    with pytest.raises(ValueError, match=f"{rank}.*group_size"):
+        a_tree().require_fetched(axis, group_size, broadcast)
