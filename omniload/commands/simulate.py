@@ -11,6 +11,7 @@ from rich.text import Text
 
 from omniload.actors.plane import PlaneSpec, require_rows
 from omniload.base.cli import DURATION, FiniteRange
+from omniload.base.errors import ConfigError
 from omniload.base.units import counted, format_bytes, format_count
 from omniload.commands.display import Cell, emit_json, output, progress, say, table
 from omniload.commands.faults import sources_in_silence
@@ -26,7 +27,7 @@ from omniload.commands.options import (
 from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.simulation.figures import Simulated, Waits, knee_of, limit_of
-from omniload.simulation.job import Job
+from omniload.simulation.job import Job, steps_that_count, warm_up_of
 from omniload.simulation.plane import simulate as run_job
 from omniload.simulation.preparing import with_runtime
 from omniload.simulation.profile import Profile, read_profile, write_profile
@@ -35,6 +36,9 @@ from omniload.simulation.scale import original_of, with_sources, with_tokens
 from omniload.simulation.windows import with_planner
 
 __all__ = ["simulate"]
+
+_FEW_WINDOWS = 4
+"""Windows of steps below which a simulation says that they are few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,7 @@ class _Asked:
     sources: int | None
     tokens: int | None
     step_time: float
-    steps: int
+    steps: int | None
     cores: float | None
     network: int
     seed: int
@@ -77,7 +81,7 @@ class _Asked:
             cores=self.cores or profile.cores,
             network_bytes_per_s=float(self.network),
             step_s=self.step_time,
-            steps=self.steps,
+            steps=self.steps or steps_that_count(mix),
             seed=self.seed,
         )
 
@@ -114,9 +118,7 @@ class _Asked:
 @click.option(
     "--steps",
     type=click.IntRange(2, 100_000),
-    default=48,
-    show_default=True,
-    help="Steps that count.",
+    help="Steps that count; by default 48, or eight times as many as come at once.",
 )
 @click.option(
     "--cores",
@@ -181,6 +183,11 @@ def simulate(
         # The data need not be here: figures of another machine are carried over.
         profile = read_profile(profile_file)
     else:
+        if profile_file is not None and not profile_file.absolute().parent.is_dir():
+            # Before half a minute of measuring, whose figures could not be kept.
+            raise ConfigError(
+                f"--profile {profile_file}: there is no folder {profile_file.parent}; make it, or give another"
+            )
         silent = sources_in_silence(spec.mix, store_timeout, file)
         find_sources(replace(spec, tree=ClientPlaceTree.of(dp=1)), file, silent)
         profile = measured_sources(spec, progress)
@@ -209,11 +216,17 @@ def simulate(
     if knee:
         _print_knee(output(), found)
     _print_simulated(output(), found[-1], waits, profile)
+    if job.steps < _FEW_WINDOWS * (at_once := job.spec.mix.steps_at_once):
+        told = (
+            f"warning: {at_once} steps come at once, and {job.steps} count: where they begin and end decides what is "
+            f"found; give --steps {steps_that_count(job.spec.mix)}, or leave it out"
+        )
+        say(output(), told, "yellow")
 
 
 def _run(job: Job, profile: Profile) -> Simulated:
     mix, ranks = job.spec.mix, job.spec.tree.size_of("dp")
-    steps = job.steps + mix.steps_ahead + mix.steps_at_once
+    steps = job.steps + warm_up_of(mix)
     with progress(f"simulating {counted(ranks, 'rank')}", steps) as advance:
         return run_job(job, profile, on_step=lambda _: advance(1))
 

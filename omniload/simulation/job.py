@@ -7,6 +7,8 @@ from omniload.actors.ray.layout import constructors_by_host, dp_ranks_of_constru
 from omniload.base.errors import ConfigError
 from omniload.machine.loader_groups import LoaderShare, SourceCost, costs_of, partition
 from omniload.machine.planner import Planner
+from omniload.machine.scaling.coming import PLANS_READ_AHEAD
+from omniload.mix.config import MixConfig
 from omniload.mix.state import MixState
 from omniload.plan.world import World
 from omniload.simulation.profile import Profile, SourceCosts
@@ -19,7 +21,11 @@ __all__ = [
     "hosts_of",
     "reads_of",
     "shares_of",
+    "steps_that_count",
+    "warm_up_of",
 ]
+
+_LEAST_STEPS, _WINDOWS = 48, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,19 @@ class Job:
                 f"the profile has no source {missing[0]!r}, only {sorted(profile.sources)[:8]}; measure this mix again"
             )
         return [profile.sources[name] for name in self.originals]
+
+
+def warm_up_of(mix: MixConfig) -> int:
+    """Return how many steps do not count: a job is not as fast as it seems while batches come from what filled at once.
+
+    Those are steps that are built ahead, and samples that loaders read ahead of plans.
+    """
+    return mix.steps_ahead + (1 + PLANS_READ_AHEAD) * mix.steps_at_once
+
+
+def steps_that_count(mix: MixConfig) -> int:
+    """Return how many steps count where nobody says: several windows, as the steps of one come in one moment."""
+    return max(_LEAST_STEPS, _WINDOWS * mix.steps_at_once)
 
 
 def hosts_of(ranks: int, hosts: int) -> list[str]:

@@ -22,6 +22,7 @@ from omniload.simulation.job import (
     hosts_of,
     reads_of,
     shares_of,
+    warm_up_of,
 )
 from omniload.simulation.loaders import SimulatedLoader, SimulatedShadow
 from omniload.simulation.profile import BuildCosts, MessageCosts, Profile, Role
@@ -89,9 +90,9 @@ class _Run:
         ]
         self.shares = shares_of(job, profile)
         self.readers_S = [cost.readers for cost in reads_of(job, profile)]
-        # Until then batches come from buffers that fill: a job is not as fast as it seems there. Nor where they drain:
-        # so the planner is told of no end, and what is behind the last step is read and built as in mid-job.
-        self.warm_up = mix.steps_ahead + mix.steps_at_once
+        # Buffers fill until then, and would drain at an end: so the planner is told of none, and what is behind the
+        # last step is read and built as in mid-job.
+        self.warm_up = warm_up_of(mix)
         self.num_steps = self.warm_up + job.steps
         self._open()
         self.meter = Meter(

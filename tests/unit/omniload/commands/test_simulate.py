@@ -38,6 +38,17 @@ def test_it_prints_waits_throughput_planner_memory_and_connections(mix_file, pro
     assert "1 rank on 1 host, 2 sources, runtime local" in result.output
 
 
+def test_as_many_steps_count_as_hold_several_windows_unless_fewer_are_asked_for(mix_file, profile):
+    far = mix_file.with_name("far.yaml")
+    far.write_text(mix_file.read_text().replace("prefetch_steps: 4", "prefetch_steps: 64"))
+    arguments = ("simulate", far, "--ranks", 1, "--profile", profile)
+
+    assert json_of(*arguments)["steps"] == 8 * 32  # of these small ones 32 come at once
+    said = run_mix(*arguments, "--steps", 40).output
+    assert "32 steps come at once, and 40 count" in said
+    assert "give --steps 256" in said
+
+
 def test_a_kept_profile_gives_the_same_figures_without_the_data(
     mix_file, measured, profile, tmp_path
 ):
@@ -115,3 +126,16 @@ def test_a_profile_of_a_release_before_is_refused_with_its_version_and_what_to_d
     assert isinstance(result.exception, ConfigError)
     assert "version   Input should be 11" in str(result.exception)
     assert "remove it to measure again" in str(result.exception)
+
+
+def test_a_profile_that_cannot_be_kept_is_refused_before_anything_is_measured(
+    mix_file, monkeypatch
+):
+    monkeypatch.setattr(
+        "omniload.commands.simulate.measured_sources", lambda *_: pytest.fail("measured")
+    )
+
+    result = run_mix("simulate", mix_file, *QUICK, "--profile", "/nowhere/at/all.json")
+
+    assert isinstance(result.exception, ConfigError)
+    assert "--profile /nowhere/at/all.json: there is no folder /nowhere/at" in str(result.exception)

@@ -8,6 +8,7 @@ import pytest
 from omniload.base.errors import ConfigError
 from omniload.mix.schedule import weights_at
 from omniload.simulation.figures import Waits, knee_of, limit_of
+from omniload.simulation.job import steps_that_count
 from omniload.simulation.plane import simulate
 from omniload.simulation.preparing import even_roles
 from omniload.simulation.profile import RoleCosts
@@ -57,6 +58,16 @@ def test_the_last_steps_are_of_a_job_that_goes_on():
     for role in few.roles:
         of_many = next(each for each in many.roles if each.role == role.role)
         assert role.messages_step == pytest.approx(of_many.messages_step, rel=0.35)
+
+
+def test_what_was_read_while_buffers_filled_is_not_taken_for_speed():
+    mix = a_windowed_mix()
+    slow = a_profile(sources={name: some_costs(token_s=2e-4) for name in mix.names})
+
+    found = simulated(a_job(mix, steps=steps_that_count(mix)), slow)
+
+    # Tokens a second of the threads that read; before, samples that were read ahead came as fast as they are built.
+    assert found.tokens_per_s == pytest.approx(slow.threads / 2e-4, rel=0.2)
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
