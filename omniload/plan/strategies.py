@@ -310,6 +310,12 @@ def placed_by(strategy: Strategy, name: str, rows: DGraph, request: PlacementReq
     if ours:
         return strategy(rows, request)
     who = f"strategy {name!r} at step {request.step}, with {len(rows)} rows,"
+    if name in BUILT_IN:
+        # What fails in ours is the user's cost, by which it deals.
+        called = getattr(request.cost, "__name__", type(request.cost).__name__)
+        who = (
+            f"cost {called!r}, by which {name!r} deals the {len(rows)} rows of step {request.step},"
+        )
     remedy = f"mend it, or choose one of {sorted(BUILT_IN)} and the cost 'quadratic'"
     shown = None if request.images is None else request.images.read_only()
     try:

@@ -310,7 +310,10 @@ def test_a_strategy_and_a_cost_are_given_what_they_cannot_change_the_step_by(
     relabels.of = ("lengths", "sources")
     monkeypatch.setattr(sys.modules[__name__], "by_tokens", relabels)
 
-    with pytest.raises(ConfigError, match=r"step 0, with 8 rows, failed: ValueError: .*read-only"):
+    with pytest.raises(
+        ConfigError,
+        match=r"cost 'relabels', by which 'balanced' deals the 8 rows of step 0, failed: .*read-only",
+    ):
         a_step(cost="by_tokens")
 
 
