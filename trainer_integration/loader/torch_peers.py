@@ -31,6 +31,8 @@ _MOST_UNDER_WAY = 4
 """Messages that peers may not have taken yet: the rank that fetches runs no further ahead of them."""
 _LEAST_S = 0.001
 """torch takes no wait of 0 for one."""
+_LOST = ("closed by peer", "reset by peer", "Broken pipe")
+"""What gloo says where the other process has ended."""
 _NEVER_S = 10 * 365 * 86_400
 """Limit of the group itself; waits have their own, after which they may be taken up again."""
 
@@ -204,6 +206,12 @@ class _Line:
             for work in works:
                 work.wait(timedelta(seconds=max(timeout_s, _LEAST_S)))
         except RuntimeError as error:
+            if any(word in str(error) for word in _LOST):
+                # At once, whatever the limit was: a rank that failed is seen here before anything else tells of it.
+                raise UnavailableError(
+                    f"a connection was lost before {what} {self.first}: a process has ended, and its own output says "
+                    f"why ({str(error).splitlines()[0]})"
+                ) from error
             raise UnavailableError(
                 f"waited {said_s or timeout_s:g} s until {what} {self.first}; does it run, and do all ranks that it "
                 f"serves take every batch? ({str(error).splitlines()[0]})"

@@ -55,7 +55,8 @@ def test_a_rank_that_fetches_and_dies_is_named_by_its_peer(warm_python):
 
     assert [message["step"] for message in taken[:-1]] == list(range(len(taken) - 1))
     assert taken[-1]["error"] == "UnavailableError"
-    assert "rank 0; does it run" in taken[-1]["message"]
+    assert "a connection was lost before a batch comes from rank 0" in taken[-1]["message"]
+    assert "waited" not in taken[-1]["message"]
 
 
 def test_a_peer_that_does_not_come_is_named(warm_python):

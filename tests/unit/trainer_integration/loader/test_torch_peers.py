@@ -19,6 +19,7 @@ class Group:
 
     def __init__(self):
         self.sent, self.taken, self.gone = [], 0, False
+        self.fails = "Timed out waiting"
         self.distributed_c10d = SimpleNamespace(
             _get_default_store=lambda: None, PrefixStore=lambda *_: None
         )
@@ -38,7 +39,7 @@ class Group:
 
         def wait(_limit):
             if self.taken <= number:
-                raise RuntimeError("Timed out waiting")
+                raise RuntimeError(self.fails)
 
         # A connection that is closed ends a wait, too.
         return SimpleNamespace(wait=wait, is_completed=lambda: self.taken > number or self.gone)
@@ -96,3 +97,16 @@ def test_peers_that_are_gone_with_their_last_batch_need_no_word_that_the_loader_
     peers.give("closed", 9, b"")
 
     assert group.heads() == [0, 9]
+
+
+def test_a_connection_that_is_lost_is_no_wait_of_so_many_seconds(group):
+    peers = peers_of([[0, 1]], 0, "test", 1.0)
+    group.fails = "[pair.cc:553] Connection closed by peer [127.0.0.1]:28564"
+    for step in range(4):
+        give(peers, step)
+
+    with pytest.raises(
+        UnavailableError,
+        match=r"^a connection was lost before ranks \[1\] take a batch of rank 0: ",
+    ):
+        give(peers, 4)
