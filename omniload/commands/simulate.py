@@ -1,6 +1,6 @@
 """``omniload mix simulate``: what the data plane of a job would do, before it is started."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from omniload.actors.plane import PlaneSpec, require_rows
+from omniload.actors.plane import PlaneSpec
 from omniload.base.cli import DURATION, FiniteRange
 from omniload.base.errors import ConfigError
 from omniload.base.units import counted, format_bytes, format_count
@@ -28,6 +28,7 @@ from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.simulation.figures import Simulated, Waits, knee_of, limit_of
 from omniload.simulation.job import Job, steps_that_count, warm_up_of
+from omniload.simulation.plane import require_simulable
 from omniload.simulation.plane import simulate as run_job
 from omniload.simulation.preparing import with_runtime
 from omniload.simulation.profile import Profile, read_profile, write_profile
@@ -177,8 +178,8 @@ def simulate(
         raise click.UsageError("--knee needs --step-time: ranks that do not train always wait")
     spec = open_spec(file, dp=1, cache_dir=cache_dir)
     spec = replace(spec, tree=ClientPlaceTree.of(dp=wanted.ranks))
-    # Before anything is measured: rows that so many ranks cannot share are refused at once.
-    require_rows(replace(spec, mix=wanted.mix(spec.mix)))
+    # Before anything is measured, which takes minutes where a machine is busy.
+    require_simulable(replace(spec, mix=wanted.mix(spec.mix)), wanted.hosts)
     if profile_file is not None and profile_file.exists():
         # The data need not be here: figures of another machine are carried over.
         profile = read_profile(profile_file)
@@ -216,12 +217,23 @@ def simulate(
     if knee:
         _print_knee(output(), found)
     _print_simulated(output(), found[-1], waits, profile)
-    if job.steps < _FEW_WINDOWS * (at_once := job.spec.mix.steps_at_once):
-        told = (
-            f"warning: {at_once} steps come at once, and {job.steps} count: where they begin and end decides what is "
-            f"found; give --steps {steps_that_count(job.spec.mix)}, or leave it out"
+    for told in _doubts(job):
+        say(output(), f"warning: {told}", "yellow")
+
+
+def _doubts(job: Job) -> Iterator[str]:
+    """Say what is not in the figures of a job, or makes them go by chance."""
+    mix = job.spec.mix
+    if any(source.images_transform is not None for source in mix.sources.values()):
+        yield (
+            "the mix has images, and simulated samples have tokens alone: what patches take of memory, of the network "
+            "and to build comes on top"
         )
-        say(output(), told, "yellow")
+    if job.steps < _FEW_WINDOWS * mix.steps_at_once:
+        yield (
+            f"{mix.steps_at_once} steps come at once, and {job.steps} count: where they begin and end decides what is "
+            f"found; give --steps {steps_that_count(mix)}, or leave it out"
+        )
 
 
 def _run(job: Job, profile: Profile) -> Simulated:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from omniload.actors.opening import runtime_of
-from omniload.actors.plane import require_rows
+from omniload.actors.plane import PlaneSpec, require_rows
 from omniload.base.errors import ConfigError
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.loader_groups import ANSWERING, LoaderShare, most_of_one
@@ -30,7 +30,7 @@ from omniload.simulation.ranks import LocalRank, Rank, RayRank, Trainer
 from omniload.simulation.roles import SimulatedConstructor, SimulatedPlanner
 from omniload.simulation.wire import Wire
 
-__all__ = ["simulate"]
+__all__ = ["require_simulable", "simulate"]
 
 _READER_THREADS = 2
 """Of the local runtime."""
@@ -54,13 +54,27 @@ def simulate(job: Job, profile: Profile, *, on_step: Callable[[int], object] = i
     Raises:
         ConfigError: The profile lacks something, or the job cannot be simulated.
     """
-    require_rows(job.spec)
-    if job.spec.mix.balance.strategy == "hybrid":
+    require_simulable(job.spec, job.hosts)
+    return _Run(job, profile, on_step).figures()
+
+
+def require_simulable(spec: PlaneSpec, hosts: int) -> None:
+    """Refuse a job that cannot be simulated, whatever is measured for it.
+
+    Raises:
+        ConfigError: Says why.
+    """
+    require_rows(spec)
+    if spec.mix.balance.strategy == "hybrid":
         raise ConfigError(
             "balance.strategy is 'hybrid', which deals images, and simulated samples have tokens alone; "
             "simulate with strategy: balanced"
         )
-    return _Run(job, profile, on_step).figures()
+    hosts_of(spec.tree.size_of("dp"), hosts)
+    if hosts > 1 and runtime_of(spec) == "local":
+        raise ConfigError(
+            f"--hosts is {hosts}, and runtime.kind local is one process; use kind: ray"
+        )
 
 
 def _measured(profile: Profile, runtime: str) -> tuple[MessageCosts, BuildCosts]:
@@ -108,10 +122,6 @@ class _Run:
 
     def _open(self) -> None:
         is_local = self.runtime == "local"
-        if is_local and len(self.hosts) > 1:
-            raise ConfigError(
-                f"--hosts is {len(self.hosts)}, and runtime.kind local is one process; use kind: ray"
-            )
         nodes = (
             {} if is_local else {id(host): self._process(host, "node", 2.0) for host in self.hosts}
         )

@@ -4,6 +4,7 @@ import shutil
 
 import orjson
 import pytest
+import yaml
 
 from omniload.base.errors import ConfigError
 from tests.support.plane.edits.mix_commands import a_mix_file, json_of, run_mix
@@ -99,6 +100,48 @@ def test_options_that_say_nothing_are_refused(mix_file, arguments, said):
 
     assert result.exit_code == 2
     assert said in result.output
+
+
+@pytest.mark.parametrize(
+    ("changed", "arguments", "said"),
+    [
+        (
+            ("strategy: balanced", "strategy: hybrid"),
+            ("--ranks", 1),
+            "balance.strategy is 'hybrid'",
+        ),
+        ((), ("--ranks", 2, "--hosts", 3), "--hosts is 3, more than --ranks 2"),
+        (("kind: auto", "kind: local"), ("--ranks", 2, "--hosts", 2), "local is one process"),
+    ],
+)
+def test_a_job_that_cannot_be_simulated_is_refused_before_anything_is_measured(
+    mix_file, monkeypatch, changed, arguments, said
+):
+    monkeypatch.setattr(
+        "omniload.commands.simulate.measured_sources", lambda *_: pytest.fail("did")
+    )
+    other = mix_file.with_name("other.yaml")
+    text = mix_file.read_text()
+    other.write_text(text.replace(*changed) if changed else text)
+
+    result = run_mix("simulate", other, *arguments)
+
+    assert isinstance(result.exception, ConfigError)
+    assert said in str(result.exception)
+
+
+def test_images_whose_patches_are_not_simulated_are_told_of(mix_file, profile):
+    content = yaml.safe_load(mix_file.read_text())
+    patches = {"type": "images", "patch": 14, "placeholder": 7}
+    seen = {"type": "parquet", "path": "seen/*", "text": "text", "images": "images"}
+    content["sources"]["text"] = seen | {"transforms": [patches]}
+    other = mix_file.with_name("seen.yaml")
+    other.write_text(yaml.safe_dump(content))
+
+    told = [run_mix("simulate", each, *QUICK, "--profile", profile) for each in (mix_file, other)]
+
+    assert [each.exit_code for each in told] == [0, 0]
+    assert ["the mix has images" in each.output for each in told] == [False, True]
 
 
 def test_fewer_rows_than_ranks_are_refused_with_how_many_it_takes(mix_file):
