@@ -180,18 +180,7 @@ def simulate(
     spec = replace(spec, tree=ClientPlaceTree.of(dp=wanted.ranks))
     # Before anything is measured, which takes minutes where a machine is busy.
     require_simulable(replace(spec, mix=wanted.mix(spec.mix)), wanted.hosts)
-    if profile_file is not None and profile_file.exists():
-        # The data need not be here: figures of another machine are carried over.
-        profile = read_profile(profile_file)
-    else:
-        if profile_file is not None and not profile_file.absolute().parent.is_dir():
-            # Before half a minute of measuring, whose figures could not be kept.
-            raise ConfigError(
-                f"--profile {profile_file}: there is no folder {profile_file.parent}; make it, or give another"
-            )
-        silent = sources_in_silence(spec.mix, store_timeout, file)
-        find_sources(replace(spec, tree=ClientPlaceTree.of(dp=1)), file, silent)
-        profile = measured_sources(spec, progress)
+    profile = _profile_of(spec, file, profile_file, store_timeout)
     sizes = [wanted.ranks]
     while knee and sizes[-1] > 1:
         sizes.append(sizes[-1] // 2)
@@ -219,6 +208,23 @@ def simulate(
     _print_simulated(output(), found[-1], waits, profile)
     for told in _doubts(job):
         say(output(), f"warning: {told}", "yellow")
+
+
+def _profile_of(
+    spec: PlaneSpec, file: Path, profile_file: Path | None, store_timeout: float
+) -> Profile:
+    """Return the profile that was kept, or what sources are measured to take."""
+    if profile_file is not None and profile_file.exists():
+        # The data need not be here: figures of another machine are carried over.
+        return read_profile(profile_file)
+    if profile_file is not None and not profile_file.absolute().parent.is_dir():
+        # Before half a minute of measuring, whose figures could not be kept.
+        raise ConfigError(
+            f"--profile {profile_file}: there is no folder {profile_file.parent}; make it, or give another"
+        )
+    silent = sources_in_silence(spec.mix, store_timeout, file)
+    find_sources(replace(spec, tree=ClientPlaceTree.of(dp=1)), file, silent)
+    return measured_sources(spec, progress)
 
 
 def _doubts(job: Job) -> Iterator[str]:
