@@ -101,8 +101,8 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
         # Last: port, disk cache and store are free for the mount that comes next.
         notifier.notify(lost)
     if lost:
-        files = counted(len(lost), "file")
-        raise IntegrityError(f"what was written last to {files} is lost: {lost}")
+        told = counted(len(lost), "file")
+        raise IntegrityError(f"what was written last to {told} is lost: {lost}")
 
 
 def _before(config: MountConfig) -> UnmountClient | None:
