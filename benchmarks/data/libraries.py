@@ -262,9 +262,9 @@ Reading: {mib} MiB of source code in {shards} shards, zstd, row groups of {rows:
 and functions (of which most are short), and cut to {letters:,} letters each, as long as web text; files are in the page
 cache. Ours gives a megabyte of documents at a time, with their positions, shuffled within blocks of four row groups, or
 in the order of the file; what the tokenizer takes is taken off. pyarrow gives its columns in the order of the file,
-in one row also shuffled within row groups, in one its UTF-8 looked at and shuffled over four of them, as ours. The
-process keeps what it frees for a while, as source loaders do, whoever reads.
-Tokenising: the same documents, 256 at a time, a byte-level BPE of 32,000
+in one row by row groups that are let go of at once, in one also shuffled within row groups, in one its UTF-8 looked at
+and shuffled over four of them, as ours. The process keeps what it frees for a while, as source loaders do, whoever
+reads. Tokenising: the same documents, 256 at a time, a byte-level BPE of 32,000
 tokens; ours gives arrays, the library objects of its own, of which lists are taken. Chat: {chats:,}
 conversations of one to four turns, tokens and the mask of what the assistant says, under a template with generation
 blocks and under one without, for which transformers gives a mask of zeros; each way has two cores, in processes that
