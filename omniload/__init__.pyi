@@ -15,6 +15,7 @@ from omniload.front.sampling.values import Group, GroupBatch, Prompt, Rollouts
 from omniload.front.served_plane import ServedPlane, serve
 from omniload.front.served_rank import join
 from omniload.mix.policy.rules import PolicyInput
+from omniload.mix.schedule import MixSchedule
 from omniload.plan.cost import QuadraticCost
 from omniload.plan.dgraph import DGraph
 from omniload.plan.place_tree import ClientPlaceTree
@@ -31,6 +32,7 @@ __all__ = [
     "GroupBatch",
     "IntegrityError",
     "Loader",
+    "MixSchedule",
     "OmniloadError",
     "PackedRows",
     "Placement",
