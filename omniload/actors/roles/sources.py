@@ -277,9 +277,10 @@ class PartReads:
             began_s = self._clock.now_s()
             try:
                 parts.append(read_part(at, end))
-            except IntegrityError:
+            except IntegrityError as error:
                 if not is_damaged and end > block_stop(at):
                     is_damaged = True  # some block of these: from here on each by itself
+                    _LOG.info("%s; what lies before it is read block by block", error)
                     continue
                 if not parts:
                     raise
