@@ -101,7 +101,7 @@ def memory(report: str) -> str:
 
 
 PICTURES = {
-    "step_sizes.svg": (step_sizes, "loaders/2026-11-28-2core-step_sizes.md"),
+    "step_sizes.svg": (step_sizes, "loaders/2026-11-30-2core-step_sizes.md"),
     "memory.svg": (memory, "loaders/2026-11-28-2core-ranks.md"),
 }
 """What draws each picture, and the report that it shows."""
