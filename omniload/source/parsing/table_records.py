@@ -332,6 +332,6 @@ def fault_of_numbers(values_V: NDArray[Any], name: str, tokens: int) -> str:
     assert odd_V is not None, "one does not fit"
     value = values_V[odd_V][0]
     if kind.dtype == np.bool_:
-        labels = f"; a column of labels is named as {LABELS}, in place of {LOSS_MASK}"
+        labels = f"; labels are named as {LABELS} of a table, and of numpy written as labels != {IGNORE_LABEL}"
         return f"holds {value}, not 0 or 1{labels if value == IGNORE_LABEL else ''}"
     return f"holds {value}, which is more than a {kind.dtype} holds"

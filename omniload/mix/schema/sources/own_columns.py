@@ -122,7 +122,11 @@ def require_columns(columns: Columns, *, holds_text: bool, may_hold_tokens: bool
         if isinstance(said, OwnColumn) and name in _TAKEN:
             raise fault_at(
                 f"columns.{name} is a column of yours by a name that is taken; "
-                + (f"write {name}: {said.column}" if name in _FOR_TABLES else "give it another"),
+                + (
+                    f"of a table write {name}: {said.column}, else give it another"
+                    if name in _FOR_TABLES
+                    else "give it another"
+                ),
                 *("columns", name),
             )
         if not own and name not in _FOR_TABLES:

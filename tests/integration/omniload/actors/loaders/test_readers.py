@@ -3,12 +3,14 @@
 import json
 import os
 import signal
+import threading
 import time
 from itertools import cycle
 
 import psutil
 import pytest
 
+from omniload.actors.local import plane as local_plane
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_plane
 from omniload.actors.roles import sources
@@ -56,12 +58,30 @@ def corpus(tmp_path_factory):
     return folder, mix, local_run(a_spec(folder, mix))[0]
 
 
+class OpenedFirst(divided.ThreadReader):
+    """A reader that has the source open before anything is read: a busy machine has all steps read before that."""
+
+    def __init__(self, open_part):
+        self.is_open = threading.Event()
+        super().__init__(lambda: self.opened(open_part))
+
+    def opened(self, open_part):
+        part = open_part()
+        self.is_open.set()
+        return part
+
+    def facts(self):
+        assert self.is_open.wait(WHOLE_WITHIN_S)
+        return super().facts()
+
+
 @pytest.mark.parametrize("readers", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_threads_that_read_parts_of_a_source_change_no_step_and_resume_in_the_midst(
     corpus, readers, monkeypatch
 ):
     read = []
     monkeypatch.setattr(divided, "merged", lambda parts: read.append(len(parts)) or merged(parts))
+    monkeypatch.setattr(local_plane, "ThreadReader", OpenedFirst)
     folder, mix, alone = corpus
 
     begun, state = local_run(a_spec(folder, read_by(mix, readers)), FEW // 2)

@@ -45,9 +45,12 @@ def a_mix(a=WEIGHT, b="", batch="weight"):
         ({"a": "weight: w"}, r"mix.yaml:4: .*write weight: {column: w, dtype: float32}"),
         (
             {"a": "loss_mask: {column: m}", "batch": ""},
-            r"mix.yaml:4: .*is taken; write loss_mask: m",
+            r"mix.yaml:4: .*is taken; of a table write loss_mask: m",
         ),
-        ({"a": "labels: {column: m}", "batch": ""}, r"mix.yaml:4: .*is taken; write labels: m"),
+        (
+            {"a": "labels: {column: m}", "batch": ""},
+            r"mix.yaml:4: .*is taken; of a table write labels: m",
+        ),
         ({"a": "grids: {column: m}", "batch": ""}, r"mix.yaml:4: .*is taken; give it another"),
         (
             {"a": "weight: {column: w, dtype: int8, default: 300}"},

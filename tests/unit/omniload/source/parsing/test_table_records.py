@@ -75,7 +75,7 @@ def test_every_sample_has_its_own_mask_and_scores_however_it_is_read(tmp_path, k
         ({"mask": [[0, -1, 1], [1], [], [0, 0], [1, 0, 1, 1]]}, "holds -1, not 0 or 1"),
         (
             {"mask": [[-100, 8, 9], [1], [], [0, 0], [1, 0, 1, 1]]},
-            "-100, not 0 or 1; a column of labels is named as labels, in place of loss_mask",
+            "-100, not 0 or 1; labels are named as labels of a table, and of numpy written as labels",
         ),
         ({"mask": [[0, None, 1], [1], [], [0, 0], [1, 0, 1, 1]]}, "loss_mask holds a null"),
         ({"reward": [None, 1.0, 0.0, 0.0, 0.0]}, "scores is null"),
