@@ -49,6 +49,7 @@ from omniload.mix.journal.place import require_store
 from omniload.mix.schedule import boundaries
 from omniload.plan.forecast.forecast import warnings_of_a_step
 from omniload.plan.forecast.sizes import SourceSizes
+from omniload.plan.strategies import doubts_of_balance
 from omniload.source.formats.opening import open_format, shards_of
 from omniload.source.kept_findings import FoundSource
 from omniload.source.spec import SourceSpec
@@ -193,6 +194,7 @@ def _warnings(
         with_line(said, key_of_message(said, name), file)
         for name, said in (*bears_none(mix, found), *read_alike(mix))
     ]
+    doubts += [with_line(said, ("balance",), file) for said in doubts_of_balance(mix)]
     doubts += warnings_of_a_step(mix, _sizes(mix, found))
     doubts += sorted_files(mix, {source.name: source.differences for source in found})
     return doubts

@@ -77,12 +77,14 @@ class ClientPlaceTree:
             raise ValueError(f"axes {self.axes} name an axis twice; give each one level")
 
     @classmethod
-    def of(cls, *, dp: int = 1, cp: int = 1, tp: int = 1, pp: int = 1) -> Self:
-        """Return the tree of a mesh in the usual order: pp outermost, then dp, cp and tp.
+    def of(cls, *, dp: int = 1, cp: int = 1, tp: int = 1, pp: int = 1, ep: int = 1) -> Self:
+        """Return the tree of a mesh in the usual order: pp outermost, then dp, cp and tp; an axis ep innermost.
 
-        Another order, or an axis ``ep``, is for ``from_sizes``, as ``{"pp": 2, "dp": 4, "ep": 2}``.
+        Another order is for ``from_sizes``, as ``{"pp": 2, "ep": 2, "dp": 4}``.
         """
-        return cls(axes=("pp", "dp", "cp", "tp"), sizes=(pp, dp, cp, tp))
+        tree = cls(axes=("pp", "dp", "cp", "tp", "ep"), sizes=(pp, dp, cp, tp, ep))
+        # A mesh is told as it is used: without a level that nearly none has.
+        return tree if ep > 1 else cls(axes=tree.axes[:-1], sizes=tree.sizes[:-1])
 
     @classmethod
     def from_sizes(

@@ -63,8 +63,10 @@ class Distribution:
     def __post_init__(self) -> None:
         for name in ("group_size", "microbatches", "max_count"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it is at least 1")
+            if value is None:
+                continue
+            if not isinstance(value, (int, np.integer)) or value < 1:
+                raise ValueError(f"{name} is {value!r}; it is a whole number, and at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

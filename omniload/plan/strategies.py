@@ -36,7 +36,13 @@ from omniload.mix.columns import NO_COLUMNS
 from omniload.mix.config import BalanceConfig, MixConfig
 from omniload.plan.balance_methods import BalanceMethod, imbalance_of
 from omniload.plan.cost import CostFunction, QuadraticCost, require_costs, row_costs
-from omniload.plan.costs.declared import columns_of, columns_read_by, cost_of, tags_read
+from omniload.plan.costs.declared import (
+    columns_of,
+    columns_read_by,
+    cost_of,
+    tags_of_no_source,
+    tags_read,
+)
 from omniload.plan.dgraph import DGraph
 from omniload.plan.images.table import ImageTable
 from omniload.plan.place_tree import ClientPlaceTree
@@ -52,6 +58,7 @@ __all__ = [
     "columns_read",
     "costs_of_rows",
     "deals_images",
+    "doubts_of_balance",
     "hybrid",
     "in_order",
     "placed_by",
@@ -231,6 +238,15 @@ def tags_of_samples(mix: MixConfig) -> tuple[str, ...]:
         ConfigError: The mix has no such column in its batches; or as for ``columns_read``.
     """
     return tags_read(mix, _columns_by_reader(mix.balance))
+
+
+def doubts_of_balance(mix: MixConfig) -> list[str]:
+    """Return what a check says of a balance that can be dealt by, and likely not as it was meant.
+
+    Raises:
+        ConfigError: As for ``columns_read``.
+    """
+    return tags_of_no_source(mix, _columns_by_reader(mix.balance))
 
 
 def costs_of_rows(

@@ -30,6 +30,7 @@ __all__ = [
     "columns_of",
     "columns_read_by",
     "cost_of",
+    "tags_of_no_source",
     "tags_read",
 ]
 
@@ -120,6 +121,24 @@ def tags_read(mix: MixConfig, columns: Mapping[str, Sequence[str]]) -> tuple[str
     for tag in tags:
         _require_default(mix, tag, _said_to_read(mix.balance, columns, column_of_tag(tag)))
     return tags
+
+
+def tags_of_no_source(mix: MixConfig, columns: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return what is to be said of each tag of sources that a mix's cost or strategy reads and no source has.
+
+    A doubt, and no refusal: a cost may serve many mixes, and a source that has the tag may be added.
+
+    Args:
+        mix: The mix.
+        columns: Those that each reads, by its key below ``balance``.
+    """
+    had = {f"{_OF_SOURCES}{tag}" for source in mix.sources.values() for tag in source.tags}
+    wanted = {name for read in columns.values() for name in read if name.startswith(_OF_SOURCES)}
+    return [
+        f"{_said_to_read(mix.balance, columns, name)} {name!r}, which is empty for every piece: no source has that "
+        f"tag, there are {sorted(had) or 'none'}; name {name.removeprefix(_OF_SOURCES)!r} under tags of a source"
+        for name in sorted(wanted - had)
+    ]
 
 
 def _said_to_read(balance: BalanceConfig, columns: Mapping[str, Sequence[str]], column: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from omniload.base.errors import ConfigError, UnavailableError
+from omniload.base.settings.registry import registered
 from omniload.commands import opening
 from omniload.commands.bench import bench
 from omniload.commands.check import check
@@ -29,6 +30,7 @@ from omniload.source.token_cache.source_tokens import SourceTokens
 from tests.support.chats import CHATML, write_model
 from tests.support.drawn import png_of, ramp
 from tests.support.plane.builders import a_mix
+from tests.support.plane.sources.tagged import install
 
 DRAWN = png_of(ramp(8, 8), "JPEG")
 
@@ -571,6 +573,21 @@ def test_texts_that_are_joined_without_an_end_between_are_a_warning(
     assert code == 0, lines
     assert len(warnings) == bool(said)
     assert all(line.startswith(f"warning: {said}") for line in warnings)
+
+
+def test_a_cost_that_reads_a_tag_which_no_source_has_is_a_warning_with_its_line(
+    tmp_path, monkeypatch
+):
+    install(tmp_path, monkeypatch)
+    cost = registered("omniload.costs", "dear_german", ()).function
+    monkeypatch.setattr(cost, "of", ("lengths", "tags.domian"))
+
+    code, lines = checked(tmp_path, rest="balance: {cost: dear_german}\n")
+
+    (warning,) = [line for line in lines if line.startswith("warning: ")]
+    assert code == 0, lines
+    assert "balance.cost 'dear_german' reads 'tags.domian', which is empty" in warning
+    assert warning.startswith("warning: mix.yaml:")
 
 
 LENGTHS = [10 + i * 7919 % 3000 for i in range(3000)]

@@ -29,6 +29,13 @@ def test_one_rank_alone_is_a_tree():
     assert str(tree) == "world: 1 rank (pp 1, dp 1, cp 1, tp 1)"
 
 
+def test_experts_are_the_innermost_level_of_a_mesh_that_has_them():
+    assert ClientPlaceTree.of(dp=2, ep=2) == ClientPlaceTree.from_sizes(
+        {"pp": 1, "dp": 2, "cp": 1, "tp": 1, "ep": 2}
+    )
+    assert ClientPlaceTree.of(dp=2, ep=2).buckets("ep") == ((0,), (1,), (2,), (3,))
+
+
 def test_a_mesh_without_axes_has_one_rank():
     tree = ClientPlaceTree.from_sizes({})
 
@@ -133,6 +140,7 @@ def test_the_drawing_of_thousands_of_ranks_stays_short():
     ("make", "message"),
     [
         (lambda: a_tree(dp=0), "axis dp has size 0"),
+        (lambda: a_tree(ep=0), "axis ep has size 0"),
         (lambda: ClientPlaceTree.from_sizes({"dq": 2}), "axis 'dq' is no level of a mesh"),
         (lambda: ClientPlaceTree.from_sizes({"world": 2}), "axis 'world' is no level"),
         (

@@ -55,9 +55,11 @@ def test_microbatches_of_nothing_sensible_are_refused(arguments, message):
 
 
 @pytest.mark.parametrize("name", ["group_size", "microbatches", "max_count"])
-def test_a_distribution_below_one_is_refused(name):
-    with pytest.raises(ValueError, match=f"{name} is 0"):
-        Distribution(**{name: 0})
+def test_a_distribution_of_less_than_one_or_of_parts_is_refused(name):
+    assert Distribution(**{name: np.int64(2)}) == Distribution(**{name: 2})
+    for wrong in (0, 2.5, "2"):
+        with pytest.raises(ValueError, match=f"{name} is {wrong!r}; it is a whole number"):
+            Distribution(**{name: wrong})
 
 
 def test_members_are_dealt_over_buckets_first_and_microbatches_then():

@@ -18,7 +18,7 @@ from omniload.plan.forecast.figures import figures_of
 from omniload.plan.images.table import ImageTable
 from omniload.plan.membership import membership_of
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.plan.strategies import PlacementRequest, placed_by
+from omniload.plan.strategies import PlacementRequest, doubts_of_balance, placed_by
 from tests.support.plane.builders import a_mix
 from tests.support.plane.reference import known_ahead
 
@@ -181,6 +181,16 @@ def test_a_cost_that_asks_for_what_a_step_has_not_is_refused_by_its_name(install
         ConfigError, match=r"'dear_domain' failed on 8 pieces.*'columns.lang'.*mend"
     ):
         figures_of(a_tagged_mix(cost="dear_domain"), a_tagged_step(), dp=2)
+
+
+def test_a_tag_that_no_source_has_is_a_doubt_which_says_what_there_is(installed, monkeypatch):
+    assert doubts_of_balance(a_tagged_mix(cost="dear_domain")) == []
+
+    monkeypatch.setattr(dear_domain, "of", ("lengths", "tags.domian"))
+
+    (said,) = doubts_of_balance(a_tagged_mix(cost="dear_domain"))
+    assert said.startswith("balance.cost 'dear_domain' reads 'tags.domian', which is empty")
+    assert "there are ['tags.domain']" in said
 
 
 def test_a_strategy_goes_by_the_tags_of_sources(installed):
