@@ -101,6 +101,11 @@ class Planner(PlanningAhead):
             case _:
                 assert_never(event)
 
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Names of sources that cannot be read on: the run ends before the first step that needs more of one."""
+        return tuple(self.names[source] for source in self._unread.errors)
+
     def waits(self) -> Waits:
         """Say what holds up the next plan."""
         step = self.state.step

@@ -8,6 +8,7 @@ from omniload.machine.progress import Progress, is_rank, is_silent, way_of
 __all__ = [
     "REPEATED",
     "SKIPPED",
+    "UNREAD",
     "RoleStatus",
     "SkippedRecords",
     "has_doubled",
@@ -20,6 +21,8 @@ REPEATED = "repeated_reads"
 """Figure of a loader: reads that wait to be tried again, because a store did not answer."""
 SKIPPED = "skipped_records:"
 """Begins a figure of the planner: bad records of the source behind it that the steps of this process went past."""
+UNREAD = "unread_source:"
+"""Begins a figure of the planner that is there while the source behind it cannot be read on."""
 _TROUBLE_S = 10.0
 """A wait of a rank, or a call to a store, that takes longer is somebody's trouble."""
 

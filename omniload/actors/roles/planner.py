@@ -62,6 +62,7 @@ from omniload.machine.messages import (
 from omniload.machine.planner import Planner
 from omniload.machine.plans.unread import ReadFailed
 from omniload.machine.progress import Task
+from omniload.machine.status import UNREAD
 from omniload.machine.steps import Rank
 from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.history import History
@@ -95,6 +96,7 @@ class PlannerShell:
         self._quiet_from_s = time.monotonic()
         # Asked for when a heartbeat is due, not noted at each change: every report of hundreds of sources is one.
         activity.idle = self._waits
+        self._unread = planner.unread
         self._listened_at = planner.ranks.slowest
         """Step of the slowest rank as all constructors were asked last what ranks tell."""
         self._journal, self._room = journal, Room()
@@ -343,6 +345,10 @@ class PlannerShell:
         return True
 
     def _carry_out(self, commands: Sequence[PlannerCommand]) -> None:
+        if (unread := self._planner.unread) != self._unread:
+            self._activity.figures.forget(UNREAD + name for name in self._unread)
+            self._activity.figures.note(**{UNREAD + name: 1.0 for name in unread})
+            self._unread = unread
         # In order, but records that stand together at once: a window of steps costs one sync.
         self._counts.note(commands, self._planner.ranks.slowest)
         for kept, group in groupby(commands, lambda each: isinstance(each, Kept)):

@@ -20,7 +20,7 @@ from omniload.commands.runs.looks import (
 from omniload.commands.runs.roles_view import why_ended
 from omniload.machine.progress import AFTER_A_RANK, PLANNED_ALL, is_rank
 from omniload.machine.scaling.measured import Reading
-from omniload.machine.status import REPEATED
+from omniload.machine.status import REPEATED, UNREAD
 
 __all__ = [
     "OLD_S",
@@ -112,6 +112,7 @@ def diagnose(
         found = [
             *_silent_plane(last, now_s, full),
             *_roles_in_trouble(last, logs),
+            *_unread_sources(last, logs),
             *_longest_wait(looks, share),
             *_rank_behind(looks),
             *_retried_reads(first, last),
@@ -195,6 +196,21 @@ def _roles_in_trouble(last: PlaneStatus, logs: Mapping[str, str]) -> Iterator[Fi
             seen=f"{role.state} for {role.task_s:.0f} s, heard of {role.age_s:.0f} s ago{line}",
             do=do,
         )
+
+
+def _unread_sources(last: PlaneStatus, logs: Mapping[str, str]) -> Iterator[Finding]:
+    for role in last.roles:
+        line = f"; its last line: {logs[role.name]}" if logs.get(role.name) else ""
+        for figure in role.figures:
+            if figure.startswith(UNREAD):
+                yield Finding(
+                    role=role.name,
+                    what=f"{figure.removeprefix(UNREAD)} cannot be read on, and the run ends before the first step "
+                    "that needs more of it.",
+                    seen=f"steps are planned to {role.figures.get('planned_step', 0.0):.0f}{line}",
+                    do=f"read {role.log or 'its log'} for the file; leave that out before the run ends, by omniload "
+                    "mix skip RUN --shard FILE, or mend it and resume",
+                )
 
 
 def _longest_wait(looks: Sequence[PlaneStatus], share: float | None) -> Iterator[Finding]:

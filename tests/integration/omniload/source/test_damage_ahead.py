@@ -1,13 +1,17 @@
 """A damaged part of a file costs the steps that need it, and none before them, however far it was read ahead."""
 
+import json
 import logging
+import time
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 import omniload
+from omniload.commands.runs.doctor import doctor
 
 GROUPS, ROWS, DAMAGED = 40, 64, 30
 MIX = """
@@ -73,6 +77,24 @@ def test_every_step_before_the_first_that_needs_it_is_given(tmp_path, caplog):
 
 def test_it_is_so_where_several_read_the_source(tmp_path):
     require_all_before(tmp_path, "local", more="loader: {readers: {web: 3}}\n")
+
+
+def test_a_look_at_the_run_tells_of_it_while_there_are_steps_before_it(tmp_path):
+    mix, run = written(tmp_path / "damaged", is_damaged=True), tmp_path / "run"
+
+    with omniload.open(
+        mix, runtime="local", arrays="numpy", rank=0, world_size=1, run_dir=run
+    ) as loader:
+        for _ in zip(range(100), loader, strict=False):
+            pass
+        until_s, found = time.monotonic() + 30, []
+        while not found:
+            assert time.monotonic() < until_s, "a status is written each second"
+            shown = CliRunner().invoke(doctor, [str(run), "--seconds", "0", "--json"])
+            findings = json.loads(shown.stdout)["findings"]
+            found = [each for each in findings if each["what"].startswith("web cannot be read on")]
+        assert f"row group {DAMAGED}" in found[0]["seen"]
+        assert "omniload mix skip RUN --shard" in found[0]["do"]
 
 
 @pytest.mark.ray

@@ -6,6 +6,7 @@ from omniload.actors.status_file import PlaneStatus, RoleLine
 from omniload.commands.runs.diagnosis import OLD_S, diagnose, moment_of
 from omniload.machine.progress import PLANNED_ALL
 from omniload.machine.scaling.measured import Reading
+from omniload.machine.status import UNREAD
 
 START_S = 1_000_000.0
 
@@ -200,6 +201,10 @@ def test_a_rank_that_is_gone_is_told_with_what_the_others_can_do():
             "rank dp=1 is 3 steps behind another rank.",
         ),
         ((a_role("loader-0", retries_total=3),), "A store did not answer loader-0 at first."),
+        (
+            (a_role("planner", **{f"{UNREAD}web": 1.0}, planned_step=40),),
+            "web cannot be read on, and the run ends before the first step that needs more of it.",
+        ),
         ((a_role("planner", lives=2, restarts=0),), "planner was lost and replaced."),
         ((a_role("planner", lives=1, restarts=3),), "The launcher has started the job again."),
         (

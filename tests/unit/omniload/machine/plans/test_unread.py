@@ -122,9 +122,12 @@ def test_an_edit_that_leaves_it_out_has_the_run_go_on(change):
     while not run.failed:
         run.take(step, step + 1)
         step += 1
+    assert run.planner.unread == ("code",)
 
-    run.tell(ChangeAsked(change=change)).take(step, 120)
+    run.tell(ChangeAsked(change=change))
 
+    assert run.planner.unread == ()
+    run.take(step, 120)
     assert max(run.records) >= 120
 
 
