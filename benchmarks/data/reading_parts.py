@@ -14,7 +14,8 @@ from benchmarks.data.library_ways import Way, batch_ways, lines_ways, same_dutie
 from omniload.mix.order import Order
 from omniload.source import columns
 from omniload.source.formats import jsonl, parquet
-from omniload.source.parsing import compressed, lines
+from omniload.source.parsing import compressed
+from omniload.source.parsing.json_lines import many_lines
 
 __all__ = ["PARTS", "SAME", "parts_of"]
 
@@ -27,10 +28,10 @@ _PLACES: tuple[tuple[str, Any, str], ...] = (
     ("decoding", parquet.ParquetFormat, "_laid_texts"),
     ("decoding", parquet.ParquetFormat, "_indexed_texts"),
     ("decoding", compressed.ForwardReader, "range_of"),
-    ("decoding", lines.PlainTexts, "read"),
+    ("decoding", many_lines.PlainLines, "read"),
     *(("decoding", jsonl, name) for name in ("text_bytes", "object_of", "text_in")),
     *(("checks", parquet, name) for name in ("is_utf8", "nulls_of", "text_bytes", "_are_within")),
-    *(("checks", lines, name) for name in ("is_utf8", "_are_apart", "_are_flat")),
+    *(("checks", many_lines, name) for name in ("is_utf8", "_are_apart", "_are_flat")),
     *(
         ("laid end to end", columns.Layer, name)
         for name in ("__init__", "lay_values", "lay_texts", "finish")

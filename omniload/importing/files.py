@@ -102,11 +102,11 @@ def source_of_path(path: str, fields: Fields, asked: Asked, *, key: str = "sourc
 
 def ids_with_labels(source: JsonObject, fields: Fields, asked: Asked) -> None:
     """Have a source read token ids with labels beside them, as transformers keeps both; ``type`` is left out there."""
-    if source["type"] not in ("parquet", "arrow"):
+    if source["type"] not in ("parquet", "arrow", "jsonl"):
         fields.refuse(
             "type",
-            "is left out, so the files hold input_ids and labels, which are read of parquet and arrow: write them so "
-            "(datasets.Dataset.to_parquet), or say what they hold",
+            "is left out, so the files hold input_ids and labels, which are read of parquet, arrow and jsonl: write "
+            "them so (datasets.Dataset.to_parquet), or say what they hold",
         )
     source.pop("text", None)
     source |= {"tokens": asked.tokens or "input_ids", "columns": {"labels": "labels"}}

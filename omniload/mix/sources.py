@@ -160,8 +160,8 @@ class LanceSource(_Table):
 
 class _Texts(_HasColumns):
     columns: OwnColumns = Field(default_factory=dict, exclude_if=none_named)
-    """Columns of yours of whole samples, by name: a text, a number or a boolean of each record. Of ``jsonl`` under a
-    key beside the text; of ``csv`` in another column, where an empty field that is no text is none; of ``webdataset``
+    """Columns of yours of whole samples, by name: a text, a number or a boolean of each record. Of ``csv`` in
+    another column, where an empty field that is no text is none; of ``webdataset``
     under a key of the JSON object, or in a member, named by its extension: ``.cls`` of digits or a text, ``.score.npy``
     of one number; or ``__key__``, the name of the sample."""
 
@@ -171,17 +171,51 @@ class _Texts(_HasColumns):
         return self
 
 
-class JsonlSource(_Texts):
+class JsonlSource(_HasColumns):
     """Lines of JSON objects, plain or compressed (``.zst``, ``.gz``); one line is one record."""
 
     type: Literal["jsonl"]
     text: str = "text"
-    """Key of the text."""
+    """Key of the text, to be tokenised."""
+    tokens: LaterKey = None
+    """In place of a text, key of token ids (a list of integers), used as they are."""
+    columns: dict[ColumnLabel, str | OwnColumn] = Field(default_factory=dict, exclude_if=none_named)
+    """Further columns of a sample, and the key that each is read from. Beside ``tokens`` as of a table: ``loss_mask``
+    or ``labels``, ``scores``, ``text``, and of yours values for each token. Beside a text or tokens values of yours of
+    whole samples: a text, a number or a boolean of each record."""
     key: str | None = None
     """Key of a text or an integer that a document is known by, for splits; else its content is."""
     unit: UnitBytes = 4 << 20
     """Lines of about this size are read together. A compressed shard is entered before them: at a frame of zstd, or at
     one of many places in gzip; what is read on from the lines before takes what lies between alone."""
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        # The key of a text has a default, which is written out with the rest of a mix.
+        if self.tokens is not None and self.text != type(self).model_fields["text"].default:
+            raise fault_at(
+                f"text is {self.text!r} and tokens is {self.tokens!r}; name exactly one key",
+                "tokens",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _columns_fit(self) -> Self:
+        require_columns(self.columns, holds_text=self.holds_text)
+        of_table = [name for name, said in self.columns.items() if isinstance(said, str)]
+        if self.holds_text and of_table:
+            name = of_table[0]
+            raise fault_at(
+                f"columns.{name} stands beside token ids alone in lines of JSON; say tokens: KEY, or a column of yours "
+                f"by another name: {{column: {self.columns[name]}, dtype: float32, of: samples}}",
+                *("columns", name),
+            )
+        return self
+
+    @property
+    @override
+    def holds_text(self) -> bool:
+        return self.tokens is None
 
 
 class TextSource(SourceBase):

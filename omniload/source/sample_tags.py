@@ -4,9 +4,8 @@ Of tables they are read by ``parsing.table_records``, as columns of Arrow; so ar
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -14,7 +13,8 @@ from omniload.base.errors import IntegrityError
 from omniload.mix.columns import LONGEST_TAG, ColumnKind, column_kind
 from omniload.mix.sources import SAMPLE_NAME
 from omniload.source.parsing.arrays.npy import number_of_npy
-from omniload.source.parsing.lines import BadLineError, number_in, text_in, value_in
+from omniload.source.parsing.json_lines.lines import BadLineError, number_in, text_in, value_in
+from omniload.source.parsing.json_lines.many_lines import Integer, LineField
 
 __all__ = [
     "GatheredTags",
@@ -30,8 +30,7 @@ _Tag: TypeAlias = bytes | bool | int | float | None
 Tags: TypeAlias = tuple[_Tag, ...]
 """Values of a record, in the order of their columns; ``None`` for a default."""
 _TRUTHS = {"true": True, "false": False, "1": True, "0": False}
-_Whole = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-_TYPES = {"u": str, "b": bool, "i": _Whole, "f": float}
+_TYPES: Mapping[str, Any] = {"u": str, "b": bool, "i": Integer, "f": float}
 """What a line is read as at once with many others; one that has anything else is read by itself."""
 _SAID = {"u": "a text", "b": "a boolean, or 0 or 1", "i": "an integer of 64 bits", "f": "a number"}
 
@@ -75,8 +74,8 @@ class LineTags(_RecordTags):
         return tuple(_value_in(line, key, kind) for key, kind in self._wanted)
 
     @property
-    def fields(self) -> list[tuple[str, Any, bool]]:
-        """Key of each column, type of its values, and whether a line may lack it, as ``PlainTexts`` takes them."""
+    def fields(self) -> list[LineField]:
+        """What is read of many lines at once."""
         return [
             (key, _TYPES[kind.dtype.kind] | None, True)
             if kind.default is not None

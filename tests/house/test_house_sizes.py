@@ -141,6 +141,10 @@ LONGER = {
         270,
         "which nodes and bundles there are, for whom each has room, what is missing, and the wait for it",
     ),
+    "omniload/actors/ray/measuring/spent.py": (
+        195,
+        "what processes take, by role, and what a call between two of them takes at both ends",
+    ),
     "omniload/actors/ray/changes.py": (
         295,
         "each kind of change, who hears of it in which order, and is told once more",

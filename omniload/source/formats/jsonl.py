@@ -1,14 +1,15 @@
 """Lines of JSON: shards are cut into ranges of bytes, of compressed ones as they are decompressed.
 
-Every line is read as by itself, by ``lines.text_of``, so what a line holds never depends on
+Every line is read as by itself, by ``parsing.json_lines``, so what a line holds never depends on
 its neighbours, nor on the unit that it falls into. A line that cannot be used keeps its
 position, so mending it later moves no other record.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,6 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
-from omniload.mix.schema.records import Condition
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import JsonlSource
 from omniload.source.access.points import (
@@ -55,14 +55,20 @@ from omniload.source.parsing.compressed import (
 )
 from omniload.source.parsing.conditions import keeps
 from omniload.source.parsing.cutting import line_ranges
-from omniload.source.parsing.lines import (
+from omniload.source.parsing.json_lines.lines import (
     BadLineError,
-    PlainTexts,
     key_in,
     object_in,
     object_of,
     text_in,
 )
+from omniload.source.parsing.json_lines.many_lines import (
+    NEWLINES,
+    PlainLines,
+    one_by_one,
+    parts_of,
+)
+from omniload.source.parsing.json_lines.token_lines import TokenLines
 from omniload.source.parsing.table_records import with_others
 from omniload.source.parsing.token_lists import RowsAt
 from omniload.source.patterns import FileNames
@@ -70,44 +76,26 @@ from omniload.source.sample_tags import LineTags, Tags
 
 __all__ = ["FORMAT", "JsonlFormat"]
 
-_NEWLINE, _NEWLINES = 10, b"\n"
 _UNMARKED = "/unmarked"
 """Behind the digest of a file with a byte-order mark: it is left out, where releases before read a bad line."""
 _FIRST_LINES = 256
-"""Lines that are looked at for what stands beside conversations."""
-_PART_BYTES = 1 << 18
-"""Lines that are held as objects of Python at once: what a core has in its cache, with what becomes of them."""
-_FAR_APART = 1 << 10
-"""Bytes of a line, in the mean, from which on newlines are looked for one after the other: C's search is four times as
-quick as a look at each byte by numpy, and a call of it takes as long as some hundred bytes."""
+"""Lines that are looked at for what stands beside what is read."""
 _LONG_LINE = 1 << 14
 """Bytes of a line, in the mean, from which on each is parsed by itself: as quick as many at once, and what must be
 looked at before those is looked at by the parser."""
 
 
 class JsonlFormat(IndexedFormat):
-    """Reads the text under one key of every line."""
+    """Reads the text, or the token ids, under one key of every line."""
 
-    holds_text = True
     units_are_bytes = True
 
     def __init__(
         self, files: Sequence[ShardFile], config: JsonlSource, cache: IndexCache | None = None
     ) -> None:
         self._files, self._unit_bytes = files, config.unit
-        self._transforms = config.transforms
-        self._read = _LineReader(
-            key=config.text,
-            nested=config.is_nested,
-            known_by=config.key_column,
-            beside=config.beside_columns,
-            may_lack=config.may_lack_beside,
-            where=config.where,
-            tags=LineTags(config.columns_read),
-        )
-        if self._read.wants_text_alone:
-            plain = PlainTexts.of(config.text, self._read.tags.fields)
-            self._read = replace(self._read, plain=plain)
+        self.holds_text = config.holds_text
+        self._lines = _TextLines(config) if config.holds_text else TokenLines(config)
         # Whatever key is read, lines are cut alike: one index serves all.
         kind = f"lines/{config.unit}"
         self._kept = cache.path(kind) if cache else None
@@ -143,7 +131,7 @@ class JsonlFormat(IndexedFormat):
         if not start:
             data = self._unmarked(data, place.shard)
         # Lines are told by their number in the file, as editors count them.
-        records = _records(data, self._read, file.path, units.rows_before(unit) + 1)
+        records = self._lines.records(data, file.path, units.rows_before(unit) + 1)
         require_as_indexed(file.path, place, len(records.column), "lines")
         return records
 
@@ -166,7 +154,7 @@ class JsonlFormat(IndexedFormat):
         if first is None:
             return Records.of_texts([])
         file, data = first
-        return _records(data, self._read, file.path, first_line=1)
+        return self._lines.records(data, file.path, first_line=1)
 
     @override
     def first_records_of(self, file: int) -> Records | None:
@@ -174,22 +162,19 @@ class JsonlFormat(IndexedFormat):
         # The first line may be longer than what holds a few of most files.
         looks = (_first_lines_of(shard, size_bytes) for size_bytes in (LATER_BYTES, FIRST_BYTES))
         data = next(filter(len, looks), None)
-        return None if data is None else _records(data, self._read, shard.path, first_line=1)
+        return None if data is None else self._lines.records(data, shard.path, first_line=1)
 
     @override
     def doubt(self) -> str:
-        first = self._first_lines() if self._read.nested else None
+        first = self._first_lines() if self._lines.doubts else None
         if first is None:
             return ""
         _, data = first
-        there: set[str] = set()
-        filled: set[str] = set()
-        for line in data.to_pybytes().split(_NEWLINES)[:_FIRST_LINES]:
+        held = list[dict[str, object]]()
+        for line in data.to_pybytes().split(NEWLINES)[:_FIRST_LINES]:
             with suppress(BadLineError):  # told by whoever reads records
-                held = object_of(line) or {}
-                there.update(held)
-                filled.update(key for key, value in held.items() if value)
-        return doubt_of_tools(self._transforms, filled) or doubt_of_prompt(self._transforms, there)
+                held.append(object_of(line) or {})
+        return self._lines.doubt(held)
 
     def _first_lines(self) -> tuple[ShardFile, pa.Buffer] | None:
         """Return the first shard that has lines, and its first whole lines."""
@@ -246,93 +231,109 @@ def _first_lines_of(file: ShardFile, most_bytes: int) -> pa.Buffer:
         data = stream.read_buffer(most_bytes)
     # What is cut off in the middle is no line.
     cut = len(data) == most_bytes
-    return behind_mark(data.slice(0, data.to_pybytes().rfind(_NEWLINES) + 1) if cut else data)
+    return behind_mark(data.slice(0, data.to_pybytes().rfind(NEWLINES) + 1) if cut else data)
 
 
-def _records(data: pa.Buffer, read: "_LineReader", path: str, first_line: int) -> Records:
-    """Read line after line; ``first_line`` is the number of the first in the file."""
-    # As many bytes as the lines are all that texts can be: of Latin letters that are no escapes about that.
-    layer = Layer(len(data), np.dtype(np.uint8))
-    keys, kept, bad, reason, are_texts = [], [], [], "", True
-    tags = read.tags.gathered()
-    for part, ends in _parts(data):
-        # Lines of strict JSON give their texts in one pass; of others each is judged by itself, and so are long ones
-        # that hold little else: whatever else they hold would become objects of Python.
-        is_long = len(part) >= _LONG_LINE * len(ends)
-        many = None if is_long and are_texts else read.plain
-        texts = many.read(part, ends) if many is not None else None
-        if texts is not None:
-            layer.lay(text_bytes(pa.array(texts[0], pa.large_string())))
-            tags.add_many(texts[1:])
-            bad.append(np.zeros(len(texts[0]), np.bool_))
-            continue
-        lines: Sequence[bytes | memoryview] = (
-            _long_lines(part, ends) if is_long else part[: ends[-1]].tobytes().split(_NEWLINES)
+_Line: TypeAlias = tuple[bytes, int, bool, Tags]
+"""The text of a line, the hash of what it is known by, whether it is drawn from at all, and its tags."""
+
+
+class _TextLines:
+    """Reads the text under one key of every line."""
+
+    def __init__(self, config: JsonlSource) -> None:
+        # Read here: a property of the configuration is worked out whenever it is asked for.
+        self._key, self._nested, self._known_by = config.text, config.is_nested, config.key_column
+        self._beside, self._may_lack = config.beside_columns, config.may_lack_beside
+        self._transforms = config.transforms
+        self._where, self._tags = config.where, LineTags(config.columns_read)
+        self._blank: _Line = (b"", 0, True, self._tags.blank)
+        # Nothing but a text under one key, and values of the whole record: of many lines at once.
+        is_alone = not (self._nested or self._beside or self._where or self._known_by is not None)
+        fields = [(self._key, str, False), *self._tags.fields]
+        self._plain = PlainLines.of(fields) if is_alone else None
+
+    @property
+    def doubts(self) -> bool:
+        """Whether what stands beside the text may be meant to be read."""
+        return self._nested
+
+    def doubt(self, lines: Sequence[Mapping[str, object]]) -> str:
+        """Say what the first objects of lines have beside conversations that is not read; empty where nothing."""
+        filled = {key for line in lines for key, value in line.items() if value}
+        return doubt_of_tools(self._transforms, filled) or doubt_of_prompt(
+            self._transforms, {key for line in lines for key in line}
         )
-        found, bad_L = [], np.zeros(len(lines), np.bool_)
-        keys_L, kept_L = np.zeros(len(lines), np.uint64), np.ones(len(lines), np.bool_)
-        first = first_line + sum(map(len, bad))
-        for i, line in enumerate(lines):
-            try:
-                text, keys_L[i], kept_L[i], tags_of_line = read(line)
-            except BadLineError as error:
-                text, bad_L[i], tags_of_line = b"", True, read.tags.blank
-                reason = reason or f"{path}:{first + i}: {error}"
-            except ConfigError as error:
-                raise ConfigError(f"{path}:{first + i}: {error}") from error
-            found.append(text)
-            tags.add(tags_of_line)
-        are_texts = 2 * sum(map(len, found)) >= len(part)
-        # Each was written as UTF-8 here: nothing is left to look at.
-        layer.lay(text_bytes(pa.array(found, pa.large_binary()).view(pa.large_string())))
-        keys.append(keys_L)
-        kept.append(kept_L)
-        bad.append(bad_L)
-    # Keys and conditions are of lines that are read one by one, all of them.
-    nothing = np.zeros(0, np.bool_)
-    records = Records(
-        column=layer.finish(),
-        is_own=True,
-        bad_B=np.concatenate([nothing, *bad]),
-        reason=reason,
-        keys_B=np.concatenate([np.zeros(0, np.uint64), *keys])
-        if read.known_by is not None
-        else None,
-        kept_B=np.concatenate([nothing, *kept]) if read.where else None,
-    )
-    where = RowsAt(where=path, first=first_line, word="line")
-    return with_others(records, tags.columns(), where)
 
+    def records(self, data: pa.Buffer, path: str, first_line: int) -> Records:
+        """Read line after line.
 
-def _parts(data: pa.Buffer) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-    """Cut lines into parts of which none is much longer than ``_PART_BYTES``, and say where each line ends.
+        Args:
+            data: Whole lines.
+            path: Of their file.
+            first_line: Number of the first in the file.
+        """
+        # As many bytes as the lines are all that texts can be: of Latin letters that are no escapes about that.
+        layer = Layer(len(data), np.dtype(np.uint8))
+        keys, kept, bad, reason, are_texts = [], [], [], "", True
+        tags = self._tags.gathered()
+        for part, ends in parts_of(data):
+            # Lines of strict JSON give their texts in one pass; of others each is judged by itself, and so are long
+            # ones that hold little else: whatever else they hold would become objects of Python.
+            is_long = len(part) >= _LONG_LINE * len(ends)
+            many = None if is_long and are_texts else self._plain
+            texts = many.read(part, ends) if many is not None else None
+            if texts is not None:
+                layer.lay(text_bytes(pa.array(texts[0], pa.large_string())))
+                tags.add_many(texts[1:])
+                bad.append(np.zeros(len(texts[0]), np.bool_))
+                continue
+            lines: Sequence[bytes | memoryview] = (
+                _long_lines(part, ends) if is_long else part[: ends[-1]].tobytes().split(NEWLINES)
+            )
+            read = one_by_one(lines, self._read, self._blank, path, first_line + sum(map(len, bad)))
+            found_L, keys_L, kept_L, tags_L = zip(*read.found, strict=True)
+            reason = reason or read.reason
+            for each in tags_L:
+                tags.add(each)
+            are_texts = 2 * sum(map(len, found_L)) >= len(part)
+            # Each was written as UTF-8 here: nothing is left to look at.
+            layer.lay(text_bytes(pa.array(found_L, pa.large_binary()).view(pa.large_string())))
+            keys.append(np.array(keys_L, np.uint64))
+            kept.append(np.array(kept_L, np.bool_))
+            bad.append(read.bad_L)
+        # Keys and conditions are of lines that are read one by one, all of them.
+        nothing = np.zeros(0, np.bool_)
+        records = Records(
+            column=layer.finish(),
+            is_own=True,
+            bad_B=np.concatenate([nothing, *bad]),
+            reason=reason,
+            keys_B=np.concatenate([np.zeros(0, np.uint64), *keys])
+            if self._known_by is not None
+            else None,
+            kept_B=np.concatenate([nothing, *kept]) if self._where else None,
+        )
+        where = RowsAt(where=path, first=first_line, word="line")
+        return with_others(records, tags.columns(), where)
 
-    The last line of all needs no newline.
-    """
-    every: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
-    part_bytes, apart = _PART_BYTES, 0
-    while len(every):
-        part = every[:part_bytes]
-        ends = _newlines(part) if apart >= _FAR_APART else np.flatnonzero(part == _NEWLINE)
-        apart = len(part) // (len(ends) + 1)
-        if len(part) == len(every) and part[-1] != _NEWLINE:
-            ends = np.append(ends, len(part))
-        elif not len(ends):
-            part_bytes *= 2  # one line is longer than that
-            continue
-        part_bytes = _PART_BYTES
-        yield part[: ends[-1] + 1], ends
-        every = every[ends[-1] + 1 :]
+    def _read(self, line: bytes | memoryview) -> _Line:
+        """Return what a line holds.
 
-
-def _newlines(part: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the places of newlines that are few."""
-    held, places = part.tobytes(), []
-    at = held.find(_NEWLINES)
-    while at >= 0:
-        places.append(at)
-        at = held.find(_NEWLINES, at + 1)
-    return np.array(places, np.int64)
+        Raises:
+            BadLineError: It has no text.
+        """
+        value = object_of(line)
+        if value is None:
+            return self._blank
+        if self._where and not keeps(self._where, value):
+            return b"", 0, False, self._tags.blank
+        if self._beside:
+            text = object_in(value, (self._key, *self._beside), may_lack=self._may_lack)
+        else:
+            text = text_in(value, self._key, nested=self._nested)
+        known = 0 if self._known_by is None else key_of(key_in(value, self._known_by))
+        return text, known, True, self._tags.of(value)
 
 
 def _long_lines(part: NDArray[np.uint8], ends: NDArray[np.int64]) -> list[memoryview]:
@@ -340,51 +341,6 @@ def _long_lines(part: NDArray[np.uint8], ends: NDArray[np.int64]) -> list[memory
     stops = ends.tolist()
     begins = [0, *(stop + 1 for stop in stops[:-1])]
     return [part.data[begin:stop] for begin, stop in zip(begins, stops, strict=True)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LineReader:
-    """What is read of a line."""
-
-    key: str
-    """Key of the text."""
-    nested: bool
-    """Whether the text may be a list or an object."""
-    known_by: str | None
-    """Key of what the line is known by, where that is asked for."""
-    beside: tuple[str, ...] = ()
-    """Keys that are read with that of the text; the text of a line is then an object of all of them, as JSON."""
-    may_lack: bool = False
-    """Whether those may be missing in a line, and are null then: not every conversation has tools."""
-    tags: LineTags
-    """What reads the values of whole records."""
-    where: Mapping[str, Condition]
-    """Conditions; of a line for which they do not hold nothing else is read."""
-    plain: PlainTexts | None = None
-    """What reads the texts of many lines at once; ``None`` where more is asked for, or the key needs escapes."""
-
-    @property
-    def wants_text_alone(self) -> bool:
-        """Whether nothing is asked of a line but a text under one key, and values of the whole record."""
-        return not (self.nested or self.beside or self.where or self.known_by is not None)
-
-    def __call__(self, line: bytes | memoryview) -> tuple[bytes, int, bool, Tags]:
-        """Return the text of a line, the hash of what it is known by, whether it is drawn from at all, and its tags.
-
-        Raises:
-            BadLineError: It has none.
-        """
-        value = object_of(line)
-        if value is None:
-            return b"", 0, True, self.tags.blank
-        if self.where and not keeps(self.where, value):
-            return b"", 0, False, self.tags.blank
-        if self.beside:
-            text = object_in(value, (self.key, *self.beside), may_lack=self.may_lack)
-        else:
-            text = text_in(value, self.key, nested=self.nested)
-        known = 0 if self.known_by is None else key_of(key_in(value, self.known_by))
-        return text, known, True, self.tags.of(value)
 
 
 FORMAT = FormatSpec(

@@ -34,7 +34,7 @@ from omniload.source.parsing.arrays.beside import with_numbers
 from omniload.source.parsing.arrow_columns import records_of
 from omniload.source.parsing.conditions import kept_records, wanted_kind
 from omniload.source.parsing.cutting import cuts, require_sizes
-from omniload.source.parsing.lines import BadLineError, number_in
+from omniload.source.parsing.json_lines.lines import BadLineError, number_in
 from omniload.source.parsing.mds_arrays import DTYPE_OF_CODE, ids_in, numbers_in, numbers_of
 from omniload.source.parsing.mds_shards import (
     MdsShard,

@@ -35,7 +35,13 @@ from omniload.source.parsing.compressed import (
 from omniload.source.parsing.conditions import keeps
 from omniload.source.parsing.cutting import byte_ranges, whole_shard
 from omniload.source.parsing.image_cells import encoded_columns
-from omniload.source.parsing.lines import BadLineError, key_in, object_of, text_in, text_of
+from omniload.source.parsing.json_lines.lines import (
+    BadLineError,
+    key_in,
+    object_of,
+    text_in,
+    text_of,
+)
 from omniload.source.parsing.table_records import with_others
 from omniload.source.parsing.tar_members import (
     Sample,

@@ -1,1 +1,1 @@
-"""What formats share: columns of Arrow, lines, archives, indexes, compressed streams, cuts."""
+"""What formats share: columns of Arrow, lines of JSON, archives, indexes, compressed streams, cuts."""

@@ -79,7 +79,7 @@ _OF_FILES = re.compile(
     r"; (give the file a name that |unpack it: |write it as UTF-8: |save the file as UTF-8 "
     r"|of a file that is one list, |write each on a line )"
 )
-"""How remedies begin, here and of ``lines``, that are of a whole file, whichever record showed what it is."""
+"""How remedies begin, here and of ``json_lines``, that are of a whole file, whichever record showed what it is."""
 
 
 def mends_all(reason: str) -> bool:

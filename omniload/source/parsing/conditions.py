@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
 from omniload.mix.schema.records import Between, Condition, Value, kind_of
-from omniload.source.parsing.lines import BadLineError, number_in, value_in
+from omniload.source.parsing.json_lines.lines import BadLineError, number_in, value_in
 from omniload.source.parsing.token_lists import type_asked_for
 
 __all__ = ["keeps", "kept_columns", "kept_records", "require_where", "value_of_text", "wanted_kind"]

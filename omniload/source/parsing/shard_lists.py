@@ -8,7 +8,7 @@ import orjson
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
 from omniload.source.files import ShardFile, reading
-from omniload.source.parsing.lines import lacks_memory, said_of_no_memory
+from omniload.source.parsing.json_lines.lines import lacks_memory, said_of_no_memory
 
 __all__ = ["listed_once", "read_json"]
 

@@ -47,7 +47,7 @@ from omniload.source.parsing.token_lists import (
 )
 from omniload.source.sample_tags import said_of_long
 
-__all__ = ["TableColumns", "fault_of_numbers", "numbers_as", "with_others"]
+__all__ = ["TableColumns", "doubt_of_labels", "fault_of_numbers", "numbers_as", "with_others"]
 
 Table: TypeAlias = Mapping[str, pa.ChunkedArray] | pa.Table
 """Columns of one unit by name."""
@@ -80,7 +80,7 @@ class TableColumns:
         filled = [name for name in there if first[name].null_count < len(first[name])]
         if self._config.is_nested and self.doubted:
             return doubt_of_tools(self._config.transforms, filled)
-        return _doubt_of_labels(first[LABELS]) if filled else ""
+        return doubt_of_labels(first[LABELS]) if filled else ""
 
     def _doubted(self) -> tuple[str, ...]:
         if self._config.is_nested:
@@ -134,7 +134,7 @@ class TableColumns:
         return records if images is None else with_images(records, images, where)
 
 
-def _doubt_of_labels(column: pa.ChunkedArray) -> str:
+def doubt_of_labels(column: pa.ChunkedArray) -> str:
     """Say whether lists of labels leave out tokens, which are all trained on where the source does not name them."""
     if not is_list(column.type) or not pa.types.is_integer(column.type.value_type):
         return ""

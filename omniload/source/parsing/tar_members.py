@@ -15,7 +15,7 @@ import xxhash
 
 from omniload.base.errors import IntegrityError
 from omniload.base.units import format_bytes
-from omniload.source.parsing.lines import BadLineError
+from omniload.source.parsing.json_lines.lines import BadLineError
 
 __all__ = ["Link", "Member", "Sample", "TarBytes", "held_by", "members_of", "samples_of"]
 

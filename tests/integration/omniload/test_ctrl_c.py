@@ -102,7 +102,9 @@ class Script:
     def end(self):
         """Wait until it and all that it started have ended; return its exit code and what it said."""
         told, said = self.process.communicate(timeout=LIMIT_S)
-        self.steps += told.decode().splitlines(keepends=True)
+        # It may be interrupted within a line, of which the rest is never printed.
+        whole, _, _ = told.decode().rpartition("\n")
+        self.steps += [f"{line}\n" for line in whole.splitlines()]
         until_s = time.monotonic() + LIMIT_S
         while left := self.left():
             assert time.monotonic() < until_s, left

@@ -1,6 +1,7 @@
 """Ranks that train on the same rows, over torch's gloo in real processes."""
 
 import json
+import re
 import subprocess
 
 import pytest
@@ -55,7 +56,9 @@ def test_a_rank_that_fetches_and_dies_is_named_by_its_peer(warm_python):
 
     assert [message["step"] for message in taken[:-1]] == list(range(len(taken) - 1))
     assert taken[-1]["error"] == "UnavailableError"
-    assert "a connection was lost before a batch comes from rank 0" in taken[-1]["message"]
+    # Killed as it sends one, it has sent a part of that.
+    lost = "a connection was lost before (the rest of )?a batch comes from rank 0"
+    assert re.search(lost, taken[-1]["message"])
     assert "waited" not in taken[-1]["message"]
 
 

@@ -28,13 +28,14 @@ import psutil
 
 from omniload.actors.address import PlaneAddress
 from omniload.actors.plane import PlaneSpec, RankHandle
-from omniload.actors.ray.measuring.calls import Call, measured_calls
 from omniload.actors.ray.measuring.pauses import Paced, Ranks, Taker, paced_step
 from omniload.actors.ray.measuring.spent import (
+    Call,
     PlaneSpent,
     Spent,
     by_role,
     cores_at_rest,
+    measured_calls,
     memory_of,
     rays_own,
     spent_at_full_speed,

@@ -1,24 +1,35 @@
-"""Processor time and memory of processes, as the kernel tells them, and what a plane took by its roles."""
+"""Processor time and memory of processes, as the kernel tells them: of a plane by its roles, of a call by its ends."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import truediv
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import psutil
 
+from omniload.actors.ray.answers import answer_to
+from omniload.actors.ray.environment import ray
+
 __all__ = [
+    "Call",
     "PlaneSpent",
     "Spent",
     "by_role",
     "cores_at_rest",
+    "measured_calls",
     "memory_of",
     "rays_own",
     "spent_at_full_speed",
     "spent_by",
 ]
+
+_ROLE, _START_S = "the probe", 300.0
+_WARM_UP, _TOGETHER = 20, 8
+"""Calls that are under way at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,3 +125,68 @@ def spent_at_full_speed(turns: Sequence[Spent], clock: Mapping[str, float]) -> P
         step_s={role: median(map(truediv, its, steps_T)) for role, its in beyond_s.items()},
         mean_s={role: sum(its) / sum(steps_T) for role, its in beyond_s.items()},
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """Seconds of a call."""
+
+    waits_s: tuple[float, ...]
+    """From asking to the answer, of each that came alone, less the processor time of both ends."""
+    asking_s: float
+    """Processor time of the process that asks, where some calls are under way at once, as they are in a plane."""
+    answering_s: float
+    """Of the one that answers."""
+    process_bytes: int
+    """Memory of an actor's process that holds nothing."""
+
+
+class _Answering:
+    """The end that answers."""
+
+    def answer(self) -> None: ...
+
+    def spent(self) -> tuple[float, int]:
+        """Return the processor seconds of this process so far, and its memory."""
+        return time.process_time(), memory_of(psutil.Process())
+
+
+def measured_calls(calls: int) -> Call:
+    """Measure calls to an actor in the Ray of this process that answers with nothing."""
+    remote: Any = ray.remote
+    actor = remote(num_cpus=0)(_Answering).remote()
+    _, process_bytes = answer_to(actor.spent.remote(), _ROLE, limit_s=_START_S)
+    for _ in range(_WARM_UP):
+        answer_to(actor.answer.remote(), _ROLE)
+    rounds_s = []
+
+    def one_by_one() -> None:
+        for _ in range(calls):
+            began_s = time.perf_counter()
+            ray.get(actor.answer.remote())
+            rounds_s.append(time.perf_counter() - began_s)
+
+    def together() -> None:
+        for _ in range(calls // _TOGETHER):
+            ray.get([actor.answer.remote() for _ in range(_TOGETHER)])
+
+    # Both ends work one after the other while the caller waits: what is left is the way itself.
+    ends_s = sum(_spent(actor, one_by_one)) / calls
+    asking_s, answering_s = _spent(actor, together)
+    done = calls // _TOGETHER * _TOGETHER
+    return Call(
+        waits_s=tuple(max(0.0, round_s - ends_s) for round_s in rounds_s),
+        asking_s=asking_s / done,
+        answering_s=answering_s / done,
+        process_bytes=process_bytes,
+    )
+
+
+def _spent(actor: Any, work: Callable[[], None]) -> tuple[float, float]:  # noqa: ANN401 -- Ray's handle has no static type
+    """Return the processor seconds of this process and of the actor's that something takes."""
+    before_s, _ = answer_to(actor.spent.remote(), _ROLE)
+    own_s = time.process_time()
+    work()
+    own_s = time.process_time() - own_s
+    after_s, _ = answer_to(actor.spent.remote(), _ROLE)
+    return own_s, after_s - before_s

@@ -144,7 +144,7 @@ def require_columns(columns: Columns, *, holds_text: bool, may_hold_tokens: bool
             ids = (
                 "name its column of token ids under tokens"
                 if may_hold_tokens
-                else "write token ids to a source of type parquet, arrow, lance, mds or numpy"
+                else "write token ids to a source of type parquet, arrow, lance, jsonl, mds or numpy"
             )
             raise fault_at(
                 f"columns.{name} has a value for each token and the source holds text; {ids}, "

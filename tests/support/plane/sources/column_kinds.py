@@ -182,6 +182,29 @@ class ZstdLines(Lines):
         path.write_bytes(zstandard.compress(self.lines(records)))
 
 
+class TokenLines(_Ids):
+    """As Python's own writer has them."""
+
+    suffix = ".jsonl"
+
+    def write(self, path, records):
+        lines = (
+            {"ids": ids} | {n: r[n] for n in self.names if r[n] is not None}
+            for ids, r in zip(tokens_of(records), records, strict=True)
+        )
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def config(self, **columns):
+        return JsonlSource(
+            type="jsonl",
+            path="*.jsonl",
+            tokens="ids",
+            unit=1_500,
+            shuffle=SHUFFLE,
+            columns=own({}, columns),
+        )
+
+
 class CsvRows(_Texts):
     """As Python's own writer has them; what is no text is written as Python shows it."""
 
@@ -399,6 +422,7 @@ COLUMN_KINDS = {
     "lance-ids": LanceIds,
     "jsonl": Lines,
     "jsonl-zst": ZstdLines,
+    "jsonl-ids": TokenLines,
     "csv": CsvRows,
     "csv-tabs": TabbedRows,
     "webdataset-objects": ArchivedObjects,

@@ -124,6 +124,31 @@ class ZstdLines(PlainLines):
         path.write_bytes(zstandard.ZstdCompressor(write_checksum=True).compress(self.lines(texts)))
 
 
+class TokenLines(PlainLines):
+    """Token ids with a mask of attention beside them, which nobody reads; each id takes as many letters."""
+
+    tokenizer = None
+
+    def lines(self, texts):
+        lines = []
+        for i, ids in enumerate(tokens_of(texts)):
+            mask, laid = [1] * len(ids), ",".join(f"{each:3}" for each in ids)
+            lines.append(f'{{"id": {i}, "input_ids": [{laid}], "attention_mask": {mask}}}\n')
+        return "".join(lines).encode()
+
+    def config(self, folder):
+        return JsonlSource(
+            type="jsonl", path=f"*{self.suffix}", tokens="input_ids", unit=1_200, shuffle=SHUFFLE
+        )
+
+
+class ZstdTokenLines(TokenLines):
+    suffix = ".jsonl.zst"
+
+    def write(self, path, texts):
+        path.write_bytes(zstandard.ZstdCompressor(write_checksum=True).compress(self.lines(texts)))
+
+
 class GzipLines(PlainLines):
     suffix = ".jsonl.gz"
 
@@ -628,6 +653,8 @@ KINDS = {
     "jsonl": PlainLines,
     "jsonl-zst": ZstdLines,
     "jsonl-gz": GzipLines,
+    "jsonl-tokens": TokenLines,
+    "jsonl-tokens-zst": ZstdTokenLines,
     "text": TextFiles,
     "arrow": ArrowTexts,
     "arrow-tokens": ArrowTokens,

@@ -1091,22 +1091,24 @@ class TestAxolotl:
         (folder / "chats" / "a.jsonl").write_bytes(b"x" * 100)
 
     @pytest.mark.parametrize("dataset", [{}, {"type": None}, {"type": ""}])
-    def test_a_dataset_without_a_type_holds_ids_and_labels(self, folder, dataset):
+    @pytest.mark.parametrize("file", ["ids.parquet", "ids.jsonl"])
+    def test_a_dataset_without_a_type_holds_ids_and_labels(self, folder, dataset, file):
         """As there; it was taken for texts."""
-        (folder / "ids.parquet").write_bytes(b"x")
-        content = AXOLOTL | {"datasets": [{"path": "ids.parquet"} | dataset]}
+        (folder / file).write_bytes(b"x")
+        content = AXOLOTL | {"datasets": [{"path": file} | dataset]}
 
         mix, _ = imported(folder, "axolotl", content)
 
         (source,) = mix.sources.values()
-        assert (source.text, source.tokens) == (None, "input_ids")
+        assert (source.holds_text, source.tokens) == (False, "input_ids")
         assert source.columns == {"labels": "labels"}
         assert source.overlong == "drop"
         mix, _ = imported(folder, "axolotl", content, tokens="ids")
         assert mix.sources["ids"].tokens == "ids"
 
-    def test_ids_in_lines_are_refused_with_what_to_do(self, folder):
-        content = AXOLOTL | {"datasets": [{"path": "notes.jsonl"}]}
+    def test_ids_in_fields_of_text_are_refused_with_what_to_do(self, folder):
+        (folder / "notes.csv").write_bytes(b"x")
+        content = AXOLOTL | {"datasets": [{"path": "notes.csv"}]}
 
         (fault,) = faults(folder, "axolotl", content)
 

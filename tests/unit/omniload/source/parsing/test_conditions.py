@@ -34,7 +34,7 @@ from omniload.source.parsing.conditions import (
     require_where,
     value_of_text,
 )
-from omniload.source.parsing.lines import number_in
+from omniload.source.parsing.json_lines.lines import number_in
 from omniload.source.spec import SourceSpec
 from tests.support.plane.sources.drawn_texts import a_mix_of
 from tests.support.plane.sources.drawn_texts import said_behind_d as drawn

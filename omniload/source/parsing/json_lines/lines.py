@@ -8,25 +8,18 @@ numbers out of the range of a double, and escapes of half a surrogate pair.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
-from typing import Any, Self
 
-import msgspec
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError, IntegrityError
-from omniload.base.ragged import Ragged
 from omniload.base.units import format_bytes
 from omniload.mix.columns import said_of_inside
-from omniload.source.columns import is_utf8
 from omniload.source.parsing.beginnings import MARK, said_of_beginning, said_of_stand_in
 
 __all__ = [
+    "ALL_GO_TO",
     "LARGEST_DEPTH",
     "BadLineError",
-    "PlainTexts",
     "key_in",
     "lacks_memory",
     "number_in",
@@ -41,11 +34,8 @@ __all__ = [
 LARGEST_DEPTH = 512
 """Deepest nesting of a line that strict JSON does not cover; one within strict JSON may have 1,024."""
 
-_ALL_GO_TO = 1_024
+ALL_GO_TO = 1_024
 """Nesting that no reader of lines refuses for its depth alone."""
-_RETURN, _BRACE, _CLOSING_BRACE = b"\r{}"
-_CASE = _BRACE ^ ord("[")
-"""What a brace has more than a bracket."""
 _BLANK = b" \t\r"
 _SHOWN_KEYS, _SHOWN_WIDTH = 12, 40
 # A string that does not end reaches to the end: the search takes one pass, whatever it is given.
@@ -91,96 +81,6 @@ def text_of(line: bytes | memoryview, key: str, *, nested: bool = False) -> byte
     """
     value = object_of(line)
     return b"" if value is None else text_in(value, key, nested=nested)
-
-
-class PlainTexts:
-    """Texts of lines of strict JSON, of many lines at once: each as ``text_of`` finds it, in a third of its time.
-
-    What stands under further keys is read with them, where it is of the type that is asked for. The values of other
-    keys are passed over, and made into nothing. What is read in a wider sense is left to ``text_of``, and so is what
-    would be read otherwise here: bytes of other keys that are no UTF-8 are looked for in all bytes at once, lines that
-    hold more or less than one object by what stands around newlines, and values that nest deeper than any reader may go
-    by their brackets.
-    """
-
-    def __init__(self, decoder: msgspec.json.Decoder[Any], fields: Sequence[str]) -> None:
-        self._decoder, self._fields = decoder, fields
-
-    @classmethod
-    def of(cls, key: str, beside: Sequence[tuple[str, Any, bool]] = ()) -> Self | None:
-        """Return what reads the texts under a key; ``None`` where that has letters that a line writes as escapes.
-
-        Args:
-            key: Of the text.
-            beside: Further keys, the type under each, of values that refer to no other, and whether it may be missing.
-        """
-        try:
-            fields = [("text", str, msgspec.field(name=key))]
-            for i, (name, type_, may_lack) in enumerate(beside):
-                default = None if may_lack else msgspec.NODEFAULT
-                fields.append((f"beside_{i}", type_, msgspec.field(name=name, default=default)))
-            # Not looked at by the collector: a line refers to a text, which refers to nothing.
-            line = msgspec.defstruct("Line", fields, gc=False, kw_only=True)
-            return cls(msgspec.json.Decoder(line), [name for name, *_ in fields])
-        except ValueError:
-            return None
-
-    def read(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> list[list[Any]] | None:
-        """Return the texts of lines, and what each has under the further keys: a list for each key.
-
-        Args:
-            data: Whole lines, at least one.
-            ends: Where each ends: the place of its newline, or the end of ``data``.
-
-        Returns:
-            ``None`` where any line asks for a closer look: it is blank, begins or ends with white space, is read
-            leniently or not at all, or has no text, or another type of value under a further key.
-        """
-        whole = Ragged(values_V=data, offsets=np.array([0, len(data)]))
-        if not (
-            _are_apart(data, ends)
-            and _are_flat(data, ends)
-            and is_utf8(whole.values_V, whole.offsets)
-        ):
-            return None
-        try:
-            found = self._decoder.decode_lines(data.data)
-        except (msgspec.MsgspecError, RecursionError):
-            return None
-        # A newline within an object is white space there, and two objects may stand in one line.
-        if len(found) != len(ends):
-            return None
-        return [list(map(attrgetter(name), found)) for name in self._fields]
-
-
-def _are_apart(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
-    """Whether each line begins and ends with a brace, but for a carriage return that all end with.
-
-    No value goes on over a newline between such lines: it is none of its strings, which hold no newline, and between
-    the braces of two objects within one stands a comma. So each line holds an object or more of its own.
-    """
-    lasts = ends - 1
-    if data[lasts[0]] == _RETURN:
-        if (data[lasts] != _RETURN).any():
-            return False
-        lasts -= 1
-    return bool(
-        data[0] == _BRACE
-        and (data[lasts] == _CLOSING_BRACE).all()
-        and (data[ends[:-1] + 1] == _BRACE).all()
-    )
-
-
-def _are_flat(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
-    """Whether no line has brackets enough to nest deeper than every reader of lines may go."""
-    # A line that nests has two brackets a level: most are too short.
-    if ends[0] < 2 * _ALL_GO_TO and (ends[1:] - ends[:-1]).max(initial=0) <= 2 * _ALL_GO_TO:
-        return True
-    opening = (data | _CASE) == _BRACE
-    if np.count_nonzero(opening) - len(ends) < _ALL_GO_TO:
-        return True
-    up_to = np.searchsorted(np.flatnonzero(opening), ends)
-    return bool(max(up_to[0], (up_to[1:] - up_to[:-1]).max(initial=0)) < _ALL_GO_TO)
 
 
 _LINES_OF_LIST = "of a file that is one list, write a line for each object: jq -c '.[]' FILE"
@@ -336,9 +236,9 @@ def _leniently(line: bytes, strict: orjson.JSONDecodeError) -> object:
     except UnicodeDecodeError as error:
         raise BadLineError(f"is not JSON: not UTF-8: {error}") from error
     # The reader below recurses: without a limit, how deep it comes would depend on who calls.
-    if (depth := _depth(text)) > _ALL_GO_TO:
+    if (depth := _depth(text)) > ALL_GO_TO:
         raise BadLineError(
-            f"nests {depth:,} brackets deep, and a line is read to {_ALL_GO_TO:,}; write it flatter"
+            f"nests {depth:,} brackets deep, and a line is read to {ALL_GO_TO:,}; write it flatter"
         )
     if depth > LARGEST_DEPTH:
         if lacks_memory(strict):

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from omniload.base.errors import IntegrityError
 from omniload.mix.config import ByteTokenizer, JsonlSource, OnError, ShuffleConfig
 from omniload.source.formats.jsonl import JsonlFormat
-from omniload.source.parsing.lines import (
+from omniload.source.parsing.json_lines.lines import (
     LARGEST_DEPTH,
     BadLineError,
-    PlainTexts,
     key_in,
     object_of,
     text_of,
 )
+from omniload.source.parsing.json_lines.many_lines import PlainLines
 from omniload.source.patterns import find_files
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
@@ -304,7 +304,7 @@ def texts_at_once(data):
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10)
     if not data.endswith(b"\n"):
         ends = np.append(ends, len(data))
-    found = PlainTexts.of("text").read(np.frombuffer(data, np.uint8), ends)
+    found = PlainLines.of([("text", str, False)]).read(np.frombuffer(data, np.uint8), ends)
     return found and found[0], data[: ends[-1]].split(b"\n")
 
 
@@ -431,8 +431,8 @@ def test_whatever_the_key_is_called_texts_are_found_under_it(tmp_path, key):
 @pytest.mark.parametrize("long", [1, 60, 1 << 20])
 @pytest.mark.parametrize("apart", [1, 1 << 20])
 def test_a_unit_of_several_parts_is_read_as_one(tmp_path, monkeypatch, apart, long):
-    monkeypatch.setattr("omniload.source.formats.jsonl._PART_BYTES", 100)
-    monkeypatch.setattr("omniload.source.formats.jsonl._FAR_APART", apart)
+    monkeypatch.setattr("omniload.source.parsing.json_lines.many_lines._PART_BYTES", 100)
+    monkeypatch.setattr("omniload.source.parsing.json_lines.many_lines._FAR_APART", apart)
     monkeypatch.setattr("omniload.source.formats.jsonl._LONG_LINE", long)
     lines = [KINDS[kind] for kind in sorted(KINDS)] + [b'{"text": "' + b"x" * 300 + b'"}']
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines) + b"\n")
