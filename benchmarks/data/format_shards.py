@@ -169,6 +169,11 @@ def _jsonl(path: Path, documents: Documents) -> None:
     path.with_suffix(".jsonl").write_bytes(lines)
 
 
+def _jsonl_ids(path: Path, documents: Documents) -> None:
+    lines = b"".join(orjson.dumps({"ids": ids.tolist()}) + b"\n" for ids in documents.ids)
+    path.with_suffix(".jsonl").write_bytes(lines)
+
+
 TOKEN_FORMATS: Mapping[str, StoredFormat] = {
     "parquet": StoredFormat(
         write=lambda path, documents: _parquet(_lists(documents), path),
@@ -184,6 +189,7 @@ TOKEN_FORMATS: Mapping[str, StoredFormat] = {
         write=_flat, source={"type": "numpy", "dtype": "int32", "end_of_document": END}
     ),
     "mds, uint16": StoredFormat(write=_mds_ids, source={"type": "mds", "tokens": "value"}),
+    "jsonl": StoredFormat(write=_jsonl_ids, source={"type": "jsonl", "tokens": "ids"}),
 }
 """Formats of token ids; parquet first."""
 
