@@ -46,7 +46,7 @@ _VERBS = {
         "Stop drawing from source NAME of RUN, from a step on, and in all later stages of the file.",
     ),
     "sample": (
-        "omniload.commands.sample:sample",
+        "omniload.commands.corpus.sample:sample",
         "Build a corpus of very different sources from this Python installation, and a tokenizer.",
     ),
     "schema": (
@@ -77,6 +77,10 @@ _VERBS = {
     "stop": (
         "omniload.commands.runs.stop:stop",
         "End the detached data plane of RUN, which outlives its job (runtime.lifetime).",
+    ),
+    "tokenise": (
+        "omniload.commands.corpus.tokenise:tokenise",
+        "Make the tokens of FILE before its run, and keep them in its token cache.",
     ),
     "top": (
         "omniload.commands.runs.top:top",

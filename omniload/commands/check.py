@@ -50,14 +50,13 @@ from omniload.mix.schedule import boundaries
 from omniload.plan.forecast.forecast import warnings_of_a_step
 from omniload.plan.forecast.sizes import SourceSizes
 from omniload.plan.strategies import doubts_of_balance
-from omniload.source.formats.opening import open_format, shards_of
+from omniload.source.formats.opening import shards_of
 from omniload.source.kept_findings import FoundSource
 from omniload.source.spec import SourceSpec
 from omniload.source.stores.shard_cache import shard_cache_of
+from omniload.source.token_cache.ahead import cached_units
 from omniload.source.token_cache.cache import TokenCache
 from omniload.source.token_cache.opening import open_token_cache
-from omniload.source.token_cache.source_tokens import SourceTokens, why_not_kept
-from omniload.source.transforms.opening import open_pipeline
 
 __all__ = ["check"]
 
@@ -321,13 +320,7 @@ def _fullness_of_mix(
     cache = open_token_cache(mix.loader.token_cache, mix.tokenizer, base_dir)
     if cache is None:
         return None
-    try:
-        return [_of_source(mix, name, cache, base_dir, cache_dir) for name in mix.names]
-    except (OSError, UnavailableError) as error:
-        raise UnavailableError(
-            f"loader.token_cache: {cache.location}: cannot be listed: {error}; runs go on without it, mend it or leave "
-            "it out"
-        ) from error
+    return [_of_source(mix, name, cache, base_dir, cache_dir) for name in mix.names]
 
 
 def _shards_kept(mix: MixConfig, base_dir: Path) -> _KeptShards | None:
@@ -371,18 +364,6 @@ def _shards_kept(mix: MixConfig, base_dir: Path) -> _KeptShards | None:
 def _of_source(
     mix: MixConfig, name: str, cache: TokenCache, base_dir: Path, cache_dir: Path | None
 ) -> _Fullness:
-    source = SourceSpec.drawn(mix, name, base_dir, cache_dir)
-    if why := why_not_kept(source.config):
-        return _Fullness(source=name, units=0, kept=0, why=why)
-    opened = open_format(source)
-    tokens = SourceTokens.of(
-        cache,
-        source.config,
-        tokenizer=source.tokenizer,
-        pipeline_digest=open_pipeline(source).digest,
-        opened=opened,
-    )
-    assert tokens is not None, "nothing speaks against it"
-    # Of a unit without records nothing is ever kept: counted, a full cache would look as if it were not.
-    filled = opened.format.units().rows_U > 0
-    return _Fullness(source=name, units=int(filled.sum()), kept=tokens.kept(), why="")
+    found = cached_units(SourceSpec.drawn(mix, name, base_dir, cache_dir), cache)
+    kept = int(found.is_kept_U.sum())
+    return _Fullness(source=name, units=len(found.units_U), kept=kept, why=found.why)

@@ -14,6 +14,7 @@ from omniload.base.units import counted
 from omniload.base.writing import write_whole
 from omniload.batch.microbatch import IGNORE_LABEL, Batch, CpSlice, Microbatch
 from omniload.batch.rows import documents_of
+from omniload.commands.corpus.sample_page import Document, Drawer, page_of, sample_images
 from omniload.commands.display import (
     Cell,
     colour_of,
@@ -35,7 +36,6 @@ from omniload.commands.options import (
     mix_argument,
     store_option,
 )
-from omniload.commands.sample_page import Document, Drawer, page_of, sample_images
 from omniload.commands.samples import text_of
 from omniload.simulation.rehearsal import Rehearsal
 from omniload.source.tokenize import Tokenizer

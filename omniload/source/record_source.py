@@ -46,6 +46,8 @@ _LOG = get_logger(__name__)
 
 _MOST_AHEAD = 2
 """Blocks that a source stands at: more would be passed over between two tellings of where the plane is."""
+_AT_ONCE = 256
+"""Records whose tokens are made at once, ahead of a run."""
 _EVERY_RECORD, _UNKNOWN = RecordRules(), ShardDigests()
 _NONE, _NO_BAD = np.empty(0, np.int64), BadOfSpan()
 
@@ -154,6 +156,28 @@ class RecordSource(Source):
             if (block := self._read_span(span, part, without)) is not None
         ]
         return joined(blocks, start, stop)
+
+    def make_tokens(self, unit: int) -> tuple[int, bool]:
+        """Make the tokens of all records of a unit that a run draws, and keep them in the token cache.
+
+        Returns:
+            How many there are, 0 where they are kept already, and whether they are kept now.
+
+        Raises:
+            OmniloadError: As for ``read``.
+        """
+        block, tokens, is_kept = self._decoded((unit,)), 0, True
+        if block.filling is not None:
+            rows_R = np.flatnonzero(block.usable_R)
+            for first in range(0, len(rows_R), _AT_ONCE):
+                rows_N = rows_R[first : first + _AT_ONCE]
+                samples = block.encoded(rows_N, self._pipeline)
+                if samples.bad_N is not None:
+                    self._judge_samples(block, rows_N, samples)
+                tokens += len(samples.tokens.values_V)
+            is_kept = block.filling.keep_whole_units()
+        self.release()
+        return tokens, is_kept
 
     def release(self) -> None:
         """Let go of the decoded block; the next read decodes it again."""

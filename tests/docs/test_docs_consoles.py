@@ -37,6 +37,7 @@ ELSEWHERE = {
     r"ip |for |echo |ranks=|omniload train verify ": "two hosts: test_docs_several_hosts.py, in soak",
     r"omniload train run ": "the tutorial here, and tests/integration/trainer_integration",
     r"omniload train crossover ": "all ranks of a job: tests/integration/trainer_integration",
+    r"omniload mix tokenise ": "a mix with a cache: tests/integration/omniload",
     r"omniload mix simulate ": "minutes of a core: benchmarks/loaders/simulated.py",
     r"omniload mix import ": "files of other tools: tests/integration/omniload",
     r"mkdir /sys/fs/cgroup|.* > /sys/fs/cgroup": "groups of the kernel: the page's walk, in soak",

@@ -9,7 +9,7 @@ VERBS = {"check", "plan", "show", "preview", "record", "prefetch", "mount", "umo
 VERBS |= {"save", "restore", "verify", "run", "set", "audit", "bench", "sample", "schema", "stat"}
 VERBS |= {"startup", "drop", "convert", "prune", "serve", "top", "watch", "crossover"}
 VERBS |= {"doctor", "add", "import", "retire", "undo", "skip", "stats", "diff", "simulate", "steer"}
-VERBS |= {"drawn", "stop"}
+VERBS |= {"drawn", "stop", "tokenise"}
 
 
 def nouns():

@@ -17,18 +17,18 @@ from omniload.base.secrets import without_secrets
 from omniload.base.units import counted
 from omniload.base.writing import write_whole
 from omniload.batch.rows import pieces_of
-from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, say, table
-from omniload.commands.opening import tokenizer_of
-from omniload.commands.options import cache_option, json_option, run_argument
-from omniload.commands.runs.looks import said_of_untaken
-from omniload.commands.runs.tag_shares import said_of_tag, tags_json, tags_of_step
-from omniload.commands.sample_page import (
+from omniload.commands.corpus.sample_page import (
     Document,
     Drawer,
     image_transforms,
     page_of,
     sample_images,
 )
+from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, say, table
+from omniload.commands.opening import tokenizer_of
+from omniload.commands.options import cache_option, json_option, run_argument
+from omniload.commands.runs.looks import said_of_untaken
+from omniload.commands.runs.tag_shares import said_of_tag, tags_json, tags_of_step
 from omniload.commands.samples import text_of
 from omniload.mix.columns import COLUMNS, TagValue, column_kind
 from omniload.mix.config import MixConfig

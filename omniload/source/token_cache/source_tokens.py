@@ -119,11 +119,6 @@ class SourceTokens:
         """Keep a unit; tell whether it is kept."""
         return self.cache.put(f"{self.folder}/{self.names_U[unit]}", made)
 
-    def kept(self) -> int:
-        """Return how many units there is something kept of; raises as ``TokenCache.names``."""
-        there = self.cache.names(self.folder)
-        return sum(name in there for name in self.names_U)
-
 
 def why_not_kept(config: SourceConfig) -> str:
     """Return why the tokens of a source are not kept; empty where they are."""

@@ -7,7 +7,7 @@ import pytest
 
 import omniload
 from omniload.base.errors import ConfigError
-from omniload.commands.sample import MIX_NAME
+from omniload.commands.corpus.sample import MIX_NAME
 from omniload.mix.config import load_mix
 from tests.support.plane.edits.mix_commands import json_of, run_mix
 
@@ -83,7 +83,7 @@ def test_a_corpus_that_was_cut_off_before_its_schema_gets_it_at_the_next_call(
     for name in (MIX_NAME, SCHEMA):
         (folder / name).unlink()
     with monkeypatch.context() as patched:
-        patched.setattr("omniload.commands.sample.mix_schema", lambda: {}["cut off"])
+        patched.setattr("omniload.commands.corpus.sample.mix_schema", lambda: {}["cut off"])
         assert isinstance(run_mix("sample", folder, *SIZE).exception, KeyError)
 
     run_mix("sample", folder, *SIZE)

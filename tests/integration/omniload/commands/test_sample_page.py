@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 from omniload.batch.images import images_of
-from omniload.commands.sample_page import Document, page_of
+from omniload.commands.corpus.sample_page import Document, page_of
 from omniload.source.tokenize import ByteEncoder
 from omniload.source.transforms.image_patches import pixels_of
 from tests.support.drawn import a_drawn_mix

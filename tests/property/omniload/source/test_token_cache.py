@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from omniload.mix.runtime import TokenCacheConfig
 from omniload.mix.schema.tokenizers import BpeTokenizer, ByteTokenizer
 from omniload.mix.sources import SourceConfig
+from omniload.source.formats.opening import open_format
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from omniload.source.token_cache.opening import open_token_cache
@@ -130,6 +131,11 @@ def opened(folder, kind, cache, *, seed=3, method="block", key_file="", **change
     )
 
 
+def units_of(folder, kind):
+    config = TypeAdapter(SourceConfig).validate_python(SOURCES[kind])
+    return len(open_format(SourceSpec("web", config, base_dir=folder)).format.units())
+
+
 def everything(source, stops):
     """Return all that is read of a source, a value a sample."""
     found, skipped = [], 0
@@ -197,6 +203,25 @@ def test_after_an_epoch_no_text_is_tokenised(folder, kind, tmp_path, monkeypatch
     later = opened(folder, kind, tmp_path, seed=3)
     monkeypatch.setattr(Pipeline, "encoded", None)
 
+    assert everything(later, stops) == expected
+
+
+@pytest.mark.parametrize("kind", sorted(SOURCES))
+def test_of_units_whose_tokens_were_made_ahead_no_text_is_tokenised(
+    folder, kind, tmp_path, monkeypatch
+):
+    stops = [0, 20, 2 * RECORDS]
+    expected = everything(opened(folder, kind, None), stops)
+    ahead, units = opened(folder, kind, tmp_path, seed=8), range(units_of(folder, kind))
+
+    made = [ahead.make_tokens(unit) for unit in units]
+    again = [ahead.make_tokens(unit) for unit in units]
+
+    assert all(is_kept for _, is_kept in made + again)
+    assert sum(tokens for tokens, _ in made) > 0
+    assert {tokens for tokens, _ in again} == {0}
+    later = opened(folder, kind, tmp_path, seed=3)
+    monkeypatch.setattr(Pipeline, "encoded", None)
     assert everything(later, stops) == expected
 
 

@@ -26,7 +26,7 @@ from omniload.plan.forecast.forecast import warnings_of_a_step
 from omniload.plan.forecast.sizes import SourceSizes
 from omniload.source.kept_findings import FoundSource
 from omniload.source.parsing import compressed
-from omniload.source.token_cache.source_tokens import SourceTokens
+from omniload.source.token_cache.cache import TokenCache
 from tests.support.chats import CHATML, write_model
 from tests.support.drawn import png_of, ramp
 from tests.support.plane.builders import a_mix
@@ -719,10 +719,10 @@ def test_a_limit_that_nothing_can_answer_within_or_nobody_can_wait_for_is_refuse
 
 
 def test_a_token_cache_whose_store_is_silent_is_told_by_its_key(tmp_path, monkeypatch):
-    def silent(_):
+    def silent(*_):
         raise UnavailableError("'a.plain': no time is left of 30 s to find")
 
-    monkeypatch.setattr(SourceTokens, "kept", silent)
+    monkeypatch.setattr(TokenCache, "names", silent)
     checked(tmp_path, rest="loader: {token_cache: {path: kept}}\n")
 
     shown = CliRunner().invoke(check, [str(tmp_path / "mix.yaml")])

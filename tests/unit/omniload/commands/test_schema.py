@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from omniload.base.config import parse_yaml
-from omniload.commands.sample import SCHEMA_NAME, sample_mix
+from omniload.commands.corpus.sample import SCHEMA_NAME, sample_mix
 from omniload.mix.config import MixConfig
 from omniload.mix.schema.json_schema import mix_schema
 from omniload.source.sample_data.corpus import build_sample_corpus

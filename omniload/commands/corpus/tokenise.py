@@ -1,0 +1,333 @@
+"""``omniload mix tokenise``: fill the token cache of a mix before its run, by processes of this host."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Self, cast
+
+import click
+from typing_extensions import override
+
+from omniload.actors.plane import PlaneSpec
+from omniload.actors.roles.sources import Caches, SourceOpening
+from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
+from omniload.base.linux.cores import cores_here
+from omniload.base.linux.freed_memory import keep_freed
+from omniload.base.linux.huge_pages import spare_host
+from omniload.base.linux.parent_watch import end_with
+from omniload.base.units import counted, format_count
+from omniload.commands.display import emit_json, output, progress, say, table
+from omniload.commands.faults import sources_in_silence
+from omniload.commands.opening import find_sources, open_spec
+from omniload.commands.options import cache_option, json_option, mix_argument, store_option
+from omniload.mix.held_out import held_out
+from omniload.source.record_source import RecordSource
+from omniload.source.spec import SourceSpec
+from omniload.source.token_cache.ahead import CachedUnits, Stretch, cached_units, stretches_of
+from omniload.source.token_cache.opening import open_token_cache
+
+__all__ = ["tokenise"]
+
+_ENDS_S = 10.0
+"""How long a process has to end once nothing is asked of it any more."""
+
+
+class _Share(click.ParamType[tuple[int, int]]):
+    """A share of the work of several hosts, such as ``3/16``."""
+
+    name = "K/N"
+
+    @override
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        number, _, of = str(value).partition("/")
+        if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+            self.fail(
+                f"{value!r} is no share; give one such as 3/16, from 1/16 to 16/16", param, ctx
+            )
+        return int(number), int(of)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """What became of the units of a source."""
+
+    source: str
+    units: int
+    """All that hold a record."""
+    kept_before: int
+    made: int
+    """By this command."""
+    tokens: int
+    """In those."""
+    why: str
+    """Why its tokens are not kept; empty where they are."""
+
+
+@click.command
+@mix_argument
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Processes that make tokens; by default as many as this process may use cores.",
+)
+@click.option(
+    "--share",
+    type=_Share(),
+    default="1/1",
+    show_default=True,
+    help="Which share of the work this host does, of how many: the array task of a scheduler.",
+)
+@click.option(
+    "--split",
+    help="Make the tokens of a split that the mix holds out, in place of those trained on.",
+)
+@cache_option
+@store_option
+@json_option
+def tokenise(  # noqa: PLR0913 -- one for each option
+    file: Path,
+    *,
+    workers: int | None,
+    share: tuple[int, int],
+    split: str | None,
+    cache_dir: Path | None,
+    store_timeout: float,
+    as_json: bool,
+) -> None:
+    """Make the tokens of FILE before its run, and keep them in its token cache.
+
+    What is kept already is passed over, so a command that was ended goes on where it was. A run that begins
+    meanwhile takes what is there, and makes the rest. Hosts that share the cache do a share each.
+
+    \b
+    Example:
+      omniload mix tokenise mix.yaml
+      omniload mix tokenise mix.yaml --workers 16 --share 3/16
+    """  # noqa: D301 -- click's own marker
+    spec = open_spec(file, dp=1, cache_dir=cache_dir)
+    if split is not None:
+        spec = replace(spec, mix=held_out(spec.mix, split))
+    if spec.mix.loader.token_cache is None:
+        raise ConfigError(
+            f"{file}: names no token cache to fill; say loader: {{token_cache: {{path: FOLDER}}}}, where its runs "
+            "take tokens from too"
+        )
+    # For its refusals: what is wrong has a line in the file, and is told before hours go into tokens.
+    find_sources(spec, file, sources_in_silence(spec.mix, store_timeout, file))
+    began_s = time.monotonic()
+    found = _found(spec)
+    made = _make(spec, found, share, workers or cores_here())
+    seconds = time.monotonic() - began_s
+    if as_json:
+        emit_json({"file": str(file), "seconds": seconds, "sources": list(map(asdict, made))})
+    else:
+        _print(made, spec, seconds)
+
+
+def _print(made: Sequence[_Made], spec: PlaneSpec, seconds: float) -> None:
+    columns = [
+        ("source", False),
+        *((name, True) for name in ("units", "kept before", "made", "tokens")),
+    ]
+    rows = [
+        [
+            *(each.source, f"{each.units:,}", f"{each.kept_before:,}", f"{each.made:,}"),
+            format_count(each.tokens) if not each.why else f"not kept: {each.why}",
+        ]
+        for each in made
+    ]
+    console, tokens = output(), sum(each.tokens for each in made)
+    kept = sum(each.kept_before + each.made for each in made)
+    console.print(table(counted(len(made), "source"), columns, rows))
+    cache = spec.mix.loader.token_cache
+    assert cache is not None, "it was filled"
+    say(
+        console,
+        f"{format_count(tokens)} tokens made in {seconds:.0f} s, {format_count(tokens / max(seconds, 1e-9))} a second; "
+        f"{kept:,} of {counted(sum(each.units for each in made), 'unit')} are kept in {cache.path}",
+    )
+
+
+def _found(spec: PlaneSpec) -> list[CachedUnits]:
+    """Return what the cache has of each source."""
+    cache = open_token_cache(spec.mix.loader.token_cache, spec.mix.tokenizer, spec.base_dir)
+    assert cache is not None, "the mix names one"
+    found = []
+    with progress("looking at sources", len(spec.mix.names)) as advance:
+        for name in spec.mix.names:
+            source = SourceSpec.drawn(spec.mix, name, spec.base_dir, spec.cache_dir)
+            found.append(cached_units(source, cache))
+            advance(1)
+    return found
+
+
+def _make(
+    spec: PlaneSpec, found: Sequence[CachedUnits], share: tuple[int, int], workers: int
+) -> list[_Made]:
+    """Have units made by processes, and return what became of those of each source.
+
+    Raises:
+        OmniloadError: A source cannot be read, the cache takes no more, or a process was lost.
+    """
+    number, of = share
+    stretches = [each for units in found for each in stretches_of(units, number - 1, of)]
+    made, tokens = dict.fromkeys(spec.mix.names, 0), dict.fromkeys(spec.mix.names, 0)
+    with progress("tokenising units", sum(len(each.units) for each in stretches)) as advance:
+        for source, count in _units_made(spec, stretches, workers):
+            made[source] += 1
+            tokens[source] += count
+            advance(1)
+    return [
+        _Made(
+            source=each.source,
+            units=len(each.units_U),
+            kept_before=int(each.is_kept_U.sum()),
+            made=made[each.source],
+            tokens=tokens[each.source],
+            why=each.why,
+        )
+        for each in found
+    ]
+
+
+def _units_made(
+    spec: PlaneSpec, stretches: Sequence[Stretch], workers: int
+) -> Iterator[tuple[str, int]]:
+    """Yield the source and the tokens of each unit as it is kept."""
+    left, limit_s = deque(stretches), spec.mix.runtime.stuck_after
+    with ExitStack() as held:
+        busy: dict[Connection, _Worker] = {}
+        for number in range(min(workers, len(stretches))):
+            worker = held.enter_context(_Worker(spec, number))
+            worker.begin(left.popleft())
+            busy[worker.pipe] = worker
+        while busy:
+            late_s = min(worker.heard_s for worker in busy.values()) + limit_s - time.monotonic()
+            for pipe in cast("list[Connection]", wait([*busy], max(late_s, 0.0))):
+                worker = busy[pipe]
+                yield worker.stretch.source, worker.heard()
+                if worker.has_more:
+                    continue
+                if left:
+                    worker.begin(left.popleft())
+                else:
+                    del busy[worker.pipe]
+            for worker in busy.values():
+                worker.require_heard(limit_s)
+
+
+class _Worker:
+    """A process that makes the tokens of one stretch after the other; it ends with this one."""
+
+    def __init__(self, spec: PlaneSpec, number: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.pipe, its = spawn.Pipe()
+        self._process = spawn.Process(
+            target=_serve, args=(spec, its, os.getpid()), name=f"worker {number}", daemon=True
+        )
+        # Ctrl-C goes to all processes of a terminal, and the one that asks ends this one: it begins, and stays, deaf
+        # to it.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        its.close()
+        self.heard_s, self._at = time.monotonic(), 0
+        self.stretch = Stretch(source="", units=())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pipe.close()
+        # What it is at is kept whole or not at all, and made anew by the next command.
+        self._process.kill()
+        self._process.join(_ENDS_S)
+
+    def begin(self, stretch: Stretch) -> None:
+        """Have it make a stretch."""
+        self.stretch, self._at, self.heard_s = stretch, 0, time.monotonic()
+        try:
+            self.pipe.send(stretch)
+        except OSError as error:
+            raise self._lost() from error
+
+    @property
+    def has_more(self) -> bool:
+        """Whether units of its stretch are to come."""
+        return self._at < len(self.stretch.units)
+
+    def heard(self) -> int:
+        """Return the tokens of a unit that it has made; raise what went wrong there."""
+        try:
+            found = self.pipe.recv()
+        except (EOFError, OSError) as error:
+            raise self._lost() from error
+        if isinstance(found, OmniloadError):
+            raise found
+        self._at, self.heard_s = self._at + 1, time.monotonic()
+        return int(found)
+
+    def require_heard(self, limit_s: float) -> None:
+        """Refuse to wait any longer for a unit."""
+        if time.monotonic() - self.heard_s >= limit_s:
+            raise UnavailableError(
+                f"{self._doing()} has taken {limit_s:g} s, runtime.stuck_after; see whether its store answers, and "
+                "whether the process is stopped: what was kept stays"
+            )
+
+    def _lost(self) -> UnavailableError:
+        self._process.join(_ENDS_S)
+        return UnavailableError(
+            f"{self._doing()} has ended (exit {self._process.exitcode}), most often for want of memory: take fewer "
+            "--workers, or a smaller unit; what was kept stays, and the command goes on from there"
+        )
+
+    def _doing(self) -> str:
+        unit = self.stretch.units[self._at] if self.has_more else "none"
+        process = f"{self._process.name} (process {self._process.pid})"
+        return f"{process}, at unit {unit} of {self.stretch.source}"
+
+
+def _serve(spec: PlaneSpec, pipe: Connection, opener: int) -> None:
+    """Make the tokens of stretches, unit by unit, until the other end of the pipe is closed."""
+    end_with(opener)
+    spare_host()
+    keep_freed()
+    with suppress(EOFError, OSError):  # nobody asks any more
+        try:
+            caches, opened = Caches.of(spec.mix, spec.base_dir), None
+            while True:
+                stretch: Stretch = pipe.recv()
+                if opened is None or opened.name != stretch.source:
+                    opened = _opened(spec, stretch.source, caches)
+                for unit in stretch.units:
+                    tokens, is_kept = opened.make_tokens(unit)
+                    if not is_kept:
+                        raise ConfigError(
+                            f"loader.token_cache: takes no more, at unit {unit} of {stretch.source}: the log says why; "
+                            "raise its limit or make room; what was kept stays, and the command goes on from there"
+                        )
+                    pipe.send(tokens)
+        except OmniloadError as error:
+            pipe.send(error)
+
+
+def _opened(spec: PlaneSpec, name: str, caches: Caches) -> RecordSource:
+    number = spec.mix.names.index(name)
+    opening = SourceOpening(
+        mix=spec.mix, number=number, base_dir=spec.base_dir, cache_dir=spec.cache_dir
+    )
+    source = opening.open(caches)
+    source.share(caches.memory)
+    return source
