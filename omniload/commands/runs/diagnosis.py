@@ -41,8 +41,8 @@ _UNSAVED_S = 3600.0
 _UNSAVED_STEPS = 100
 _MORE_LOADERS = (
     "share its sources among more loaders: runtime.loaders, or runtime.scaling: {mode: auto} on Ray; have more read "
-    "its heaviest: loader.readers; keep texts tokenised on disk; omniload mix plan --resources shows what each source "
-    "costs"
+    "its heaviest: loader.readers; keep texts tokenised on disk (omniload mix tokenise); omniload mix plan "
+    "--resources shows what each source costs"
 )
 _EVEN_WORK = (
     "see its compute time; unequal work is balance.strategy's and balance.cost's (omniload mix bench measures them), "
