@@ -13,7 +13,14 @@ from omniload.base.errors import IntegrityError
 from omniload.mix.columns import LONGEST_TAG, ColumnKind, column_kind
 from omniload.mix.sources import SAMPLE_NAME
 from omniload.source.parsing.arrays.npy import number_of_npy
-from omniload.source.parsing.json_lines.lines import BadLineError, number_in, text_in, value_in
+from omniload.source.parsing.json_lines.lines import (
+    MISSING,
+    BadLineError,
+    number_in,
+    text_in,
+    value_at,
+    value_in,
+)
 from omniload.source.parsing.json_lines.many_lines import Integer, LineField
 
 __all__ = [
@@ -231,8 +238,8 @@ def _value_of_bytes(found: bytes, where: str, kind: ColumnKind) -> _Tag:
 
 
 def _value_in(line: dict[str, object], key: str, kind: ColumnKind) -> _Tag:
-    found = line.get(key) if kind.default is not None else value_in(line, key)
-    if found is None and kind.default is not None:
+    found = value_in(line, key) if kind.default is None else value_at(line, key)
+    if kind.default is not None and (found is None or found is MISSING):
         return None
     if kind.dtype == np.uint8:
         return text_in(line, key)

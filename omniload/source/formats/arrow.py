@@ -31,6 +31,7 @@ from omniload.source.formats.format import (
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import index_kind, require_table
+from omniload.source.parsing.nested_columns import outer_of
 from omniload.source.parsing.shard_lists import read_json
 from omniload.source.parsing.table_records import TableColumns
 from omniload.source.patterns import FileNames
@@ -164,7 +165,8 @@ class ArrowFormat(IndexedFormat):
 def _read_columns(data: pa.Buffer, columns: Sequence[str]) -> dict[str, pa.ChunkedArray]:
     schema = pa.ipc.open_stream(data).schema
     # Columns are chosen by number, and so the schema is read before: others are not decoded.
-    columns = [column for column in dict.fromkeys(columns) if column in schema.names]
+    outer = dict.fromkeys(outer_of(schema.names, column) for column in columns)
+    columns = [column for column in outer if column in schema.names]
     options = pa.ipc.IpcReadOptions(
         included_fields=[schema.get_field_index(column) for column in columns], use_threads=False
     )

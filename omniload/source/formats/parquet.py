@@ -298,7 +298,9 @@ def _rows_at_once(rows: int, size_bytes: int) -> int:
 def _leaf_of(shard: pq.ParquetFile, names: Sequence[str]) -> int | None:
     """Return where a column of texts stands that come as they lie; ``None`` where they do not, or are of several."""
     name, *others = names
-    if others or shard.schema_arrow.field(name).type not in PLAIN_TEXTS:
+    schema = shard.schema_arrow
+    # One inside another comes with what is around it.
+    if others or name not in schema.names or schema.field(name).type not in PLAIN_TEXTS:
         return None
     return next(i for i in range(len(shard.schema)) if shard.schema.column(i).path == name)
 

@@ -22,7 +22,6 @@ from omniload.mix.columns import (
     ColumnKind,
     column_kind,
     name_outside,
-    said_of_inside,
 )
 from omniload.mix.schema.records import Condition
 from omniload.mix.schema.splits import key_of
@@ -31,6 +30,7 @@ from omniload.source.columns import PLAIN_TEXTS, drained, text_bytes
 from omniload.source.formats.format import Records
 from omniload.source.parsing.conditions import kept_columns, require_where, wanted_kind
 from omniload.source.parsing.image_cells import require_images
+from omniload.source.parsing.nested_columns import Table, column_of, said_of_fields, types_of
 from omniload.source.parsing.token_lists import (
     RowsAt,
     is_list,
@@ -120,31 +120,33 @@ def _require_column(
             return True
         return _is_tokens(type_) if holds == "tokens" else _is_text(type_)
 
-    if schema.names.count(column) != 1:
-        has = "more than one column" if column in schema.names else "no column"
+    found = types_of(schema, column)
+    if len(found) != 1:
+        has = "more than one column" if found else "no column"
         key, fit = (
             "tokens" if holds == "tokens" else "text",
             [f.name for f in schema if fits(f.type)],
         )
         choice = f": {said_of_choice(key, fit)}" if is_main and fit else ""
-        choice += said_of_inside(column, schema.names)
+        choice += said_of_fields(schema, column)
         raise ConfigError(f"{path}: has {has} {column!r}; it has {', '.join(schema.names)}{choice}")
-    found = schema.field(column).type
-    if not fits(found) and not (may_be_null and pa.types.is_null(found)):
+    if not fits(found[0]) and not (may_be_null and pa.types.is_null(found[0])):
         wanted = "text (string)" if holds != "tokens" else "token ids (a list of integers)"
         raise ConfigError(
-            f"{path}: column {column!r} is {found}, not {wanted}; "
+            f"{path}: column {column!r} is {found[0]}, not {wanted}; "
             f"name another column or use the key {'tokens' if holds != 'tokens' else 'text'}"
         )
 
 
 def kept_of(
     where: Mapping[str, Condition],
-    columns: Mapping[str, pa.ChunkedArray] | pa.Table,
+    columns: Table,
     rows: int,
 ) -> NDArray[np.bool_] | None:
     """Return which rows conditions leave, ``[B]``; ``None`` where there is no condition."""
-    return kept_columns(where, {name: columns[name] for name in where}, rows) if where else None
+    if not where:
+        return None
+    return kept_columns(where, {name: column_of(columns, name) for name in where}, rows)
 
 
 def records_of(
@@ -194,13 +196,11 @@ def laid_out(
     return Records(column=found, bad_B=bad_B, reason=reason, kept_B=kept_B, is_own=is_own)
 
 
-def texts_in(
-    table: Mapping[str, pa.ChunkedArray] | pa.Table, names: Sequence[str], holds: Holds
-) -> pa.ChunkedArray:
+def texts_in(table: Table, names: Sequence[str], holds: Holds) -> pa.ChunkedArray:
     """Return what records are made of: one column as it is, or several as objects."""
     if len(names) == 1:
-        return table[names[0]]
-    return as_objects({name: table[name] for name in names}, holds)
+        return column_of(table, names[0])
+    return as_objects({name: column_of(table, name) for name in names}, holds)
 
 
 def as_objects(columns: Mapping[str, pa.ChunkedArray], holds: Holds = "nested") -> pa.ChunkedArray:

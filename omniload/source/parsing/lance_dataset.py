@@ -40,6 +40,7 @@ from omniload.source.files import (
 )
 from omniload.source.formats.format import MAX_UNIT_BYTES
 from omniload.source.parsing.lance_stores import options_for
+from omniload.source.parsing.nested_columns import outer_of
 from omniload.source.tokenize import PANIC
 
 __all__ = ["LanceDataset"]
@@ -168,12 +169,14 @@ class LanceDataset:
         """
         self._require_deletions(number)
         fragment, size_bytes = self._fragments[number], 0
+        names = self.schema.names
+        outer = list(dict.fromkeys(outer_of(names, column) for column in columns))
         parts: list[pa.Table] = []
         at, rows = start, _FIRST_ROWS
         while at < stop or not parts:
             until = min(stop, at + rows)
             with _told():
-                part = fragment.take(list(range(at, until)), columns=list(dict.fromkeys(columns)))
+                part = fragment.take(list(range(at, until)), columns=outer)
             parts.append(part)
             size_bytes += part.nbytes
             if size_bytes > MAX_UNIT_BYTES:

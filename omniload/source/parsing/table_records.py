@@ -8,7 +8,7 @@ Shape suffixes:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,7 @@ from omniload.source.parsing.arrow_columns import (
     with_keys,
 )
 from omniload.source.parsing.image_cells import with_images
+from omniload.source.parsing.nested_columns import Table, column_of
 from omniload.source.parsing.token_lists import (
     RowsAt,
     holed,
@@ -48,9 +49,6 @@ from omniload.source.parsing.token_lists import (
 from omniload.source.sample_tags import said_of_long
 
 __all__ = ["TableColumns", "doubt_of_labels", "fault_of_numbers", "numbers_as", "with_others"]
-
-Table: TypeAlias = Mapping[str, pa.ChunkedArray] | pa.Table
-"""Columns of one unit by name."""
 
 
 class TableColumns:
@@ -128,8 +126,8 @@ class TableColumns:
             laid: As for ``_text_records``.
         """
         records = self._text_records(table, where, laid)
-        others = {name: table[column] for name, column in self._further.items()}
-        keys = None if self._key is None else table[self._key]
+        others = {name: column_of(table, column) for name, column in self._further.items()}
+        keys = None if self._key is None else column_of(table, self._key)
         records = with_keys(with_others(records, others, where), keys, where)
         return records if images is None else with_images(records, images, where)
 

@@ -17,9 +17,9 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged, offsets_of
-from omniload.mix.columns import said_of_inside
 from omniload.source.columns import drained
 from omniload.source.formats.format import Records
+from omniload.source.parsing.nested_columns import said_of_fields, types_of
 
 __all__ = [
     "RowsAt",
@@ -250,8 +250,8 @@ def type_asked_for(
     Raises:
         ConfigError: It is not there, or more than once; with what the shard has.
     """
-    if schema.names.count(column) == 1:
-        return schema.field(column).type
-    inside = said_of_inside(column, schema.names)
+    if len(found := types_of(schema, column)) == 1:
+        return found[0]
+    inside = said_of_fields(schema, column)
     missing = f"{path}: has no single column {column!r} for {by}; it has {', '.join(schema.names)}{inside}"
     raise ConfigError(f"{missing}; {remedy}" if remedy else missing)

@@ -13,12 +13,12 @@ import orjson
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
-from omniload.mix.columns import said_of_inside
 from omniload.source.parsing.beginnings import MARK, said_of_beginning, said_of_stand_in
 
 __all__ = [
     "ALL_GO_TO",
     "LARGEST_DEPTH",
+    "MISSING",
     "BadLineError",
     "key_in",
     "lacks_memory",
@@ -28,12 +28,15 @@ __all__ = [
     "said_of_no_memory",
     "text_in",
     "text_of",
+    "value_at",
     "value_in",
 ]
 
 LARGEST_DEPTH = 512
 """Deepest nesting of a line that strict JSON does not cover; one within strict JSON may have 1,024."""
 
+MISSING = object()
+"""Stands for a value that is nowhere."""
 ALL_GO_TO = 1_024
 """Nesting that no reader of lines refuses for its depth alone."""
 _BLANK = b" \t\r"
@@ -158,8 +161,10 @@ def object_in(value: dict[str, object], keys: Sequence[str], *, may_lack: bool =
         BadLineError: There is no such key, or its value cannot be written as JSON.
     """
     found = {key: value_in(value, key) for key in (keys[:1] if may_lack else keys)}
+    may_be = {key: value_at(value, key) for key in keys[len(found) :]}
+    found |= {key: None if held is MISSING else held for key, held in may_be.items()}
     try:
-        return orjson.dumps({key: found.get(key, value.get(key)) for key in keys})
+        return orjson.dumps(found)
     except TypeError as error:
         raise BadLineError(f"{', '.join(keys)} cannot be written as JSON: {error}") from error
 
@@ -195,11 +200,27 @@ def value_in(value: Mapping[str, object], key: str) -> object:
     Raises:
         BadLineError: There is no such key; says which there are.
     """
-    if key not in value:
-        raise BadLineError(
-            f"has no key {key!r}; it has {_shown(value)}{said_of_inside(key, value)}"
-        )
-    return value[key]
+    found = value_at(value, key)
+    if found is MISSING:
+        outer, dot, _ = key.partition(".")
+        inner = value.get(outer) if dot else None
+        inside = f"; inside {outer!r} it has {_shown(inner)}" if isinstance(inner, dict) else ""
+        raise BadLineError(f"has no key {key!r}; it has {_shown(value)}{inside}")
+    return found
+
+
+def value_at(value: Mapping[str, object], key: str) -> object:
+    """Return what stands under a key, or, of ``meta.lang``, under ``lang`` of the object under ``meta``.
+
+    A key that is called so as a whole comes first. Inside a null all is null; ``MISSING`` is what is nowhere.
+    """
+    if key in value:
+        return value[key]
+    outer, dot, rest = key.partition(".")
+    inner = value.get(outer, MISSING) if dot else MISSING
+    if isinstance(inner, dict):
+        return value_at(inner, rest)
+    return None if inner is None else MISSING
 
 
 def _utf8(text: str, key: str) -> bytes:

@@ -53,7 +53,12 @@ class PlainLines:
 
     @classmethod
     def of(cls, fields: Sequence[LineField]) -> Self | None:
-        """Return what reads the values of some keys; ``None`` where a key has letters that a line writes as escapes."""
+        """Return what reads the values of some keys.
+
+        ``None`` where a key has letters that a line writes as escapes, or may be one inside another.
+        """
+        if any("." in key for key, _, _ in fields):
+            return None
         try:
             names = [f"field_{i}" for i in range(len(fields))]
             # Not looked at by the collector: a line refers to values, which refer to no line.

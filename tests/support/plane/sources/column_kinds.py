@@ -154,6 +154,68 @@ class LanceIds(ParquetIds):
         )
 
 
+INSIDE = MappingProxyType(
+    {"lang": "meta.lang", "year": "meta.year", "score": "meta.more.score", "flag": "meta.more.flag"}
+)
+"""Where columns are that stand inside others."""
+
+
+def inside(record):
+    """Return a record whose values are inside objects, of which one is null where all in it are."""
+    more = {name: record[name] for name in ("score", "flag")}
+    filled = any(value is not None for value in more.values())
+    return {"lang": record["lang"], "year": record["year"], "more": more if filled else None}
+
+
+class ParquetInside(ParquetTexts):
+    read_from = INSIDE
+
+    def table(self, records):
+        more = pa.struct({name: ARROW[name] for name in ("score", "flag")})
+        meta = pa.struct({"lang": ARROW["lang"], "year": ARROW["year"], "more": more})
+        return pa.table(
+            {
+                "text": pa.array([r["text"] for r in records], pa.string()),
+                "meta": pa.array(map(inside, records), meta),
+            }
+        )
+
+    def config(self, **columns):
+        named = own(INSIDE, columns)
+        return ParquetSource(
+            type="parquet", path="*.parquet", text="text", shuffle=SHUFFLE, columns=named
+        )
+
+
+class ArrowInside(ParquetInside):
+    suffix = ".arrow"
+
+    def write(self, path, records):
+        table = self.table(records)
+        with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, table.schema) as writer:
+            writer.write_table(table, max_chunksize=8)
+
+    def config(self, **columns):
+        named = own(INSIDE, columns)
+        return ArrowSource(
+            type="arrow", path="*.arrow", text="text", shuffle=SHUFFLE, columns=named
+        )
+
+
+class LanceInside(ParquetInside):
+    suffix = ".lance"
+
+    def write(self, path, records):
+        mode = "overwrite" if path.exists() else "create"
+        lance.write_dataset(self.table(records), path, mode=mode)
+
+    def config(self, **columns):
+        named = own(INSIDE, columns)
+        return LanceSource(
+            type="lance", path="part-*.lance", text="text", shuffle=SHUFFLE, columns=named
+        )
+
+
 class Lines(_Texts):
     suffix = ".jsonl"
 
@@ -172,6 +234,27 @@ class Lines(_Texts):
             unit=400,
             shuffle=SHUFFLE,
             columns=own({}, columns),
+        )
+
+
+class LinesInside(Lines):
+    read_from = INSIDE
+
+    def lines(self, records):
+        lines = []
+        for record in records:
+            meta = inside(record)
+            meta["more"] = {k: v for k, v in (meta["more"] or {}).items() if v is not None} or None
+            line = {
+                "text": record["text"],
+                "meta": {k: v for k, v in meta.items() if v is not None},
+            }
+            lines.append(json.dumps(line) + "\n")
+        return "".join(lines).encode()
+
+    def config(self, **columns):
+        return JsonlSource(
+            type="jsonl", path="*.jsonl", unit=600, shuffle=SHUFFLE, columns=own(INSIDE, columns)
         )
 
 
@@ -270,6 +353,18 @@ class ArchivedObjects(_Texts):
             shuffle=SHUFFLE,
             columns=own(self.read_from, columns),
         )
+
+
+class ArchivedInside(ArchivedObjects):
+    """Samples of WebDataset whose values stand inside an object of their object."""
+
+    read_from = INSIDE
+
+    def members(self, record):
+        return {
+            "txt": record["text"].encode(),
+            "json": json.dumps({"meta": inside(record)}).encode(),
+        }
 
 
 class ArchivedMembers(ArchivedObjects):
@@ -420,12 +515,17 @@ COLUMN_KINDS = {
     "parquet-ids": ParquetIds,
     "arrow-ids": ArrowIds,
     "lance-ids": LanceIds,
+    "parquet-inside": ParquetInside,
+    "arrow-inside": ArrowInside,
+    "lance-inside": LanceInside,
     "jsonl": Lines,
     "jsonl-zst": ZstdLines,
+    "jsonl-inside": LinesInside,
     "jsonl-ids": TokenLines,
     "csv": CsvRows,
     "csv-tabs": TabbedRows,
     "webdataset-objects": ArchivedObjects,
+    "webdataset-inside": ArchivedInside,
     "webdataset-members": ArchivedMembers,
     "mds-ids": MdsIds,
     "numpy": NumpyFiles,

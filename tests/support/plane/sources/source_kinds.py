@@ -79,6 +79,32 @@ class ParquetTexts:
         cut_end(path)
 
 
+class ParquetInside(ParquetTexts):
+    """Texts and numbers inside a column of objects, as nested JSON becomes a table."""
+
+    number = "doc.more.id"
+
+    def write(self, path, texts):
+        objects = [
+            {"text": text, "more": {"id": i, "other": [i]}} if text is not None else None
+            for i, text in enumerate(texts)
+        ]
+        more = pa.struct({"id": pa.int64(), "other": pa.list_(pa.int64())})
+        held = pa.array(objects, pa.struct({"text": pa.string(), "more": more}))
+        pq.write_table(
+            pa.table({"doc": held, "text": ["no"] * len(texts)}),
+            path,
+            row_group_size=16,
+            write_page_checksum=True,
+        )
+
+    def config(self, folder):
+        return ParquetSource(type="parquet", path="*.parquet", text="doc.text", shuffle=SHUFFLE)
+
+    def corrupt(self, path):
+        self.flip(path, column=0)
+
+
 class ParquetTokens(ParquetTexts):
     tokenizer = None
 
@@ -115,6 +141,21 @@ class PlainLines:
 
     def truncate(self, path):
         cut_end(path)
+
+
+class LinesInside(PlainLines):
+    """Texts inside an object of each line, and what conditions ask for inside another."""
+
+    number = "meta.id"
+
+    def lines(self, texts):
+        objects = ({"meta": {"id": i}, "doc": {"text": text}} for i, text in enumerate(texts))
+        return b"".join(orjson.dumps(line) + b"\n" for line in objects)
+
+    def config(self, folder):
+        return JsonlSource(
+            type="jsonl", path=f"*{self.suffix}", text="doc.text", unit=900, shuffle=SHUFFLE
+        )
 
 
 class ZstdLines(PlainLines):
@@ -650,7 +691,9 @@ class WebDatasetGnu(WebDatasetTexts):
 KINDS = {
     "parquet": ParquetTexts,
     "parquet-tokens": ParquetTokens,
+    "parquet-inside": ParquetInside,
     "jsonl": PlainLines,
+    "jsonl-inside": LinesInside,
     "jsonl-zst": ZstdLines,
     "jsonl-gz": GzipLines,
     "jsonl-tokens": TokenLines,

@@ -255,7 +255,15 @@ def test_a_source_without_columns_is_told_which_types_have_some(kind, asked, sai
                 {"lang.code": "en"},
                 "; a name does not reach inside 'lang': write what is there",
             )
-            for kind in ROW_KINDS
+            for kind in ("csv", "mds")
+        ),
+        *(
+            (kind, {"lang.code": "en"}, "; 'lang' is .*string.*, and nothing is inside")
+            for kind in ("parquet", "arrow", "lance")
+        ),
+        *(
+            (kind, {"lang.code": "en"}, "has no key 'lang.code'; it has clean, count, lang")
+            for kind in ("jsonl", "webdataset")
         ),
         (
             "jsonl",
