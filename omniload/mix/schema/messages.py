@@ -131,19 +131,32 @@ class CompletionTransform(StrictModel):
     type: Literal["completion"]
     prompt: Key | Annotated[tuple[Key, ...], Field(min_length=1)] = "prompt"
     """Key or column of the prompt; or a list of them, such as ``[instruction, input]``, whose texts a blank line joins.
-    Of those a null or an empty text is left out, and so is a key that a line of JSON has not."""
+    Of those a null or an empty text is left out, and so is a key that a line of JSON has not; where none is left, the
+    record is bad, but for texts with ``loss: all``, which are then without a prompt."""
     form: Literal["chat", "text"] = "chat"
     """What prompt and answer are: lists of messages, texts that are JSON of one, or texts that stand for a message of
     the user and one of the assistant, for a chat template; or texts, joined as they are, with the tokenizer's end of a
     document behind them."""
     loss: Literal["answer", "all"] = "answer"
     """Tokens that are trained on: those behind the prompt, or all."""
+    between: Annotated[str, Field(max_length=256)] = Field(default="", exclude_if=lambda it: not it)
+    """Of texts, what is written between prompt and answer, such as a blank line below a title; it is of the prompt."""
     template: LocalPath | None = None
     """As of ``chat``."""
     date: Day | None = None
     """As of ``chat``."""
     messages: MessageNames = MessageNames()
     """As of ``chat``, for prompt and answer alike."""
+
+    @model_validator(mode="after")
+    def _texts_have_something_between(self) -> Self:
+        if self.between and self.form == "chat":
+            raise fault_at(
+                f"between is {self.between!r} and form is chat, where the template says what stands there; leave one "
+                "of them out",
+                "between",
+            )
+        return self
 
     @model_validator(mode="after")
     def _keys_differ(self) -> Self:

@@ -276,7 +276,8 @@ class CompletionEncoder(Encoder):
         """
         found, key, config = orjson.loads(record), self._answer, self._config
         if self._template is None:
-            return _joined(self._asked(found), text_under(key, found[key]))
+            prompt = self._asked(found)
+            return _joined(prompt + config.between * bool(prompt), text_under(key, found[key]))
         require_no_marks(record, found)
         if isinstance(config.prompt, str):
             prompt = found[config.prompt]
@@ -298,7 +299,7 @@ class CompletionEncoder(Encoder):
         if isinstance(config.prompt, str):
             return text_under(config.prompt, found[config.prompt])
         said = [key for key in config.prompt if found[key] not in (None, "")]
-        if not said:
+        if not said and not (config.form == "text" and config.loss == "all"):
             raise BadConversationError(
                 f"{' and '.join(config.prompt)} say nothing; a prompt has a text under one of them"
             )

@@ -181,6 +181,29 @@ def test_texts_are_joined_as_they_are_and_the_end_of_a_document_is_trained_on(
     assert found == [by_hand(folder, *pair, form="text", end=end) for pair in PAIRS]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_title_and_its_page_are_one_document_and_a_page_without_a_title_is_one(
+    folder, tmp_path, kind
+):
+    rows = [{"title": "Ada", "text": "a page"}, {"title": "", "text": "without"}]
+    write(tmp_path / f"a.{kind}", rows)
+    said = {"prompt": ("title",), "form": "text", "loss": "all", "between": "\n\n"}
+
+    found = samples_of(a_spec(folder, tmp_path / f"a.{kind}", text="text", **said), 2)
+
+    documents = ["Ada\n\na page", "without"]
+    assert found == [(by_hand(folder, "", each, form="text")[0], None) for each in documents]
+
+
+def test_what_stands_between_is_of_the_prompt(folder, tmp_path):
+    write(tmp_path / "a.jsonl", ROWS)
+    spec = a_spec(folder, tmp_path / "a.jsonl", form="text", between=" -> ")
+
+    assert samples_of(spec, len(PAIRS)) == [
+        by_hand(folder, f"{asked} -> ", answer, form="text") for asked, answer in PAIRS
+    ]
+
+
 @pytest.mark.parametrize("form", ["chat", "text"])
 def test_with_loss_all_there_is_no_mask_and_the_tokens_stay(folder, tmp_path, form):
     write(tmp_path / "a.jsonl", ROWS)
@@ -262,6 +285,7 @@ def test_an_answer_that_the_template_leaves_out_is_told(folder, tmp_path, loss):
         ({}, {"prompt": ()}, "at least 1 item"),
         ({}, {"prompt": ""}, "at least 1 character"),
         ({}, {"form": "text", "messages": NAMES}, "messages names keys, and form is text"),
+        ({}, {"between": " "}, "between is ' ' and form is chat, where the template says"),
         ({"text": "prompt"}, {}, "prompt is 'prompt', which text of the source names too"),
         (
             {"text": "b"},
@@ -337,6 +361,7 @@ def test_several_keys_are_read_of_formats_that_have_them():
         ({"prompt": ALPACA}, {"prompt": ALPACA[::-1]}),
         ({}, {"form": "text"}),
         ({}, {"loss": "all"}),
+        ({"form": "text"}, {"form": "text", "between": " "}),
     ],
 )
 def test_what_is_said_of_prompts_is_a_part_of_the_key_of_a_token_cache(one, other):
