@@ -137,7 +137,7 @@ def tokenizer_digest(mix: MixConfig, base_dir: Path) -> str:
     if mix.tokenizer.type == "bytes":
         return "bytes"
     content = content_of(mix.tokenizer, base_dir)
-    # The same file gives other tokens where documents end otherwise.
-    return hashlib.blake2b(content, digest_size=6).hexdigest() + (
-        mix.tokenizer.end_of_document or ""
-    )
+    # The same file gives other tokens where documents begin or end otherwise.
+    begin = "" if (token := mix.tokenizer.begin_of_document) is None else f"{token} "
+    end = mix.tokenizer.end_of_document or ""
+    return f"{hashlib.blake2b(content, digest_size=6).hexdigest()}{begin}{end}"

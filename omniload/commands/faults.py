@@ -24,10 +24,12 @@ from omniload.source.formats.format import Records
 from omniload.source.kept_findings import FoundSource
 from omniload.source.stores.asking import silent_stores
 from omniload.source.survey.documents import said_of_longer
+from omniload.source.tokenize import Tokenizer
 
 __all__ = [
     "FIRST_RECORDS",
     "bears_none",
+    "begun_elsewhere",
     "doubt_of_lengths",
     "doubt_of_words",
     "held_out_of_nothing",
@@ -211,6 +213,22 @@ def joined_without_an_end(mix: MixConfig) -> Iterator[str]:
             f"tokenizer.end_of_document is not set, and concat joins texts of sources.{joined[0]}{more} with nothing "
             "between the last token of one and the first of the next; name the token that ends documents, or have "
             "concat keep them apart (documents: apart)"
+        )
+
+
+def begun_elsewhere(mix: MixConfig, tokenizer: Tokenizer | None) -> Iterator[str]:
+    """Yield that texts begin with nothing where their tokenizer, as transformers uses it, begins each with a token."""
+    token = getattr(tokenizer, "begins_elsewhere_with", "")
+    if not token or tokenizer is None or tokenizer.begin_of_document_id is not None:
+        return
+    # A template of conversations writes its own.
+    texts = [name for name, each in mix.sources.items() if each.holds_text and not each.is_nested]
+    if texts:
+        more = f" and of {len(texts) - 1} more" if len(texts) > 1 else ""
+        yield (
+            f"tokenizer.begin_of_document is not set: where transformers encodes a text this tokenizer puts {token!r} "
+            f"before it, and documents of sources.{texts[0]}{more} begin without; name that token, unless the model "
+            "was trained without it"
         )
 
 

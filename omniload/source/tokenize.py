@@ -38,6 +38,7 @@ __all__ = [
     "ByteEncoder",
     "Spans",
     "Tokenizer",
+    "around_documents",
     "doubt_of_ids",
     "open_tokenizer",
 ]
@@ -54,20 +55,22 @@ class Tokenizer(Protocol):
 
     vocab_size: int
     """One above the highest token id."""
+    begin_of_document_id: int | None
+    """Token put before every document, if any."""
     end_of_document_id: int | None
     """Token put after every document, if any."""
 
     def encode(self, texts: pa.Array | Sequence[str]) -> Ragged:
-        """Return the token ids (int32) of each text, its end-of-document token last.
+        """Return the token ids (int32) of each text, between the tokens that begin and end a document.
 
-        A text that gives no tokens stays empty, without an end-of-document token.
+        A text that gives no tokens stays empty, without those.
         """
         ...
 
     def encode_spans(
         self, texts: Sequence[str], spans: Spans, *, special: bool = True
     ) -> tuple[Ragged, Ragged]:
-        """Return the token ids of each text, without an end-of-document token, and which of them spans touch.
+        """Return the token ids of each text, without the tokens around a document, and which of them spans touch.
 
         Args:
             texts: The texts.
@@ -98,14 +101,34 @@ def open_tokenizer(config: TokenizerConfig, base_dir: Path) -> Tokenizer:
         base_dir: Folder that a relative path starts at.
 
     Raises:
-        ConfigError: The file is missing or no ``tokenizer.json``, or the end-of-document
-            token is not in its vocabulary.
+        ConfigError: The file is missing or no ``tokenizer.json``, or a token that begins or ends documents is not in
+            its vocabulary.
     """
     if isinstance(config, ByteTokenizer):
         return ByteEncoder()
     if isinstance(config, TiktokenTokenizer):
         return _open_tiktoken(config, base_dir)
     return _open_bpe(config, base_dir)
+
+
+def around_documents(tokens: Ragged, begin: int | None, end: int | None) -> Ragged:
+    """Put tokens before and behind each sequence that has any token; numbers or truths."""
+    there_N = tokens.lengths_N > 0
+    # ``insert`` takes places in what is there before, and of one place in this order: ends before beginnings.
+    around = [
+        (bounds[there_N], token)
+        for bounds, token in ((tokens.offsets[1:], end), (tokens.offsets[:-1], begin))
+        if token is not None
+    ]
+    if not around:
+        return tokens
+    at = np.concatenate([bounds for bounds, _ in around])
+    put = np.repeat(
+        np.array([token for _, token in around], tokens.values_V.dtype), int(there_N.sum())
+    )
+    offsets = tokens.offsets.copy()
+    offsets[1:] += np.cumsum(there_N) * len(around)
+    return Ragged(values_V=np.insert(tokens.values_V, at, put), offsets=offsets)
 
 
 def doubt_of_ids(ids_V: NDArray[np.integer[Any]], tokenizer: Tokenizer) -> str:
@@ -124,6 +147,7 @@ class ByteEncoder(Tokenizer):
 
     def __init__(self) -> None:
         self.vocab_size = _BYTES_END + 1
+        self.begin_of_document_id: int | None = None
         self.end_of_document_id: int | None = _BYTES_END
 
     @override
@@ -181,6 +205,8 @@ class BpeEncoder(Tokenizer):
         library: tokenizers.Tokenizer,
         end_of_document_id: int | None,
         path: Path | None = None,
+        *,
+        begin_of_document_id: int | None = None,
     ) -> None:
         self._path = path
         library.no_truncation()
@@ -188,17 +214,32 @@ class BpeEncoder(Tokenizer):
         self._library = library
         # Of the ids, not of their number: a vocabulary may have holes.
         self.vocab_size = max(library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.begin_of_document_id = begin_of_document_id
         self.end_of_document_id = end_of_document_id
 
     @override
     def encode(self, texts: pa.Array | Sequence[str]) -> Ragged:
         ids = self._encoded(texts.to_pylist() if isinstance(texts, pa.Array) else list(texts))
-        if self.end_of_document_id is not None:
-            for sequence in ids:
-                if sequence:
-                    # The library gives a new list each time that it is asked for ids: this one is ours.
-                    sequence.append(self.end_of_document_id)
+        begin, end = self.begin_of_document_id, self.end_of_document_id
+        # The library gives a new list each time that it is asked for ids: these are ours.
+        for sequence in filter(None, ids) if begin is not None or end is not None else ():
+            if begin is not None:
+                sequence.insert(0, begin)
+            if end is not None:
+                sequence.append(end)
         return _ids(ids)
+
+    @cached_property
+    def begins_elsewhere_with(self) -> str:
+        """The token that the file's own template puts before a text, which is not applied; empty where it puts none."""
+        with _faults_of(self._path, "encodes no text"):
+            plain, framed = (
+                self._library.encode("a", add_special_tokens=special).ids
+                for special in (False, True)
+            )
+        if len(framed) == len(plain) or framed[: len(plain)] == plain:
+            return ""
+        return str(self._library.id_to_token(framed[0]))
 
     def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
         with _faults_of(self._path, "encodes no text"):
@@ -294,23 +335,28 @@ def _faults_of(path: Path | None, said: str) -> Iterator[None]:
 
 # By the time of writing too: a file that was written anew is read anew.
 @lru_cache(maxsize=8)
-def _encoder(path: Path, _mtime_ns: int, end_of_document: str | None) -> BpeEncoder:
+def _encoder(path: Path, _mtime_ns: int, begin: str | None, end: str | None) -> BpeEncoder:
     """Read a tokenizer once for all sources of a process; it costs megabytes and is safe to share.
 
     Its largest id is looked for once as well: of 50,000 words that takes as long as opening thirty sources.
     """
     # From what was read under a limit: the library's own reading takes a file of any size.
     library = tokenizers.Tokenizer.from_str(read_tokenizer(path).decode())
-    if end_of_document is None:
-        return BpeEncoder(library, None, path)
-    end = library.token_to_id(end_of_document)
-    if end is None:
-        special = [token.content for token in library.get_added_tokens_decoder().values()]
-        raise ConfigError(
-            f"tokenizer.end_of_document is {end_of_document!r}, not in the vocabulary of {path}; "
-            f"its special tokens are {', '.join(special) or 'none'}"
-        )
-    return BpeEncoder(library, end, path)
+    numbers = {}
+    for key, token in (("begin_of_document", begin), ("end_of_document", end)):
+        numbers[key] = None if token is None else library.token_to_id(token)
+        if token is not None and numbers[key] is None:
+            special = [token.content for token in library.get_added_tokens_decoder().values()]
+            raise ConfigError(
+                f"tokenizer.{key} is {token!r}, not in the vocabulary of {path}; its special tokens are "
+                f"{', '.join(special) or 'none'}"
+            )
+    return BpeEncoder(
+        library,
+        numbers["end_of_document"],
+        path,
+        begin_of_document_id=numbers["begin_of_document"],
+    )
 
 
 def _open_bpe(config: BpeTokenizer, base_dir: Path) -> BpeEncoder:
@@ -321,7 +367,8 @@ def _open_bpe(config: BpeTokenizer, base_dir: Path) -> BpeEncoder:
     path = path / TOKENIZER_JSON if path.is_dir() else path
     try:
         with _faults_of(path, "is no tokenizer.json"):
-            return _encoder(path, path.stat().st_mtime_ns, config.end_of_document)
+            mtime_ns = path.stat().st_mtime_ns
+            return _encoder(path, mtime_ns, config.begin_of_document, config.end_of_document)
     except FileNotFoundError:
         raise ConfigError(
             f"tokenizer.path: {path}: no such file; give the path of a tokenizer.json or of its folder, relative ones "
@@ -346,6 +393,7 @@ def _open_tiktoken(config: TiktokenTokenizer, base_dir: Path) -> Tokenizer:
         encoding=config.encoding,
         # What was opened is kept by its arguments, which are hashed: a mapping cannot be.
         special_tokens=None if special is None else tuple(special.items()),
+        begin_of_document=config.begin_of_document,
         end_of_document=config.end_of_document,
     )
     return opened

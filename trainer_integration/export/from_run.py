@@ -87,11 +87,18 @@ def export_run(run_dir: Path, location: str, folder: Path, step: int | None = No
         StateError: There is none, or ``folder`` holds files already.
     """
     found = model_of_run(run_dir, location, step)
-    config, end = found.mix.tokenizer, None
+    config, begin, end = found.mix.tokenizer, None, None
     if config is not None:
         # By its number: generation compares ids, and a config that names none would have it stop at token 2.
-        end = open_tokenizer(config, found.base_dir).end_of_document_id
-    write_mixtral(found.model, folder, longest=found.mix.pack.length, end_of_document=end)
+        tokenizer = open_tokenizer(config, found.base_dir)
+        begin, end = tokenizer.begin_of_document_id, tokenizer.end_of_document_id
+    write_mixtral(
+        found.model,
+        folder,
+        longest=found.mix.pack.length,
+        begin_of_document=begin,
+        end_of_document=end,
+    )
     if config is not None:
         write_tokenizer(config, found.base_dir, folder)
     return found

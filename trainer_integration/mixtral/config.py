@@ -39,13 +39,18 @@ _SHAPE = {
 
 
 def mixtral_config(
-    config: MoEConfig, *, longest: int, end_of_document: int | None = None
+    config: MoEConfig,
+    *,
+    longest: int,
+    begin_of_document: int | None = None,
+    end_of_document: int | None = None,
 ) -> JsonObject:
     """Return what ``config.json`` of the exported model holds.
 
     Args:
         config: The model.
         longest: Tokens of the longest context it was trained on, for those who ask.
+        begin_of_document: Token that generation without a prompt begins with.
         end_of_document: Token at which generation ends; unsaid, transformers would end at token 2, whatever it is.
 
     Raises:
@@ -73,7 +78,7 @@ def mixtral_config(
         # Parameters are kept so, whatever the layers compute in.
         "torch_dtype": "float32",
         # Unsaid, transformers takes tokens 1 and 2, which are Mistral's.
-        "bos_token_id": None,
+        "bos_token_id": begin_of_document,
         "eos_token_id": end_of_document,
     }
 

@@ -61,7 +61,12 @@ _TOP = {
 
 @system_refusals("the exported model")
 def write_mixtral(
-    model: MoETransformer, folder: Path, *, longest: int, end_of_document: int | None = None
+    model: MoETransformer,
+    folder: Path,
+    *,
+    longest: int,
+    begin_of_document: int | None = None,
+    end_of_document: int | None = None,
 ) -> None:
     """Write a whole model so that ``MixtralForCausalLM.from_pretrained(folder)`` reads it.
 
@@ -69,6 +74,7 @@ def write_mixtral(
         model: One that no ranks share.
         folder: A new one, or an empty one.
         longest: Tokens of the longest context it was trained on.
+        begin_of_document: Token that begins a document; ``None`` where none does.
         end_of_document: Token that ends a document, at which ``generate`` stops; ``None`` where none does.
 
     Raises:
@@ -81,7 +87,12 @@ def write_mixtral(
             "the run was trained on images, and Mixtral has no encoder for them; load its checkpoint into a "
             "trainer_integration.vision model"
         )
-    config = mixtral_config(model.config, longest=longest, end_of_document=end_of_document)
+    config = mixtral_config(
+        model.config,
+        longest=longest,
+        begin_of_document=begin_of_document,
+        end_of_document=end_of_document,
+    )
     folder.mkdir(parents=True, exist_ok=True)
     if held := sorted(path.name for path in folder.iterdir()):
         raise StateError(f"{folder} holds {held[:3]}; give a new folder")
@@ -118,6 +129,8 @@ def write_tokenizer(config: TokenizerConfig, base_dir: Path, folder: Path) -> No
         case _:
             return
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": config.end_of_document}
+    if config.begin_of_document is not None:
+        about["bos_token"] = config.begin_of_document
     (folder / "tokenizer.json").write_bytes(content)
     (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2), encoding="utf-8")
 

@@ -20,12 +20,19 @@ EncodingName: TypeAlias = Literal[
 """Encodings of tiktoken: how text is split before pairs are merged, and special tokens."""
 
 
+# Left out where it is not given: a mix without it is what it was to releases that did not know it.
+Beginning = Annotated[str | None, Field(exclude_if=lambda token: token is None)]
+
+
 class BpeTokenizer(StrictModel):
     """A ``tokenizer.json`` of the Hugging Face tokenizers library, or the folder of a model that holds one."""
 
     type: Literal["bpe"]
     path: LocalPath
     """The file, or its folder; a relative path starts at the mix file."""
+    begin_of_document: Beginning = None
+    """Special token put before every document, such as ``<|begin_of_text|>`` of Llama 3; it must be in the vocabulary.
+    What the file's own template puts around a text is not put there."""
     end_of_document: str | None = None
     """Special token put after every document; it must be in the vocabulary."""
 
@@ -43,6 +50,8 @@ class TiktokenTokenizer(StrictModel):
     ) = None
     """Special tokens and their ids, in place of those of the encoding. In a document they are text; a chat template
     writes them as tokens."""
+    begin_of_document: Beginning = None
+    """Special token put before every document, such as ``<|begin_of_text|>``."""
     end_of_document: str | None = None
     """Special token put after every document, such as ``<|endoftext|>``."""
 

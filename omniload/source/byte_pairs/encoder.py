@@ -44,15 +44,18 @@ class TiktokenEncoder(Tokenizer):
         ranks: Mapping[bytes, int],
         special: Mapping[str, int],
         *,
-        end_of_document: str | None = None,
+        around: tuple[str | None, str | None] = (None, None),
         path: Path,
     ) -> None:
+        """Open an encoding; ``around`` are the special tokens that begin and end a document."""
         self._path, self._special = path, special
         self._library = tiktoken.Encoding(
             name, pat_str=pattern, mergeable_ranks=dict(ranks), special_tokens=dict(special)
         )
         self.vocab_size = self._library.n_vocab
-        self.end_of_document_id = None if end_of_document is None else special[end_of_document]
+        self.begin_of_document_id, self.end_of_document_id = (
+            None if token is None else special[token] for token in around
+        )
         sizes = {number: len(token) for token, number in ranks.items()}
         sizes |= {number: len(token.encode()) for token, number in special.items()}
         # Ids may have holes: the size of a token is found by search.
@@ -64,11 +67,15 @@ class TiktokenEncoder(Tokenizer):
         batch = texts.to_pylist() if isinstance(texts, pa.Array) else texts
         ids = self._encoded(batch, special=False)
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        if self.end_of_document_id is not None:
-            end = np.array([self.end_of_document_id], np.uint32)
-            # Between the arrays, which are joined once: behind each it would be a copy of its text's ids.
-            ids = list(chain.from_iterable((each, end) if len(each) else (each,) for each in ids))
-            lengths += lengths > 0
+        begin, end = (
+            [] if token is None else [np.array([token], np.uint32)]
+            for token in (self.begin_of_document_id, self.end_of_document_id)
+        )
+        if begin or end:
+            # Between the arrays, which are joined once: around each it would be a copy of its text's ids.
+            around = ((*begin, each, *end) if len(each) else (each,) for each in ids)
+            ids = list(chain.from_iterable(around))
+            lengths += (lengths > 0) * (len(begin) + len(end))
         return _joined(ids, lengths)
 
     @override
@@ -141,12 +148,13 @@ def open_tiktoken(
     *,
     encoding: EncodingName,
     special_tokens: tuple[tuple[str, int], ...] | None,
+    begin_of_document: str | None,
     end_of_document: str | None,
 ) -> TiktokenEncoder:
     """Read a file of ranks once for all sources of a process; it costs tens of megabytes and is safe to share.
 
     Raises:
-        ConfigError: It is none, a special token has the id of another, or no token ends documents.
+        ConfigError: It is none, a special token has the id of another, or none begins or ends documents.
     """
     rules = ENCODINGS[encoding]
     special = dict(rules.special if special_tokens is None else special_tokens)
@@ -159,14 +167,14 @@ def open_tiktoken(
                 f"tokenizer: special token {token!r} has id {number}, the rank of {taken[number]!r} in {path}; "
                 f"the encoding {encoding} goes with another file, or give ids of its own under special_tokens"
             )
-    if end_of_document is not None and end_of_document not in special:
-        named = ", ".join(list(special)[:_NAMED]) or "none"
-        raise ConfigError(
-            f"tokenizer.end_of_document is {end_of_document!r}, no special token of {encoding}; they are {named}"
-        )
-    return TiktokenEncoder(
-        encoding, rules.pattern, ranks, special, end_of_document=end_of_document, path=path
-    )
+    around = (begin_of_document, end_of_document)
+    for key, wanted in zip(("begin_of_document", "end_of_document"), around, strict=True):
+        if wanted is not None and wanted not in special:
+            named = ", ".join(list(special)[:_NAMED]) or "none"
+            raise ConfigError(
+                f"tokenizer.{key} is {wanted!r}, no special token of {encoding}; they are {named}"
+            )
+    return TiktokenEncoder(encoding, rules.pattern, ranks, special, path=path, around=around)
 
 
 def _joined(ids: Sequence[NDArray[np.uint32]], lengths_N: NDArray[np.int64]) -> Ragged:

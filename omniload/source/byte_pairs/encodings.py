@@ -127,8 +127,8 @@ def tokenizer_json(config: TiktokenTokenizer, base_dir: Path) -> bytes:
     rules = ENCODINGS[config.encoding]
     ranks = parse_ranks(read_tokenizer(path, what=RANKS), path)
     special = dict(rules.special if config.special_tokens is None else config.special_tokens)
-    # Without the end of a document, which would stand behind each text that is compared.
-    plain = config.model_copy(update={"end_of_document": None})
+    # Without what begins and ends a document, which would stand around each text that is compared.
+    plain = config.model_copy(update={"begin_of_document": None, "end_of_document": None})
     written = json.dumps(_written(ranks, rules.pattern, special, path), ensure_ascii=False)
     _require_same(written, open_tokenizer(plain, base_dir), ranks, special, path)
     return written.encode()

@@ -165,6 +165,12 @@ def folder_of_source(
         "dedupe": config.dedupe,
         "encoding": made,
         "end": getattr(tokenizer, "end_of_document", None),
+        # Written where it is said alone: entries of before stay.
+        **(
+            {}
+            if (begin := getattr(tokenizer, "begin_of_document", None)) is None
+            else {"begin": begin}
+        ),
         # The library too: another release of it may cut text otherwise.
         "tokenizer": [tokenizer_digest, library_of(tokenizer)],
         "pipeline": pipeline_digest,

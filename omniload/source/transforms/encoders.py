@@ -28,7 +28,7 @@ from typing_extensions import override
 from omniload.base.ragged import Ragged, offsets_of
 from omniload.mix.columns import LOSS_MASK, REJECTED_AT
 from omniload.mix.schema.messages import ChatTransform, CompletionTransform, PreferenceTransform
-from omniload.source.tokenize import Tokenizer
+from omniload.source.tokenize import Tokenizer, around_documents
 from omniload.source.transforms.chat_template import ChatTemplate, Rendered, require_no_marks
 from omniload.source.transforms.conversations import (
     BadConversationError,
@@ -333,25 +333,19 @@ def _joined(prompt: str, answer: str) -> Rendered:
 def _tokens_of(
     rendered_S: Sequence[Rendered], template: ChatTemplate | None, tokenizer: Tokenizer
 ) -> tuple[Ragged, Ragged]:
-    """Return token ids and masks of prompts with an answer; of texts the end of a document stands behind each."""
+    """Return token ids and masks of prompts with an answer; around texts stands what begins and ends a document."""
     tokens_S, mask_S = tokenizer.encode_spans(
         [each.text for each in rendered_S],
         [each.spans for each in rendered_S],
         # What a template writes is meant as special tokens; what stands in a text of somebody's is text.
         special=template is not None,
     )
-    end = tokenizer.end_of_document_id if template is None else None
-    if end is None:
+    if template is not None:
         return tokens_S, mask_S
-    there_S = tokens_S.lengths_N > 0
-    # ``insert`` takes places in what is there before; one that is empty gets none.
-    at = tokens_S.offsets[1:][there_S]
-    offsets = tokens_S.offsets.copy()
-    offsets[1:] += np.cumsum(there_S)
-    return (
-        Ragged(values_V=np.insert(tokens_S.values_V, at, np.int32(end)), offsets=offsets),
-        Ragged(values_V=np.insert(mask_S.values_V, at, np.True_), offsets=offsets),
-    )
+    begin, end = tokenizer.begin_of_document_id, tokenizer.end_of_document_id
+    # Where it ends is learnt, where it begins is told.
+    marks = (None if begin is None else 0, None if end is None else 1)
+    return around_documents(tokens_S, begin, end), around_documents(mask_S, *marks)
 
 
 def pairs_of(tokens_S: Ragged, mask_S: Ragged, bad_N: NDArray[np.bool_], reason: str) -> Samples:

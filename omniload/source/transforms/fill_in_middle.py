@@ -61,6 +61,8 @@ class MiddleFiller:
     """Share of those whose suffix comes first."""
     marks: Sequence[int]
     """Tokens that begin prefix, suffix and middle."""
+    begin: int | None = None
+    """Token that begins every document and stays its first; ``None`` where none does."""
     end: int | None
     """Token that ends every document and stays its last; ``None`` where none does."""
     key: int
@@ -76,8 +78,11 @@ class MiddleFiller:
         """Return the samples rearranged; an empty one stays empty."""
         tokens = samples.tokens
         values_V = np.ascontiguousarray(tokens.values_V)
-        begins_N, stops_N = tokens.offsets[:-1], tokens.offsets[1:]
-        ends_N = stops_N.copy()
+        firsts_N, stops_N = tokens.offsets[:-1], tokens.offsets[1:]
+        begins_N, ends_N = firsts_N.copy(), stops_N.copy()
+        if self.begin is not None and len(values_V):
+            first_N = values_V[np.minimum(firsts_N, len(values_V) - 1)]
+            begins_N += (stops_N > firsts_N) & (first_N == self.begin)
         if self.end is not None and len(values_V):
             last_N = values_V[np.maximum(stops_N - 1, 0)]
             ends_N -= (stops_N > begins_N) & (last_N == self.end)
@@ -93,6 +98,7 @@ class MiddleFiller:
         # and its part in the other one is empty.
         before_N = np.where(spm_N, a_N, begins_N)
         parts = [
+            (firsts_N, begins_N - firsts_N),
             (np.full_like(a_N, marks_at[0]), np.ones_like(a_N)),
             (before_N, a_N - before_N),
             (np.full_like(a_N, marks_at[1]), np.ones_like(a_N)),
@@ -103,8 +109,8 @@ class MiddleFiller:
         ]
         starts_NP = np.stack([start for start, _ in parts], axis=1)
         sizes_NP = np.stack([size for _, size in parts], axis=1)
-        starts_NP[~cut_N, 0], sizes_NP[~cut_N] = begins_N[~cut_N], 0
-        sizes_NP[~cut_N, 0] = (stops_N - begins_N)[~cut_N]
+        sizes_NP[~cut_N] = 0
+        sizes_NP[~cut_N, 0] = (stops_N - firsts_N)[~cut_N]
         # An empty part may begin where its sample, or all of them, end: nothing is looked at there.
         starts = np.where(sizes_NP > 0, starts_NP, 0).reshape(-1)
         made, offsets = gather_ranges(

@@ -229,12 +229,15 @@ class ImageEncoder:
     def _joined(
         self, words: Ragged, mask: Ragged, images_S: Sequence[Sequence[ImageBlock]]
     ) -> dict[str, Ragged]:
-        """Return tokens and the columns of images: words and images in turns, and the end of the document."""
-        end = self._tokenizer.end_of_document_id if self._layout.ends else None
+        """Return tokens and the columns of images: words and images in turns, between the ends of the document."""
+        begin, end = (
+            [] if token is None or not self._layout.ends else [np.array([token], np.int32)]
+            for token in (self._tokenizer.begin_of_document_id, self._tokenizer.end_of_document_id)
+        )
         tokens, masks, places = [], [], []
         at = 0
         for images in images_S:
-            parts, trained, length, own = [], [], 0, []
+            parts, trained, length, own = [], [], len(begin), []
             for k in range(len(images) + 1):
                 parts.append(words[at + k])
                 trained.append(mask[at + k])
@@ -247,10 +250,10 @@ class ImageEncoder:
                     # Neither an image is trained on, nor what stands around it.
                     trained.append(np.zeros(len(block), np.bool_))
                     length += len(block)
-            # What is bad or empty has no end either: it would be a sample of one token.
-            if end is not None and length:
-                parts.append(np.array([end], np.int32))
-                trained.append(np.ones(1, np.bool_))
+            # What is bad or empty has no ends either: it would be a sample of them alone.
+            if length > len(begin):
+                parts = [*begin, *parts, *end]
+                trained = [np.zeros(len(begin), np.bool_), *trained, np.ones(len(end), np.bool_)]
             tokens.append(np.concatenate(parts))
             masks.append(np.concatenate(trained))
             places.append(np.array(own, np.int32))
@@ -260,7 +263,7 @@ class ImageEncoder:
             "tokens": Ragged.of(tokens),
             LOSS_MASK: Ragged.of(masks, np.bool_),
             IMAGE_PLACES: Ragged.of(places),
-            _EXTENTS: self._extents(words, images_S),
+            _EXTENTS: self._extents(words, images_S, len(begin)),
             IMAGES: Ragged.of(
                 [
                     np.concatenate([none, *(i.patches.reshape(-1) for i in own)])
@@ -277,12 +280,14 @@ class ImageEncoder:
             ),
         }
 
-    def _extents(self, words: Ragged, images_S: Sequence[Sequence[ImageBlock]]) -> Ragged:
+    def _extents(
+        self, words: Ragged, images_S: Sequence[Sequence[ImageBlock]], begin: int
+    ) -> Ragged:
         """Return where each image begins and ends, with what stands around it, and how many images it is."""
         before, behind = self._around
         found, at = [], 0
         for images in images_S:
-            bounds, length, taken = [], 0, 0
+            bounds, length, taken = [], begin, 0
             for k, image in enumerate(images):
                 ahead, next_ = words[at + k], words[at + k + 1]
                 length += len(ahead)

@@ -187,6 +187,7 @@ def _filler(
         rate=transform.rate,
         spm=transform.spm,
         marks=marks,
+        begin=None if tokenizer is None else tokenizer.begin_of_document_id,
         end=end,
         key=MiddleFiller.key_of(spec.seed, spec.name),
     )

@@ -111,6 +111,11 @@ def test_the_digest_of_a_tokenizer_follows_its_file(tmp_path):
 
     assert tokenizer_digest(mix, tmp_path) != first
     assert first.endswith("<end>")
+    begun = mix.tokenizer.model_copy(update={"begin_of_document": "<bos>"})
+    assert tokenizer_digest(mix.model_copy(update={"tokenizer": begun}), tmp_path) not in {
+        first,
+        tokenizer_digest(mix, tmp_path),
+    }
 
 
 def test_the_digest_of_a_file_of_ranks_follows_what_the_mix_says_of_it(tmp_path):

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from tokenizers import Tokenizer, processors
 
 from omniload.base.errors import ConfigError, UnavailableError
 from omniload.base.settings.registry import registered
@@ -27,7 +28,7 @@ from omniload.plan.forecast.sizes import SourceSizes
 from omniload.source.kept_findings import FoundSource
 from omniload.source.parsing import compressed
 from omniload.source.token_cache.cache import TokenCache
-from tests.support.chats import CHATML, write_model
+from tests.support.chats import CHATML, conversations, write_model
 from tests.support.drawn import png_of, ramp
 from tests.support.plane.builders import a_mix
 from tests.support.plane.sources.tagged import install
@@ -588,6 +589,39 @@ def test_a_cost_that_reads_a_tag_which_no_source_has_is_a_warning_with_its_line(
     assert code == 0, lines
     assert "balance.cost 'dear_german' reads 'tags.domian', which is empty" in warning
     assert warning.startswith("warning: mix.yaml:")
+
+
+@pytest.mark.parametrize(
+    ("said", "source", "is_told"),
+    [
+        ("", "text: text", True),
+        ('begin_of_document: "<bos>", ', "text: text", False),
+        ("", "text: messages\n    transforms: [{type: chat}]", False),
+    ],
+)
+def test_texts_that_begin_with_nothing_where_transformers_begins_them_are_a_warning(
+    tmp_path, said, source, is_told
+):
+    write_model(tmp_path, CHATML)
+    library = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    ids = [("<bos>", library.token_to_id("<bos>"))]
+    library.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=ids)
+    library.save(str(tmp_path / "tokenizer.json"))
+    texts = [TEXT] * 20
+    lines = ({"text": text, "messages": [*conversations(1)[0]]} for text in texts)
+    (tmp_path / "web.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    mix = (
+        MIX.replace("SOURCE", source)
+        .replace("PACK", "")
+        .replace("{type: bytes}", f'{{type: bpe, path: ., {said}end_of_document: "<eos>"}}')
+    )
+    (tmp_path / "mix.yaml").write_text(mix)
+
+    shown = CliRunner().invoke(check, [str(tmp_path / "mix.yaml")])
+
+    assert shown.exit_code == 0, shown.exception
+    wanted = "this tokenizer puts '<bos>' before it, and documents of sources.web begin without"
+    assert (wanted in shown.output.replace("\n", "")) == is_told
 
 
 LENGTHS = [10 + i * 7919 % 3000 for i in range(3000)]

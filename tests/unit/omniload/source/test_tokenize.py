@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from omniload.base.errors import ConfigError
+from omniload.base.ragged import Ragged
 from omniload.mix.config import BpeTokenizer, ByteTokenizer
-from omniload.source.tokenize import ByteEncoder, open_tokenizer
+from omniload.source.tokenize import ByteEncoder, around_documents, open_tokenizer
 
 CORPUS = ["the cat sat on the mat", "the dog ate the cat", "é ü 漢字"] * 3
 
@@ -46,6 +47,67 @@ def a_bpe(tmp_path):
         return open_tokenizer(config, tmp_path)
 
     return open_bpe
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=6),
+    st.none() | st.just(70),
+    st.none() | st.just(80),
+)
+def test_tokens_are_put_around_every_sequence_that_has_any(given_lists, begin, end):
+    held = Ragged.of([np.array(each, np.int32) for each in given_lists])
+
+    made = around_documents(held, begin, end)
+
+    assert [made[i].tolist() for i in range(len(made))] == [
+        [*([begin] * (begin is not None)), *each, *([end] * (end is not None))] if each else []
+        for each in given_lists
+    ]
+
+
+def test_documents_begin_and_end_as_the_library_puts_tokens_around_them(tmp_path):
+    library = Tokenizer.from_str(LIBRARY_JSON)
+    ids = [(token, library.token_to_id(token)) for token in ("<bos>", "<eos>")]
+    library.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=ids
+    )
+    library.save(str(tmp_path / "tokenizer.json"))
+    around = {"begin_of_document": "<bos>", "end_of_document": "<eos>"}
+    opened = open_tokenizer(BpeTokenizer(type="bpe", path=".", **around), tmp_path)
+
+    found = opened.encode([*CORPUS, ""])
+
+    wanted = [library.encode(text).ids for text in CORPUS]
+    assert [found[i].tolist() for i in range(len(found))] == [*wanted, []]
+    assert opened.begin_of_document_id == ids[0][1]
+    assert opened.begins_elsewhere_with == "<bos>"
+
+
+@pytest.mark.parametrize("template", [None, "$A <eos>", "$A"])
+def test_a_template_that_puts_nothing_before_a_text_is_none_of_a_beginning(a_bpe, template):
+    def change(library):
+        ids = [("<eos>", library.token_to_id("<eos>"))]
+        if template is not None:
+            library.post_processor = processors.TemplateProcessing(
+                single=template, special_tokens=ids
+            )
+
+    assert a_bpe(change=change).begins_elsewhere_with == ""
+
+
+@pytest.mark.parametrize("key", ["begin_of_document", "end_of_document"])
+def test_a_token_around_documents_is_one_of_the_vocabulary(a_bpe, tmp_path, key):
+    a_bpe()
+    config = BpeTokenizer(type="bpe", path=".", **{key: "<none>"})
+
+    with pytest.raises(
+        ConfigError, match=rf"tokenizer.{key} is '<none>', not in the vocabulary of"
+    ):
+        open_tokenizer(config, tmp_path)
+
+
+def test_a_tokenizer_that_begins_nothing_is_written_as_by_releases_that_knew_no_beginning():
+    assert "begin_of_document" not in BpeTokenizer(type="bpe", path="t").model_dump()
 
 
 def test_a_folder_stands_for_the_tokenizer_in_it(a_bpe, tmp_path):

@@ -91,6 +91,16 @@ def test_a_missing_and_a_misshapen_weight_are_named():
         list(from_mixtral(tensors, model.config))
 
 
+def test_what_begins_and_ends_a_document_is_told_by_its_number():
+    unsaid, said = (
+        mixtral_config(a_config(), longest=32, **around)
+        for around in ({}, {"begin_of_document": 5, "end_of_document": 6})
+    )
+
+    assert (unsaid["bos_token_id"], unsaid["eos_token_id"]) == (None, None)
+    assert (said["bos_token_id"], said["eos_token_id"]) == (5, 6)
+
+
 def test_weights_of_another_shape_are_refused_with_every_value_that_differs():
     content = mixtral_config(a_config(rope_theta=5000.0, top_k=3), longest=32)
 

@@ -90,6 +90,16 @@ def test_the_end_of_a_document_is_put_after_every_text_that_has_tokens(opened):
     assert (tokenizer.end_of_document_id, tokenizer.vocab_size) == (500, 502)
 
 
+def test_what_begins_a_document_is_put_before_every_text_that_has_tokens(opened):
+    both, first = (opened(end=end, begin_of_document=START) for end in (END, None))
+    ids = the_library("cl100k_base").encode_ordinary("the")
+
+    assert sequences(both.encode(["the", "", "the"])) == [[501, *ids, 500], [], [501, *ids, 500]]
+    assert sequences(first.encode(["the", ""])) == [[501, *ids], []]
+    with pytest.raises(ConfigError, match=r"tokenizer.begin_of_document is 'x', no special token"):
+        opened(begin_of_document="x")
+
+
 def test_special_tokens_are_text_in_a_document_and_tokens_where_a_template_writes_them(opened):
     tokenizer = opened()
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from omniload.mix.config import BpeTokenizer
 from omniload.mix.schema.transforms import ChatTransform, PreferenceTransform
 from omniload.mix.sources import JsonlSource, TextSource
 from omniload.source.formats.opening import open_format
@@ -72,3 +73,13 @@ def test_entries_of_others_stay_where_conversations_or_answers_are_made_otherwis
     monkeypatch.setattr(source_tokens, version, 4)
 
     assert (folder() != before) == changes
+
+
+def test_a_tokenizer_that_begins_documents_has_entries_of_its_own():
+    of_run = {"tokenizer_digest": "", "pipeline_digest": "", "seal": "s"}
+    plain = BpeTokenizer(type="bpe", path="t", end_of_document="<eos>")
+    begun = plain.model_copy(update={"begin_of_document": "<bos>"})
+
+    assert folder_of_source(LINES, tokenizer=plain, **of_run) != folder_of_source(
+        LINES, tokenizer=begun, **of_run
+    )

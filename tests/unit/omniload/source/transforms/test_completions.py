@@ -204,6 +204,21 @@ def test_what_stands_between_is_of_the_prompt(folder, tmp_path):
     ]
 
 
+def test_what_begins_a_document_stands_before_texts_and_is_not_trained_on(folder, tmp_path):
+    write(tmp_path / "a.jsonl", ROWS)
+    library = Tokenizer.from_file(str(folder / "model/tokenizer.json"))
+    begun = BPE.model_copy(update={"begin_of_document": "<bos>"})
+
+    texts = samples_of(a_spec(folder, tmp_path / "a.jsonl", form="text", tokenizer=begun), 7)
+    chats = samples_of(a_spec(folder, tmp_path / "a.jsonl", tokenizer=begun), 7)
+
+    first = library.token_to_id("<bos>")
+    plain = [by_hand(folder, *pair, form="text") for pair in PAIRS]
+    assert texts == [([first, *tokens], [False, *mask]) for tokens, mask in plain]
+    # A template writes its own.
+    assert chats == [by_hand(folder, *pair) for pair in PAIRS]
+
+
 @pytest.mark.parametrize("form", ["chat", "text"])
 def test_with_loss_all_there_is_no_mask_and_the_tokens_stay(folder, tmp_path, form):
     write(tmp_path / "a.jsonl", ROWS)

@@ -66,6 +66,24 @@ def test_documents_are_those_of_a_plain_loop(given_documents, first, key, rate, 
     ]
 
 
+@given(documents, st.integers(0, 1 << 62), st.sampled_from([END, 9]), st.none() | st.just(END))
+def test_what_begins_a_document_stays_its_first_token(given_documents, first, begin, end):
+    def made_of(held, **said):
+        filler = MiddleFiller(rate=0.7, spm=0.5, marks=(PRE, SUF, MID), end=end, key=5, **said)
+        samples = Samples(tokens=Ragged.of([np.asarray(each, np.int32) for each in held]))
+        tokens = filler.of(samples, first + np.arange(len(held))).tokens
+        return [tokens[i].tolist() for i in range(len(tokens))]
+
+    bare = [[each for each in document if each != begin] for document in given_documents]
+    ended = [[*each, end] if each and end is not None else each for each in bare]
+    begun = [[begin, *each] if each else each for each in ended]
+
+    assert made_of(begun, begin=begin) == [
+        [begin, *each] if each else each for each in made_of(ended)
+    ]
+    assert made_of([[begin]], begin=begin) == [[begin]]
+
+
 def test_draws_are_spread_evenly_and_no_two_columns_go_together():
     columns = draws_at(12345, np.arange(20_000))
 

@@ -21,6 +21,7 @@ from omniload.mix.sources import ArrowSource, ParquetSource, WebDatasetSource
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from omniload.source.transforms.image_patches import patches_of, pixels_of
+from tests.support.chats import CHATML, write_model
 from tests.support.drawn import (
     END,
     PLACEHOLDER,
@@ -85,6 +86,46 @@ def test_what_stands_around_an_image_is_part_of_it(tmp_path):
     assert block.tokens[0].tolist() == [ord("a"), 1, PLACEHOLDER, 2, ord("b"), END]
     assert block.others[LOSS_MASK][0].tolist() == [True, False, False, False, True, True]
     assert block.others[IMAGE_PLACES][0].tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("row_length", [None, 12])
+def test_what_begins_a_document_moves_its_images_on(tmp_path, row_length):
+    write_model(tmp_path / "model", CHATML)
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "model/tokenizer.json"))
+    written(
+        tmp_path,
+        ["one <image>two <image>three", "", "<image>"],
+        [[png_of(ramp(8, 8)), png_of(ramp(4, 8))], [], [png_of(ramp(4, 4))]],
+    )
+    plain, begun = (
+        a_source(
+            tmp_path,
+            tokenizer=BpeTokenizer(type="bpe", path="model", end_of_document="<eos>", **said),
+            row_length=row_length,
+        ).read(0, 3)
+        for said in ({}, {"begin_of_document": "<bos>"})
+    )
+
+    first = library.token_to_id("<bos>")
+    if row_length is None:
+        assert [begun.tokens[i].tolist() for i in range(2)] == [
+            [first, *plain.tokens[i].tolist()] for i in range(2)
+        ]
+        assert begun.others[IMAGE_PLACES][0][::2].tolist() == [
+            at + 1 for at in plain.others[IMAGE_PLACES][0][::2].tolist()
+        ]
+        assert not begun.others[LOSS_MASK][0][0]
+        return
+    # Rows are cut between images: each has the same patches, and its placeholders where it says.
+    for block in (plain, begun):
+        for i in range(len(block.tokens)):
+            tokens, places = block.tokens[i], block.others[IMAGE_PLACES][i].reshape(-1, 2)
+            assert len(tokens) <= row_length
+            assert sum(places[:, 1]) == np.count_nonzero(tokens == PLACEHOLDER)
+            for at, count in places.tolist():
+                assert (tokens[at : at + count] == PLACEHOLDER).all()
+    assert begun.tokens[0][0] == first
+    assert len(begun.others[IMAGES].values_V) == len(plain.others[IMAGES].values_V)
 
 
 @pytest.mark.parametrize(
