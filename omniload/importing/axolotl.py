@@ -323,9 +323,9 @@ def _read_chat(
     source["overlong"] = of_all.overlong
     tools = dataset.take("field_tools", str, "")
     beside = "a system text in a column beside them is not"
-    if not tools:
-        beside += ", nor tools: name their column under tools of the transform"
-    asked.report.note("field_messages", f"messages alone are read: {beside}")
+    beside += ": name its column" if tools else ", nor tools: name their columns"
+    keys = f"under system{'' if tools else ' and tools'} of the transform"
+    asked.report.note("field_messages", f"messages alone are read: {beside} {keys}")
     roles = _ROLES | (_given_roles(dataset) or _SHAREGPT_ROLES)
     template: JsonObject = {
         "type": "chat",

@@ -81,7 +81,7 @@ class _OfMessages(StrictModel):
         content: dict[str, Any] = handler(self)
         if content.get("messages") == MessageNames().model_dump():
             del content["messages"]
-        for key in ("tools", "image"):
+        for key in ("tools", "system", "image"):
             if content.get(key, ()) is None:
                 del content[key]
         return content
@@ -110,11 +110,21 @@ class ChatTransform(_OfMessages):
     """Key or column of the tools that a conversation may call, where they stand beside its messages: a list, or a text
     that is JSON of one. A null is none, and so are an empty list and a line of JSON without the key. Not named, they
     are not read."""
+    system: Word | None = None
+    """Key or column of a text that comes before the messages as that of the system, where it stands beside them. A null
+    is none, and so are an empty text and a line of JSON without the key; messages that begin with one of the system
+    keep theirs. Not named, it is not read."""
+
+    @model_validator(mode="after")
+    def _keys_beside_differ(self) -> Self:
+        if self.tools is not None and self.tools == self.system:
+            raise fault_at(f"tools and system are both {self.tools!r}; name two keys", "system")
+        return self
 
     @property
     def beside(self) -> tuple[str, ...]:
         """Keys or columns beside that of the messages."""
-        return () if self.tools is None else (self.tools,)
+        return tuple(key for key in (self.tools, self.system) if key is not None)
 
     @property
     def may_lack(self) -> bool:

@@ -245,7 +245,9 @@ def _require_transforms_fit(source: SourceBase) -> None:
         if isinstance(transform, MapTransform):
             _require_mapped(source, i)
         if transform is first and source.beside_columns and not source.reads_beside:
-            what = " with tools" if isinstance(transform, ChatTransform) else ""
+            what = ""
+            if isinstance(transform, ChatTransform):
+                what = " with tools" if transform.tools else " with system"
             raise fault_at(
                 f"transforms[{i}]: {transform.type}{what} reads several keys of a record, and the source is of type "
                 f"{_type_of(source)}; use jsonl, csv, parquet, arrow or lance",

@@ -25,20 +25,20 @@ from omniload.mix.sources import LARGEST_UNIT_BYTES
 from omniload.source.columns import text_bytes
 
 __all__ = [
+    "BESIDE_CHATS",
     "COUNTED",
     "FIRST_BYTES",
     "FIRST_RECORDS",
     "LATER_BYTES",
     "MAX_UNIT_BYTES",
     "MAX_UNIT_RECORDS",
-    "TOOLS",
     "Format",
     "IndexedFormat",
     "Records",
     "Unit",
     "UnitTable",
+    "doubt_of_beside",
     "doubt_of_prompt",
-    "doubt_of_tools",
     "require_as_indexed",
     "said_of_place",
 ]
@@ -54,8 +54,11 @@ FIRST_RECORDS = 64
 """Most records that are looked at for the first of a source."""
 MAX_UNIT_BYTES = LARGEST_UNIT_BYTES
 """Largest unit that is decoded in memory at once, decompressed."""
-TOOLS = "tools"
-"""What those who write conversations call the tools beside the messages."""
+BESIDE_CHATS = (
+    ("tools", "are", ("tools",)),
+    ("system", "is", ("system", "system_prompt")),
+)
+"""What may stand beside the messages of a conversation, as ``chat`` has it, and what those who write it call it."""
 MAX_UNIT_RECORDS = 1 << 27
 """Most records of a unit: their order alone takes 1 GiB of memory. A damaged head claims more than any file holds."""
 
@@ -337,8 +340,8 @@ def said_of_place(place: tuple[str, str]) -> str:
     return ": ".join(filter(None, place))
 
 
-def doubt_of_tools(transforms: Sequence[TransformConfig], filled: Collection[str]) -> str:
-    """Say whether tools beside conversations are not read, or are looked for where none are; empty where all is well.
+def doubt_of_beside(transforms: Sequence[TransformConfig], filled: Collection[str]) -> str:
+    """Say whether what stands beside conversations is not read, or is looked for where it is not; empty if all is well.
 
     Args:
         transforms: Of the source.
@@ -347,16 +350,20 @@ def doubt_of_tools(transforms: Sequence[TransformConfig], filled: Collection[str
     chat = encoding_of(transforms)
     if not isinstance(chat, ChatTransform):
         return ""
-    if chat.tools is None and TOOLS in filled:
-        return (
-            f"the first records have {TOOLS!r} beside their messages, which are not read: say tools: {TOOLS} in the "
-            "transform chat, unless they are to be left out"
-        )
-    if chat.tools is not None and chat.tools not in filled:
-        return (
-            f"none of the first records has tools under {chat.tools!r}, which the transform chat names: correct the "
-            "name, unless later ones have them"
-        )
+    for key, what, names in BESIDE_CHATS:
+        named: str | None = getattr(chat, key)
+        there = next((name for name in names if name in filled and name not in chat.beside), None)
+        if named is None and there is not None:
+            return (
+                f"the first records have {there!r} beside their messages, which {what} not read: say {key}: {there} in "
+                "the transform chat, unless it is to be left out"
+            )
+        # One inside another is looked for in its place alone.
+        if named is not None and named not in filled and "." not in named:
+            return (
+                f"none of the first records has {key} under {named!r}, which the transform chat names: correct the "
+                "name, unless later ones have it"
+            )
     return ""
 
 

@@ -38,8 +38,8 @@ from omniload.source.formats.format import (
     MAX_UNIT_BYTES,
     IndexedFormat,
     Records,
+    doubt_of_beside,
     doubt_of_prompt,
-    doubt_of_tools,
     require_as_indexed,
 )
 from omniload.source.formats.spec import FormatSpec
@@ -261,7 +261,7 @@ class _TextLines:
     def doubt(self, lines: Sequence[Mapping[str, object]]) -> str:
         """Say what the first objects of lines have beside conversations that is not read; empty where nothing."""
         filled = {key for line in lines for key, value in line.items() if value}
-        return doubt_of_tools(self._transforms, filled) or doubt_of_prompt(
+        return doubt_of_beside(self._transforms, filled) or doubt_of_prompt(
             self._transforms, {key for line in lines for key in line}
         )
 

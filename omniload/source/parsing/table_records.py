@@ -26,8 +26,9 @@ from omniload.mix.columns import (
     column_kind,
     name_outside,
 )
+from omniload.mix.schema.transforms import ChatTransform, encoding_of
 from omniload.source.columns import drained
-from omniload.source.formats.format import TOOLS, Records, doubt_of_tools
+from omniload.source.formats.format import BESIDE_CHATS, Records, doubt_of_beside
 from omniload.source.parsing.arrow_columns import (
     TableSource,
     kept_of,
@@ -77,12 +78,15 @@ class TableColumns:
         there = [name for name in self.doubted if name in first]
         filled = [name for name in there if first[name].null_count < len(first[name])]
         if self._config.is_nested and self.doubted:
-            return doubt_of_tools(self._config.transforms, filled)
+            return doubt_of_beside(self._config.transforms, {*filled, *self._config.beside_columns})
         return doubt_of_labels(first[LABELS]) if filled else ""
 
     def _doubted(self) -> tuple[str, ...]:
         if self._config.is_nested:
-            return () if self._config.beside_columns else (TOOLS,)
+            if not isinstance(encoding_of(self._config.transforms), ChatTransform):
+                return ()
+            read = {self._config.column, *self._config.beside_columns}
+            return tuple(name for *_, names in BESIDE_CHATS for name in names if name not in read)
         # A mask of their own makes labels one column of many.
         masked = not {LABELS, LOSS_MASK}.isdisjoint(self._further)
         return (LABELS,) if self._holds == "tokens" and not masked else ()

@@ -21,6 +21,7 @@ from omniload.mix.schema.messages import MessageNames
 from omniload.source.transforms.conversations import (
     AS_TEMPLATES_SAY,
     BadConversationError,
+    begun_by,
     texts_in,
     variables_of,
 )
@@ -110,6 +111,7 @@ class ChatTemplate:
         wants_spans: bool,
         names: MessageNames = AS_TEMPLATES_SAY,
         placed: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
+        system: str = "",
     ) -> Rendered:
         """Return the text of a conversation.
 
@@ -119,11 +121,13 @@ class ChatTemplate:
                 template has no generation blocks.
             names: What its messages call their keys and roles.
             placed: Replaces the variables of the template, where a conversation has images.
+            system: What the system says before the messages, unless they begin with that; empty for nothing.
 
         Raises:
             BadConversationError: It is no conversation, or the template refuses it.
         """
         variables = variables_of(record, names)
+        variables["messages"] = begun_by(system, variables["messages"])
         # Before it is rendered: a mark in a text would be taken for that of a block.
         require_no_marks(record, variables)
         if placed is not None:

@@ -17,6 +17,7 @@ from omniload.mix.schema.messages import MessageNames
 __all__ = [
     "AS_TEMPLATES_SAY",
     "BadConversationError",
+    "begun_by",
     "messages_under",
     "named",
     "require_answer",
@@ -25,11 +26,12 @@ __all__ = [
     "texts_in",
     "texts_of_arguments",
     "variables_of",
-    "with_tools",
+    "with_beside",
 ]
 
 AS_TEMPLATES_SAY = MessageNames()
 """Messages that call their keys and roles as chat templates do."""
+_SYSTEM = "system"
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Keys of what was thought before an answer. Templates read it by two of these names, and are given the first that a
 message has by both, as transformers does."""
@@ -96,19 +98,26 @@ def texts_of_arguments(record: str) -> Iterator[str]:
                     yield arguments
 
 
-def with_tools(record: str, messages_key: str, tools_key: str) -> str:
-    """Return a conversation and the tools beside it as the object that ``ChatTemplate.render`` takes.
+def with_beside(
+    record: str, messages_key: str, tools_key: str | None, system_key: str | None
+) -> tuple[str, str]:
+    """Return a conversation and the tools beside it as what ``ChatTemplate.render`` takes; and a system text.
 
     Args:
-        record: JSON of an object with both, as it was read; either may be a text that is JSON itself.
+        record: JSON of an object with all, as it was read; messages and tools may be texts that are JSON themselves.
         messages_key: What the record calls its messages.
-        tools_key: What it calls the tools; a null is none.
+        tools_key: What it calls the tools, where they are read; a null is none.
+        system_key: What it calls the text of the system, where that is read; a null is none.
 
     Raises:
-        BadConversationError: Its tools are no list, nor JSON of one.
+        BadConversationError: Its tools are no list, nor JSON of one, or what is said of the system is no text.
     """
     found = orjson.loads(record)
-    messages, tools = found[messages_key], found[tools_key]
+    messages, tools, system = (
+        None if key is None else found[key] for key in (messages_key, tools_key, system_key)
+    )
+    if system is not None and not isinstance(system, str):
+        raise BadConversationError(f"{system_key} is {shown(system)}, not a text")
     try:
         tools = orjson.loads(tools) if isinstance(tools, str) and tools else tools or None
     except orjson.JSONDecodeError as error:
@@ -121,15 +130,22 @@ def with_tools(record: str, messages_key: str, tools_key: str) -> str:
         try:
             messages = orjson.loads(messages)
         except orjson.JSONDecodeError:
-            return str(messages)  # of which is told what any other text is told
+            return str(messages), ""  # of which is told what any other text is told
     given = {"messages": messages} if isinstance(messages, list) and messages else messages
     # What is no conversation is told as the record has it: under no key of ours, without tools.
     if tools is not None and isinstance(given, dict) and given.get("messages"):
         given = given | {"tools": tools}
     try:
-        return orjson.dumps(given).decode()
+        return orjson.dumps(given).decode(), system or ""
     except TypeError as error:  # it writes what nests 254 deep, and reads four times that
         raise BadConversationError(f"cannot be written as JSON: {error}") from error
+
+
+def begun_by(system: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages behind one of the system, where there is such a text and they do not begin with their own."""
+    if not system or messages[0].get("role") == _SYSTEM:
+        return messages
+    return [{"role": _SYSTEM, "content": system}, *messages]
 
 
 def named(number: int, message: object, names: MessageNames) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from omniload.source.transforms.conversations import (
     require_answer,
     text_under,
     texts_of_arguments,
-    with_tools,
+    with_beside,
 )
 
 __all__ = [
@@ -98,9 +98,9 @@ class ChatEncoder(Encoder):
     def __init__(
         self, template: ChatTemplate, tokenizer: Tokenizer, chat: ChatTransform, key: str = ""
     ) -> None:
-        """Take what the mix file says; ``key`` is that of the messages, where tools are read beside them."""
+        """Take what the mix file says; ``key`` is that of the messages, where more is read beside them."""
         self._template, self._tokenizer, self._names = template, tokenizer, chat.messages
-        self._key, self._tools = key, chat.tools
+        self._key, self._tools, self._system = key, chat.tools, chat.system
         self.masks = chat.loss == "assistant"
         """Whether what the assistant says is told from the rest."""
 
@@ -134,10 +134,11 @@ class ChatEncoder(Encoder):
         placed: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
     ) -> Rendered:
         """Return the text of a conversation; arguments and errors as of ``ChatTemplate.render``."""
-        if self._tools is not None:
-            record = with_tools(record, self._key, self._tools)
+        system = ""
+        if self._tools is not None or self._system is not None:
+            record, system = with_beside(record, self._key, self._tools, self._system)
         return self._template.render(
-            record, wants_spans=self.masks, names=self._names, placed=placed
+            record, wants_spans=self.masks, names=self._names, placed=placed, system=system
         )
 
 

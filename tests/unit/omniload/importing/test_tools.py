@@ -1258,7 +1258,9 @@ datasets:
         assert source.text == column
         assert source.transforms[0].messages == names
         assert source.transforms[0].loss == "assistant"
-        assert "a system text in a column beside them is not, nor tools: name their column" in notes
+        assert (
+            "a system text in a column beside them is not, nor tools: name their columns" in notes
+        )
 
     def test_a_column_of_tools_that_is_named_is_read(self, folder):
         chats = AXOLOTL["datasets"][1] | {"field_tools": "functions"}

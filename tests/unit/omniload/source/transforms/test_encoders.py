@@ -26,6 +26,7 @@ from omniload.mix.sources import (
     ParquetSource,
     WebDatasetSource,
 )
+from omniload.source.formats.opening import open_format
 from omniload.source.record_source import open_source
 from omniload.source.spec import SourceSpec
 from omniload.source.tokenize import open_tokenizer
@@ -474,6 +475,120 @@ def test_tools_beside_the_messages_reach_the_template(models, tmp_path, written)
     assert block.others["loss_mask"].values_V.tolist() == (
         expected.others["loss_mask"].values_V.tolist()
     )
+
+
+def beside(folder, models, rows, kind="jsonl", **chat):
+    """Open a source of conversations with what stands beside them."""
+    path = folder / f"chats.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    config = {"jsonl": JsonlSource, "parquet": ParquetSource}[kind](
+        type=kind,
+        path=str(path),
+        text="chat",
+        transforms=(ChatTransform(type="chat", **chat),),
+        shuffle={"method": "none"},
+    )
+    return SourceSpec("sft", config, seed=1, tokenizer=BPE, base_dir=models / "marked")
+
+
+def samples_in(block):
+    mask = block.others["loss_mask"]
+    return [(block.tokens[i].tolist(), mask[i].tolist()) for i in range(len(block.tokens))]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("names", [None, {"system": "system", "human": "user", "gpt": "assistant"}])
+def test_what_the_system_says_beside_the_messages_comes_before_them(models, tmp_path, kind, names):
+    first = {"role": "system", "content": "be brief"}
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    own = {"role": "system", "content": "be long"}
+    wanted = [[first, *chat], chat, chat, [own, *chat]]
+    said, called = {}, {"system": "system", "user": "human", "assistant": "gpt"}
+    turn = dict
+    if names:
+        said = {"messages": {"role": "from", "content": "value", "roles": names}}
+
+        def turn(each):
+            return {"from": called[each["role"]], "value": each["content"]}
+
+    rows = [
+        {"chat": [turn(each) for each in chat], "system": "be brief"},
+        {"chat": [turn(each) for each in chat], "system": ""},
+        {"chat": [turn(each) for each in chat]} | ({} if kind == "jsonl" else {"system": None}),
+        {"chat": [turn(own), *map(turn, chat)], "system": "be brief"},
+    ]
+
+    found = open_source(beside(tmp_path, models, rows, kind, system="system", **said)).read(0, 4)
+
+    assert samples_in(found) == samples_in(a_source(models / "marked", wanted).read(0, 4))
+
+
+def test_system_and_tools_may_both_stand_beside_the_messages(models, tmp_path):
+    chat = conversations(1)[0]
+    system = {"role": "system", "content": "be brief"}
+    rows = [{"chat": chat, "tools": TOOLS, "meta": {"said": "be brief"}}]
+    spec = beside(tmp_path, models, rows, tools="tools", system="meta.said")
+
+    found = open_source(spec).read(0, 1)
+
+    wanted = a_source(models / "marked", [{"messages": [system, *chat], "tools": TOOLS}])
+    assert samples_in(found) == samples_in(wanted.read(0, 1))
+
+
+@pytest.mark.parametrize("value", [5, ["a"], {"role": "system"}])
+def test_what_the_system_says_is_a_text(models, tmp_path, value):
+    spec = beside(tmp_path, models, [{"chat": conversations(1)[0], "s": value}], system="s")
+
+    with pytest.raises(IntegrityError, match=r"chats.jsonl.*: s is .*, not a text"):
+        open_source(spec).read(0, 1)
+
+
+def test_one_key_is_not_both_tools_and_system():
+    with pytest.raises(ValidationError, match="tools and system are both 'a'; name two keys"):
+        ChatTransform(type="chat", tools="a", system="a")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("more", "chat", "said"),
+    [
+        (
+            {"system": "be brief"},
+            {},
+            "have 'system' beside their messages, which is not read: say system: system",
+        ),
+        ({"system_prompt": "be brief"}, {}, "say system: system_prompt in the transform chat"),
+        (
+            {"tools": TOOLS},
+            {},
+            "have 'tools' beside their messages, which are not read: say tools: tools",
+        ),
+        ({"system": "", "tools": []}, {}, ""),
+        ({"system": "be brief"}, {"system": "system"}, ""),
+        ({"system": "be brief", "tools": TOOLS}, {"system": "system"}, "say tools: tools"),
+        ({"system": "be brief", "tools": TOOLS}, {"tools": "tools"}, "say system: system"),
+    ],
+)
+def test_what_stands_beside_messages_and_is_not_read_is_a_doubt(
+    models, tmp_path, kind, more, chat, said
+):
+    if kind == "parquet":
+        more = {key: value or None for key, value in more.items()}
+    spec = beside(tmp_path, models, [{"chat": conversations(1)[0], **more}], kind, **chat)
+
+    found = open_format(spec).format.doubt()
+
+    assert said in found
+    assert bool(found) == bool(said)
+
+
+def test_a_key_of_the_system_that_no_line_has_is_a_doubt(models, tmp_path):
+    spec = beside(tmp_path, models, [{"chat": conversations(1)[0]}], system="sytem")
+
+    assert "none of the first records has system under 'sytem'" in open_format(spec).format.doubt()
 
 
 @pytest.mark.parametrize("kind", [ArrowSource, ParquetSource])
