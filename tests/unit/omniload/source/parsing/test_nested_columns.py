@@ -104,6 +104,19 @@ def test_a_corpus_is_divided_by_what_its_objects_say(tmp_path, form):
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_value_inside_an_object_is_read_where_its_column_has_a_default(tmp_path, form):
+    write(tmp_path, form, PILE)
+    column = {"column": "meta.set", "dtype": "text", "of": "samples", "default": "none"}
+
+    block = opened(tmp_path, form, text="text", columns={"set": column}).read(0, 8)
+
+    (found,) = block.others.values()
+    assert [found[i].tobytes().decode() for i in range(8)] == [
+        (row["meta"] or {"set": "none"})["set"] for row in PILE
+    ]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_a_split_holds_out_by_a_key_inside_another(tmp_path, form):
     write(tmp_path, form, [row for row in PILE if row["meta"]])
     write_keys = {"text": "text", "key": "meta.id", "splits": {"held": 0.5}}

@@ -128,6 +128,21 @@ def test_what_begins_a_document_moves_its_images_on(tmp_path, row_length):
     assert len(begun.others[IMAGES].values_V) == len(plain.others[IMAGES].values_V)
 
 
+def test_an_image_behind_what_begins_a_document_is_left_out_whole_by_a_clamp(tmp_path):
+    write_model(tmp_path / "model", CHATML)
+    begun = BpeTokenizer(type="bpe", path="model", begin_of_document="<bos>")
+    written(tmp_path, ["x<image>"], [[png_of(ramp(4, 12))]])
+
+    def lengths(tokens):
+        clamp = ClampTransform(type="clamp", tokens=tokens)
+        block = a_source(tmp_path, transforms=(IMAGE, clamp), tokenizer=begun).read(0, 1)
+        return len(block.tokens[0]), block.others[IMAGE_PLACES][0].tolist()
+
+    # The beginning, a letter and three placeholders.
+    assert lengths(5) == (5, [2, 3])
+    assert lengths(4) == (2, [])
+
+
 @pytest.mark.parametrize(
     ("size", "grid"),
     [((400, 400), (6, 6)), ((10, 4000), (1, 36)), ((2, 2), (1, 1)), ((300, 600), (4, 8))],
