@@ -20,7 +20,7 @@ from omniload.base.metrics import GROUPS_JUDGED
 from omniload.base.units import counted
 from omniload.front.meeting import Failure
 from omniload.front.openers import torch_part
-from omniload.front.sampling.values import Group
+from omniload.front.sampling.values import Group, group_from
 from omniload.machine.groups.filler import DataEnded, Event, Filling, RoundReplayed, RoundReported
 from omniload.mix.journal.groups import BatchDecision, GroupJournal, RoundDecision, decision_of
 from omniload.mix.journal.rewards import SourceRewards
@@ -35,6 +35,7 @@ __all__ = [
     "Kind",
     "event_of",
     "exchange_for",
+    "passed_on",
     "report_of",
     "shown_by",
 ]
@@ -109,9 +110,11 @@ def _found(num_ranks: int, process_group: object, timeout_s: float) -> Exchange:
 
 @dataclass(frozen=True, slots=True)
 class JsonExchange:
-    """Exchanges objects of JSON among ranks."""
+    """Exchanges objects of JSON among ranks, which sample alike."""
 
     exchange: Exchange
+    settings: Mapping[str, Any]
+    """Arguments that all ranks are to have given alike: by others they would come to other batches, each by itself."""
 
     def gather(
         self, kind: Kind, batch: int, make: Callable[[], Mapping[str, Any]]
@@ -127,6 +130,7 @@ class JsonExchange:
 
         Raises:
             OmniloadError: Another rank has failed; its number and message.
+            ConfigError: The samplers of ranks were given other arguments.
             StateError: Ranks are not at the same batch, or exchange other things.
             Exception: As ``make`` raises it.
         """
@@ -134,7 +138,7 @@ class JsonExchange:
         try:
             part = orjson.dumps(
                 # What it is goes along: an all-gather pairs what ranks give, wherever each of them is.
-                {"kind": kind, "batch": batch, "part": make()},
+                {"kind": kind, "batch": batch, "settings": self.settings, "part": make()},
                 option=orjson.OPT_SERIALIZE_NUMPY,
             )
         except Exception as error:  # noqa: BLE001 -- raised below, once the others know
@@ -151,11 +155,19 @@ class JsonExchange:
             if "failed" in found:
                 raise Failure.model_validate(found).error(rank)
             told: Mapping[str, Any] = found["part"]
+            theirs = {name: found["settings"][name] for name in self.settings}
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(
                 f"rank {rank} sent {part[:60]!r}, which is no part of an exchange ({error!r:.80}); install one release "
                 "on all ranks"
             ) from error
+        if theirs != self.settings:
+            others = {name: each for name, each in theirs.items() if each != self.settings[name]}
+            mine = {name: self.settings[name] for name in others}
+            raise ConfigError(
+                f"the sampler of rank {rank} has {others}, and that of rank {self.exchange.rank} {mine}; give all "
+                "ranks the same, groups= those over all ranks"
+            )
         if (found["kind"], found["batch"]) != (kind, batch):
             raise StateError(
                 f"rank {rank} gives the {found['kind']} of batch {found['batch']}, and rank {self.exchange.rank} the "
@@ -220,6 +232,26 @@ def _joined(reports: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
     # Where no rank has a prompt the array still wants a width.
     most = max(answers.values(), default=_FEWEST_ANSWERS)
     return np.array(rewards, np.float64).reshape(-1, most)
+
+
+def passed_on(parts: Sequence[Mapping[str, Any]], batch: int) -> list[Group]:
+    """Return the groups that ranks sent each other for a batch.
+
+    Args:
+        parts: Of all ranks: ``groups`` as ``group_json`` makes them, and ``digest`` of the batch as that rank has it.
+        batch: Its number.
+
+    Raises:
+        StateError: Ranks have come to other batches.
+    """
+    digests = [part["digest"] for part in parts]
+    # Each has worked it out by itself, and would train on its own.
+    if len(set(digests)) > 1:
+        raise StateError(
+            f"batch {batch} has other groups on other ranks: its digests are {digests!r:.160}; load one state on all "
+            "ranks"
+        )
+    return [group_from(each) for part in parts for each in part["groups"]]
 
 
 class Decisions:

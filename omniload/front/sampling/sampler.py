@@ -10,7 +10,7 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, assert_never
@@ -27,6 +27,7 @@ from omniload.front.sampling.exchange import (
     Kind,
     event_of,
     exchange_for,
+    passed_on,
     report_of,
     shown_by,
 )
@@ -35,7 +36,6 @@ from omniload.front.sampling.values import (
     GroupBatch,
     Prompt,
     SamplerState,
-    group_from,
     group_json,
     groups_of,
     prompts_of,
@@ -136,16 +136,16 @@ class DynamicSampler:
             raise ConfigError(f"surplus is {surplus!r}; choose among ['carry', 'drop']")
         timeout = timeout_from(timeout)
         self._loader = loader
-        self._json_exchange = JsonExchange(
-            exchange_for(loader.num_ranks, exchange, process_group, timeout)
-        )
         self._filling = Filling(
             groups=require_whole("groups", groups, least=1),
             max_rounds=require_whole("max_rounds", max_rounds, least=1),
             surplus=surplus,
             right_above=require_finite("right_above", right_above),
             tolerance=require_finite("tolerance", tolerance, least=0.0),
-            num_ranks=self._ranks.size,
+            num_ranks=loader.num_ranks,
+        )
+        self._json_exchange = JsonExchange(
+            exchange_for(loader.num_ranks, exchange, process_group, timeout), asdict(self._filling)
         )
         self._filler = Filler(filling=self._filling)
         journal = None if loader.run_dir is None else GroupJournal(loader.run_dir)
@@ -253,7 +253,7 @@ class DynamicSampler:
                     at = self._filler.batch, self._filling.groups
                     raise RoundLimitError(too_few(given_up, *at, self._loader.source_names))
                 case NoMore():
-                    self._pass_on(self._due.carried, lambda: None)
+                    self._pass_on(self._due.carried, "", lambda: None)
                     self._begin([self._held[group.key] for group in self._due.carried])
                 case _:
                     assert_never(self._due)
@@ -362,7 +362,8 @@ class DynamicSampler:
         ]
         # One exchange for both: behind it the decision is durable, so that no group is trained on before.
         # Groups that wait go to everybody: each rank's state holds them, and any number of ranks may go on with it.
-        self._pass_on((*going, *due.carried), lambda: self._decisions.settle(decision))
+        sent = *going, *due.carried
+        self._pass_on(sent, decision.digest, lambda: self._decisions.settle(decision))
         if self._decisions.replayed is None and self._writes:
             self._note(decision)
         mine = [
@@ -385,16 +386,14 @@ class DynamicSampler:
         if self._rewards is not None and decision.rounds:
             self._rewards.add(decision.rounds[-1].step, found)
 
-    def _pass_on(self, groups: Sequence[Waiting], settle: Callable[[], None]) -> None:
+    def _pass_on(self, groups: Sequence[Waiting], digest: str, settle: Callable[[], None]) -> None:
         """Have every rank hold groups, once each rank has settled what is to be before."""
-        me = self._ranks.rank
+        me, batch = self._ranks.rank, self.next_batch_number
 
         def part() -> Mapping[str, Any]:
             settle()
             sent = [group_json(self._held[group.key]) for group in groups if group.owner == me]
-            return {"groups": sent}
+            return {"groups": sent, "digest": digest}
 
-        for told in self._json_exchange.gather("groups", self._filler.batch, part):
-            for each in told["groups"]:
-                group = group_from(each)
-                self._held[group.prompt.key] = group
+        sent = passed_on(self._json_exchange.gather("groups", batch, part), batch)
+        self._held |= {group.prompt.key: group for group in sent}

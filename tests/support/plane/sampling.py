@@ -108,13 +108,15 @@ class _Meeting(Exchange):
 class Ranks:
     """Samplers of ranks, a thread each."""
 
-    def __init__(self, steps, num_ranks, *, run_dir=None, state=None, **settings):
+    def __init__(
+        self, steps, num_ranks, *, run_dir=None, state=None, settings_of_last=None, **settings
+    ):
         barrier, parts = threading.Barrier(num_ranks), [b""] * num_ranks
         self.samplers = [
             DynamicSampler(
                 LoaderInMemory(steps, rank, num_ranks, run_dir),
                 exchange=_Meeting(rank, num_ranks, barrier, parts),
-                **settings,
+                **(settings | (settings_of_last or {} if rank == num_ranks - 1 else {})),
             )
             for rank in range(num_ranks)
         ]

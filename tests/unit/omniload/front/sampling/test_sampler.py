@@ -187,6 +187,54 @@ def test_ranks_that_are_at_other_batches_or_steps_are_told():
     assert "ranks drew the steps [0, 2] for one round" in str(steps[0])
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"groups": 2},
+        {"max_rounds": 1},
+        {"surplus": "drop"},
+        {"right_above": 0.5},
+        {"tolerance": 1.0},
+    ],
+)
+def test_ranks_whose_samplers_have_other_settings_are_told_before_a_batch(other):
+    found = Ranks(STEPS, 3, groups=3, settings_of_last=other).next_batch(rollout)
+
+    assert [type(each) for each in found] == [ConfigError] * 3
+    ((name, value),) = other.items()
+    assert f"the sampler of rank 2 has {{'{name}': {value!r}}}, and that of rank 0" in str(found[0])
+    assert "give all ranks the same" in str(found[2])
+
+
+def test_ranks_that_wait_with_other_groups_are_told_before_a_batch():
+    ranks = Ranks(some_steps([12] * 3), 2, groups=1)
+    ranks.next_batch(rollout)
+    state = ranks.state_dict()
+    first, *others = state["waiting"]
+    waiting = [others[0], first, *others[1:]]
+    ranks.samplers[1].load_state_dict(damaged(state, waiting=waiting))
+    found = ranks.next_batch(rollout)
+
+    assert [type(each) for each in found] == [StateError] * 2
+    assert "batch 1 has other groups on other ranks: its digests are" in str(found[0])
+    assert "load one state on all ranks" in str(found[0])
+
+
+def test_a_rank_whose_batch_is_full_and_one_that_draws_for_it_are_told_of_one_batch():
+    ranks = Ranks(some_steps([12] * 3), 2, groups=1)
+    ranks.next_batch(rollout)
+    state = ranks.state_dict()
+    counts = {
+        source: each | {"dropped": each["waiting"], "waiting": 0}
+        for source, each in state["counts"].items()
+    }
+    ranks.samplers[1].load_state_dict(damaged(state, waiting=[], counts=counts))
+    found = ranks.next_batch(rollout)
+
+    assert [type(each) for each in found] == [StateError] * 2
+    assert "rank 1 gives the round of batch 1, and rank 0 the groups of batch 1" in str(found[0])
+
+
 def unsealed(state):
     return {key: value for key, value in state.items() if key != "blake2b"}
 
