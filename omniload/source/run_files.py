@@ -52,7 +52,13 @@ _WORD = re.compile(r"[a-z]+")
 def may_be_of_run(path: str) -> bool:
     """Whether a file is called as one of a run's folder is; what it is, its first bytes tell."""
     above, _, name = path.rpartition("/")
-    return name.startswith(JOURNAL_NAME) or name in _NAMES or above.rpartition("/")[2] in _FOLDERS
+    is_journal = name.startswith(JOURNAL_NAME)
+    return is_journal or _lies_in_run(name) or above.rpartition("/")[2] in _FOLDERS
+
+
+def _lies_in_run(name: str) -> bool:
+    # Decisions on groups are moved aside, as the journal is.
+    return name in _NAMES or name.startswith(f"{GROUPS_NAME}.")
 
 
 def refuse_run_files(where: str, files: Iterable[ShardFile]) -> None:
@@ -75,7 +81,7 @@ def refuse_run_files(where: str, files: Iterable[ShardFile]) -> None:
             )
         if file.remote is not None:
             continue  # a run keeps nothing but its journal on a store
-        folder = above if name in _NAMES else os.path.dirname(above)  # noqa: PTH120 -- of many files
+        folder = above if _lies_in_run(name) else os.path.dirname(above)  # noqa: PTH120 -- of many files
         if folder not in folders:
             folders[folder] = _is_run(folder)
         if folders[folder]:

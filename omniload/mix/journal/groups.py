@@ -24,9 +24,11 @@ import orjson
 from numpy.typing import NDArray
 
 from omniload.base.errors import IntegrityError, StateError, system_refusals
+from omniload.base.log import get_logger
 from omniload.base.reading import open_file
 from omniload.base.state import JsonObject, require_version, sealed, unsealed, whole_number
 from omniload.base.writing import sync_folder
+from omniload.mix.journal.storage import FileStorage
 
 __all__ = [
     "GROUPS_NAME",
@@ -43,6 +45,7 @@ __all__ = [
     "group_progress",
 ]
 
+_LOG = get_logger(__name__)
 GROUPS_NAME = "groups.jsonl"
 VERSION = 1
 Surplus = Literal["carry", "drop"]
@@ -207,10 +210,15 @@ class GroupJournal:
         self._path = run_dir / GROUPS_NAME
         self._next: int | None = None
         """The batch that follows the last line, once this process has looked."""
+        self._is_mine = False
+        """Whether the last lines are those of this process."""
 
     @system_refusals("the decisions on groups")
     def append(self, decision: BatchDecision) -> None:
         """Keep a decision, durably; lines of the same batch and later ones belong to work that was lost, and go.
+
+        What another process kept, where this one begins at batch 0, and lines that do not lead up to the batch, are
+        moved aside: nobody but the model of then could decide them again.
 
         Raises:
             StateError: The line would be longer than any that is read.
@@ -226,6 +234,7 @@ class GroupJournal:
         # Looked at once, and again after a failure: a run that goes on in order reads nothing.
         if self._next != decision.batch:
             self._cut_before(decision.batch)
+            self._is_mine = True
         # Until all is done: behind an error or Ctrl-C half of the line may be there, or the whole.
         is_first, self._next = self._next is None, None
         with self._path.open("ab") as file:
@@ -291,7 +300,7 @@ class GroupJournal:
         """Cut the file before the line of a batch, and before whatever was torn."""
         if not self._path.exists():
             return
-        end = 0
+        end, last = 0, None
         for number, line, is_last in self._lines():
             if is_last and not line.endswith(b"\n"):
                 break
@@ -300,9 +309,19 @@ class GroupJournal:
                 # What is not of this version, or damaged, is told and not cut away.
                 decision_of(line, f"{self._path}:{number}")
             elif int(at[1]) >= batch:
+                last = 0 if batch == 0 and not self._is_mine else last
                 break
-            end += len(line)
-        os.truncate(self._path, end)
+            else:
+                end, last = end + len(line), int(at[1])
+        if last in (None, batch - 1):
+            os.truncate(self._path, end)
+            return
+        # As the journal of steps: a state was forgotten, most often, or is of another folder.
+        _LOG.warning(
+            "%s holds batch %d of a run, and this one goes on with batch %d: its lines are moved to %s. To go on with "
+            "them, move them back with the journal, and give the state; another run_dir leaves them where they are",
+            *(self._path, last, batch, FileStorage(self._path).move_aside()),
+        )
 
 
 @dataclass(slots=True, kw_only=True)

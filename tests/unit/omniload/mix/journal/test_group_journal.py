@@ -64,6 +64,37 @@ def test_a_run_that_goes_on_from_before_writes_its_batches_anew(run):
     assert found[1].rounds[0].step == 99
 
 
+def test_a_run_that_begins_again_moves_the_decisions_of_before_aside_and_says_where(run, caplog):
+    before = (run / GROUPS_NAME).read_bytes()
+    journal = GroupJournal(run)
+    journal.append(a_decision(0, step=99))
+    journal.append(a_decision(1))
+    journal.append(a_decision(0, step=98))  # its own, of work that it lost
+
+    assert batches_in(run) == [0]
+    assert (run / f"{GROUPS_NAME}.aside-1").read_bytes() == before
+    assert len(list(run.iterdir())) == 2
+    assert "holds batch 0 of a run, and this one goes on with batch 0" in caplog.text
+    assert "moved to groups.jsonl.aside-1" in caplog.text
+
+
+def test_decisions_that_do_not_lead_up_to_a_batch_are_moved_aside(run, caplog):
+    GroupJournal(run).append(a_decision(6))
+
+    assert batches_in(run, since=6) == [6]
+    assert [each.batch for each in GroupJournal(run).every()] == [6]
+    assert "holds batch 3 of a run, and this one goes on with batch 6" in caplog.text
+
+
+def test_a_run_that_was_begun_from_a_state_and_goes_on_from_before_keeps_no_old_lines(tmp_path):
+    for batch in (5, 6):
+        GroupJournal(tmp_path).append(a_decision(batch))
+    GroupJournal(tmp_path).append(a_decision(3))
+
+    assert [each.batch for each in GroupJournal(tmp_path).every()] == [3]
+    assert [path.name for path in tmp_path.iterdir()] == [GROUPS_NAME]
+
+
 def test_the_name_of_the_file_is_made_durable_once_by_each_process(run, monkeypatch):
     synced = []
     monkeypatch.setattr("omniload.mix.journal.groups.sync_folder", synced.append)
