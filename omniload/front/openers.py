@@ -43,7 +43,8 @@ _LOG = get_logger(__name__)
 _TORCH = "trainer_integration.loader.torch_arrays"
 """Adapters for torch, imported by name: this package imports none of those above it."""
 _PEERS = "trainer_integration.loader.torch_peers"
-_PARTS = {"peers_of": _PEERS, "all_peers": _PEERS, "exchange_of": _PEERS}
+_EXCHANGE = "trainer_integration.loader.torch_exchange"
+_PARTS = {"peers_of": _PEERS, "all_peers": _PEERS, "exchange_of": _EXCHANGE}
 """Where parts are that are not there."""
 _OPENED = itertools.count()
 """Planes that this process has opened or joined: the n-th of every rank is one plane."""

@@ -1,11 +1,11 @@
-"""Torch's collectives for ``omniload.open``: ranks that have their batches from another one, and exchanges of rollouts.
+"""Torch's collectives for ``omniload.open``: ranks that have their batches from another one.
 
-Each has a gloo group of its own: the trainer's may move a device's memory.
+Over gloo groups of their own: the trainer's may move a device's memory.
 """
 
 import hashlib
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol, cast, get_args
@@ -20,9 +20,8 @@ from omniload.base.clock import Deadline
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from omniload.batch.wire import Parts
 from omniload.front.peers import Kind, Message, Peers
-from omniload.front.sampling.exchange import Exchange
 
-__all__ = ["TorchExchange", "TorchPeers", "all_peers", "exchange_of", "peers_of"]
+__all__ = ["GlooGroup", "TorchPeers", "all_peers", "met_group", "peers_of"]
 
 _KINDS = get_args(Kind)
 _HEAD_NUMBERS = 5
@@ -42,14 +41,20 @@ _SIZE_BYTES = 8
 _NONE, _NOTHING = np.empty(0, np.uint8), Parts()
 
 
-class _Group(Protocol):
+class GlooGroup(Protocol):
     """What is used of torch's ``ProcessGroupGloo``, whose stubs leave it out; calls return while it is under way."""
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> dist.Work: ...
+    def broadcast(self, tensor: torch.Tensor, root: int) -> dist.Work:
+        """Send the tensor of rank ``root`` to all."""
+        ...
 
-    def scatter(self, own: torch.Tensor, parts: list[torch.Tensor], root: int) -> dist.Work: ...
+    def scatter(self, own: torch.Tensor, parts: list[torch.Tensor], root: int) -> dist.Work:
+        """Send each rank its part of those of rank ``root``."""
+        ...
 
-    def allgather(self, parts: list[list[torch.Tensor]], own: list[torch.Tensor]) -> dist.Work: ...
+    def allgather(self, parts: list[list[torch.Tensor]], own: list[torch.Tensor]) -> dist.Work:
+        """Send the tensor of each rank to all."""
+        ...
 
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
 
@@ -63,9 +68,9 @@ class _Line:
 
     def __init__(
         self,
-        group: _Group,
+        group: GlooGroup,
         ranks: Sequence[int],
-        lines: Sequence[_Group | None],
+        lines: Sequence[GlooGroup | None],
     ) -> None:
         """Send to ``ranks``, the first of which sends.
 
@@ -179,7 +184,7 @@ class _Line:
         self._come, self._coming, self._rest = come, None, None
 
     def _works(
-        self, tensors: Sequence[torch.Tensor], groups: Sequence[_Group | None]
+        self, tensors: Sequence[torch.Tensor], groups: Sequence[GlooGroup | None]
     ) -> list[dist.Work]:
         """Begin to send or receive tensors, those that hold something, each over its group if this rank is in it."""
         return [
@@ -188,7 +193,7 @@ class _Line:
             if group is not None and len(tensor)
         ]
 
-    def _broadcast(self, tensor: torch.Tensor, group: _Group) -> dist.Work:
+    def _broadcast(self, tensor: torch.Tensor, group: GlooGroup) -> dist.Work:
         return group.broadcast(tensor, 0)
 
     def _scatter(self, own: torch.Tensor, parts: Sequence[torch.Tensor]) -> dist.Work:
@@ -278,7 +283,7 @@ def peers_of(lines: Sequence[Sequence[int]], rank: int, name: str, timeout_s: fl
             "init_process_group (init_device_mesh does) before omniload.open"
         )
     # All ranks have the lines in one order, so that no two wait for each other at different ones.
-    groups = [_met(line, rank, name, timeout_s) if rank in line else None for line in lines]
+    groups = [met_group(line, rank, name, timeout_s) if rank in line else None for line in lines]
     assert groups[0] is not None, "a rank is among its peers"
     return TorchPeers(_Line(groups[0], ranks, groups), name, timeout_s)
 
@@ -303,15 +308,15 @@ def all_peers(rank: int, name: str, timeout_s: float) -> TorchPeers:
     assert world is not None, "whoever deals has looked"
     if world not in _DEALT:
         ranks = range(dist.get_world_size())
-        _DEALT[world] = _Line(_met(ranks, rank, name, timeout_s), ranks, ())
+        _DEALT[world] = _Line(met_group(ranks, rank, name, timeout_s), ranks, ())
     return TorchPeers(_DEALT[world], name, timeout_s)
 
 
-_MET: list[_Group] = []
+_MET: list[GlooGroup] = []
 """Groups of this process, which are kept: one that ends while a wait of it was given up waits for that."""
 
 
-def _met(ranks: Sequence[int], rank: int, name: str, timeout_s: float) -> _Group:
+def met_group(ranks: Sequence[int], rank: int, name: str, timeout_s: float) -> GlooGroup:
     """Meet the other ranks in a group of their own, in which they are numbered as they stand; see ``peers_of``."""
     store = dist.distributed_c10d._get_default_store()
     place = f"{name}/{'-'.join(map(str, ranks))}"
@@ -332,63 +337,4 @@ def _met(ranks: Sequence[int], rank: int, name: str, timeout_s: float) -> _Group
     # A broadcast that a slow step kept waiting would end the group for good; waits are bounded one by one.
     group._set_default_timeout(timedelta(seconds=_NEVER_S))
     _MET.append(group)
-    return cast("_Group", group)
-
-
-class TorchExchange(Exchange):
-    """All-gathers of bytes, over a gloo group of their own: the trainer's may move a device's memory."""
-
-    def __init__(self, group: _Group, rank: int, size: int, timeout_s: float) -> None:
-        """Gather over ``group``, in which this is ``rank`` of ``size``."""
-        self.rank, self.size = rank, size
-        self._group, self._timeout_s = group, timeout_s
-
-    @override
-    def all_gather(self, part: bytes) -> list[bytes]:
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        self._gather(sizes, torch.tensor([len(part)]))
-        lengths = [int(size) for size in sizes]
-        # One length for all, as gloo wants it.
-        mine = torch.zeros(max(lengths), dtype=torch.uint8)
-        mine[: len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
-        parts = [torch.empty_like(mine) for _ in range(self.size)]
-        self._gather(parts, mine)
-        return [
-            each[:length].numpy().tobytes() for each, length in zip(parts, lengths, strict=True)
-        ]
-
-    def _gather(self, parts: list[torch.Tensor], mine: torch.Tensor) -> None:
-        try:
-            self._group.allgather([parts], [mine]).wait()
-        except RuntimeError as error:
-            raise UnavailableError(
-                f"rank {self.rank} of {self.size} waited up to {self._timeout_s:g} s for the others' rollouts "
-                f"({str(error).splitlines()[0]:.200}); do they run, and ask for as many batches? timeout= waits longer"
-            ) from error
-
-
-_EXCHANGES: Counter[tuple[dist.ProcessGroup, tuple[int, ...]]] = Counter()
-"""Exchanges that the same ranks of a job have made: the n-th of each of them is one, whatever other groups it has."""
-
-
-def exchange_of(process_group: dist.ProcessGroup | None, timeout_s: float) -> TorchExchange:
-    """Return an exchange among the ranks of a process group, all by default, which all of them ask for here.
-
-    Raises:
-        UnavailableError: A rank does not come.
-    """
-    world = dist.group.WORLD
-    assert world is not None, "whoever asks has looked"
-    ranks = sorted(dist.get_process_group_ranks(process_group or world))
-    made, rank = (world, tuple(ranks)), dist.get_rank()
-    try:
-        group = _met(ranks, rank, f"omniload/exchange/{_EXCHANGES[made]}", timeout_s)
-    except UnavailableError as error:
-        raise UnavailableError(
-            f"ranks {ranks} have not met within {timeout_s:g} s; do all of them make a sampler of their loaders? "
-            f"({str(error.__cause__).splitlines()[0]:.200})"
-        ) from error
-    _EXCHANGES[made] += 1
-    # A gather that was given up is taken up by nobody: it ends, and so does the exchange.
-    group._set_default_timeout(timedelta(seconds=timeout_s))
-    return TorchExchange(group, ranks.index(rank), len(ranks), timeout_s)
+    return cast("GlooGroup", group)

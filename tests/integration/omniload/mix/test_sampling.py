@@ -141,7 +141,10 @@ def test_two_ranks_have_the_batches_of_one(warm_python, mix):
 
     first, second = sorted(told, key=lambda each: each["rank"])
     assert first["left"][0] == second["left"][0] == [3, 4]
-    assert "waited up to 3 s for the others' rollouts" in first["left"][1]
+    assert (
+        "waited up to 3 s for the others' rollouts: 1 rank of the job did not come: [1]"
+        in first["left"][1]
+    )
     assert first["state"] == second["state"]
     for mine, others, whole in zip(first["batches"], second["batches"], wanted, strict=True):
         assert (len(mine["groups"]), len(others["groups"])) == (3, 2)

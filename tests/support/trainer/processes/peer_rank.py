@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from omniload.base.errors import OmniloadError
 from omniload.batch.wire import Parts
-from trainer_integration.loader.torch_peers import exchange_of, peers_of
+from trainer_integration.loader.torch_exchange import exchange_of
+from trainer_integration.loader.torch_peers import peers_of
 
 RANK, PORT, PLAN = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 LONG_S, SHORT_S, GROUP_S = 60.0, 1.0, 5.0

@@ -1,0 +1,121 @@
+"""Torch's collectives for ``omniload.DynamicSampler``: what ranks tell each other of their rollouts.
+
+Over a gloo group of its own: the trainer's may move a device's memory. A gather does not say who is missing; so each
+rank notes in torch's store which one it comes to.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from typing_extensions import override
+
+from omniload.base.errors import UnavailableError
+from omniload.base.units import counted
+from omniload.front.sampling.exchange import Exchange
+from trainer_integration.loader.torch_peers import GlooGroup, met_group
+
+__all__ = ["TorchExchange", "exchange_of"]
+
+_SHOWN = 8
+"""Ranks that a message names."""
+
+
+class _Arrivals:
+    """Which gather each rank has come to, as notes in torch's store."""
+
+    def __init__(self, place: str, ranks: Sequence[int], rank: int) -> None:
+        """Note that ``rank`` of ``ranks`` has come to none yet; a store may hold notes of an earlier start."""
+        store = dist.distributed_c10d._get_default_store()
+        self._store, self._ranks, self._rank = dist.PrefixStore(place, store), ranks, rank
+        self._count = -1
+        self.come()
+
+    def come(self) -> None:
+        """Note that this rank comes to the next gather.
+
+        Raises:
+            DistNetworkError: The process that hosts the store has ended.
+        """
+        self._count += 1
+        self._store.set(str(self._rank), str(self._count))
+
+    def missing(self) -> str:
+        """Say which ranks have not come to the gather that this one is at."""
+        try:
+            absent = [rank for rank in self._ranks if not self._has_come(rank)]
+        except RuntimeError:
+            return f"rank {self._ranks[0]}, or whoever hosts torch's store, has ended"
+        if not absent:
+            return "all had come, and one has ended since"
+        names = f"{absent[:_SHOWN]}{', ...' if len(absent) > _SHOWN else ''}"
+        return f"{counted(len(absent), 'rank')} of the job did not come: {names}"
+
+    def _has_come(self, rank: int) -> bool:
+        # Asked for first: a note that is not there would be waited for.
+        return self._store.check([str(rank)]) and int(self._store.get(str(rank))) >= self._count
+
+
+class TorchExchange(Exchange):
+    """All-gathers of bytes, over a gloo group of their own: the trainer's may move a device's memory."""
+
+    def __init__(
+        self, group: GlooGroup, arrivals: _Arrivals, rank: int, size: int, timeout_s: float
+    ) -> None:
+        """Gather over ``group``, in which this is ``rank`` of ``size``."""
+        self.rank, self.size = rank, size
+        self._group, self._arrivals, self._timeout_s = group, arrivals, timeout_s
+
+    @override
+    def all_gather(self, part: bytes) -> list[bytes]:
+        try:
+            self._arrivals.come()
+            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+            self._group.allgather([sizes], [torch.tensor([len(part)])]).wait()
+            lengths = [int(size) for size in sizes]
+            # One length for all, as gloo wants it.
+            mine = torch.zeros(max(lengths), dtype=torch.uint8)
+            mine[: len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+            parts = [torch.empty_like(mine) for _ in range(self.size)]
+            self._group.allgather([parts], [mine]).wait()
+        except RuntimeError as error:
+            raise UnavailableError(
+                f"rank {self.rank} of {self.size} waited up to {self._timeout_s:g} s for the others' rollouts: "
+                f"{self._arrivals.missing()}; do they run, and ask for as many batches? timeout= waits longer "
+                f"({str(error).splitlines()[0]:.200})"
+            ) from error
+        return [
+            each[:length].numpy().tobytes() for each, length in zip(parts, lengths, strict=True)
+        ]
+
+
+_EXCHANGES: Counter[tuple[dist.ProcessGroup, tuple[int, ...]]] = Counter()
+"""Exchanges that the same ranks of a job have made: the n-th of each of them is one, whatever other groups it has."""
+
+
+def exchange_of(process_group: dist.ProcessGroup | None, timeout_s: float) -> TorchExchange:
+    """Return an exchange among the ranks of a process group, all by default, which all of them ask for here.
+
+    Raises:
+        UnavailableError: A rank does not come.
+    """
+    world = dist.group.WORLD
+    assert world is not None, "whoever asks has looked"
+    ranks = sorted(dist.get_process_group_ranks(process_group or world))
+    made, rank = (world, tuple(ranks)), dist.get_rank()
+    name = f"omniload/exchange/{_EXCHANGES[made]}"
+    try:
+        # Before they meet: then none is missed for want of its first note.
+        arrivals = _Arrivals(f"{name}/{'-'.join(map(str, ranks))}/come", ranks, rank)
+        group = met_group(ranks, rank, name, timeout_s)
+    except (UnavailableError, dist.DistNetworkError) as error:
+        raise UnavailableError(
+            f"ranks {ranks} have not met within {timeout_s:g} s; do all of them make a sampler of their loaders? "
+            f"({str(error.__cause__ or error).splitlines()[0]:.200})"
+        ) from error
+    _EXCHANGES[made] += 1
+    # A gather that was given up is taken up by nobody: it ends, and so does the exchange.
+    group._set_default_timeout(timedelta(seconds=timeout_s))
+    return TorchExchange(group, arrivals, ranks.index(rank), len(ranks), timeout_s)
