@@ -285,11 +285,17 @@ def _show_groups(console: Console, groups: GroupProgress) -> None:
     columns = [("source", False), *((heading, True) for heading in headings)]
     console.print(table(f"groups of answers up to batch {groups.next_batch:,}", columns, rows))
     differ = sum(each.differing for each in groups.sources.values())
-    of_batches = counted(groups.batches, "batch", "batches")
+    first = groups.next_batch - groups.batches
+    # Groups that waited when the folder was begun, from a state, were drawn in another one.
+    left = (
+        f"decisions from batch {first:,} on, for which groups of before may have waited"
+        if first
+        else f"{differ - groups.groups:,} groups that differ wait or were left over"
+    )
     say(
         console,
-        f"{of_batches} of {counted(groups.groups, 'group')}, drawn in {counted(groups.rounds, 'round')}; "
-        f"{differ - groups.groups:,} groups that differ wait or were left over",
+        f"{counted(groups.batches, 'batch', 'batches')}, {counted(groups.groups, 'group')} in all, drawn in "
+        f"{counted(groups.rounds, 'round')}; {left}",
     )
 
 

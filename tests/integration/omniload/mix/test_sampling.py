@@ -75,7 +75,8 @@ def test_batches_are_those_of_a_plain_loop_over_the_mix_and_replay(mix, tmp_path
         name: (each.drawn, each.all_right, each.all_wrong, each.answers, each.right_answers)
         for name, each in told.items()
     }
-    assert f"{len(found)} batches of {7 * len(found)} groups" in said
+    assert f"{len(found)} batches, {7 * len(found)} groups in all, drawn in" in said
+    assert "groups that differ wait or were left over" in said
     assert sum(map(len, steps)) == 180
     wanted, left = expected_batches(steps, rewards_of, 7, surplus)
     assert [batch.rounds for batch in found] == [rounds for rounds, _ in wanted]
@@ -91,6 +92,20 @@ def test_batches_are_those_of_a_plain_loop_over_the_mix_and_replay(mix, tmp_path
     assert counts["easy"].drawn == counts["hard"].drawn == 90
     assert sum(each.waiting for each in counts.values()) == len(left)
     assert all(each.is_whole() for each in counts.values())
+
+
+def test_a_folder_begun_from_a_state_shows_no_groups_that_were_drawn_before_as_left(mix, tmp_path):
+    with omniload.open(mix, arrays="numpy") as loader:
+        sampler = omniload.DynamicSampler(loader, groups=1)
+        sampler.next_batch(rollout)
+        state = sampler.state_dict()
+    with omniload.open(mix, arrays="numpy", run_dir=tmp_path / "run") as loader:
+        sampler = omniload.DynamicSampler(loader, groups=1)
+        sampler.load_state_dict(state)
+        sampler.next_batch(rollout)
+
+    said = run_mix("show", tmp_path / "run").stdout
+    assert "1 batch, 1 group in all, drawn in 0 rounds; decisions from batch 1 on" in said
 
 
 def test_a_policy_moves_the_mix_of_a_run_that_samples_and_its_replay_alike(mix, tmp_path):

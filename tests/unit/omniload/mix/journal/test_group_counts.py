@@ -88,8 +88,11 @@ def test_a_line_in_mid_write_is_not_there_yet_and_a_damaged_one_is_named(tmp_pat
 
 
 def test_lines_that_do_not_follow_or_are_of_other_sources_are_refused(tmp_path):
-    append(tmp_path / "gap", 0)
-    append(tmp_path / "gap", 2)
+    for batch in range(3):
+        append(tmp_path / "gap", batch)
+    path = tmp_path / "gap" / GROUPS_NAME
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[2])
     append(tmp_path / "other", 0, a_round(0, [2], "k"))
 
     with pytest.raises(StateError, match="has batch 2 where batch 1 is due"):
