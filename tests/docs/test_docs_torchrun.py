@@ -108,3 +108,24 @@ def test_the_script_of_the_context_parallel_page_has_the_losses_of_whole_rows(wa
     assert [*whole] == [0, 1, 2]
     assert whole[2] < whole[0] - 0.05
     assert shared == pytest.approx(whole, abs=2e-4)
+
+
+def test_the_loop_of_the_page_on_reinforcement_learning_runs_on_two_ranks(warm_python, work):
+    page = ROOT / "docs/how-to/data/rl.md"
+    data, loop, *_ = [b.text for b in blocks_of(page) if b.language == "python"]
+    line = re.search(r"behind one line, `(torch\..*?\))`", page.read_text(encoding="utf-8"))[1]
+    Path("data.py").write_text(data, encoding="utf-8")
+    Path("loop.py").write_text(f"import torch\n{line}\n{loop}\nprint(len(batch), counts)\n")
+
+    finished([warm_python.path, "data.py"], limit_s=LIMIT_S, env=os.environ.copy())
+    done = finished(
+        [warm_python.path, "-m", "torch.distributed.run", "--nproc-per-node", "2", "loop.py"],
+        limit_s=LIMIT_S,
+        env=os.environ | warm_python.for_launchers,
+    )
+
+    assert done.returncode == 0, done.stderr[-4000:]
+    first, second = done.stdout.splitlines()
+    assert first == second
+    assert first.startswith("8 {")
+    assert len(Path("run/groups.jsonl").read_text().splitlines()) == 7
