@@ -138,32 +138,70 @@ def test_a_loader_of_prompts_that_are_cut_is_refused(mix):
             list(sampler.batches(rollout))
 
 
-@pytest.mark.ray
-def test_two_ranks_have_the_batches_of_one(warm_python, mix):
-    pytest.importorskip("torch")
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def ranks_that_sample(warm_python, world, *arguments):
+    """Run the ranks of a job, and return what each told, and its process."""
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
     done = finished(
-        [warm_python.path, *command, RANK, mix, "5", "4"],
+        [warm_python.path, *command, RANK, *arguments],
         limit_s=LIMIT_S,
         env=kept | warm_python.for_launchers,
     )
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(told) == 2, done.stderr[-3000:]
+    return sorted(told, key=lambda each: each["rank"]), done
+
+
+def joined(parts):
+    """Return what all ranks were handed of a batch, in one order."""
+    assert len({(part["digest"], part["rounds"]) for part in parts}) == 1
+    groups = sorted(group for part in parts for group in part["groups"])
+    return parts[0]["digest"], parts[0]["rounds"], groups
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("world", "shares", "absent"),
+    [(2, [3, 2], "1 rank of the job did not come: [1]"), (4, [2, 1, 1, 1], "3 ranks of the job")],
+)
+def test_ranks_have_the_batches_of_one(warm_python, mix, world, shares, absent):
+    pytest.importorskip("torch")
+    told, done = ranks_that_sample(warm_python, world, mix, "5", "4")
+    assert len(told) == world, done.stderr[-3000:]
     with omniload.open(mix, arrays="numpy") as loader:
         alone = omniload.DynamicSampler(loader, groups=5)
         wanted = [told_of(alone.next_batch(rollout)) for _ in range(4)]
 
-    first, second = sorted(told, key=lambda each: each["rank"])
-    assert first["left"][0] == second["left"][0] == [3, 4]
-    assert (
-        "waited up to 3 s for the others' rollouts: 1 rank of the job did not come: [1]"
-        in first["left"][1]
-    )
-    assert first["state"] == second["state"]
-    for mine, others, whole in zip(first["batches"], second["batches"], wanted, strict=True):
-        assert (len(mine["groups"]), len(others["groups"])) == (3, 2)
-        assert mine["digest"] == others["digest"] == whole["digest"]
-        assert mine["rounds"] == others["rounds"] == whole["rounds"]
-        groups = json.loads(json.dumps(whole["groups"]))
-        assert sorted(mine["groups"] + others["groups"]) == sorted(groups)
+    assert all(each["left"][0] == [3 + rank for rank in range(world)] for each in told)
+    assert f"waited up to 3 s for the others' rollouts: {absent}" in told[0]["left"][1]
+    assert all(each["state"] == told[0]["state"] for each in told)
+    for number, whole in enumerate(json.loads(json.dumps(wanted))):
+        parts = [each["batches"][number] for each in told]
+        assert [len(part["groups"]) for part in parts] == shares
+        assert joined(parts) == joined([whole])
+
+
+@pytest.mark.ray
+def test_a_job_killed_within_a_batch_goes_on_from_its_state_on_other_ranks(
+    warm_python, mix, tmp_path
+):
+    pytest.importorskip("torch")
+    with omniload.open(mix, arrays="numpy") as loader:
+        alone = omniload.DynamicSampler(loader, groups=5)
+        wanted = [told_of(alone.next_batch(rollout)) for _ in range(6)]
+
+    rounds = [each["rounds"] for each in wanted]
+    # In its second round: all ranks are within the batch then, and have kept the state before it.
+    at = next(batch for batch in range(1, 6) if rounds[batch] > 1)
+    last = str(sum(rounds[:at]) + 2)
+    _, killed = ranks_that_sample(warm_python, 4, mix, "5", "6", "--killed-in", last)
+    states = [(tmp_path / f"state-{rank}.json").read_text() for rank in range(4)]
+    told, done = ranks_that_sample(warm_python, 2, mix, "5", str(6 - at), "--from-state")
+
+    assert killed.returncode != 0
+    assert "Signal 9 (SIGKILL)" in killed.stderr
+    assert len(set(states)) == 1
+    assert json.loads(states[0])["batch"] == at
+    assert len(told) == 2, done.stderr[-3000:]
+    found = [joined(parts) for parts in zip(*(each["batches"] for each in told), strict=True)]
+    assert found == [joined([whole]) for whole in json.loads(json.dumps(wanted[at:]))]
+    assert json_of("show", f"{mix}.run")["groups"]["batches"] == 6

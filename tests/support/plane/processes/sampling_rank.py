@@ -1,9 +1,16 @@
 """One rank of a job that samples groups, as a user would write it. Prints what it was handed as JSON.
 
-sampling_rank.py MIX GROUPS BATCHES
+Its state after each batch lies beside the mix, for ``--from-state``; of ranks that are killed one ends in its N-th
+rollout, so within a batch.
+
+sampling_rank.py MIX GROUPS BATCHES [--from-state] [--killed-in N]
 """
 
+import json
+import os
+import signal
 import sys
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -46,14 +53,29 @@ def message_of_an_exchange_that_one_rank_leaves():
 
 
 def main():
-    mix, groups, batches = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    mix, groups, batches, *how = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
     dist.init_process_group("gloo")
-    left = message_of_an_exchange_that_one_rank_leaves()
+    rank = dist.get_rank()
+    left = [] if how else message_of_an_exchange_that_one_rank_leaves()
+    rollouts = 0
+
+    def killed_in_time(prompts):
+        nonlocal rollouts
+        rollouts += 1
+        if rank == 1 and how[:1] == ["--killed-in"] and rollouts == int(how[1]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rollout(prompts)
+
     with omniload.open(mix, run_dir=f"{mix}.run", arrays="numpy") as loader:
-        sampler = omniload.DynamicSampler(loader, groups=groups)
-        found = [told_of(sampler.next_batch(rollout)) for _ in range(batches)]
-        state = sampler.state_dict()
-    told = {"rank": dist.get_rank(), "left": left, "state": state, "batches": found}
+        sampler = omniload.DynamicSampler(loader, groups=groups, timeout=60)
+        if how[:1] == ["--from-state"]:
+            sampler.load_state_dict(json.loads(Path(mix).with_name("state-0.json").read_text()))
+        found = []
+        for _ in range(batches):
+            found.append(told_of(sampler.next_batch(killed_in_time)))
+            state = sampler.state_dict()
+            Path(mix).with_name(f"state-{rank}.json").write_text(json.dumps(state))
+    told = {"rank": rank, "left": left, "state": state, "batches": found}
     tell(told)
     dist.destroy_process_group()
 
