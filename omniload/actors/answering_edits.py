@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from omniload.base.concurrency.threads import start_thread
 from omniload.base.errors import IntegrityError, project_error
 from omniload.base.log import get_logger
 from omniload.base.reading import read_kept_file
@@ -74,7 +75,7 @@ def answer_edits(
             before = mark
 
     thread = threading.Thread(target=keep, name="omniload-edits", daemon=True)
-    thread.start()
+    start_thread(thread)
 
     def end() -> None:
         ended.set()

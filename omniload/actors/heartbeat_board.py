@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from omniload.actors.rank_locks import rank_has_ended
 from omniload.base.concurrency.calls_under_way import calls_under_way, figures_of_calls
-from omniload.base.concurrency.threads import ending
+from omniload.base.concurrency.threads import ending, start_thread
 from omniload.base.errors import OmniloadError
 from omniload.base.log import RoleLog
 from omniload.base.writing import write_whole
@@ -201,7 +201,7 @@ class FolderBoard(Board):
 
         # A thread of its own: a call that hangs keeps the role's own, and the heartbeat is to say in which call.
         thread = threading.Thread(target=beat, name="omniload-heartbeat", daemon=True)
-        thread.start()
+        start_thread(thread)
         # One that comes later would bring back whom others forget.
         return ending(thread, ended, _LAST_S, f"the last heartbeat in {self.folder}")
 

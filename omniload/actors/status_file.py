@@ -13,7 +13,7 @@ import psutil
 from pydantic import ConfigDict, ValidationError
 
 from omniload.actors.heartbeat_board import Board
-from omniload.base.concurrency.threads import ending
+from omniload.base.concurrency.threads import ending, start_thread
 from omniload.base.config import StrictModel
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
@@ -98,7 +98,7 @@ def write_status(folder: Path | None, board: Board, host: str = "") -> Callable[
     # By whoever opens the plane: to a command that looks once it is open, a run without a status has none up.
     _write(place, _status(first := board.read(), {}, here, began_s), is_last=False)
     thread = threading.Thread(target=keep, args=(first,), name="omniload-status", daemon=True)
-    thread.start()
+    start_thread(thread)
     # Only a disk that does not answer takes so long.
     return ending(thread, ended, _LAST_S, f"the last status in {place}")
 

@@ -30,6 +30,7 @@ from omniload.actors.roles.planner_events import (
     Stop,
     Told,
 )
+from omniload.base.concurrency.threads import start_thread
 from omniload.base.errors import (
     ConfigError,
     IntegrityError,
@@ -119,7 +120,7 @@ class PlannerShell:
         # Before the thread: no report is applied to a planner that has not begun.
         self._events.put(Started())
         self._constructors.listen()
-        self._thread.start()
+        start_thread(self._thread)
 
     def taken(self, step: int, dp_rank: int, cp_rank: int = 0, generation: int = 0) -> None:
         """Tell that a rank's trainer has the batch of ``step``."""

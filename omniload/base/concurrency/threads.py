@@ -18,9 +18,10 @@ from concurrent.futures import CancelledError, Future, wait
 from typing import Any, Self, TypeVar
 from weakref import WeakValueDictionary
 
+from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
 
-__all__ = ["DaemonPool", "ending", "was_given_up"]
+__all__ = ["DaemonPool", "ending", "start_thread", "was_given_up"]
 
 _LOG = get_logger(__name__)
 _LEAVE_S = 5.0
@@ -66,19 +67,20 @@ class DaemonPool:
             _of_reads[id(self)] = self
 
     def submit(self, call: Callable[[], Result]) -> "Future[Result]":
-        """Have a thread carry out a call; after ``close`` the future is cancelled."""
+        """Have a thread carry out a call; after ``close`` the future is cancelled.
+
+        Raises:
+            UnavailableError: The system gives no thread, and the pool has none yet.
+        """
         future: Future[Result] = Future()
         with self._lock:
             # In one step with ``close``: a call that is put behind the threads' ends would never be carried out.
             if self._closed:
                 future.cancel()
                 return future
-            self._calls.put((future, call))
             if len(self._threads) < self._most:
-                name = f"{self._name}_{len(self._threads)}"
-                thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                self._add_thread()
+            self._calls.put((future, call))
         return future
 
     def map(
@@ -172,6 +174,18 @@ class DaemonPool:
         # What is stuck stays: whoever waits for it has given up.
         self.close(_LEAVE_S)
 
+    def _add_thread(self) -> None:
+        name = f"{self._name}_{len(self._threads)}"
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            start_thread(thread)
+        except UnavailableError:
+            # Fewer carry out the same calls.
+            if not self._threads:
+                raise
+        else:
+            self._threads.append(thread)
+
     def _run(self) -> None:
         has_ended = False
         while not has_ended:
@@ -199,6 +213,23 @@ class DaemonPool:
                     self._under_way.discard(threading.get_ident())
             # Waiting for its next call, a thread must not hold the last result: it may be a batch.
             del future, call, taken
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread.
+
+    Raises:
+        UnavailableError: The system gives no other one.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        # Python says no more, and has no class of its own for it.
+        raise UnavailableError(
+            f"no thread for {thread.name} ({error}, beside {threading.active_count()} of this process); raise the "
+            "number of processes and threads of this user (ulimit -u) and of the container or the job (pids.max of its "
+            "cgroup), or end some"
+        ) from error
 
 
 def was_given_up(done: "Future[Any]") -> bool:

@@ -19,7 +19,8 @@ from omniload.base.concurrency.calls_under_way import (
     figures_of_calls,
     under_way,
 )
-from omniload.base.concurrency.threads import DaemonPool, ending, was_given_up
+from omniload.base.concurrency.threads import DaemonPool, ending, start_thread, was_given_up
+from omniload.base.errors import UnavailableError
 
 _LONG_S = 60
 
@@ -29,6 +30,42 @@ def test_results_come_in_the_order_of_the_items_and_the_first_error_is_raised():
         assert pool.map(lambda n: n * n, range(20)) == [n * n for n in range(20)]
         with pytest.raises(ZeroDivisionError):
             pool.map(lambda n: 1 // n, [2, 0, 1])
+
+
+@pytest.fixture
+def no_threads():
+    """Have the system give no thread, for a stack larger than the address space; yields how to have it give them."""
+    before = threading.stack_size(1 << 46)
+    yield lambda: threading.stack_size(before)
+    threading.stack_size(before)
+
+
+def test_a_thread_that_the_system_refuses_is_told_with_the_limits_to_raise(no_threads):
+    thread = threading.Thread(target=lambda: None, name="omniload-heartbeat")
+
+    with pytest.raises(
+        UnavailableError, match=r"omniload-heartbeat \(can't start new thread.*ulimit -u.*pids.max"
+    ):
+        start_thread(thread)
+
+
+def test_a_pool_without_a_thread_says_so_and_can_be_asked_again_and_closed(no_threads):
+    with DaemonPool(3, "test") as pool:
+        with pytest.raises(UnavailableError, match="no thread for test_0"):
+            pool.map(abs, [-1])
+        no_threads()
+        assert pool.submit(lambda: 5).result(_LONG_S) == 5
+
+
+def test_a_pool_that_gets_no_further_thread_goes_on_with_those_it_has():
+    with DaemonPool(3, "test") as pool:
+        assert pool.submit(threading.get_ident).result(_LONG_S)
+        before = threading.stack_size(1 << 46)
+        try:
+            calls = [pool.submit(threading.get_ident) for _ in range(5)]
+        finally:
+            threading.stack_size(before)
+        assert len({call.result(_LONG_S) for call in calls}) == 1
 
 
 def test_threads_are_daemons_and_no_more_than_asked_for():
