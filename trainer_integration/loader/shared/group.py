@@ -13,6 +13,7 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from typing import Any
 
 from torch import multiprocessing
@@ -153,23 +154,38 @@ def _started(address: str, setup: Setup, context: Any) -> bool:
             raise
         # Before there is a server: ranks that come while it starts wait here, and start no other.
         listener.listen(128)
+        report, reporting = context.Pipe(duplex=False)
         start = context.Process(
-            target=_detached, args=(setup, listener, context.get_start_method())
+            target=_detached, args=(setup, listener, context.get_start_method(), reporting)
         )
-        start.start()
-        if not has_ended(start.pid, START_S):
-            start.kill()
-        start.join()
-        if (code := start.exitcode) != 0:
+        with report:
+            with reporting:
+                start.start()
+            if not has_ended(start.pid, START_S):
+                start.kill()
+            start.join()
+            # No exit code tells it: the system keeps none where SIGCHLD is ignored, as some launchers leave it.
+            is_up = _has_report(report)
+        if not is_up:
             raise UnavailableError(
-                f"the server of the shared workers was not started (exit code {code}, limit {START_S:g} s); "
+                f"the server of the shared workers was not started (exit code {start.exitcode}, limit {START_S:g} s); "
                 "its error stands in this rank's output"
             )
     return True
 
 
-def _detached(setup: Setup, listener: socket.socket, method: str) -> None:
+def _has_report(report: Connection) -> bool:
+    try:
+        return report.poll(0) and bool(report.recv_bytes())
+    except EOFError:
+        return False
+
+
+def _detached(setup: Setup, listener: socket.socket, method: str, reporting: Connection) -> None:
     """Leave the server to the machine: it outlives the rank that started it, and ends with the last."""
     if os.fork() == 0:
+        reporting.close()
         workers = multiprocessing.get_context("spawn" if method == "spawn" else "fork")
         serve(setup, listener, workers)
+    else:
+        reporting.send_bytes(b"up")

@@ -60,6 +60,15 @@ def made(path):
     return sorted(int(line) for line in Path(path).read_text().split())
 
 
+def test_workers_are_shared_where_a_launcher_ignores_the_ends_of_its_children():
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system keeps no exit codes then
+    try:
+        shared = DataLoader(Numbers(8), 4, num_workers=1, share=True)
+        assert plain(shared) == plain(TorchLoader(Numbers(8), 4))
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+
+
 def test_ranks_that_draw_the_same_samples_have_each_made_once(tmp_path, launch):
     path = tmp_path / "made"
     ranks = [
