@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import TextIO
 
 from typing_extensions import override
 
@@ -284,7 +285,10 @@ def set_up_logging(level: str = "INFO", *, role: str = "") -> None:
     somebody's program leaves the root logger alone.
     """
     handler: logging.Handler
-    if sys.stderr.isatty():
+    stderr: TextIO | None = sys.stderr  # none where it was closed before this process began
+    if stderr is None:
+        handler = logging.NullHandler()
+    elif stderr.isatty():
         # Imported here: a quarter of the start of every command that nobody watches.
         from rich.console import Console  # noqa: PLC0415
         from rich.logging import RichHandler  # noqa: PLC0415
@@ -292,7 +296,7 @@ def set_up_logging(level: str = "INFO", *, role: str = "") -> None:
         handler = RichHandler(console=Console(stderr=True), show_path=False)
         handler.setFormatter(_Discreet(f"{role + ': ' if role else ''}%(message)s"))
     else:
-        handler = logging.StreamHandler(sys.stderr)
+        handler = logging.StreamHandler(stderr)
         handler.setFormatter(
             _Discreet(
                 f"%(asctime)s %(levelname)s {role + ' ' if role else ''}%(name)s: %(message)s"

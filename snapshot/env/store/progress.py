@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 __all__ = ["Progress", "shown_progress"]
 
@@ -14,7 +14,8 @@ Progress = Callable[[str, int, int], None]
 @contextmanager
 def shown_progress(*, in_bytes: bool = True) -> Iterator[Progress]:
     """Show long work on a terminal, in bytes or by number; nothing where nobody watches."""
-    if not sys.stderr.isatty():
+    stderr: TextIO | None = sys.stderr  # none where it was closed before this process began
+    if stderr is None or not stderr.isatty():
         yield lambda *_: None
         return
     # Imported here: a warm restore is over before this would be loaded.

@@ -10,6 +10,7 @@ from prometheus_client import generate_latest
 from omniload.base import metrics
 from omniload.base.log import ONCE, get_logger, set_up_logging
 from omniload.base.secrets import note_secret
+from snapshot.env.store.progress import shown_progress
 
 
 def test_every_metric_opens_with_the_projects_name_and_ends_in_its_unit():
@@ -96,6 +97,16 @@ def test_setting_up_twice_writes_every_line_once(monkeypatch, project_logger):
     get_logger("omniload.test").info("hello")
 
     assert out.getvalue().count("hello") == 1
+
+
+def test_a_process_without_standard_error_logs_nothing_and_goes_on(monkeypatch, project_logger):
+    monkeypatch.setattr(sys, "stderr", None)  # as Python has it where descriptor 2 is closed
+
+    set_up_logging()
+    get_logger("omniload.test").warning("hello")
+
+    with shown_progress() as advance:
+        advance("packing", 1, 2)
 
 
 def test_the_root_logger_is_left_alone(project_logger):
