@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from omniload.actors.plane import PlaneSpec
 from omniload.base.config import checked, parse_yaml
 from omniload.base.errors import ConfigError
+from omniload.base.linux.folders import working_folder
 from omniload.base.log import get_logger
 from omniload.base.secrets import without_secrets
 from omniload.base.settings.faults import said_of_fault
@@ -153,7 +154,7 @@ def kept_in(
         raise ConfigError(
             f"run_dir is {run_dir!r}; give the path of a folder, such as 'runs/a', or None to keep nothing of the run"
         )
-    whole = str(folder.absolute())
+    whole = str(folder if folder.is_absolute() else working_folder() / folder)
     try:
         os.fsencode(whole)
         whole.encode()
@@ -171,9 +172,9 @@ def _mix_of(
 ) -> tuple[MixConfig, Path, Path | None]:
     """Return the model, the folder that its paths start at, and that of its indexes."""
     if isinstance(mix, MixConfig):
-        return mix, Path.cwd(), None
+        return mix, working_folder(), None
     if isinstance(mix, Mapping):
-        return checked(mix, MixConfig, name="the mix"), Path.cwd(), None
+        return checked(mix, MixConfig, name="the mix"), working_folder(), None
     model, folder = load_mix(mix)
     return model, folder, index_folder(Path(mix))
 
@@ -255,7 +256,7 @@ def text_as_run(
     if isinstance(given, str | Path):
         path, text = Path(given), mix_text(given)
     else:
-        path, text = Path.cwd() / NO_FILE_NAME, ""
+        path, text = working_folder() / NO_FILE_NAME, ""
     # The file itself where it still says the same: with its comments, as its author knows it.
     if not _says(text, model):
         text = model.model_dump_json(indent=2)  # which is YAML too, and quotes every text

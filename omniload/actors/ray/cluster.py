@@ -32,6 +32,8 @@ from omniload.actors.ray.hosts.node_plan import Listening, NodePlan
 from omniload.actors.ray.tokens import own_token
 from omniload.actors.reaper import PlaneFolder, Reaper, marked
 from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
+from omniload.base.linux.folders import working_folder
+from omniload.base.linux.network import require_reachable
 from omniload.base.log import get_logger
 from omniload.base.units import counted
 
@@ -209,11 +211,15 @@ class PrivateCluster(Cluster):
             join: Address and namespace of the job's head on another host; ``None`` starts the head.
 
         Raises:
-            ConfigError: The ports to listen on are too few.
+            ConfigError: The ports to listen on are too few, or Ray could not start as this process is: its folder is
+                gone, or its host does not reach itself.
             StateError: This process already uses Ray.
             UnavailableError: Ray did not start.
         """
         require_unconnected()
+        # Else it is seen when Ray has waited for minutes, twice, and what it says then does not name it.
+        working_folder()
+        require_reachable(listening.address)
         # Who joins was given the head's token by now.
         if join is None:
             own_token()

@@ -10,11 +10,30 @@ from contextlib import suppress
 from heapq import heappop, heappush
 from pathlib import Path
 
+from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
 
-__all__ = ["held_in", "matches_of"]
+__all__ = ["held_in", "matches_of", "working_folder"]
 
 _LOG = get_logger(__name__)
+
+
+def working_folder() -> Path:
+    """Return the folder that this process is in, which relative paths start at.
+
+    Raises:
+        ConfigError: It was removed, as that of a job whose scratch was cleaned.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        try:
+            was = f" ({str(Path('/proc/self/cwd').readlink()).removesuffix(' (deleted)')})"
+        except OSError:
+            was = ""
+        raise ConfigError(
+            f"the folder that this process was started in{was} is gone; start it in one that stays, or call os.chdir"
+        ) from error
 
 
 def matches_of(pattern: str, root: Path) -> list[str]:

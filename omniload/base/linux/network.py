@@ -2,6 +2,7 @@
 
 import errno
 import ipaddress
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ __all__ = [
     "host_id",
     "interface_toward",
     "listening_address",
+    "require_reachable",
     "why_not_bound",
 ]
 
@@ -25,6 +27,8 @@ LOOPBACK = "127.0.0.1"
 """Where servers listen unless they are told otherwise."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
+_CONNECTED_S = 5.0
+"""Longest that a connection of this host to itself may take."""
 
 
 def host_id() -> str:
@@ -35,6 +39,25 @@ def host_id() -> str:
     # Of the boot, not of the disk: machines that were cloned share /etc/machine-id.
     boot = _BOOT_ID.read_text(encoding="ascii").strip()
     return f"{boot}-{_NETWORK.stat().st_ino}"
+
+
+def require_reachable(address: str) -> None:
+    """Have this process connect to itself at an address of its host.
+
+    Raises:
+        ConfigError: It cannot, as where the loopback interface of a container is down, or has IPv6 alone.
+    """
+    try:
+        with socket.create_server((address, 0)) as server:
+            socket.create_connection(server.getsockname(), _CONNECTED_S).close()
+    except OSError as error:
+        said = "no answer" if error.errno is None else os.strerror(error.errno)
+        remedy = "bring up its loopback interface (ip link set lo up), with that address"
+        raise ConfigError(
+            f"processes of this host cannot reach each other at {address} ({said}), over which a data plane on Ray "
+            f"speaks; {remedy if address == LOOPBACK else 'see to its interface and firewall'}, or set runtime.kind to "
+            "local where one process holds all ranks"
+        ) from error
 
 
 def listening_address(bind: str, *, setting: str, toward: str | None = None) -> str:

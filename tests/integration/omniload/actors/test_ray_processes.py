@@ -14,9 +14,11 @@ import pytest
 
 pytest.importorskip("ray")
 
+from omniload.actors.ray.cluster import PrivateCluster
 from omniload.actors.ray.hosts.member_processes import EndWatch
+from omniload.actors.ray.hosts.node_plan import Listening
 from omniload.actors.ray.processes import HeldProcess, Opener, Process
-from omniload.base.errors import UnavailableError
+from omniload.base.errors import ConfigError, UnavailableError
 
 LIMIT_S = 120.0
 WITH_A_THREAD = """
@@ -216,3 +218,19 @@ def test_the_end_of_an_opener_is_seen_on_its_own_machine_alone(started):
         Opener(process.pid, Process.own().place)
     there.close()
     there.check()
+
+
+def test_no_ray_is_started_where_its_processes_could_not_meet_or_would_stand_in_no_folder(
+    tmp_path, monkeypatch
+):
+    own = {"object_store_bytes": 100 << 20, "workers": 1}
+    nowhere = Listening(address="192.0.2.1")  # for documentation: no host has it
+    with pytest.raises(ConfigError, match=r"cannot reach each other at 192\.0\.2\.1"):
+        PrivateCluster(**own, listening=nowhere)
+
+    gone = tmp_path / "scratch"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ConfigError, match=r"scratch\) is gone; start it in one that stays"):
+        PrivateCluster(**own)

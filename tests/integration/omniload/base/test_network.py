@@ -1,11 +1,12 @@
-"""Ports that are found free for a server to come."""
+"""Ports that are found free for a server to come, and addresses at which a host reaches itself."""
 
+import errno
 import socket
 
 import pytest
 
 from omniload.base.errors import ConfigError
-from omniload.base.linux.network import LOOPBACK, free_ports
+from omniload.base.linux.network import LOOPBACK, free_ports, require_reachable
 from tests.support.ports import free_port
 
 
@@ -25,3 +26,19 @@ def test_a_port_is_free_once_nobody_listens_though_the_kernel_remembers_its_conn
         assert client.recv(1) == b""
 
     assert free_ports(LOOPBACK, range(port, port + 1), 1, setting="runtime.ports") == [port]
+
+
+def test_a_host_that_does_not_reach_itself_is_refused_with_what_to_bring_up(monkeypatch):
+    require_reachable(LOOPBACK)
+
+    with pytest.raises(
+        ConfigError, match=r"each other at 192\.0\.2\.1 \(Cannot assign.*its interface"
+    ):
+        require_reachable("192.0.2.1")  # for documentation: no host has it
+
+    def refuse(*_):
+        raise OSError(errno.ENETUNREACH, "as where the loopback interface is down")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1 \(Network is unreachable\).*lo up.*local"):
+        require_reachable(LOOPBACK)

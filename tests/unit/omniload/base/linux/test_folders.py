@@ -5,8 +5,10 @@ import os
 
 import pytest
 
+from omniload.base.errors import ConfigError
 from omniload.base.linux import folders
-from omniload.base.linux.folders import held_in, matches_of
+from omniload.base.linux.folders import held_in, matches_of, working_folder
+from omniload.front.spec import kept_in
 
 TREE = (
     *("a.jsonl", "b.txt", ".h.jsonl", "x/a.jsonl", "x/y/a.jsonl", "x/y/z[1].jsonl"),
@@ -158,3 +160,19 @@ def test_of_a_folder_links_to_others_are_told_apart(tree):
 
     assert f"{tree}/x/y/a.link" in held
     assert links == [f"{tree}/x/out"]
+
+
+def test_a_process_whose_folder_was_removed_is_told_so_where_a_relative_path_is_to_start_at_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert working_folder() == tmp_path
+    gone = tmp_path / "scratch"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    with pytest.raises(ConfigError, match=rf"started in \({gone}\) is gone; .*os.chdir"):
+        working_folder()
+    with pytest.raises(ConfigError, match="is gone"):
+        kept_in("run", {}, None)
