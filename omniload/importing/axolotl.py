@@ -302,7 +302,7 @@ def _read_pairs(
         prompt, end = _PAIRS[kind], "_response" * (kind == "argilla")
         chosen, rejected = f"chosen{end}", f"rejected{end}"
         made |= _template(dataset, asked, form, "type")
-        system = "a system text in a column beside the prompt is not read"
+        system = "a system text beside the prompt is not read: name its column under system"
         asked.report.note(dataset.at("type"), f"is {form}: {system}")
     else:
         dataset.refuse(

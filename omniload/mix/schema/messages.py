@@ -22,6 +22,7 @@ __all__ = [
 
 Word = Annotated[str, Field(min_length=1, max_length=256)]
 Key = Annotated[str, Field(min_length=1)]
+LaterWord = Annotated[Word | None, Field(exclude_if=lambda key: key is None)]
 Day = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
 
 
@@ -124,12 +125,12 @@ class ChatTransform(_OfMessages):
     @property
     def beside(self) -> tuple[str, ...]:
         """Keys or columns beside that of the messages."""
-        return tuple(key for key in (self.tools, self.system) if key is not None)
+        return (*_named(self.tools), *_named(self.system))
 
     @property
-    def may_lack(self) -> bool:
-        """Whether a record may be without one of those."""
-        return True
+    def may_lack(self) -> tuple[str, ...]:
+        """Those of them that a record may be without."""
+        return self.beside
 
 
 class CompletionTransform(StrictModel):
@@ -157,6 +158,8 @@ class CompletionTransform(StrictModel):
     """As of ``chat``."""
     messages: MessageNames = MessageNames()
     """As of ``chat``, for prompt and answer alike."""
+    system: LaterWord = None
+    """Of messages, as of ``chat``."""
 
     @model_validator(mode="after")
     def _texts_have_something_between(self) -> Self:
@@ -171,23 +174,29 @@ class CompletionTransform(StrictModel):
     @model_validator(mode="after")
     def _keys_differ(self) -> Self:
         if len(set(self.beside)) < len(self.beside):
-            raise fault_at(f"prompt is {list(self.beside)}; name each key once", "prompt")
+            named = "prompt is" if self.system is None else "prompt and system are"
+            raise fault_at(f"{named} {list(self.beside)}; name each key once", "prompt")
         return self
 
     @model_validator(mode="after")
     def _texts_have_no_names(self) -> Self:
-        _require_no_names(self.form, self.messages)
+        _require_no_names(self.form, self.messages, self.system)
         return self
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """Keys or columns of the prompt."""
+        return (self.prompt,) if isinstance(self.prompt, str) else self.prompt
 
     @property
     def beside(self) -> tuple[str, ...]:
         """Keys or columns beside that of the answer."""
-        return (self.prompt,) if isinstance(self.prompt, str) else self.prompt
+        return (*self.asks, *_named(self.system))
 
     @property
-    def may_lack(self) -> bool:
-        """Whether a record may be without one of those."""
-        return not isinstance(self.prompt, str)
+    def may_lack(self) -> tuple[str, ...]:
+        """Those of them that a record may be without."""
+        return _named(self.system) if isinstance(self.prompt, str) else self.beside
 
 
 class PreferenceTransform(_OfMessages):
@@ -212,10 +221,12 @@ class PreferenceTransform(_OfMessages):
     """As of ``chat``."""
     messages: MessageNames = MessageNames()
     """As of ``chat``, for prompts and answers alike."""
+    system: LaterWord = None
+    """Of messages, as of ``chat``."""
 
     @model_validator(mode="after")
     def _texts_have_no_names(self) -> Self:
-        _require_no_names(self.form, self.messages)
+        _require_no_names(self.form, self.messages, self.system)
         return self
 
     @model_validator(mode="after")
@@ -227,19 +238,30 @@ class PreferenceTransform(_OfMessages):
     @property
     def beside(self) -> tuple[str, ...]:
         """Keys or columns beside that of the chosen answer."""
-        return (self.rejected,) if self.prompt is None else (self.rejected, self.prompt)
+        return (self.rejected, *_named(self.prompt), *_named(self.system))
 
     @property
-    def may_lack(self) -> bool:
-        """Whether a record may be without one of those."""
-        return False
+    def may_lack(self) -> tuple[str, ...]:
+        """Those of them that a record may be without."""
+        return _named(self.system)
 
 
 MessageTransform: TypeAlias = ChatTransform | CompletionTransform | PreferenceTransform
 """What makes a sample of messages, and may read several keys or columns of a record."""
 
 
-def _require_no_names(form: Literal["chat", "text"], messages: MessageNames) -> None:
+def _named(key: str | None) -> tuple[str, ...]:
+    return () if key is None else (key,)
+
+
+def _require_no_names(
+    form: Literal["chat", "text"], messages: MessageNames, system: str | None
+) -> None:
+    if form == "text" and system is not None:
+        raise fault_at(
+            f"system is {system!r} and form is text, which has no messages; leave one of them out",
+            "system",
+        )
     if form == "text" and messages != MessageNames():
         raise fault_at(
             "messages names keys, and form is text, which has none; leave one of them out",

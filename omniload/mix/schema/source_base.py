@@ -107,10 +107,10 @@ class SourceBase(NamesColumns):
         return first.beside if isinstance(first, MessageTransform) else ()
 
     @property
-    def may_lack_beside(self) -> bool:
-        """Whether a record may be without one of those, as not every conversation has tools."""
+    def may_lack_beside(self) -> tuple[str, ...]:
+        """Those of them that a record may be without, as not every conversation has tools."""
         first = encoding_of(self.transforms)
-        return isinstance(first, MessageTransform) and first.may_lack
+        return first.may_lack if isinstance(first, MessageTransform) else ()
 
     @property
     def pair_columns(self) -> tuple[str, ...]:

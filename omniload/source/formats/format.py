@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged
+from omniload.mix.schema.messages import MessageTransform
 from omniload.mix.schema.transforms import (
-    ChatTransform,
     CompletionTransform,
     TransformConfig,
     encoding_of,
@@ -348,21 +348,23 @@ def doubt_of_beside(transforms: Sequence[TransformConfig], filled: Collection[st
         filled: Keys or columns under which any of the first records has something.
     """
     chat = encoding_of(transforms)
-    if not isinstance(chat, ChatTransform):
+    if not isinstance(chat, MessageTransform) or getattr(chat, "form", "chat") == "text":
         return ""
     for key, what, names in BESIDE_CHATS:
+        if not hasattr(chat, key):
+            continue
         named: str | None = getattr(chat, key)
         there = next((name for name in names if name in filled and name not in chat.beside), None)
         if named is None and there is not None:
             return (
                 f"the first records have {there!r} beside their messages, which {what} not read: say {key}: {there} in "
-                "the transform chat, unless it is to be left out"
+                f"the transform {chat.type}, unless it is to be left out"
             )
         # One inside another is looked for in its place alone.
         if named is not None and named not in filled and "." not in named:
             return (
-                f"none of the first records has {key} under {named!r}, which the transform chat names: correct the "
-                "name, unless later ones have it"
+                f"none of the first records has {key} under {named!r}, which the transform {chat.type} names: correct "
+                "the name, unless later ones have it"
             )
     return ""
 
@@ -376,9 +378,9 @@ def doubt_of_prompt(transforms: Sequence[TransformConfig], there: Collection[str
     """
     completion = encoding_of(transforms)
     # A prompt under one key is in every line, or its line is a bad one.
-    if not isinstance(completion, CompletionTransform) or not completion.may_lack:
+    if not isinstance(completion, CompletionTransform) or isinstance(completion.prompt, str):
         return ""
-    absent = next((key for key in completion.beside if key not in there), None)
+    absent = next((key for key in completion.asks if key not in there and "." not in key), None)
     if absent is None:
         return ""
     return (

@@ -329,7 +329,7 @@ class _TextLines:
         if self._where and not keeps(self._where, value):
             return b"", 0, False, self._tags.blank
         if self._beside:
-            text = object_in(value, (self._key, *self._beside), may_lack=self._may_lack)
+            text = object_in(value, (self._key, *self._beside), self._may_lack)
         else:
             text = text_in(value, self._key, nested=self._nested)
         known = 0 if self._known_by is None else key_of(key_in(value, self._known_by))

@@ -90,9 +90,9 @@ def require_table(schema: pa.Schema, config: TableSource, path: str) -> None:
     """
     _require_column(schema, config.column, path, config.holds, is_main=True)
     # Of a shard without a tool in any row writers know nothing but that: its column is one of nulls.
-    may_be_null = config.may_lack_beside
+    may_lack = config.may_lack_beside
     for column in config.beside_columns:
-        _require_column(schema, column, path, config.holds, may_be_null=may_be_null)
+        _require_column(schema, column, path, config.holds, may_be_null=column in may_lack)
     _require_others(schema, config.columns_read, path)
     _require_key(schema, config.key_column, path)
     require_where(schema, config.where, path)

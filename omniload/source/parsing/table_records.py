@@ -26,7 +26,8 @@ from omniload.mix.columns import (
     column_kind,
     name_outside,
 )
-from omniload.mix.schema.transforms import ChatTransform, encoding_of
+from omniload.mix.schema.messages import MessageTransform
+from omniload.mix.schema.transforms import encoding_of
 from omniload.source.columns import drained
 from omniload.source.formats.format import BESIDE_CHATS, Records, doubt_of_beside
 from omniload.source.parsing.arrow_columns import (
@@ -83,7 +84,7 @@ class TableColumns:
 
     def _doubted(self) -> tuple[str, ...]:
         if self._config.is_nested:
-            if not isinstance(encoding_of(self._config.transforms), ChatTransform):
+            if not isinstance(encoding_of(self._config.transforms), MessageTransform):
                 return ()
             read = {self._config.column, *self._config.beside_columns}
             return tuple(name for *_, names in BESIDE_CHATS for name in names if name not in read)

@@ -22,6 +22,7 @@ __all__ = [
     "named",
     "require_answer",
     "shown",
+    "system_in",
     "text_under",
     "texts_in",
     "texts_of_arguments",
@@ -113,11 +114,8 @@ def with_beside(
         BadConversationError: Its tools are no list, nor JSON of one, or what is said of the system is no text.
     """
     found = orjson.loads(record)
-    messages, tools, system = (
-        None if key is None else found[key] for key in (messages_key, tools_key, system_key)
-    )
-    if system is not None and not isinstance(system, str):
-        raise BadConversationError(f"{system_key} is {shown(system)}, not a text")
+    messages, tools = (None if key is None else found[key] for key in (messages_key, tools_key))
+    system = system_in(found, system_key)
     try:
         tools = orjson.loads(tools) if isinstance(tools, str) and tools else tools or None
     except orjson.JSONDecodeError as error:
@@ -136,9 +134,21 @@ def with_beside(
     if tools is not None and isinstance(given, dict) and given.get("messages"):
         given = given | {"tools": tools}
     try:
-        return orjson.dumps(given).decode(), system or ""
+        return orjson.dumps(given).decode(), system
     except TypeError as error:  # it writes what nests 254 deep, and reads four times that
         raise BadConversationError(f"cannot be written as JSON: {error}") from error
+
+
+def system_in(found: Mapping[str, object], key: str | None) -> str:
+    """Return what the system says by an object of several keys; empty where it says nothing, or no key is named.
+
+    Raises:
+        BadConversationError: It is no text.
+    """
+    system = "" if key is None else found[key]
+    if system is not None and not isinstance(system, str):
+        raise BadConversationError(f"{key} is {shown(system)}, not a text")
+    return system or ""
 
 
 def begun_by(system: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

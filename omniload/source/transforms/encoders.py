@@ -32,8 +32,10 @@ from omniload.source.tokenize import Tokenizer, around_documents
 from omniload.source.transforms.chat_template import ChatTemplate, Rendered, require_no_marks
 from omniload.source.transforms.conversations import (
     BadConversationError,
+    begun_by,
     messages_under,
     require_answer,
+    system_in,
     text_under,
     texts_of_arguments,
     with_beside,
@@ -224,7 +226,7 @@ class PreferenceEncoder(Encoder):
                     f"{key} has {len(side)} messages behind a prompt of {len(asked)}; a pair has a prompt and two "
                     "answers that differ"
                 )
-        asked = of_prompt(asked)
+        asked = of_prompt(begun_by(system_in(found, config.system), asked))
         first, second = (self._template.render_answer(asked, of_answer(side)) for side in sides)
         return first, second
 
@@ -286,12 +288,13 @@ class CompletionEncoder(Encoder):
         else:
             asked = [{"role": "user", "content": self._asked(found)}]
         answer = messages_under(key, found[key], config.messages)
-        by = " and ".join(config.beside)
+        by = " and ".join(config.asks)
         require_answer(key, asked, answer, by=by, remedy="use the transform chat")
         if not asked or not answer:
             raise BadConversationError(
                 f"{key} has {len(answer)} messages behind a prompt of {len(asked)}; both say something"
             )
+        asked = begun_by(system_in(found, config.system), asked)
         return self._template.render_answer(asked, answer)
 
     def _asked(self, found: Mapping[str, object]) -> str:

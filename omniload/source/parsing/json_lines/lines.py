@@ -7,7 +7,7 @@ numbers out of the range of a double, and escapes of half a surrogate pair.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import orjson
 
@@ -149,22 +149,22 @@ def text_in(value: dict[str, object], key: str, *, nested: bool = False) -> byte
     return _utf8(text, key)
 
 
-def object_in(value: dict[str, object], keys: Sequence[str], *, may_lack: bool = False) -> bytes:
+def object_in(
+    value: dict[str, object], keys: Sequence[str], may_lack: Collection[str] = ()
+) -> bytes:
     """Return what stands under several keys of an object, as an object in JSON.
 
     Args:
         value: The object.
         keys: The keys.
-        may_lack: Whether all but the first may be missing, and are null then.
+        may_lack: Those that may be missing, and are null then.
 
     Raises:
         BadLineError: There is no such key, or its value cannot be written as JSON.
     """
-    found = {key: value_in(value, key) for key in (keys[:1] if may_lack else keys)}
-    may_be = {key: value_at(value, key) for key in keys[len(found) :]}
-    found |= {key: None if held is MISSING else held for key, held in may_be.items()}
+    found = {key: (value_at if key in may_lack else value_in)(value, key) for key in keys}
     try:
-        return orjson.dumps(found)
+        return orjson.dumps({k: None if held is MISSING else held for k, held in found.items()})
     except TypeError as error:
         raise BadLineError(f"{', '.join(keys)} cannot be written as JSON: {error}") from error
 

@@ -1444,7 +1444,9 @@ datasets:
             "b<|im_end|>\nc<|im_end|>\n",
         )
         assert f"rl: '{rl}' has no equivalent: the loss is the trainer's" in notes
-        assert ("a system text in a column" in notes) == (not form.startswith("chat_template"))
+        assert ("a system text beside the prompt is not read" in notes) == (
+            not form.startswith("chat_template")
+        )
 
     def test_pairs_under_other_names_keep_them(self, folder):
         dataset = {

@@ -219,6 +219,55 @@ def test_what_begins_a_document_stands_before_texts_and_is_not_trained_on(folder
     assert chats == [by_hand(folder, *pair) for pair in PAIRS]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_system_says_comes_before_prompt_and_answer(folder, tmp_path, kind):
+    rows = [{**row, "system": "be brief" if i % 2 else ""} for i, row in enumerate(ROWS)]
+    if kind == "jsonl":
+        del rows[0]["system"]
+    write(tmp_path / f"a.{kind}", rows)
+
+    found = samples_of(a_spec(folder, tmp_path / f"a.{kind}", system="system"), len(rows))
+
+    begun = [
+        [{"role": "system", "content": "be brief"}] * (i % 2) + [{"role": "user", "content": asked}]
+        for i, (asked, _) in enumerate(PAIRS)
+    ]
+    messages = [
+        {"prompt": asked, "completion": answer}
+        for asked, (_, answer) in zip(begun, PAIRS, strict=True)
+    ]
+    write(tmp_path / "b.jsonl", messages)
+    assert found == samples_of(a_spec(folder, tmp_path / "b.jsonl"), len(rows))
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("prompt", ["prompt", None])
+def test_what_the_system_says_comes_before_both_sides_of_a_pair(folder, tmp_path, kind, prompt):
+    asked, system = {"role": "user", "content": "?"}, {"role": "system", "content": "be brief"}
+    answers = [[{"role": "assistant", "content": text}] for text in ("yes", "no")]
+    ahead = [] if prompt else [asked]
+    rows = [{"c": ahead + answers[0], "r": ahead + answers[1], "system": "be brief"}]
+    whole = [{"c": [system, *ahead, *answers[0]], "r": [system, *ahead, *answers[1]]}]
+    if prompt:
+        rows[0]["prompt"] = [asked]
+        whole = [{"c": answers[0], "r": answers[1], "prompt": [system, asked]}]
+    write(tmp_path / f"a.{kind}", rows)
+    write(tmp_path / f"b.{kind}", whole)
+
+    def pair(name, **said):
+        config = KINDS[kind](
+            type=kind,
+            path=f"{tmp_path}/{name}.{kind}",
+            text="c",
+            transforms=(
+                PreferenceTransform(type="preference", rejected="r", prompt=prompt, **said),
+            ),
+        )
+        return samples_of(SourceSpec("p", config, seed=1, tokenizer=BPE, base_dir=folder), 1)
+
+    assert pair("a", system="system") == pair("b")
+
+
 @pytest.mark.parametrize("form", ["chat", "text"])
 def test_with_loss_all_there_is_no_mask_and_the_tokens_stay(folder, tmp_path, form):
     write(tmp_path / "a.jsonl", ROWS)
@@ -300,6 +349,8 @@ def test_an_answer_that_the_template_leaves_out_is_told(folder, tmp_path, loss):
         ({}, {"prompt": ()}, "at least 1 item"),
         ({}, {"prompt": ""}, "at least 1 character"),
         ({}, {"form": "text", "messages": NAMES}, "messages names keys, and form is text"),
+        ({}, {"form": "text", "system": "s"}, "system is 's' and form is text, which has no"),
+        ({}, {"system": "prompt"}, r"prompt and system are \['prompt', 'prompt'\]; name each"),
         ({}, {"between": " "}, "between is ' ' and form is chat, where the template says"),
         ({"text": "prompt"}, {}, "prompt is 'prompt', which text of the source names too"),
         (
@@ -377,6 +428,7 @@ def test_several_keys_are_read_of_formats_that_have_them():
         ({}, {"form": "text"}),
         ({}, {"loss": "all"}),
         ({"form": "text"}, {"form": "text", "between": " "}),
+        ({}, {"system": "system"}),
     ],
 )
 def test_what_is_said_of_prompts_is_a_part_of_the_key_of_a_token_cache(one, other):
