@@ -15,7 +15,7 @@ from typing_extensions import override
 from omniload.base.errors import UnavailableError
 from omniload.base.units import counted
 from omniload.front.sampling.exchange import Exchange
-from trainer_integration.loader.torch_peers import GlooGroup, met_group
+from trainer_integration.loader.gloo_groups import GlooGroup, met_group
 
 __all__ = ["TorchExchange", "exchange_of"]
 

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Protocol, cast, get_args
+from typing import cast, get_args
 
 import numpy as np
 import torch
@@ -20,8 +20,9 @@ from omniload.base.clock import Deadline
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from omniload.batch.wire import Parts
 from omniload.front.peers import Kind, Message, Peers
+from trainer_integration.loader.gloo_groups import GlooGroup, met_group
 
-__all__ = ["GlooGroup", "TorchPeers", "all_peers", "met_group", "peers_of"]
+__all__ = ["TorchPeers", "all_peers", "peers_of"]
 
 _KINDS = get_args(Kind)
 _HEAD_NUMBERS = 5
@@ -32,31 +33,10 @@ _LEAST_S = 0.001
 """torch takes no wait of 0 for one."""
 _LOST = ("closed by peer", "reset by peer", "Broken pipe")
 """What gloo says where the other process has ended."""
-_NEVER_S = 10 * 365 * 86_400
-"""Limit of the group itself; waits have their own, after which they may be taken up again."""
-
 
 _SIZE_BYTES = 8
 """Before what each rank has alone: one length for all of them, as gloo wants it, is that of the longest."""
 _NONE, _NOTHING = np.empty(0, np.uint8), Parts()
-
-
-class GlooGroup(Protocol):
-    """What is used of torch's ``ProcessGroupGloo``, whose stubs leave it out; calls return while it is under way."""
-
-    def broadcast(self, tensor: torch.Tensor, root: int) -> dist.Work:
-        """Send the tensor of rank ``root`` to all."""
-        ...
-
-    def scatter(self, own: torch.Tensor, parts: list[torch.Tensor], root: int) -> dist.Work:
-        """Send each rank its part of those of rank ``root``."""
-        ...
-
-    def allgather(self, parts: list[list[torch.Tensor]], own: list[torch.Tensor]) -> dist.Work:
-        """Send the tensor of each rank to all."""
-        ...
-
-    def _set_default_timeout(self, timeout: timedelta) -> None: ...
 
 
 class _Line:
@@ -310,31 +290,3 @@ def all_peers(rank: int, name: str, timeout_s: float) -> TorchPeers:
         ranks = range(dist.get_world_size())
         _DEALT[world] = _Line(met_group(ranks, rank, name, timeout_s), ranks, ())
     return TorchPeers(_DEALT[world], name, timeout_s)
-
-
-_MET: list[GlooGroup] = []
-"""Groups of this process, which are kept: one that ends while a wait of it was given up waits for that."""
-
-
-def met_group(ranks: Sequence[int], rank: int, name: str, timeout_s: float) -> GlooGroup:
-    """Meet the other ranks in a group of their own, in which they are numbered as they stand; see ``peers_of``."""
-    store = dist.distributed_c10d._get_default_store()
-    place = f"{name}/{'-'.join(map(str, ranks))}"
-    # Not by ``new_group``: it names groups of a few ranks by how many a process has, so that a trainer with a group of
-    # its first and last stage alone, as Megatron's, would have them wait for one another under different names.
-    try:
-        group: Any = dist.ProcessGroupGloo(
-            dist.distributed_c10d.PrefixStore(place, store),
-            ranks.index(rank),
-            len(ranks),
-            timedelta(seconds=timeout_s),
-        )
-    except (dist.DistError, RuntimeError) as error:
-        raise UnavailableError(
-            f"rank {rank} has not met ranks {list(ranks)}, of which the first serves the others, within {timeout_s:g} "
-            "s; do they run, and do they call omniload.open as often as this rank?"
-        ) from error
-    # A broadcast that a slow step kept waiting would end the group for good; waits are bounded one by one.
-    group._set_default_timeout(timedelta(seconds=_NEVER_S))
-    _MET.append(group)
-    return cast("GlooGroup", group)

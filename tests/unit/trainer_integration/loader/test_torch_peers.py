@@ -8,7 +8,7 @@ import torch
 
 from omniload.base.errors import UnavailableError
 from omniload.batch.wire import Parts
-from trainer_integration.loader import torch_peers
+from trainer_integration.loader import gloo_groups, torch_peers
 from trainer_integration.loader.torch_peers import peers_of
 
 
@@ -52,7 +52,8 @@ class Group:
 @pytest.fixture
 def group(monkeypatch):
     made = Group()
-    monkeypatch.setattr(torch_peers, "dist", made)
+    for module in (gloo_groups, torch_peers):
+        monkeypatch.setattr(module, "dist", made)
     return made
 
 
