@@ -9,6 +9,7 @@ Source:
     Yu et al., "DAPO: An Open-Source LLM Reinforcement Learning System at Scale" (2025), section 3.2.
 """
 
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -70,9 +71,10 @@ def checked_rewards(rewards: Any, num_prompts: int) -> NDArray[np.float64]:  # n
     try:
         found_NG = np.array(held, np.float64)
     except (TypeError, ValueError) as error:
+        said = _uneven(held) or f"{error!s:.120}"
         raise ConfigError(
-            f"the rewards of {num_prompts} prompts are no table of numbers ({error!s:.120}); give as many for each "
-            "prompt, [N, G]"
+            f"the rewards of {num_prompts} prompts are no table of numbers ({said}); give as many for each prompt, "
+            "[N, G]"
         ) from error
     if found_NG.ndim != 2 or len(found_NG) != num_prompts:
         raise ConfigError(
@@ -92,6 +94,16 @@ def checked_rewards(rewards: Any, num_prompts: int) -> NDArray[np.float64]:  # n
             "numbers; give an answer that cannot be judged the reward of a wrong one"
         )
     return found_NG
+
+
+def _uneven(rewards: Any) -> str:  # noqa: ANN401 -- whatever a rollout gave
+    """Say which prompt has another number of rewards than the first one; nothing where all have as many."""
+    rows = rewards if isinstance(rewards, Sequence) else ()
+    counts = [len(each) if isinstance(each, Sized) else 0 for each in rows]
+    other = next((i for i, count in enumerate(counts) if count != counts[0]), None)
+    return (
+        "" if other is None else f"rewards[0] are {counts[0]}, and rewards[{other}] {counts[other]}"
+    )
 
 
 def rewards_of_sources(

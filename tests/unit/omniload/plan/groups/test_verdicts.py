@@ -58,7 +58,12 @@ def test_rewards_may_be_a_list_an_array_or_a_tensor(rewards):
 @pytest.mark.parametrize(
     ("rewards", "said"),
     [
-        ([[1, 0], [1]], "no table of numbers"),
+        ([[1, 0], [1, 0], [1]], r"no table of numbers \(rewards\[0\] are 2, and rewards\[2\] 1\)"),
+        (
+            [[1, 0], None],
+            r"\(rewards\[0\] are 2, and rewards\[1\] 0\); give as many for each prompt",
+        ),
+        (object(), "no table of numbers .*; give as many for each prompt"),
         (["right"], "no table of numbers"),
         ([1, 0], r"shape \[2\], and the rollout was given 2 prompts"),
         ([[1, 0]], r"shape \[1, 2\], and the rollout was given 2 prompts"),
