@@ -29,7 +29,8 @@ class _Arrivals:
     def __init__(self, place: str, ranks: Sequence[int], rank: int) -> None:
         """Note that ``rank`` of ``ranks`` has come to none yet; a store may hold notes of an earlier start."""
         store = dist.distributed_c10d._get_default_store()
-        self._store, self._ranks, self._rank = dist.PrefixStore(place, store), ranks, rank
+        self._store = dist.distributed_c10d.PrefixStore(place, store)
+        self._ranks, self._rank = ranks, rank
         self._count = -1
         self.come()
 
