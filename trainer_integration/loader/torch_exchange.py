@@ -4,6 +4,7 @@ Over a gloo group of its own: the trainer's may move a device's memory. A gather
 rank notes in torch's store which one it comes to.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
@@ -21,6 +22,8 @@ __all__ = ["TorchExchange", "exchange_of"]
 
 _SHOWN = 8
 """Ranks that a message names."""
+_STUCK_S = 10.0
+"""Longest wait for torch's store, which keeps to no limit of its own where the process that hosts it is stopped."""
 
 
 class _Arrivals:
@@ -31,7 +34,7 @@ class _Arrivals:
         store = dist.distributed_c10d._get_default_store()
         self._store = dist.distributed_c10d.PrefixStore(place, store)
         self._ranks, self._rank = ranks, rank
-        self._count = -1
+        self._count, self._is_stuck = -1, False
         self.come()
 
     def come(self) -> None:
@@ -41,10 +44,23 @@ class _Arrivals:
             DistNetworkError: The process that hosts the store has ended.
         """
         self._count += 1
-        self._store.set(str(self._rank), str(self._count))
+        # A question that is not answered holds up every other one.
+        if not self._is_stuck:
+            self._store.set(str(self._rank), str(self._count))
 
     def missing(self) -> str:
         """Say which ranks have not come to the gather that this one is at."""
+        answers: list[str] = []
+        if not self._is_stuck:
+            asking = threading.Thread(
+                target=lambda: answers.append(self._missing()), name="omniload-missing", daemon=True
+            )
+            asking.start()
+            asking.join(_STUCK_S)
+            self._is_stuck = not answers
+        return answers[0] if answers else "torch's store does not answer, nor may its host, rank 0"
+
+    def _missing(self) -> str:
         try:
             absent = [rank for rank in self._ranks if not self._has_come(rank)]
         except RuntimeError:

@@ -1,5 +1,7 @@
 """Exchanges of rollouts over torch: a gather that fails names the ranks that did not come to it."""
 
+import threading
+
 import pytest
 
 pytest.importorskip("torch")
@@ -100,3 +102,18 @@ def test_a_store_that_is_gone_is_told(store, monkeypatch):
     assert "rank 2, or whoever hosts torch's store, has ended" in message_of(
         TorchExchange(Group(1), mine, 0, 3, 20.0)
     )
+
+
+def test_a_store_that_does_not_answer_is_waited_for_once_and_not_for_long(store, monkeypatch):
+    mine, *_ = arrivals()
+    answers = threading.Event()
+    monkeypatch.setattr(mine, "_has_come", lambda _: answers.wait(60))
+    monkeypatch.setattr(torch_exchange, "_STUCK_S", 0.01)
+    group = Group(1)
+    exchange = TorchExchange(group, mine, 0, 3, 20.0)
+
+    assert "torch's store does not answer, nor may its host, rank 0;" in message_of(exchange)
+    monkeypatch.setattr(mine, "_store", None)
+    group.left = 1
+    assert "torch's store does not answer" in message_of(exchange)
+    answers.set()
