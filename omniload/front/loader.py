@@ -311,10 +311,12 @@ class Loader:
             self._ahead.drop()  # it is the share of a rank of the earlier world
 
     def close(self) -> None:
-        """End the plane, or leave it where another rank brought it up. To close again does nothing."""
+        """End the plane, or leave it where another rank brought it up. To close again, or in a fork, does nothing."""
         # First: a thread that asks meanwhile is refused, and opens no other plane.
         self._closed = True
-        self._end_plane()
+        # A fork that leaves ``with`` as it ends: the plane, and all that belongs to it, is its parent's.
+        if self._pid == os.getpid():
+            self._end_plane()
 
     def _open_once(self) -> Client:
         """Return this rank's client; the first call opens or joins the plane, and other threads wait for that."""

@@ -6,6 +6,7 @@ share one token, and no other process of the machine can join.
 """
 
 import atexit
+import ctypes
 import faulthandler
 import os
 import secrets
@@ -37,7 +38,7 @@ os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 _EXCEPTHOOK = None if "ray" in sys.modules else sys.excepthook
 
 import ray  # noqa: E402 -- behind what it reads as it is imported
-from ray._private import auto_init_hook  # noqa: E402
+from ray._private import auto_init_hook, state, worker  # noqa: E402
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined] # noqa: E402
 from ray.exceptions import (  # noqa: E402
     RayActorError,
@@ -55,6 +56,29 @@ if _EXCEPTHOOK is not None:
 def _start_no_ray() -> None:
     """Have a thread that calls Ray once it was left raise: the call would start another Ray, as the process ends."""
     auto_init_hook.enable_auto_connect = False
+
+
+_LIBC = ctypes.CDLL(None)
+# Looked up now: a fork may lack the thread that holds the lock of the dynamic linker.
+_ON_EXIT, _EXIT = _LIBC.on_exit, _LIBC._exit
+
+
+def _leave_ray_to_parent() -> None:
+    """Have a fork of a connected process end as it would without Ray, whose own end would reach into its parent's.
+
+    Ray has no threads in a fork. What ends it there waits for some, or crashes.
+    """
+    if not ray.is_initialized():
+        return
+    atexit.unregister(ray.shutdown)
+    # References that nobody gives back: clients of the head would end with the modules that hold them.
+    for held in (worker.global_worker, state.state):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+    # Behind Python's own end, and before that of native code: what is registered last is called first.
+    _ON_EXIT(_EXIT, None)
+
+
+os.register_at_fork(after_in_child=_leave_ray_to_parent)
 
 
 __all__ = [

@@ -112,7 +112,8 @@ class RayPlane(DataPlane):
             self._opened.close()
             raise
         # Before Ray's own end of the process, by which the plane would replace all that ends with it.
-        atexit.register(self.close)
+        self._pid = os.getpid()
+        atexit.register(self._end_with_process)
 
     def _start(self, spec: PlaneSpec, shares: Sequence[LoaderShare]) -> None:
         # All processes start together; what they need of each other is handed over afterwards.
@@ -217,8 +218,13 @@ class RayPlane(DataPlane):
         with SignalsHeld(to_the_end=True), self._closing:  # who closes as well waits for the first
             if not self._closed:
                 self._closed = True
-                atexit.unregister(self.close)
+                atexit.unregister(self._end_with_process)
                 self._opened.close()
+
+    def _end_with_process(self) -> None:
+        # A fork that ends in order has been given this end, too, and the plane is its parent's.
+        if os.getpid() == self._pid:
+            self.close()
 
     def _end_cluster(self, *_: object) -> None:
         """End the actors and their Ray, once nobody in this process waits for one of them."""
