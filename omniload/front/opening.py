@@ -11,6 +11,7 @@ from typing import Literal, Unpack
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, ShownAtOnce
 from omniload.base.extras import refuse_namesake
+from omniload.base.linux.folders import whole_path
 from omniload.base.log import get_logger
 from omniload.base.state import Json
 from omniload.batch.arrays import Arrays, NumpyArrays
@@ -99,7 +100,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     if launch.world_size == 1:
         loader = _loader_of(OpenAlone(spec), form, spec, state, notes, assumed_alone=rank is None)
         return _started(loader, spec, state)
-    meet = None if address is None else Path(address)
+    meet = None if address is None else whole_path(address)
     return _loader_of(OpenTogether(spec, place, launch, meet, timeout), form, spec, state, notes)
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from omniload.actors.plane import PlaneSpec
 from omniload.base.config import checked, parse_yaml
 from omniload.base.errors import ConfigError
-from omniload.base.linux.folders import working_folder
+from omniload.base.linux.folders import whole_path, working_folder
 from omniload.base.log import get_logger
 from omniload.base.secrets import without_secrets
 from omniload.base.settings.faults import said_of_fault
@@ -154,7 +154,7 @@ def kept_in(
         raise ConfigError(
             f"run_dir is {run_dir!r}; give the path of a folder, such as 'runs/a', or None to keep nothing of the run"
         )
-    whole = str(folder if folder.is_absolute() else working_folder() / folder)
+    whole = str(whole_path(folder))
     try:
         os.fsencode(whole)
         whole.encode()
@@ -164,7 +164,8 @@ def kept_in(
         raise ConfigError(
             f"run_dir is {str(folder)!r}, and what is kept in a run's folder names it and those above it as text: {why}"
         ) from error
-    return replace(spec, run_dir=folder, read=text_as_run(mix, spec.mix))
+    # As a whole path: a loop may go to another folder while its run is written.
+    return replace(spec, run_dir=Path(whole), read=text_as_run(mix, spec.mix))
 
 
 def _mix_of(

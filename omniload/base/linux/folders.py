@@ -13,9 +13,19 @@ from pathlib import Path
 from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
 
-__all__ = ["held_in", "matches_of", "working_folder"]
+__all__ = ["held_in", "matches_of", "whole_path", "working_folder"]
 
 _LOG = get_logger(__name__)
+
+
+def whole_path(path: str | Path) -> Path:
+    """Return a path from the root on, which means the same once this process is in another folder.
+
+    Raises:
+        ConfigError: As ``working_folder``, where it is a relative one.
+    """
+    path = Path(path)
+    return path if path.is_absolute() else working_folder() / path
 
 
 def working_folder() -> Path:

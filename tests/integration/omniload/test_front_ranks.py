@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 import omniload
+from omniload.actors.status_file import read_status
+from omniload.base.errors import UnavailableError
 from tests.support.plane.front_ranks import RANK, a_mix_file, environment, results_of, samples
 from tests.support.ports import free_port
 from tests.support.programs import finished
@@ -234,3 +236,22 @@ def test_ranks_that_do_not_agree_are_refused_on_all_sides_and_open_the_next_load
         kinds, messages = zip(*result["refused"], strict=True)
         assert kinds == ("ConfigError",) * 3 + ("StateError",) * 2
         assert all(map(str.__contains__, messages, says)), messages
+
+
+def test_a_loop_may_go_to_another_folder_than_its_run_and_its_meeting_are_named_from(
+    mix, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    loader = omniload.open(mix, run_dir="run", steps=2, arrays="numpy")
+    late = omniload.open(mix, rank=1, world_size=2, address="meeting", timeout=0.1, arrays="numpy")
+
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with loader:
+        list(loader)
+    with late, pytest.raises(UnavailableError, match="rank 1: rank 0 has not"):
+        late.next_batch()
+
+    assert read_status(tmp_path / "run").has_ended
+    assert list((tmp_path / "meeting").iterdir())
+    assert not list((tmp_path / "elsewhere").iterdir())
