@@ -1,6 +1,7 @@
 """Torch for ``omniload.open``: tensors, and torch's store as the place where ranks meet."""
 
 import os
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -169,6 +170,20 @@ def _start_of(launch: Launch, timeout_s: float) -> int:
     return _STARTS[launch]
 
 
+def _unnamed(host: str) -> str:
+    """Say that a host has no address here; nothing where it has one. torch says of either that it was late."""
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as error:  # no name of a host at all is an error of its encoding
+        # Brackets of IPv6 are of URLs: torch takes its addresses as they are.
+        bare = " without its brackets" * host.startswith("[")
+        return (
+            f"this host finds no address for MASTER_ADDR {host!r} ({error}): correct it{bare}, or have it "
+            "resolved."
+        )
+    return ""
+
+
 def _connected(launch: Launch, timeout_s: float, *, hosted: bool) -> Store:
     """Return a connection to the store that variables name; ``hosted``: an agent of torchrun keeps it."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
@@ -191,7 +206,8 @@ def _connected(launch: Launch, timeout_s: float, *, hosted: bool) -> Store:
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         raise UnavailableError(
             f"rank {launch.rank} of {launch.world_size}, by {launch.found_in}, finds no store at {host}:{port} within "
-            f"{timeout_s:g} s ({error}); does rank 0 run? A process that is alone takes rank=0 and world_size=1"
+            f"{timeout_s:g} s ({error}); {_unnamed(host) or 'does rank 0 run?'} A process that is alone takes rank=0 "
+            "and world_size=1"
         ) from error
     if launch.rank == 0 and not hosted:
         _HOSTED[host, int(port)] = store

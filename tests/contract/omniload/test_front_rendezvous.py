@@ -181,6 +181,23 @@ def test_a_store_that_nobody_hosts_is_unavailable(monkeypatch):
         rendezvous_of(Launch(rank=1, world_size=2, attempt="", found_in="the test"), 0.5)
 
 
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("[::1]", "correct it without its brackets, or"),
+        ("a..b", r"MASTER_ADDR 'a\.\.b' .*correct it, or"),
+    ],
+)
+def test_a_store_at_a_name_without_an_address_is_told_with_the_name(monkeypatch, host, said):
+    monkeypatch.setenv("MASTER_ADDR", host)
+    monkeypatch.setenv("MASTER_PORT", "9")
+
+    with pytest.raises(
+        UnavailableError, match=f"this host finds no address .*{said} have it resolved"
+    ):
+        rendezvous_of(Launch(rank=1, world_size=2, attempt="", found_in="the test"), 0.5)
+
+
 def test_a_note_left_while_rank_0_is_between_two_loaders_is_there_for_its_next(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
