@@ -34,6 +34,7 @@ from omniload.actors.reaper import PlaneFolder, Reaper, marked
 from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
 from omniload.base.linux.folders import working_folder
 from omniload.base.linux.network import require_reachable
+from omniload.base.linux.task_room import task_room
 from omniload.base.log import get_logger
 from omniload.base.units import counted
 
@@ -42,6 +43,8 @@ __all__ = ["Cluster", "PrivateCluster", "connect", "node_here"]
 _LOG = get_logger(__name__)
 _CONNECTED_WITHIN_S, _TOLD_AFTER_S, _LEAVE_S = 150.0, 10.0, 30.0
 """Longest that Ray may take to connect a process; when its user is told; and longest wait for one that is given up."""
+_TASKS_EACH, _OTHERS = 30, 3
+"""Threads that Ray has in each of its processes, about; and those that hold no role: two servers, and a rank."""
 
 
 class Cluster(Protocol):
@@ -220,6 +223,7 @@ class PrivateCluster(Cluster):
         # Else it is seen when Ray has waited for minutes, twice, and what it says then does not name it.
         working_folder()
         require_reachable(listening.address)
+        _warn_of_few_tasks(workers)
         # Who joins was given the head's token by now.
         if join is None:
             own_token()
@@ -344,6 +348,17 @@ class PrivateCluster(Cluster):
             # Also what Ray could not end, such as an actor that was stopped.
             self._reaper.close()
             self._folder.remove()
+
+
+def _warn_of_few_tasks(workers: int) -> None:
+    """Say where Ray may get too few threads: it would abort, or never start an actor, and name no limit."""
+    room, needed = task_room(), _TASKS_EACH * (workers + _OTHERS)
+    if room is not None and room.left < needed:
+        _LOG.warning(
+            "%s is %d processes and threads, of which %d are left at most; a data plane of %s on Ray takes about %d, "
+            "and may not start, or abort, without them: raise it, or end what runs beside it",
+            *(room.name, room.limit, room.left, counted(workers, "role"), needed),
+        )
 
 
 def _said(error: Exception) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-__all__ = ["cores_here"]
+__all__ = ["cores_here", "groups_of"]
 
 _MEMBERSHIP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _V1_CONTROLLER = "cpu"
@@ -29,6 +29,26 @@ def cores_here(membership: Path = _MEMBERSHIP, groups: Path = _GROUPS) -> int:
 
 def _quotas(membership: Path, groups: Path) -> Iterator[float]:
     """Return the cores that each cgroup has that a process is in, from its own up to the root, where it has a quota."""
+    for folder, is_v1 in groups_of(_V1_CONTROLLER, membership, groups):
+        if is_v1:
+            yield from _quota(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
+        else:
+            yield from _quota(folder / "cpu.max")
+
+
+def groups_of(
+    controller: str, membership: Path = _MEMBERSHIP, groups: Path = _GROUPS
+) -> Iterator[tuple[Path, bool]]:
+    """Return the folders of the cgroups that this process is in, each from its own up to the root.
+
+    Args:
+        controller: Name of it in cgroups of version 1.
+        membership: As for ``cores_here``.
+        groups: As for ``cores_here``.
+
+    Returns:
+        A folder, and whether it is of version 1.
+    """
     lines: list[str] = []
     with suppress(OSError):
         lines = membership.read_text().splitlines()
@@ -38,10 +58,9 @@ def _quotas(membership: Path, groups: Path) -> Iterator[float]:
         own = PurePosixPath(path.lstrip("/"))
         for folder in (own, *own.parents) if path.strip("/") else (own,):
             if not controllers:
-                yield from _quota(groups / folder / "cpu.max")
-            elif _V1_CONTROLLER in controllers.split(","):
-                at = groups / controllers / folder
-                yield from _quota(at / "cpu.cfs_quota_us", at / "cpu.cfs_period_us")
+                yield groups / folder, False
+            elif controller in controllers.split(","):
+                yield groups / controllers / folder, True
 
 
 def _quota(*files: Path) -> Iterator[float]:

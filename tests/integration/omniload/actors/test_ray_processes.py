@@ -14,11 +14,13 @@ import pytest
 
 pytest.importorskip("ray")
 
+from omniload.actors.ray import cluster
 from omniload.actors.ray.cluster import PrivateCluster
 from omniload.actors.ray.hosts.member_processes import EndWatch
 from omniload.actors.ray.hosts.node_plan import Listening
 from omniload.actors.ray.processes import HeldProcess, Opener, Process
 from omniload.base.errors import ConfigError, UnavailableError
+from omniload.base.linux.task_room import TaskRoom
 
 LIMIT_S = 120.0
 WITH_A_THREAD = """
@@ -234,3 +236,14 @@ def test_no_ray_is_started_where_its_processes_could_not_meet_or_would_stand_in_
     gone.rmdir()
     with pytest.raises(ConfigError, match=r"scratch\) is gone; start it in one that stays"):
         PrivateCluster(**own)
+
+
+@pytest.mark.parametrize("left", [179, 180])
+def test_a_ray_that_may_get_too_few_threads_is_told_of_before_it_starts(monkeypatch, caplog, left):
+    monkeypatch.setattr(cluster, "task_room", lambda: TaskRoom("ulimit -u of user 7", 400, left))
+    monkeypatch.setattr(PrivateCluster, "_start", lambda _: None)
+
+    PrivateCluster(object_store_bytes=100 << 20, workers=3)
+
+    told = "ulimit -u of user 7 is 400 processes and threads, of which 179 are left at most; a data plane of 3 roles"
+    assert (told in caplog.text) == (left == 179)
