@@ -312,10 +312,8 @@ class Loader:
 
     def close(self) -> None:
         """End the plane, or leave it where another rank brought it up. To close again, or in a fork, does nothing."""
-        # First: a thread that asks meanwhile is refused, and opens no other plane.
-        self._closed = True
-        # A fork that leaves ``with`` as it ends: the plane, and all that belongs to it, is its parent's.
-        if self._pid == os.getpid():
+        self._closed = True  # first: who asks meanwhile is refused, and opens no other plane
+        if self._pid == os.getpid():  # a fork that leaves ``with`` ends nothing
             self._end_plane()
 
     def _open_once(self) -> Client:

@@ -32,9 +32,9 @@ from omniload.actors.ray.hosts.node_plan import Listening, NodePlan
 from omniload.actors.ray.tokens import own_token
 from omniload.actors.reaper import PlaneFolder, Reaper, marked
 from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
+from omniload.base.linux.cores import task_room
 from omniload.base.linux.folders import working_folder
 from omniload.base.linux.network import require_reachable
-from omniload.base.linux.task_room import task_room
 from omniload.base.log import get_logger
 from omniload.base.units import counted
 

@@ -112,8 +112,7 @@ class RayPlane(DataPlane):
             self._opened.close()
             raise
         # Before Ray's own end of the process, by which the plane would replace all that ends with it.
-        self._pid = os.getpid()
-        atexit.register(self._end_with_process)
+        atexit.register(self._end_with_process, os.getpid())
 
     def _start(self, spec: PlaneSpec, shares: Sequence[LoaderShare]) -> None:
         # All processes start together; what they need of each other is handed over afterwards.
@@ -221,9 +220,9 @@ class RayPlane(DataPlane):
                 atexit.unregister(self._end_with_process)
                 self._opened.close()
 
-    def _end_with_process(self) -> None:
+    def _end_with_process(self, opener: int) -> None:
         # A fork that ends in order has been given this end, too, and the plane is its parent's.
-        if os.getpid() == self._pid:
+        if os.getpid() == opener:
             self.close()
 
     def _end_cluster(self, *_: object) -> None:

@@ -1,19 +1,27 @@
-"""How many cores a process may use: those that it may run on, or fewer where its cgroup has a quota of time.
+"""How many cores a process may use, and how many processes and threads may begin yet: limits of its cgroup and user.
 
 A container with a limit of 4 cores may run on all 200 of its machine, and is stopped for the rest of each tenth of a
-second once they have used what 4 give. Neither Python's counts nor the affinity tell.
+second once they have used what 4 give. Neither Python's counts nor the affinity tell. Where there is no room for a
+thread, native libraries abort the process, or wait for ever for what it was to do.
 """
 
 import math
 import os
+import re
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-__all__ = ["cores_here", "groups_of"]
+__all__ = ["TaskRoom", "cores_here", "task_room"]
 
 _MEMBERSHIP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _V1_CONTROLLER = "cpu"
+_PROCESSES = Path("/proc")
+_MANY = 1 << 13
+"""Where a user may have more, it is not looked for how many there are."""
+_STATUS = re.compile(r"^Uid:\s+([0-9]+).*^Threads:\s+([0-9]+)", re.MULTILINE | re.DOTALL)
 
 
 def cores_here(membership: Path = _MEMBERSHIP, groups: Path = _GROUPS) -> int:
@@ -29,14 +37,14 @@ def cores_here(membership: Path = _MEMBERSHIP, groups: Path = _GROUPS) -> int:
 
 def _quotas(membership: Path, groups: Path) -> Iterator[float]:
     """Return the cores that each cgroup has that a process is in, from its own up to the root, where it has a quota."""
-    for folder, is_v1 in groups_of(_V1_CONTROLLER, membership, groups):
+    for folder, is_v1 in _groups_of(_V1_CONTROLLER, membership, groups):
         if is_v1:
             yield from _quota(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
         else:
             yield from _quota(folder / "cpu.max")
 
 
-def groups_of(
+def _groups_of(
     controller: str, membership: Path = _MEMBERSHIP, groups: Path = _GROUPS
 ) -> Iterator[tuple[Path, bool]]:
     """Return the folders of the cgroups that this process is in, each from its own up to the root.
@@ -69,3 +77,39 @@ def _quota(*files: Path) -> Iterator[float]:
         quota_us, period_us = " ".join(each.read_text() for each in files).split()
         if quota_us not in {"max", "-1"}:
             yield int(quota_us) / int(period_us)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRoom:
+    """A limit of processes and threads, and what it leaves."""
+
+    name: str
+    """What sets it."""
+    limit: int
+    left: int
+    """At most: processes that cannot be seen from here count as well."""
+
+
+def task_room(processes: Path = _PROCESSES) -> TaskRoom | None:
+    """Return the limit that leaves the fewest processes and threads; ``None`` where there is none that is low."""
+    return min((*_of_groups(), *_of_user(processes)), key=lambda room: room.left, default=None)
+
+
+def _of_groups() -> Iterator[TaskRoom]:
+    for folder, _ in _groups_of("pids"):
+        with suppress(OSError, ValueError):  # no such file, or no limit: "max"
+            limit = int((folder / "pids.max").read_text())
+            left = limit - int((folder / "pids.current").read_text())
+            yield TaskRoom(f"pids.max of its cgroup ({folder})", limit, max(0, left))
+
+
+def _of_user(processes: Path) -> Iterator[TaskRoom]:
+    limit, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
+    if user == 0 or not 0 <= limit < _MANY:  # root has none
+        return
+    running = 0
+    for status in processes.glob("[0-9]*/status"):
+        with suppress(OSError):  # it has ended meanwhile
+            found = _STATUS.search(status.read_text())
+            running += int(found[2]) if found is not None and int(found[1]) == user else 0
+    yield TaskRoom(f"ulimit -u of user {user}", limit, max(0, limit - running))

@@ -20,7 +20,7 @@ from omniload.actors.ray.hosts.member_processes import EndWatch
 from omniload.actors.ray.hosts.node_plan import Listening
 from omniload.actors.ray.processes import HeldProcess, Opener, Process
 from omniload.base.errors import ConfigError, UnavailableError
-from omniload.base.linux.task_room import TaskRoom
+from omniload.base.linux.cores import TaskRoom
 
 LIMIT_S = 120.0
 WITH_A_THREAD = """

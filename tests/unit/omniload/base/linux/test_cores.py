@@ -1,10 +1,12 @@
-"""How many cores a process may use, by its affinity and the quotas of its cgroups."""
+"""How many cores a process may use, and how many processes and threads may begin yet."""
 
 import os
+import resource
 
 import pytest
 
-from omniload.base.linux.cores import cores_here
+from omniload.base.linux import cores as module
+from omniload.base.linux.cores import TaskRoom, cores_here, task_room
 
 ALLOWED = 64
 QUOTA, PERIOD = "cpu.cfs_quota_us", "cpu.cfs_period_us"
@@ -65,3 +67,41 @@ def test_a_machine_that_tells_nothing_of_cgroups_has_the_cores_of_the_affinity(
 @pytest.mark.parametrize("said", ["", "many 100000", "400000", "400000 0"])
 def test_a_quota_that_is_none_counts_for_nothing(cores, said):
     assert cores(["0::/"], {"cpu.max": said}) == ALLOWED
+
+
+@pytest.fixture
+def room(tmp_path, monkeypatch):
+    """Return the room of user 1000 with this limit, among cgroups with these files."""
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    for pid, user, threads in ((7, 1000, 30), (8, 0, 500), (9, 1000, 12)):
+        (tmp_path / f"{pid}").mkdir()
+        status = f"Name:\tpython\nUid:\t{user}\t0\t0\t0\nThreads:\t{threads}\nSigQ:\t1/9\n"
+        (tmp_path / f"{pid}" / "status").write_text(status)
+
+    def of(limit, **files):
+        folder = tmp_path / "group"
+        folder.mkdir(exist_ok=True)
+        for name, text in files.items():
+            (folder / name.replace("_", ".")).write_text(f"{text}\n")
+        monkeypatch.setattr(module, "_groups_of", lambda _: iter([(folder, False)]))
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+        return task_room(tmp_path)
+
+    return of
+
+
+def test_a_user_has_left_what_its_own_threads_leave_of_its_limit(room):
+    assert room(200) == TaskRoom("ulimit -u of user 1000", 200, 158)
+    assert room(40).left == 0
+
+
+def test_no_limit_and_one_that_nobody_reaches_are_none(room, monkeypatch):
+    assert room(resource.RLIM_INFINITY, pids_max="max", pids_current="5") is None
+    assert room(96_000) is None
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert room(40) is None
+
+
+def test_the_limit_that_leaves_the_fewest_is_told(room):
+    assert room(200, pids_max="100", pids_current="60").left == 40
+    assert room(60, pids_max="100", pids_current="60").left == 18
