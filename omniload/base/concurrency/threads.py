@@ -228,7 +228,7 @@ def start_thread(thread: threading.Thread) -> None:
         raise UnavailableError(
             f"no thread for {thread.name} ({error}, beside {threading.active_count()} of this process); raise the "
             "number of processes and threads of this user (ulimit -u) and of the container or the job (pids.max of its "
-            "cgroup), or end some"
+            "cgroup), and the memory of this process where that is limited (ulimit -v), or end some"
         ) from error
 
 

@@ -44,7 +44,8 @@ def test_a_thread_that_the_system_refuses_is_told_with_the_limits_to_raise(no_th
     thread = threading.Thread(target=lambda: None, name="omniload-heartbeat")
 
     with pytest.raises(
-        UnavailableError, match=r"omniload-heartbeat \(can't start new thread.*ulimit -u.*pids.max"
+        UnavailableError,
+        match=r"omniload-heartbeat \(can't start new thread.*ulimit -u.*pids.max.*ulimit -v",
     ):
         start_thread(thread)
 
