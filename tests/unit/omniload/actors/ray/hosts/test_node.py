@@ -18,6 +18,12 @@ from omniload.actors.ray.hosts import node as ray_node
 from omniload.actors.ray.hosts.node_plan import NodePlan
 
 
+@pytest.fixture(autouse=True)
+def reachable(monkeypatch):
+    """Have this host reach itself, without a connection."""
+    monkeypatch.setattr("omniload.actors.ray.cluster.require_reachable", lambda address: None)
+
+
 class FakeNode:
     """A node of Ray that has joined itself after so many looks."""
 
