@@ -22,6 +22,7 @@ from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.base.errors import ConfigError, ShownAtOnce, StateError
 from omniload.base.extras import refuse_namesake
 from omniload.base.linux.file_lock import FileLock, locked
+from omniload.base.linux.folders import whole_path
 from omniload.base.state import Json
 from omniload.base.writing import write_whole
 from omniload.front.arguments import require_whole, steps_of
@@ -55,7 +56,9 @@ class ServedPlane:
         try:
             # First in, last out: the address is released when nothing of the plane is left.
             server = None if (at := port_of(address)) is None else NoteServer(*at)
-            self._opened.callback((server or _claimed(Path(address))).close)
+            # As a whole path: whoever serves may go to another folder until it closes.
+            folder = Path() if server is not None else whole_path(address)
+            self._opened.callback((server or _claimed(folder)).close)
             self._plane = self._opened.enter_context(open_ray_plane(spec))
             note = _note_of(self._plane.address, spec).model_dump_json().encode()
             # What is entered from here on ends before the plane does: no rank may join a plane that is closing.
@@ -63,7 +66,7 @@ class ServedPlane:
                 server.serve(note)
                 self._opened.callback(server.close)
             else:
-                self._leave_note(Path(address) / NOTE_NAME, note)
+                self._leave_note(folder / NOTE_NAME, note)
         except BaseException:
             self._opened.close()
             raise

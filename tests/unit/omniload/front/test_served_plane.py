@@ -14,7 +14,7 @@ from omniload.base.errors import ConfigError, IntegrityError, StateError, Unavai
 from omniload.base.linux.file_lock import FileLock, locked
 from omniload.base.linux.network import host_id
 from omniload.client import Client
-from omniload.front import plane_note, served_rank
+from omniload.front import plane_note, served_plane, served_rank
 from omniload.mix.journal.times import times_since
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_corpus
@@ -175,6 +175,28 @@ def test_a_plane_is_found_at_a_port_as_in_a_folder(tmp_path, monkeypatch):
 
     assert (loader.source_names, asked) == (("docs",), [("head-0.job", 29600)])
     loader.close()
+
+
+def test_a_plane_stays_where_its_relative_folder_was_named_from(tmp_path, monkeypatch):
+    """A process that serves may go to another folder while it does."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    spec = PlaneSpec(mix=a_corpus(tmp_path), base_dir=tmp_path, tree=ClientPlaceTree.of(dp=1))
+
+    def opened(spec):
+        os.chdir(tmp_path / "elsewhere")
+        return LocalPlane(spec)
+
+    note = json.loads((a_note(tmp_path / "other") / "plane.json").read_text())
+    monkeypatch.setattr(served_plane, "open_ray_plane", opened)
+    monkeypatch.setattr(LocalPlane, "address", None, raising=False)
+    monkeypatch.setattr(served_plane, "_note_of", lambda *_: plane_note.PlaneNote(**note))
+
+    with served_plane.ServedPlane(spec, "here"):
+        assert (tmp_path / "here" / "plane.json").exists()
+
+    assert not (tmp_path / "here" / "plane.json").exists()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_host_whose_name_nobody_knows_is_told(monkeypatch):
