@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Self, cast
@@ -235,7 +236,8 @@ class _Worker:
             target=_serve, args=(spec, its, os.getpid()), name=f"worker {number}", daemon=True
         )
         # Ctrl-C goes to all processes of a terminal, and the one that asks ends this one: it begins, and stays, deaf
-        # to it.
+        # to it. The first would start the tracker of resources on its way, which unblocks the signal for all.
+        resource_tracker.ensure_running()
         held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process.start()

@@ -212,6 +212,17 @@ def test_a_process_that_is_killed_is_told_and_the_next_command_goes_on(file):
     assert set(left_of(made(file)).values()) == {0}
 
 
+def test_its_processes_are_deaf_to_ctrl_c_from_their_first_moment(file):
+    command = Command(file)
+
+    said = [Path(f"/proc/{each.pid}/status").read_text() for each in command.workers()]
+    command.process.kill()
+    command.end()
+
+    blocked = [int(each.partition("SigBlk:")[2].split()[0], 16) for each in said]
+    assert [signals >> (signal.SIGINT - 1) & 1 for signals in blocked] == [1, 1]
+
+
 def test_ctrl_c_ends_it_with_all_its_processes(file):
     command = Command(file)
     workers = command.workers()
