@@ -18,7 +18,9 @@ from omniload.base.errors import (
 )
 from omniload.mix.columns import column_kind, name_outside
 from omniload.mix.config import MixConfig, SourceConfig
+from omniload.mix.schema.messages import CompletionTransform, PreferenceTransform
 from omniload.mix.schema.splits import TRAIN, share_of
+from omniload.mix.schema.transforms import encoding_of
 from omniload.plan.costs.words import fault_of_words, unfit_words
 from omniload.source.formats.format import Records
 from omniload.source.kept_findings import FoundSource
@@ -216,13 +218,23 @@ def joined_without_an_end(mix: MixConfig) -> Iterator[str]:
         )
 
 
+def _writes_its_own_ends(source: SourceConfig) -> bool:
+    """Whether a template says how what a source holds begins and ends."""
+    encoding = encoding_of(source.transforms)
+    of_texts = isinstance(encoding, CompletionTransform | PreferenceTransform)
+    return source.is_nested and not (of_texts and encoding.form == "text")
+
+
 def begun_elsewhere(mix: MixConfig, tokenizer: Tokenizer | None) -> Iterator[str]:
     """Yield that texts begin with nothing where their tokenizer, as transformers uses it, begins each with a token."""
     token = getattr(tokenizer, "begins_elsewhere_with", "")
     if not token or tokenizer is None or tokenizer.begin_of_document_id is not None:
         return
-    # A template of conversations writes its own.
-    texts = [name for name, each in mix.sources.items() if each.holds_text and not each.is_nested]
+    texts = [
+        name
+        for name, each in mix.sources.items()
+        if each.holds_text and not _writes_its_own_ends(each)
+    ]
     if texts:
         more = f" and of {len(texts) - 1} more" if len(texts) > 1 else ""
         yield (

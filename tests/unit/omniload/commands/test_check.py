@@ -591,12 +591,17 @@ def test_a_cost_that_reads_a_tag_which_no_source_has_is_a_warning_with_its_line(
     assert warning.startswith("warning: mix.yaml:")
 
 
+ANSWERED = "{type: completion, prompt: prompt}"
+
+
 @pytest.mark.parametrize(
     ("said", "source", "is_told"),
     [
         ("", "text: text", True),
         ('begin_of_document: "<bos>", ', "text: text", False),
         ("", "text: messages\n    transforms: [{type: chat}]", False),
+        ("", f"text: text\n    transforms: [{ANSWERED}]", False),
+        ("", f"text: text\n    transforms: [{{form: text, {ANSWERED[1:]}]", True),
     ],
 )
 def test_texts_that_begin_with_nothing_where_transformers_begins_them_are_a_warning(
@@ -608,7 +613,8 @@ def test_texts_that_begin_with_nothing_where_transformers_begins_them_are_a_warn
     library.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=ids)
     library.save(str(tmp_path / "tokenizer.json"))
     texts = [TEXT] * 20
-    lines = ({"text": text, "messages": [*conversations(1)[0]]} for text in texts)
+    beside = {"messages": [*conversations(1)[0]], "prompt": "Why?"}
+    lines = ({"text": text} | beside for text in texts)
     (tmp_path / "web.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     mix = (
         MIX.replace("SOURCE", source)
