@@ -65,7 +65,7 @@ class Place(Protocol):
         ...
 
     def names(self, folder: str) -> set[str]:
-        """Return the names of the entries of a folder; none where it is not there.
+        """Return the names of the entries of a folder that may be believed; none where it is not there.
 
         Raises:
             OmniloadError: The store does not answer.
@@ -117,13 +117,16 @@ class LocalPlace(Place):
             # What is shorter than it was a moment ago is refused by its check.
             return data if at == len(data) else data[:at]
 
+    def _is_ours(self, status: os.stat_result) -> bool:
+        # Root can write what it likes in any case.
+        return self._shared or (
+            status.st_uid in {os.geteuid(), 0} and not status.st_mode & _OTHERS_WRITE
+        )
+
     def _require_ours(self, status: os.stat_result) -> None:
         if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_BYTES:
             raise IntegrityError("is no file of an entry's size")
-        if self._shared or (
-            # Root can write what it likes in any case.
-            status.st_uid in {os.geteuid(), 0} and not status.st_mode & _OTHERS_WRITE
-        ):
+        if self._is_ours(status):
             return
         raise IntegrityError(
             f"belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}, so that another user could "
@@ -145,9 +148,15 @@ class LocalPlace(Place):
     @override
     def names(self, folder: str) -> set[str]:
         try:
-            return {name for name in os.listdir(self._root / folder) if name[0] != "."}  # noqa: PTH208 -- names alone
+            with os.scandir(self._root / folder) as found:
+                held = [each for each in found if each.name[0] != "."]
+            # Nobody else can put one into a folder that is ours: no file of it is looked at, of which there may be
+            # a hundred thousand.
+            if not self._is_ours((self._root / folder).stat()):
+                held = [each for each in held if self._is_ours(each.stat(follow_symlinks=False))]
         except FileNotFoundError:
             return set()
+        return {each.name for each in held}
 
     def _note_use(self, path: str) -> None:
         """Set the time of a folder once, by which it is known to be in use."""

@@ -51,6 +51,17 @@ def test_an_entry_that_others_may_write_is_not_believed(tmp_path):
         place.read("folder/unit")
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_in_a_folder_that_others_may_write_entries_are_named_that_may_be_believed(tmp_path, shared):
+    place = LocalPlace(tmp_path, shared=shared)
+    for name in ("ours", "of_somebody"):
+        place.write(f"folder/{name}", b"tokens")
+    (tmp_path / "folder/of_somebody").chmod(0o620)
+    (tmp_path / "folder").chmod(0o770)
+
+    assert place.names("folder") == {"ours", *(["of_somebody"] if shared else [])}
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_an_entry_of_another_user_is_believed_with_a_key_alone(tmp_path):
     place = LocalPlace(tmp_path)
