@@ -53,4 +53,4 @@ def said_of_fields(fields: Iterable[pa.Field], name: str) -> str:
         return f"; {outer!r} is {around[0]}, and nothing is inside"
     there = [field.name for field in around[0]]
     more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
-    return f"; inside {outer!r} are {', '.join(there[:_SHOWN])}{more}"
+    return f"; inside {outer!r} are {', '.join(there[:_SHOWN]) or 'none'}{more}"

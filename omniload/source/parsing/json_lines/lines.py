@@ -141,11 +141,13 @@ def text_in(value: dict[str, object], key: str, *, nested: bool = False) -> byte
         except TypeError as error:
             raise BadLineError(f"{key!r} cannot be written as JSON: {error}") from error
     if not isinstance(text, str):
-        messages = isinstance(text, list) and bool(text) and isinstance(text[0], dict)
-        raise BadLineError(
-            f"{key!r} is {text!r:.40}, not a string"
-            f"{'; of a conversation add transforms: [{type: chat}]' if messages else ''}"
-        )
+        first = text[0] if isinstance(text, list) and text else None
+        meant = ""
+        if isinstance(first, dict):
+            meant = "; of a conversation add transforms: [{type: chat}]"
+        elif type(first) is int:
+            meant = f"; token ids are read by tokens: {key}, of a source of type jsonl"
+        raise BadLineError(f"{key!r} is {text!r:.40}, not a string{meant}")
     return _utf8(text, key)
 
 
@@ -203,8 +205,14 @@ def value_in(value: Mapping[str, object], key: str) -> object:
     found = value_at(value, key)
     if found is MISSING:
         outer, dot, _ = key.partition(".")
-        inner = value.get(outer) if dot else None
-        inside = f"; inside {outer!r} it has {_shown(inner)}" if isinstance(inner, dict) else ""
+        inside = ""
+        if dot and outer in value:
+            inner = value[outer]
+            inside = (
+                f"; inside {outer!r} it has {_shown(inner)}"
+                if isinstance(inner, dict)
+                else f"; {outer!r} is {inner!r:.40}, not an object"
+            )
         raise BadLineError(f"has no key {key!r}; it has {_shown(value)}{inside}")
     return found
 

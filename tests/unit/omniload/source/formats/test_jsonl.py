@@ -101,6 +101,7 @@ BAD_LINES = {
     "has no key 'text'; it has none": b"{}",
     "'text' is None, not a string": b'{"text": null}',
     "'text' is 12, not a string": b'{"text": 12}',
+    r"'text' is \[5, 6\], not a string; token ids are read by tokens: text": b'{"text": [5, 6]}',
     "'text' holds half a surrogate pair at character 0": b'{"text": "\\ud800"}',
     "is not JSON: .*UTF-8": b'{"text": "\xff\xfe"}',
 }

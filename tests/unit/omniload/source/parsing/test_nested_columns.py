@@ -63,7 +63,9 @@ def test_of_a_table_what_a_name_leads_into_is_read():
 def test_what_a_line_has_inside_is_told():
     with pytest.raises(BadLineError, match="it has doc, meta; inside 'meta' it has lang, set"):
         value_in({"meta": {"set": "c4", "lang": "en"}, "doc": "x"}, "meta.name")
-    with pytest.raises(BadLineError, match=r"has no key 'doc.name'; it has doc$"):
+    with pytest.raises(
+        BadLineError, match=r"has no key 'doc.name'; it has doc; 'doc' is 'x', not an object$"
+    ):
         value_in({"doc": "x"}, "doc.name")
 
 
