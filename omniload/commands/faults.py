@@ -198,8 +198,9 @@ def said_of_dropped(mix: MixConfig, found: Sequence[FoundSource], file: Path) ->
 
 def joined_without_an_end(mix: MixConfig) -> Iterator[str]:
     """Yield what a model cannot see: where one joined text ends and the next begins."""
-    # Of bytes there is always one; of conversations the template has its own.
-    if mix.tokenizer is None or getattr(mix.tokenizer, "end_of_document", "") is not None:
+    # Of bytes there is always one; of conversations the template has its own. A beginning shows it as well.
+    around = [getattr(mix.tokenizer, key, "") for key in ("begin_of_document", "end_of_document")]
+    if mix.tokenizer is None or any(token is not None for token in around):
         return
     joined = [
         name

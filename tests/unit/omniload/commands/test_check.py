@@ -558,6 +558,11 @@ def test_a_step_of_many_stages_is_told_by_the_weights_of_its_own_stage(level, mo
             "transforms: [{type: concat, tokens: 16}]",
             "",
         ),
+        (
+            '{type: bpe, path: ., begin_of_document: "<bos>"}',
+            "transforms: [{type: concat, tokens: 16}]",
+            "",
+        ),
         ("{type: bpe, path: .}", "transforms: [{type: concat, tokens: 16, documents: apart}]", ""),
         ("{type: bpe, path: .}", "text: text", ""),
         ("{type: bytes}", "transforms: [{type: concat, tokens: 16}]", ""),
