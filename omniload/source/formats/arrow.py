@@ -31,7 +31,7 @@ from omniload.source.formats.format import (
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import index_kind, require_table
-from omniload.source.parsing.nested_columns import outer_of
+from omniload.source.parsing.nested_columns import column_of, outer_of
 from omniload.source.parsing.shard_lists import read_json
 from omniload.source.parsing.table_records import TableColumns
 from omniload.source.patterns import FileNames
@@ -72,7 +72,9 @@ class ArrowFormat(IndexedFormat):
     def read_unit(self, unit: int) -> Records:
         images = self._config.images
         table, place = self._columns_of(unit, (*self._columns.all, *self._config.image_members))
-        return self._columns.records(table, place, images=table[images] if images else None)
+        return self._columns.records(
+            table, place, images=column_of(table, images) if images else None
+        )
 
     @override
     def _first_of(self, unit: int) -> Records:

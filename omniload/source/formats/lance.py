@@ -27,6 +27,7 @@ from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import index_kind, require_table
 from omniload.source.parsing.lance_stores import IN_ITS_PLACE, SCHEMES, url_in
+from omniload.source.parsing.nested_columns import column_of
 from omniload.source.parsing.table_records import TableColumns
 from omniload.source.parsing.token_lists import RowsAt
 from omniload.source.patterns import FileNames, is_url, listing, natural_order
@@ -61,7 +62,9 @@ class LanceFormat(IndexedFormat):
     def read_unit(self, unit: int) -> Records:
         images = self._config.images
         table, where = self._rows(unit, self._units[unit].rows, self._read)
-        return self._columns.records(table, where, images=table[images] if images else None)
+        return self._columns.records(
+            table, where, images=column_of(table, images) if images else None
+        )
 
     @override
     def _first_of(self, unit: int) -> Records:

@@ -26,6 +26,7 @@ from omniload.source.formats.format import (
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import index_kind, require_table
+from omniload.source.parsing.nested_columns import column_of, outer_of, types_of
 from omniload.source.parsing.table_records import TableColumns
 from omniload.source.parsing.token_lists import nulls_of
 from omniload.source.patterns import FileNames
@@ -164,14 +165,16 @@ class ParquetFormat(Format):
         column = self._config.images
         if column is None:
             return None
-        parts, size_bytes = [], 0
+        parts, size_bytes, schema = list[pa.Array](), 0, shard.schema_arrow
+        outer = outer_of(schema.names, column)
         for batch in shard.iter_batches(
-            _IMAGES_AT_ONCE, row_groups=[group], columns=[column], use_threads=False
+            _IMAGES_AT_ONCE, row_groups=[group], columns=[outer], use_threads=False
         ):
-            parts.append(batch.column(0))
-            size_bytes += parts[-1].nbytes
+            found = column_of(pa.Table.from_batches([batch]), column)
+            parts += found.chunks
+            size_bytes += found.nbytes
             _require_room(size_bytes, path, group)
-        return pa.chunked_array(parts, type=shard.schema_arrow.field(column).type)
+        return pa.chunked_array(parts, type=types_of(schema, column)[0])
 
     def _indexed_texts(
         self, shard: pq.ParquetFile, number: int, group: int

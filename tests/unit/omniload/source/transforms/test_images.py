@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 import tokenizers
 from PIL import Image
+from pydantic import TypeAdapter
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
-from omniload.mix.config import BpeTokenizer, ByteTokenizer
+from omniload.mix.config import BpeTokenizer, ByteTokenizer, SourceConfig
 from omniload.mix.schema.transforms import ClampTransform, FilterTransform
 from omniload.mix.sources import ArrowSource, ParquetSource, WebDatasetSource
 from omniload.source.record_source import open_source
@@ -182,6 +183,31 @@ def test_an_arrow_file_gives_the_same_samples(tmp_path):
     )
 
     assert sorted(shown(block, i) for i in (0, 1)) == ["a####$", "b$"]
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "lance"])
+def test_images_may_stand_inside_an_object_beside_their_text(tmp_path, form):
+    png = png_of(ramp(9, 9))
+    rows = [{"page": {"text": "a<image>", "drawn": [png]}}, {"page": None}, {"page": {"text": "b"}}]
+    kind = pa.struct([("text", pa.string()), ("drawn", pa.list_(pa.binary()))])
+    table = pa.Table.from_pylist(rows, pa.schema([("page", kind)]))
+    path = tmp_path / f"a.{form}"
+    if form == "parquet":
+        pq.write_table(table, path)
+    elif form == "arrow":
+        with pa.OSFile(str(path), "wb") as out, pa.ipc.new_file(out, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        pytest.importorskip("lance").write_dataset(table, path)
+    said = {"type": form, "path": path.name, "text": "page.text", "images": "page.drawn"}
+    said |= {"shuffle": {"method": "none"}, "transforms": (IMAGE,)}
+    config = TypeAdapter(SourceConfig).validate_python(said | {"on_error": {"policy": "skip"}})
+
+    block = open_source(SourceSpec("web", config, seed=1, tokenizer=BYTES, base_dir=tmp_path)).read(
+        0, 3
+    )
+
+    assert [shown(block, i) for i in range(len(block.tokens))] == ["a####$", "b$"]
 
 
 def test_members_of_an_archive_are_its_images_in_their_order(tmp_path):
