@@ -305,7 +305,9 @@ def _leaf_of(shard: pq.ParquetFile, names: Sequence[str]) -> int | None:
     # One inside another comes with what is around it.
     if others or name not in schema.names or schema.field(name).type not in PLAIN_TEXTS:
         return None
-    return next(i for i in range(len(shard.schema)) if shard.schema.column(i).path == name)
+    leaves = [i for i in range(len(shard.schema)) if shard.schema.column(i).path == name]
+    # A column ``a.b`` beside objects ``a`` that have a ``b``: by this name Arrow reads both.
+    return leaves[0] if len(leaves) == 1 else None
 
 
 def _is_indexed(chunk: pq.ColumnChunkMetaData) -> bool:

@@ -105,6 +105,19 @@ def test_a_corpus_is_divided_by_what_its_objects_say(tmp_path, form):
     assert texts_of(late) == ["text 5", "text 6", "text 7"]
 
 
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_texts_of_a_column_whose_name_leads_inside_another_too_are_those_of_the_column(
+    tmp_path, is_indexed
+):
+    rows = [{"meta": {"text": f"inner {i}"}, "meta.text": f"outer {i}"} for i in range(9)]
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, tmp_path / "a.parquet", use_dictionary=is_indexed)
+
+    found = texts_of(opened(tmp_path, "parquet", text="meta.text"))
+
+    assert found == [f"outer {i}" for i in range(9)]
+
+
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_a_value_inside_an_object_is_read_where_its_column_has_a_default(tmp_path, form):
     write(tmp_path, form, PILE)
