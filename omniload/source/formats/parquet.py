@@ -26,7 +26,7 @@ from omniload.source.formats.format import (
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import index_kind, require_table
-from omniload.source.parsing.nested_columns import column_of, outer_of, types_of
+from omniload.source.parsing.nested_columns import column_of, types_of
 from omniload.source.parsing.table_records import TableColumns
 from omniload.source.parsing.token_lists import nulls_of
 from omniload.source.patterns import FileNames
@@ -166,9 +166,8 @@ class ParquetFormat(Format):
         if column is None:
             return None
         parts, size_bytes, schema = list[pa.Array](), 0, shard.schema_arrow
-        outer = outer_of(schema.names, column)
         for batch in shard.iter_batches(
-            _IMAGES_AT_ONCE, row_groups=[group], columns=[outer], use_threads=False
+            _IMAGES_AT_ONCE, row_groups=[group], columns=[column], use_threads=False
         ):
             found = column_of(pa.Table.from_batches([batch]), column)
             parts += found.chunks
