@@ -222,8 +222,9 @@ def joined_without_an_end(mix: MixConfig) -> Iterator[str]:
 def _writes_its_own_ends(source: SourceConfig) -> bool:
     """Whether a template says how what a source holds begins and ends."""
     encoding = encoding_of(source.transforms)
-    of_texts = isinstance(encoding, CompletionTransform | PreferenceTransform)
-    return source.is_nested and not (of_texts and encoding.form == "text")
+    if isinstance(encoding, CompletionTransform | PreferenceTransform):
+        return encoding.form == "chat"
+    return source.is_nested
 
 
 def begun_elsewhere(mix: MixConfig, tokenizer: Tokenizer | None) -> Iterator[str]:
