@@ -185,10 +185,19 @@ def _require_sound(column: pa.ChunkedArray) -> None:
     Raises:
         pa.ArrowInvalid: Says what is wrong.
     """
-    raw = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
     for chunk in column.chunks:
-        kind = raw.get(chunk.type)
-        (chunk if kind is None else chunk.view(kind)).validate(full=True)
+        _require_sound_array(chunk)
+
+
+def _require_sound_array(array: pa.Array) -> None:
+    if pa.types.is_struct(array.type):
+        array.validate()
+        for i in range(array.type.num_fields):
+            _require_sound_array(array.field(i))
+        return
+    raw = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+    kind = raw.get(array.type)
+    (array if kind is None else array.view(kind)).validate(full=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

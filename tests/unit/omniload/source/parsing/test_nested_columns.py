@@ -105,6 +105,27 @@ def test_a_corpus_is_divided_by_what_its_objects_say(tmp_path, form):
     assert texts_of(late) == ["text 5", "text 6", "text 7"]
 
 
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_a_field_that_is_no_utf_8_makes_bad_the_rows_that_are_read_from_it(tmp_path, form):
+    sound, torn = pa.array(["one", "two"]), pa.array([b"one", b"\xff\xfe"])
+    # As a writer leaves it that looks at nothing: bytes of a text.
+    texts = pa.Array.from_buffers(pa.string(), 2, torn.buffers())
+    table = pa.table({"meta": pa.StructArray.from_arrays([sound, texts], ["sound", "torn"])})
+    path = tmp_path / f"a.{form}"
+    if form == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.OSFile(str(path), "wb") as out, pa.ipc.new_file(out, table.schema) as writer:
+            writer.write_table(table)
+
+    read = [
+        texts_of(opened(tmp_path, form, text=f"meta.{name}", on_error={"policy": "skip"}))
+        for name in ("sound", "torn")
+    ]
+
+    assert read == [["one", "two"], ["one"]]
+
+
 @pytest.mark.parametrize("is_indexed", [False, True])
 def test_texts_of_a_column_whose_name_leads_inside_another_too_are_those_of_the_column(
     tmp_path, is_indexed
