@@ -34,6 +34,7 @@ from omniload.mix.schema.transforms import (
     encoding_of,
     is_of_text,
 )
+from omniload.mix.sources import JsonlSource, WebDatasetSource
 from omniload.source.byte_pairs.files import library_of
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import Records, UnitTable
@@ -46,6 +47,7 @@ from omniload.source.transforms.encoders import Samples
 __all__ = [
     "ANSWER_MAKING_VERSION",
     "CHAT_MAKING_VERSION",
+    "INSIDE_MAKING_VERSION",
     "MAKING_VERSION",
     "Filling",
     "SourceTokens",
@@ -61,6 +63,9 @@ CHAT_MAKING_VERSION = 2
 """The same of conversations: where a template is given other messages, entries of texts stay as they are."""
 ANSWER_MAKING_VERSION = 3
 """The same of prompts with an answer or two, whose masks are found in another way."""
+INSIDE_MAKING_VERSION = 1
+"""The same of lines, and objects of archives, of which something stands inside another: releases that found nothing
+there kept what they had in its place."""
 
 # Of ``on_error`` neither: an entry says what is bad, and whoever reads it does as its source says.
 _NOT_OF_TOKENS = {
@@ -165,18 +170,28 @@ def folder_of_source(
         "dedupe": config.dedupe,
         "encoding": made,
         "end": getattr(tokenizer, "end_of_document", None),
-        # Written where it is said alone: entries of before stay.
+        # Written where they are said alone: entries of before stay.
         **(
             {}
             if (begin := getattr(tokenizer, "begin_of_document", None)) is None
             else {"begin": begin}
         ),
+        **({"inside": INSIDE_MAKING_VERSION} if _leads_inside(config) else {}),
         # The library too: another release of it may cut text otherwise.
         "tokenizer": [tokenizer_digest, library_of(tokenizer)],
         "pipeline": pipeline_digest,
     }
     text = orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
     return f"{hashlib.blake2b(text, digest_size=16).hexdigest()}.{seal}"
+
+
+def _leads_inside(config: SourceConfig) -> bool:
+    """Whether a name may be that of a key inside another, in an object of JSON."""
+    if not isinstance(config, JsonlSource | WebDatasetSource):
+        return False
+    read = (config.text, *config.beside_columns, *config.columns_read.values(), *config.where)
+    # What begins with a dot is a member of an archive.
+    return any("." in name[1:] for name in (*read, config.key_column or ""))
 
 
 def names_of_units(

@@ -1,8 +1,9 @@
 """What entries of a token cache are called."""
 
 import pytest
+from pydantic import TypeAdapter
 
-from omniload.mix.config import BpeTokenizer
+from omniload.mix.config import BpeTokenizer, SourceConfig
 from omniload.mix.schema.transforms import ChatTransform, PreferenceTransform
 from omniload.mix.sources import JsonlSource, TextSource
 from omniload.source.formats.opening import open_format
@@ -45,6 +46,8 @@ def test_units_of_one_file_have_names_of_their_own_that_the_other_files_do_not_d
     assert before[2:] == after[2:]
 
 
+LANG = {"column": "meta.lang", "dtype": "text", "of": "samples", "default": ""}
+MEMBER = LANG | {"column": ".lang"}
 CHAT = (ChatTransform(type="chat"),)
 PAIRS = (PreferenceTransform(type="preference"),)
 
@@ -71,6 +74,33 @@ def test_entries_of_others_stay_where_conversations_or_answers_are_made_otherwis
 
     before = folder()
     monkeypatch.setattr(source_tokens, version, 4)
+
+    assert (folder() != before) == changes
+
+
+@pytest.mark.parametrize(
+    ("said", "changes"),
+    [
+        ({}, False),
+        ({"text": "meta.text"}, True),
+        ({"where": {"meta.lang": "en"}}, True),
+        ({"columns": {"lang": LANG}}, True),
+        ({"columns": {"lang": LANG | {"column": "lang"}}}, False),
+        ({"type": "webdataset", "path": "a.tar", "columns": {"lang": LANG}}, True),
+        ({"type": "webdataset", "path": "a.tar", "columns": {"lang": MEMBER}}, False),
+    ],
+)
+def test_entries_stay_but_of_lines_of_which_something_stands_inside_another(
+    monkeypatch, said, changes
+):
+    config = TypeAdapter(SourceConfig).validate_python({"type": "jsonl", "path": "a.jsonl"} | said)
+
+    def folder():
+        of_run = {"tokenizer": None, "tokenizer_digest": "", "pipeline_digest": "", "seal": "s"}
+        return folder_of_source(config, **of_run)
+
+    before = folder()
+    monkeypatch.setattr(source_tokens, "INSIDE_MAKING_VERSION", 4)
 
     assert (folder() != before) == changes
 
