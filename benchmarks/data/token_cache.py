@@ -1,12 +1,16 @@
-"""CPU seconds per million tokens of text: without a token cache, filling it, from it, and pre-tokenised Parquet.
+"""Text through a token cache: without one, filling it, from it; and before a run, beside what libraries write.
 
 python -m benchmarks.data.token_cache --help
 """
 
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -29,6 +33,44 @@ _READ = 256
 """Records of a read."""
 _GROUP = 512
 """Records of a row group of the pre-tokenised file."""
+_CORES = 2
+_MIX = """\
+version: 2
+seed: 1
+tokenizer: {type: bpe, path: tokenizer.json, end_of_document: "<eos>"}
+sources: {web: {type: parquet, path: "modules/*.parquet", text: text}}
+mix: {stages: [{weights: {web: 1}}]}
+pack: {length: 4096}
+batch: {tokens: 8192, micro_tokens: 8192}
+loader: {token_cache: {path: PLACE}}
+"""
+_BY_TOKENIZERS = """\
+import sys, pathlib, tokenizers, pyarrow as pa, pyarrow.parquet as pq
+folder, to = map(pathlib.Path, sys.argv[1:])
+library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+to.mkdir()
+for path in sorted(folder.glob("modules/*.parquet")):
+    texts = pq.read_table(path, columns=["text"])["text"].to_pylist()
+    ids = [
+        encoding.ids
+        for at in range(0, len(texts), 1000)
+        for encoding in library.encode_batch_fast(texts[at : at + 1000], add_special_tokens=False)
+    ]
+    pq.write_table(pa.table({"tokens": pa.array(ids, pa.large_list(pa.int32()))}), to / path.name)
+"""
+_BY_DATASETS = """\
+import sys, pathlib, datasets, transformers
+if __name__ == "__main__":
+    folder, to = map(pathlib.Path, sys.argv[1:])
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    held = datasets.load_dataset(
+        "parquet", data_files=str(folder / "modules/*.parquet"), split="train", cache_dir=str(to)
+    )
+    held.map(
+        lambda rows: {"input_ids": tokenizer(rows["text"], add_special_tokens=False)["input_ids"]},
+        batched=True, num_proc=2, remove_columns=held.column_names,
+    ).save_to_disk(str(to / "saved"))
+"""
 READING = (
     "One thread reads an epoch of each, shuffled within blocks, in turns; medians of processor seconds, files in the "
     "page cache, on a machine with other work on it. *filling* tokenises and writes the cache, *from the cache* finds "
@@ -67,6 +109,49 @@ def _write_tokens(source: Source, path: Path) -> None:
         pa.array(block.tokens.offsets), pa.array(np.ascontiguousarray(block.tokens.values_V))
     )
     pq.write_table(pa.table({"tokens": lists}), path, row_group_size=_GROUP, compression="zstd")
+
+
+def _ahead_ways(folder: Path) -> dict[str, tuple[list[str], Mapping[str, str]]]:
+    """Return by name what makes the tokens of all files before a run, and variables that it has."""
+    omniload = str(Path(sys.executable).with_name("omniload"))
+    python = [sys.executable, "-c"]
+    threads = {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(_CORES)}
+    ways: dict[str, tuple[list[str], Mapping[str, str]]] = {
+        f"omniload mix tokenise, {_CORES} workers": (
+            [omniload, "mix", "tokenise", "MIX", "--workers", str(_CORES)],
+            {},
+        ),
+        f"tokenizers, {_CORES} threads, to Parquet": (
+            [*python, _BY_TOKENIZERS, str(folder), "PLACE"],
+            threads,
+        ),
+    }
+    if find_spec("datasets") is not None:
+        ways[f"datasets.map, {_CORES} processes, saved"] = (
+            [*python, _BY_DATASETS, str(folder), "PLACE"],
+            {"TOKENIZERS_PARALLELISM": "false"},
+        )
+    return ways
+
+
+def _ahead(folder: Path, rounds: int) -> dict[str, list[float]]:
+    """Return by the clock how many seconds each way takes to make all tokens, whole commands in turns."""
+    found: dict[str, list[float]] = {}
+    for turn in range(rounds):
+        for number, (way, (command, variables)) in enumerate(_ahead_ways(folder).items()):
+            place = folder / f"ahead-{turn}-{number}"
+            mix = folder / "ahead.yaml"
+            mix.write_text(_MIX.replace("PLACE", place.name))
+            words = {"MIX": str(mix), "PLACE": str(place)}
+            began_s = time.perf_counter()
+            subprocess.run(
+                [words.get(word, word) for word in command],
+                env={**os.environ, **variables},
+                check=True,
+                capture_output=True,
+            )
+            found.setdefault(way, []).append(time.perf_counter() - began_s)
+    return found
 
 
 @click.command
@@ -114,16 +199,30 @@ def main(mib: int, rounds: int, report: bool) -> None:
             for way, times in found.items()
         ]
         size = sum(path.stat().st_size for path in (folder / "plain").rglob("*") if path.is_file())
+        ahead = _ahead(corpus.folder, rounds)
     table = Table(
         caption=f"{tokens / 1e6:.1f} M tokens of source code; the cache holds {size / tokens:.2f} bytes a token",
         columns=("read", "CPU s per M tokens", "beside parquet"),
         rows=tuple(rows),
     )
+    first = statistics.median(next(iter(ahead.values())))
+    before = Table(
+        caption=f"The same tokens made before a run, by the clock on {_CORES} cores, each a command of its own",
+        columns=("way", "s", "least", "most", "times as long as omniload"),
+        rows=tuple(
+            (
+                *(way, f"{statistics.median(times):.1f}", f"{min(times):.1f}", f"{max(times):.1f}"),
+                f"{statistics.median(times) / first:.2f}",
+            )
+            for way, times in ahead.items()
+        ),
+    )
     print_table(table)
+    print_table(before)
     if report:
         command = f"python -m benchmarks.data.token_cache --mib {mib} --rounds {rounds}"
         path = write_report(
-            __file__, "token_cache", "Text through a token cache", command, [table], READING
+            __file__, "token_cache", "Text through a token cache", command, [table, before], READING
         )
         click.echo(f"wrote {path.name}")
 

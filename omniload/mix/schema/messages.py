@@ -113,8 +113,8 @@ class ChatTransform(_OfMessages):
     are not read."""
     system: Word | None = None
     """Key or column of a text that comes before the messages as that of the system, where it stands beside them. A null
-    is none, and so are an empty text and a line of JSON without the key; messages that begin with one of the system
-    keep theirs. Not named, it is not read."""
+    is none, and so are an empty text and a line of JSON without the key; messages that begin with one of the system,
+    or of a developer, keep theirs. Not named, it is not read."""
 
     @model_validator(mode="after")
     def _keys_beside_differ(self) -> Self:

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from omniload.base.config import fault_at
 from omniload.mix.schema.cuts import require_joinable, require_plain
-from omniload.mix.schema.messages import ChatTransform, CompletionTransform, MessageTransform
+from omniload.mix.schema.messages import ChatTransform, MessageTransform
 from omniload.mix.schema.packing.source_packs import SourcePack
 from omniload.mix.schema.records import (
     Dedupe,
@@ -254,9 +254,9 @@ def _require_transforms_fit(source: SourceBase) -> None:
                 *at,
             )
         key = getattr(source, "column", None) or getattr(source, "text", None)
-        if isinstance(transform, CompletionTransform) and key in transform.beside:
+        if isinstance(transform, MessageTransform) and key in transform.beside:
             raise fault_at(
-                f"transforms[{i}]: prompt is {key!r}, which text of the source names too, as the key of the answer; "
+                f"transforms[{i}]: {transform.type} reads {key!r} beside the text, which text of the source names too; "
                 "name two keys",
                 *at,
             )

@@ -33,6 +33,8 @@ __all__ = [
 AS_TEMPLATES_SAY = MessageNames()
 """Messages that call their keys and roles as chat templates do."""
 _SYSTEM = "system"
+_OF_SYSTEM = (_SYSTEM, "developer")
+"""Roles of a message that says how a model is to behave."""
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Keys of what was thought before an answer. Templates read it by two of these names, and are given the first that a
 message has by both, as transformers does."""
@@ -153,7 +155,7 @@ def system_in(found: Mapping[str, object], key: str | None) -> str:
 
 def begun_by(system: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages behind one of the system, where there is such a text and they do not begin with their own."""
-    if not system or messages[0].get("role") == _SYSTEM:
+    if not system or messages[0].get("role") in _OF_SYSTEM:
         return messages
     return [{"role": _SYSTEM, "content": system}, *messages]
 

@@ -11,9 +11,6 @@ from typing import Any
 
 import psutil
 
-from omniload.actors.ray.answers import answer_to
-from omniload.actors.ray.environment import ray
-
 __all__ = [
     "Call",
     "PlaneSpent",
@@ -153,6 +150,10 @@ class _Answering:
 
 def measured_calls(calls: int) -> Call:
     """Measure calls to an actor in the Ray of this process that answers with nothing."""
+    # What was spent is read without Ray, too.
+    from omniload.actors.ray.answers import answer_to  # noqa: PLC0415 -- an extra
+    from omniload.actors.ray.environment import ray  # noqa: PLC0415 -- an extra
+
     remote: Any = ray.remote
     actor = remote(num_cpus=0)(_Answering).remote()
     _, process_bytes = answer_to(actor.spent.remote(), _ROLE, limit_s=_START_S)
@@ -184,6 +185,8 @@ def measured_calls(calls: int) -> Call:
 
 def _spent(actor: Any, work: Callable[[], None]) -> tuple[float, float]:  # noqa: ANN401 -- Ray's handle has no static type
     """Return the processor seconds of this process and of the actor's that something takes."""
+    from omniload.actors.ray.answers import answer_to  # noqa: PLC0415 -- an extra
+
     before_s, _ = answer_to(actor.spent.remote(), _ROLE)
     own_s = time.process_time()
     work()

@@ -546,6 +546,23 @@ def test_what_the_system_says_is_a_text(models, tmp_path, value):
         open_source(spec).read(0, 1)
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_messages_that_begin_with_how_to_behave_keep_that(models, tmp_path, role):
+    chat = [{"role": role, "content": "be long"}, *conversations(1)[0]]
+
+    found = open_source(beside(tmp_path, models, [{"chat": chat, "s": "be brief"}], system="s"))
+
+    wanted = a_source(models / "marked", [chat]).read(0, 1)
+    assert samples_in(found.read(0, 1)) == samples_in(wanted)
+
+
+def test_the_key_of_the_messages_is_not_that_of_the_system():
+    chat = ChatTransform(type="chat", system="messages")
+
+    with pytest.raises(ValidationError, match="chat reads 'messages' beside the text, which text"):
+        JsonlSource(type="jsonl", path="a", text="messages", transforms=(chat,))
+
+
 def test_one_key_is_not_both_tools_and_system():
     with pytest.raises(ValidationError, match="tools and system are both 'a'; name two keys"):
         ChatTransform(type="chat", tools="a", system="a")
