@@ -18,7 +18,13 @@ from typing_extensions import override
 
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.roles.sources import Caches, SourceOpening
-from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
+from omniload.base.errors import (
+    ConfigError,
+    DefectError,
+    OmniloadError,
+    UnavailableError,
+    project_error,
+)
 from omniload.base.linux.cores import cores_here
 from omniload.base.linux.freed_memory import keep_freed
 from omniload.base.linux.huge_pages import spare_host
@@ -288,11 +294,17 @@ class _Worker:
                 "whether the process is stopped: what was kept stays"
             )
 
-    def _lost(self) -> UnavailableError:
+    def _lost(self) -> OmniloadError:
         self._process.join(_ENDS_S)
+        code = self._process.exitcode
+        ended = f"{self._doing()} has ended (exit {code})"
+        if code is not None and code >= 0:  # it would have said what is wrong outside
+            return DefectError(
+                f"{ended}, a fault of omniload; please report it with the lines above"
+            )
         return UnavailableError(
-            f"{self._doing()} has ended (exit {self._process.exitcode}), most often for want of memory: take fewer "
-            "--workers, or a smaller unit; what was kept stays, and the command goes on from there"
+            f"{ended}, most often for want of memory: take fewer --workers, or a smaller unit; what was kept stays, "
+            "and the command goes on from there"
         )
 
     def _doing(self) -> str:
@@ -302,34 +314,54 @@ class _Worker:
 
 
 def _serve(spec: PlaneSpec, pipe: Connection, opener: int) -> None:
-    """Make the tokens of stretches, unit by unit, until the other end of the pipe is closed."""
+    """Make the tokens of stretches, unit by unit, until the other end of the pipe is closed or one cannot be made."""
     end_with(opener)
     spare_host()
     keep_freed()
+    opened = _Opened(spec)
     with suppress(EOFError, OSError):  # nobody asks any more
+        while True:
+            stretch: Stretch = pipe.recv()
+            for unit in stretch.units:
+                found = opened.tokens_of(stretch.source, unit)
+                pipe.send(found)
+                if isinstance(found, OmniloadError):
+                    return
+
+
+class _Opened:
+    """The source that a process makes tokens of."""
+
+    def __init__(self, spec: PlaneSpec) -> None:
+        self._spec = spec
+        self._caches: Caches | None = None
+        self._source: RecordSource | None = None
+
+    def tokens_of(self, name: str, unit: int) -> int | OmniloadError:
+        """Make and keep the tokens of a unit; return how many they are, or what went wrong."""
         try:
-            caches, opened = Caches.of(spec.mix, spec.base_dir), None
-            while True:
-                stretch: Stretch = pipe.recv()
-                if opened is None or opened.name != stretch.source:
-                    opened = _opened(spec, stretch.source, caches)
-                for unit in stretch.units:
-                    tokens, is_kept = opened.make_tokens(unit)
-                    if not is_kept:
-                        raise ConfigError(
-                            f"loader.token_cache: takes no more, at unit {unit} of {stretch.source}: the log says why; "
-                            "raise its limit or make room; what was kept stays, and the command goes on from there"
-                        )
-                    pipe.send(tokens)
-        except OmniloadError as error:
-            pipe.send(error)
+            if self._source is None or self._source.name != name:
+                self._source = self._open(name)
+            tokens, is_kept = self._source.make_tokens(unit)
+        except Exception as error:  # noqa: BLE001 -- told by the process that asks, a fault of ours as one
+            return project_error(error, f"the tokens of unit {unit} of {name}")
+        if is_kept:
+            return tokens
+        return ConfigError(
+            f"loader.token_cache: takes no more, at unit {unit} of {name}: the log says why; raise its limit or make "
+            "room; what was kept stays, and the command goes on from there"
+        )
 
-
-def _opened(spec: PlaneSpec, name: str, caches: Caches) -> RecordSource:
-    number = spec.mix.names.index(name)
-    opening = SourceOpening(
-        mix=spec.mix, number=number, base_dir=spec.base_dir, cache_dir=spec.cache_dir
-    )
-    source = opening.open(caches)
-    source.share(caches.memory)
-    return source
+    def _open(self, name: str) -> RecordSource:
+        spec = self._spec
+        if self._caches is None:
+            self._caches = Caches.of(spec.mix, spec.base_dir)
+        opening = SourceOpening(
+            mix=spec.mix,
+            number=spec.mix.names.index(name),
+            base_dir=spec.base_dir,
+            cache_dir=spec.cache_dir,
+        )
+        source = opening.open(self._caches)
+        source.share(self._caches.memory)
+        return source

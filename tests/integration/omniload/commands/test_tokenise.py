@@ -1,6 +1,8 @@
 """``omniload mix tokenise``: what it makes, a run takes; whatever ends it, the next one goes on."""
 
+import errno
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,7 +19,11 @@ import pytest
 from click.testing import CliRunner
 
 import omniload
+from omniload.base.errors import DefectError, UnavailableError
 from omniload.commands.corpus.tokenise import tokenise
+from omniload.commands.opening import open_spec
+from omniload.source.record_source import RecordSource
+from omniload.source.token_cache.ahead import Stretch
 from omniload.source.transforms.pipeline import Pipeline
 
 LIMIT_S = 60
@@ -210,6 +216,32 @@ def test_a_process_that_is_killed_is_told_and_the_next_command_goes_on(file):
     assert "has ended (exit -9), most often for want of memory" in said
     assert "Traceback" not in said
     assert set(left_of(made(file)).values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "said"),
+    [
+        (KeyError("of ours"), DefectError, "a fault of omniload itself in the tokens of unit"),
+        (OSError(errno.ENOSPC, "No space left"), UnavailableError, "free space there"),
+    ],
+)
+def test_what_fails_in_a_process_is_told_as_what_it_is(file, monkeypatch, raised, kind, said):
+    def fails(*_):
+        raise raised
+
+    monkeypatch.setattr(RecordSource, "make_tokens", fails)
+    module = sys.modules["omniload.commands.corpus.tokenise"]
+    for name in ("end_with", "spare_host", "keep_freed"):  # this process goes on
+        monkeypatch.setattr(module, name, lambda *_: None)
+    ours, its = multiprocessing.Pipe()
+    ours.send(Stretch(source="lines", units=(0, 1)))
+
+    module._serve(open_spec(file, dp=1, cache_dir=None), its, 0)
+
+    found = ours.recv()
+    assert type(found) is kind
+    assert said in str(found)
+    assert not ours.poll()
 
 
 def test_its_processes_are_deaf_to_ctrl_c_from_their_first_moment(file):
