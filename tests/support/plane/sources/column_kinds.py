@@ -82,6 +82,23 @@ class _Ids:
     read_from = NOWHERE_ELSE
 
 
+class _ArrowStream:
+    suffix = ".arrow"
+
+    def write(self, path, records):
+        table = self.table(records)
+        with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, table.schema) as writer:
+            writer.write_table(table, max_chunksize=8)
+
+
+class _LanceDataset:
+    suffix = ".lance"
+
+    def write(self, path, records):
+        mode = "overwrite" if path.exists() else "create"
+        lance.write_dataset(self.table(records), path, mode=mode)
+
+
 class ParquetTexts(_Texts):
     suffix = ".parquet"
 
@@ -121,28 +138,14 @@ class ParquetIds(_Ids, ParquetTexts):
         )
 
 
-class ArrowIds(ParquetIds):
-    suffix = ".arrow"
-
-    def write(self, path, records):
-        table = self.table(records)
-        with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, table.schema) as writer:
-            writer.write_table(table, max_chunksize=8)
-
+class ArrowIds(_ArrowStream, ParquetIds):
     def config(self, **columns):
         return ArrowSource(
             type="arrow", path="*.arrow", tokens="ids", shuffle=SHUFFLE, columns=own({}, columns)
         )
 
 
-class LanceIds(ParquetIds):
-    suffix = ".lance"
-
-    def write(self, path, records):
-        lance.write_dataset(
-            self.table(records), path, mode="overwrite" if path.exists() else "create"
-        )
-
+class LanceIds(_LanceDataset, ParquetIds):
     def config(self, **columns):
         return LanceSource(
             type="lance",
@@ -187,14 +190,7 @@ class ParquetInside(ParquetTexts):
         )
 
 
-class ArrowInside(ParquetInside):
-    suffix = ".arrow"
-
-    def write(self, path, records):
-        table = self.table(records)
-        with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, table.schema) as writer:
-            writer.write_table(table, max_chunksize=8)
-
+class ArrowInside(_ArrowStream, ParquetInside):
     def config(self, **columns):
         named = own(INSIDE, columns)
         return ArrowSource(
@@ -202,13 +198,7 @@ class ArrowInside(ParquetInside):
         )
 
 
-class LanceInside(ParquetInside):
-    suffix = ".lance"
-
-    def write(self, path, records):
-        mode = "overwrite" if path.exists() else "create"
-        lance.write_dataset(self.table(records), path, mode=mode)
-
+class LanceInside(_LanceDataset, ParquetInside):
     def config(self, **columns):
         named = own(INSIDE, columns)
         return LanceSource(
