@@ -40,7 +40,7 @@ from omniload.source.spec import SourceSpec
 from omniload.source.token_cache.ahead import CachedUnits, Stretch, cached_units, stretches_of
 from omniload.source.token_cache.opening import open_token_cache
 
-__all__ = ["tokenise"]
+__all__ = ["serve", "tokenise"]
 
 _ENDS_S = 10.0
 """How long a process has to end once nothing is asked of it any more."""
@@ -239,7 +239,7 @@ class _Worker:
         spawn = multiprocessing.get_context("spawn")
         self.pipe, its = spawn.Pipe()
         self._process = spawn.Process(
-            target=_serve, args=(spec, its, os.getpid()), name=f"worker {number}", daemon=True
+            target=serve, args=(spec, its, os.getpid()), name=f"worker {number}", daemon=True
         )
         # Ctrl-C goes to all processes of a terminal, and the one that asks ends this one: it begins, and stays, deaf
         # to it. The first would start the tracker of resources on its way, which unblocks the signal for all.
@@ -313,7 +313,7 @@ class _Worker:
         return f"{process}, at unit {unit} of {self.stretch.source}"
 
 
-def _serve(spec: PlaneSpec, pipe: Connection, opener: int) -> None:
+def serve(spec: PlaneSpec, pipe: Connection, opener: int) -> None:
     """Make the tokens of stretches, unit by unit, until the other end of the pipe is closed or one cannot be made."""
     end_with(opener)
     spare_host()

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 import omniload
 from omniload.base.errors import DefectError, UnavailableError
-from omniload.commands.corpus.tokenise import tokenise
+from omniload.commands.corpus.tokenise import serve, tokenise
 from omniload.commands.opening import open_spec
 from omniload.source.record_source import RecordSource
 from omniload.source.token_cache.ahead import Stretch
@@ -236,7 +236,7 @@ def test_what_fails_in_a_process_is_told_as_what_it_is(file, monkeypatch, raised
     ours, its = multiprocessing.Pipe()
     ours.send(Stretch(source="lines", units=(0, 1)))
 
-    module._serve(open_spec(file, dp=1, cache_dir=None), its, 0)
+    serve(open_spec(file, dp=1, cache_dir=None), its, 0)
 
     found = ours.recv()
     assert type(found) is kind
