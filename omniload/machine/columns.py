@@ -1,4 +1,4 @@
-"""What goes with the tokens of samples: masks, documents and images, as planned; and images that ranks encode.
+"""Metadata of samples beyond their length, as the planner keeps it, and the images that ranks encode.
 
 Shape suffixes:
     P  pieces
@@ -45,12 +45,12 @@ __all__ = ["ImageRequests", "LossSpans", "SampleMetadata", "routes_of"]
 
 @dataclass(slots=True)
 class _ReportedSpans(Reports[Ragged]):
-    """What sources report of one column; those without it cost nothing."""
+    """Reports of one column by source; sources without it cost nothing."""
 
     column: ClassVar[str]
 
     def add(self, source: int, table: SampleTable) -> None:
-        """Take in what was reported of a source."""
+        """Add a report of a source."""
         spans_N = table.metadata.get(self.column)
         if spans_N is not None:
             self.keep(source, table, spans_N)
@@ -58,12 +58,12 @@ class _ReportedSpans(Reports[Ragged]):
 
 @dataclass(slots=True)
 class LossSpans(_ReportedSpans):
-    """Spans of the samples of masked sources that are trained on: first token, and the first behind them."""
+    """Trained spans in samples of sources with a loss mask: the first token of a span, and the first one after it."""
 
     column: ClassVar[str] = LOSS_SPANS
 
     def labels_left_out(self, pieces: PieceTable) -> int:
-        """Return how many labels of a step's pieces are not trained on: of the tokens behind each piece's first."""
+        """Return how many labels of a step's pieces are not trained on; each token but a piece's first is a label."""
         masked, places, rows, spans = [], [], [], []
         for at, keys_P, reported in self.of_pieces(pieces):
             masked.append(at)
@@ -75,10 +75,10 @@ class LossSpans(_ReportedSpans):
                     spans.append(each.held_N)
         if not masked:
             return 0
-        # Of all sources at once: a small step has a few pieces each of many.
+        # For all sources at once, because a small step has a few pieces each of many sources.
         starts_P, stops_P = pieces.starts_P + 1, stops_with_next(pieces)
         at = np.concatenate(masked)
-        # First all labels of these pieces; what their spans cover is taken off below.
+        # Start with all labels of these pieces; those that spans cover are subtracted below.
         left_out = int((stops_P[at] - starts_P[at]).sum())
         if spans:
             at = np.concatenate(places)
@@ -88,7 +88,7 @@ class LossSpans(_ReportedSpans):
 
 @dataclass(slots=True)
 class _ImageSpans(_ReportedSpans):
-    """First placeholder, placeholders and patches of each image of the samples of sources that have some."""
+    """First placeholder, number of placeholders, and number of patches of each image in the samples of a source."""
 
     column: ClassVar[str] = IMAGE_SPANS
 
@@ -104,7 +104,7 @@ class _ImageSpans(_ReportedSpans):
         if not sum(map(len, owners)):
             return None
         pieces_I, spans_I3 = np.concatenate(owners), np.concatenate(found)
-        # Images of one piece lie together in their order, which a stable sort keeps.
+        # A stable sort keeps the images of a piece together and in order.
         order_I = np.argsort(pieces_I, kind="stable")
         pieces_I, spans_I3 = pieces_I[order_I], spans_I3[order_I]
         numbers_I = np.arange(len(pieces_I)) - np.searchsorted(pieces_I, pieces_I)
@@ -119,12 +119,15 @@ class _ImageSpans(_ReportedSpans):
 
 @dataclass(slots=True)
 class _DocumentStarts(_ReportedSpans):
-    """Where documents begin inside samples that join them and keep them apart."""
+    """Beginnings of documents inside samples that join several documents but keep their attention separate."""
 
     column: ClassVar[str] = DOCUMENT_STARTS
 
     def documents_of(self, pieces: PieceTable) -> Ragged | None:
-        """Return the lengths of the documents of each piece; ``None`` where each is one. No such sample is cut."""
+        """Return the lengths of the documents of each piece; ``None`` if each piece is one document.
+
+        A sample of several documents is never cut.
+        """
         if not self._of_source:  # nearly every mix
             return None
         ends_P = np.cumsum(pieces.lengths_P, dtype=np.int64)
@@ -138,10 +141,13 @@ class _DocumentStarts(_ReportedSpans):
 
 @dataclass(slots=True)
 class SampleMetadata:
-    """What sources report beside lengths, from the planner's floor on; sources that report nothing cost nothing."""
+    """Reported metadata of samples beyond their length, from the planner's floor on.
+
+    Sources that report none cost nothing.
+    """
 
     tags: tuple[str, ...] = ()
-    """Columns of whole samples as known inside, that costs and strategies read."""
+    """Whole-sample columns, by their internal names, that costs and strategies read."""
     _loss_spans: LossSpans = field(default_factory=LossSpans, init=False)
     _image_spans: _ImageSpans = field(default_factory=_ImageSpans, init=False)
     _starts: _DocumentStarts = field(default_factory=_DocumentStarts, init=False)
@@ -151,7 +157,7 @@ class SampleMetadata:
         self._tags = ReportedTags(tags=self.tags)
 
     def add(self, source: int, table: SampleTable, tags: Mapping[str, Coded] = NO_COLUMNS) -> None:
-        """Take in what was reported of a source; ``tags`` are of its samples and of those that follow.
+        """Add a report of a source; ``tags`` are those of its samples.
 
         Raises:
             ConfigError: A tag has more different texts than a planner keeps.
@@ -161,19 +167,19 @@ class SampleMetadata:
         self._tags.add(source, table, tags)
 
     def forget(self, source: int, position: int) -> None:
-        """Let go of a source's samples from a position on: they are reported again."""
+        """Forget a source's samples from ``position`` on, because they will be reported again."""
         for spans in (self._loss_spans, self._image_spans, self._starts):
             spans.forget(source, position)
         self._tags.forget(source, position)
 
     def release(self, floors: Mapping[int, int]) -> None:
-        """Let go of samples before these positions."""
+        """Release samples before these positions."""
         for spans in (self._loss_spans, self._image_spans, self._starts):
             spans.release(floors)
         self._tags.release(floors)
 
     def of(self, pieces: PieceTable) -> PieceFacts:
-        """Return what is to be known of the pieces of a step."""
+        """Return the metadata of the pieces of a step."""
         return PieceFacts(
             labels_left_out=self._loss_spans.labels_left_out(pieces),
             images=self._image_spans.table_of(pieces),
@@ -182,13 +188,13 @@ class SampleMetadata:
         )
 
     def tags_of(self, pieces: PieceTable) -> PieceTags:
-        """Return the tags of pieces whose samples some rank may still ask for."""
+        """Return the tags of pieces whose samples a rank may still ask for."""
         return self._tags.of(pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageRequests:
-    """The images of one step that some ranks encode; a sample is asked for once, with all its images."""
+    """The images of one step that some ranks encode; each sample is requested once, with all its images."""
 
     plan: ImagePlan
     samples_U3: NDArray[np.int64]
@@ -198,17 +204,17 @@ class ImageRequests:
 
     @classmethod
     def of(cls, plan: ImagePlan, dp_ranks: Sequence[int]) -> "ImageRequests":
-        """Return what is asked for so that ``dp_ranks`` can encode their part."""
-        # By who encodes them: an image may be encoded on another rank than the one that trains on its row.
+        """Return the requests that let ``dp_ranks`` encode their part."""
+        # Chosen by the encoding rank, which may be another one than the rank that trains on the image's row.
         theirs = np.flatnonzero(plan.are_encoded_at(dp_ranks))
-        # Some releases of NumPy give the inverse of rows in two dimensions, hence `reshape`.
+        # ``reshape``, because some releases of NumPy return a two-dimensional inverse.
         samples_U3, owner = np.unique(plan.keys_I4[theirs, :3], axis=0, return_inverse=True)
         sample_I = np.full(len(plan), -1, np.int64)
         sample_I[theirs] = owner.reshape(-1)
         return cls(plan, samples_U3, sample_I)
 
     def requests(self) -> list[SliceRequest]:
-        """Return one request for each source; they ask for no token."""
+        """Return one request for each source; the requests ask for no tokens."""
         sources, firsts = np.unique(self.samples_U3[:, 0], return_index=True)
         bounds = [*firsts.tolist(), len(self.samples_U3)]
         nothing = np.zeros(len(self.samples_U3), np.int64)
@@ -231,16 +237,17 @@ class ImageRequests:
         num_microbatches: int,
         values_per_patch: int = 0,
     ) -> list[EncoderShare]:
-        """Return what the ranks of a data-parallel rank encode for each microbatch.
+        """Return the images that the ranks of a data-parallel rank encode for each microbatch.
 
         Args:
-            fetched: What was asked for, in the order asked for.
-            dp_rank: Data-parallel rank, one of those asked for.
+            fetched: The answers to ``requests``, in their order.
+            dp_rank: A data-parallel rank among those that the requests were made for.
             num_microbatches: Microbatches of the step.
             values_per_patch: Values of each patch of the mix.
 
         Returns:
-            The share of the first rank of each microbatch, with those of the others: by place along cp, then peers.
+            For each microbatch the share of the first rank, which holds the shares of the others, by cp coordinate and
+            then by peer.
 
         Raises:
             IntegrityError: A source handed out other images than it had reported.
@@ -278,7 +285,7 @@ class ImageRequests:
             return Ranges.of([], np.uint8), np.empty((0, 2), np.int32)
         samples, numbers = self.sample_I[mine], self.plan.keys_I4[mine, 3]
         values, grids = fetched.others[IMAGES].take(samples), fetched.others[GRIDS].take(samples)
-        # Copied, unlike the images themselves: a grid is two numbers.
+        # Grids are copied, unlike the images, because a grid is only two numbers.
         packed = grids.packed()
         if (numbers >= packed.lengths_N // 2).any():
             at = int((numbers >= packed.lengths_N // 2).argmax())
@@ -286,15 +293,15 @@ class ImageRequests:
                 f"sample {self.plan.keys_I4[mine[at]].tolist()[:3]} gave {packed.lengths_N[at] // 2} images where "
                 f"{numbers[at] + 1} were planned; the source changed while it was read"
             )
-        # In 64 bits: a side of a grid is small, but values of all images of a step are counted with it.
+        # 64 bits, because the values of all images of a step are summed.
         patches = packed.values_V[::2].astype(np.int64) * packed.values_V[1::2]
         before = np.concatenate(([0], np.cumsum(patches)))
         first = packed.offsets[:-1] // 2
         own, held = first + numbers, packed.lengths_N // 2
         if (rejected := fetched.others.get(REJECTED_AT)) is not None:
-            # Both sides of a pair show the one copy of its images.
+            # Both sides of a preference pair share one copy of its images.
             held //= 1 + (rejected.take(samples).lengths_N > 0)
-        # Nothing says what a patch takes: it is what the sample's values come to over all of its patches.
+        # The values per patch are not stored; they follow from the sample's values and patches.
         depth = values.lengths_N // np.maximum(1, before[first + held] - before[first])
         starts = values.starts_N + (before[first + numbers % held] - before[first]) * depth
         stops = starts + patches[own] * depth
@@ -303,14 +310,14 @@ class ImageRequests:
 
 
 def routes_of(plan: ImagePlan, dp_rank: int, microbatch: int) -> Iterator[Route]:
-    """Yield the routes of the ranks of a data-parallel rank: by place along cp, then by number among peers.
+    """Yield the routes of the ranks of a data-parallel rank, by cp coordinate and then by peer number.
 
-    Embeddings of one rank for another travel in the order of the plan, which both ends have.
+    Embeddings travel from one rank to another in the order of the plan, which both ranks know.
 
     Args:
-        plan: The images of a step, or the part of it that the rank encodes or trains on.
+        plan: The images of a step, or the part of them that the rank encodes or trains on.
         dp_rank: Data-parallel rank.
-        microbatch: Microbatch of it.
+        microbatch: Number of the microbatch.
     """
     encoded, arriving = (
         plan.encoded_at(dp_rank, microbatch),
@@ -320,7 +327,7 @@ def routes_of(plan: ImagePlan, dp_rank: int, microbatch: int) -> Iterator[Route]
     origins_E = np.repeat(plan.encoders_I[arriving], plan.tokens_I[arriving])
     ranks = plan.tree.ranks_by_place()[dp_rank].reshape(-1)
     bounds = np.searchsorted(plan.encoders_I[encoded], (ranks, ranks + 1))
-    # Of many peers most have no part in a microbatch.
+    # Most peers have no part in a given microbatch.
     takes = np.isin(ranks, takers_E)
     for rank, first, stop, takes_any in zip(ranks, *bounds, takes, strict=True):
         if first == stop and not takes_any:
@@ -329,7 +336,7 @@ def routes_of(plan: ImagePlan, dp_rank: int, microbatch: int) -> Iterator[Route]
         images = encoded[first:stop]
         takers_M, _ = _embeddings_of(plan, images)
         in_order = bool((np.diff(takers_M) >= 0).all())
-        # Of those that take the same rows or slice one alone takes embeddings, and spreads what the first layer gets.
+        # Among peers with the same rows or slice, only one receives embeddings and broadcasts the first layer's input.
         mine = np.flatnonzero(takers_E == rank)
         mine = mine[np.argsort(origins_E[mine], kind="stable")]
         yield Route(
@@ -344,7 +351,7 @@ def routes_of(plan: ImagePlan, dp_rank: int, microbatch: int) -> Iterator[Route]
 def _embeddings_of(
     plan: ImagePlan, images: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rank that wants each embedding of some images, and its place in the rank's rows or slice of them."""
+    """Return for each embedding the rank that needs it, and its place in that rank's rows or slice."""
     sizes = plan.tokens_I[images]
     starts = plan.places_I[images] - (np.cumsum(sizes) - sizes)
     rows_E, columns_E = np.divmod(
@@ -352,7 +359,7 @@ def _embeddings_of(
     )
     cp = plan.tree.size_of("cp")
     cp_ranks_T, places_T = _cp_places(plan.row_length, cp)
-    # The first along all other axes is the rank that fetches.
+    # The rank with coordinate 0 on all other axes is the one that fetches.
     takers_DC = plan.tree.ranks_by_place()[:, :, 0]
     takers_E = takers_DC[np.repeat(plan.dp_ranks_I[images], sizes), cp_ranks_T[columns_E]]
     return takers_E, rows_E * (plan.row_length // cp) + places_T[columns_E]

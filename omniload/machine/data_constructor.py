@@ -1,4 +1,4 @@
-"""The Data Constructor machine: the samples of the coming steps, built and served to its ranks. It decides nothing."""
+"""The Data Constructor machine: builds the batches of the coming steps for its ranks, exactly as planned."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,11 +49,11 @@ class _Pending:
     dp_ranks: Sequence[int]
     """Ranks that the steps are built for."""
     pieces: PieceTable
-    """Pieces of all steps, one step behind the other."""
+    """Pieces of all steps, in step order."""
     order_K: NDArray[np.int64]
-    """The pieces in the order that they were requested in."""
+    """Indices of the pieces in the order of the requests."""
     images: Sequence[ImageRequests | None]
-    """Images of each step that are dealt apart from its rows; ``None`` where it has none."""
+    """For each step, the images that are dealt separately from its rows; ``None`` where there are none."""
     edition: tuple[int, int]
     """Number of the edition of the plans."""
 
@@ -72,7 +72,7 @@ class _Pending:
 
 @dataclass(slots=True, kw_only=True)
 class DataConstructor:
-    """Builds every step for ``dp_ranks`` and holds it until all of them have taken it."""
+    """Builds every step for ``dp_ranks`` and holds its batches until all of these ranks have taken them."""
 
     dp_ranks: Sequence[int]
     names: Sequence[str]
@@ -82,24 +82,24 @@ class DataConstructor:
     cp_size: int = 1
     """Peers that share a data-parallel rank's rows."""
     columns: tuple[str, ...] = (LOSS_MASK,)
-    """Columns that its ranks use beside the tokens; others are never copied."""
+    """Columns that its ranks use in addition to the tokens; other columns are never copied."""
     tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Tags of the sources that have any, by name."""
+    """Tags by source name, for sources that have any."""
     values_per_patch: int = 0
     """Values of a patch of its sources' images; 0 without images."""
     rows: RowBuilder = build_rows
-    """What lays out rows; a simulation does without their tokens."""
+    """Lays out rows; a simulation passes one that leaves tokens out."""
     generation: int = field(default=0, init=False)
     """Generation of the ranks that it serves."""
     told: RanksTold = field(init=False)
-    """What its ranks have told it that they took."""
+    """How far its ranks reported that they are."""
     giving: Giving = field(default_factory=Giving, init=False)
-    """What it may give to them, and has given."""
+    """Which steps may be given out, and which were."""
     _pending: dict[tuple[int, ...], _Pending] = field(default_factory=dict, init=False)
     _built: dict[tuple[int, int], Batch] = field(default_factory=dict, init=False)
     _released_to: int = field(default=0, init=False)
     _own: frozenset[str] = field(init=False)
-    """Columns of a user's own: they have a value for each token, or one for each sample."""
+    """User-defined columns, with one value per token or one per sample."""
 
     def __post_init__(self) -> None:
         self._own = frozenset(self.columns) - COLUMNS.keys()
@@ -107,7 +107,7 @@ class DataConstructor:
 
     @classmethod
     def of(cls, mix: MixConfig, dp_ranks: Sequence[int], *, cp_size: int = 1) -> Self:
-        """Return the constructor of some ranks of a mix."""
+        """Return the constructor that serves ``dp_ranks`` in a run of ``mix``."""
         return cls(
             dp_ranks=dp_ranks,
             names=mix.names,
@@ -119,13 +119,13 @@ class DataConstructor:
         )
 
     def handle(self, event: BuildSteps | SlicesFetched | SlicesMissing | ReleaseSteps) -> Commands:
-        """Apply one event and return what must now be done, in order; nothing where slices stay missing."""
+        """Apply one event and return the commands to carry out, in order; none where slices stay missing."""
         match event:
             case BuildSteps(plans=plans, served=served, released_to=step):
                 self._release(step)
                 return (self._begin_steps(plans, served),)
             case SlicesFetched(steps=steps):
-                # Asked for by ranks of before, or a second time: another answer was built from already.
+                # The answer is for an earlier set of ranks, or a repetition of one that was used already.
                 if self._asked_for(event) is None:
                     return ()
                 event = self.lay_out(event)
@@ -139,10 +139,10 @@ class DataConstructor:
                 return ()
 
     def lay_out(self, fetched: SlicesFetched) -> SlicesFetched:
-        """Return an answer with its rows laid out, which is most of the work of building. Changes nothing.
+        """Return an answer with its rows laid out, which is most of the work of building. The machine does not change.
 
-        Other threads may have the machine handle whatever they hear meanwhile: what is laid out for ranks that are gone
-        by then is dropped as it is handled.
+        So other threads may let the machine handle events meanwhile. Rows that are laid out for ranks that have left by
+        then are dropped when the answer is handled.
         """
         pending = self._asked_for(fetched)
         if fetched.rows is not None or pending is None:
@@ -150,34 +150,34 @@ class DataConstructor:
         return replace(fetched, rows=self._microbatches(pending, fetched.slices))
 
     def _asked_for(self, answer: SlicesFetched | SlicesMissing) -> _Pending | None:
-        """Return the steps that an answer is of; ``None`` where nobody waits for it."""
+        """Return the steps that an answer belongs to; ``None`` where nobody waits for it."""
         pending = self._pending.get(answer.steps)
         is_of_now = answer.generation == self.generation
         return pending if is_of_now and pending and pending.edition == answer.edition else None
 
     @property
     def num_steps(self) -> int:
-        """Steps that are held: built, and not released."""
-        # Batches are held by step and rank; all ranks of a step are built together.
+        """Number of steps that are built and not released."""
+        # Batches are stored by step and rank, and a step is built for all ranks together.
         return len(self._built) // max(1, len(self.dp_ranks))
 
     def has(self, step: int) -> bool:
-        """Tell whether ``step`` is built, and may be given out."""
+        """Return whether ``step`` is built and may be given out."""
         return self._is_built(step) and self.giving.may_give(step)
 
     def _is_built(self, step: int) -> bool:
-        # Of more constructors than ranks, some have none.
+        # With more constructors than ranks, some constructors serve no rank.
         return bool(self.dp_ranks) and (step, self.dp_ranks[0]) in self._built
 
     def is_released(self, step: int) -> bool:
-        """Tell whether every rank has taken ``step``, so that it will not be built again."""
+        """Return whether every rank has taken ``step``, so that it will not be built again."""
         return step < self._released_to
 
     def batch_of(self, step: int, dp_rank: int, cp_rank: int = 0, *, lends: bool = False) -> Batch:
-        """Give out what one rank trains on in a built step; or lend it, until the rank has that confirmed.
+        """Give out the batch of one rank and step; or lend it, until the rank confirms that it takes it.
 
         Raises:
-            StateError: The step is not held: it was released, or not built yet, or its plan may be taken back.
+            StateError: The step is not held: it was released, it is not built yet, or its plan may be taken back.
         """
         batch = self._built.get((step, dp_rank)) if self.has(step) else None
         if batch is None:
@@ -198,7 +198,7 @@ class DataConstructor:
         return replace(batch, microbatches=tuple(sliced))
 
     def _release(self, step: int) -> None:
-        # Never back: a planner that takes over says again what the one before it had said.
+        # Never backwards: a planner that takes over repeats earlier releases.
         self._released_to = max(self._released_to, step)
         for key in [key for key in self._built if key[0] < step]:
             del self._built[key]
@@ -207,18 +207,18 @@ class DataConstructor:
         return product(self.dp_ranks, range(self.cp_size))
 
     def _serve(self, served: RanksServed) -> bool:
-        """Serve other ranks from now on, where they are later ones; return whether it serves these."""
-        # Never back: word of an earlier world may come late.
+        """Serve the ranks of a later world from now on; return whether these are the ranks being served."""
+        # Never backwards: a message about an earlier world may come late.
         if served.generation > self.generation:
             self.generation, self.dp_ranks = served.generation, served.dp_ranks
             self.told = RanksTold.of(self._ranks(), self.generation, self.told.number)
-            # What is being fetched for the ranks of before is dropped as it comes: its generation tells.
+            # Answers that are still under way for the old ranks are dropped on arrival, by their generation.
             self._pending.clear()
             self._built.clear()
         return served.generation == self.generation
 
     def _turn_to(self, edition: Edition) -> bool:
-        """Build plans of an edition from now on, where it is a later one; return whether it builds these."""
+        """Build plans of a later edition from now on; return whether this is the edition being built."""
         if self.giving.turn_to(edition):
             for key in [key for key in self._built if key[0] >= edition.since]:
                 del self._built[key]
@@ -238,7 +238,10 @@ class DataConstructor:
         return self._fetch(new) if new and self.dp_ranks else asked
 
     def _ask_again(self, missing: SlicesMissing) -> Commands:
-        """Ask again without steps that every rank has by now: this constructor, new in its place, was to build them."""
+        """Ask again without the steps that every rank has taken by now.
+
+        A constructor that has just replaced a lost one may have been told to build such steps.
+        """
         steps, pending = missing.steps, self._asked_for(missing)
         if pending is None:
             return (BatchesBuilt(steps=steps),)

@@ -74,77 +74,77 @@ __all__ = [
 ]
 
 _BASE_EVERY = 1024
-"""Steps between two whole states in the journal, at least as many as may be planned ahead: a planner that takes over
-reads from the last but one."""
+"""Steps between two whole states in the journal. At least as many as may be planned ahead, because a planner that takes
+over reads from the second to last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The loaders and constructors stand ready."""
+    """The loaders and constructors are ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesReported:
-    """A source loader has read and holds these samples: all that were asked for, or the first of them."""
+    """A source loader has read these samples and holds them: all that were requested, or the first of them."""
 
     source: int
     table: SampleTable
     without: tuple[int, ...] = ()
     """Shards whose records were left out."""
     size_bytes: int = 0
-    """What they take of its memory; 0 where that is not known."""
+    """Memory that they take in the loader; 0 if unknown."""
     took_steps: float = field(default=0.0, compare=False)
-    """Steps that went by while the planner waited for them, at the pace of the job; 0 where that is not known, and of
-    a quick read. It says how far ahead the source is read, and nothing of its samples."""
+    """Duration of the read in steps of the job; 0 if unknown, and for a quick read. It decides only how far ahead the
+    source is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTaken:
-    """A rank has handed the batch of ``step`` to its trainer: it wants the ones after it."""
+    """A rank has handed the batch of ``step`` to its trainer and wants the next ones."""
 
     step: int
     dp_rank: int
     cp_rank: int = 0
-    """Peers of a cp group fetch a slice each: the step is needed until all of them have theirs."""
+    """Each peer of a cp group fetches its own slice, so the step is needed until all of them have theirs."""
     generation: int = 0
     """Generation of the rank's world; events of an earlier world are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsTaken:
-    """What ranks have told their data constructor, in one message: ``StepTaken`` of each."""
+    """The ``StepTaken`` of all ranks of a data constructor, in one message."""
 
     steps: Mapping[tuple[int, int], int]
-    """The last step of each rank that has told one, by its places along dp and cp."""
+    """The last step of each rank that has reported one, by the rank's dp and cp coordinates."""
     generation: int = 0
     """As in ``StepTaken``."""
     is_whole: bool = field(default=False, compare=False)
-    """Whether every rank of that constructor has told one."""
+    """Whether every rank of that constructor has reported one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksLost:
-    """Ranks that never reported to a planner that took over have ended, or give no heartbeat.
+    """Ranks have ended, or give no heartbeat, before they reported to a planner that took over.
 
-    Which steps they had taken, the lost planner may have known.
+    The lost planner may have known which steps they had taken; this one does not.
     """
 
     ranks: tuple[tuple[int, int], ...]
-    """By their places along dp and cp."""
+    """The ranks, by their dp and cp coordinates."""
     generation: int
-    """Of their world."""
+    """Generation of their world."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderReplaced:
-    """Another loader serves these sources from now on. It holds nothing yet, or what it has mirrored."""
+    """Another loader serves these sources from now on. It holds no samples yet, or those that it read as a shadow."""
 
     sources: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstructorReplaced:
-    """Another constructor serves the ranks of this one from now on. It holds nothing yet."""
+    """Another constructor serves the ranks of constructor ``number`` from now on. It holds no batches yet."""
 
     number: int
     """Place among the constructors."""
@@ -152,28 +152,28 @@ class ConstructorReplaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeAsked:
-    """The mix is to be changed while it is trained on."""
+    """A change of the mix of a running job is requested."""
 
     change: Change
     at: int | None = None
-    """First step that it is to hold at; ``None`` for the first one that no rank was given, as far as that is known."""
+    """First step with the change; ``None`` for the first step that no rank was given, as far as the planner knows."""
     facts: SourceFacts | None = None
-    """What was found in a source that is added; its loader has it open."""
+    """Facts about an added source, which a loader has opened already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeAsked:
-    """From a step on there are other ranks; every rank that stays or joins sends this, in any order."""
+    """The number of ranks changes at a step; every rank that stays or joins sends this, in any order."""
 
     dp: int
-    """Data-parallel ranks from now on."""
+    """Data-parallel ranks from ``step`` on."""
     step: int
-    """First step that they train on; the ranks of before have trained on all steps before it."""
+    """First step of the new ranks; the old ranks have trained on all earlier steps."""
     generation: int | None = None
-    """Of these ranks; ``None`` for those of now where the numbers are theirs, else for the next."""
+    """Generation of the new ranks; ``None`` for the current generation if its numbers are the same, else the next."""
 
     def after(self, generation: int) -> "ResizeAsked":
-        """Return this with the generation after ``generation``, which is the asking rank's, where it names none."""
+        """Return this event; if it names no generation, with the one after ``generation``, that of the asking rank."""
         return self if self.generation is not None else replace(self, generation=generation + 1)
 
 
@@ -208,35 +208,35 @@ class ReadAhead:
     start: int
     stop: int
     life: int = 0
-    """Planners before the one that asks."""
+    """Number of planners that were lost before the one that asks."""
     without: tuple[int, ...] = ()
-    """Shards whose records are left out: they keep their positions and give no sample."""
+    """Shards whose records are left out: they keep their positions but give no sample."""
     is_lacked: bool = field(default=False, compare=False)
-    """Whether the next plan waits for it; it does not change what is read."""
+    """Whether the next plan waits for this read; it does not change what is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeOver:
-    """Serve sources that another loader served: samples of these raw positions may be asked for at any time."""
+    """Serve sources of another loader; samples at these raw positions may be requested at any time."""
 
     ranges: Mapping[int, tuple[int, int]]
-    """For each source the first position that is still needed, and the end of what was reported."""
+    """For each source, the first position that is still needed and the end of the reported ones."""
     without: Mapping[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
-    """Of sources with shards that are left out: the position from which on, and the shards."""
+    """For each source with shards to leave out: the position from which on, and the shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandedOver:
-    """Another loader begins to serve sources of this one; constructors may still ask this one for them."""
+    """Another loader begins to serve sources of this one; constructors may keep asking this one for a while."""
 
     sources: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AppendJournal:
-    """Make the record of a step durable before anything that follows it.
+    """Make the record of a step durable before the commands after this one.
 
-    The record is made when it is asked for: a run without a journal pays for none.
+    The record is computed on access, so a run without a journal does not pay for it.
     """
 
     before: MixState
@@ -248,7 +248,7 @@ class AppendJournal:
 
     @property
     def record(self) -> JsonObject:
-        """What the journal keeps."""
+        """The record, as stored in the journal."""
         digest = self.plan.membership_digest()
         made = StepRecord.between(self.before, self.after, digest, self.bad)
         return made.to_json(self.names)
@@ -256,73 +256,73 @@ class AppendJournal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendBase:
-    """Note the whole state in the journal: a planner that takes over reads from there on."""
+    """Write the whole state to the journal; a planner that takes over reads the journal from there on."""
 
     state: MixState
     names: Sequence[str]
     fingerprint: Mapping[str, str]
     edits: Sequence[Json] = ()
-    """Those up to the revision of the state."""
+    """Edits up to the revision of the state."""
 
     @property
     def content(self) -> JsonObject:
-        """What the journal keeps."""
+        """The state, as stored in the journal."""
         return self.state.to_json(self.names, self.fingerprint, self.edits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadTimes:
-    """Read the compute times that ranks have reported, for ``TimesRead``; a plane without a folder has none."""
+    """Read the compute times that ranks have reported, and answer by ``TimesRead``; without a folder there are none."""
 
     first: int
-    """First step that times are wanted of."""
+    """First step whose times are wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepEdits:
-    """Make an edit durable before any step that is planned under it."""
+    """Make edits durable before any step that is planned under them."""
 
     history: History
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendWorld:
-    """Note in the journal which ranks there are, before any constructor builds for them."""
+    """Write the ranks to the journal before any constructor builds for them."""
 
     world: World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeWorld:
-    """Have every constructor drop what it built for other ranks, and build these steps for the ranks of now."""
+    """Tell every constructor to drop batches built for earlier ranks, and to build these steps for the new ones."""
 
     world: World
     windows: tuple[tuple[StepPlan, ...], ...]
-    """The steps from the world's first on that are planned, placed on its ranks."""
+    """The planned steps from the world's first step on, placed on its ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishPlans:
-    """Build the steps: every constructor its ranks' rows."""
+    """Tell every constructor to build its ranks' rows of these steps."""
 
     plans: tuple[StepPlan, ...]
-    """One for each step, in order."""
+    """One plan for each step, in order."""
     released_to: int
-    """Batches of steps before this one are no longer needed: said with the plans, as a call takes longer than that."""
+    """Batches of steps before this one are no longer needed. Sent with the plans to save a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Republish:
-    """Have one constructor build what the one before it held, or was to build."""
+    """Tell a replacement constructor to build the steps that the lost one held or was told to build."""
 
     number: int
     """Place among the constructors."""
     released_to: int
     """Every rank has taken the steps before this one."""
     windows: tuple[tuple[StepPlan, ...], ...]
-    """The steps after them that are planned, as they were published."""
+    """The planned steps after those, as they were published."""
     end: int | None
-    """First step that there is none of, where that is known."""
+    """First step that does not exist, if the end is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,9 +331,9 @@ class ReleaseSamples:
 
     floors: dict[int, int]
     life: int = 0
-    """Lost planners before the sender: a later planner may need samples again that the sender did not."""
+    """Number of planners lost before the sender; a later planner may need samples again that the sender released."""
     ahead: Ahead | None = field(default=None, compare=False)
-    """What coming steps draw, by which readers are scaled; it does not change what is released."""
+    """The draws of coming steps, used to scale readers; it does not change what is released."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,7 +345,7 @@ class ReleaseSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndOfData:
-    """There is no step ``step``: the mix says to stop before it, or the run has no more steps."""
+    """There is no step ``step``: the mix ends before it, or the run has no more steps."""
 
     step: int
 
@@ -372,7 +372,7 @@ PlannerCommand = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceRequest:
-    """Token ranges of samples of one source: one request per source and step."""
+    """Token ranges of samples of one source; there is one request per source and window of steps."""
 
     source: int
     positions_N: NDArray[np.int64]
@@ -380,16 +380,16 @@ class SliceRequest:
     starts_N: NDArray[np.int64]
     stops_N: NDArray[np.int64]
     columns: tuple[str, ...] = ()
-    """Columns wanted beside the tokens; one that the source has not is left out of the answer."""
+    """Columns wanted in addition to the tokens; the answer leaves out columns that the source does not have."""
 
 
 def base_due(
     history: History, state: MixState, fingerprint: Mapping[str, str], world: World
 ) -> tuple[AppendBase | AppendWorld, ...]:
-    """Return the records of a whole state that the journal is due before the step of ``state``; most often none."""
+    """Return the whole-state records that are due in the journal before the step of ``state``; usually none."""
     if state.step % _BASE_EVERY:
         return ()
     beside = history.state_fields_at(state.mix_revision, fingerprint)
     base = AppendBase(state=state, **beside)
-    # With the ranks: a planner that takes over reads from this base on.
+    # Together with the ranks, because a planner that takes over reads from this base on.
     return (base, AppendWorld(world=world)) if world.generation else (base,)

@@ -1,7 +1,7 @@
-"""The Planner machine: mix, pack membership, cost, balance, place; metadata only.
+"""The Planner machine: mixes, packs, costs, balances and places samples by their metadata alone.
 
-It plans at most ``prefetch_steps`` ahead of the slowest rank, several steps at once where steps are small, tells the
-source loaders what to read and what to let go, and makes every step durable in the journal before it is published.
+It plans at most ``prefetch_steps`` ahead of the slowest rank, and several small steps at once. It tells the source
+loaders what to read and what to release. Every step is durable in the journal before it is published.
 """
 
 from collections.abc import Sequence
@@ -57,21 +57,21 @@ __all__ = ["Planner"]
 
 @dataclass(slots=True, kw_only=True)
 class Planner(PlanningAhead):
-    """Plans ahead, by what it hears of loaders, constructors, ranks, and of whoever changes the mix."""
+    """Plans ahead from the reports of loaders, constructors and ranks, and applies changes of the mix."""
 
     def handle(self, event: PlannerEvent) -> tuple[PlannerCommand, ...]:  # noqa: PLR0911 -- one for each event
-        """Apply one event and return what must now be done, in order.
+        """Apply one event and return the commands to carry out, in order.
 
         Raises:
             ConfigError: A source gives no samples at all.
-            OmniloadError: Ranks want a step that needs what could not be read.
-            IntegrityError: Ranks want a step in which a source has more bad records than its ``on_error`` allows, or
-                have one that the journal has lost.
-            StateError: The state that the run resumed from is of other samples.
+            OmniloadError: Ranks have reached a step that needs data which could not be read.
+            IntegrityError: Ranks have reached a step in which a source has more bad records than its ``on_error``
+                allows, or a rank holds a step that the journal has lost.
+            StateError: The run resumed from a state that belongs to other samples.
         """
         match event:
             case Started():
-                # A lost planner may have journaled these ranks without telling a constructor, or taken plans back.
+                # A lost planner may have journaled these ranks, or taken plans back, without telling a constructor.
                 serve = (ServeWorld(world=self.world, windows=()),) if self.world.generation else ()
                 edition = NewEdition(edition=self._withdrawal.edition, windows=())
                 told = (edition, *serve) if self.life else serve
@@ -85,7 +85,7 @@ class Planner(PlanningAhead):
             case LoaderReplaced(sources=sources):
                 return self.outstanding(sources)
             case ConstructorReplaced(number=number):
-                self._keep_plans()  # the one before it may have given out whatever it was told to build
+                self._keep_plans()  # the lost constructor may have given out any step that it was told to build
                 to, end = self.released_to, self.state.step if self.has_ended else None
                 windows = self._steps.windows
                 return (Republish(number=number, released_to=to, windows=windows, end=end),)
@@ -103,7 +103,7 @@ class Planner(PlanningAhead):
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Names of sources that cannot be read on: the run ends before the first step that needs more of one."""
+        """Names of sources whose next records cannot be read; the run ends before the first step that needs them."""
         return tuple(self.names[source] for source in self._unread.errors)
 
     def waits(self) -> Waits:
@@ -113,7 +113,7 @@ class Planner(PlanningAhead):
             return Waits(text=f"{PLANNED_ALL} {step}, where the run ends")
         if self._room():
             starved = [] if self._starved is None else [self._starved.source]
-            lacking = sorted(self._demand_now().short) or starved  # as far as that is known
+            lacking = sorted(self._demand_now().short) or starved  # as far as the planner knows
             short = tuple(s for s in lacking if self._queues[s].is_asked)
             names = ", ".join(self.names[s] for s in short[:3])
             return Waits(
@@ -123,7 +123,7 @@ class Planner(PlanningAhead):
         return self.ranks.waits(step, self.world.tree.size_of("cp"), self.mix.steps_at_once)
 
     def filled(self) -> dict[int, float]:
-        """Return which part of its target is known of each source, where that is not all: a read of it is due."""
+        """Return the known fraction of the read-ahead target of each source that is below its target."""
         if self.has_ended:
             return {}
         sources = range(len(self._queues))
@@ -131,13 +131,16 @@ class Planner(PlanningAhead):
         return {s: min(1.0, self._queues[s].tokens / max(1, least)) for s, least, _ in below}
 
     def outstanding(self, sources: Sequence[int]) -> tuple[TakeOver | ReadAhead, ...]:
-        """Return the first commands to a loader that takes sources over: hold what is needed, answer what is asked."""
+        """Return the first commands to a loader that takes sources over.
+
+        It has to hold the samples that are still needed, and to answer the reads that are under way.
+        """
         floors_S = self._steps.state_before(self.released_to).widened(len(self._queues)).floors()
         take_over, asked = commands_of_take_over(self._queues, sources, floors_S, self.life)
         return (take_over, *(asked_with_tags(read, self._metadata.tags) for read in asked))
 
     def tags_of(self, pieces: PieceTable) -> PieceTags:
-        """Return the tags that costs and strategies read, of pieces of a step that some rank may ask for."""
+        """Return the tags that costs and strategies read, for pieces of a step that a rank may still ask for."""
         return self._metadata.tags_of(pieces)
 
     def _take_report(self, reported: SamplesReported | ReadFailed) -> tuple[PlannerCommand, ...]:
@@ -148,7 +151,7 @@ class Planner(PlanningAhead):
         if self.has_ended or (table := queue.news_of(reported.table, reported.without)) is None:
             return ()
         resumed, state = (each.widened(len(self._queues)) for each in (self._resumed, self.state))
-        # Only now is there anything to hold the state against that the run was resumed from.
+        # The first report is the first chance to check the state that the run resumed from.
         if table.start <= queue.checked_to:
             require_samples(resumed, source, self.names[source], table)
         queue.report(table, state.cursors_S[source], reported.size_bytes)
@@ -157,22 +160,29 @@ class Planner(PlanningAhead):
         return tuple(self._advance((source,)))
 
     def open_from(self, at: int | None) -> int:
-        """Return the first step that a change may hold from, where it is asked for from step ``at`` on, or the next."""
+        """Return the first step at which a change can take effect.
+
+        Args:
+            at: Step that the user asked for; ``None`` for the next possible one.
+        """
         first = max(self._withdrawal.opens_at(self.planned), self.ranks.slowest)
         return first if at is None else max(first, min(at, self.planned))
 
     @property
     def is_settled(self) -> bool:
-        """Whether a change that waits for the answers of constructors may be taken up."""
+        """Whether all constructors have answered, so that a waiting change can be applied."""
         return self._withdrawal.is_settled
 
     @property
     def question(self) -> int:
-        """Number of what constructors were asked last."""
+        """Number of the last question to the constructors."""
         return self._withdrawal.turn
 
     def _withdraw(self, event: WithdrawalEvent) -> tuple[PlannerCommand, ...]:
-        """Ask which steps no rank has, where a change may hold from one that is planned; hear it; and let go of it."""
+        """Ask the constructors which planned steps no rank has, note their answers, or end the question.
+
+        Such steps can be taken back, so that a change takes effect before steps that are already planned.
+        """
         match event:
             case WithdrawalAsked(at=at, constructors=constructors):
                 first = max(self._withdrawal.kept_to, self.ranks.slowest, at or 0)
@@ -187,14 +197,19 @@ class Planner(PlanningAhead):
 
     @property
     def _may_go_on(self) -> bool:
-        """Whether steps may be planned once some are taken back: where the data ends, another mix may decide."""
+        """Whether planning can continue after plans are taken back.
+
+        It cannot where the data has ended early: whether there is another step would then depend on the changed mix.
+        """
         return not self.has_ended or self.state.step == self.num_steps
 
     def _take_change(self, asked: ChangeAsked) -> tuple[PlannerCommand, ...]:
-        """Apply a change from the first step on that no rank was given, or later; refused, it leaves all as it was."""
+        """Apply a change from a step that no rank was given yet; a refused change alters nothing."""
         first = self.open_from(asked.at)
         step = first if asked.at is None else asked.at
-        undone_by(self.history, asked.change, step, at_rest=False)  # no later step would do
+        undone_by(
+            self.history, asked.change, step, at_rest=False
+        )  # refused here if no later step would do either
         ended = self.has_ended and first == self.planned
         require_open(step, planned=first, end=self.num_steps, ended=ended)
         reached = self._steps.state_before(first), self.positions_per_epoch_S
@@ -203,21 +218,21 @@ class Planner(PlanningAhead):
         )
         cut, renewed = self._go_back(first) if first < self.planned else ((), ())
         if asked.facts is not None:
-            # Numbers of sources never move: one that is added is the last.
+            # A source keeps its number for good, so an added source becomes the last one.
             self._queues.append(SampleQueue.at(0))
             self.overlong_S.append(0)
-        self._demand = self._starved = self._bad.excess = None  # found under the mix of before
+        self._demand = self._starved = self._bad.excess = None  # these belong to the old mix
         self._unread.forget()
-        # Cut first: else a planner that takes over would find steps under an edit that they were not drawn under.
+        # The journal is cut first: otherwise a successor would find steps under an edit that did not draw them.
         kept = KeepEdits(history=self.history)
         return (*cut, kept, *renewed, *self._advance(range(len(self._queues))))
 
     def _go_back(self, step: int) -> tuple[tuple[CutJournal, ...], tuple[NewEdition, ...]]:
-        """Be before a step that is planned; return what the journal is told of it, and what constructors are."""
+        """Return to the state before a planned step; return the commands to the journal and to the constructors."""
         self.state = self._steps.take_back(step, self._queues, self.overlong_S)
         if self.has_ended:
             self.has_ended = False
-            for queue in self._queues:  # a report that came meanwhile was not heard
+            for queue in self._queues:  # reports that came after the end were ignored, so ask again
                 queue.asked_to = queue.table.stop
         return (CutJournal(step=step),), self._renew(step)
 
@@ -226,18 +241,18 @@ class Planner(PlanningAhead):
         return (NewEdition(edition=edition, windows=self._steps.windows),)
 
     def _keep_plans(self) -> None:
-        """Take back nothing that is planned by now."""
+        """Keep every step that is planned by now from being taken back."""
         self._withdrawal.keep_to(self.planned)
         self._withdrawal.give_up()
 
     def _resize(self, asked: ResizeAsked) -> tuple[PlannerCommand, ...]:
-        """Place planned steps on other ranks, with the same samples in each; every rank of the new world asks."""
+        """Place planned steps on the ranks of a new world, with the same samples in each step."""
         world = self.world.followed_by(dp=asked.dp, step=asked.step, generation=asked.generation)
         if world is self.world:
             return ()
         require_follows(self.world, world, self.mix, range(self._kept_from, self.planned + 1))
-        self._keep_plans()  # the journal notes the ranks behind what is planned
-        self.world, self._demand = world, None  # whom the next plan is for has changed
+        self._keep_plans()  # the journal records the new ranks after the steps that are planned
+        self.world, self._demand = world, None  # demand depends on the ranks of the next plan
         self.ranks = RankSteps.at(world.ranks(), world.step)
         self._steps.place_again(self.history, world, self.tags_of)
         serve = ServeWorld(world=world, windows=self._steps.windows)

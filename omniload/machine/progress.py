@@ -1,7 +1,7 @@
-"""What every role says of itself, and how a wait is followed to the role that holds it up.
+"""Heartbeats of the roles, and how a wait is followed to the role that causes it.
 
-A role's ``Progress`` is its heartbeat: what it does, since when, and which roles it waits
-for in turn. Seconds are of one clock, shared by all who write and read.
+A role's ``Progress`` is its heartbeat: what it does, since when, and which other roles it waits
+for. All seconds are of one clock, which writers and readers share.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,26 +28,26 @@ __all__ = [
 ]
 
 AFTER_A_RANK = "resize the ranks that are left, or where ranks stay as they are start again from the last checkpoint"
-"""What to do once a rank has ended."""
+"""Remedy once a rank has ended."""
 PLANNED_ALL = "has planned every step before"
-"""Begins what a planner says once there is no further step."""
+"""Begins the text of a planner that has planned the last step."""
 _RANK = "rank dp="
 SILENT_S = 5.0
-"""A role whose last heartbeat is older is stopped, or its machine too busy to run it; they come once a second."""
+"""Heartbeats come once a second. If the last one is older than this, the role is stopped or its host too busy."""
 
 _SAME_CALL_S = 0.5
-"""Less than this may lie between two beginnings of one call: clocks of two hosts are compared again and again."""
+"""Tolerance for the beginning of a call: the clocks of two hosts are compared again and again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One thing that a role does at present."""
+    """One activity of a role."""
 
     doing: str
-    """As words that follow the role's name: ``reads source web``."""
+    """Words that follow the role's name, such as ``reads source web``."""
     since_s: float
     waits_for: tuple[str, ...] = ()
-    """Names of the roles without which it does not end."""
+    """Names of the roles that the activity waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,24 +58,24 @@ class Progress:
     """``planner``, ``loader-0``, ``constructor-0``, ``rank dp=1``."""
     pid: int
     beat_s: float
-    """When it said so."""
+    """Time of the heartbeat."""
     tasks: tuple[Task, ...]
-    """The oldest first."""
+    """Activities, the oldest first."""
     calls: tuple[Task, ...] = ()
     """Calls to a store that are under way in its process, the oldest first."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What it counts of itself; what only grows ends in ``_total``."""
+    """Its own figures by name; names of counters end in ``_total``."""
     log: str = ""
-    """File of its lines; empty without one."""
+    """Its log file; empty if there is none."""
     host: str = ""
-    """What people call the host that it is on."""
+    """Name of its host, for people."""
     is_cut_off: bool = False
-    """Whether its host was asked for heartbeats just now, and did not answer."""
+    """Whether its host did not answer the last request for heartbeats."""
     has_ended: bool = False
-    """Of a rank without heartbeats: whether its process is seen to be gone, or to have closed its loader."""
+    """For a rank without heartbeats: whether its process is known to be gone, or to have closed its loader."""
 
     def moved(self, by_s: float) -> "Progress":
-        """Return it by another host's clock, which is ahead by so many seconds."""
+        """Return the heartbeat in the time of another host, whose clock is ahead by ``by_s`` seconds."""
         tasks, calls = (
             tuple(replace(task, since_s=task.since_s + by_s) for task in several)
             for several in (self.tasks, self.calls)
@@ -83,12 +83,12 @@ class Progress:
         return replace(self, beat_s=self.beat_s + by_s, tasks=tasks, calls=calls)
 
     def to_json(self) -> JsonObject:
-        """Return it as plain JSON."""
+        """Return the heartbeat as plain JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Progress":
-        """Return what ``to_json`` gave."""
+        """Return the heartbeat that ``to_json`` stored."""
         tasks, calls = (
             tuple(Task(**{**task, "waits_for": tuple(task["waits_for"])}) for task in stored[key])
             for key in ("tasks", "calls")
@@ -98,17 +98,17 @@ class Progress:
 
 @dataclass(slots=True)
 class Watched:
-    """The last heartbeat of a role, and for how long whoever looks at it has seen no other."""
+    """The last heartbeat of a role, and for how long the observer has seen no newer one."""
 
     beat_s: float | None = None
-    """``None`` until there is one."""
+    """Time of the last heartbeat; ``None`` before the first."""
     silent_s: float = 0.0
     stopped_s: float | None = None
-    """Since it was first seen stopped; ``None`` while it runs."""
+    """Seconds since the role was first seen stopped; ``None`` while it runs."""
     call: Task | None = None
-    """The oldest call to a store that it has under way."""
+    """Its oldest call to a store that is under way."""
     call_s: float = 0.0
-    """For how long it has been seen."""
+    """For how long that call has been seen."""
 
     def see(self, progress: Progress | None, *, is_stopped: bool, passed_s: float) -> None:
         """Note another look, also at one that has not begun, or whose host is not heard."""
@@ -117,10 +117,10 @@ class Watched:
         else:
             self.stopped_s = 0.0 if self.stopped_s is None else self.stopped_s + passed_s
         if progress is None:
-            # One that was heard before is on a host that does not answer just now.
+            # A role that was heard before is on a host that does not answer now.
             self.silent_s += passed_s if self.beat_s is None else 0.0
             return
-        # By looks, not by the age of the heartbeat: a job that is suspended and goes on replaces nobody.
+        # Time is counted by looks, not by the age of the heartbeat, so that a job which was suspended replaces nobody.
         self.silent_s = self.silent_s + passed_s if self.beat_s == progress.beat_s else 0.0
         self.beat_s = progress.beat_s
         call = progress.calls[0] if progress.calls else None
@@ -131,20 +131,20 @@ class Watched:
 
 
 def _is_same(first: Task, now: Task) -> bool:
-    """Tell whether a call is the one that was seen first, also where the clock of its host is known better by now."""
+    """Return whether two observations are of one call, even if its host's clock offset was corrected meanwhile."""
     return now.doing == first.doing and abs(now.since_s - first.since_s) < _SAME_CALL_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """What holds up the next plan: ranks that are behind, or sources of which too little is known."""
+    """What holds up the next plan: ranks that are behind, or sources with too few known samples."""
 
     text: str
-    """As words that follow the planner's name."""
+    """Words that follow the planner's name."""
     ranks: tuple[str, ...] = ()
     """Names of the ranks."""
     sources: tuple[int, ...] = ()
-    """Sources that were asked for more."""
+    """Sources with a request under way."""
 
 
 def rank_name(dp_rank: int, cp_rank: int, cp_size: int) -> str:
@@ -153,26 +153,25 @@ def rank_name(dp_rank: int, cp_rank: int, cp_size: int) -> str:
 
 
 def is_rank(name: str) -> bool:
-    """Tell whether a role is a rank."""
+    """Return whether a role is a rank."""
     return name.startswith(_RANK)
 
 
 def dp_rank_of(name: str) -> int:
-    """Return the place along dp of a rank, by its name as a role."""
+    """Return the dp coordinate of a rank from its name as a role."""
     return int(name.removeprefix(_RANK).partition(" ")[0])
 
 
 def reason_of(name: str, roles: Mapping[str, Progress], now_s: float) -> str:
-    """Say why a role does not answer: follow what it waits for to the role that waits for no other.
+    """Say why a role does not answer, by following its waits to the role that waits for no other.
 
     Args:
-        name: Role that is waited for.
+        name: Role that the caller waits for.
         roles: Last heartbeats by name.
-        now_s: Now, by the clock of the heartbeats.
+        now_s: The current time of the heartbeats' clock.
 
     Returns:
-        The roles on the way in order, each with what it does; the last one is the cause, told with the file of
-        its lines.
+        The roles of the chain in order, each with its activity. The last one is the cause, named with its log file.
     """
     names = way_of(name, roles, now_s)
     said = "; ".join(_said_of(each, roles.get(each), now_s) for each in names)
@@ -181,22 +180,22 @@ def reason_of(name: str, roles: Mapping[str, Progress], now_s: float) -> str:
 
 
 def ended_rank(name: str, roles: Mapping[str, Progress], now_s: float) -> bool:
-    """Tell whether a wait for ``name`` is one for a rank that is seen to be gone, or to have closed its loader."""
+    """Return whether a wait for ``name`` comes from a rank that is known to be gone, or to have closed its loader."""
     cause = roles.get(way_of(name, roles, now_s)[-1])
     return cause is not None and cause.has_ended and is_silent(cause, now_s)
 
 
 def way_of(name: str, roles: Mapping[str, Progress], now_s: float) -> list[str]:
-    """Return the names of the roles that a wait for ``name`` is a wait for, as ``reason_of`` does; the cause last."""
+    """Return the names of the roles in the chain of ``reason_of``, the cause last."""
     passed: dict[str, None] = {}
     name = _newest(name, roles)
     while name not in passed:
         passed[name] = None
         role = roles.get(name)
-        # While a call to a store is under way, all that the role does waits for that.
+        # While a call to a store is under way, everything that the role does waits for it.
         if role is None or is_silent(role, now_s) or not role.tasks or role.calls:
             break
-        # A role may do several things: the one that waits for others is what holds the rest up.
+        # Of several activities, the one that waits for other roles holds up the rest.
         ahead = [task for task in role.tasks if task.waits_for] or list(role.tasks)
         if not ahead[0].waits_for:
             break
@@ -205,11 +204,11 @@ def way_of(name: str, roles: Mapping[str, Progress], now_s: float) -> list[str]:
 
 
 def _newest(name: str, roles: Mapping[str, Progress]) -> str:
-    """Return the name of the last life of a role with a heartbeat: whoever waits may know the role only."""
+    """Return the name of a role's last life with a heartbeat, because a waiter may know only the name of the role."""
     if name in roles:
         return name
     lives = [each for each in roles if each.startswith(f"{name}+")]
-    # By number, not by name: +10 comes after +9.
+    # Compared as numbers, not as names: +10 comes after +9.
     return max(lives, key=lambda each: int(each.rpartition("+")[2]), default=name)
 
 
@@ -230,7 +229,7 @@ def _said_of(name: str, role: Progress | None, now_s: float) -> str:
 
 
 def _worst(names: Iterable[str], roles: Mapping[str, Progress], now_s: float) -> str:
-    """Return the role that is most likely the cause: one not heard of, else the one at its task the longest."""
+    """Return the role that is most likely the cause: a silent one, otherwise the one with the oldest activity."""
 
     def held_s(name: str) -> float:
         role = roles.get(name)
@@ -242,5 +241,5 @@ def _worst(names: Iterable[str], roles: Mapping[str, Progress], now_s: float) ->
 
 
 def is_silent(role: Progress, now_s: float) -> bool:
-    """Tell whether a role is stopped, or its machine too busy to run it."""
+    """Return whether a role is stopped, or its host too busy to run it."""
     return now_s - role.beat_s > SILENT_S

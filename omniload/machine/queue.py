@@ -1,4 +1,4 @@
-"""Samples ahead of the cursor of each source, as far as loaders have reported them, and what to read next."""
+"""Queues of the samples that loaders have reported and no step has drawn, and the choice of what to read next."""
 
 import math
 from bisect import bisect_left
@@ -27,41 +27,42 @@ __all__ = [
 ]
 
 _FIRST_READ, _LIKELY_TOKENS = 16, 256
-"""Records read before anything is known of their length, of one epoch: a record may hold a million tokens, and that
-of a few would be tokenized once for each epoch. Where sources are many, as many as a need of so many each calls for."""
+"""Records of the first read, before their length is known, and the tokens that each is assumed to have if there are
+many sources. The read is small and stays within one epoch, because a single record may hold a million tokens."""
 _LARGEST_READ = 1 << 16
 _FEW_READ, _MOST_GROWTH = 256, 16
-"""Records of a read, or times those that were seen, before all were: of sorted files the first say little."""
+"""Limits of a read until a whole epoch was seen: so many records, or so many times the records seen. The first records
+of a file that is sorted by length say little about the others."""
 _SMALL_READ = 1024
-"""Records that are read at once, however few there are: each epoch costs a read of its own, each request more."""
+"""A read may have this many records even if the source has fewer: several epochs per request cost fewer requests."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SampleQueue:
-    """Reported and not yet drawn samples of one source, in position order."""
+    """Samples of one source that were reported and not drawn yet, in position order."""
 
     table: SampleTable
     """The samples; ``table.stop`` is the first raw position not yet reported."""
     tokens: int = 0
     """Tokens in ``table``."""
     asked_to: int = 0
-    """End of the range asked for; equal to ``table.stop`` when nothing is under way."""
+    """End of the requested range; equal to ``table.stop`` if no request is under way."""
     reach: int = 0
-    """End of the positions that carried pieces lie in: after a resume they are read again, drawn from or not."""
+    """End of the positions of carried pieces; a resumed run reads them again even where all samples were drawn."""
     checked_to: int = -1
-    """Last position that the state which a run resumed from says anything of."""
+    """Last position that the resumed state says anything about, and that is checked against it."""
     without: tuple[int, ...] = ()
-    """Shards of which nothing is drawn."""
+    """Shards from which nothing is drawn."""
     since: int = 0
-    """Position from which on these shards are left out; records before it may be of any shard."""
+    """Position from which on these shards are left out; records before it may belong to any shard."""
     needed: tuple[int, ...] = ()
-    """Positions that are read whatever their shard: of carried pieces, and of a record that is begun."""
+    """Positions that are read whatever their shard: those of carried pieces, and of a partly drawn record."""
     seen_positions: int = field(default=0, init=False)
     """Raw positions reported so far."""
     _seen_tokens: int = field(default=0, init=False)
     _seen_bytes: int = field(default=0, init=False)
     shortest: int | None = field(default=None, init=False)
-    """Tokens of the shortest sample reported so far; ``None`` while there was none."""
+    """Tokens of the shortest sample reported so far; ``None`` before the first one."""
 
     @classmethod
     def at(cls, position: int) -> "SampleQueue":
@@ -69,10 +70,10 @@ class SampleQueue:
         return cls(table=SampleTable.empty(position), asked_to=position)
 
     def _read_from(self, start: int) -> tuple[float, tuple[int, ...]]:
-        """Return where a read from a position on ends at the latest, and the shards that it leaves out.
+        """Return the latest end of a read that begins at ``start``, and the shards that it leaves out.
 
-        Before ``since`` records may be of any shard, and those that are needed are known. What lies far from them
-        is read without the shards too: there may be all of one.
+        Before ``since``, needed records may belong to any shard, so the shards are read there. Ranges far from a needed
+        record are read without the shards even there, because a whole left-out shard may lie in them.
         """
         if start >= self.since:
             return math.inf, self.without
@@ -86,20 +87,20 @@ class SampleQueue:
         return min(self.needed[at] + 1, self.since), ()
 
     def without_from(self, start: int) -> tuple[int, ...]:
-        """Return the shards that a read from a position on leaves out."""
+        """Return the shards that a read that begins at ``start`` leaves out."""
         return self._read_from(start)[1]
 
     def news_of(self, table: SampleTable, without: tuple[int, ...]) -> SampleTable | None:
-        """Return what a report adds: nothing where it is a repetition, or leaves out other shards."""
+        """Return the new part of a report; ``None`` for a repetition, and where it left out other shards."""
         end, left_out = self._read_from(table.start)
         if table.start != self.table.stop or without != left_out:
             return None
         return table.within(table.start, int(end)) if end < table.stop else table
 
     def leave_out(self, without: tuple[int, ...], cursor: Cursor) -> None:
-        """Leave out these shards and no others, from ``cursor`` on; a record that is begun is drawn to its end.
+        """Leave out exactly these shards from ``cursor`` on; a partly drawn record is still drawn to its end.
 
-        What is known from there on is read again.
+        Samples that are known from there on are read again.
         """
         if without == self.without:
             return
@@ -111,12 +112,18 @@ class SampleQueue:
             self.table = self.table.within(self.table.start, self.since)
             self.tokens = int(self.table.lengths_N.sum())
         self.asked_to = self.table.stop
-        # What is usable of so many records, was said of others.
+        # The statistics were those of other records.
         self.seen_positions = self._seen_tokens = self._seen_bytes = 0
         self.shortest = None
 
     def report(self, table: SampleTable, cursor: Cursor, size_bytes: int = 0) -> None:
-        """Take in the news of a report, which weigh so much; samples before ``cursor`` were drawn earlier."""
+        """Add the new part of a report; samples before ``cursor`` were drawn earlier and are left out.
+
+        Args:
+            table: The new samples, from ``news_of``.
+            cursor: How far the source is drawn.
+            size_bytes: Memory that the reported samples take in the loader.
+        """
         self.seen_positions += table.stop - table.start
         self._seen_tokens += int(table.lengths_N.sum())
         self._seen_bytes += size_bytes
@@ -125,14 +132,14 @@ class SampleQueue:
             self.shortest = found if self.shortest is None else min(self.shortest, found)
         position, sub, _ = cursor
         if table.start <= position:
-            # By sub as well: a record that gave several samples may have been drawn in part.
+            # Compare the sub as well: a record that gave several samples may have been drawn in part.
             fresh = (table.positions_N > position) | (
                 (table.positions_N == position) & (table.subs_N >= sub)
             )
             table = table.of_samples(fresh).bad_from(position)
         self.table = self.table.followed_by(table)
         self.tokens += int(table.lengths_N.sum())
-        # Less than was asked for, where reading takes its time: the rest is asked for again.
+        # A slow read may be reported in part; then the rest is requested again.
         self.asked_to = table.stop
 
     def draw(self, count: int) -> None:
@@ -142,48 +149,48 @@ class SampleQueue:
         self.table = table.of_samples(slice(count, None))
 
     def bad_before(self, position: int) -> NDArray[np.int64]:
-        """Return the positions of the bad records before one, of those that were not passed."""
+        """Return the positions of the bad records before ``position`` that no step has passed yet."""
         known_N = self.table.bad_N
         if not len(known_N) or known_N[0] >= position:
             return known_N[:0]
         return known_N[: known_N.searchsorted(position)]
 
     def pass_to(self, position: int) -> None:
-        """Forget the bad records before a position."""
+        """Forget the bad records before ``position``."""
         self.table = self.table.bad_from(position)
 
     @property
     def is_asked(self) -> bool:
-        """Whether an answer is under way."""
+        """Whether a request is under way."""
         return self.asked_to > self.table.stop
 
     def ask(self, tokens: int, epoch: int, end: float, need: int | None = None) -> tuple[int, int]:
-        """Ask for about ``tokens`` more tokens; return the raw positions to read.
+        """Request about ``tokens`` more tokens; return the raw positions to read.
 
         Args:
-            tokens: Tokens wanted, by the mean length of records so far.
-            epoch: Records of an epoch: four epochs are asked for at most, and one while nothing was seen.
+            tokens: Tokens wanted; the mean length of the records so far says how many records these are.
+            epoch: Records of an epoch. A request has four epochs at most, and one before anything was seen.
             end: Position before which the range ends.
-            need: Tokens that the next plan needs, where little else is to be read before it.
+            need: Tokens that the next plan needs, given if little else should be read before it.
         """
         start, stop = self.next_range(tokens, need)
         stop = min(stop, start + (max(4 * epoch, _SMALL_READ) if self.seen_positions else epoch))
-        if need is not None and self.seen_positions:  # which may be of one record
+        if need is not None and self.seen_positions:  # perhaps a single record, so grow slowly
             stop = min(stop, start + max(_FIRST_READ, _MOST_GROWTH * self.seen_positions))
         if self.seen_positions < epoch:
             stop = min(stop, start + max(_FEW_READ, _MOST_GROWTH * self.seen_positions))
-        # Carried pieces are of a known place, and no step is planned before all of them are read again.
+        # No step is planned before all carried pieces are read again, and their positions are known.
         stop = max(stop, self.reach)
         self.asked_to = int(min(stop, self._read_from(start)[0], end))
         return start, self.asked_to
 
     def skip_to(self, cursor: Cursor, floor: int) -> None:
-        """Remove the samples before ``cursor``, and ask for nothing before ``floor`` any more.
+        """Remove the samples before ``cursor``, and request nothing before ``floor`` any more.
 
-        What is reported of before ``cursor`` later is left out; an answer that is under way and begins before
-        ``floor`` is ignored.
+        Samples before ``cursor`` that are reported later are left out. An answer under way that begins before ``floor``
+        is ignored.
         """
-        # Of pieces that are carried over the steps, some may be of a shard that is left out.
+        # Pieces that are carried over the skipped steps may belong to a shard that is left out, so read it again.
         if self.without:
             self.without, self.since, self.tokens = (), 0, 0
             self.table, self.asked_to = SampleTable.empty(floor), floor
@@ -199,23 +206,23 @@ class SampleQueue:
             self.asked_to = floor
 
     def next_range(self, tokens: int, need: int | None = None) -> tuple[int, int]:
-        """Return the raw positions to read for about ``tokens`` more tokens, as far as is known."""
+        """Return the raw positions to read for about ``tokens`` more tokens, by the mean length so far."""
         start = self.table.stop
         if self.seen_positions == 0:
             few = _FIRST_READ if need is None else max(1, need // _LIKELY_TOKENS)
             return start, start + min(few, _FIRST_READ)
-        # Not 0: there may have been none.
+        # Never 0, which it would be if no record had a token so far.
         per_position = max(self._seen_tokens / self.seen_positions, 1 / 16)
         return start, start + min(max(math.ceil(tokens / per_position), 1), _LARGEST_READ)
 
     @property
     def token_bytes(self) -> float:
-        """Bytes of a loader's memory per token, with all that stands beside the tokens; 0 while none was seen."""
+        """Bytes of a loader's memory per token, including other columns; 0 before the first token was seen."""
         return self._seen_bytes / max(self._seen_tokens, 1)
 
 
 def queues_of(state: MixState) -> list[SampleQueue]:
-    """Return empty queues of all sources for a run that goes on from ``state``."""
+    """Return empty queues of all sources for a run that continues from ``state``."""
     carried = state.carried
     queues = [SampleQueue.at(floor) for floor in state.floors()]
     for s, queue in enumerate(queues):
@@ -229,7 +236,7 @@ def queues_of(state: MixState) -> list[SampleQueue]:
 def draw_window(
     queues: Sequence[SampleQueue], window: Sequence[Membership], overlong_S: list[int]
 ) -> None:
-    """Remove what the steps of a window draw, and add up the tokens that overlong documents lose with them."""
+    """Remove the samples that a window draws, and add the tokens lost with overlong documents to ``overlong_S``."""
     finished_S = np.add.reduce([membership.finished_S for membership in window])
     for s in finished_S.nonzero()[0].tolist():
         queues[s].draw(int(finished_S[s]))
@@ -239,12 +246,12 @@ def draw_window(
 
 
 def _skip_ahead(queues: Sequence[SampleQueue], history: History, before: MixState) -> MixState:
-    """Return the state that a step begins with, as its edits say, and have queues go on from there.
+    """Return the state at which a step begins after its edits, and move the queues there.
 
-    Of steps that are skipped nothing is read but what lies behind the first piece that is carried over them.
+    Samples of skipped steps are not read, except from the first piece on that is carried over them.
     """
     _, entered = history.entered(before)
-    # With those that come at this step: what is skipped may have drawn from no others.
+    # Widened by the sources that are added at this step: an added source alone is no skip.
     if before.widened(len(entered.cursors_S)).cursors_S != entered.cursors_S:
         for queue, begun, cursor in zip(
             queues, queues_of(entered), entered.cursors_S, strict=False
@@ -257,10 +264,10 @@ def _skip_ahead(queues: Sequence[SampleQueue], history: History, before: MixStat
 def enter_step(
     queues: Sequence[SampleQueue], history: History, before: MixState
 ) -> tuple[MixState, list[int]]:
-    """Return the state that a step begins with, past what edits skip, and the sources that are read again.
+    """Return the state at which a step begins, after everything that edits skip, and the sources to read again.
 
-    Shards that edits leave out from the step on are left out of the queues and of later reads; those that they leave
-    out no more come back.
+    Shards that edits leave out from this step on disappear from the queues and from later reads. Shards that are no
+    longer left out return.
     """
     if not history.skips_shards:
         return _skip_ahead(queues, history, before), []
@@ -276,8 +283,8 @@ def enter_step(
 def commands_of_take_over(
     queues: Sequence[SampleQueue], sources: Sequence[int], floors_S: Sequence[int], life: int
 ) -> tuple[TakeOver, list[ReadAhead]]:
-    """Return the commands to a loader that takes sources over: hold what the lost loader held, and read on."""
-    # A source whose edit is not taken up yet may be among them.
+    """Return the commands to a loader that takes sources over: hold what the lost loader held, and continue reading."""
+    # A source may be among them whose edit is not applied yet.
     sources = [s for s in sources if s < len(queues)]
     ends = {s: queues[s].table.stop for s in sources}
     asked = [
@@ -299,11 +306,11 @@ def commands_of_take_over(
 
 
 def end_of(history: History, name: str, epoch: int) -> float:
-    """Return the position from which on nothing of a source of ``epoch`` records is ever drawn."""
+    """Return the position at which a source of ``epoch`` records ends for good; nothing is drawn from there on."""
     cap, _ = _cap_of(history, name)
     last = math.inf if cap == math.inf else int(cap * epoch)
     if history.base.mix.amounts is not None:
-        # A run that goes on from an earlier step may need more than later edits leave it: the most that ever held.
+        # The largest amount that ever held: a run that resumes at an earlier step may need more than later edits leave.
         ends = [
             amount.units(epoch) if amount.kind == "epochs" else math.inf
             for amount in history.amounts_of(name)

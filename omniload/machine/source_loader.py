@@ -1,7 +1,7 @@
 """The Source Loader machine: a bounded buffer of samples of its sources. It never sees ranks.
 
-It is the only holder of a source's payload until a data constructor takes it. The
-planner says what to read and when to let go, so the buffer is bounded by the plan.
+It alone holds the payload of its sources until a data constructor fetches it. The planner
+decides what to read and when to release it, so the plan bounds the buffer.
 """
 
 import math
@@ -34,7 +34,7 @@ from omniload.mix.samples import joined_tables
 __all__ = ["DecodedAhead", "Read", "SamplesRead", "SourceLoader"]
 
 _CHUNK = 1024
-"""Records that a loader that takes over reads again at once."""
+"""Records per read while a loader that takes over reads lost samples again."""
 _PASSED_OVER = 1024
 """Records after which a shadow tries again to decode a source."""
 
@@ -49,7 +49,7 @@ class SamplesRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """Read raw positions ``start`` to ``stop`` of a source, but for the records of some shards."""
+    """Read raw positions ``start`` to ``stop`` of a source, except the records of some shards."""
 
     source: int
     start: int
@@ -59,7 +59,7 @@ class Read:
 
 @dataclass(slots=True, kw_only=True)
 class SourceLoader:
-    """Holds samples from the planner's floor to the end of what was read."""
+    """Holds the samples from the planner's floor to the end of the last read."""
 
     names: Mapping[int, str]
     """Sources of this loader, by number."""
@@ -67,63 +67,63 @@ class SourceLoader:
         default_factory=lambda: defaultdict(HeldSamples), init=False
     )
     held_bytes: int = field(default=0, init=False)
-    """What held samples take of memory, over all sources; counted as they come and go, as sources are many."""
+    """Memory of the held samples over all sources; kept as a running sum because there may be many sources."""
     _taken_over: dict[int, int] = field(default_factory=dict, init=False)
-    """Sources of which what is asked for may have been read by another loader only, and from which position on."""
+    """Sources taken over from another loader, each with the position from which on that loader may have read alone."""
     _life: int = field(default=0, init=False)
-    """Planners before the one that asked last."""
+    """Life of the planner that sent the last request."""
     _tags: tuple[str, ...] = field(default=(), init=False)
-    """Columns of whole samples that are reported: of a plane each planner asks for the same."""
+    """Whole-sample columns to report; every planner of a plane asks for the same ones."""
 
     def handle(
         self, event: ReadAhead | SamplesRead | ReleaseSamples | TakeOver | HandedOver
     ) -> tuple[Read | SamplesReported, ...]:
-        """Apply one event and return what must now be done, in order."""
+        """Apply one event and return the commands to carry out, in order."""
         match event:
             case ReadAhead(source=source, start=start, stop=stop, life=life, without=without):
-                # Noted before anything is read: what a planner before this one lets go of from now on is kept.
+                # Noted before reading: from now on, releases by an earlier planner are ignored.
                 self._life = max(self._life, life)
                 if isinstance(event, ReadAheadWithTags):
                     self._tags = event.tags
-                # Asked again: of a range of which the first part is held, that is told, and the rest asked for.
+                # If part of the range is held already, report that part and read only the rest.
                 if held := self._held[source].find(start, stop, frozenset(without)):
                     return (self.reported(source, held, without),)
                 return (Read(source=source, start=start, stop=stop, without=without),)
             case SamplesRead(source=source, block=block):
                 held_of = self._held[source]
-                # By the difference: a block may take the place of others, or be held already.
+                # Count the difference: a block may replace others, or be held already.
                 self.held_bytes -= held_of.size_bytes
                 held_of.hold(block)
                 self.held_bytes += held_of.size_bytes
-                # Rising, as the planner names them: it compares them with what it asked for.
+                # In rising order, as the planner names them, because it compares them with its request.
                 without = tuple(sorted(block.without))
                 return (self.reported(source, (block,), without),)
             case ReleaseSamples(floors=floors, life=life):
-                # What a lost planner let go of comes late, once the next one has asked for it again.
+                # A late release of a lost planner must not free samples that its successor has asked for again.
                 for source, floor in floors.items() if life >= self._life else ():
                     self._release(source, floor)
                 return ()
             case TakeOver(ranges=ranges):
                 for source, (floor, _) in ranges.items():
-                    # Told again, at another move or loss: constructors may still ask from the earlier floor.
+                    # After a second move or loss, constructors may still ask from the earlier floor.
                     self._taken_over[source] = min(floor, self._taken_over.get(source, floor))
-                # The first part of each source before the second of any: the next step needs samples of all of them.
+                # Read the first part of every source before any second part: the next step needs samples of all.
                 turns = zip_longest(*(_reads_of(source, event) for source in ranges))
                 reads = filter(None, chain.from_iterable(turns))
                 return tuple(read for read in reads if not self._holds(read))
             case HandedOver(sources=sources):
-                # What the next loader reads is asked of this one too, until constructors know better.
-                # From the first position on: nobody says here where the next loader began.
+                # Until constructors hear of the new loader, they ask this one for samples that the new one reads.
+                # From position 0, because this command does not say where the new loader begins.
                 self._taken_over |= dict.fromkeys(sources, 0)
                 return ()
 
     def reported(
         self, source: int, blocks: Sequence[SampleRange], without: tuple[int, ...]
     ) -> SamplesReported:
-        """Return what is told of blocks that follow each other, with the tags that were asked for.
+        """Return the report of consecutive blocks, with the tags that the planner asked for.
 
         Raises:
-            ConfigError: A text is longer than a planner is told.
+            ConfigError: A tag is longer than a report may carry.
         """
         report = SamplesReported(
             source=source,
@@ -135,14 +135,14 @@ class SourceLoader:
         return reported_with_tags(report, blocks, self._tags, name)
 
     def forget(self, source: int) -> None:
-        """Let go of a source that another loader serves."""
+        """Release a source that another loader now serves."""
         if (held := self._held.pop(source, None)) is not None:
             self.held_bytes -= held.size_bytes
         self._taken_over.pop(source, None)
         self.names = {s: name for s, name in self.names.items() if s != source}
 
     def unread(self, requests: Sequence[SliceRequest]) -> tuple[Read, ...]:
-        """Return what must be read before these can be answered: what another loader had read, and died."""
+        """Return the reads that an answer needs first: samples that a lost loader had read and this one has not."""
         reads = []
         for request in requests if self._taken_over else ():
             floor = self._taken_over.get(request.source)
@@ -150,10 +150,10 @@ class SourceLoader:
                 continue
             wanted_N = sample_keys(request.positions_N, request.subs_N)
             held_N = self._held[request.source].index().are_held(wanted_N)
-            # Not before the floor: all ranks have those, and who asks for them builds a step anew in vain.
+            # Nothing before the floor: all ranks have those samples, and a step that asks for them is obsolete.
             positions = request.positions_N[~held_N & (request.positions_N >= floor)]
             if len(positions):
-                # Between two that lie far apart may be all of a shard that is left out.
+                # Two positions that are far apart may have a whole skipped shard between them.
                 each = np.unique(positions)
                 runs = np.split(each, np.flatnonzero(np.diff(each) > _CHUNK) + 1)
                 reads += [
@@ -163,12 +163,12 @@ class SourceLoader:
         return tuple(reads)
 
     def slices_of(self, requests: Sequence[SliceRequest]) -> list[SampleColumns]:
-        """Return the asked ranges of each request, copied end to end, in the order asked for.
+        """Return the ranges of each request, copied end to end, in the requested order.
 
         Raises:
             StateError: A sample is not held: it was released, or never read.
         """
-        # One gather for the tokens of all sources: a step asks many of them for a few ranges each.
+        # One gather for all sources, because a step asks many sources for a few ranges each.
         found, others = self._found(requests)
         return [
             SampleColumns(
@@ -183,12 +183,12 @@ class SourceLoader:
         ]
 
     def ranges_of(self, requests: Sequence[SliceRequest]) -> ColumnRanges:
-        """Say where the asked ranges lie, request by request, in the order asked for; nothing is copied.
+        """Locate the requested ranges, request by request, in the requested order; nothing is copied.
 
-        A column that was not asked for, or that no source of the requests has, is not looked at.
+        Columns that were not requested, or that no source of the requests has, are not looked at.
 
         Raises:
-            StateError: A sample is not held: it was released, or never read. Or a range is none.
+            StateError: A sample is not held: it was released, or never read. Or a range is invalid.
         """
         tokens, others = self._found(requests)
         lengths = [tokens.lengths_N[a:b] for a, b in pairwise(_cuts(requests))] if others else []
@@ -203,13 +203,13 @@ class SourceLoader:
     def _found(
         self, requests: Sequence[SliceRequest]
     ) -> tuple[Ranges, dict[str, dict[int, Ranges]]]:
-        """Return where the tokens lie, and of each further column the ranges of the requests that have it."""
+        """Return where the tokens lie, and for each further column the ranges of the requests that have it."""
         nothing = np.empty(0, np.int64)
-        # An empty column first: without any request the result has its type from it.
+        # The empty column gives the result its type where there is no request.
         columns: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
         which, first, last = [nothing], [nothing], [nothing]
         others: dict[str, dict[int, Ranges]] = {}
-        # Whatever is the same for all sources is done once: a small step asks many of them for a sample each.
+        # Work that is the same for all sources is done once: a small step asks many sources for one sample each.
         asked = _Asked.of(requests)
         cuts = _cuts(requests)
         for place, request in enumerate(requests):
@@ -230,15 +230,15 @@ class SourceLoader:
         tokens = Ranges(
             columns=columns,
             which_N=np.concatenate(which),
-            # A sample that turned out shorter than reported must give fewer tokens, for the
-            # constructor to notice, and never those of the sample behind it.
+            # A sample that turned out shorter than reported must give fewer tokens, so that the
+            # constructor notices, and never tokens of the next sample.
             starts_N=np.minimum(first_N + asked.starts_N, last_N),
             stops_N=np.minimum(first_N + asked.stops_N, last_N),
         )
         return tokens, others
 
     def held_positions(self, source: int) -> tuple[int, int]:
-        """Return the range of raw positions at hand; equal ends when there are none."""
+        """Return the range of raw positions that are held; equal ends when there are none."""
         blocks = self._held[source].blocks
         return (blocks[0].table.start, blocks[-1].table.stop) if blocks else (0, 0)
 
@@ -267,7 +267,7 @@ class SourceLoader:
 
 
 def _reads_of(source: int, command: TakeOver) -> Iterable[Read]:
-    """Return what is read again of a source: shards that are left out, are so from a position on."""
+    """Return the reads that restore a source; shards are left out only from the position of their edit on."""
     first, last = command.ranges[source]
     since, without = command.without.get(source, (0, ()))
     at = min(max(since, first), last)
@@ -278,18 +278,18 @@ def _reads_of(source: int, command: TakeOver) -> Iterable[Read]:
 
 
 def _chunks(start: int, stop: int) -> Iterable[tuple[int, int]]:
-    """Cut a range into parts that are read at once: what is asked for meanwhile waits for one part only."""
+    """Cut a range into separate reads, so that a request that comes meanwhile waits for one of them only."""
     return ((at, min(at + _CHUNK, stop)) for at in range(start, stop, _CHUNK))
 
 
 def _cuts(requests: Sequence[SliceRequest]) -> list[int]:
-    """Return where the ranges of each request begin among those of all, and where the last one stops."""
+    """Return where the ranges of each request begin in the concatenation of all requests, and its total length."""
     return list(accumulate((len(request.positions_N) for request in requests), initial=0))
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The ranges of some requests end to end."""
+    """The ranges of several requests, concatenated."""
 
     keys_N: NDArray[np.int64]
     starts_N: NDArray[np.integer[Any]]
@@ -297,7 +297,7 @@ class _Asked:
 
     @classmethod
     def of(cls, requests: Sequence[SliceRequest]) -> Self:
-        """Refuse ranges that start before their sample, which would show the tokens of another."""
+        """Concatenate requests; refuse a range that starts before its sample and so would show another's tokens."""
         if not requests:
             return cls(*(np.empty(0, np.int64),) * 3)
         positions_N = np.concatenate([request.positions_N for request in requests])
@@ -319,27 +319,28 @@ class _Asked:
 
 @dataclass(slots=True)
 class DecodedAhead:
-    """Where of each source a shadow has decoded what it would read, and how far it is to decode as it is told more."""
+    """How far a shadow has decoded each source ahead of a possible take-over, and how far it should."""
 
     _told: dict[int, int] = field(default_factory=dict, init=False)
-    """End of what the planner knew of each source the last time."""
+    """End of the positions that the planner knew of each source at the last call."""
     _floors: dict[int, range] = field(default_factory=dict, init=False)
-    """First positions of reads at which nothing need be decoded."""
+    """First positions of reads that need no decoding."""
     _stops: dict[int, float] = field(default_factory=dict, init=False)
     """Ends of such reads."""
 
     def reach(self, source: int, floor: int, end: int) -> int | None:
-        """Return the position before which a loader would read that takes over until the next time but one.
+        """Return how far a loader that took over now would read until the call after the next one.
 
         Args:
             source: The source.
             floor: The first position that is needed.
-            end: End of what is known to the planner.
+            end: End of the positions that the planner knows.
 
         Returns:
-            ``None`` where all of it is at hand: told once a second, while a block lasts for minutes, that is usual.
+            ``None`` where all of them are decoded already. That is the usual case: a block lasts for minutes, and this
+            is called once a second.
         """
-        # Of one that was told nothing yet: as much again as is known ahead, which several windows were read for.
+        # At the first call, expect as much again as is known ahead, because that was read for several windows.
         reach = end + max(end - floor, 2 * (end - self._told.get(source, end)))
         self._told[source] = end
         if floor in self._floors.get(source, ()) and reach <= self._stops[source]:
@@ -347,15 +348,15 @@ class DecodedAhead:
         return reach
 
     def note(self, source: int, positions: range) -> None:
-        """Note which positions are read from what is decoded."""
+        """Note positions whose blocks are decoded."""
         self._floors[source], self._stops[source] = positions, positions.stop
 
     def pass_over(self, source: int, floor: int) -> None:
-        """Try no more for a while to decode a source that could not be."""
+        """Leave a source that failed to decode alone for a while."""
         self._floors[source] = range(floor, floor + _PASSED_OVER)
         self._stops[source] = math.inf
 
     def forget(self, source: int) -> None:
-        """Begin anew with a source that was let go of."""
+        """Forget a source that was released."""
         for known in (self._told, self._floors, self._stops):
             known.pop(source, None)

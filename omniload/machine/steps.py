@@ -1,4 +1,4 @@
-"""Steps of a run: which one each rank wants next, and when bad records end them.
+"""Progress of the run: the step that each rank wants next, and the step before which bad records end the run.
 
 Shape suffixes:
     S  sources
@@ -28,27 +28,27 @@ __all__ = [
 ]
 
 Rank = tuple[int, int]
-"""A rank by its place along dp and cp."""
+"""A rank, by its coordinates along dp and cp."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RankSteps:
-    """The next step of every rank, and of the slowest."""
+    """The next step of every rank, and that of the slowest rank."""
 
     _wanted: dict[Rank, int]
     """Next step of every rank."""
     _ranks_at: Counter[int]
-    """How many ranks want each step next: the slowest is found without looking at all of them."""
+    """How many ranks want each step next, so that the slowest is found without looking at all ranks."""
     slowest: int
     """The step that the slowest rank wants next."""
     unheard: set[Rank] = field(default_factory=set)
-    """Ranks that have told this planner nothing yet; they may be further than it knows, as a lost planner had heard."""
+    """Ranks that have reported nothing to this planner yet; they may be further along, as they told a lost planner."""
     _lost: set[Rank] = field(default_factory=set)
-    """Lost ranks that this planner never heard of: they count as having taken every step that was planned by then."""
+    """Lost ranks that never reported to this planner; they count as having taken every step planned by then."""
 
     @classmethod
     def at(cls, ranks: Iterable[Rank], step: int, *, taken_over: bool = False) -> Self:
-        """Return ranks that all want ``step``, or where another planner led them, that or a later one."""
+        """Return ranks that all want ``step`` next; after a take-over they may want a later one."""
         wanted = dict.fromkeys(ranks, step)
         unheard = set(wanted) if taken_over else set()
         return cls(
@@ -56,14 +56,14 @@ class RankSteps:
         )
 
     def hear(self, event: StepTaken | StepsTaken | RanksLost, planned: int) -> bool:
-        """Apply an event of ranks; return whether the slowest rank has come further.
+        """Apply an event of ranks; return whether the slowest rank has advanced.
 
-        A planner that is believed dead, and lives, may hear of steps from ``planned`` on, which the next one planned:
-        of its own they have taken all.
+        A planner that is wrongly believed dead may hear of steps from ``planned`` on, which its successor planned. Its
+        ranks have then taken every step of its own.
 
         Raises:
-            IntegrityError: A rank's first word to a planner that took over is of a step that nobody has planned: the
-                journal has lost its end. Every step was on its disk or store before any rank was told of it.
+            IntegrityError: A rank's first report to a planner that took over names a step that nobody has planned. The
+                journal must have lost its end, because every step was durable before any rank heard of it.
         """
         match event:
             case StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank):
@@ -83,27 +83,27 @@ class RankSteps:
                     f"took over, ends before step {planned}: records that were durable are gone; look after its disk "
                     "or store, and start again from the last checkpoint"
                 )
-        # All of them are noted, whatever the first one brings.
+        # ``sum`` and not ``any``: every report must be noted, also after the first that returns true.
         return sum(self.take(rank, min(step, last)) for rank, step in steps.items()) > 0
 
     def take(self, rank: Rank, step: int) -> bool:
-        """Note that a rank has taken a step; return whether the slowest rank has come further."""
+        """Note that a rank has taken a step; return whether the slowest rank has advanced."""
         self.unheard.discard(rank)
         if rank in self._lost:
-            # It lives after all; steps that were released meanwhile are gone.
+            # The rank lives after all; steps that were released meanwhile are gone.
             self._lost.remove(rank)
             return self._want(rank, max(step + 1, self.slowest))
-        # Ranks repeat what they took to a planner that takes over.
+        # To a planner that takes over, ranks repeat what they took.
         return step >= self._wanted[rank] and self._want(rank, step + 1)
 
     def lose(self, ranks: Iterable[Rank], planned: int) -> bool:
-        """Stop waiting for lost ranks among the unheard; return whether the slowest rank has come further.
+        """Stop waiting for lost ranks among the unheard; return whether the slowest rank has advanced.
 
-        A lost rank may have taken any step before ``planned``, and the others wait at the step in which it ended.
-        It counts as having taken all of them: counted at the first, it would keep the others from that very step.
-        From ``planned`` on it holds the others up, as any lost rank does.
+        A lost rank may have taken any step before ``planned``, and the other ranks wait at the step in which it ended.
+        So it counts as having taken all steps before ``planned``; if it counted as having taken none, the others would
+        never get that step. From ``planned`` on it holds the others up, like any lost rank.
 
-        Where no rank is left, nothing says how far they were, and every step that they may take again is kept.
+        If no rank is left, nothing tells how far they were, and every step that they may take again is kept.
         """
         lost = self.unheard & set(ranks)
         if len(lost) + len(self._lost) == len(self._wanted):
@@ -116,7 +116,7 @@ class RankSteps:
         return self.slowest > slowest
 
     def _want(self, rank: Rank, step: int) -> bool:
-        """Note what a rank wants next; return whether the slowest rank has come further."""
+        """Note which step a rank wants next; return whether the slowest rank has advanced."""
         before, slowest = self._wanted[rank], self.slowest
         self._wanted[rank] = step
         self._ranks_at[step] += 1
@@ -127,25 +127,25 @@ class RankSteps:
         return self.slowest > slowest
 
     def taken(self) -> dict[Rank, int]:
-        """Return the last step of each rank that has told one."""
+        """Return the last step of each rank that has reported one."""
         return {r: wanted - 1 for r, wanted in self._wanted.items() if r not in self.unheard}
 
     def are_ahead(self, told: StepsTaken) -> bool:
-        """Tell whether all ranks of a data constructor are ahead of the slowest: no plan waits for their next word."""
+        """Return whether all ranks of a data constructor are ahead of the slowest, so that no plan waits for them."""
         return told.is_whole and all(step >= self.slowest for step in told.steps.values())
 
     def __contains__(self, rank: Rank) -> bool:
         return rank in self._wanted
 
     def late(self) -> list[Rank]:
-        """Return the ranks that want the slowest's step."""
+        """Return the ranks that want the same step as the slowest."""
         return [rank for rank, wanted in self._wanted.items() if wanted == self.slowest]
 
     def waits(self, planned: int, cp_size: int, together: int) -> Waits:
-        """Say which ranks a planner waits for that has planned every step before ``planned``.
+        """Return which ranks hold up a planner that has planned every step before ``planned``.
 
-        Of steps that are handed over together, ranks tell once, with the last. Until then they may be further ahead
-        than is known here.
+        Ranks report steps that are handed over together once, with the last of them. Until then they may be further
+        ahead than this planner knows.
         """
         late, ahead = self.late(), planned - self.slowest
         who = f"{counted(len(late), 'rank')} that {'has' if len(late) == 1 else 'have'} not"
@@ -163,30 +163,30 @@ class RankSteps:
 
 @dataclass(slots=True, kw_only=True)
 class RanksTold:
-    """What ranks have told their data constructor that they took, for the planner to hear in one message.
+    """Collects in a data constructor which steps its ranks took, so that the planner hears them in one message.
 
-    The planner asks again and again, each time with the number of the last word that it has heard. One that takes over
-    has heard none, and is answered with all of them.
+    The planner polls, each time with the number of the last report that it has heard. A planner that takes over has
+    heard none, and gets all of them.
     """
 
     generation: int
-    """Of the ranks."""
+    """Generation of the ranks."""
     number: int
-    """Of the last word; it rises on over worlds."""
+    """Number of the last report; it keeps rising when the ranks change."""
     _ranks: RankSteps
     _further: int
-    """The last word with which the slowest of the ranks came further."""
+    """Number of the last report with which the slowest of the ranks advanced."""
 
     @classmethod
     def of(cls, ranks: Iterable[Rank], generation: int = 0, number: int = 0) -> Self:
-        """Return what is known of ranks that have told nothing, where so many words were told of others."""
+        """Begin with ranks that have reported nothing; ``number`` continues that of earlier ranks."""
         steps = RankSteps.at(ranks, 0, taken_over=True)
         return cls(generation=generation, number=number, _ranks=steps, _further=number)
 
     def hear(self, taken: StepTaken) -> bool:
-        """Note a word; return whether that is the end of it: the planner hears it, or it is of ranks of before.
+        """Note a report; return whether it is dealt with, because the planner will hear it or it is of earlier ranks.
 
-        A rank that is not served here, or not yet, tells the planner itself.
+        A rank that is not served here, or not yet, reports to the planner itself.
         """
         rank = taken.dp_rank, taken.cp_rank
         if taken.generation != self.generation or rank not in self._ranks:
@@ -197,47 +197,47 @@ class RanksTold:
         return True
 
     def is_due(self, heard: int) -> bool:
-        """Tell whether a planner that has heard so many words waits for those behind them.
+        """Return whether a planner that has heard ``heard`` reports should get the later ones now.
 
-        It does where the slowest has come further, which steps are planned for, or where it has heard nothing. Else
-        what some have told may wait for the others.
+        It should if the slowest rank has advanced, because steps can be planned then, or if it has heard nothing.
+        Otherwise the reports of some ranks can wait for those of the others.
         """
         return self._further > heard or self.number > heard == 0
 
     def taken(self) -> StepsTaken:
-        """Return all that is told."""
+        """Return the last step of each rank, as one message."""
         steps, is_whole = self._ranks.taken(), not self._ranks.unheard
         return StepsTaken(steps=steps, generation=self.generation, is_whole=is_whole)
 
 
 @dataclass(slots=True, kw_only=True)
 class BadRecords:
-    """Counts the records that steps go past and that could not be decoded, and says when ``on_error`` ends the run.
+    """Counts undecodable records as steps pass them, and decides when ``on_error`` ends the run.
 
-    It goes by the order of the mix alone. A run therefore ends before the same step after any kills, moves and resumes,
-    whatever loaders had read ahead. It counts each epoch anew, for the next one holds the same records. Where two
-    sources have too many in one step, either is named.
+    Only the order of the mix matters. So a run ends before the same step after any kills, moves and resumes, however
+    far loaders had read ahead. Each epoch is counted anew, because it holds the same records. If two sources have too
+    many in one step, either may be named.
     """
 
     queues: Sequence[SampleQueue]
-    """What is known of each source; grows as sources are added."""
+    """Known samples of each source; the list grows as sources are added."""
     over: dict[int, IntegrityError] = field(default_factory=dict)
-    """Error of each source with more known bad records than allowed. It ends the run at a step that needs more of the
-    source than is known: such a step goes past all of them."""
+    """Error of each source with more known bad records than allowed. It ends the run before a step that needs more of
+    the source than is known, because such a step passes all of these records."""
     excess: OmniloadError | None = None
-    """Why there is no further step, once that is known; also of a step that is refused for another reason."""
+    """Why there is no further step; also set where a step is refused for another reason."""
     _sources: set[int] = field(default_factory=set)
-    """Sources that may have bad records, a few of hundreds; only these are looked at."""
+    """Sources that may have bad records, usually few; only these are looked at."""
     _revision: int = -1
-    """Revision of the mix that they were looked at under."""
+    """Revision of the mix at the last look."""
 
     def update(
         self, changed: Iterable[int], history: History, state: MixState, records_S: Sequence[int]
     ) -> None:
-        """Find again which of the sources that have changed are ``over``.
+        """Determine anew which of the changed sources are ``over``.
 
-        Steps do not change the answer: what they go past is in the state from then on. Edits may, as they leave out
-        other shards, of any source.
+        Steps do not change the answer, because the state counts the records that they pass. Edits may change it for any
+        source, as they leave out shards.
         """
         if state.mix_revision != self._revision:
             self._revision, changed = state.mix_revision, range(len(self.queues))
@@ -253,9 +253,9 @@ class BadRecords:
     def pass_step(
         self, history: History, before: MixState, after: MixState, records_S: Sequence[int]
     ) -> tuple[dict[int, int], MixState]:
-        """Go past the bad records of a step: return how many of each source, none left out, and the state after it.
+        """Pass the bad records of a step; return how many each source has, and the state after the step.
 
-        Where a source has more than ``on_error`` allows, ``excess`` says so from then on, and the step is not taken.
+        If a source has more than ``on_error`` allows, ``excess`` is set and the step must not be published.
         """
         passed, counts = dict[int, int](), dict[int, int]()
         for s in sorted(self._sources):
@@ -267,7 +267,7 @@ class BadRecords:
             if len(passed_N):
                 passed[s] = len(passed_N)
             elif s not in self.over and before.cursors_S[s][0] // records == position // records:
-                continue  # as most steps of most sources are
+                continue  # the usual case
             if s in self.over and self.excess is None:
                 self.excess = self._excess(history, s, (before, passed_N), records)
             epoch, known = position // records, before.bad_of(s)
@@ -275,10 +275,10 @@ class BadRecords:
                 counts[s] = known + len(passed_N)
             else:
                 counts[s] = len(passed_N) - int(passed_N.searchsorted(epoch * records))
-        # With an excess the step is not taken: an edit may yet change what is in it.
+        # With an excess the step is not published, and an edit may still change its content.
         for s in passed if self.excess is None else ():
             self.queues[s].pass_to(after.cursors_S[s][0])
-        if after.bad_S != before.bad_S:  # those that its window began with
+        if after.bad_S != before.bad_S:  # these are the counts at the beginning of its window
             after = replace(after, bad_S=before.bad_S)
         return passed, after.with_bad(counts)
 
@@ -289,7 +289,14 @@ class BadRecords:
         gone_by: tuple[MixState, NDArray[np.int64]],
         records: int,
     ) -> IntegrityError | None:
-        """Return what ends the run where a source has too many, by the state before some and those that follow."""
+        """Return the error of a source with too many bad records, if it has.
+
+        Args:
+            history: The mix and its edits.
+            source: Number of the source.
+            gone_by: A state, and the bad records after it.
+            records: Records of an epoch.
+        """
         name = history.latest.names[source]
         declared = history.latest.sources.get(name)
         if declared is None:
@@ -300,11 +307,11 @@ class BadRecords:
         epoch = min((each for each, count in of_epoch.items() if count > allowed), default=None)
         if epoch is None:
             return None
-        # By the order of the mix: whatever was read ahead, and by how many loaders, it is the same one.
+        # The first excess in the order of the mix, so that it is the same however far loaders had read.
         own_N = known_N[known_N // records == epoch]
         at = allowed - (of_epoch[epoch] - len(own_N))
         table = self.queues[source].table
-        # Behind a lower limit of an edit it may be one that was told of long ago.
+        # After an edit that lowers the limit, the record may be one that was logged long ago.
         place = table.place_of(int(own_N[at])) if at >= 0 else ""
         reason = table.reason or "told in the log as it was left out"
         return declared.on_error.excess(name, records, reason, place)
@@ -313,7 +320,7 @@ class BadRecords:
 def _by_epoch(
     before: MixState, source: int, passed_N: NDArray[np.int64], records: int
 ) -> Counter[int]:
-    """Count bad records by epoch: those after a state, and in its own epoch those before it too."""
+    """Count bad records by epoch: those after a state, plus earlier ones of the state's own epoch."""
     counts = Counter((passed_N // records).tolist())
     if known := before.bad_of(source):
         counts[before.cursors_S[source][0] // records] += known

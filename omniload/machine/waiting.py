@@ -1,6 +1,6 @@
-"""Waits that are worth a line: whom a waiting rank names, when its wait ends, and which call to a store is slow.
+"""Long waits: what a waiting rank logs, when its wait ends, and which calls to a store are slow.
 
-And which store is slow for one that holds a role, and not for one that stands by.
+``SlowStore`` notices when a store is slow for a loader but not for its shadow.
 """
 
 import math
@@ -17,25 +17,25 @@ _FIRST_SAY_S = 10.0
 _LONGEST_SAY_S = 300.0
 _TIMES = 10
 _LEAST_S = 2.0
-"""What takes less holds nobody up: samples are read ahead by more."""
+"""A shorter call holds up nobody, because samples are read further ahead than that."""
 _SLOW_CALL_S = 0.25
-"""As above, of calls one after the other: each holds up those behind it."""
+"""The same for consecutive calls, each of which delays the ones after it."""
 _QUICKER = 4
-"""Times as quickly that the store of a shadow answers that is to take over."""
+"""A shadow takes over only if its store answers so many times as fast."""
 _SLOW_FOR_S = 10.0
 _MEASURED_CALLS = 8
-"""Of holder and shadow, since the holder's became slow: as many as ``RECENT_CALL`` is of."""
+"""Calls that holder and shadow must have made since the holder's became slow; ``RECENT_CALL`` covers as many."""
 _FIRST_PAUSE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """The shell has looked at the heartbeats."""
+    """The shell has read the heartbeats."""
 
     waited_s: float
-    """Since the wait began."""
+    """Seconds since the wait began."""
     now_s: float
-    """By the clock of the heartbeats."""
+    """The current time of the heartbeats' clock."""
     roles: Mapping[str, Progress]
 
 
@@ -55,19 +55,19 @@ class GiveUp:
 
 @dataclass(slots=True, kw_only=True)
 class Wait:
-    """One wait for the answer of a role: said after 10 s, then ever less often, and ended at its limit."""
+    """One wait for the answer of a role: logged after 10 s, then less and less often, and ended at its limit."""
 
     who: str
-    """Who waits: ``rank dp=0``."""
+    """Who waits, such as ``rank dp=0``."""
     what: str
-    """For what: ``the batch of step 7``."""
+    """What for, such as ``the batch of step 7``."""
     first: str
     """The role that was asked."""
     limit_s: float
     while_still: bool = False
-    """Count the limit from the last change in what any role does: for a wait whose length the data decides."""
+    """Count the limit from the last change of any role's activity, for a wait whose length depends on the data."""
     ranks_stay: bool = False
-    """End it, once it is due to be said, for a rank that has ended: where none comes in its place."""
+    """Whether nobody replaces a rank that has ended; the wait for such a rank ends when its first line is due."""
     _still_from_s: float = field(default=0.0, init=False)
     _tasks: frozenset[tuple[str, Task]] = field(default=frozenset(), init=False)
     _next_say_s: float = field(default=_FIRST_SAY_S, init=False)
@@ -76,20 +76,20 @@ class Wait:
     def for_batch(
         cls, rank: str, step: int, constructor: str, limit_s: float, *, ranks_stay: bool = False
     ) -> Self:
-        """Return the wait of a rank for the batch of a step, which it has asked of a data constructor."""
+        """Return the wait of a rank for the batch of a step that it has requested from a data constructor."""
         what = f"the batch of step {step}"
         return cls(who=rank, what=what, first=constructor, limit_s=limit_s, ranks_stay=ranks_stay)
 
     def due_in_s(self, waited_s: float) -> float:
-        """Return how long the shell need not look, having waited so long; 0 when it is due."""
+        """Return for how long the shell need not look again, after it has waited ``waited_s``; 0 when a look is due."""
         return max(0.0, min(self._next_say_s, self._still_from_s + self.limit_s) - waited_s)
 
     def handle(self, event: Looked) -> tuple[Say | GiveUp, ...]:
-        """Apply one event and return what must now be done."""
+        """Apply one event and return the commands to carry out."""
         waited_s = event.waited_s
         if self.due_in_s(waited_s) > 0:
             return ()
-        # Before the limit is looked at: what has moved since the last look gives the wait its whole time again.
+        # Before the limit is checked, because progress since the last look gives the wait its whole time again.
         if self.while_still:
             self._see(event)
         reason = reason_of(self.first, event.roles, event.now_s)
@@ -108,14 +108,14 @@ class Wait:
                     f"{self.who} waited {waited_s:.0f} s for {self.what}, which does not come: {reason}"
                 ),
             )
-        # More than once where the shell looked late: what was missed is not said after.
+        # A loop, because lines that were missed by a late look are not made up for.
         while self._next_say_s <= waited_s:
             self._next_say_s += min(self._next_say_s, _LONGEST_SAY_S)
         return (Say(f"{self.who} has waited {waited_s:.0f} s for {self.what}: {reason}"),)
 
     def _see(self, event: Looked) -> None:
         roles = event.roles.values()
-        # A task is known by when it began, too: the same done once more is a change.
+        # A task includes when it began, so the same activity once more counts as a change.
         tasks = frozenset(
             (role.name, task) for role in roles for task in (*role.tasks, *role.calls)
         )
@@ -125,22 +125,22 @@ class Wait:
 
 @dataclass(slots=True)
 class SlowCalls:
-    """Compares calls under way with those that ended, role by role."""
+    """Compares the calls under way of each role with its usual ones, and logs slow calls."""
 
     _said: set[tuple[str, str, float]] = field(default_factory=set, init=False)
-    """Calls that were told of and are under way, by role, what they do, and when they began."""
+    """Calls under way that were logged already, by role, activity, and time of beginning."""
 
     def see(self, beats: Mapping[str, Progress]) -> tuple[str, ...]:
-        """Return a line for each call that is slow by now, with the role by name; seconds are up to its heartbeat."""
+        """Return a line for each call that has become slow; its seconds end at the role's last heartbeat."""
         slow = {
             (role.name, call.doing, call.since_s): role
             for role in beats.values()
             for call in role.calls
             if role.beat_s - call.since_s >= _limit_s(role)
         }
-        # Once for each call: one that hangs would be told of four times a second.
+        # Once for each call: a hanging one would otherwise be logged four times a second.
         new = sorted(slow.keys() - self._said)
-        # Calls that ended are forgotten: a run makes no end of them.
+        # Ended calls are forgotten, because a run makes any number of them.
         self._said = set(slow)
         return tuple(_said_of(slow[call], *call) for call in new)
 
@@ -160,45 +160,45 @@ def _limit_s(role: Progress) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Quicker:
-    """A shadow is to take over, for what its store takes."""
+    """A shadow should take over, because its store is quicker."""
 
     name: str
-    """Of the shadow."""
+    """Name of the shadow."""
     why: str
 
 
 @dataclass(slots=True)
 class SlowStore:
-    """Tells of one role when the store of its holder has become slow while that of a shadow has not.
+    """Notices for one role when the store has become slow for its holder but not for a shadow.
 
     ::
 
         calls of the holder    20 ms  20 ms  20 ms  300 ms  300 ms  300 ms ...      ten times what they took
         calls of a shadow      20 ms                20 ms            20 ms ...      in the same time: it takes over
 
-    Both are measured from when the first became slow, by calls that a shadow makes anyway, as it decodes ahead. So a
-    store that is slow for all has nobody replaced. Nor do two that are slow in turn swap for ever: behind each
-    take-over is a pause, the first of five minutes, and each twice as long as the one before.
+    Both are measured from the moment when the holder's calls became slow; a shadow makes calls anyway, as it decodes
+    ahead. So a store that is slow for everybody causes no replacement. Two loaders that are slow alternately do not
+    swap for ever either: after each take-over comes a pause, of five minutes at first and twice as long each time.
     """
 
     _holder: str = field(default="", init=False)
     _usual_s: float = field(default=0.0, init=False)
-    """What a call of the holder took before it became slow."""
+    """Duration of the holder's calls before they became slow."""
     _slow_s: float = field(default=0.0, init=False)
-    """For how long it has been slow."""
+    """For how long they have been slow."""
     _begun: dict[str, float] = field(default_factory=dict, init=False)
-    """Calls of each that had ended when it became slow, or when a shadow was first seen since."""
+    """Number of ended calls, by role, when the holder became slow or the shadow was first seen after that."""
     _rest_s: float = field(default=0.0, init=False)
-    """Left of the pause."""
+    """Remainder of the pause."""
     _pause_s: float = field(default=_FIRST_PAUSE_S, init=False)
 
     def see(self, holder: Progress, shadows: Sequence[Progress], passed_s: float) -> Quicker | None:
-        """Note another look at the last heartbeats; return who is to take over, where somebody is.
+        """Note another look at the heartbeats; return the shadow that should take over, if there is one.
 
         Args:
-            holder: Of the one that holds the role.
-            shadows: Of those that stand by.
-            passed_s: Since the look before, in which whoever looks has run.
+            holder: Last heartbeat of the loader that holds the role.
+            shadows: Last heartbeats of its shadows.
+            passed_s: Seconds since the previous look during which the observer was running.
         """
         self._rest_s = max(0.0, self._rest_s - passed_s)
         recent_s, usual_s = holder.figures.get(RECENT_CALL), holder.figures.get(USUAL_CALL)
@@ -208,7 +208,7 @@ class SlowStore:
             self._holder, self._usual_s, self._slow_s = holder.name, usual_s, 0.0
             self._begun.clear()
         if recent_s < max(_SLOW_CALL_S, _TIMES * self._usual_s):
-            # Up to here: what a slow call takes is not to become what is usual.
+            # Only here: slow calls must not become the usual ones.
             self._usual_s, self._slow_s = usual_s, 0.0
             self._begun.clear()
             return None
@@ -226,7 +226,7 @@ class SlowStore:
         )
 
     def _answers_by(self, role: Progress, limit_s: float = math.inf) -> bool:
-        """Tell whether the last calls of a role took so long at most, and were made since the holder became slow."""
+        """Return whether a role's last calls took at most ``limit_s``, and were made since the holder became slow."""
         ended = role.figures.get(ENDED_CALLS, 0.0)
         made = ended - self._begun.setdefault(role.name, ended)
         return made >= _MEASURED_CALLS and role.figures.get(RECENT_CALL, math.inf) <= limit_s

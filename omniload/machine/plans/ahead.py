@@ -1,6 +1,6 @@
-"""Planning ahead of the ranks: the next window of steps is drawn, placed and published, once its samples are known.
+"""Planning ahead of the ranks: a window of steps is drawn, placed and published once its samples are known.
 
-What is known of samples comes in reports; how far the ranks are, and which changes are asked for, the planner hears.
+``Planner`` handles the events: reports of samples, the progress of ranks, and changes of the mix.
 """
 
 import operator
@@ -51,7 +51,7 @@ from omniload.plan.world import World
 __all__ = ["PlanningAhead"]
 
 _FEW_SOURCES = 128
-"""Of more than these a first plan waits for many reads: others are asked for behind it."""
+"""With more sources than this, a first plan waits for many reads, so other reads are requested after them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,29 +59,29 @@ class PlanningAhead:
     """Publishes one plan per step, in order, once every source can supply it."""
 
     mix: MixConfig
-    """As its file says; what holds at a step is for ``history`` to say."""
+    """The mix as written in its file; ``history`` knows the mix of each step."""
     world: World
     """The ranks."""
     positions_per_epoch_S: Sequence[int]
-    """Raw records of each source, also those added."""
+    """Raw records of each source, including added ones."""
     state: MixState
     """State before the next step to plan."""
     fingerprint: dict[str, str]
-    """What a later resume must find unchanged of the file's mix; edits say what they found."""
+    """Digests that a later resume compares with the mix of the file; edits carry their own."""
     edits: tuple[Edit, ...] = ()
     """The edits of the run so far."""
     known: Sequence[MixState] = ()
-    """States after ``state`` that a lost planner had reached: ranks may be at their steps."""
+    """States after ``state`` that a lost planner had reached; ranks may be at their steps already."""
     life: int = 0
-    """Number of planners that this run of the plane lost before this one."""
+    """Number of planners that the plane lost before this one."""
     num_steps: int | None = None
-    """First step that is not planned; ``None`` for no end but the mix's own."""
+    """First step that must not be planned; ``None`` where only the mix ends the run."""
     overlong_S: list[int] = field(init=False)
-    """Tokens cut off or dropped with overlong documents so far, by source, in this life."""
+    """Tokens that this planner cut off or dropped with overlong documents, by source."""
     history: History = field(init=False)
     """The mix and its edits."""
     has_ended: bool = field(default=False, init=False)
-    """Whether every step of the run is planned; reports that come later change nothing."""
+    """Whether every step of the run is planned; later reports are then ignored."""
     _queues: list[SampleQueue] = field(init=False)
     _steps: PlannedSteps = field(init=False)
     ranks: RankSteps = field(init=False)
@@ -89,21 +89,22 @@ class PlanningAhead:
     released_to: int = field(init=False)
     """Every rank has taken all steps before this one; states and samples of them are released."""
     _metadata: SampleMetadata = field(init=False)
-    """Loss masks, documents, images, and tags that are read, of the samples that ranks may still ask for."""
+    """Metadata of the samples that ranks may still ask for: loss masks, documents, images, and the tags in use."""
     _foresight: Foresight = field(default_factory=Foresight, init=False)
     _bad: BadRecords = field(init=False)
     _unread: Unread = field(default_factory=Unread, init=False)
-    """Sources that cannot be read on: a step that needs more of one ends the run."""
+    """Sources whose next records cannot be read; a step that needs more of one ends the run."""
     _costs: CostFits = field(init=False)
     _resumed: MixState = field(init=False)
-    """The state that this life began with."""
+    """The state that this planner began with."""
     _demand: Demand | None = field(default=None, init=False)
     _leads: Leads = field(default_factory=Leads, init=False)
     _withdrawal: Withdrawal = field(init=False)
     _starved: Starved | None = field(default=None, init=False)
-    """What the last draw ran out of: needs are estimates, rough ones where weights count samples."""
+    """The source that the last draw ran out of. It can happen because needs are estimates, and rough ones where weights
+    count samples."""
     _starved_by: list[object] = field(default_factory=list, init=False)
-    """What that hangs on, as it was then."""
+    """Everything that the starved draw depended on, as it was then."""
 
     def __post_init__(self) -> None:
         require_balance(self.mix)
@@ -118,7 +119,7 @@ class PlanningAhead:
         step = max(self.state.step, self.world.step)
         self.ranks = RankSteps.at(self.world.ranks(), step, taken_over=self.life > 0)
         self.released_to = self.state.step
-        # Fitted costs and stages that begin hold behind what is planned: nothing was taken back for them.
+        # Fitted costs and beginning stages take effect after the planned steps, so no plan was taken back for them.
         changed = (
             edit.step
             for edit in self.edits
@@ -137,7 +138,7 @@ class PlanningAhead:
         return self.history.latest.names
 
     def state_at(self, step: int) -> JsonObject:
-        """Return the state before ``step`` as plain JSON: resuming from it, ``step`` comes next.
+        """Return the state before ``step`` as plain JSON; a run that resumes from it continues with ``step``.
 
         Raises:
             StateError: The state is no longer held, or the step is not planned yet.
@@ -146,17 +147,18 @@ class PlanningAhead:
         return state.to_json(**self.history.state_fields_at(state.mix_revision, self.fingerprint))
 
     def _advance(self, changed: Iterable[int]) -> list[PlannerCommand]:
-        """Plan as many steps as may be planned, and ask for what the following ones need.
+        """Plan as many steps as possible, and request the reads that the steps after them need.
 
         Args:
-            changed: Sources of which more or less is known than when this was called last.
+            changed: Sources whose known samples have changed since the last call.
         """
         demand, starved, commands = self._demand, self._starved, self._begin_step(changed)
         for s in (s for s in changed if s not in self._bad.over):
             require_usable(self.history, s, self._queues[s], self.positions_per_epoch_S[s])
         self._demand_now().drop_known(changed, self._is_short)
         while not self.has_ended and ((room := self._room()) or self.state.step == self.num_steps):
-            # At the end without room too: a read that fails from then on is ignored. ``>=``: a state may lie beyond it.
+            # Reaching the end needs no room: it must be noted so that later failures of reads are ignored.
+            # ``>=`` because a run may resume from a state beyond ``num_steps``.
             is_last = self.num_steps is not None and self.state.step >= self.num_steps
             if self._demand_now().short and not is_last:
                 break
@@ -174,9 +176,9 @@ class PlanningAhead:
             commands += [*self._publish(found), *self._begin_step(())]
             changed = range(len(self._queues))
         if (excess := self._bad.excess) is not None and self.ranks.slowest >= self.state.step:
-            raise excess  # and not before: every step up to there is that of any other run
+            raise excess  # not earlier, so that every run ends before the same step
         if not self.has_ended and excess is None:
-            # A planner that takes over may find ranks ahead of it, and then plans more steps at once.
+            # A planner that takes over may find ranks ahead of it; it then plans more steps at once.
             changed = changed if self._demand_now() is demand else range(len(self._queues))
             if self._has_many_at_first:
                 changed = self._read_at_first(changed, starved)
@@ -184,11 +186,11 @@ class PlanningAhead:
         return commands
 
     def _begin_step(self, changed: Iterable[int]) -> list[PlannerCommand]:
-        """Move to the beginning of the next step: past steps that edits skip, and into a stage that is due."""
+        """Move to the beginning of the next step: pass steps that edits skip, and enter a stage that is due."""
         before = self.state.mix_revision
         self.state, read_again = enter_step(self._queues, self.history, self.state)
         if self.state.mix_revision != before and self.history.leaves_out:
-            # Queues are others from here on, and not by what steps drew of them.
+            # The queues change here for another reason than draws, so going back would not restore them.
             self._withdrawal.keep_to(self.state.step)
         for s in read_again:
             self._metadata.forget(s, self._queues[s].table.stop)
@@ -202,19 +204,20 @@ class PlanningAhead:
         return [KeepEdits(history=self.history), *reads]
 
     def _room(self) -> int:
-        """Return how many steps may be planned now; 0 until there is room for as many as go together."""
+        """Return how many steps may be planned now; 0 until a whole window of steps fits."""
         room = self.ranks.slowest + self.mix.steps_ahead - self.state.step
         return room if room >= self.mix.steps_at_once and self._bad.excess is None else 0
 
     def _window(self, room: int) -> list[Membership] | Starved | Exhausted | None:
-        """Draw the steps of one window: as many as are planned together, and fit in ``room``.
+        """Draw the steps of one window, at most ``room`` of them.
 
-        ``None`` where its first step is refused, as by a source that refuses long documents: that ends the run.
+        Returns ``None`` where the first step is refused, such as by a source that refuses long documents. That ends the
+        run.
         """
         if (starved := self._starved) is not None and all(
             map(operator.is_, self._starved_by, self._hangs_on(starved))
         ):
-            return starved  # of a thousand sources most reports are of others, and a draw looks at all of them
+            return starved  # most reports are of other sources, and a new draw would look at every source in vain
         left = [] if self.num_steps is None else [self.num_steps - self.state.step]
         most = min(room, self.mix.steps_at_once, *left)
         tables, records_S = [queue.table for queue in self._queues], self.positions_per_epoch_S
@@ -225,12 +228,15 @@ class PlanningAhead:
             return None
 
     def _hangs_on(self, starved: Starved) -> list[object]:
-        """Return all that a draw which ran out would have to find changed to come out otherwise."""
+        """Return everything that a starved draw depended on: while it is unchanged, the draw starves again."""
         tables = [self._queues[s].table for s in starved.sources]
         return [self.history, self.state, *tables]
 
     def _read_on(self, starved: Starved) -> list[PlannerCommand]:
-        """Read more of a source that a draw ran out of; with too many bad records, or no more, it ends the run."""
+        """Request more of a source that a draw ran out of, or note why the run ends with it.
+
+        The run ends if the source has too many bad records, cannot be read, or has reached its cap.
+        """
         source, self._starved, self._starved_by = starved.source, starved, self._hangs_on(starved)
         self._bad.excess = self._bad.over.get(source) or self._unread.errors.get(source)
         if self._bad.excess is not None:
@@ -245,7 +251,7 @@ class PlanningAhead:
         return self._read(source, queue.tokens + demand.needs_S[source])
 
     def _publish(self, window: Sequence[Membership]) -> list[PlannerCommand]:
-        """Place the steps of a window; all of them are journaled before any is published."""
+        """Place the steps of a window; all of them are journaled before any of them is published."""
         kept, plans = list[PlannerCommand](), list[StepPlan]()
         tables_S = [queue.table for queue in self._queues]
         records_S = self.positions_per_epoch_S
@@ -268,9 +274,9 @@ class PlanningAhead:
         return [*kept, PublishPlans(plans=published, released_to=self.released_to)]
 
     def _demand_now(self) -> Demand:
-        """Return what the next plan demands of each source; computed once a plan, however many reports come in."""
+        """Return the demand of the next plan on each source; computed once per plan, not per report."""
         step = self.state.step
-        # A rank waits: what one step needs is enough to go on.
+        # If a rank is waiting, do not hold it up for more than one step needs.
         steps = 1 if step == self.ranks.slowest else self.mix.steps_at_once
         if self._demand is None or (self._demand.step, self._demand.steps) != (step, steps):
             self._demand = self._leads.demand(self.history, self.state, steps, self._queues)
@@ -288,10 +294,10 @@ class PlanningAhead:
         if source in self._unread:
             return False
         queue = self._queues[source]
-        # A source with too many bad records needs no more: no step goes past all of them.
+        # A source with too many bad records needs no more reads, because no step gets past all of them.
         is_known = queue.tokens >= tokens or source in self._bad.over
         is_known = is_known and queue.table.stop >= queue.reach
-        return not is_known and queue.table.stop < self._end_of(source)  # of hundreds few are
+        return not is_known and queue.table.stop < self._end_of(source)  # last, as it costs most
 
     def _end_of(self, source: int) -> float:
         return end_of(self.history, self.names[source], self.positions_per_epoch_S[source])
@@ -311,14 +317,15 @@ class PlanningAhead:
 
     @property
     def _has_many_at_first(self) -> bool:
-        """Whether nothing is planned yet, of many sources: what that waits for is read, and all else behind it."""
+        """Whether the first plan of many sources is still due, so that only the reads it waits for are requested."""
         return self.planned == self._resumed.step and len(self._queues) > _FEW_SOURCES
 
     def _read_at_first(self, changed: Iterable[int], starved: Starved | None) -> Iterable[int]:
-        """Return the sources that are read on for the first plan of many: those that it waits for, of what has changed.
+        """Return the changed sources that the first plan waits for, as only these are read for it.
 
-        Once none is short and the draw wants for one for the first time, needs were too low, as where samples are
-        counted: all are read on, for it would want for one after the other.
+        If no source is short and the draw still runs out of one for the first time, the estimated needs were too low,
+        as they can be where weights count samples. Then all sources are read, because the draw would run out of one
+        after the other.
         """
         if short := self._demand_now().short:
             return short.intersection(changed)
@@ -326,17 +333,17 @@ class PlanningAhead:
 
     @property
     def _kept_from(self) -> int:
-        """The first step that a rank may ask for: the slowest rank's, or the one it has and may have to take again."""
+        """The first step that a rank may still ask for: an interrupted rank takes its last step again."""
         return self.ranks.slowest - self.mix.runtime.elastic
 
     def _release(self) -> list[PlannerCommand]:
-        """Release what no rank can ask for again, in windows of as many steps as are planned together."""
+        """Release whatever no rank can ask for again, one window of steps at a time."""
         step = self._kept_from
         if step < self.released_to + self.mix.steps_at_once:
             return []
         self.released_to = step
         self._steps.release(step)
-        # Those before the step, not after it: pieces that were carried into it are of earlier positions.
+        # Floors from the state before the step: pieces that were carried into the step have earlier positions.
         floors = dict(enumerate(self._steps.state_before(step).floors()))
         self._metadata.release(floors)
         ahead = self._foresight.at(self.history, self.state.step)

@@ -1,4 +1,4 @@
-"""What a data constructor is told of steps and of their samples, and what it asks for."""
+"""Events and commands of a data constructor."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,58 +22,58 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSteps:
-    """Plans were published: these are the parts of them that concern this constructor, in step order."""
+    """Plans were published; these are the parts for this constructor, in step order."""
 
     plans: Sequence[StepPlan]
     served: RanksServed | None = None
-    """The ranks to build them for; ``None`` for those of before. Without plans it says that there are other ranks."""
+    """The ranks to build for; ``None`` for the same ranks as before. If only the ranks change, there are no plans."""
     released_to: int = 0
     """As in ``PublishPlans``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicesFetched:
-    """The source loaders have answered: the ranges asked for, request by request."""
+    """The source loaders have answered with the requested ranges, request by request."""
 
     steps: tuple[int, ...]
     slices: ColumnRanges
     generation: int = 0
-    """Generation of the ranks that they were asked for."""
+    """Generation of the ranks that the request was for."""
     edition: tuple[int, int] = (0, 0)
-    """Number of the edition of the plans that they were asked for."""
+    """Number of the edition of the plans that the request was for."""
     rows: Sequence[Microbatch] | None = None
-    """Microbatches of the ranges, from ``DataConstructor.lay_out``; ``None`` has them laid out as they are handled."""
+    """Microbatches from ``DataConstructor.lay_out``; if ``None``, rows are laid out when the event is handled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicesMissing:
-    """A source loader does not hold what was asked for: it has let go of it, or never had it."""
+    """A source loader does not hold the requested samples: it has released them, or never had them."""
 
     steps: tuple[int, ...]
     generation: int = 0
-    """Generation of the ranks that it was asked for."""
+    """As in ``SlicesFetched``."""
     edition: tuple[int, int] = (0, 0)
     """As in ``SlicesFetched``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchSlices:
-    """Ask the source loaders, one request for each source of the steps."""
+    """Ask the source loaders for samples, with one request for each source of the steps."""
 
     steps: tuple[int, ...]
     requests: Sequence[SliceRequest]
     generation: int = 0
-    """Generation of the ranks that they are for."""
+    """Generation of the ranks that the steps are built for."""
     edition: tuple[int, int] = (0, 0)
-    """Number of the edition of their plans."""
+    """Number of the edition of the plans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchesBuilt:
-    """Nothing of the steps is left to build: ranks that wait for one of them may look."""
+    """Building of these steps is finished, so ranks that wait for one of them can look again."""
 
     steps: tuple[int, ...]
 
 
 Commands: TypeAlias = tuple[FetchSlices | BatchesBuilt, ...]
-"""What must now be done, in order."""
+"""Commands to carry out, in order."""

@@ -1,4 +1,4 @@
-"""Reads that failed: what they were to bring is missed by the step that needs it, and by none before."""
+"""Reads that failed: they end the run before the first step that needs their samples, and no earlier."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,19 +13,19 @@ __all__ = ["ReadFailed", "Unread"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadFailed:
-    """A read of a source failed: no step that is planned already needs it."""
+    """A read of a source failed; no planned step needs its samples."""
 
     source: int
     start: int
-    """First raw position that was asked for."""
+    """First raw position of the read."""
     without: tuple[int, ...] = ()
-    """Shards that were to be left out."""
+    """Shards that the read left out."""
     error: OmniloadError
 
 
 @dataclass(slots=True, kw_only=True)
 class Unread:
-    """Keeps what is wrong with sources that cannot be read on: nothing more of them is asked for."""
+    """Errors of the sources whose next records cannot be read; no further reads of these are requested."""
 
     errors: dict[int, OmniloadError] = field(default_factory=dict)
     """By the number of the source."""
@@ -34,9 +34,9 @@ class Unread:
         return source in self.errors
 
     def note(self, failed: ReadFailed, queue: "SampleQueue") -> bool:
-        """Note a failure, and return whether it is of what is asked for now; ``queue`` is that of its source.
+        """Note a failure; return whether it concerns the read that is currently requested from ``queue``.
 
-        A read that was asked for again meanwhile, as an edit leaves a shard out, says nothing of that.
+        After an edit that leaves a shard out, the source is read again; a failure of the earlier read means nothing.
         """
         is_of_now = queue.is_asked and failed.start == queue.table.stop
         if not is_of_now or failed.without != queue.without_from(failed.start):
@@ -46,5 +46,5 @@ class Unread:
         return True
 
     def forget(self) -> None:
-        """Have all sources read on: an edit may leave out what could not be read."""
+        """Allow reads of all sources again, because an edit may leave out what could not be read."""
         self.errors.clear()

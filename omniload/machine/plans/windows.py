@@ -1,4 +1,4 @@
-"""Planned steps, by windows: their plans, and what they drew, until every rank has them or they are taken back.
+"""Planned steps and their draws, window by window, kept until every rank has them or they are taken back.
 
 Shape suffixes:
     S  sources
@@ -35,26 +35,26 @@ __all__ = ["Drawn", "PlannedSteps", "with_released"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """What the steps of one window drew."""
+    """The draws of the steps of one window."""
 
     step: int
-    """The first of them."""
+    """The first step of the window."""
     tables_S: Sequence[SampleTable]
-    """What was known of each source before it."""
+    """Known samples of each source before the window was drawn."""
     window: Sequence[Membership]
-    """Its steps."""
+    """Membership of each step."""
 
     @property
     def last(self) -> int:
-        """Its last step."""
+        """The last step of the window."""
         return self.step + len(self.window) - 1
 
     def before(self, step: int) -> "Drawn":
-        """Return what its steps before one drew."""
+        """Return the draws of the steps before ``step``."""
         return Drawn(step=self.step, tables_S=self.tables_S, window=self.window[: step - self.step])
 
     def from_step(self, step: int) -> list[SampleTable]:
-        """Return what its steps from one on drew of each source, with every bad record that was known before it."""
+        """Return for each source what the steps from ``step`` on drew, and all bad records known before the window."""
         at = max(0, step - self.step)
         kept_S = _summed([each.finished_S for each in self.window[:at]], len(self.tables_S))
         drawn_S = _summed([each.finished_S for each in self.window], len(self.tables_S))
@@ -68,7 +68,7 @@ class Drawn:
 
 @dataclass(slots=True, kw_only=True)
 class PlannedSteps:
-    """Plans by the windows they were published in, the state before each step, and the state after the last."""
+    """Plans, by published window, with the state before each step and the state after the last one."""
 
     _states: dict[int, MixState]
     _plans: deque[tuple[StepPlan, ...]] = field(default_factory=deque, init=False)
@@ -76,7 +76,7 @@ class PlannedSteps:
 
     @classmethod
     def of(cls, states: Iterable[MixState]) -> Self:
-        """Begin with states that are known; none of their steps is planned here."""
+        """Begin with known states; none of their steps is planned here."""
         return cls(_states={state.step: state for state in states})
 
     @property
@@ -92,12 +92,12 @@ class PlannedSteps:
     def reach(
         self, state: MixState, history: History, fingerprint: Mapping[str, str], world: World
     ) -> tuple[AppendBase | AppendWorld, ...]:
-        """Note the state after a step that was planned; return what the journal is due behind its record."""
+        """Note the state after a planned step; return the journal records that are due after that step's record."""
         self._states[state.step] = state
         return base_due(history, state, fingerprint, world)
 
     def publish(self, plans: Sequence[StepPlan], drawn: Drawn) -> tuple[StepPlan, ...]:
-        """Keep the plans of a window, and what they drew; return the plans."""
+        """Keep the plans of a window and its draws; return the plans."""
         self._plans.append(tuple(plans))
         self._drawn.append(drawn)
         return self._plans[-1]
@@ -106,7 +106,7 @@ class PlannedSteps:
         """Return the state before a step.
 
         Raises:
-            StateError: It is no longer held, or the step is not planned yet.
+            StateError: The state is no longer held, or the step is not planned yet.
         """
         if step not in self._states:
             raise StateError(
@@ -116,20 +116,20 @@ class PlannedSteps:
         return self._states[step]
 
     def release(self, step: int) -> None:
-        """Let go of windows that lie before ``step`` as a whole, and of states."""
+        """Release windows that lie entirely before ``step``, and the states before it except the last one."""
         while self._plans and self._plans[0][-1].step < step:
             self._plans.popleft()
         while self._drawn and self._drawn[0].last < step:
             self._drawn.popleft()
-        # But the last before it: a rank that is interrupted as it takes a step takes that back.
+        # The last one stays for a rank that is interrupted while it takes a step, and takes it back.
         for old in [s for s in self._states if s < step - 1]:
             del self._states[old]
 
     def place_again(self, history: History, world: World, tags_of: TagsOf) -> None:
-        """Place the steps of a world on its ranks; plans before it are let go: ranks have their steps behind them."""
+        """Place steps on the ranks of a new world; release earlier plans, whose steps all ranks have taken."""
         cut = [[plan for plan in plans if plan.step >= world.step] for plans in self._plans]
         self._plans = deque(
-            # Each by the mix of its step: a later one may have another cost.
+            # Each with the mix of its own step, because a later step may have another cost.
             tuple(
                 place_again(
                     history.of_revision(plan.mix_revision), world.tree, plan, tags_of(plan.pieces)
@@ -143,9 +143,9 @@ class PlannedSteps:
     def take_back(
         self, step: int, queues: Sequence[SampleQueue], overlong_S: list[int]
     ) -> MixState:
-        """Have steps from one on never been planned, and queues hold what they drew; return the state before it.
+        """Take back all steps from ``step`` on, and return their draws to the queues; return the state before ``step``.
 
-        A window of several steps keeps those before that step: each is drawn and placed by itself.
+        A window keeps its steps before ``step``, because each step is drawn and placed by itself.
         """
         state = self.state_before(step)
         _give_back(queues, [each for each in self._drawn if each.last >= step], state, overlong_S)
@@ -160,13 +160,15 @@ class PlannedSteps:
 def with_released(
     released: Sequence[PlannerCommand], commands: Sequence[PlannerCommand]
 ) -> tuple[PlannerCommand, ...]:
-    """Return commands with those that release something: data constructors hear of it with plans, where there are any.
+    """Return ``commands`` together with the commands that release steps and samples.
 
-    Loaders hear of it behind them: a constructor that lacks samples waits to hear that their step was released.
+    If there are plans among the commands, they tell data constructors how far steps are released, and ``ReleaseSteps``
+    is not needed. Loaders are told after the constructors: a constructor that lacks samples waits to hear that their
+    step was released.
 
     Args:
-        released: ``ReleaseSteps`` and what loaders release, or nothing.
-        commands: What follows from the same event; plans say how far steps are released.
+        released: ``ReleaseSteps`` and ``ReleaseSamples``, or nothing.
+        commands: Other commands that follow from the same event.
     """
     kinds = [type(command) for command in commands]
     if PublishPlans not in kinds:
@@ -179,13 +181,13 @@ def with_released(
 def _give_back(
     queues: Sequence[SampleQueue], drawn: Sequence[Drawn], state: MixState, overlong_S: list[int]
 ) -> None:
-    """Have queues be what they were before the step of ``state``, with what was reported since behind it.
+    """Restore queues to how they were before the step of ``state``, followed by the samples reported since.
 
     Args:
-        queues: Of all sources, also those that were added since.
-        drawn: The windows that lie behind that step, or hold it, in order.
+        queues: Of all sources, including those that were added since.
+        drawn: The windows after that step, and the one that contains it, in order.
         state: The state before the step.
-        overlong_S: Tokens that overlong documents lost; those of the steps from there on are taken off.
+        overlong_S: Tokens that overlong documents lost; the losses of the steps taken back are subtracted.
     """
     parts: list[list[SampleTable]] = [[] for _ in queues]
     for each in drawn:
@@ -203,7 +205,7 @@ def _give_back(
 
 
 def _put_before(queue: SampleQueue, drawn: Sequence[SampleTable], position: int) -> None:
-    """Have a queue hold samples that were drawn, in order, and the bad records that were passed from a position on."""
+    """Put drawn samples back at the front of a queue, in order, with the bad records from a position on."""
     tables = [*drawn, queue.table]
     bad = {
         int(p): table.place_of(p) for table in tables for p in table.bad_N.tolist() if p >= position
