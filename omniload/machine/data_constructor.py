@@ -298,7 +298,7 @@ class DataConstructor:
             first += 0 if images is None else len(images.samples_U3)
 
     def _microbatches(self, pending: _Pending, slices: ColumnRanges) -> tuple[Microbatch, ...]:
-        """Return the microbatches of all steps, of each those of rank after rank."""
+        """Return the microbatches of all steps, ordered by step and then by rank."""
         asked_K = np.empty(len(pending.order_K), np.int64)
         asked_K[pending.order_K] = np.arange(len(pending.order_K))
         counts_M, firsts_R, sizes_R = [], [], []
@@ -317,7 +317,7 @@ class DataConstructor:
         fetched = slices.take(asked_K[at])
         others_K = dict(fetched.others)
         for name in self._own - others_K.keys():
-            # Of no sample of these steps; batches have it all the same, as a loop asks every one of them.
+            # No sample of these steps has this column, but loops read it from every batch.
             others_K[name] = joined_ranges(name, [fetched.tokens.lengths_N])
         built = self.rows(
             pending.pieces.take(at),
@@ -330,13 +330,13 @@ class DataConstructor:
 
 
 def _with_share(microbatch: Microbatch, share: EncoderShare) -> Microbatch:
-    """Return a microbatch with what its rank encodes for it, in the place of the images of its rows."""
+    """Return a microbatch with the images that its rank encodes, in place of the images of its rows."""
     columns_K = {n: c for n, c in microbatch.columns_K.items() if n not in IMAGE_COLUMNS}
     return replace(microbatch, encoding=share, columns_K=columns_K)
 
 
 def _requests(pending: _Pending, columns: tuple[str, ...]) -> list[SliceRequest]:
-    """Return the requests of pieces, then those of images step by step."""
+    """Return the requests for pieces, followed by those for images, step by step."""
     dealt = [images for images in pending.images if images is not None]
     if len(dealt) == len(pending.images):  # rows come without their images
         columns = tuple(name for name in columns if name not in IMAGE_COLUMNS)

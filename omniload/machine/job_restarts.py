@@ -50,9 +50,9 @@ class CheckpointCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDamaged:
-    """A rank found that what its attempt started from is not what was saved; an earlier one will be used.
+    """A rank found that the checkpoint of its attempt is damaged; an earlier one will be used.
 
-    It is told before the rank's exit. Every time there is one checkpoint fewer, so this ends.
+    This event comes before the rank's exit. There is one checkpoint fewer each time, so it cannot repeat for ever.
     """
 
     attempt: int
@@ -66,7 +66,7 @@ class RanksStopped:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Somebody asked for the job to end (Ctrl-C, SIGTERM); asked again, or ranks took too long: at once."""
+    """The user asked for the job to end (Ctrl-C, SIGTERM). A second one, also after a time limit, ends it at once."""
 
 
 Event = Start | RankExited | CheckpointCommitted | CheckpointDamaged | RanksStopped | Stop
@@ -84,12 +84,12 @@ class StopRanks:
     """End every process of the attempt; answered by ``RanksStopped``."""
 
     at_once: bool = False
-    """False: wait a moment for ranks that end by themselves; one may have failed more gravely."""
+    """If false, wait a moment for ranks that end by themselves, because one of them may have failed more gravely."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskRanks:
-    """Ask every rank to save after its step and to end; ``Stop`` comes again where they take too long."""
+    """Ask every rank to save after its current step and to end; ``Stop`` comes again if they take too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,9 @@ _INTERRUPTED = GiveUp(reason="interrupted", exit_code=INTERRUPTED_EXIT)
 class Supervisor:
     """Restarts the whole job when a rank dies, as often as allowed without a checkpoint in between.
 
-    One rank cannot go on alone: its peers wait for it in a collective. A fault that would
-    be the same again (configuration, state, integrity) is not retried, but for a damaged
-    checkpoint where there is an earlier one: that is no restart of those that are counted.
+    The other ranks cannot continue without the lost one, because they wait for it in a collective. A fault that a
+    restart would repeat (configuration, state, integrity) is not retried. The exception is a damaged checkpoint if
+    there is an earlier one; that restart does not count.
     """
 
     num_ranks: int
@@ -135,7 +135,7 @@ class Supervisor:
     _falls_back: bool = field(default=False, init=False)
 
     def handle(self, event: Event) -> tuple[Command, ...]:
-        """Apply one event and return what must now be done, in order."""
+        """Apply one event and return the commands to carry out, in order."""
         match event:
             case Start():
                 return (StartRanks(attempt=self.attempt),)
@@ -156,7 +156,7 @@ class Supervisor:
                 assert_never(event)
 
     def _on_checkpoint(self, event: CheckpointCommitted | CheckpointDamaged) -> tuple[Command, ...]:
-        # A checkpoint of an attempt before may be noted late, and says nothing of this one.
+        # A checkpoint of an earlier attempt may be reported late, and says nothing about this one.
         if event.attempt == self.attempt and isinstance(event, CheckpointCommitted):
             self.restarts = 0
         elif event.attempt == self.attempt:
@@ -172,7 +172,7 @@ class Supervisor:
                 return ()
             return (_INTERRUPTED,) if self._interrupted else (Succeed(),)
         gravity = _gravity(exited.code)
-        # Ranks that are being ended fail of each other: only a graver exit says something new.
+        # Ranks that are being ended fail because of each other; only a graver exit is news.
         if self._stopping and gravity <= self._gravity:
             return ()
         commands = () if self._stopping else (StopRanks(),)
@@ -182,7 +182,7 @@ class Supervisor:
 
     def _verdict(self, rank: int, code: int) -> GiveUp | None:
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"
-        # There is an earlier checkpoint, and one fewer of them each time: no restart that could go on for ever.
+        # There is one checkpoint fewer each time, so these restarts cannot go on for ever.
         if code == _INTEGRITY_EXIT and self._falls_back:
             return None
         if code in _GRAVITY:
@@ -195,7 +195,7 @@ class Supervisor:
             reason = (
                 f"rank {rank} ended with {cause} after {after} (max_restarts {self.max_restarts})"
             )
-            # A signal has no exit code: that of what is worth another try is told.
+            # A signal has no exit code of ours; use the code for faults that are worth another try.
             return GiveUp(reason=reason, exit_code=code if code > 0 else 3)
         return None
 
@@ -208,7 +208,7 @@ class Supervisor:
             return (self._ending,)
         self._stopping = False
         self.attempt += 1
-        # Going back to an earlier checkpoint is bounded by how many there are.
+        # Going back is bounded by the number of checkpoints.
         self.restarts += not self._falls_back
         self._falls_back = False
         self.done.clear()

@@ -1,9 +1,9 @@
 """The partition: how many source loaders there are at start, and which sources share one.
 
 Each source has a cost triple (P, T, M) as in the paper: preprocessing, transfer, memory. Light
-sources are put together so that no loader carries much more than the mean; a loader per
-source would cost a process of tens of megabytes each. A heavy source has several readers, each
-its share of the units of every block: the loader itself, and processes beside it.
+sources share a loader so that no loader carries much more than the mean; one loader per source
+would cost a process of tens of megabytes each. A heavy source has several readers, the loader
+itself and further processes; each reads its share of the units of every block.
 
 Source:
     OVERLORD / Omniload / MegaScale-Data, arXiv 2504.09844, on multi-level partitioning.
@@ -36,20 +36,20 @@ __all__ = [
 ]
 
 TOKENS_PER_S = 100_000.0
-"""What training is assumed to use."""
+"""Assumed consumption of the training."""
 _PREPROCESS_S_PER_TOKEN = {"text": 1e-6, "tokens": 2e-8}
-"""Orders of size on one core, where nothing was measured: tokenising text against reading token ids."""
+"""Rough costs on one core, used where nothing was measured: tokenising text, and reading token ids."""
 _TRANSFER_S_PER_TOKEN = 1e-8
 _ACCESS_BYTES = 1 << 20
 """Index, order and open file of a source, roughly."""
 _BUSY_SHARE = 0.7
 """Share of a core that a loader may be planned to use; the rest absorbs bursts."""
 _READS_AT_ONCE, MOST_READS = 4, 16
-"""Reads of a loader beyond which others wait for these; one of much work has threads for more."""
+"""Concurrent reads of a loader, and their limit for a loader with much work; further reads wait."""
 _LONGEST_READ_S = 2.0
-"""Of a longer read this counts: it has tried its store again and again, and that is no work of its loader."""
+"""Longer reads count as this long: they retried their store again and again, which is no work of the loader."""
 _MOST_OF_ONE = 8
-"""Readers of one source that are chosen by its cost; more are had by asking."""
+"""Most readers that are chosen for a source by its cost; a user may ask for more."""
 ANSWERING = 4
 """Threads that answer constructors while others read."""
 
@@ -63,39 +63,39 @@ class SourceCost:
     transfer_s: float
     """T: processor seconds of handing samples over, per second of training."""
     memory_bytes: int
-    """M: access state; and its decoded block, which may lie on disk where ``loader.memory`` is full."""
+    """M: access state, and the decoded block, which may lie on disk if ``loader.memory`` is full."""
     is_measured: bool = False
-    """Whether P and M come from a profile of the source; else from its kind alone."""
+    """Whether P and M come from a profile of the source, and not just from its kind."""
     readers: int = 1
-    """How many read it at once, its loader included."""
+    """Processes that read it at once, including its loader."""
 
     @property
     def busy(self) -> float:
-        """Share of a core that the source keeps busy, of all readers together."""
+        """Cores that all readers of the source together keep busy."""
         return self.preprocess_s + self.transfer_s
 
     @property
     def of_loader(self) -> float:
-        """Share of a core that it keeps busy in its loader."""
+        """Share of a core that the source keeps busy in its loader."""
         return self.preprocess_s / self.readers + self.transfer_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderShare:
-    """What one source loader carries."""
+    """The sources and load of one source loader."""
 
     sources: tuple[int, ...]
     """Numbers of its sources."""
     busy: float
-    """Share of a core that they keep busy in it; above 1, it holds up training."""
+    """Share of a core that they keep busy in the loader; above 1, the loader holds up training."""
     memory_bytes: int
-    """What they would take if all lay in memory."""
+    """Memory that they would take if nothing were spilled to disk."""
     reads: int
-    """Reads of the loader that are under way at once, of one source each; constructors are answered beside them."""
+    """Concurrent reads, each of another source; constructors are answered by further threads."""
     why: str
-    """Why it carries them."""
+    """Why the loader has these sources."""
     readers: int = 0
-    """Further readers of its sources, beside it."""
+    """Further reader processes of its sources."""
 
     @property
     def threads(self) -> int:
@@ -104,11 +104,11 @@ class LoaderShare:
 
 
 def part_of_loader(busy_s: float, took_s: float) -> float:
-    """Return the seconds of a loader's time that a read takes, of its core or of the reads it does at once.
+    """Return the seconds of a loader's time that a read takes, of its core or of its concurrent reads.
 
     Args:
-        busy_s: Processor seconds.
-        took_s: From its beginning to its end: it may wait for a store, or in a transform.
+        busy_s: Processor seconds of the read.
+        took_s: Seconds from its beginning to its end; it may wait for a store, or in a transform.
     """
     return max(busy_s, min(took_s, _LONGEST_READ_S) / _READS_AT_ONCE)
 
@@ -131,7 +131,7 @@ def partition(
     """
     if not costs:
         raise ValueError("there are 0 sources to deal; declare at least one")
-    # Never 0: such sources would all be dealt to one bin, and other loaders have none.
+    # Never 0: all such sources would be dealt to one bin, and other loaders would stay empty.
     work = np.asarray([max(cost.of_loader, 1e-9) for cost in costs])
     needed = max(math.ceil(work.sum() / _BUSY_SHARE), 1)
     count = min(num_loaders or min(needed, max_loaders), len(costs))
@@ -148,7 +148,7 @@ def partition(
 def _share(sources: tuple[int, ...], costs: Sequence[SourceCost], *, is_asked: bool) -> LoaderShare:
     busy = sum(cost.of_loader for cost in costs)
     further = sum(cost.readers - 1 for cost in costs)
-    # Whatever its sources are by now: others may be added to it, or moved.
+    # Not by its current sources, because others may be added or moved to it.
     reads = max(_READS_AT_ONCE, min(math.ceil(2 * busy), MOST_READS))
     if busy > 1 and len(sources) == 1:
         why = "one source that needs more than a core: tokenise it beforehand, or have more read it (loader.readers)"
@@ -180,26 +180,26 @@ def costs_of(
     tokens_per_s: float = TOKENS_PER_S,
     cores: int | None = None,
 ) -> list[SourceCost]:
-    """Return (P, T, M) of each source at its greatest share of the mix, and how many read it.
+    """Return (P, T, M) of each source at its greatest share of the mix, with its number of readers.
 
     Args:
         mix: The declared mix.
         profiles: What was measured, by the name of the source; others are estimated by their kind.
         tokens_per_s: What training uses.
-        cores: Most readers of a source whose number is free; by default those of this machine.
+        cores: Most readers of a source whose number the user leaves open; by default the cores of this machine.
     """
     most = most_of_one(cores_here() if cores is None else cores)
     stages = mix.mix.stages
-    # Shares move from one end of a ramp to the other, so the greatest is at one of them.
+    # Shares move monotonically along a ramp, so the greatest share is at one of its ends.
     ends = [weights_at(stages, mix.names, stage.from_step + stage.ramp_steps) for stage in stages]
     costs = []
     per_token_S = _seconds_per_token(mix, profiles)
     for s, name in enumerate(mix.names):
-        # At its greatest: a plane that stays as it starts is to carry the heaviest stage as well.
+        # The greatest share, because a plane without scaling has to carry its heaviest stage as well.
         share = max(weights[s] for weights in ends)
         measured = profiles.get(name)
         preprocess_s = share * tokens_per_s * per_token_S[s]
-        # A reader is a core for itself at most: more of them would wait for each other.
+        # A reader can use one whole core, so more readers than cores would wait for each other.
         free = max(1, min(math.ceil(preprocess_s / _BUSY_SHARE), most))
         costs.append(
             SourceCost(
@@ -214,25 +214,25 @@ def costs_of(
 
 
 def most_of_one(cores: int) -> int:
-    """Return how many readers a source has at most on a machine, where their number is free."""
+    """Return the most readers of a source on a machine with ``cores`` cores, if the user leaves their number open."""
     return min(cores, _MOST_OF_ONE)
 
 
 def readers_of(mix: MixConfig, profiles: Mapping[str, KeptProfile]) -> dict[str, int]:
-    """Return how many read each source of which it is more than one."""
+    """Return the number of readers of each source that has more than one."""
     costs = zip(mix.names, costs_of(mix, profiles), strict=True)
     return {name: cost.readers for name, cost in costs if cost.readers > 1}
 
 
 def seconds_in_loaders(mix: MixConfig, profiles: Mapping[str, KeptProfile]) -> dict[int, float]:
-    """Return the processor seconds that a token of each source takes in its loader, as measured or of its kind."""
+    """Return the processor seconds per token of each source in its loader, as measured or estimated from its kind."""
     readers = readers_of(mix, profiles)
     per_token_S = _seconds_per_token(mix, profiles)
     return {s: per_token_S[s] / readers.get(name, 1) for s, name in enumerate(mix.names)}
 
 
 def _seconds_per_token(mix: MixConfig, profiles: Mapping[str, KeptProfile]) -> list[float]:
-    """Return the processor seconds of a token of each source, as measured or of its kind."""
+    """Return the processor seconds per token of each source, as measured or estimated from its kind."""
     return [
         measured.preprocess_s_per_token
         if (measured := profiles.get(name))

@@ -338,7 +338,7 @@ def require_below_cap(
 
 def _cap_of(history: History, name: str) -> tuple[float, str]:
     """Return how often a source may be gone through, and what says so."""
-    # Of one that was opened to be added nothing is declared before it is in the mix.
+    # A source that was opened to be added is not declared before it is in the mix.
     source, group = history.latest.sources.get(name), history.base.mix.repetition_caps.get(name)
     own = math.inf if source is None else source.max_repetition or math.inf
     if group is not None and (group.max_repetition or math.inf) < own:
@@ -354,21 +354,21 @@ def require_usable(history: History, number: int, queue: SampleQueue, epoch: int
     """
     mix = history.latest
     if queue.seen_positions < epoch or (queue.shortest or math.inf) <= mix.pack.length:
-        return  # before more is looked up
+        return  # the usual case, decided without looking up more
     name = mix.names[number]
     source, amount = mix.sources.get(name), (mix.mix.amounts or {}).get(name)
     ends = mix.mix.stop == "each_once" or (amount and amount.kind == "epochs")
     if ends and source is not None and source.may_end_empty:
         return  # it ends, as a split of few documents may without any
-    # Of all that was ever seen: a queue that was just drawn empty says nothing.
+    # Judged by everything that was ever seen, because the queue may have just been drawn empty.
     own = None if source is None else source.overlong
     dropping = (own or mix.pack.overlong) == "drop"
     barren = queue.shortest is None or (dropping and queue.shortest > mix.pack.length)
-    # Another loader may have left nothing of the first epoch.
+    # The records of another run that are left out may be all of the first epoch.
     tried = 2 * epoch if source is not None and source.drawn_before else epoch
     if queue.seen_positions >= tried and barren:
         files = " outside the files that edits leave out" if queue.without else ""
-        # Left out as on_error says, and within its limit: no other error tells of them.
+        # Undecodable records that on_error leaves out, within its limit: no other error mentions them.
         bad = queue.table.reason and f"; of those that could not be decoded: {queue.table.reason}"
         held = splits = ""
         if source is not None and source.share_drawn < 1:

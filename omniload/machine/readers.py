@@ -1,20 +1,20 @@
-"""How many read each source of a loader, while a job runs: as many as keep up with what the mix draws of it.
+"""The number of readers of each source of a loader in a running job: enough to keep up with the draws of the mix.
 
-What is followed is the share of the time in which a read of the source is under way. A planner that
-has enough of a source asks for nothing; one that cannot plan without it asks again as soon as it
-hears of a read, and what passes until then is the source's time too::
+The signal is the share of the time in which a read of the source is under way. A planner that has enough
+of a source requests nothing. One that cannot plan without it requests more as soon as a read is answered,
+and the time until that request counts as well::
 
     share of the time that a source is read
       0.85 ──  above it for 20 s, by readers that had a core to read with: half as many again, one at least
-      0.60 ──  as many are kept as would come to this; where fewer would for 2 minutes, the others go
+      0.60 ──  readers that bring the share down to this are kept; if fewer would do for 2 minutes, the others go
 
-Readers that are added must make reads quicker; where they do not, they go again, and no others are
-tried for an hour: of a source whose blocks are of one unit, say, or on a machine without a core for them.
-What the mix is known to draw more of within a minute has its readers before it does (``scaling.coming``):
-as many as it keeps busy now, times what its share becomes.
-Changes of a source are bought with an allowance that grows slowly: no mix, however it swings, has
-readers come and go. None are let go while too little of it is left to have as many again as there ever
-were: of a trainer that is quick and slow in turn the quick steps would wait for what the slow ones spent.
+Added readers must make reads quicker. Otherwise they are removed again, and no others are tried for an
+hour; this happens for a source whose blocks have a single unit, or on a machine without a free core.
+If the mix is known to draw more of a source within a minute (``scaling.coming``), its readers come
+before: as many as it keeps busy now, times the growth of its share.
+Each change of a source is paid from an allowance that grows slowly, so a mix that swings does not make
+readers come and go. No reader is removed while the allowance is too small to add as many again as there
+ever were. Otherwise, with a trainer that is alternately quick and slow, its quick steps would wait.
 """
 
 import math
@@ -26,38 +26,38 @@ from omniload.machine.scaling.measured import CORE, OVER, UNDER_S, Followed, Rea
 __all__ = ["Looked", "ReadBegun", "ReadEnded", "ReaderScaler", "ReadersWanted"]
 
 _WORTH = 0.25
-"""Part of what added readers promise that they must give."""
+"""Fraction of the expected gain that added readers must bring."""
 _GROWTH = 1.5
 _OVER_S = 20.0
 _SETTLE_S = 30.0
-"""From one change to the next: what is measured by then is of the readers that there are."""
+"""Time from one change to the next, so that all measurements are of the current readers."""
 _JUDGED_S = 10.0
-"""Of reads that have ended, before readers are judged by them."""
+"""Seconds of ended reads before readers are judged by them."""
 _LIKE = 0.9
-"""Part of the core that its busiest reader had before others were added: with less, a read tells of something else."""
+"""Added readers are judged only while the busiest one gets at least this fraction of the core time of before."""
 _PATIENT_S = 120.0
-"""Time in which a store that is slow for a while may be as quick as before."""
+"""Time in which a slow store may recover."""
 _TRIED_S = 3600.0
 _AHEAD_S = 60.0
-"""A rise of a source is seen so long before it: others have to start and to open the source."""
+"""How long before a rise its readers are added, because they have to start and open the source."""
 _LOOK_S = 1.0
 _PAUSE_S = 5.0
-"""Longest time without a read that counts: in a trainer's pause no source is drawn from, which says nothing."""
+"""Longest time without a read that counts: in a pause of the trainer no source is drawn from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """The loader was told something that is no read: time has passed."""
+    """Time has passed; the loader got a message other than a read."""
 
     now_s: float
-    """By a clock that never goes back."""
+    """Time of a monotonic clock."""
     ahead: Ahead | None = None
-    """What the planner sees of coming steps, where it was that which said something."""
+    """The planner's view of coming steps, if the message came from the planner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBegun:
-    """A read of a source begins; one at a time of each."""
+    """A read of a source begins; each source has one read at a time."""
 
     now_s: float
     source: int
@@ -67,7 +67,7 @@ class ReadBegun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadEnded:
-    """It has ended, whatever came of it."""
+    """The read of a source has ended, successfully or not."""
 
     now_s: float
     source: int
@@ -75,28 +75,28 @@ class ReadEnded:
     """Processor seconds of the busiest of its readers."""
     tokens: int
     readers: int
-    """How many it was divided among: fewer than wanted while others open the source."""
+    """Readers that took part; fewer than wanted while some are still opening the source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadersWanted:
-    """Have so many readers of a source from its next read on, its loader included."""
+    """Use this many readers of a source from its next read on, including its loader."""
 
     source: int
     readers: int
     why: str
     is_ahead: bool = False
-    """Whether they are to be there before they are needed: start them now, and not with the next read."""
+    """Whether to start them now instead of with the next read, because they will be needed soon."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ReaderScaler:
-    """Decides for the sources of one loader; of those whose number was given it only says how they are read."""
+    """Decides for the sources of one loader; sources with a fixed number of readers are only observed."""
 
     cores: int
-    """Of the machine: the loader and all further readers are together no more."""
+    """Cores of the machine; the loader and all further readers together are at most as many."""
     most: int
-    """Readers of one source at most."""
+    """Most readers of one source."""
     _followed: dict[int, Followed] = field(default_factory=dict, init=False)
     _given: dict[int, Followed] = field(default_factory=dict, init=False)
     _looked_s: float | None = field(default=None, init=False)
@@ -104,17 +104,17 @@ class ReaderScaler:
     _pace: Pace = field(default_factory=Pace, init=False)
 
     def follow(self, source: int, readers: int, *, is_given: bool) -> None:
-        """Begin with so many readers of a source; where the number was given, it stays."""
+        """Begin to follow a source with this many readers; a given number stays."""
         (self._given if is_given else self._followed)[source] = Followed(readers)
 
     def forget(self, source: int) -> None:
-        """Follow a source no more: another loader serves it."""
+        """Stop following a source, because another loader serves it."""
         self._given.pop(source, None)
         self._followed.pop(source, None)
 
     @property
     def readings_S(self) -> dict[int, Reading]:
-        """How each source is read; readers are those that are wanted."""
+        """How each source is read, with its wanted number of readers."""
         return {
             s: Reading(
                 readers=each.readers,
@@ -126,11 +126,11 @@ class ReaderScaler:
         }
 
     def handle(self, event: Looked | ReadBegun | ReadEnded) -> tuple[ReadersWanted, ...]:
-        """Apply one event; return what is to change."""
+        """Apply one event and return the changes to make."""
         if isinstance(event, Looked) and event.ahead is not None:
             self._ahead = event.ahead
             self._pace.reach(event.ahead.step, event.now_s)
-        # First: what the event begins or ends has lasted, or not, until now.
+        # Count the time until now first, under the state before the event.
         commands = self._look(event.now_s)
         match event:
             case ReadBegun(source=source) if (found := self._of(source)) is not None:
@@ -167,7 +167,7 @@ class ReaderScaler:
         ahead = self._ahead
         if ahead is None:
             return
-        # One stride more: of steps that are planned together the next that is heard of is as far.
+        # One stride more, because steps that are planned together are reported together.
         until = ahead.step + math.ceil(self._pace.steps_in(_AHEAD_S)) + self._pace.stride
         for source, each in self._followed.items():
             each.foresee(ahead.step, ahead.coming, source, until)
@@ -177,7 +177,7 @@ class ReaderScaler:
             return None
         is_enough = each.divided == each.readers and each.sums.share <= OVER
         if is_enough and each.ahead_of is None:
-            each.fewer = None  # they keep up: that is worth enough
+            each.fewer = None  # they keep up, which proves their worth
         found = self._idle(each) or self._fewer(each) or self._more(each)
         is_ahead = found is None
         found = found or self._ahead_of_rise(each)
@@ -204,7 +204,7 @@ class ReaderScaler:
         if each.sums.ended_s < _JUDGED_S:
             return None
         before, tokens_per_s, core = each.fewer
-        # A store that is slow just now, or a core that is lent for a while, says nothing of the readers.
+        # A store that is slow for a moment, or a core that others use, says nothing about the readers.
         if each.sums.core < _LIKE * core and each.settled_s < _PATIENT_S:
             return None
         each.fewer = None
@@ -228,7 +228,7 @@ class ReaderScaler:
         return wanted, f"it is read {sums.share:.0%} of the time, with {sums.core:.2f} of a core"
 
     def _ahead_of_rise(self, each: Followed) -> tuple[int, str] | None:
-        """Return as many readers as what comes will take; they must prove their worth then, as others do."""
+        """Return the readers that a coming rise needs; like any others, they must then prove their worth."""
         rise, core, sums = each.rise, each.core, each.sums
         if rise is None or each.fewer is not None or (core is not None and core < CORE):
             return None
@@ -250,7 +250,7 @@ class ReaderScaler:
 
 
 def _changes(readers: int, wanted: int) -> int:
-    """Return how many times readers are added until there are as many as wanted."""
+    """Return how many changes lead from ``readers`` to ``wanted`` readers."""
     changes = 0
     while readers < wanted:
         readers, changes = math.ceil(readers * _GROWTH), changes + 1

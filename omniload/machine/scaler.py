@@ -1,20 +1,20 @@
-"""The Scaler machine: which source loaders there are, and which sources each serves, while a plane runs.
+"""The Scaler machine: decides which source loaders there are and which sources each serves, while a plane runs.
 
 The obvious rule, to deal all sources anew whenever their costs have changed, moves most of them
 each time, for a gain that the next change undoes. Here one loader is relieved at a time, and only
-what is needed moves. Between the two thresholds nothing does::
+the necessary sources move. Between the thresholds nothing changes::
 
-    load of a loader: cores, or a quarter of the reads that are under way
+    load of a loader: busy cores, or a quarter of its concurrent reads
       0.85 ──  above it for 20 s: its lighter part moves, to a loader with room or to a new one
       0.70 ──  a loader with room is filled up to here
       0.40 ──  two loaders that are together below it for 2 minutes become one
 
-A load is a moving average, or what the mix will make of it soon where that is more: loaders are
-there before a stage begins that needs them. Beside it stands how full what is read ahead of each
-source is (``scaling.meters``): a loader of which two sources run empty is relieved whatever its load,
-and its parts stay apart while the mix draws as much of them; two that are always full become one
-from 0.48 on. Changes are bought with an allowance that grows slowly, so no mix and no store, however
-they swing, have sources moved to and fro.
+A load is a moving average, or the load that the mix will soon cause if that is more, so loaders are
+there before a stage that needs them begins. A second signal is how full the read-ahead of each source
+is (``scaling.meters``). A loader with two sources that run empty is relieved whatever its load, and its
+parts stay apart as long as the mix draws as much from them. Two loaders that are always full are merged
+below 0.48 already. Each change is paid from an allowance that grows slowly, so sources do not move to
+and fro however a mix or a store swings.
 
 Source:
     OVERLORD / Omniload / MegaScale-Data, arXiv 2504.09844, on scaling with the mixture; thresholds,
@@ -42,39 +42,39 @@ __all__ = [
 
 _OVER, _FILLED, _UNDER = 0.85, 0.7, 0.4
 _HELD_UP = 0.5
-"""Load from which a loader is relieved that the planner waits for half of the time."""
+"""Load above which a loader is relieved if the planner waits for it half of the time."""
 _UNDER_FULL = 0.48
-"""As ``_UNDER``, of two loaders that are always full: below the load from which one that is held up is relieved."""
+"""As ``_UNDER``, for two loaders that are always full; it lies below ``_HELD_UP``."""
 _LEAST_PART = 0.1
-"""Load below which moving sources is worth nothing."""
+"""Load below which moving sources is not worthwhile."""
 _AVERAGE_S = 30.0
 _OVER_S, _UNDER_S = 20.0, 120.0
 _SETTLE_S = 30.0
-"""From one change to the next: averages show by then what the first has done."""
+"""Time from one change to the next, so that averages show the effect of the first."""
 _REGAIN_S = 600.0
 """The allowance grows by one change in this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadersSeen:
-    """The shell has asked all loaders what they have done since it asked last."""
+    """The shell has asked all loaders for their work since the last time."""
 
     now_s: float
-    """By a clock that never goes back."""
+    """Time of a monotonic clock."""
     sources_of: Mapping[str, Sequence[int]]
     """Sources that each loader serves."""
     busy_S: Mapping[int, float]
-    """Part of a loader that reading each source has kept busy: of a core, or of the four reads it does at once."""
+    """Fraction of a loader that each source kept busy: of its core, or of its four concurrent reads."""
     tokens_S: Mapping[int, float]
-    """Tokens of each source that were read, a second."""
+    """Tokens read per second, by source."""
     shares_S: Mapping[int, float]
     """Share of each source in the mix at the step that is planned next."""
     soon_S: Mapping[int, float]
     """Its greatest share in the steps until another loader could be there."""
     waited: frozenset[str] = frozenset()
-    """Loaders that the planner waits for."""
+    """Loaders that the planner is waiting for."""
     filled_S: Mapping[int, float] | None = None
-    """Part of its target that is known of each source where that is not all; ``None`` where no planner says so."""
+    """Known fraction of the read-ahead target of each source below its target; ``None`` if no planner reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class SplitLoader:
     """Start another loader and move sources to it."""
 
     role: str
-    """The loader that serves them."""
+    """The loader that serves them now."""
     sources: tuple[int, ...]
     why: str
 
@@ -92,7 +92,7 @@ class MoveSources:
     """Move sources to a loader that has room."""
 
     role: str
-    """The loader that serves them."""
+    """The loader that serves them now."""
     sources: tuple[int, ...]
     to: str
     why: str
@@ -113,14 +113,14 @@ ScalerCommand = SplitLoader | MoveSources | MergeLoader
 
 @dataclass(slots=True, kw_only=True)
 class Scaler:
-    """Changes one loader at a time, and at most ``most`` of them at once and one more every ten minutes."""
+    """Changes one loader at a time; ``most`` changes in a row at first, and one more every ten minutes."""
 
     least: int
-    """Loaders that are never merged further."""
+    """Least number of loaders; merging stops there."""
     most: int
-    """Loaders that there are at most; also the changes that the allowance begins with."""
+    """Largest number of loaders; the allowance also begins with as many changes."""
     cost_S: Mapping[int, float]
-    """Processor seconds of a token of each source, as measured before or of its kind: of those not read yet."""
+    """Processor seconds per token of each source, by its profile or its kind; used until the source is read."""
     _busy_S: dict[int, float] = field(default_factory=dict, init=False)
     _tokens_S: dict[int, float] = field(default_factory=dict, init=False)
     _waited: dict[str, float] = field(default_factory=dict, init=False)
@@ -133,7 +133,7 @@ class Scaler:
     _allowance: float = field(init=False)
 
     def __post_init__(self) -> None:
-        # To begin with, a change for each loader that may come to be: a plane finds its size without waiting.
+        # The allowance begins with a change for each possible loader, so that a plane finds its size without waiting.
         self._allowance = self.most
 
     def handle(self, seen: LoadersSeen) -> tuple[ScalerCommand, ...]:
@@ -142,7 +142,7 @@ class Scaler:
         load_S = self._loads(seen)
         loads = {role: sum(load_S[s] for s in each) for role, each in seen.sources_of.items()}
         self._note_thresholds(seen, loads)
-        # Looked at first, changed last: averages and times over a threshold go on while nothing may be changed.
+        # The signals are updated first, because averages and times go on while no change is allowed.
         if self._allowance < 1 or seen.now_s < self._changed_s + _SETTLE_S:
             return ()
         command = self._relief(seen, load_S, loads) or self._merger(seen, loads)
@@ -150,7 +150,7 @@ class Scaler:
             return ()
         self._allowance -= 1
         self._changed_s = seen.now_s
-        # What was measured so far is of loaders that there were before the change.
+        # The measurements so far belong to the loaders before the change.
         self._over_since_s.clear()
         self._under_since_s = None
         return (command,)
@@ -159,7 +159,7 @@ class Scaler:
         passed_s = 0.0 if self._seen_s is None else max(0.0, seen.now_s - self._seen_s)
         self._seen_s = seen.now_s
         self._allowance = min(float(self.most), self._allowance + passed_s / _REGAIN_S)
-        # An average over time, not over looks, which come unevenly.
+        # An average over time, not over looks, because looks come at uneven intervals.
         part = 1 - math.exp(-passed_s / _AVERAGE_S)
         for averages, found in ((self._busy_S, seen.busy_S), (self._tokens_S, seen.tokens_S)):
             for s in averages.keys() | found.keys():
@@ -174,12 +174,12 @@ class Scaler:
         self._occupancy.hear(seen.filled_S, served, part, passed_s)
 
     def _loads(self, seen: LoadersSeen) -> dict[int, float]:
-        """Return the part of a loader that each source takes, or soon will."""
+        """Return the fraction of a loader that each source takes now or will take soon."""
         tokens_per_s = sum(self._tokens_S.values())
         loads = {}
         for s in {s for each in seen.sources_of.values() for s in each}:
             busy, soon = self._busy_S.get(s, 0.0), seen.soon_S.get(s, 0.0)
-            # What it takes now, scaled by the mix: measured in this run, which the cost of a profile is not.
+            # The present load scaled by the mix, because it was measured in this run, unlike the cost of a profile.
             if now := seen.shares_S.get(s, 0.0):
                 expected = busy * soon / now
             else:
@@ -205,14 +205,14 @@ class Scaler:
 
     def _runs_empty(self, seen: LoadersSeen, role: str) -> bool:
         sources = seen.sources_of[role]
-        # Of one alone, no other read waits for its reads; its own readers are what may help.
+        # The reads of a single source hold up no others; only more readers of that source could help.
         several = len(self._occupancy.empty(sources)) > 1
         return several and self._occupancy.may_relieve(sources, seen.soon_S)
 
     def _relief(
         self, seen: LoadersSeen, load_S: Mapping[int, float], loads: Mapping[str, float]
     ) -> SplitLoader | MoveSources | None:
-        """Return what relieves the loader of the most work that has been over, or empty, for long enough."""
+        """Return the change that relieves the busiest loader that has been overloaded, or empty, for long enough."""
         late = [role for role, s in self._over_since_s.items() if seen.now_s >= s + _OVER_S]
         for role in sorted(late, key=lambda role: -loads[role]):
             command = None
@@ -231,19 +231,21 @@ class Scaler:
         loads: Mapping[str, float],
         role: str,
     ) -> SplitLoader | MoveSources | None:
-        """Return what takes about half of its load from a loader."""
+        """Return the change that takes about half of its load from a loader."""
         sources, load = seen.sources_of[role], loads[role]
         part = _lighter_part(sources, load_S)
         moved = sum(load_S[s] for s in part)
         if moved < _LEAST_PART:
-            return None  # one source is the load: nothing that could move relieves it
+            return (
+                None  # a single source makes the load, so moving others does not relieve the loader
+            )
         busy, waited = sum(self._busy_S.get(s, 0.0) for s in sources), self._waited[role]
         why = f"{role} has the work of {min(busy, load):.2f} loaders"
         if load > max(busy, _OVER):
             why += f", and of {load:.2f} by what the mix draws soon"
         elif load <= _OVER:
             why += f", and is waited for {waited:.0%} of the time"
-        # Two loaders that are alike after a move would pass the part to and fro.
+        # Otherwise two loaders that are alike after a move would pass the part to and fro.
         most = min(_FILLED, load - _LEAST_PART)
         fitting = {each: at for each, at in loads.items() if each != role and at + moved <= most}
         return self._moved(role, part, fitting, len(loads), why)
@@ -255,7 +257,7 @@ class Scaler:
         loads: Mapping[str, float],
         role: str,
     ) -> SplitLoader | MoveSources | None:
-        """Return what takes about half of the sources that run empty from a loader."""
+        """Return the change that takes about half of the empty sources from a loader."""
         occupancy, sources = self._occupancy, seen.sources_of[role]
         empty = occupancy.empty(sources)
         part = _lighter_part(empty, {s: 1 - occupancy.filled_S[s] for s in empty})
@@ -280,7 +282,7 @@ class Scaler:
         num_loaders: int,
         why: str,
     ) -> SplitLoader | MoveSources | None:
-        """Return how a part of a loader is moved: to the one of the least load that it fits in, or to a new one."""
+        """Return the move of a part of a loader: to the least loaded one with room for it, or to a new one."""
         if fitting:
             to = min(fitting, key=lambda each: fitting[each])
             return MoveSources(role=role, sources=part, to=to, why=why)
@@ -289,7 +291,7 @@ class Scaler:
         return None
 
     def _pair(self, seen: LoadersSeen, loads: Mapping[str, float]) -> tuple[str, str] | None:
-        """Return the two loaders of the least work that may become one; ``None`` where no two do."""
+        """Return the two least loaded loaders that may be merged; ``None`` if there are none."""
         if len(loads) <= max(self.least, 1):
             return None
         occupancy = self._occupancy

@@ -1,4 +1,4 @@
-"""What a look at a running data plane shows: every role's heartbeat, and how fast its figures grow."""
+"""The status of a running data plane: every role's heartbeat, and the rates of its figures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,36 +18,36 @@ __all__ = [
 
 _TOTAL = "_total"
 REPEATED = "repeated_reads"
-"""Figure of a loader: reads that wait to be tried again, because a store did not answer."""
+"""Figure of a loader: reads that wait for another try because a store did not answer."""
 SKIPPED = "skipped_records:"
-"""Begins a figure of the planner: bad records of the source behind it that the steps of this process went past."""
+"""Prefix of a figure of the planner: bad records of a source that steps of this process passed; its name follows."""
 UNREAD = "unread_source:"
-"""Begins a figure of the planner that is there while the source behind it cannot be read on."""
+"""Prefix of a figure of the planner that exists while the next records of a source cannot be read; its name follows."""
 _TROUBLE_S = 10.0
-"""A wait of a rank, or a call to a store, that takes longer is somebody's trouble."""
+"""A longer wait of a rank, or call to a store, counts as trouble."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleStatus:
-    """One role, as somebody who watches sees it."""
+    """One role, as shown to people."""
 
     name: str
     pid: int
     state: str
-    """What it does, or waits for."""
+    """Its activity, or what it waits for."""
     age_s: float
-    """Since its last heartbeat."""
+    """Age of its last heartbeat."""
     task_s: float
-    """Since it began with what it does: the age of its last progress."""
+    """Time since its present activity began, which is the age of its last progress."""
     waits_for: tuple[str, ...] = ()
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What it counts of itself."""
+    """Its own figures."""
     rates: Mapping[str, float] = field(default_factory=dict)
-    """How fast those grow that only grow, a second; nothing at the first look."""
+    """Growth of its counters per second; empty at the first look."""
     log: str = ""
-    """File of its lines; empty without one."""
+    """Its log file; empty if there is none."""
     host: str = ""
-    """What people call the host that it is on."""
+    """Name of its host, for people."""
     in_trouble: bool = False
     """Whether it is stopped, holds up a rank, or waits for a store that does not answer."""
 
@@ -59,10 +59,10 @@ def status_of(
 
     Args:
         roles: Last heartbeats by name.
-        before: Those of an earlier look.
-        now_s: Now, by the clock of the heartbeats.
+        before: Heartbeats of an earlier look.
+        now_s: The current time of the heartbeats' clock.
     """
-    # The end of the way, not all on it: whoever waits for somebody in trouble is in none itself.
+    # Only the end of the chain: a role that waits for one in trouble is not in trouble itself.
     causes = {
         way_of(name, roles, now_s)[-1]
         for name, role in roles.items()
@@ -90,7 +90,7 @@ def _is_held_up(role: Progress, now_s: float) -> bool:
 
 def _status(role: Progress, before: Progress | None, now_s: float) -> RoleStatus:
     age_s = max(0.0, now_s - role.beat_s)
-    # A call to a store first: it is what the task waits for.
+    # A call to a store comes first, because the activity waits for it.
     task = (*role.calls, *role.tasks)[:1]
     waits_for = next((t.waits_for for t in role.tasks if t.waits_for), ())
     doing = task[0].doing if task else "idle"
@@ -113,10 +113,10 @@ def _silent(role: Progress) -> str:
 
 
 def _rates(role: Progress, before: Progress | None) -> dict[str, float]:
-    # Another process counts from nothing.
+    # A new process counts from zero.
     if before is None or before.pid != role.pid or role.beat_s <= before.beat_s:
         return {}
-    # By its own clock: looks come unevenly, and two may show the same heartbeat.
+    # Measured between its heartbeats, because looks are uneven and two may show the same heartbeat.
     seconds = role.beat_s - before.beat_s
     return {
         name: max(0.0, value - before.figures.get(name, 0.0)) / seconds
@@ -127,16 +127,16 @@ def _rates(role: Progress, before: Progress | None) -> dict[str, float]:
 
 @dataclass(slots=True)
 class SkippedRecords:
-    """Tells of bad records that steps went past: of the first of a source, and each time that they doubled.
+    """Logs bad records that steps passed: the first of each source, and each doubling of their number.
 
-    In the process of the ranks: who watches a job does not read the lines of the planner's.
+    It runs in the process of the ranks, because people who watch a job do not read the planner's log.
     """
 
     _told: dict[str, int] = field(default_factory=dict, init=False)
-    """Of each source, how many there were then."""
+    """Count of each source at its last line."""
 
     def see(self, beats: Mapping[str, Progress]) -> tuple[str, ...]:
-        """Return a line for each source that is to be told of, as the planner's heartbeat counts them."""
+        """Return a line for each source that is due, by the counts in the planner's heartbeat."""
         counts = {
             figure.removeprefix(SKIPPED): int(count)
             for role in beats.values()
@@ -149,12 +149,12 @@ class SkippedRecords:
 
 
 def has_doubled(told: int, count: int) -> bool:
-    """Tell whether a count has come to a power of two since; each record would be a line for every step."""
+    """Return whether a count has reached another power of two; a line for each record would be too many."""
     return told.bit_length() < count.bit_length()
 
 
 def said_of_skipped(source: str, count: int) -> str:
-    """Return what is said of a source of which so many bad records were skipped."""
+    """Return the line about a source with this many skipped bad records."""
     times = "once" if count == 1 else f"{count} times"
     return (
         f"source {source}: records that cannot be decoded were skipped {times} so far; told again at "

@@ -1,6 +1,6 @@
-"""The strategy that a mix file names, run on the rows of a step, and the cost that it deals them by.
+"""Runs the strategy of a mix on the rows of a step, with the cost of the mix.
 
-The strategies themselves, chains of the paper's primitives, stand in ``omniload.plan.strategies``.
+The strategies themselves, chains of the paper's primitives, are in ``omniload.plan.strategies``.
 """
 
 from dataclasses import dataclass, field, replace
@@ -39,13 +39,14 @@ __all__ = ["CostFits", "dealt_by_chain", "place", "place_again"]
 
 _LENGTHS_ALONE = PieceFacts()
 _LEAST_MOVE = 0.05
-"""Share of token pairs in the work by which a fit differs from the cost that holds: below it rows hardly move."""
+"""Least difference of a fitted cost from the present one, as the share of token pairs in the work; with less, rows
+hardly move."""
 _MOST_FITS = 256
-"""Costs that a run may have fitted: each is an edit, which every later state carries."""
+"""Most fitted costs of a run; each is an edit, which every later state carries."""
 
 
 class _Dealt(TypedDict):
-    """What a plan says of ranks; everything else in it is the same whatever ranks there are."""
+    """The part of a plan that depends on the ranks."""
 
     num_microbatches: int
     dp_ranks_R: NDArray[np.int32]
@@ -76,7 +77,7 @@ def place(
             .astype(np.int64)
             .tolist()
         ),
-        # A label is the token behind: all of a piece and the one behind its cut, less its first.
+        # A label is the next token: the labels of a piece are its tokens and the one after its cut, without its first.
         loss_tokens=int((stops_with_next(pieces) - pieces.starts_P).sum())
         - len(pieces)
         - facts.labels_left_out,
@@ -90,13 +91,13 @@ def place(
 def place_again(
     mix: MixConfig, tree: ClientPlaceTree, plan: StepPlan, tags: PieceTags = NO_COLUMNS
 ) -> StepPlan:
-    """Return the plan of the same step for other ranks, as it would be had they been there from the start.
+    """Return the plan of the same step for other ranks, equal to a plan that was made for them in the first place.
 
     Args:
-        mix: The mix that holds at the step.
-        tree: The ranks.
-        plan: The step as it was placed.
-        tags: The tags of its samples that costs and strategies read, which no plan holds.
+        mix: The mix of the step.
+        tree: The new ranks.
+        plan: The plan for the old ranks.
+        tags: The tags of its samples that costs and strategies read; a plan does not contain them.
     """
     # What is in the step stays as it was drawn, and so does its digest: only places change.
     facts = PieceFacts(images=plan.image_table, documents=plan.documents, tags=tags)
@@ -110,13 +111,13 @@ def _dealt(
     membership: Membership | StepPlan,
     facts: PieceFacts,
 ) -> _Dealt:
-    """Return where each row and image goes, how many microbatches there are for it, and how even that is."""
+    """Return the places of rows and images, the number of microbatches, and the imbalance."""
     dp, num_rows = tree.size_of("dp"), len(membership.row_offsets) - 1
     num_microbatches = num_microbatches_of(num_rows, dp, mix.rows_per_microbatch)
-    # The chain takes longer than the rest of a small step's plan: for one bucket, and no image to deal, none is run.
+    # For a single bucket without images the chain is skipped; it takes longer than the rest of a small step's plan.
     if dp * num_microbatches > 1 or deals_images(mix.balance.strategy):
         return dealt_by_chain(mix, tree, step, membership, num_microbatches, facts)
-    # One array for both: neither is ever written to.
+    # One array serves both purposes, as neither is ever written to.
     everything = np.zeros(num_rows, np.int32)
     return {
         "num_microbatches": num_microbatches,
@@ -138,12 +139,12 @@ def dealt_by_chain(
     num_microbatches: int,
     facts: PieceFacts = _LENGTHS_ALONE,
 ) -> _Dealt:
-    """Return the rank and microbatch of each row by the mix's strategy, how even that is, and where images go.
+    """Return the rank and microbatch of each row by the mix's strategy, the imbalance, and the places of images.
 
-    A strategy that deals images does so in every step, in one without images too: loops need no case for it.
+    A strategy that deals images does so in every step, even in one without images, so loops need no special case.
 
     Raises:
-        ConfigError: The strategy is a user's and fails, or its placement is not whole.
+        ConfigError: A user's strategy fails, or its placement is not complete.
     """
     pieces, name = membership.pieces, mix.balance.strategy
     if facts.images is None and deals_images(name):
@@ -184,21 +185,21 @@ def dealt_by_chain(
 
 @dataclass(slots=True, kw_only=True)
 class CostFits:
-    """Fits the cost to the times that ranks report, where the mix says how often.
+    """Fits the cost to the times that ranks report, as often as the mix says.
 
-    Times are measured, and two runs of a seed have others. So what they came to is an edit, which holds from a step on
-    that no rank has heard of: a resume, and a planner that takes over, deal every step as it was dealt.
+    Measured times differ between two runs of a seed. So a fitted cost is an edit, which takes effect at a step that no
+    rank has heard of. A resume, and a planner that takes over, therefore deal every step as before.
     """
 
     first: int
-    """First step of this life: times before it may be of other processors."""
+    """First step of this planner; earlier times may come from other processors."""
     _due: int | None = field(default=None, init=False)
     """Step from which times are read next; ``None`` before the first look."""
     _found: FitCost | None = field(default=None, init=False)
-    """What holds as soon as it may."""
+    """A fitted cost that waits for a step at which it can take effect."""
 
     def hear(self, history: History, times: MeasuredTimes) -> None:
-        """Fit the cost to times; one that differs little from what holds changes nothing."""
+        """Fit the cost to times; ignore a fit that differs little from the present cost."""
         fitted, balance = fitted_cost(times), history.latest.balance
         self._found = None
         if not balance.fit_every or isinstance(fitted, Unfitted):
@@ -215,12 +216,12 @@ class CostFits:
     def at(
         self, history: History, step: int, *, planned: int
     ) -> tuple[History, tuple[ReadTimes, ...]]:
-        """Return the history with the cost that was found, and the times that are due, as a step begins.
+        """Return the history with a newly fitted cost, and the request for times that is due, at the start of a step.
 
         Args:
             history: The mix and its edits.
             step: The step.
-            planned: First step that neither this planner nor a lost one has planned: ranks may have those before it.
+            planned: First step that neither this planner nor a lost one has planned; ranks may have earlier ones.
         """
         every = history.base.balance.fit_every
         if not every:
@@ -236,8 +237,8 @@ class CostFits:
 
 
 def _has_room(history: History, step: int) -> bool:
-    """Return whether an edit that nobody asks for may begin at a step."""
-    # Behind all others: an edit of a step to come is made for the edits that were there before it.
+    """Return whether the planner may add an edit of its own at a step."""
+    # Only after all other edits, because an edit of a coming step assumes the edits that existed before it.
     if step < history.edited_to:
         return False
     waiting = sum(stage.waits for stage in history.base.mix.stages)

@@ -1,12 +1,12 @@
-"""Fills batches of groups, round after round: the same on every rank, from what all of them reported.
+"""Fills batches of groups, round by round, identically on every rank, from the reports of all ranks.
 
 ::
 
     BatchBegun ──▶ DrawPrompts ──▶ RoundReported ──▶ too few kept: DrawPrompts, or GiveUp at the limit
                                                  ──▶ enough:       HandOut: this batch, and who trains on what
 
-Groups that are kept wait in the order of their rounds. What a batch leaves is carried to the next, or dropped.
-No rank is asked: each has one of these, is told the same events, and comes to the same commands.
+Groups that are kept wait in the order of their rounds. Groups beyond a full batch are carried to the next one, or
+dropped. No rank decides for the others: each runs this machine on the same events and gets the same commands.
 
 Shape suffixes:
     N  prompts of a round over all ranks        G  answers of each        B  groups of a batch
@@ -44,12 +44,12 @@ __all__ = [
 ]
 
 PromptKey: TypeAlias = tuple[int, int, int]
-"""Source, position and sub of a prompt: no other prompt of a run has the same."""
+"""Source, position and sub of a prompt, unique in a run."""
 
 
 @dataclass(slots=True)
 class GroupCounts:
-    """Groups of one source. Each that was drawn is in one of the other counts of groups."""
+    """Number of groups of one source. Each drawn group is counted in exactly one of the other groups' counts."""
 
     drawn: int = 0
     kept: int = 0
@@ -57,28 +57,28 @@ class GroupCounts:
     all_right: int = 0
     all_wrong: int = 0
     waiting: int = 0
-    """For the next batch, or for the rest of this one."""
+    """Waiting for the next batch, or for the rest of this one."""
     dropped: int = 0
-    """Beyond those of a batch, and not carried to the next."""
+    """Left over from a full batch, and not carried to the next."""
     answers: int = 0
-    """Answers of the groups drawn; none of those that a replay went through."""
+    """Answers in the drawn groups; a replay has none."""
     right_answers: int = 0
 
     def is_whole(self) -> bool:
-        """Tell whether every group drawn is accounted for once."""
+        """Return whether every drawn group is accounted for exactly once."""
         judged = self.all_right + self.all_wrong
         return self.drawn == self.kept + judged + self.waiting + self.dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A group that is kept, and not yet handed out."""
+    """A group that was kept and not handed out yet."""
 
     key: PromptKey
     owner: int
     """The rank that holds it, or ``EVERYBODY``."""
     digest: str
-    """Of its prompt's tokens."""
+    """Digest of its prompt's tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class Filling:
     groups: int
     """Groups of a batch, over all ranks."""
     max_rounds: int
-    """Steps that are drawn for a batch at most."""
+    """Most steps that are drawn for one batch."""
     surplus: Surplus = "carry"
     right_above: float = 0.0
     tolerance: float = 0.0
@@ -106,7 +106,7 @@ class _Round:
     keys_N3: NDArray[np.int64]
     owners_N: NDArray[np.int64]
     digests: Sequence[str]
-    """Of the tokens of each prompt, ``[N]``."""
+    """Digest of the tokens of each prompt, ``[N]``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class RoundReported(_Round):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundReplayed(_Round):
-    """All ranks have drawn their prompts of a step, which was judged before."""
+    """All ranks have drawn their prompts of a step that was judged in an earlier run."""
 
     judged: RoundDecision
 
@@ -141,17 +141,17 @@ class HandOut:
     """Hand a batch out."""
 
     groups: tuple[Waiting, ...]
-    """Those of the batch, ``[B]``."""
+    """Groups of the batch, ``[B]``."""
     ranks: tuple[int, ...]
-    """Who trains on each, ``[B]``."""
+    """Rank that trains on each group, ``[B]``."""
     carried: tuple[Waiting, ...]
-    """Those that wait for the next batch: every rank is to hold them."""
+    """Groups that wait for the next batch; every rank has to hold them."""
     decision: BatchDecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
-    """Too many rounds gave too few groups."""
+    """The limit of rounds was reached with too few groups."""
 
     rounds: int
     drawn: int
@@ -180,26 +180,26 @@ class Filler:
     """Number of the batch that is filled next."""
     waiting: list[Waiting] = field(default_factory=list)
     counts: dict[int, GroupCounts] = field(default_factory=dict)
-    """By number of the source."""
+    """Counts by number of the source."""
     rounds: list[RoundDecision] = field(default_factory=list)
-    """Those of the batch so far: of one that the end of the data left half full, too."""
+    """Rounds of the current batch so far, including one that the end of the data left half full."""
     answers: dict[int, Answers] = field(default_factory=dict)
-    """Of those rounds, by number of the source."""
+    """Answers of these rounds, by number of the source."""
     _tried: int = 0
-    """Rounds since the batch was begun, or since it was given up; a replay takes those that there were."""
+    """Rounds since the batch was begun, or since ``GiveUp``; a replay is not limited."""
 
     def handle(self, event: Event) -> Command:
-        """Apply one event, and return what is to be done.
+        """Apply one event and return the command to carry out.
 
         Raises:
-            StateError: Two ranks report one prompt, or the prompts are not those that were judged before.
+            StateError: Two ranks report the same prompt, or a replay draws other prompts than were judged.
         """
         match event:
             case BatchBegun():
                 self._tried = 0
                 return self._next()
             case RoundReported():
-                # What can be refused is, before anything is counted: the call is made again with these prompts.
+                # Checks come before any counting, because the call may be repeated with the same prompts.
                 order = self._order_of(event)
                 verdicts_N = verdicts_of(
                     event.rewards_NG,
@@ -218,8 +218,8 @@ class Filler:
                 assert_never(event)
 
     def _order_of(self, event: _Round) -> NDArray[np.int64]:
-        """Return the order of the groups of a round; a prompt that two ranks report is refused."""
-        # With those that wait: a prompt that comes again in a later round is one that was drawn twice.
+        """Return the order of the groups of a round; refuse a prompt that two ranks report."""
+        # Compare with the waiting groups too: a prompt that returns in a later round was drawn twice.
         known = {group.key: group.owner for group in self.waiting}
         for key, owner in zip(map(_key_of, event.keys_N3), event.owners_N.tolist(), strict=True):
             if key in known:
@@ -247,7 +247,7 @@ class Filler:
                 counts.waiting += 1
                 owner = int(event.owners_N[place])
                 self.waiting.append(Waiting(key, owner, event.digests[place]))
-        # A replay tries nothing: its rounds were rolled out before, and the limit is on rollouts.
+        # A replay rolls nothing out, and the limit is on rollouts.
         self._tried += isinstance(event, RoundReported)
         return self._next()
 
@@ -266,7 +266,7 @@ class Filler:
             return self._handed_out()
         if self._tried < self.filling.max_rounds:
             return DrawPrompts()
-        # The groups and rounds stay: whoever asks for the batch again goes on with them.
+        # The groups and rounds stay, so that a repeated call continues with them.
         tried, self._tried = self._tried, 0
         drawn = sum(len(each.verdicts_N) for each in self.rounds[len(self.rounds) - tried :])
         return GiveUp(rounds=tried, drawn=drawn, kept=len(self.waiting), counts=self.counts)
@@ -277,7 +277,7 @@ class Filler:
         for group in groups:
             self.counts[group.key[0]].waiting -= 1
             self.counts[group.key[0]].kept += 1
-        # A rank's own before others': who rolled a group out has its answers at hand, and few are sent.
+        # A rank gets its own groups first: it has their answers already, so few answers are sent.
         ranks_B = dealt(np.array([group.owner for group in groups]), filling.num_ranks)
         decision = BatchDecision(
             batch=self.batch,
@@ -297,11 +297,11 @@ class Filler:
         )
 
     def _ended(self) -> NoMore:
-        """Leave the batch half full: where there is more data later, it is filled from there."""
+        """Leave the batch half full; a resume with more data fills it."""
         return NoMore(carried=self._carried(self.waiting))
 
     def _surplus(self, beyond: list[Waiting]) -> tuple[Waiting, ...]:
-        """Carry groups on, or drop them; return those that wait."""
+        """Carry surplus groups on, or drop them; return the waiting groups."""
         if self.filling.surplus == "carry":
             return self._carried(beyond)
         for group in beyond:
@@ -310,8 +310,8 @@ class Filler:
         return self._carried([])
 
     def _carried(self, groups: list[Waiting]) -> tuple[Waiting, ...]:
-        """Return groups that wait, with the owners that they have now: every rank is to hold them."""
-        # Held by all: which ranks there are at the next batch, nobody knows.
+        """Make every rank an owner of the waiting groups; return them with their old owners, who have the answers."""
+        # All ranks hold them, because other ranks may be there at the next batch.
         self.waiting = [Waiting(group.key, EVERYBODY, group.digest) for group in groups]
         return tuple(groups)
 
@@ -333,6 +333,6 @@ def _require_same(event: RoundReplayed, keys_N3: NDArray[np.int64]) -> None:
 def _digest_of(groups: Sequence[Waiting]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for group in groups:
-        # With the prompts' tokens: a key says where a prompt stood, not that its file is still the same.
+        # Includes the prompts' tokens: a key only says where a prompt stood, not that the file is unchanged.
         digest.update(f"{group.key}{group.digest}".encode())
     return digest.hexdigest()

@@ -1,1 +1,1 @@
-"""What a source loader holds of a source, by position."""
+"""The samples that a source loader holds, by position."""

@@ -1,7 +1,7 @@
-"""What a source loader holds of one source: blocks of samples by position, and where each sample lies.
+"""The samples that a source loader holds of one source: blocks by position, and an index of the samples.
 
-Blocks do not overlap. A block may lack the records of some shards, which edits leave out; where those are
-wanted again, a read that has them takes its place.
+Blocks do not overlap. A block may lack the records of shards that edits leave out. If these records are
+wanted again, a new read replaces the block.
 """
 
 from bisect import bisect_left
@@ -30,11 +30,11 @@ class SampleRange:
     others: Mapping[str, Ragged] = field(default_factory=dict)
     """Further columns by name, in the order of the table."""
     without: frozenset[int] = frozenset()
-    """Shards whose records it lacks."""
+    """Shards whose records are missing from the range."""
 
     @property
     def size_bytes(self) -> int:
-        """What it takes of memory."""
+        """Memory that the samples take."""
         columns = (self.tokens, *self.others.values())
         return sum(column.values_V.nbytes + column.offsets.nbytes for column in columns)
 
@@ -43,14 +43,14 @@ class SampleRange:
         if (start, stop) == (self.table.start, self.table.stop):
             return self
         table = self.table.within(start, stop)
-        # By position: a record may have given several samples, or none.
+        # Search by position, because a record may have given several samples, or none.
         first = int(self.table.positions_N.searchsorted(start))
         last = first + len(table)
         others = {name: column.between(first, last) for name, column in self.others.items()}
         return SampleRange(table, self.tokens.between(first, last), others, self.without)
 
     def outside(self, start: int, stop: int) -> "list[SampleRange]":
-        """Return the parts before ``start`` and from ``stop`` on, as far as there are any."""
+        """Return the non-empty parts before ``start`` and from ``stop`` on."""
         first, last = self.table.start, self.table.stop
         bounds = ((first, min(start, last)), (max(stop, first), last))
         return [self.within(a, b) for a, b in bounds if a < b]
@@ -68,10 +68,10 @@ class Column:
 
 @dataclass(slots=True)
 class SampleIndex:
-    """Where every held sample of one source lies."""
+    """The place of every held sample of one source."""
 
     keys_N: NDArray[np.int64]
-    """Rising."""
+    """Keys of the samples, rising."""
     blocks_N: NDArray[np.int64]
     starts_N: NDArray[np.int64]
     stops_N: NDArray[np.int64]
@@ -81,7 +81,7 @@ class SampleIndex:
     """Further columns by name."""
 
     def are_held(self, wanted_N: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell which samples are held, by their keys; for a few of them faster than a set operation."""
+        """Return which samples are held, by their keys; for a few keys this is faster than a set operation."""
         rows_N = self.keys_N.searchsorted(wanted_N)
         held_N = rows_N < len(self.keys_N)
         held_N[held_N] = self.keys_N[rows_N[held_N]] == wanted_N[held_N]
@@ -92,9 +92,9 @@ class SampleIndex:
         rows_N = self.keys_N.searchsorted(wanted_N)
         if not len(self.keys_N):
             return None if len(wanted_N) else rows_N
-        # One behind the last is no sample's, and compared with the last.
+        # The search may return the index after the last key; it is clipped, so that the comparison below fails.
         found_N = self.keys_N.take(rows_N, mode="clip")
-        # As bytes: of a few keys in a tenth of the time that ``all`` takes.
+        # ``tobytes`` takes a tenth of the time of ``all`` for a few keys.
         return rows_N if found_N.tobytes() == wanted_N.tobytes() else None
 
     def ranges_of(
@@ -104,7 +104,7 @@ class SampleIndex:
         starts_N: NDArray[np.int64],
         stops_N: NDArray[np.int64],
     ) -> Ranges:
-        """Say where a further column has what goes with the tokens ``starts_N`` to ``stops_N`` of some rows."""
+        """Return where a further column has the values for the tokens ``starts_N`` to ``stops_N`` of some rows."""
         column = self.others[name]
         first_N, last_N = column.starts_N[rows_N], column.stops_N[rows_N]
         kind = column_kind(name)
@@ -112,7 +112,7 @@ class SampleIndex:
             begins_N = np.minimum(first_N + starts_N, last_N)
             ends_N = np.minimum(first_N + stops_N, last_N)
         elif kind.is_tag:
-            # Every piece of the sample has it: it is small, and people tell documents by it.
+            # Every piece of the sample gets it: it is small, and identifies the document.
             begins_N, ends_N = first_N, last_N
         else:  # with the piece that holds the sample's first token
             begins_N, ends_N = first_N, np.where(starts_N == 0, last_N, first_N)
@@ -126,31 +126,31 @@ class HeldSamples:
     """The blocks of one source."""
 
     blocks: deque[SampleRange] = field(default_factory=deque)
-    """By position."""
+    """Blocks in the order of their positions."""
     size_bytes: int = 0
-    """What they take of memory; counted as blocks come and go."""
+    """Memory of all blocks, kept as a running sum."""
     _index: SampleIndex | None = None
-    """Of what is held; made anew when asked for after a change."""
+    """Index of the held samples, rebuilt on access after a change."""
 
     def find(self, start: int, stop: int, without: frozenset[int]) -> list[SampleRange]:
-        """Return what is held of a range from its first position on, without those shards and no others.
+        """Return the held blocks of a range, up to its first position that is not held.
 
-        Up to the first position that is not held; nothing where that is ``start``.
+        Only blocks that leave out exactly the shards of ``without`` count.
         """
         parts, reached = list[SampleRange](), start
         for block in self.blocks:
             if reached >= stop:
                 break
-            # With exactly these shards left out: the planner heeds no report of others.
+            # Exactly these shards, because the planner ignores a report that left out others.
             if block.table.start <= reached < block.table.stop and block.without == without:
                 parts.append(block.within(reached, min(stop, block.table.stop)))
                 reached = parts[-1].table.stop
         return parts
 
     def hold(self, read: SampleRange) -> None:
-        """Take in of a block what is not held yet: it may have been read twice, in other parts."""
+        """Add the part of a block that is not held yet; a range may have been read twice, in different parts."""
         first, last = read.table.start, read.table.stop
-        # A block that lacks records which this one has gives way where they overlap; the other way round it stays.
+        # A held block that lacks records of the new one is replaced where they overlap; otherwise the held one stays.
         for block in [b for b in self.blocks if not b.without <= read.without]:
             if block.table.start < last and first < block.table.stop:  # it lacks what this one has
                 self._remove(block)
@@ -158,7 +158,7 @@ class HeldSamples:
                     self._insert(part)
         new, start = [], first
         for block in self.blocks:
-            # A gap before this block: the part of what was read that lies in it is new.
+            # There is a gap before this block; the part of the new block that lies in the gap is added.
             if start < block.table.start:
                 new.append(read.within(start, min(block.table.start, last)))
             start = max(start, block.table.stop)
@@ -171,13 +171,13 @@ class HeldSamples:
                 self._insert(block)
 
     def release(self, floor: int) -> None:
-        """Let go of blocks that end before a position."""
-        # Whole blocks: a part of one would be a view that keeps all of it in memory.
+        """Release blocks that end before ``floor``."""
+        # Only whole blocks: a remaining part would be a view that keeps the whole block in memory.
         while self.blocks and self.blocks[0].table.stop <= floor:
             self._remove(self.blocks[0])
 
     def index(self) -> SampleIndex:
-        """Say where every sample lies."""
+        """Return the place of every sample."""
         if self._index is None:
             self._index = _index_of(self.blocks)
         return self._index
@@ -186,7 +186,7 @@ class HeldSamples:
         at = bisect_left(self.blocks, block.table.start, key=lambda held: held.table.start)
         self.blocks.insert(at, block)
         self.size_bytes += block.size_bytes
-        # Not kept up to date: several blocks come and go before somebody asks for samples.
+        # Rebuilt lazily, because several blocks come and go between two requests for samples.
         self._index = None
 
     def _remove(self, block: SampleRange) -> None:
@@ -216,7 +216,7 @@ def _index_of(blocks: Iterable[SampleRange]) -> SampleIndex:
         name: Column(
             *bounds([b.others[name] for b in held]), [b.others[name].values_V for b in held]
         )
-        # All blocks of a source have the same columns: its configuration decides them.
+        # The configuration of a source decides its columns, so all blocks have the same ones.
         for name in (held[0].others if held else ())
     }
     return SampleIndex(

@@ -1,1 +1,1 @@
-"""What source loaders report of samples beside their lengths, kept from the planner's floor on."""
+"""Reported metadata of samples in addition to their lengths, kept from the planner's floor on."""

@@ -1,4 +1,4 @@
-"""What a source reported of its samples, report by report, until every rank has the steps that they were drawn for.
+"""Reported metadata of samples, report by report, kept until every rank has the steps that draw these samples.
 
 Shape suffixes:
     N  samples held of one source        P  pieces
@@ -20,10 +20,10 @@ __all__ = ["Report", "Reports"]
 
 
 class _Held(Protocol):
-    """A column, or several, of the samples of a report."""
+    """One or several columns of the samples of a report."""
 
     def between(self, first: int, last: int) -> Self:
-        """Return that of the samples ``first`` to before ``last``."""
+        """Return the part for the samples from ``first`` up to ``last``, excluded."""
         ...
 
 
@@ -32,20 +32,20 @@ Held = TypeVar("Held", bound=_Held)
 
 @dataclass(slots=True)
 class Report(Generic[Held]):
-    """What one report held of some samples."""
+    """The metadata of one report."""
 
     stop: int
-    """First raw position behind the samples."""
+    """First raw position after the samples."""
     keys_N: NDArray[np.int64]
-    """Rising."""
+    """Keys of the samples, rising."""
     held_N: Held
 
     def reaches(self, first: int, last: int) -> bool:
-        """Tell whether samples of keys from ``first`` to ``last`` may be among them."""
+        """Return whether the report may have samples with keys from ``first`` to ``last``."""
         return bool(len(self.keys_N) and self.keys_N[0] <= last and self.keys_N[-1] >= first)
 
     def rows_of(self, keys_P: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return which of some pieces are of samples that were reported here, and the rows of these samples."""
+        """Return which pieces belong to samples of this report, and the rows of these samples."""
         rows_P = self.keys_N.searchsorted(keys_P)
         inside = rows_P < len(self.keys_N)
         inside[inside] = self.keys_N[rows_P[inside]] == keys_P[inside]
@@ -60,37 +60,37 @@ class Reports(Generic[Held]):
     _of_source: dict[int, deque[Report[Held]]] = field(default_factory=dict, init=False)
 
     def keep(self, source: int, table: SampleTable, held_N: Held) -> None:
-        """Keep what a source reported of the samples of ``table``, ``[N]``."""
+        """Keep the metadata that a source reported for the samples of ``table``, ``[N]``."""
         keys_N = sample_keys(table.positions_N, table.subs_N)
         known = self._of_source.setdefault(source, deque())
         known.append(Report(table.stop, keys_N, held_N))
 
     def forget(self, source: int, position: int) -> None:
-        """Let go of a source's samples from a position on: they are reported again."""
+        """Forget a source's samples from ``position`` on, because they will be reported again."""
         known = self._of_source.get(source, deque())
         while known and known[-1].stop > position:
             last = known.pop()
             count = int(np.searchsorted(last.keys_N, position * SUB_LIMIT))
             if count:
                 held_N = last.held_N.between(0, count)
-                # A report that reaches over the position is cut there: what lies before it is not told again.
+                # A report that extends over the position is cut there: samples before it will not be reported again.
                 known.append(Report(position, last.keys_N[:count], held_N))
 
     def release(self, floors: Mapping[int, int]) -> None:
-        """Let go of samples before these positions."""
+        """Release samples before these positions."""
         for source, known in self._of_source.items():
-            # Whole reports: the rest of one goes with its last sample.
+            # Only whole reports: a report stays until its last sample can go.
             while known and known[0].stop <= floors.get(source, 0):
                 known.popleft()
 
     def of_pieces(
         self, pieces: PieceTable
     ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.int64], list[Report[Held]]]]:
-        """Yield the places of the pieces of each source that reports, their keys, and what may hold them."""
+        """Yield, for each source with reports, the indices of its pieces, their keys, and the reports that may fit."""
         for source, known in self._of_source.items():
             at = (pieces.sources_P == source).nonzero()[0]
             if len(at):
                 keys_P = sample_keys(pieces.positions_P[at], pieces.subs_P[at])
                 first, last = int(keys_P.min()), int(keys_P.max())
-                # Most reports hold none of a small step, and are passed over by two numbers each.
+                # Most reports have no sample of a small step; comparing two numbers rules them out.
                 yield at, keys_P, [each for each in known if each.reaches(first, last)]

@@ -1,6 +1,6 @@
-"""Tags of samples that costs and strategies read: asked for with a read, reported with it, kept by the planner.
+"""Tags of samples that costs and strategies read: requested with a read, reported with it, kept by the planner.
 
-Where nobody reads a tag, every message is the one that it would be if there were no such thing::
+If no cost and no strategy reads a tag, the messages are the same as without this feature::
 
     planner --ReadAheadWithTags--> source loader --ReportWithTags--> planner
 
@@ -37,27 +37,27 @@ __all__ = [
 ]
 
 MOST_WORDS = 4_096
-"""Different texts that a planner is told of one tag, in one life: more are no kinds of documents, but their keys."""
+"""Most different texts of one tag per planner; with more texts, a tag names single documents and not kinds of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadAheadWithTags(ReadAhead):
-    """Read and hold a range, and report some tags of its samples too."""
+    """As ``ReadAhead``, and report some tags of the samples too."""
 
     tags: tuple[str, ...]
-    """Columns of whole samples as known inside; the same in every read of a plane."""
+    """Whole-sample columns, by their internal names; the same in every read of a plane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportWithTags(SamplesReported):
-    """Samples that a source loader has read and holds, with the tags that were asked for."""
+    """As ``SamplesReported``, with the requested tags."""
 
     tags: Mapping[str, Coded]
-    """By column, ``[N]`` of the table; not those that the source has not: its samples have their default."""
+    """Tags by column, ``[N]`` of the table, except columns that the source lacks: its samples have the default."""
 
 
 def asked_with_tags(read: ReadAhead, tags: tuple[str, ...]) -> ReadAhead:
-    """Return a read that has these tags reported; with none of them the read as it is."""
+    """Return the read with a request for these tags; without tags, the read itself."""
     if not tags:
         return read
     return ReadAheadWithTags(
@@ -68,20 +68,20 @@ def asked_with_tags(read: ReadAhead, tags: tuple[str, ...]) -> ReadAhead:
 def reported_with_tags(
     report: SamplesReported, blocks: Sequence[SampleRange], tags: Sequence[str], source: str
 ) -> SamplesReported:
-    """Return a report of blocks with the tags of their samples; where none is asked for the report as it is.
+    """Return the report with the tags of its samples; without tags, the report itself.
 
     Args:
         report: The report.
-        blocks: What it is of, in order.
-        tags: Columns of whole samples as known inside.
+        blocks: The blocks that it reports, in order.
+        tags: Whole-sample columns, by their internal names.
         source: Name of the source, for messages.
 
     Raises:
-        ConfigError: A text is longer than a planner is told, or ends in NUL.
+        ConfigError: A text is longer than a report may carry, or ends in NUL.
     """
     if not tags:
         return report
-    # A block without a sample may lack what the others have: its records are all left out.
+    # A block without samples may lack columns that the others have.
     given = [block for block in blocks if len(block.table)]
     had = [tag for tag in tags if any(tag in block.others for block in given)]
     return ReportWithTags(
@@ -91,7 +91,7 @@ def reported_with_tags(
 
 
 def tags_in(report: SamplesReported) -> Mapping[str, Coded]:
-    """Return the tags that a report has of its samples."""
+    """Return the tags of a report's samples."""
     return report.tags if isinstance(report, ReportWithTags) else NO_COLUMNS
 
 
@@ -109,7 +109,7 @@ def _coded(tag: str, blocks: Sequence[SampleRange], source: str) -> Coded:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """Tags of the samples of a report, by column; of texts by their numbers."""
+    """Tags of the samples of a report, by column; texts are stored as numbers."""
 
     by_tag: Mapping[str, NDArray[Any]]
 
@@ -122,9 +122,9 @@ class ReportedTags(Reports[_Values]):
     """Tags of the samples in a planner's queues."""
 
     tags: tuple[str, ...] = ()
-    """Columns of whole samples as known inside, that costs and strategies read."""
+    """Whole-sample columns, by their internal names, that costs and strategies read."""
     _numbers: dict[str, dict[str, int]] = field(default_factory=dict, init=False)
-    """Of each tag of text every word, by its number: of one word all reports have one number here."""
+    """For each text tag, the number of every word; a word has the same number in all reports."""
 
     def __post_init__(self) -> None:
         for tag in self.tags:
@@ -132,7 +132,7 @@ class ReportedTags(Reports[_Values]):
                 self._numbers[tag] = {_default_text(tag): 0}
 
     def add(self, source: int, table: SampleTable, tags: Mapping[str, Coded]) -> None:
-        """Take in the tags of the samples of ``table``, which are the first of those that ``tags`` are of.
+        """Add the tags of the samples of ``table``; ``tags`` may continue beyond them.
 
         Raises:
             ConfigError: A tag has more different texts than a planner keeps.
@@ -152,13 +152,13 @@ class ReportedTags(Reports[_Values]):
                 f"balance reads columns.{name_outside(tag)}, which has more than {MOST_WORDS:,} different texts by "
                 f"now, {shown(coded.words[-1])} among them; {INSTEAD}"
             )
-        own_W = np.array(own, np.uint16)  # of all 4,096
+        own_W = np.array(own, np.uint16)  # uint16 holds all 4,096 numbers
         return own_W.take(coded.values_N)
 
     def of(self, pieces: PieceTable) -> PieceTags:
-        """Return the tags of the sample of each piece, ``[P]``, by the names that costs and strategies read.
+        """Return the tags of each piece's sample, ``[P]``, by the names that costs and strategies use.
 
-        A text is an array of strings of its own step, so that nothing in it tells what other steps had.
+        Texts become an array of strings of this step alone, so that nothing in it depends on other steps.
         """
         if not self.tags:
             return {}
@@ -179,7 +179,7 @@ class ReportedTags(Reports[_Values]):
     def _told(self, tag: str, values_P: NDArray[Any]) -> NDArray[Any]:
         if (numbers := self._numbers.get(tag)) is None:
             return values_P
-        # Counted, not sorted: numbers are few, and pieces many.
+        # Counting instead of sorting, because there are few numbers and many pieces.
         there = np.bincount(values_P, minlength=len(numbers)).nonzero()[0]
         words, places_W = list(numbers), np.zeros(len(numbers), np.int64)
         places_W[there] = np.arange(len(there))

@@ -1,4 +1,4 @@
-"""Members of a plane's roles, what happens to them, and what the roster has done about it.
+"""Members of a plane's roles, the events of their lives, and the roster's commands.
 
 A *member* is one life of a role: a process, or in the local runtime a set of threads.
 """
@@ -37,13 +37,13 @@ class Member:
 
     @property
     def name(self) -> str:
-        """The name that its heartbeats and its actor go by."""
+        """Name of its heartbeats and its actor."""
         return f"{self.role}+{self.number}" if self.number else self.role
 
 
 @dataclass(frozen=True, slots=True)
 class MemberReady:
-    """A member that was started stands ready to take over."""
+    """A started member is ready to take over."""
 
     member: Member
 
@@ -61,7 +61,7 @@ class MembersSeen:
     """The shell has looked at heartbeats and processes."""
 
     now_s: float
-    """By a clock that never goes back."""
+    """Time of a monotonic clock."""
     beats: Mapping[str, Progress]
     """Last heartbeat of each member, by its name."""
     stopped: frozenset[str] = frozenset()
@@ -77,23 +77,23 @@ class StepsReleased:
 
 @dataclass(frozen=True, slots=True)
 class RoleAdded:
-    """A role is wanted that nobody has held yet."""
+    """A new role is wanted."""
 
     role: str
     shadows: int = 0
-    """Shadows that are wanted for it."""
+    """Wanted number of its shadows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleRetired:
-    """A role is wanted no more: nothing is left to its holder."""
+    """A role is no longer wanted, because its holder has nothing left to serve."""
 
     role: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceFound:
-    """There is a better place for a member that stands by than where it is, or for a holder without shadows."""
+    """A better place was found for a shadow, or for a holder without shadows."""
 
     member: Member
     may_hold: bool = False
@@ -113,7 +113,7 @@ class StartMember:
 
 @dataclass(frozen=True, slots=True)
 class EndMember:
-    """See to it that a member never speaks again; it may have ended already."""
+    """Make sure that a member never answers again; it may have ended already."""
 
     member: Member
     why: str
@@ -121,7 +121,7 @@ class EndMember:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """A member holds its role from now on: tell whoever speaks to it."""
+    """A member holds its role from now on; tell everyone who sends it messages."""
 
     member: Member
 
@@ -136,7 +136,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """A role that was added is given up before anybody held it; the plane goes on without it."""
+    """An added role is given up before a member held it; the plane continues without it."""
 
     role: str
     why: str

@@ -1,7 +1,7 @@
-"""The Roster machine: who holds each role of a plane, who stands by, and who replaces whom.
+"""The Roster machine: which member holds each role of a plane, which stand by, and which replaces which.
 
-One member of a role holds it; shadows stand by. Whoever is lost is ended before another
-speaks in its place, so no two members of a role ever answer at once.
+One member of a role holds it; its shadows stand by. A lost member is ended before another one takes over,
+so no two members of a role ever answer at the same time.
 
 ::
 
@@ -38,15 +38,15 @@ from omniload.machine.waiting import SlowStore
 __all__ = ["Roster"]
 
 _STOPPED_S = 0.1
-"""A process that the kernel has called stopped for so long will not go on by itself."""
+"""A process that the kernel has reported as stopped for this long will not continue by itself."""
 _SETTLES_S = 1.0
-"""Whoever takes over has the processors for so long, before another one that is to stand by is started behind it."""
+"""A member that takes over has the processors for this long before a new shadow is started."""
 _LONGEST_LOOK_S = 1.0
-"""A longer time between two looks is one in which the roster's own process did not run: it says nothing of others."""
+"""A longer time between two looks means that the roster's own process did not run; it says nothing about members."""
 _BEGINS_S = 900.0
-"""Without a first heartbeat for so long one that is started is lost; a cluster may have to find it a node first."""
+"""A started member without a heartbeat for this long is lost; a cluster may have to find a node for it first."""
 _LOST_IN_A_ROW = 5
-"""Members of one role that may be lost while no step is released; the next one would be lost too."""
+"""Members of one role that may be lost without a released step in between; the next one would be lost too."""
 
 
 @dataclass(slots=True)
@@ -56,16 +56,16 @@ class _Role:
     standing_by: list[Member] = field(default_factory=list)
     starting: set[Member] = field(default_factory=set)
     instead_of: dict[Member, Member] = field(default_factory=dict)
-    """Members that are being started to stand by in place of others."""
+    """Members being started, each with the standing-by member that it will replace."""
     next_number: int = 1
     lost: int = 0
-    """Members lost since a step was released."""
+    """Members lost since the last released step."""
     settles_s: float = 0.0
-    """Left of the time in which the holder settles."""
+    """Remaining time for the holder to settle."""
     is_new: bool = False
-    """Whether nobody has held it yet, so that the plane can do without."""
+    """Whether no member has held the role yet, so that the plane can do without it."""
     store: SlowStore = field(default_factory=SlowStore)
-    """Of the holder, and whether it is slow for it alone."""
+    """Notices when the store is slow for the holder alone."""
 
     def members(self) -> list[Member]:
         held = [self.holder] if self.holder is not None else []
@@ -84,14 +84,14 @@ class _Role:
 
 @dataclass(slots=True, kw_only=True)
 class Roster:
-    """Replaces members that are lost, for as long as steps are released in between."""
+    """Replaces lost members, as long as steps are released in between."""
 
     roles: Mapping[str, int]
-    """Shadows that are wanted for each role. The first member of each holds it when the roster begins."""
+    """Wanted number of shadows of each role. When the roster begins, the first member of each role holds it."""
     silent_s: float = 10.0
-    """Without a heartbeat for so long a member hangs; a busy machine may keep one from it for some seconds."""
+    """A member without a heartbeat for this long hangs; on a busy machine, heartbeats may be some seconds late."""
     stuck_s: float = 300.0
-    """In one call to a store for so long a member is stuck."""
+    """A member that spends this long in one call to a store is stuck."""
     _roles: dict[str, _Role] = field(init=False)
     _beats: dict[Member, Watched] = field(default_factory=dict, init=False)
     _looked_s: float | None = field(default=None, init=False)
@@ -109,7 +109,7 @@ class Roster:
         return tuple(command for role in self._roles for command in self._fill(role))
 
     def handle(self, event: RosterEvent) -> tuple[RosterCommand, ...]:  # noqa: PLR0911 -- one for each event
-        """Apply one event and return what must now be done, in order."""
+        """Apply one event and return the commands to carry out, in order."""
         if self._gave_up:
             return ()
         match event:
@@ -122,7 +122,7 @@ class Roster:
             case StepsReleased(step=step):
                 return self._release(step)
             case RoleAdded(role=role, shadows=shadows):
-                # Its first life is number 0, as that of every role that the plane was opened with.
+                # Its first life has number 0, as for every role that the plane was opened with.
                 self._roles[role] = _Role(shadows=shadows, holder=None, next_number=0, is_new=True)
                 return self._fill(role)
             case RoleRetired(role=role):
@@ -133,20 +133,20 @@ class Roster:
                 assert_never(event)
 
     def holder_of(self, role: str) -> Member | None:
-        """Return who holds a role; ``None`` while nobody does, or where it is retired."""
+        """Return the holder of a role; ``None`` while there is none, and for a retired role."""
         return self._roles[role].holder if role in self._roles else None
 
     def wants(self, role: str) -> bool:
-        """Tell whether a role is to be held."""
+        """Return whether a role is wanted."""
         return role in self._roles
 
     def is_whole(self) -> bool:
-        """Tell whether every role is held and every shadow that is wanted stands by."""
+        """Return whether every role is held and every wanted shadow stands by."""
         roles = self._roles.values()
         return all(r.holder is not None and len(r.standing_by) >= r.shadows for r in roles)
 
     def members(self) -> list[Member]:
-        """Return all members, those that are being started too."""
+        """Return all members, including those being started."""
         return [member for role in self._roles.values() for member in role.members()]
 
     def shadows(self) -> list[Member]:
@@ -156,7 +156,7 @@ class Roster:
     def _release(self, step: int) -> tuple[RosterCommand, ...]:
         if step > self._released_to:
             self._released_to = step
-            # Of every role: a step takes all of them, so each has shown that it can.
+            # For every role, because a step needs all of them, so each has shown that it works.
             for each in self._roles.values():
                 each.lost = 0
         return ()
@@ -178,7 +178,7 @@ class Roster:
 
     def _start_instead_of(self, member: Member, may_hold: bool) -> tuple[RosterCommand, ...]:
         role = self._roles.get(member.role)
-        # One after the other, and not while the holder settles; whoever looks for places finds this one again.
+        # One at a time, and not while the holder settles; the search for places will find this one again.
         if role is None or role.starting or role.settles_s > 0:
             return ()
         if member not in (role.members() if may_hold and not role.shadows else role.standing_by):
@@ -188,8 +188,8 @@ class Roster:
         return (command,)
 
     def _relieve(self, role: _Role, member: Member | None) -> tuple[RosterCommand, ...]:
-        """End a member in whose place another one stands by now, unless it took over or was lost meanwhile."""
-        # Nor where somebody else was lost: the new one is counted in that one's place, and both are wanted.
+        """End a member whose replacement stands by now, unless that member took over or was lost meanwhile."""
+        # Nor if another member was lost meanwhile: the new one then counts as its replacement, and both are wanted.
         if member not in role.standing_by or len(role.standing_by) <= role.shadows:
             return ()
         role.standing_by.remove(member)
@@ -197,21 +197,21 @@ class Roster:
         return (EndMember(member, "another one stands by in a better place"),)
 
     def _lose(self, member: Member, why: str) -> tuple[RosterCommand, ...]:
-        """Replace a member; one that is not on the roster any more was replaced before."""
+        """Replace a member; if it is no longer on the roster, it was replaced before."""
         role = self._roles.get(member.role)
         if role is None or member not in role.members():
             return ()
-        # Nothing is served by it yet: the plane goes on without it, and whoever adds it may try again.
+        # It serves nothing yet, so the plane continues without it, and the scaler may try again.
         if role.is_new:
             return (*self._retire(member.role, why), Abandoned(member.role, why))
         self._beats.pop(member, None)
         role.starting.discard(member)
         if (tried := role.instead_of.pop(member, None)) and tried in role.members():
-            # Nothing is lost: another place was only tried. But it may have been counted in place of one that was.
+            # Only the attempt to move is lost. But the member may have counted as the replacement of a lost one.
             return (EndMember(member, why), *self._fill(member.role))
         role.lost += 1
         if role.lost > _LOST_IN_A_ROW:
-            # No further event is heard: what is lost from now on is lost with the plane.
+            # Further events are ignored, because the plane ends.
             self._gave_up = True
             reason = (
                 f"{member.role} was lost {role.lost} times while no step was taken, the last time: {why}; "
@@ -220,7 +220,7 @@ class Roster:
             return (EndMember(member, why), GiveUp(member.role, reason))
         if member in role.standing_by:
             role.standing_by.remove(member)
-        # First of all: until it is ended, the lost one may speak beside the next.
+        # First of all, because until it is ended the lost member might answer together with the next one.
         commands: list[RosterCommand] = [EndMember(member, why)]
         if member == role.holder:
             role.holder = None
@@ -229,7 +229,7 @@ class Roster:
         return (*commands, *self._fill(member.role))
 
     def _retire(self, name: str, why: str) -> tuple[RosterCommand, ...]:
-        """End every member of a role, which nobody replaces; one that is retired already stays so."""
+        """End every member of a role for good; a role that is retired already stays so."""
         role = self._roles.pop(name, None)
         members = [] if role is None else role.members()
         for member in members:
@@ -237,20 +237,20 @@ class Roster:
         return tuple(EndMember(member, why) for member in members)
 
     def _fill(self, name: str) -> tuple[RosterCommand, ...]:
-        """Start as many members as the role lacks; while its holder settles, none."""
+        """Start the members that the role lacks, except while its holder settles."""
         role = self._roles[name]
-        # Starting a process takes a core for a second or two, in which the holder has steps to catch up on.
+        # Starting a process takes a core for a second or two, while the holder has steps to catch up on.
         if role.holder is not None and role.settles_s > 0:
             return ()
-        # Those in place of others count: where the one before them is lost meanwhile, they are its next.
+        # Replacements count too: if the member that they replace is lost meanwhile, they are its successor.
         return tuple(role.start(name) for _ in range(1 + role.shadows - len(role.members())))
 
     def _see(self, seen: MembersSeen) -> tuple[RosterCommand, ...]:
-        """Count, in time in which the roster itself ran, how long each member is silent or stopped."""
+        """Count how long each member has been silent or stopped, in time during which the roster itself ran."""
         passed_s = 0.0 if self._looked_s is None else seen.now_s - self._looked_s
         self._looked_s = seen.now_s
         commands = list(self._settle(passed_s))
-        # Settling went on above: whoever took over had the processors in that time, as the roster had not.
+        # Settling was counted above, because the new holder had the processors while the roster did not run.
         if passed_s > _LONGEST_LOOK_S:
             return tuple(commands)
         for member in self.members():
@@ -258,7 +258,7 @@ class Roster:
             beat = self._beats.setdefault(member, Watched())
             beat.see(progress, is_stopped=member.name in seen.stopped, passed_s=passed_s)
             if not self._gave_up and (why := self._why_lost(member, progress, beat)) is not None:
-                commands += self._lose(member, why)  # none beside one that ends the plane
+                commands += self._lose(member, why)  # no further commands once the plane ends
         for role in self._roles.values():
             commands += self._leave_slow_store(role, seen, passed_s)
         return tuple(commands)
@@ -266,7 +266,7 @@ class Roster:
     def _leave_slow_store(
         self, role: _Role, seen: MembersSeen, passed_s: float
     ) -> tuple[RosterCommand, ...]:
-        """Have a shadow hold a role whose store answers, where the holder's has become slow."""
+        """Let a shadow take over if the store is slow for the holder and quick for the shadow."""
         holder = None if role.holder is None else seen.beats.get(role.holder.name)
         shadows = {m.name: m for m in role.standing_by if m.name in seen.beats}
         if holder is None or not shadows or self._gave_up:
@@ -281,7 +281,7 @@ class Roster:
         return self._lose(role.holder, found.why)
 
     def _settle(self, passed_s: float) -> Iterable[RosterCommand]:
-        """Start whoever is to stand by behind holders that have settled."""
+        """Start the shadows of holders that have settled."""
         for name, role in self._roles.items():
             if role.settles_s > 0:
                 role.settles_s -= passed_s
@@ -289,10 +289,10 @@ class Roster:
 
     def _why_lost(self, member: Member, progress: Progress | None, beat: Watched) -> str | None:
         process = "its process" if progress is None else f"process {progress.pid}"
-        # First what the kernel knows: it is said within a tenth of a second, silence only after many.
+        # The kernel's knowledge comes first: it is there within a tenth of a second, silence only after many seconds.
         if beat.stopped_s is not None and beat.stopped_s >= _STOPPED_S:
             return f"{process} is stopped"
-        if progress is None:  # of one that stands ready its host does not tell just now
+        if progress is None:  # a ready member whose host does not answer at the moment
             role = self._roles.get(member.role)
             is_late = role is not None and member in role.starting and beat.silent_s >= _BEGINS_S
             return f"it has not begun in {_BEGINS_S:.0f} s" if is_late else None

@@ -1,1 +1,1 @@
-"""What the number of loaders, and of readers of a source, follows: what is measured, and what the mix will draw."""
+"""Signals for the numbers of loaders and readers: measurements, and the coming draws of the mix."""

@@ -1,16 +1,17 @@
-"""What the mix is known to draw more of in its coming steps, and how soon they come.
+"""Foresight: the sources that the mix will soon draw more from, and how soon.
 
-Weights are a function of the step: stages, their ramps, and edits that are journaled with a step to come. So it is
-known before a step begins what it takes; a policy, and a stage that waits for epochs, are known once they are edits::
+Weights are a function of the step: stages, their ramps, and edits that are journaled with a coming step. So the demand
+of a step is known before it begins. Decisions of a policy, and stages that wait for epochs, are known once they are
+edits::
 
     share of web                   ┌── 0.4     steps     (120, 499, 500)
                   0.1 ─────────────┘           shares_S  {web: (0.1, 0.1, 0.4)}
                      step 120     500
 
-The planner knows steps and has no clock; a loader has one, and hears which step is read for.
+The planner knows steps but has no clock. A loader has a clock, and hears for which step it reads.
 
-Samples that are known lie in the memory of a source loader, so what is read ahead is bounded by what they weigh:
-a thousand tokens are 5 KB of text, or 2 MB of images.
+Known samples lie in the memory of a source loader, so their weight limits how much is read ahead: a thousand tokens
+are 5 KB of text, or 2 MB of images.
 
 Shape suffixes:
     S  sources
@@ -43,51 +44,52 @@ __all__ = [
 ]
 
 PLANS_READ_AHEAD = 4
-"""Plans' worth of samples known ahead of the next plan, for each source by its share; half as many let every
-plan wait for a read. Of a source whose reads take longer more are, see ``scaling.leads``."""
+"""Known samples of each source ahead of the next plan, in plans. With half as many, every plan waits for a read. A
+source with slow reads has more, see ``scaling.leads``."""
 _MOST_STEPS = 16
-"""At which shares are told: seven changes of the mix, or three ramps."""
+"""Most steps at which shares are reported; enough for seven changes of the mix, or three ramps."""
 _BENDS = 8
-"""Parts of a cosine ramp that are taken to be straight: as one, shares are up to 0.09 off, and a rise by half."""
+"""Straight pieces that stand for a cosine ramp; with a single one, shares are up to 0.09 off, and a rise by half."""
 _LEAST_RISE = 1e-6
 _AVERAGE_S = 30.0
 _PAUSE_S, _PAUSE_STEPS = 5.0, 4.0
-"""A step that takes longer than both, the latter times what steps take, was held up by a trainer's pause: one in half a
-minute of other steps. Others are steps that take longer from now on, or pauses that belong to the pace."""
+"""A step that takes longer than both (the second is a multiple of the usual step) was held up by a pause of the
+trainer, if there is at most one in half a minute of other steps. Otherwise steps have become longer, or pauses are part
+of the pace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rise:
-    """A source of which more is drawn soon."""
+    """A source that will soon be drawn from more."""
 
     step: int
-    """First step at which it is drawn from so much."""
+    """First step with the new share."""
     now: float
-    """Its share by now."""
+    """Its present share."""
     then: float
     """Its share at the step."""
     drawn: float
-    """The share that it was drawn with last; 0 where it never was."""
+    """The last share above 0 that it was drawn with; 0 if there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coming:
-    """Shares of those sources of which a coming step draws more. From one of its steps to the next they move evenly."""
+    """Shares of the sources that a coming step draws more from; between two of its steps, shares move linearly."""
 
     steps: tuple[int, ...]
     shares_S: Mapping[int, tuple[float, ...]]
-    """Of each source, one at each of the steps."""
+    """For each source, its share at each of the steps."""
     drawn_S: Mapping[int, float] = field(default_factory=dict)
-    """Of those with share 0 at the first of the steps: the share that they were drawn with last, if ever."""
+    """For sources with share 0 at the first of the steps, the share that they were last drawn with, if ever."""
 
     def rise(self, source: int, start: int, stop: float) -> Rise | None:
-        """Return the greatest share of a source at the steps behind ``start`` up to ``stop``, where that is a rise."""
+        """Return the greatest share of a source after step ``start`` and up to ``stop``, if it is a rise."""
         shares = self.shares_S.get(source)
         if shares is None:
             return None
-        stop = math.ceil(stop)  # what jumps at a step is not half there before it
+        stop = math.ceil(stop)  # a share that jumps at a step has not risen at all before it
         now = float(np.interp(start, self.steps, shares))
-        # Between its steps shares rise or fall, and nothing else, so that they are greatest at one of them.
+        # Shares are monotonic between two of the steps, so the greatest one is at a step.
         known = [each for each in zip(self.steps, shares, strict=True) if start < each[0] < stop]
         known.append((stop, float(np.interp(stop, self.steps, shares))))
         step, then = max(known, key=lambda each: each[1])
@@ -98,24 +100,24 @@ class Coming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ahead:
-    """How far the planner is, and what it sees from there."""
+    """The planner's position and its foresight."""
 
     step: int
-    """The farthest step that samples are read for at present."""
+    """The farthest step for which samples are being read."""
     coming: Coming | None = None
-    """``None`` where no source rises, as far as is known."""
+    """Coming shares; ``None`` if no source is known to rise."""
 
 
 @dataclass(slots=True)
 class Foresight:
-    """Finds what comes, once for each stretch of steps in which that is the same."""
+    """Computes the coming shares, once for each stretch of steps with the same outcome."""
 
     _history: History | None = field(default=None, init=False)
     _until: float = field(default=0, init=False)
     _coming: Coming | None = field(default=None, init=False)
 
     def at(self, history: History, step: int) -> Ahead:
-        """Return what is seen from the step that is planned next; it never goes back."""
+        """Return the foresight at the step that is planned next, which never decreases."""
         step = read_to(history, step)
         if history is not self._history or step >= self._until:
             self._history = history
@@ -126,19 +128,19 @@ class Foresight:
 
 
 def read_to(history: History, step: int) -> int:
-    """Return the farthest step that samples are read for where ``step`` is planned next."""
+    """Return the farthest step for which samples are read if ``step`` is planned next."""
     return step + PLANS_READ_AHEAD * history.base.steps_at_once
 
 
 def _changes(history: History, step: int) -> set[int]:
-    """Return the steps at which shares begin or end to move, and others at which nothing may happen."""
+    """Return the steps at which shares begin or stop moving, possibly with further steps."""
     mixes = history.at(step), history.latest
     return {edit.step for edit in history.edits}.union(*map(boundaries, mixes))
 
 
 def _steps_from(history: History, step: int) -> list[int]:
-    """Return a step, and those behind it between which shares move evenly."""
-    # The last of before a change, too: what jumps at a step is not on its way there.
+    """Return a step and later ones, so that shares move linearly between two neighbours."""
+    # Includes the last step before a change, because a share that jumps does not move there linearly.
     each = {k for change in _changes(history, step) for k in (change - 1, change)} | {
         stage.from_step + stage.ramp_steps * part // _BENDS
         for mix in (history.at(step), history.latest)
@@ -151,10 +153,10 @@ def _steps_from(history: History, step: int) -> list[int]:
 
 def _coming(history: History, steps: list[int]) -> Coming | None:
     shares = [_shares_at(history, k) for k in steps]
-    # An edit may add sources behind all others: until then they have no share.
+    # An edit may add sources after all others; until then these have no share.
     width = max(map(len, shares))
     of_S = zip(*(each + (0.0,) * (width - len(each)) for each in shares), strict=True)
-    # From any of the steps on: what falls to begin with rises above what it has fallen to.
+    # Compare from every step on, because a share may fall at first and then rise again.
     rising = {
         s: its
         for s, its in enumerate(of_S)
@@ -167,7 +169,7 @@ def _coming(history: History, steps: list[int]) -> Coming | None:
 
 
 def _drawn_last(history: History, step: int, sources: Iterable[int]) -> dict[int, float]:
-    """Return the share that each source had when it was drawn from last, of those that were."""
+    """Return the share of each source when it was last drawn from, for sources that ever were."""
     before = sorted({k - 1 for k in _changes(history, step) if 0 < k <= step}, reverse=True)
     found: dict[int, float] = {}
     left = set(sources)
@@ -184,24 +186,24 @@ def _shares_at(history: History, step: int) -> tuple[float, ...]:
 
 @dataclass(slots=True)
 class Pace:
-    """How many steps go by in a time."""
+    """Measures how many steps pass in a given time."""
 
     _reached: tuple[int, float] | None = field(default=None, init=False)
     _steps: float = field(default=0.0, init=False)
     _passed_s: float = field(default=0.0, init=False)
     stride: int = field(default=1, init=False)
-    """Steps that are reached at once, where several are planned together."""
+    """Steps that are reached together, as several are planned together."""
     _since_pause_s: float = field(default=math.inf, init=False)
-    """That steps have taken, other than long ones, since the last pause."""
+    """Seconds of ordinary steps since the last pause."""
 
     def reach(self, step: int, now_s: float) -> None:
-        """Note that a step is reached, or is the last that was reached."""
+        """Note the step that is reached by now, which may be the same as before."""
         before, before_s = self._reached or (step, now_s)
         if self._reached is not None and step == before:
             return
         self._reached = step, now_s
         if step <= before:
-            return  # the first, or of a planner that took over and is not as far
+            return  # the first call, or a planner took over that is not as far yet
         self.stride = step - before
         passed_s = now_s - before_s
         if self._steps:
@@ -216,48 +218,48 @@ class Pace:
         self._passed_s = left * self._passed_s + passed_s
 
     def steps_in(self, duration_s: float) -> float:
-        """Return how many steps go by in a time; 0 while that is not known."""
+        """Return how many steps pass in ``duration_s`` seconds; 0 while the pace is unknown."""
         return duration_s * self._steps / self._passed_s if self._passed_s else 0.0
 
 
 class Weighed(Protocol):
-    """What is known of a source's samples."""
+    """The known samples of a source."""
 
     @property
     def token_bytes(self) -> float:
-        """Bytes of a loader's memory per token; 0 while none was seen."""
+        """Bytes of a loader's memory per token; 0 before the first token was seen."""
         ...
 
 
 IsShort = Callable[[int, int], bool]
-"""Whether less is known of a source than so many tokens, and more may be read."""
+"""Returns whether a source has fewer known tokens than given, and more can be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Tokens of each source that must be known before steps can be planned, and below which more are asked for."""
+    """The demand of steps on each source: tokens that planning needs, and a target below which more are requested."""
 
     step: int
     """The first of the steps."""
     steps: int
-    """How many."""
+    """Number of steps."""
     needs_S: list[int]
-    """What they are likely to draw; at least 1 where they draw any."""
+    """Tokens that the steps will probably draw; at least 1 if they draw any."""
     targets_S: list[int]
-    """What the coming steps are likely to draw; more is asked for below it, where memory allows."""
+    """Tokens that the coming steps will probably draw; below this more is requested, if memory allows."""
     room_S: list[float]
-    """Bytes that the known samples of each may take of a loader's memory."""
+    """Bytes of a loader's memory that the known samples of each source may take."""
     short: set[int] = field(default_factory=set)
-    """Sources of which less than the need is known."""
+    """Sources with fewer known tokens than their need."""
 
     @classmethod
     def of(cls, history: History, state: MixState, steps: int, num_sources: int) -> Self:
-        """Return what ``steps`` behind a state demand of sources, also of those that later edits add."""
+        """Return the demand of ``steps`` after a state, including sources that later edits add."""
         mix, entered = history.entered(state)
-        # One that is added draws nothing before the step of its edit, but is read ahead by its target.
+        # An added source is not drawn from before the step of its edit, but its target has it read ahead.
         needs_S = _needs_of(mix, entered, steps) + [0] * (num_sources - len(mix.names))
         targets_S = _targets_of(history, state.step, needs_S)
-        # Of the memory half: the rest is for decoded blocks, and for samples that are planned and not yet taken.
+        # Half of the memory; the rest is for decoded blocks, and for samples that are planned and not taken yet.
         room_per_token = history.base.loader.memory / 2 / max(1, sum(targets_S))
         return cls(
             step=state.step,
@@ -268,14 +270,14 @@ class Demand:
         )
 
     def bounds_of(self, source: int, token_bytes: float) -> tuple[int, int]:
-        """Return how many tokens of a source are to be known at least, and how many are asked for where they are not.
+        """Return how many tokens of a source should be known, and how many to request if fewer are.
 
         Args:
-            source: Its number.
-            token_bytes: What a token of it takes of memory, with all that goes with it; 0 where that is not known.
+            source: Number of the source.
+            token_bytes: Memory of one of its tokens with all its columns; 0 if unknown.
 
         Returns:
-            At least what the next plan needs, whatever that weighs.
+            Both are at least the need of the next plan, whatever its memory.
         """
         need, target, room = self.needs_S[source], self.targets_S[source], self.room_S[source]
         if 2 * target * token_bytes <= room:
@@ -286,16 +288,16 @@ class Demand:
     def below(
         self, sources: Iterable[int], known_S: Sequence[Weighed], is_short: IsShort
     ) -> Iterator[tuple[int, int, int]]:
-        """Yield of sources those of which fewer tokens are known than are to be, each with its bounds."""
+        """Yield the sources with fewer known tokens than they should have, each with its bounds."""
         for s in sources:
             if not is_short(s, self.targets_S[s]):
-                continue  # before more is looked at: of hundreds of sources few are
+                continue  # the usual case, decided without looking at more
             least, most = self.bounds_of(s, known_S[s].token_bytes)
             if is_short(s, least):
                 yield s, least, most
 
     def drop_known(self, sources: Iterable[int], is_short: IsShort) -> None:
-        """Drop of these sources those from ``short`` of which enough is known by now."""
+        """Remove the sources from ``short`` that have enough known tokens by now."""
         for s in self.short.intersection(sources):
             if not is_short(s, self.needs_S[s]):
                 self.short.remove(s)
@@ -305,7 +307,7 @@ def _needs_of(mix: MixConfig, state: MixState, steps: int) -> list[int]:
     """Return the tokens of each source that the next steps are likely to draw; at least 1 where they draw any."""
     weights = weights_at(mix.mix.stages, mix.names, state.step)
     if mix.mix.counted == "sample" or mix.pack.method == "none":
-        # Drawn by number: no tokens to foresee.
+        # Samples are drawn by number, so no number of tokens can be foreseen.
         return [1 if weight > 0 else 0 for weight in weights]
     budget = (mix.rows_per_step * steps + mix.rows_ahead) * mix.pack.length
     return [
@@ -317,7 +319,7 @@ def _needs_of(mix: MixConfig, state: MixState, steps: int) -> list[int]:
 def _targets_of(history: History, step: int, needs_S: Sequence[int]) -> list[int]:
     """Return the tokens of each source that the steps from ``step`` on are likely to draw, over several plans.
 
-    An edit of a coming step counts: what it draws from is read before it holds.
+    An edit of a coming step counts, so that its sources are read before it takes effect.
     """
     together = history.base.steps_at_once
     ahead = read_to(history, step)

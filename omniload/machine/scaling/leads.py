@@ -1,13 +1,13 @@
-"""Which sources are read further ahead than others: those of which a read takes longer than some plans last.
+"""Leads: how much further ahead sources with slow reads are read.
 
-A plan waits for a read that takes longer than what was known when it was asked for lasts. Such a source is read ahead
-by what its own reads take, counted in steps that go by meanwhile. So its slow samples are read, in their order, while
-earlier ones are trained on; which samples are in a step is the same however far it is read::
+A plan has to wait for a read that takes longer than the known samples last. A source with such reads is read further
+ahead, by the duration of its own reads in steps of the job. So its slow samples are read, in their order, while earlier
+ones are trained on. The samples of a step do not depend on how far a source is read::
 
     steps of 10 ms      1  2  3  4  5  6  7  8  9 10 11 12 13 14 15 ...
-    a read of 100 ms    ├── of samples of step 15 on ────┤                asked for while 14 steps' worth are known
+    a read of 100 ms    ├── samples of step 15 and later ┤                requested while 14 steps' worth are known
 
-A source that is read all the time is not: nothing is gained where its reads cannot get ahead.
+A source that is being read all the time gets no lead, because its reads could not get ahead anyway.
 """
 
 import math
@@ -22,28 +22,28 @@ from omniload.mix.state import MixState
 __all__ = ["Leads", "ReadTimes"]
 
 _MOST_PLANS = 64
-"""So far a source is read ahead whose reads take their time: what is known of it is copied as more is reported."""
+"""Longest lead, in plans; it is bounded because all known samples of a source are copied with each report."""
 _LEAD_OVER = 1.25
-"""Times the longest read: a pace is measured, and the longest read so far need not be the longest of all."""
+"""Factor on the longest read, because the pace is measured and a longer read may still come."""
 _CALM_READS = 64
-"""Reads in a row, none of which took half as long, until a source is read less far ahead: a slow sample now and then,
-and a block that is fetched once for many reads, belong to what a source is."""
+"""A lead shrinks after this many consecutive reads that took less than half as long. A slow sample now and then, and a
+block that is fetched once for many reads, are normal for a source."""
 _SLOW_S = 0.05
-"""A read that took less holds nobody up, however many steps went by: ahead of small ones more are built."""
+"""A shorter read holds nothing up, however many steps it takes, because more of such small steps are built ahead."""
 _AVERAGE_S = 30.0
 
 
 @dataclass(slots=True)
 class _Reads:
-    """Of one source, lately: older seconds count for less and less."""
+    """Recent reads of one source; older seconds weigh less."""
 
     heard_s: float
-    """When the last one was answered."""
+    """Time of the last answer."""
     read_s: float = 0.0
     passed_s: float = 0.0
 
     def end(self, took_s: float, now_s: float) -> None:
-        """Add a read that was answered now."""
+        """Add a read that was answered at ``now_s``."""
         passed_s = now_s - self.heard_s
         left = math.exp(-passed_s / _AVERAGE_S)
         self.read_s = left * self.read_s + took_s
@@ -53,28 +53,28 @@ class _Reads:
 
 @dataclass(slots=True)
 class ReadTimes:
-    """What a planner's reads take, in steps that go by meanwhile; one read of a source at a time.
+    """Durations of the planner's reads in steps of the job; each source has one read at a time.
 
-    From the question to the answer, whatever the time is spent on: a loader may be reading other sources first.
+    A read lasts from the request to the answer, whatever happens in between: a loader may read other sources first.
     """
 
     _pace: Pace = field(default_factory=Pace, init=False)
     _of: dict[int, _Reads] = field(default_factory=dict, init=False)
 
     def reach(self, step: int, now_s: float) -> None:
-        """Note that samples are read for a step by now."""
+        """Note the step for which samples are being read by now."""
         self._pace.reach(step, now_s)
 
     def steps_of(self, source: int, asked_s: float, now_s: float) -> float:
-        """Return the steps of a read that is answered now.
+        """Return the duration in steps of a read that is answered now.
 
         Args:
             source: The source.
-            asked_s: When it was asked for, by a clock that never goes back.
-            now_s: By that clock.
+            asked_s: Time of the request, of a monotonic clock.
+            now_s: The current time of that clock.
 
         Returns:
-            0 for a quick one, of a source that is read all the time, and while the pace is not known.
+            0 for a quick read, for a source that is being read all the time, and while the pace is unknown.
         """
         took_s = now_s - asked_s
         reads = self._of.setdefault(source, _Reads(heard_s=asked_s))
@@ -86,16 +86,16 @@ class ReadTimes:
 
 @dataclass(slots=True)
 class _Lead:
-    """How far one source is read ahead, in plans."""
+    """The lead of one source, in plans."""
 
     plans: int = PLANS_READ_AHEAD
     _calm_reads: int = field(default=0, init=False)
-    """Since one that took more than half of that."""
+    """Reads since the last one that needed more than half of the lead."""
     _calm_plans: int = field(default=0, init=False)
-    """That the longest of these would have it read ahead."""
+    """The lead that the longest of these reads would need."""
 
     def note(self, wanted: int) -> None:
-        """Take a read into account that ``wanted`` plans would have been enough for."""
+        """Add a read for which a lead of ``wanted`` plans would have been enough."""
         self._calm_reads += 1
         self._calm_plans = max(self._calm_plans, wanted)
         if 2 * wanted > self.plans:
@@ -109,14 +109,16 @@ class _Lead:
 
 @dataclass(slots=True)
 class Leads:
-    """How far ahead the sources of a planner are read."""
+    """The leads of a planner's sources."""
 
     _of: dict[int, _Lead] = field(default_factory=dict, init=False)
-    """Of sources that are read further ahead than others: few, or none."""
+    """Leads of the few sources that have one."""
 
     def note(self, source: int, took_plans: float) -> None:
-        """Take in how many plans' worth of steps went by while a read of a source was waited for."""
-        wanted = math.ceil(_LEAD_OVER * took_plans) + 1  # one is drawn before more is asked for
+        """Add a read of a source, by its duration in plans."""
+        wanted = (
+            math.ceil(_LEAD_OVER * took_plans) + 1
+        )  # one plan is drawn before more is requested
         if wanted <= PLANS_READ_AHEAD and source not in self._of:
             return
         lead = self._of.setdefault(source, _Lead())
@@ -127,19 +129,19 @@ class Leads:
     def demand(
         self, history: History, state: MixState, steps: int, known_S: Sequence[Weighed]
     ) -> Demand:
-        """Return what steps demand, with the targets of such sources raised within the room that others leave.
+        """Return the demand of steps, with the targets of slow sources raised as far as memory allows.
 
         Args:
             history: The mix and its edits.
-            state: That before the steps.
-            steps: How many.
-            known_S: What is known of each source, those that later edits add included.
+            state: The state before the steps.
+            steps: Number of steps.
+            known_S: The known samples of each source, including sources that later edits add.
         """
         demand = Demand.of(history, state, steps, len(known_S))
         more = {s: _further(demand.targets_S[s], lead.plans) for s, lead in self._of.items()}
         if not (tokens := sum(more.values())):
             return demand
-        # What every source takes at most: of heavy samples no more than its room.
+        # The most that each source takes, which is its room if its samples are heavy.
         taken_S = [
             min(room, 2 * target * known.token_bytes)
             for room, target, known in zip(demand.room_S, demand.targets_S, known_S, strict=True)
@@ -153,5 +155,5 @@ class Leads:
 
 
 def _further(target: int, plans: int) -> int:
-    """Return the tokens that so many plans draw beside those of a target."""
+    """Return the tokens that ``plans`` further plans draw in addition to those of a target."""
     return target * (plans - PLANS_READ_AHEAD) // PLANS_READ_AHEAD

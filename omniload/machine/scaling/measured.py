@@ -1,8 +1,8 @@
-"""How a source is read: what its reads came to lately, and how many readers would do.
+"""Measurements of how a source is read, and the number of readers that would be enough.
 
-Of two memories one is short, and begins anew with other readers: by it readers are added, judged
-and let go. The other remembers what a source took when it was last read, so that it is known what
-more of it will take.
+There are two memories. The short one begins anew when the readers change; by it readers are added,
+judged and removed. The long one keeps what a source took when it was last read, so that the cost of
+drawing more from it can be foreseen.
 """
 
 import math
@@ -15,38 +15,38 @@ __all__ = ["CORE", "OVER", "UNDER_S", "Followed", "Reading"]
 
 _READERS, _SHARE, _CORE_OF = "readers:", "reading_share:", "reading_core:"
 _STEP, _LOST = "readers_for_step:", "readers_lost:"
-"""Begin figures of a loader; the name of the source is behind them."""
+"""Prefixes of figures of a loader; the name of the source follows."""
 
 OVER, _FILLED = 0.85, 0.6
-"""Shares of the time: above the first a source has too few readers, by the second as many as are kept."""
+"""Shares of the time. Above the first, a source has too few readers; the second decides how many are kept."""
 CORE = 0.5
-"""Part of a core that the busiest reader gets while it reads: below it waits for a store, or for a core."""
+"""Fraction of a core that the busiest reader gets while it reads; below it, the reader waits for a store or a core."""
 UNDER_S = 120.0
 _ALLOWED = 8.0
 _REGAIN_S = 600.0
 """The allowance grows by one change in this time."""
 _AVERAGE_S, _KNOWN_S = 30.0, 60.0
 _TURN_S = 0.1
-"""Longest that a planner is thought to take from the end of a read to asking for the next, which it lacks."""
+"""Longest time that a planner is assumed to take from the end of a read to its next request, if it lacks samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How a source is read at present."""
+    """How a source is being read."""
 
     readers: int
-    """Its loader included."""
+    """Number of readers, including the loader."""
     share: float
-    """Share of the time in which a read of it is under way."""
+    """Fraction of the time in which a read is under way."""
     core: float
-    """Part of a core that the busiest of its readers gets meanwhile."""
+    """Fraction of a core that the busiest reader gets meanwhile."""
     for_step: int = 0
-    """Step that some of them are there for ahead of it; 0 for none."""
+    """Step for which readers were added in advance; 0 if none were."""
     lost: int = 0
-    """Others that were lost one after the other, where its loader reads alone for a while; else 0."""
+    """Further readers that were lost in a row, if the loader reads alone for a while; otherwise 0."""
 
     def figures(self, name: str) -> dict[str, float]:
-        """Return it as figures of a loader."""
+        """Return this as figures of a loader."""
         return {
             _READERS + name: self.readers,
             _SHARE + name: self.share,
@@ -57,7 +57,7 @@ class Reading:
 
     @classmethod
     def in_figures(cls, figures: Mapping[str, float]) -> "dict[str, Reading]":
-        """Return what a loader tells of its sources, by their names."""
+        """Return the readings in a loader's figures, by the names of its sources."""
         return {
             name: cls(
                 readers=int(readers),
@@ -72,12 +72,12 @@ class Reading:
 
     @property
     def is_slow(self) -> bool:
-        """Whether whoever draws from it waits for its readers."""
+        """Whether the planner has to wait for the readers of this source."""
         return self.share > OVER
 
     @property
     def said(self) -> str:
-        """It in words that follow the name of the source, and why it has no more readers."""
+        """Words that follow the name of the source, including why it has no more readers."""
         if self.lost:
             why = f"as {self.lost} others were lost one after the other; one is tried every ten minutes"
         elif self.for_step:
@@ -93,18 +93,18 @@ class Reading:
 
 @dataclass(slots=True)
 class _Sums:
-    """What the last half minute, or another time, came to: older seconds count for less and less."""
+    """Sums over the last half minute, or another time; older seconds weigh less."""
 
     passed_s: float = 0.0
     read_s: float = 0.0
-    """In which a read was under way, or lacked."""
+    """Seconds in which a read was under way, or lacked."""
     ended_s: float = 0.0
-    """That reads took which have ended: only of these it is known what they did."""
+    """Seconds of ended reads, the only ones whose work is known."""
     busy_s: float = 0.0
     tokens: float = 0.0
 
     def follow_on(self, lately: "_Sums", average_s: float = _AVERAGE_S) -> None:
-        """Add what has come since, and have all before it count for less."""
+        """Add newer sums, and reduce the weight of older ones."""
         left = math.exp(-lately.passed_s / average_s)
         self.passed_s = left * self.passed_s + lately.passed_s
         self.read_s = left * self.read_s + lately.read_s
@@ -114,28 +114,28 @@ class _Sums:
 
     @property
     def share(self) -> float:
-        """Share of the time in which it was read; 0 where nothing is known."""
+        """Fraction of the time in which the source was read; 0 if nothing is known."""
         return min(1.0, self.read_s / self.passed_s) if self.passed_s else 0.0
 
     @property
     def core(self) -> float:
-        """Part of a core that its busiest reader had while it was read."""
+        """Fraction of a core that its busiest reader had while it was read."""
         return self.busy_s / self.ended_s if self.ended_s else 0.0
 
     @property
     def tokens_per_s(self) -> float:
-        """How quickly it was read, while it was."""
+        """Tokens per second of reading."""
         return self.tokens / self.ended_s if self.ended_s else 0.0
 
 
 @dataclass(slots=True)
 class _Known:
-    """What reading a source takes, as far as is known: a source that falls away is remembered as it was read last."""
+    """The cost of reading a source, remembered also while it is not drawn from."""
 
     sums: _Sums = field(default_factory=_Sums)
-    """In which seconds of reading are those of all readers together."""
+    """Sums in which seconds of reading are added up over all readers."""
     _idle_s: float = 0.0
-    """Since the last read that ended."""
+    """Idle seconds since the last ended read."""
     _read_s: float = 0.0
     """As above."""
     _since: _Sums = field(default_factory=_Sums)
@@ -144,7 +144,7 @@ class _Known:
     def look(self, lately: _Sums, divided: int) -> None:
         """Apply what has passed since the last look."""
         since = self._since
-        # Not without end: nobody may have drawn from it.
+        # Bounded, because the source may not be drawn from for a long time.
         self._idle_s = min(self._idle_s + max(0.0, lately.passed_s - lately.read_s), _KNOWN_S)
         self._read_s += lately.read_s
         since.read_s += lately.read_s * divided
@@ -157,50 +157,50 @@ class _Known:
 
     @property
     def readers(self) -> float:
-        """How many readers it would keep busy all the time; 0 where nothing is known."""
+        """Number of readers that the source would keep busy all the time; 0 if nothing is known."""
         return self.sums.read_s / self.sums.passed_s if self.sums.passed_s else 0.0
 
 
 @dataclass(slots=True)
 class Followed:
-    """One source."""
+    """The observations and decisions of one source."""
 
     readers: int
-    """That are wanted."""
+    """Wanted number of readers."""
     at_first: int = field(init=False)
-    """That it began with: as many as its profile asks for where the mix draws most of it."""
+    """Initial number of readers, from its profile and its largest share of the mix."""
     greatest: int = field(init=False)
-    """Number that it ever had, of those that proved their worth or may yet."""
+    """Largest number of readers so far, except numbers that proved useless."""
     known: _Known = field(default_factory=_Known)
     rise: Rise | None = None
-    """What the mix is known to draw more of it soon."""
+    """A coming rise of its share, if one is known."""
     ahead_of: int | None = None
-    """Step before which its readers were added, while that is to come."""
+    """Coming step for which readers were added in advance."""
     divided: int = 1
-    """Among how many its last read was divided."""
+    """Number of readers that took part in the last read."""
     began_s: float | None = None
-    """When the read began that is under way."""
+    """Beginning of the read that is under way."""
     ended_s: float | None = None
-    """When the last one ended."""
+    """End of the last read."""
     counted_to_s: float = 0.0
-    """Up to when it is counted."""
+    """Time up to which the current read is counted."""
     is_theirs: bool = True
-    """Whether it began by the readers that there are."""
+    """Whether the current read began with the present readers."""
     lately: _Sums = field(default_factory=_Sums)
-    """Since the last look."""
+    """Sums since the last look."""
     sums: _Sums = field(default_factory=_Sums)
     over_s: float = 0.0
     under_s: float = 0.0
     would_do: int = 1
-    """Readers that have been enough for a minute, while fewer than there are would do."""
+    """Number of readers that would have been enough in the last minute, while there are too many."""
     settled_s: float = 0.0
     allowance: float = _ALLOWED
     fewer: tuple[int, float, float] | None = None
-    """Readers before others were added that have not proved their worth, tokens a second by them, and their core."""
+    """Before unproven readers were added: the number of readers, their tokens per second, and their core."""
     ceiling: int | None = None
-    """More than these were tried for nothing."""
+    """More readers than this were tried in vain."""
     ceiling_s: float = 0.0
-    """For how long no others are tried."""
+    """Remaining time in which no more are tried."""
 
     def __post_init__(self) -> None:
         self.at_first = self.greatest = self.readers
@@ -213,13 +213,13 @@ class Followed:
         self.is_theirs = True
 
     def count_read(self, now_s: float) -> None:
-        """Count what has passed of the read that is under way."""
+        """Count the time of the read that is under way."""
         if self.began_s is not None:
             self.lately.read_s += now_s - self.counted_to_s
             self.counted_to_s = now_s
 
     def end(self, now_s: float, busy_s: float, tokens: int, readers: int) -> None:
-        """Note the end of a read, which so many took part in."""
+        """Note the end of a read by this many readers."""
         self.count_read(now_s)
         began_s, self.began_s, self.ended_s = self.began_s, None, now_s
         if readers != self.divided:
@@ -233,30 +233,30 @@ class Followed:
             self.lately.tokens += tokens
 
     def begin_anew(self) -> None:
-        """Forget what was measured: it is of other readers."""
+        """Forget all measurements, because they belong to other readers."""
         self.lately, self.sums = _Sums(), _Sums()
         self.over_s = self.under_s = self.settled_s = 0.0
         self.would_do = 1
         self.is_theirs = self.began_s is None
 
     def foresee(self, step: int, coming: Coming | None, source: int, until: int) -> None:
-        """Note what comes of a source at the steps behind one, up to another."""
+        """Note a coming rise of the source after ``step``, up to ``until``."""
         self.rise = None if coming is None else coming.rise(source, step, until)
         is_coming = coming is not None and source in coming.shares_S
         if self.ahead_of is not None and (step >= self.ahead_of or not is_coming):
-            # What was measured is of before the step that they were added for.
+            # The measurements are from before the step that the readers were added for.
             self.ahead_of = None
             self.begin_anew()
 
     @property
     def core(self) -> float | None:
-        """Part of a core that its busiest reader has while it is read, or had last; ``None`` where it never was."""
+        """Fraction of a core that its busiest reader has, or had last; ``None`` if it was never read."""
         sums = self.sums if self.sums.ended_s else self.known.sums
         return sums.core if sums.ended_s else None
 
     @property
     def soon(self) -> int:
-        """How many readers what comes will take; 0 where nothing does."""
+        """Readers that the coming rise will need; 0 without a rise."""
         rise = self.rise
         if rise is None:
             return 0
@@ -276,14 +276,14 @@ class Followed:
         if self.ceiling_s <= 0:
             self.ceiling = None
         share = self.sums.share
-        # While others open the source it is read by fewer than are wanted, and slowly: that asks for no more.
+        # While added readers still open the source, it is read slowly by fewer; that is no reason for even more.
         is_over = share > OVER and self.divided == self.readers
         self.over_s = self.over_s + passed_s if is_over else 0.0
-        # Of a source that is read all the time it is not known what it would take.
+        # Above ``OVER`` the source is read all the time, and its real need is unknown.
         needed = max(1, math.ceil(share * self.divided / _FILLED), self.soon)
         if share <= OVER and needed < self.readers:
             self.under_s += passed_s
-            # By then the average has forgotten what came before.
+            # By then the average has forgotten the time before.
             if self.under_s > UNDER_S / 2:
                 self.would_do = max(self.would_do, needed)
         else:
