@@ -1,4 +1,4 @@
-"""What stands in the place of a column that a rank does not get: its shape, and an error that says how to get it."""
+"""Placeholders for columns that a rank does not get: they know the shape, and their error says how to get them."""
 
 from collections.abc import Sequence
 from typing import Any, NoReturn, cast
@@ -34,24 +34,24 @@ class Absent:
         raise ConfigError(self.said)
 
     def __getattr__(self, name: str) -> NoReturn:
-        # What Python and numpy look for by themselves has to be missing, not refused.
+        # Attributes that Python and numpy probe for must be missing instead of raising this error.
         if name.startswith("__"):
             raise AttributeError(name)
         raise ConfigError(self.said)
 
 
 def absent_array(said: str, like: NDArray[Any] | Absent) -> NDArray[Any]:
-    """Return what stands in the place of an array."""
+    """Return the placeholder of an array."""
     return cast("NDArray[Any]", Absent(said, like.shape, like.dtype))
 
 
 def absent_column(said: str) -> Ragged:
-    """Return what stands in the place of a column of whole samples."""
+    """Return the placeholder of a whole-sample column."""
     return cast("Ragged", Absent(said))
 
 
 def is_absent(value: object) -> bool:
-    """Tell whether a column is not here."""
+    """Return whether a column is a placeholder."""
     return isinstance(value, Absent)
 
 

@@ -1,4 +1,4 @@
-"""What makes tensors of numpy arrays: here a library of tensors comes in, torch by an adapter of its own."""
+"""The seam to tensor libraries: makes tensors of numpy arrays; torch has an adapter of its own."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ __all__ = ["Arrays", "NumpyArrays", "SideStream"]
 
 
 class SideStream(Protocol):
-    """Copies tensors to a device beside what its user computes there."""
+    """Copies tensors to a device concurrently with the trainer's computation there."""
 
     def copied(self, tensor: Any) -> Any:  # noqa: ANN401 -- the tensor type of whichever library
         """Begin to copy a tensor of the host; return the copy, which nothing may use before ``arrive``."""
@@ -47,7 +47,7 @@ class Arrays(Protocol):
         ...
 
     def side_stream(self, device: object) -> SideStream | None:  # noqa: ARG002 -- of those that have any
-        """Return what copies to a device beside the trainer's work; ``None`` where nothing goes on beside it."""
+        """Return a stream that copies concurrently with the trainer's work; ``None`` if the library has none."""
         return None
 
 

@@ -19,7 +19,7 @@ from omniload.mix.columns import COLUMNS
 
 __all__ = ["DIGEST_MODULUS", "batch_digest", "combined", "microbatch_digest"]
 
-# As unsigned numbers of 64 bits wrap around: any collective that adds them up comes to the same.
+# Unsigned 64-bit numbers wrap around, so any collective that adds them gives the same sum.
 DIGEST_MODULUS = 1 << 64
 
 
@@ -38,14 +38,14 @@ def microbatch_digest(microbatch: Microbatch) -> int:
     total = 0
     for row in range(num_rows):
         digest = xxhash.xxh3_64()
-        # Of one byte order everywhere: digests of all hosts are added up, and compared with those of other runs.
+        # One byte order everywhere, because digests of all hosts are added up and compared with other runs.
         digest.update(np.ascontiguousarray(microbatch.tokens_RT[row], "<i4").data)
         # Labels too: a mask or a cut that moved trains on something else with the same tokens.
         digest.update(np.ascontiguousarray(microbatch.labels_RT[row], "<i4").data)
         digest.update((begins[bound_rows[row] : bound_rows[row + 1]] - row * length).tobytes())
         keys = microbatch.keys_K4[key_bounds[row] : key_bounds[row + 1]]
         digest.update(np.ascontiguousarray(keys, "<i8").data if len(keys) else b"")
-        # Nothing of other rows, whose digests are those of releases that knew no such bounds.
+        # Only for rows with such bounds; the digests of all other rows stay those of earlier releases.
         if len(starts):
             inside = starts[(starts >= row * length) & (starts < (row + 1) * length)]
             digest.update((inside - row * length).tobytes())

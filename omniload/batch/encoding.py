@@ -1,4 +1,4 @@
-"""What one rank encodes for a microbatch, and where embeddings go: an all-to-all in two lists of counts.
+"""The images that a rank encodes for a microbatch, and the routes of embeddings: an all-to-all in two lists of counts.
 
 Shape suffixes:
     I  images that the rank encodes        M  embeddings that it makes of them
@@ -20,7 +20,7 @@ __all__ = ["NO_ROUTE", "EncoderShare", "Route", "counts_by_rank"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """What one rank encodes for a microbatch, and how its embeddings travel; see ``EncoderShare``."""
+    """The images that one rank encodes for a microbatch, and how embeddings travel; see ``EncoderShare``."""
 
     images: NDArray[np.int64]
     """Images of the plan that it encodes, in this order."""
@@ -37,7 +37,7 @@ NO_ROUTE = Route(
     places_E=np.empty(0, np.int64),
     order_M=None,
 )
-"""That of a rank which encodes nothing and gets nothing."""
+"""The route of a rank that encodes nothing and receives nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class EncoderShare:
     num_ranks: int
     """Ranks among which images were dealt."""
     sends_C2: NDArray[np.int64]
-    """Ranks to which embeddings go, rising, and how many; they sum to those of the images."""
+    """Destination ranks, rising, and the number of embeddings for each; the numbers sum to those of the images."""
     receives_C2: NDArray[np.int64]
     """Ranks from which embeddings come, rising, and how many."""
     places_E: NDArray[np.int64]
@@ -61,9 +61,9 @@ class EncoderShare:
     values_per_patch: int = 0
     """Values of a patch, also of a rank that has no image; 0 where no image tells it."""
     order_M: NDArray[np.int64] | None = None
-    """Which of those that are made is sent first, second, and so on; ``None`` where they are sent as they are made."""
+    """Indices of the made embeddings in sending order; ``None`` if that is the order in which they are made."""
     others: tuple["EncoderShare", ...] = ()
-    """Those of the other ranks that take the same rows: by place along cp, then by number among peers."""
+    """Shares of the other ranks that take the same rows, by cp coordinate and then by peer number."""
 
     @classmethod
     def of_nothing(cls, num_ranks: int, values_per_patch: int) -> Self:
@@ -85,7 +85,7 @@ class EncoderShare:
         """Whether its rank encodes no image and gets no embedding."""
         return not len(self.keys_I4) and not len(self.places_E)
 
-    # Of thousands of ranks few take part in one microbatch: counts of all are made where they are used.
+    # Few of thousands of ranks take part in one microbatch, so full lists of counts are made only where they are used.
     @property
     def sends_W(self) -> NDArray[np.int64]:
         """Embeddings that go to each rank."""
@@ -98,7 +98,7 @@ class EncoderShare:
 
     @property
     def of_ranks(self) -> "tuple[EncoderShare, ...]":
-        """This share alone, and those of the others."""
+        """This share without ``others``, followed by the others."""
         return (replace(self, others=()), *self.others)
 
     def of_place(self, cp_rank: int, cp_size: int) -> "EncoderShare":

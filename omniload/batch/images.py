@@ -51,9 +51,9 @@ class BatchImage:
 
 
 def images_of(microbatch: Microbatch) -> Iterator[BatchImage]:
-    """Yield the images that come with a microbatch: those of its rows, or those that its rank encodes.
+    """Yield the images of a microbatch: those in its rows, or those that its rank encodes.
 
-    On the way to ranks that share the rows they are those of all of them.
+    Until the microbatch is split among the ranks that share its rows, it has the images of all of them.
     """
     shares = () if microbatch.encoding is None else microbatch.encoding.of_ranks
     for share in shares:
@@ -193,7 +193,7 @@ class ImageArrays(PatchArrays):
 class EncodingArrays(PatchArrays):
     """The images that a rank encodes, ordered by the place along dp and cp that their embeddings go to.
 
-    A rank that was dealt none has patches ``[0, V]``, so that its encoder runs as that of any other.
+    A rank without images has patches ``[0, V]``, so that its encoder runs like any other.
     """
 
     def __init__(self, share: EncoderShare, tensor: _ToTensor) -> None:
@@ -202,7 +202,7 @@ class EncodingArrays(PatchArrays):
 
     @cached_property
     def order(self) -> Any:  # noqa: ANN401
-        """Embeddings in the order in which they are sent, int64: an index into those that were made, image by image.
+        """Sending order of the embeddings, int64: an index into the embeddings as made, image by image.
 
         ``None`` where they are sent as they are made. They are often not along cp, where a place takes the first and
         the last parts of a row, whether an image is cut or not; nor where a mesh numbers its ranks in another order

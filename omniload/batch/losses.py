@@ -22,12 +22,12 @@ from omniload.batch.microbatch import IGNORE_LABEL, CpSlice, Microbatch
 __all__ = ["DocumentLosses", "Over", "losses_by_document", "means_of_source"]
 
 Over: TypeAlias = Literal["document", "row", "rows", "source"]
-"""What a reported mean goes over: the document itself, its row, all rows, or its whole source."""
+"""What a reported mean is taken over: the document itself, its row, all rows, or its whole source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentLosses:
-    """What was lost on each piece of some rows."""
+    """Reported losses of the pieces of some rows."""
 
     keys_K4: NDArray[np.int64]
     """Source, position, sub and first token."""
@@ -36,9 +36,9 @@ class DocumentLosses:
     labels_K: NDArray[np.int64]
     """Labels; 0 for a piece that none is trained on of."""
     over: Over = "document"
-    """What the losses were told of."""
+    """What each reported loss is a mean over."""
     columns: tuple[int, int] | None = None
-    """Of a cp peer, whose labels are a part of each piece's: the first column of its slice, and how many it has."""
+    """First column and width of a cp peer's slice, whose labels are only a part of each piece's."""
 
     def of_source(self, source: int) -> tuple[int, NDArray[np.int64] | None]:
         """Return the labels of a source, by its number, and the key of its first piece, ``[4]``, if any."""
@@ -92,7 +92,7 @@ def losses_by_document(
             f"losses have shape {list(given.shape)}, labels {list(labels_RT.shape)}; give one loss for each label, "
             "as cross_entropy(..., reduction='none') does, the mean of each row, [R], or one mean of all"
         )
-    # Of a slice most pieces may lie elsewhere: its peers tell of them.
+    # Most pieces may lie outside this slice; the peers report those.
     told_K = labels_K > 0 if isinstance(rows, CpSlice) else slice(None)
     return DocumentLosses(
         keys_K4=rows.keys_K4[told_K],
@@ -145,7 +145,7 @@ def _numbers(given: object) -> NDArray[Any]:
         raise ConfigError(
             f"losses are no table of numbers ({error!s:.120}); give a tensor"
         ) from error
-    if held.dtype.kind == "V":  # of another library, as JAX's bfloat16 is
+    if held.dtype.kind == "V":  # a type of another library, such as JAX's bfloat16
         with suppress(TypeError, ValueError):
             held = held.astype(np.float32)
     if held.dtype.kind not in "iuf":
@@ -173,7 +173,7 @@ def means_of_source(loss: object, reward: object) -> tuple[float | None, float |
         # A tensor of one value tells it by ``item``, wherever it lies.
         try:
             value = given.item() if hasattr(given, "item") else given
-        except (ValueError, RuntimeError) as error:  # of several values
+        except (ValueError, RuntimeError) as error:  # it has several values
             raise ConfigError(
                 f"{name} of a source is no single number ({error!s:.120}); give its mean"
             ) from error

@@ -1,4 +1,4 @@
-"""What a rank trains on: packed rows, or the slices that a cp peer has of them.
+"""The data that a rank trains on: packed rows, or a cp peer's slices of them.
 
 Shape suffixes:
     R  rows of the microbatch      T  tokens in a row
@@ -66,7 +66,7 @@ class Microbatch:
 
     On the way to ranks that share the rows it brings the shares of all of them; see ``own_part``."""
     label_tokens_RT: NDArray[np.int32] | None = None
-    """What labels are made of where a stage of a pipeline has labels and no token ids; ``None`` elsewhere."""
+    """Token ids for making labels, in a pipeline stage that has labels but no token ids; ``None`` elsewhere."""
 
     @cached_property
     def document_starts(self) -> NDArray[np.int32]:
@@ -84,7 +84,7 @@ class Microbatch:
         tokens_RT = self.tokens_RT if self.label_tokens_RT is None else self.label_tokens_RT
         tokens = tokens_RT.reshape(-1)
         labels = np.empty_like(tokens)
-        # Of all rows in one go, over every bound: the last token of each document is put right below.
+        # Shift all rows at once, across document bounds; the last token of each document is corrected below.
         labels[:-1] = tokens[1:]
         labels[self.cu_seqlens[1:] - 1] = next_D
         labels[self.document_starts - 1] = IGNORE_LABEL
@@ -95,7 +95,7 @@ class Microbatch:
 
     @cached_property
     def positions_RT(self) -> NDArray[np.int32]:
-        """Place of the token in its document, from 0; of a preference pair, in the pair."""
+        """Place of the token in its document, from 0. For a preference pair, its place in the pair."""
         positions = positions_between(with_starts(self.cu_seqlens, self.document_starts))
         self._fill_padding(positions, 0)
         return positions.reshape(self.tokens_RT.shape)
@@ -180,7 +180,7 @@ def rows_of(part: Microbatch | CpSlice, column: str) -> NDArray[Any]:
 
 
 def brings_labels(part: Microbatch | CpSlice) -> bool:
-    """Tell whether rows have labels: all have, but those of some stages of a pipeline."""
+    """Return whether rows have labels; only some pipeline stages have none."""
     return not is_absent(part.labels_RC if isinstance(part, CpSlice) else part.next_D)
 
 

@@ -98,7 +98,7 @@ def build_rows(
     sources_D[laid.places_K] = pieces.sources_P
     # One blank row is the padding of all: parts of it are gathered as the pieces are, in the same call.
     tokens, bounds_D = _gathered(fetched_K, laid, np.zeros(length, np.int32))
-    # Where a sample goes on, a token more was fetched than lies in the row: the label of the last one that does.
+    # If a sample continues after the row, one more token was fetched: the label of the row's last token.
     cut = (fetched_K.lengths_N > pieces.lengths_P).nonzero()[0]
     next_D = np.full(len(laid.lengths_D), IGNORE_LABEL, np.int32)
     next_D[laid.places_K[cut]] = _last_values(fetched_K.take(cut))
@@ -139,7 +139,7 @@ def _shown(images_K: Ranges, others_K: Mapping[str, Ranges]) -> Ragged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LaidOut:
-    """The documents of all rows: pieces, and behind those of each row its padding, which may be empty."""
+    """The documents of all rows: the pieces of each row, followed by its padding, which may be empty."""
 
     lengths_D: NDArray[np.int64]
     places_K: NDArray[np.int64]
@@ -189,7 +189,7 @@ def _laid_out(
 def _gathered(
     ranges_K: Ranges, laid: _LaidOut, blank_T: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the values of all documents end to end, those of ``blank_T`` in the padding, and their bounds."""
+    """Return the concatenated values of all documents, with ``blank_T`` as padding, and their bounds."""
     firsts_D, which_D = np.zeros((2, len(laid.lengths_D)), np.int64)
     firsts_D[laid.places_K], which_D[laid.places_K] = ranges_K.starts_N, ranges_K.which_N
     which_D[laid.places_R] = len(ranges_K.columns)
@@ -282,7 +282,7 @@ class Documents:
     """Bounds in the flattened rows, ``[D + 1]``; also those between the sides of a pair, and between documents that a
     sample joins and that stay apart."""
     positions: NDArray[np.int32]
-    """Place of each token in its document; of cp peers, those of the slice."""
+    """Place of each token in its document; for a cp peer, only the tokens of its slice."""
     pairs_P2: NDArray[np.int64]
     """Documents that are the chosen and the rejected side of each pair."""
 
@@ -294,7 +294,7 @@ def documents_of(part: Microbatch | CpSlice) -> Documents:
         ConfigError: Pairs lie in rows that are shared among cp peers.
     """
     rejected_K = part.columns_K.get(REJECTED_AT)
-    # Of a step without a pair the column may be there and empty: another step of its window had one.
+    # In a step without pairs the column may exist and be empty, because another step of its window had a pair.
     none = rejected_K is None or not len(rejected_K.values_V)
     if isinstance(part, CpSlice):
         if not none:
@@ -348,7 +348,7 @@ def _without_pairs(cu_seqlens: NDArray[np.int32], positions: NDArray[np.int32]) 
     )
 
 
-# Equal only to itself: arrays have no truth, and two pieces are told apart by their keys.
+# Compared by identity: arrays have no truth value, and pieces are distinguished by their keys.
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Piece:
     """A document, or the part of one that lies in a row; or the documents that one sample joins."""
@@ -359,7 +359,7 @@ class Piece:
     tokens: NDArray[np.int32]
     """Its tokens, without padding."""
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """Columns of the whole sample, by name; of a pipeline those that the rank's stage gets."""
+    """Whole-sample columns by name; in a pipeline, those that the rank's stage gets."""
 
     @property
     def source(self) -> int:

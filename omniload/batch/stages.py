@@ -1,4 +1,4 @@
-"""What one rank has of a batch that several take: its stage's columns of a pipeline, and the images that it encodes.
+"""The part of a shared batch that one rank gets: the columns of its pipeline stage, and the images that it encodes.
 
 ::
 
@@ -21,7 +21,7 @@ from omniload.mix.columns import COLUMNS, DOCUMENT_STARTS, IMAGE_COLUMNS, IMAGES
 __all__ = ["LABELS", "OWN", "TOKENS", "Stage", "StageName", "column_of", "own_part"]
 
 StageName: TypeAlias = Literal["first", "middle", "last"]
-"""Where a stage stands along pp."""
+"""Position of a stage along pp."""
 TOKENS, LABELS, OWN, _ALL = "tokens", "labels", "own", "all"
 _BOUNDS = {REJECTED_AT, DOCUMENT_STARTS}
 """Columns of whole samples that bound documents: attention needs them in every stage."""
@@ -35,7 +35,7 @@ _COLUMN_OF: dict[str, str] = {
 
 def column_of(name: str, *, is_array: bool) -> str:
     """Return the column that an array of a microbatch, or a column of whole samples, is of; none for every stage's."""
-    # What is none of the list is a user's own: theirs cannot be called as one of it is.
+    # Every other name is a user's column; a user's column cannot have a name of this list.
     return _COLUMN_OF.get(name, "" if is_array else name if name in COLUMNS else OWN)
 
 
@@ -49,7 +49,7 @@ class Stage:
     """Stages along pp."""
     name: StageName
     columns: frozenset[str]
-    """Columns that it has beside those of every stage."""
+    """Its columns in addition to those of every stage."""
 
     @classmethod
     def at(cls, number: int, count: int, columns_of: Mapping[str, Sequence[str]]) -> Self:
@@ -58,7 +58,7 @@ class Stage:
         return cls(number=number, count=count, name=name, columns=frozenset(columns_of[name]))
 
     def has(self, column: str) -> bool:
-        """Tell whether its ranks have ``tokens``, ``labels``, ``images``, ``own``, or a column of whole samples."""
+        """Return whether its ranks have ``tokens``, ``labels``, ``images``, ``own``, or a whole-sample column."""
         return not column or column in self.columns or _ALL in self.columns
 
     def refusal(self, column: str, called: str = "") -> str:
@@ -76,12 +76,12 @@ class Stage:
 
 
 def own_part(batch: Batch, peer: int, ranks_W: Sequence[int], stage: Stage | None = None) -> Batch:
-    """Return a batch with what one rank of those that take it encodes, and what its stage uses, and no more.
+    """Return a batch with only the images that one rank encodes and the columns that its stage uses.
 
     Args:
         batch: What the data plane hands out at a place along dp and cp, or what has come of it to this rank.
-        peer: Number of the rank among those that take it.
-        ranks_W: Numbers of all ranks in the job, in the order of places; none where they are numbered so.
+        peer: Number of the rank among those that take the batch.
+        ranks_W: Job-wide numbers of all ranks in the order of their places; empty if they are numbered in that order.
         stage: The stage of the rank along pp; ``None`` without several.
     """
     shares = [microbatch.encoding for microbatch in batch.microbatches]

@@ -1,4 +1,4 @@
-"""Where documents begin inside pieces: those that a sample joins, and that stay apart.
+"""Beginnings of documents inside pieces of samples that join several documents with separate attention.
 
 Shape suffixes:
     D  pieces of all rows, and the padding of each        K  pieces        I  documents that begin inside a piece

@@ -52,9 +52,9 @@ class Parts:
     """A batch in buffers, as it is sent, or as it comes to one rank."""
 
     shared: Sequence[NDArray[np.uint8]] = ()
-    """One for each line of ``Routes``; of those that come, only the lines that the rank takes."""
+    """One buffer for each line of ``Routes``; a receiving rank has only the lines that it takes."""
     own: Sequence[NDArray[np.uint8]] = ()
-    """One for each rank, the sender among them; of those that come, this rank's alone. None where none is sent."""
+    """One buffer for each rank including the sender; a receiving rank has only its own. Empty if none is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class Routes:
         return cls(lines=((0,),), line_of=dict.fromkeys(left_out, _NOBODY))
 
     def buffer_of(self, name: str, buffers: Sequence["_Buffer"], *, is_array: bool) -> "_Buffer":
-        """Return the buffer that an array, or a column of whole samples, goes into: the last where nobody takes it."""
+        """Return the buffer for an array or a whole-sample column; the last one if no rank takes it."""
         return buffers[self.line_of.get(column_of(name, is_array=is_array), 0)]
 
 
@@ -172,7 +172,7 @@ def to_parts(batch: Batch, routes: Routes) -> Parts:
 
 
 def _add(part: Microbatch | CpSlice, i: int, routes: Routes, lines: Sequence[_Buffer]) -> None:
-    """Add the arrays of a microbatch to the lines of those that take them."""
+    """Add the arrays of a microbatch to the lines of the ranks that take them."""
     kind = next(name for name, cls in _KINDS.items() if isinstance(part, cls))
     shape = part.tokens_RC.shape if isinstance(part, CpSlice) else part.tokens_RT.shape
     types = {name: values.dtype.str for name, values in aligned_of(part).items()}
@@ -199,7 +199,7 @@ def _add(part: Microbatch | CpSlice, i: int, routes: Routes, lines: Sequence[_Bu
 
 
 def _told(share: EncoderShare, buffer: _Buffer) -> dict[str, Any] | None:
-    # Of many peers most have nothing to do with one microbatch: a word each.
+    # Most peers have no part in a given microbatch; each of them gets one word.
     if share.is_of_nothing:
         return None
     return {"arrays": buffer.keep_of(share), "images": buffer.keep_ragged(share.images_I)}

@@ -156,7 +156,7 @@ def _checked(
         raise ValueError(f"num_bins is {num_bins}; give at least one bin")
     if costs.ndim != 1:
         raise ValueError(f"costs_N has shape {costs.shape}; give one cost for each item")
-    # By negation: nan is neither at least 0 nor below it.
+    # Negated, because nan is neither at least 0 nor below it.
     wrong = ~(costs >= 0) | ~np.isfinite(costs)
     if wrong.any():
         at = int(np.argmax(wrong))
@@ -201,7 +201,7 @@ def _apart(
     apart = (before[k] + before[-1] - before[num - light]) / k
     two_less = before[-1] - before[num - max(forced - 2, 0)]
     if forced > 1:
-        # One of these bins has the costliest of the lightest items, beside one of the largest and what is forced.
+        # One of these bins has the costliest of the lightest items, together with a largest one and the forced items.
         apart = np.maximum(apart, falling[k - 1] + falling[num - light] + two_less)
     meeting = np.full(len(k), np.inf)
     meeting[1:] = falling[: len(k) - 1] + falling[1 : len(k)] + two_less
@@ -243,12 +243,12 @@ def _one_by_one(
     """Deal items to bins of such loads and counts; return the bin of each."""
     loads, counts = bins
     reserved = sum(least - min(count, least) for count in counts)  # items that bins still need
-    # Pairs: of equal loads the bin of the lower number comes first, on every machine.
+    # Pairs, so that with equal loads the bin of the lower number comes first on every machine.
     lightest = [(load, b) for b, load in enumerate(loads) if counts[b] < limit]
     heapq.heapify(lightest)
     dealt: list[int] = []
     for i, cost in enumerate(falling):
-        # What is left is owed to bins that have too few: from here on no other is dealt to.
+        # The remaining items are needed by bins with too few, so only these get items from here on.
         if reserved == len(falling) - i and limit != least:
             limit = least
             lightest = [entry for entry in lightest if counts[entry[1]] < least]
@@ -301,7 +301,7 @@ class _Rounds:
         bins = open_B[np.argsort(self._loads_B[open_B], kind="stable")][:left]
         loads, counts = self._loads_B[bins], self._counts_B[bins]
         after = loads + self._falling[self._at : self._at + len(bins)]
-        # A round ends before a bin that is no lighter than one it has dealt to: of the two, that one may be next.
+        # A round ends before a bin that is no lighter than one it has dealt to, because the latter may be due first.
         again = np.where(counts + 1 < self._limit, after, np.inf)
         ahead = np.flatnonzero(np.minimum.accumulate(again)[:-1] <= loads[1:])
         bins = bins[: int(ahead[0]) + 1] if len(ahead) else bins
@@ -342,7 +342,7 @@ def _differenced(costs: NDArray[np.float64], num_bins: int) -> NDArray[np.int64]
         loads_of[new] = joined
         joins.append((a, b, order.astype(small)))
         heapq.heapreplace(widest, (float(joined[-1] - joined[0]), new))
-    # Backwards each dealing is let go as its parts take over: kept whole, all of them would be N * B numbers more.
+    # Going backwards, each dealing is freed as its parts replace it; all of them together would be N * B numbers.
     bins_of = {widest[0][1]: np.arange(num_bins)} if widest else {}
     for new in range(num + len(joins) - 1, num - 1, -1):
         a, b, places = joins.pop()

@@ -1,4 +1,4 @@
-"""What a sample costs to train on, from its metadata alone.
+"""The cost of training on a sample, from its metadata alone.
 
 Attention is quadratic within a document and everything else is linear, so two rows of
 the same number of tokens can differ several times in work.
@@ -155,7 +155,7 @@ def require_costs(
     """
     if missing := [name for name in of if name not in columns]:
         raise ValueError(f"columns {missing} are not among {sorted(columns)}; load them")
-    # A user's function: of whatever type, but of one value each, or a later sum would be over other pieces.
+    # A user's function may return any numeric type, but one value per piece, or later sums would mix up pieces.
     values = np.asarray(function(*(columns[name] for name in of)), np.float64)
     if values.shape != columns["lengths"].shape:
         raise ValueError(

@@ -80,7 +80,7 @@ class DGraph:
     """Samples or packed rows on their way to the ranks. Immutable: who changes a column works on a copy."""
 
     columns: Mapping[str, NDArray[Any]]
-    """Metadata: of each sample, or of each piece of the rows; ``lengths`` always."""
+    """Metadata of each sample, or of each piece of the rows; ``lengths`` is always there."""
     row_offsets: NDArray[np.int64] | None = None
     """Boundaries of the rows in the columns, ``[N + 1]``; ``None`` when members are samples."""
     members_N: NDArray[np.int64]
@@ -88,15 +88,15 @@ class DGraph:
     nodes: tuple[Node, ...]
     """The calls so far."""
     drawn: Drawn | None = None
-    """What ``mix`` drew: counts of the sources, and credits for the next step."""
+    """Result of ``mix``: counts of the sources, and credits for the next step."""
     distribution: Distribution | None = None
-    """What ``distribute`` declared."""
+    """Declared by ``distribute``."""
     costs: Mapping[str, NDArray[np.float64]] = field(
         default_factory=lambda: MappingProxyType[str, NDArray[np.float64]]({})
     )
     """Cost of each member by module, ``[N]`` each."""
     method: BalanceMethod = "none"
-    """What ``balance`` declared."""
+    """Declared by ``balance``."""
     dealing: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
     """Bucket and microbatch of each member, where ``deal`` gave them."""
     broadcast: tuple[MeshAxis, ...] = ()
@@ -282,7 +282,7 @@ class DGraph:
         return replace(self, method=method, nodes=(*self.nodes, node))
 
     def deal(self, buckets_N: NDArray[Any], microbatches_N: NDArray[Any]) -> Self:
-        """Deal members by hand, in the place of ``balance``: each to a bucket, and a microbatch of it.
+        """Deal members by hand instead of by ``balance``: each to a bucket and one of its microbatches.
 
         Raises:
             ValueError: A column has not a number for each member, within what was distributed.
@@ -386,7 +386,7 @@ def _columns(
 
 
 def read_only(column: NDArray[Any]) -> NDArray[Any]:
-    """Return the array as one that cannot be written to; whoever holds the array itself still can."""
+    """Return a read-only view of the array; the array itself stays writable."""
     held = column.view()
     held.flags.writeable = False
     return held

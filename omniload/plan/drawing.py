@@ -1,4 +1,5 @@
-"""What a step draws: from candidates, or up to the end of a run that goes through its sources a finite number of times.
+"""The draw of a step from its candidates, including the end of a run that goes through its sources a finite number of
+times.
 
 That end is a property of the drawing order alone: the draw after which ``mix.stop`` says
 that enough was drawn. It depends neither on how a run is cut into steps nor on ranks, nor
@@ -30,7 +31,7 @@ class Starved:
 
     source: int
     ran_out: int | None = None
-    """Source that was due and not at hand, where that is another: once more of it is known, another may be named."""
+    """Source that was due and had no known sample, if another one is named; with more of it known, this may change."""
 
     @property
     def sources(self) -> tuple[int, ...]:
@@ -64,7 +65,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDraw:
-    """What a step draws."""
+    """The draw of a step."""
 
     drawn: Drawn
     is_last: bool
@@ -88,14 +89,14 @@ def draw_step(
         budget: What to draw where the run does not end: tokens, or rows where ``pack.method`` is ``none``.
 
     Returns:
-        The draw; or the source of which more must be known, be it that it is due or that nobody
-        can tell yet whether its last unit was drawn.
+        The draw; or the source that needs more known samples, because it is due or because it is
+        still unknown whether its last unit was drawn.
     """
     lengths = [known.lengths_U for known in known_S]
     counted = [known.counted_U for known in known_S]
     sizes = sizes_of(mix, lengths)
     is_by_token, goes_on = mix.mix.level == "token", mix.mix.stop in GOES_ON
-    # Only one that is known to its end: of any other, that it is drawn up may mean that a loader is behind.
+    # Only a source that is known to its end; any other may be drawn up because its loader is behind.
     skipped = [s for s, k in enumerate(known_S) if k.is_whole and goes_on]
 
     def drawing(size: int) -> Drawn:
@@ -109,7 +110,7 @@ def draw_step(
     counts = drawn.counts_S.tolist()
     ending_S = _ending(mix, state, weights_S)
     for s in ending_S:
-        # Whether that was its last unit nobody can tell yet, and what is last must not hang on what loaders have read.
+        # It is unknown yet whether that was its last unit, and the end must not depend on how far loaders have read.
         if counts[s] == len(lengths[s]) and not known_S[s].is_whole:
             return Starved(s, drawn.starved)
     if goes_on:
@@ -136,8 +137,8 @@ def _unless_starved(drawn: Drawn, *, is_last: bool) -> StepDraw | Starved:
 def _ending(mix: MixConfig, state: MixState, weights_S: Sequence[int]) -> list[int]:
     """Return the sources whose end counts.
 
-    With ``first_exhausted`` those that were ever drawn from, else those that are drawn from
-    now or in a later stage: no other will ever end.
+    With ``first_exhausted`` these are the sources that were ever drawn from; otherwise the sources
+    that are drawn from now or in a later stage, because no other will ever end.
     """
     if mix.mix.stop == "first_exhausted":
         return [s for s, weight in enumerate(weights_S) if weight > 0 or state.drawn_S[s] > 0]
@@ -175,7 +176,7 @@ def draw_candidates(
     Args:
         schedule: Weights over time.
         lengths_C: Tokens in each candidate.
-        sources_C: Number of the source of each; those of a source are drawn in this order.
+        sources_C: Number of each candidate's source; the candidates of a source are drawn in this order.
         step: Number of the step.
         budget: Tokens to draw; the last sample may exceed it.
         credits_S: Credits left by the step before; zeros at the start.

@@ -40,7 +40,7 @@ _SMALLEST_GAIN = 1 - 1e-6
 """Part of half the gap that an exchange must come closer than: a gain lost in rounding would be tried for ever."""
 
 _FIRST_SORTED = 32
-"""Light bins that are sorted at first: of thousands, few are ever tried."""
+"""Light bins that are sorted at first; even of thousands of bins, few are ever tried."""
 
 
 def exchanged(
@@ -100,7 +100,7 @@ def _relief(
     for tried, light in enumerate(lightest.others(heavy)):
         if tried == left:
             return None, left
-        # Behind as many single trials as it takes: of thousands of bins some light one mostly does.
+        # Tried after single trials, because among thousands of bins some light one usually fits.
         if tried == max(_LIGHT_TRIED, together) and tried + together < left:
             return _best_of_all(bins, heavy), tried + together
         if (found := bins.best_exchange(heavy, light)) is not None:
@@ -132,7 +132,7 @@ def _best_of_all(bins: "_ListBins | _ArrayBins", heavy: int) -> tuple[int, int, 
     reached_by_best, give, at = best
     light = int(of_N[at]) if at < len(of_N) else int(room[at - len(of_N)])
     half = (load - float(loads_B[light])) / 2
-    # As of a single bin: a gain lost in rounding would be tried for ever. The bin itself gains nothing.
+    # As for a single bin: a gain that rounding swallows would be tried for ever. The bin itself gains nothing.
     if reached_by_best - load + half >= half * _SMALLEST_GAIN:
         return None
     return light, give, bins.place_of(light, at) if at < len(of_N) else -1
@@ -184,7 +184,7 @@ class _ListBins:
         least, most = self.counts
         back_L = take_L
         shift = 0
-        # To take nothing back is as good as taking an item of cost 0, where counts allow it.
+        # Taking nothing back equals taking an item of cost 0, if counts allow it.
         if len(take_L) < most and len(give_H) > least:
             back_L, shift = [0.0, *take_L], -1
         elif not take_L:
@@ -193,7 +193,7 @@ class _ListBins:
         smallest, found = half * _SMALLEST_GAIN, None
         for at, give in enumerate(give_H):
             place = bisect_left(back_L, give - half)
-            # What comes nearest to half of the gap is one of the two beside its place: the rest need no look.
+            # The item nearest to half of the gap is one of the two next to its place; no other needs a look.
             if place <= last:
                 missed = abs(give - back_L[place] - half)
                 if missed < smallest:
@@ -226,7 +226,7 @@ class _ListBins:
 
 @dataclass(slots=True)
 class _ArrayBins:
-    """As ``_ListBins``, in arrays."""
+    """The same as ``_ListBins``, but in arrays."""
 
     items: list[NDArray[np.int64]]
     costs: list[NDArray[np.float64]]
@@ -278,7 +278,7 @@ class _ArrayBins:
         return best, int(place) + shift
 
     def exchange(self, heavy: int, light: int, give: int, take: int) -> None:
-        # Views, and sound: an exchange puts new arrays in the place of old ones, and changes none.
+        # These are views, which is safe: an exchange replaces arrays and never changes one.
         given = self.items[heavy][give : give + 1]
         taken = self.items[light][take : take + 1] if take >= 0 else given[:0]
         given_cost = self.costs[heavy][give : give + 1]
@@ -325,7 +325,7 @@ class _Lightest:
         return lightest
 
     def sort(self, num: int) -> None:
-        """Sort so many bins, or all."""
+        """Sort the ``num`` lightest bins, or all if there are fewer."""
         some = num < len(self.loads_B) // 4
         self.limit = float(np.partition(self.loads_B, num)[num]) if some else np.inf
         below = np.flatnonzero(self.loads_B <= self.limit)
@@ -345,7 +345,7 @@ class _Lightest:
         """Note that the loads of two bins have changed."""
         for b, load in zip(bins, before, strict=True):
             if load <= self.limit:
-                # By the load that it was sorted by: the bin has another one by now.
+                # Compare with the load at the time of sorting, because the bin has another load by now.
                 del self.sorted[bisect_left(self.sorted, (load, b))]
             if (now := float(self.loads_B[b])) <= self.limit:
                 insort(self.sorted, (now, b))

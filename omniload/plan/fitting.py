@@ -25,9 +25,9 @@ __all__ = ["FittedCost", "Unfitted", "fitted_cost"]
 LEAST_MEASURED = 32
 """Measurements that a fit takes at least."""
 _ROUNDS = 16
-"""Rounds of a fit at most: of times that are near a line it rests after two or three."""
+"""Most rounds of a fit; for times that are near a line it settles after two or three."""
 _NORMAL = 4 * 1.4826
-"""Median deviations up to which a time is near enough: of normal noise, one in fifteen thousand is further off."""
+"""A time is an outlier beyond this many median deviations; of normal noise, one in fifteen thousand is."""
 _LEAST_WIDTH = 0.01
 """Part of the fit up to which a time is always near enough: clocks that repeat exactly have no deviation."""
 _NOISE = 0.002
@@ -37,7 +37,7 @@ _MOST_UNSURE = 0.05
 _NOTHING = 1e-4
 """Part of the work that is none."""
 _DIGITS = 4
-"""Of a coefficient: more are noise, and what is printed can be typed into a mix file."""
+"""Digits of a coefficient; further ones are noise, and the printed value can be typed into a mix file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +45,19 @@ class Unfitted:
     """That times come to no cost."""
 
     why: str
-    """What was found, and what is needed."""
+    """What was found, and what would be needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedCost:
-    """What times come to."""
+    """A cost that was fitted to times."""
 
     cost: QuadraticCost
     """Seconds of a token and of a token pair, on a rank of middling speed."""
     measured: int
     """Times that were there."""
     used: int
-    """Those that are not far from all others."""
+    """Times that were used, without outliers."""
     residual: float
     """Median distance of a used time from the fit, as a part of it."""
     squares_per_token: float
@@ -73,7 +73,7 @@ class FittedCost:
     def pair_share_by(self, linear: float, quadratic: float) -> float:
         """Return the part of the same work that token pairs would take by other coefficients.
 
-        Shares are compared, not coefficients: of these only the quotient counts, which may be infinite.
+        Shares are compared instead of coefficients: only the quotient of the coefficients matters, and it may be infinite.
         """
         pairs = quadratic * self.squares_per_token
         return pairs / (linear + pairs)
@@ -150,7 +150,7 @@ def _relative_fit(
 def _of_even_ranks(
     ranks_M: NDArray[np.int64], seconds_M: NDArray[np.float64], fit_M: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the times as ranks of one speed would have had them: that of the middle rank."""
+    """Return the times scaled to the speed of the median rank."""
     _, rank_M = np.unique(ranks_M, return_inverse=True)
     ratio_M = seconds_M / fit_M
     slow_R = np.array([np.median(ratio_M[rank_M == rank]) for rank in range(rank_M.max() + 1)])
@@ -159,7 +159,7 @@ def _of_even_ranks(
 
 
 def _unsure(tokens_M: NDArray[np.float64], squares_M: NDArray[np.float64], noise: float) -> float:
-    """Return the standard error of the share of token pairs: of a fit of ones by two columns that have a mean of 1."""
+    """Return the standard error of the share of token pairs, for a fit of ones by two columns with mean 1."""
     columns_M2 = np.stack((tokens_M / tokens_M.mean(), squares_M / squares_M.mean()), axis=1)
     ((a, b), (_, d)) = (columns_M2.T @ columns_M2).tolist()
     # The variance of the second coefficient: noise squared times an element of the inverse.

@@ -1,4 +1,4 @@
-"""What a step trains on: drawn by the mix, packed into rows. Ranks play no part in it.
+"""Membership: the samples of a step, drawn by the mix and packed into rows, independent of the ranks.
 
 The one place where weights, cursors and packing meet. It works on metadata: tables of
 sample lengths for the positions ahead of every cursor.
@@ -41,7 +41,7 @@ class Membership:
     finished_S: NDArray[np.int64]
     """Samples at the head of each source that are used up."""
     served_S: tuple[int, ...]
-    """What was drawn of each source, in the unit of the weights."""
+    """Amount drawn from each source, in the unit of the weights."""
     lost_S: NDArray[np.int64]
     """Tokens of them that are cut off or left out because a sample is longer than a row; see ``overlong``."""
     after: MixState
@@ -98,7 +98,7 @@ def membership_of(
     ]
     finished = [u.finished_by(n) for u, n in zip(units, counts, strict=True)]
     for s in _ended(mix, known_S, counts):
-        # That it has ended is told by its cursor, and behind its last sample may be records that gave none.
+        # The cursor tells that a source has ended, and records without samples may follow its last sample.
         if ends_S[s] != _NO_END:
             cursors[s], finished[s] = (ends_S[s], 0, 0), len(ahead[s])
     return Membership(
@@ -186,7 +186,7 @@ def lost_of(
     """Return the tokens that each source loses to the policy for overlong documents, ``[S]``.
 
     Args:
-        mix: The declared mix; of a source that splits such documents, nothing is lost.
+        mix: The declared mix; a source that splits such documents loses nothing.
         units_S: The units of each source.
         used: Sources, and which of their samples are used up: from, to before.
     """

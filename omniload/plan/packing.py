@@ -95,7 +95,7 @@ def _order_of(lengths: NDArray[np.int64], num_first: int) -> NDArray[np.intp]:
 def _dealt_alike(
     rooms: list[int], rows_of: dict[int, list[int]], size: int, count: int
 ) -> list[int]:
-    """Return the rows, as ``-row``, of so many pieces of one size, as they come one by one.
+    """Return the rows, as ``-row``, of ``count`` pieces of one size that come one after the other.
 
     A row that took one has the least room of all that fit another, and so takes as many as fit it.
     """
@@ -127,7 +127,7 @@ def _add(rooms: list[int], rows_of: dict[int, list[int]], room: int, rows: list[
         return
     if room in rows_of:
         rows_of[room] += rows
-        # Of rows with equal room the first is taken, and these came by another way than by their numbers.
+        # Among rows with equal room the first is taken, and these were not added in the order of their numbers.
         rows_of[room].sort()
     else:
         rows_of[room] = rows

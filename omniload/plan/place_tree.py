@@ -83,7 +83,7 @@ class ClientPlaceTree:
         Another order is for ``from_sizes``, as ``{"pp": 2, "ep": 2, "dp": 4}``.
         """
         tree = cls(axes=("pp", "dp", "cp", "tp", "ep"), sizes=(pp, dp, cp, tp, ep))
-        # A mesh is told as it is used: without a level that nearly none has.
+        # Show the mesh as it is used, without a level that hardly any mesh has.
         return tree if ep > 1 else cls(axes=tree.axes[:-1], sizes=tree.sizes[:-1])
 
     @classmethod
@@ -147,7 +147,7 @@ class ClientPlaceTree:
             ValueError: A coordinate is outside its axis.
         """
         fixed = {"pp": pp, "dp": dp, "cp": cp, "tp": tp, "ep": ep}
-        # Of axes too that the mesh has not: such a one has the place 0, and no other.
+        # Axes that the mesh lacks are allowed too; their only coordinate is 0.
         for axis in _MESH_AXES:
             at, size = fixed[axis], self.size_of(axis)
             if at is not None and not 0 <= at < size:
@@ -261,7 +261,7 @@ class ClientPlaceTree:
         return dp_rank * num_constructors // dp
 
     def dp_ranks_of(self, constructor: int, num_constructors: int) -> range:
-        """Return the dp ranks that a data constructor serves, of so many that there are; see ``constructor_of``."""
+        """Return the dp ranks that a data constructor serves; see ``constructor_of``."""
         dp = self.size_of("dp")
         # Worked out, not sought: a thousand constructors that each look at every rank take seconds.
         first, stop = (-(-at * dp // num_constructors) for at in (constructor, constructor + 1))
@@ -271,7 +271,7 @@ class ClientPlaceTree:
         """Draw the tree; the innermost level is one line, and long levels are cut.
 
         Args:
-            broadcast: Axes to broadcast along; where given, the ranks that fetch are told.
+            broadcast: Axes to broadcast along; if given, the fetching ranks are marked.
         """
         fetching = frozenset(self.fetching_ranks(broadcast)) if broadcast else frozenset()
         lines = [f"world: {counted(self.world_size, 'rank')} ({self._shape()})"]

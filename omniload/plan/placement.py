@@ -1,4 +1,4 @@
-"""Where the samples or rows of a step go: a bucket, and a microbatch of it.
+"""Placement of the samples or rows of a step: a bucket, and one of its microbatches.
 
 Dealing is in two levels: over the buckets, as their sums decide how long a step takes, and over
 the microbatches, which the stages of a pipeline, and collectives inside a layer, wait for. Even buckets
@@ -49,7 +49,7 @@ _FAR = 5e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """What members are dealt to."""
+    """The buckets and microbatches that members are dealt to."""
 
     axis: BucketAxis = "dp"
     """Axis of the mesh that the buckets lie along."""
@@ -71,7 +71,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where every member goes, and how even that is."""
+    """The place of every member, and the resulting balance."""
 
     members_N: NDArray[np.int64]
     """Number of each member among the samples or rows that were loaded, in the order of the step."""
@@ -84,11 +84,11 @@ class Placement:
     imbalance: float
     """Heaviest bucket over the mean."""
     bound: float
-    """What ``imbalance`` cannot fall below for these members."""
+    """Lower bound of ``imbalance`` for these members."""
     imbalance_before: float
     """Heaviest bucket over the mean when members are dealt in order."""
     microbatch_bound: float = 1.0
-    """What ``microbatch_imbalance`` cannot fall below for these members."""
+    """Lower bound of ``microbatch_imbalance`` for these members."""
     imbalance_of_module: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType[str, float]({})
     )
@@ -96,11 +96,11 @@ class Placement:
     tree: ClientPlaceTree
     """The mesh."""
     distribution: Distribution
-    """What members were dealt to."""
+    """The buckets and microbatches that members were dealt to."""
     broadcast: tuple[MeshAxis, ...] = ()
     """Axes along which one rank fetches and the trainer broadcasts."""
     encoders_I: NDArray[np.int32] | None = None
-    """Rank of the tree that encodes each image of the step; ``None`` where each rank encodes those of its rows."""
+    """Rank of the tree that encodes each image of the step; ``None`` if each rank encodes those of its own rows."""
 
     @property
     def num_microbatches(self) -> int:
@@ -208,7 +208,7 @@ def place(
     counts_B = np.bincount(over_buckets.bins_N, minlength=num_buckets)
     if method == "greedy_swap" and counts_B.max() <= num and _is_one_each(costs_N, counts_B, deal):
         return over_buckets, _by_falling_cost(costs_N, over_buckets.bins_N, counts_B)
-    # By bucket in one sort: a look through all members for each bucket takes seconds at thousands of them.
+    # One sort by bucket; a pass over all members for each bucket takes seconds with thousands of buckets.
     order = np.argsort(over_buckets.bins_N, kind="stable")
     for members in np.split(order, np.cumsum(counts_B)[:-1]):
         inside = balance(
@@ -238,7 +238,7 @@ def _microbatches_first(
         costs, num_buckets * num, max_count=deal.max_count, min_count=1, tolerance=_CLOSE
     )
     grouped = balance(flat.loads_B, num_buckets, max_count=num, min_count=num)
-    # The number of each microbatch in its bucket: its place among those of the same bucket.
+    # Number each microbatch within its bucket.
     order = np.argsort(grouped.bins_N, kind="stable")
     numbers = np.empty(len(order), np.int32)
     numbers[order] = np.tile(np.arange(num), num_buckets)
@@ -255,7 +255,7 @@ def _microbatches_first(
         microbatches_N[members] = inside.bins_N
     loads_BM = loads_of(costs, buckets_N, microbatches_N, (num_buckets, num))
     if loads_BM.max() > limit * (1 + _FAR) and grouped.loads_B.max() <= bound * (1 + _UNEVEN):
-        # Of few members each change of places is a large one: buckets were even enough before.
+        # With few members every exchange is a large change, and the buckets were even enough before.
         buckets_N, microbatches_N = before_N, numbers[flat.bins_N]
         loads_BM = flat.loads_B[order].reshape(num_buckets, num)
     dealt = Balanced(bins_N=buckets_N.astype(np.int32), loads_B=loads_BM.sum(axis=1), bound=bound)
@@ -280,7 +280,7 @@ def _fill_places(
     buckets: tuple[NDArray[np.int64], NDArray[np.int64]],
     microbatches_N: NDArray[np.int32],
 ) -> None:
-    """Have what came to a bucket take the microbatches of what left it, the dearest those of the dearest.
+    """Give members that came to a bucket the microbatches of those that left it, in the order of their costs.
 
     Args:
         costs_N: Cost of each member.

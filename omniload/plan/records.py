@@ -1,4 +1,4 @@
-"""What a plan says: the pieces of every row of a step, and where each row goes.
+"""Records of a plan: the pieces of every row of a step, and the place of each row.
 
 Shape suffixes:
     R  rows of the step        P  their pieces
@@ -36,7 +36,7 @@ TagsOf: TypeAlias = Callable[[PieceTable], PieceTags]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceFacts:
-    """What is known of the pieces of a step beside their lengths."""
+    """Metadata of the pieces of a step in addition to their lengths."""
 
     labels_left_out: int = 0
     """Labels that are not trained on."""
@@ -45,7 +45,7 @@ class PieceFacts:
     documents: Ragged | None = None
     """Lengths of the documents of each piece; ``None`` where each is one."""
     tags: PieceTags = field(default_factory=dict)
-    """Those that are read."""
+    """Tags that costs and strategies read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class StepPlan:
     documents: Ragged | None = None
     """Lengths of the documents of each piece; ``None`` where each is one. As ``image_table``, not in parts of it."""
     images: ImagePlan | None = None
-    """Where images are encoded; ``None`` where each rank encodes those of its rows, or there are none."""
+    """Where images are encoded; ``None`` if each rank encodes the images of its rows, or there are none."""
     microbatch_imbalance: float = 1.0
     """Heaviest microbatch over the mean of all, by cost."""
     microbatch_bound: float = 1.0
@@ -98,7 +98,7 @@ class StepPlan:
         """Return a digest of what is trained on: equal whatever the ranks, loaders or timing."""
         digest = hashlib.blake2b(digest_size=16)
         digest.update(np.int64(self.step).tobytes())
-        # Of one width and byte order: journals are compared on other machines.
+        # A fixed width and byte order, because journals are compared on other machines.
         digest.update(self.row_offsets.astype("<i8").tobytes())
         digest.update(self.pieces.to_bytes())
         return digest.hexdigest()
@@ -178,7 +178,7 @@ class StepPlan:
 
 
 def _are_among(dp_ranks_R: NDArray[np.int32], dp_ranks: Sequence[int]) -> NDArray[np.bool_]:
-    """Tell which rows go to some ranks; they follow each other, as those of a constructor do, or lie anywhere."""
+    """Return which rows go to the given ranks, which may be consecutive, as for a constructor, or not."""
     if not dp_ranks:
         return np.zeros(len(dp_ranks_R), np.bool_)
     first, last = min(dp_ranks), max(dp_ranks)
@@ -188,7 +188,7 @@ def _are_among(dp_ranks_R: NDArray[np.int32], dp_ranks: Sequence[int]) -> NDArra
 
 
 def _owners_of(ranks_of: Sequence[Sequence[int]], size: int) -> NDArray[np.int64]:
-    """Return the number of the constructor of each data-parallel rank, ``[D]``; of one that none serves their count."""
+    """Return the number of each data-parallel rank's constructor, ``[D]``; for ranks without one, their count."""
     owners_D = np.full(size, len(ranks_of))
     theirs = np.concatenate([np.asarray(ranks, np.int64) for ranks in ranks_of])
     owners = np.arange(len(ranks_of)).repeat([len(ranks) for ranks in ranks_of])
@@ -241,7 +241,7 @@ def of_documents(
         return CostedRows(pieces=pieces, row_offsets=row_offsets, images=images, tags=facts.tags)
     owners = np.repeat(np.arange(len(pieces)), documents.lengths_N)
     ends = np.cumsum(documents.values_V, dtype=np.int64)
-    # From the begin of the piece: of those that hold several documents none is cut, and so that of its sample.
+    # Relative to the piece, which is also the beginning of the sample: pieces of several documents are never cut.
     before_P = np.append(0, ends)[documents.offsets[:-1]]
     stops = ends - before_P[owners] + pieces.starts_P[owners]
     found = pieces.take(owners).between(stops - documents.values_V, stops)

@@ -7,8 +7,8 @@ A strategy is a function from the rows of a step, a ``DGraph`` of metadata, to a
 
 A user's own is found by its name among the entry points ``omniload.strategies`` of what
 is installed, a cost function among ``omniload.costs``. Those below are written as a
-user writes hers. Which tags of samples one reads beside the cost, it says by an attribute
-``of``, as a cost does.
+user writes hers. A strategy that reads tags of samples itself names them in an attribute
+``of``, like a cost.
 
 Which rows a step has is settled before a strategy is asked, so no strategy can change what
 is trained on. What it returns is checked: a placement that loses or doubles a row, or
@@ -72,13 +72,13 @@ _STRATEGIES = "omniload.strategies"
 """Group of entry points."""
 
 
-# As balance.encoder_linear and encoder_quadratic are where a mix file does not say.
+# The defaults of balance.encoder_linear and encoder_quadratic in a mix file.
 _ENCODER = QuadraticCost(768.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRequest:
-    """What a strategy places for."""
+    """The input of a strategy."""
 
     tree: ClientPlaceTree
     """The trainers."""
@@ -97,7 +97,7 @@ class PlacementRequest:
     images: ImageTable | None = None
     """The images of the rows, where they hold any."""
     encoder_cost: CostFunction = _ENCODER
-    """Cost of encoding an image of so many patches."""
+    """Cost of encoding an image, by its number of patches."""
     source_tags: Sequence[Mapping[str, str]] = ()
     """Tags of each source, by its number in the column ``sources``."""
 
@@ -211,12 +211,12 @@ def strategy_of(name: str) -> Strategy:
 
 
 def deals_images(name: str) -> bool:
-    """Tell whether the strategy of a name may deal images apart from rows: ``hybrid``, or one that is not ours."""
+    """Return whether a strategy may deal images separately from rows: ``hybrid``, or a user's."""
     return name == "hybrid" or name not in BUILT_IN
 
 
 def columns_read(balance: BalanceConfig) -> tuple[str, ...]:
-    """Return the columns that a mix file's cost is called with, then those that its strategy reads beside them.
+    """Return the columns that a mix file's cost reads, followed by further ones that its strategy reads.
 
     Raises:
         ConfigError: As for ``strategy_of`` and ``cost_of``.
@@ -263,7 +263,7 @@ def costs_of_rows(
         ConfigError: The cost is a user's and fails, or asks for a column that the step has not.
     """
     cost, wanted = cost_of(mix.balance)
-    # As where the step is placed: a strategy that deals images finds them in a step without any too.
+    # As in a real step: a strategy that deals images gets a table of them even in a step without images.
     images = plan.image_table
     if images is None and deals_images(mix.balance.strategy):
         images = ImageTable.empty()
@@ -327,7 +327,7 @@ def placed_by(strategy: Strategy, name: str, rows: DGraph, request: PlacementReq
         return strategy(rows, request)
     who = f"strategy {name!r} at step {request.step}, with {len(rows)} rows,"
     if name in BUILT_IN:
-        # What fails in ours is the user's cost, by which it deals.
+        # If one of our strategies fails, the cause is the user's cost, which it calls.
         called = getattr(request.cost, "__name__", type(request.cost).__name__)
         who = (
             f"cost {called!r}, by which {name!r} deals the {len(rows)} rows of step {request.step},"
@@ -372,7 +372,7 @@ def _faults(placement: object, rows: DGraph, request: PlacementRequest) -> Itera
         elif wanted and not 0 <= column.min() <= column.max() < limit:
             at = int(((column < 0) | (column >= limit)).argmax())
             yield f"{member} {at} goes to {what} {column[at]} of {limit}, numbered from 0"
-    # Reached with whole numbers in range alone: whoever asks takes the first fault.
+    # Reached only with whole numbers in range, because the caller reports the first fault.
     places_R = placement.buckets_N.astype(np.int64) * microbatches + placement.microbatches_N
     counts = np.bincount(places_R, minlength=dp * microbatches)
     most, least = int(counts.argmax()), int(counts.argmin())

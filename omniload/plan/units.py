@@ -1,4 +1,4 @@
-"""What a mix draws: the samples of each source, cut to at most a row each.
+"""Units that a mix draws: the samples of each source, cut to at most a row each.
 
 Shape suffixes:
     S  sources        N  samples of a source that are known ahead
@@ -30,7 +30,7 @@ for _column in (_COUNTING, _ZEROS, _TRUE):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
-    """What the mix draws of one source: its samples, cut to at most a row each.
+    """Units of one source: its samples, cut to at most a row each.
 
     Drawing a long document row by row, and not at once, keeps a source within a row of
     its share and keeps one document from filling whole steps.
@@ -118,7 +118,7 @@ class Units:
         if count == 0:
             return 0
         sample = int(self.samples_U[count - 1])
-        # Of a sample that goes on in another step the tokens are still needed.
+        # The tokens of a sample that continues in another step are still needed.
         return sample + int(self.stops_U[count - 1] == self.kept_N[sample])
 
     def cursor_after(self, count: int) -> Cursor | None:
@@ -158,7 +158,7 @@ def _units_of(length: int, overlong: Overlong, cursor: Cursor, table: SampleTabl
             first_U=_TRUE[:count] if is_few else np.ones(count, np.bool_),
         )
     begins_N = np.zeros(count, np.int64)
-    # Where the cursor's record gives no sample the table begins with a later one, drawn from its start.
+    # If the cursor's record gives no sample, the table begins with a later one, which is drawn from its start.
     if len(table) and (int(table.positions_N[0]), int(table.subs_N[0])) == cursor[:2]:
         begins_N[0] = cursor[2]
     # None for a sample that is dropped, of which nothing is kept: it gives no unit, and the next one passes over it.
@@ -195,7 +195,7 @@ def first_refused(mix: MixConfig, pieces: PieceTable) -> list[int] | None:
 
 
 def places_of(drawn: Drawn) -> NDArray[np.int64]:
-    """Return where each drawn unit lies among those of all sources, one source after the other."""
+    """Return the index of each drawn unit in the concatenation of all sources' units."""
     # Units of one source come in its order: a stable sort by source lines both up.
     places_P = np.empty(len(drawn.sources_N), np.int64)
     places_P[drawn.sources_N.argsort(kind="stable")] = np.arange(len(drawn.sources_N))

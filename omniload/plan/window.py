@@ -1,4 +1,4 @@
-"""What the next few steps train on, drawn in one pass: the same rows as step by step, for less work.
+"""Draws several steps in one pass: the same rows as step by step, with less work.
 
 Small steps cost more in calls than in tokens: looking at every source, and setting up the
 draw, takes as long for one sample as for a thousand. The order of drawing does not depend
@@ -54,8 +54,8 @@ def steps_together(
     Args:
         history: The mix and its edits.
         state: State before the first of them.
-        ahead: For each source, also those that later edits add, the known samples from its cursor on.
-        records_S: Raw records of each.
+        ahead: For each source, including those that later edits add, the known samples from its cursor on.
+        records_S: Raw records of each source.
         most: Steps wanted.
 
     Returns:
@@ -66,7 +66,7 @@ def steps_together(
     found = window_of(mix, state, ahead[:sources], records_S[:sources], most=most)
     if not mix.mix.waits or not isinstance(found, list):
         return found
-    # Nor past the step at which a stage is due that waited for epochs.
+    # A window also ends before the step at which a stage is due that waited for epochs.
     due = (
         i for i, m in enumerate(found, 1) if with_begun(history, m.after, records_S) is not history
     )
@@ -111,7 +111,7 @@ def _drawn_together(
     begin = 0
     for _ in range(most):
         end = pass_.end_of_step(begin, budget_of(mix, state))
-        # What is whole is handed out: ranks need not wait until the rest is known, or be refused what lies before.
+        # Complete steps are returned, so that ranks neither wait for the rest nor are refused earlier steps.
         if end is None or first_refused(mix, fresh := pass_.fresh.part(begin, end)) is not None:
             break
         step = pass_.step(state, fresh, begin)
@@ -132,7 +132,7 @@ class _Pass:
     served_P: NDArray[np.int64]
     """Each piece in the unit of the weights."""
     ends_P: NDArray[np.int64]
-    """What was drawn up to and with each piece, in the unit of the budget."""
+    """Amount drawn up to and including each piece, in the unit of the budget."""
     sources_P: list[int]
     """Source of each piece."""
     cursors_P: list[Cursor]
@@ -167,7 +167,7 @@ class _Pass:
         places_P = places_of(drawn)
         fresh = pieces_of(ahead, units_S, drawn, places_P)
         lengths_P = fresh.lengths_P
-        # Of a sample that goes on in another piece the tokens are still needed.
+        # The tokens of a sample that continues in another piece are still needed.
         counted_S = list(zip(units_S, drawn.counts_S.tolist(), strict=True))
         is_end_P = np.concatenate([units.ends(n) for units, n in counted_S])[places_P]
         samples_P = np.concatenate([units.samples_U[:n] for units, n in counted_S])[places_P]
@@ -190,7 +190,7 @@ class _Pass:
 
     def end_of_step(self, begin: int, budget: int) -> int | None:
         """Return the piece that a step from ``begin`` on ends before; ``None`` where too little is known."""
-        # What is carried fills the step by itself.
+        # The carried pieces fill the step by themselves.
         if budget <= 0:
             return begin
         # The unit that reaches the budget is the step's last, as where a draw of its own ends.
@@ -204,7 +204,7 @@ class _Pass:
         served_S = _sums_by(fresh.sources_P, self.served_P[begin:end], len(self.units_S))
         cursors, finished = list(state.cursors_S), [0] * len(self.units_S)
         used = []
-        # Of several pieces of a source the last; of hundreds of sources, those that were not drawn from cost nothing.
+        # The last piece of each source; sources that were not drawn from cost nothing.
         for s, at in dict(zip(self.sources_P[begin:end], range(begin, end), strict=True)).items():
             cursors[s] = self.cursors_P[at]
             before, self.finished_S[s] = self.finished_S[s], self.finished_P[at]

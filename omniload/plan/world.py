@@ -32,7 +32,7 @@ class WorldRank(NamedTuple):
     cp: int
     """Place along cp."""
     generation: int
-    """Of the world."""
+    """Generation of the world."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +48,14 @@ class Edition:
 
     @property
     def number(self) -> tuple[int, int]:
-        """What editions are ordered by."""
+        """Sort key of editions."""
         return self.life, self.turn
 
     def keeps(self, before: "Edition", step: int) -> bool:
-        """Tell whether the plan of a step stands as it was told under an edition before, or under this one itself.
+        """Return whether the plan of a step that was published under ``before`` is still valid under this edition.
 
-        A planner that takes plans back tells those that stay again. One that takes over plans the last steps again, and
-        from ``since`` on all are built of its plans.
+        A planner that takes plans back publishes the remaining ones again. A planner that takes over plans the last
+        steps again, and all steps from ``since`` on are built from its plans.
         """
         if before.life == self.life:
             return before.turn >= self.turn
@@ -69,11 +69,11 @@ class RanksServed:
     dp_ranks: tuple[int, ...]
     """Data-parallel ranks, rising; none where there are fewer than constructors."""
     generation: int = 0
-    """Of their world."""
+    """Generation of the ranks' world."""
     step: int = 0
     """First step of that world."""
     edition: Edition = Edition()
-    """Of the plans that are built for them."""
+    """Edition of the plans that are built for them."""
 
     @property
     def number(self) -> tuple[int, tuple[int, int]]:
@@ -102,12 +102,12 @@ class World:
         return product(range(self.dp), range(self.tree.size_of("cp")))
 
     def constructor_of(self, dp_rank: int, num_constructors: int) -> int:
-        """Return the number of the data constructor that serves a rank, of so many that there are.
+        """Return the number of the data constructor that serves a rank.
 
         Raises:
             ValueError: There is no such rank.
         """
-        # Constructors stay as ranks come and go: of fewer ranks than those, some serve none.
+        # Constructors stay as ranks come and go; if there are fewer ranks, some constructors serve none.
         return self.tree.constructor_of(dp_rank, min(num_constructors, self.dp))
 
     def served_by(self, constructor: int, num_constructors: int) -> RanksServed:
@@ -173,7 +173,7 @@ class World:
             sizes: Mapping[str, Json] = stored["sizes"]  # type: ignore[assignment]
             numbers = [whole_number(s, least=1, below=_RANKS_LIMIT) for s in sizes.values()]
             return cls(
-                # The keys' order is that of the levels, which JSON keeps and ``to_json`` wrote.
+                # The order of the keys is that of the levels; ``to_json`` wrote it and JSON keeps it.
                 tree=ClientPlaceTree(axes=tuple(sizes), sizes=tuple(numbers)),  # type: ignore[arg-type]
                 generation=whole_number(stored["generation"], below=COUNT_LIMIT),
                 step=whole_number(stored["step"], below=COUNT_LIMIT),
@@ -211,7 +211,7 @@ def require_follows(held: World, world: World, mix: MixConfig, within: range) ->
         held: The current world.
         world: What a rank counts itself to, as ``held.followed_by`` gives it.
         mix: The mix.
-        within: First steps that are possible: those that can still be given to other ranks.
+        within: Possible first steps, which are those that can still be given to other ranks.
 
     Raises:
         ConfigError: The plane was opened for ranks that stay, or there are more of them than rows in a step.
@@ -223,7 +223,7 @@ def require_follows(held: World, world: World, mix: MixConfig, within: range) ->
             "open it with elastic=True, or runtime.elastic: true in the mix"
         )
     require_rows(mix, world.tree)
-    # Not before the current ranks: a world that has begun is not taken back.
+    # Not before the current world's first step, because a world that has begun is not taken back.
     least, most = max(held.step, within.start), within.stop - 1
     if not least <= world.step <= most:
         raise StateError(

@@ -51,7 +51,7 @@ def columns_read_by(
     Args:
         function: A cost or a strategy.
         said: What a mix file says to have it, for messages.
-        default: Those of a function without that attribute.
+        default: Columns of a function without that attribute.
 
     Raises:
         ConfigError: The attribute is not a tuple of names, or one of them is of no column.
@@ -162,12 +162,12 @@ def _require_default(mix: MixConfig, tag: str, said: str) -> None:
 def columns_of(
     rows: CostedRows, tags_S: Sequence[Mapping[str, str]], wanted: Sequence[str]
 ) -> dict[str, NDArray[Any]]:
-    """Return what is known of the pieces of a step beside their lengths.
+    """Return the metadata of a step's pieces in addition to their lengths.
 
     Args:
         rows: The rows of the step, their images where it may have any, and the tags of samples.
         tags_S: Tags of each source.
-        wanted: Columns that are asked for: of tags no others are made.
+        wanted: Requested columns; tags that are not requested are not computed.
     """
     pieces, images = rows.pieces, rows.images
     patches = {}

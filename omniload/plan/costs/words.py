@@ -1,4 +1,4 @@
-"""Texts that costs and strategies may be given: those that stand for kinds of documents, and that numpy keeps whole.
+"""Texts that costs and strategies may get: texts that name kinds of documents, and that numpy stores unchanged.
 
 Shape suffixes:
     N  samples
@@ -17,17 +17,17 @@ INSTEAD = (
     "have the cost or strategy read a tag of fewer and shorter values, such as a language or a kind of document, or a "
     "number (dtype: int64, float32)"
 )
-"""What to do where a tag has others."""
+"""Remedy for a tag with unsuitable texts."""
 _SHOWN = 40
 
 
 def shown(text: str) -> str:
-    """Return a text in quotes for a message; of a long one the beginning."""
+    """Return a text in quotes for a message; a long text is cut."""
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
 
 
 def unfit_words(texts_N: Ragged) -> NDArray[np.bool_]:
-    """Return which texts, in UTF-8, no cost can be given: too long ones, and those that end in NUL, ``[N]``."""
+    """Return which texts, in UTF-8, are unsuitable because they are too long or end in NUL, ``[N]``."""
     unfit_N = texts_N.lengths_N > LONGEST_WORD
     filled = np.flatnonzero(texts_N.lengths_N)
     # An array of strings has no NUL at the end of one: two different texts would be the same to a cost.

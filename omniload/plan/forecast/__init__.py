@@ -1,1 +1,1 @@
-"""What a run is expected to come to before it starts: shares, epochs, and when stages begin."""
+"""Forecasts of a run before it starts: shares, epochs, and the beginning of its stages."""

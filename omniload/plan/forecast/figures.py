@@ -1,4 +1,4 @@
-"""What one planned step would cost: padding, and how even its ranks and microbatches are."""
+"""Figures of one planned step: its padding, and the balance of its ranks and microbatches."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ __all__ = ["StepFigures", "figures_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """What one planned step would cost."""
+    """Figures of one planned step."""
 
     tokens: int
     """Tokens in its rows."""
@@ -24,11 +24,11 @@ class StepFigures:
     imbalance_before: float
     """The same with rows dealt in order."""
     bound: float
-    """What ``imbalance`` cannot fall below for these rows."""
+    """Lower bound of ``imbalance`` for these rows."""
     microbatch_imbalance: float
     """Heaviest microbatch over the mean of all, as planned."""
     microbatch_bound: float
-    """What ``microbatch_imbalance`` cannot fall below for these rows."""
+    """Lower bound of ``microbatch_imbalance`` for these rows."""
 
 
 def figures_of(

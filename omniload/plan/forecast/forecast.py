@@ -1,4 +1,4 @@
-"""What a run will draw, before it starts: arithmetic over weights and sizes of sources.
+"""Forecast of a run's draws, from the weights and sizes of its sources.
 
 Shares are linear in the step between two boundaries of the schedule, so a run of any
 length costs a few array operations, not a loop over its steps.
@@ -39,14 +39,14 @@ _MUCH_MEMORY_BYTES = 16 << 30
 _WORTH_A_WARNING = 0.01
 _HALVINGS = 60  # a double has 53 bits
 _ROUNDING = 1e-9
-"""What sums of shares may be off by."""
+"""Tolerance for sums of shares."""
 _MOST_POINTS = 1024
 """Steps of a ramp that are looked at; the rest lies between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """What is drawn from step ``start`` to before step ``stop``."""
+    """The draws from step ``start`` up to step ``stop``, excluded."""
 
     start: int
     stop: int
@@ -65,7 +65,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What a run will draw."""
+    """The expected draws of a run."""
 
     stages: tuple[Span, ...]
     """One span for each stage that is reached."""
@@ -246,9 +246,9 @@ def warnings_of(mix: MixConfig, expected: Forecast, steps: Sequence[StepFigures]
 
 
 def _may_cut_anywhere(mix: MixConfig) -> bool:
-    """Tell whether ``concat_and_split`` is a remedy: images, pairs and sequences that are counted are never cut.
+    """Return whether ``concat_and_split`` is a remedy: images, pairs and sequences that are counted are never cut.
 
-    An answer without what it answers is no gain either, beside which padding is cheap.
+    For answers it is not a remedy either: padding is cheaper than an answer that is cut off from its prompt.
     """
     whole = any(
         source.images_transform is not None or source.is_nested for source in mix.sources.values()
@@ -288,7 +288,7 @@ def warnings_of_a_step(mix: MixConfig, sizes: SourceSizes) -> list[str]:
 
 
 def _way(mix: MixConfig, start: int, stop: int, points: int) -> NDArray[np.float64]:
-    """Return how far a ramp is on its way from step ``start`` to step ``stop - 1``, from 0 to 1, at so many points."""
+    """Return the progress of a ramp, from 0 to 1, at ``points`` points between step ``start`` and step ``stop - 1``."""
     stage = mix.mix.stages[stage_at(mix.mix.stages, start)]
     done_K = np.linspace(start, stop - 1, points) - stage.from_step + 1
     parts_K = np.array([part_done(stage, done) for done in done_K.tolist()], np.float64)

@@ -17,16 +17,16 @@ from omniload.mix.schedule import amount_tokens_S, weights_at
 __all__ = ["PADDING", "Sampled", "SourceSizes", "repetitions_of", "rooms_left"]
 
 PADDING = "padding, places of the rows that hold no token"
-"""As whoever tells a share of it says: it is of all places of the rows."""
+"""Label of the share of padding, as commands print it."""
 
 _WHOLE = 1e-9
-"""By which a whole number of epochs may be off."""
+"""Tolerance for a whole number of epochs."""
 _WORTH_A_WARNING = 0.01
-"""Padding from which on a user is told."""
+"""Share of padding above which a user is warned."""
 _SHOWN = 8
 """Sources that a message names."""
 _MOST_EPOCHS = 4
-"""Times that a source is gone through, beyond which a user is told."""
+"""Epochs of a source above which a user is warned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Sampled:
     """How well the tokens of sources are known that were sampled, ``[S]`` each."""
 
     errors_S: NDArray[np.float64]
-    """Half of what the tokens of an epoch are known within, as a part of them; NaN where nobody knows."""
+    """Half-width of the uncertainty of an epoch's tokens, as a fraction of them; NaN if unknown."""
     varies_S: NDArray[np.float64]
     """Standard deviation of the tokens of a record, as a part of their mean."""
     between_S: NDArray[np.float64]
@@ -45,7 +45,7 @@ class Sampled:
     """Units that hold them; above 0."""
 
     def errors_of(self, epochs_S: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return half of what the tokens of so many epochs are known within, in epochs.
+        """Return the half-width of the uncertainty of the tokens of ``epochs_S`` epochs, in epochs.
 
         Whole epochs are as well known as one; a part of one has lengths of its own, fewer of them the less alike units
         are.
@@ -53,14 +53,14 @@ class Sampled:
         part_S = epochs_S % 1.0
         part_S = np.where(part_S > 1 - _WHOLE, 0.0, part_S)
         inverse_S = (1 - self.between_S) / self.records_S + self.between_S / self.units_S
-        # The variance of the sum of a share p of n, drawn without putting back, is p * (1 - p) * n times that of one.
+        # The sum of a share p of n values, drawn without replacement, has the variance of one times p * (1 - p) * n.
         of_part_S = self.varies_S * np.sqrt(part_S * (1 - part_S) * np.minimum(inverse_S, 1.0))
         return np.hypot(epochs_S * self.errors_S, of_part_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSizes:
-    """What the sources hold."""
+    """Sizes of the sources."""
 
     samples_S: NDArray[np.float64]
     """Samples in an epoch; above 0."""
@@ -104,7 +104,7 @@ class SourceSizes:
         )
 
     def that_gave(self, tokens_S: NDArray[np.int64], epochs_S: NDArray[np.float64]) -> Self:
-        """Return the sizes by what so many epochs of each source were seen to give, in tokens."""
+        """Return the sizes that follow from the tokens that were seen in ``epochs_S`` epochs of each source."""
         sized_S = self.tokens_of(epochs_S)
         was_seen_S = (tokens_S > 0) & (sized_S > 0)
         times_S = np.divide(tokens_S, sized_S, out=np.ones(len(sized_S)), where=was_seen_S)
@@ -116,7 +116,7 @@ class SourceSizes:
         return self.samples_S * self.tokens_per_sample_S
 
     def tokens_of(self, epochs_S: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the tokens of so many epochs, the first of which is a short one where something lies behind."""
+        """Return the tokens of ``epochs_S`` epochs; the first is shorter if a part of it lies behind."""
         left_out_S = np.minimum(epochs_S, 1.0) * self.behind_S
         tokens_S: NDArray[np.float64] = (epochs_S - left_out_S) * self.epoch_tokens_S
         return tokens_S
@@ -128,7 +128,7 @@ class SourceSizes:
         them.
         """
         if mix.pack.method == "none":
-            # A row is a sample here, however much room it leaves: a step has the tokens of so many samples.
+            # Each row is one sample here, however much room it leaves, so a step has the tokens of that many samples.
             return mix.rows_per_step * float(self.tokens_per_sample_S.mean())
         if mix.own_packing is None:
             return float(mix.batch.tokens)

@@ -23,9 +23,9 @@ __all__ = [
 
 _LEAST = 1e-300
 _FEWEST = 4
-"""Groups of steps below which nobody can say how far those to come differ."""
+"""Fewest groups of steps from which the variation of further steps can be estimated."""
 _STUDENT = 1.6
-"""Halves of standard errors that hold in 19 of 20 cases, over those of many groups, where four say how large one is."""
+"""How much wider a 95 % interval is by Student's distribution, with only four groups, than with many."""
 
 
 def with_expected_steps(
@@ -46,7 +46,7 @@ def with_expected_steps(
         if not stage.waits:
             stages.append(stage)
             continue
-        # Of the stages before alone: this one and those behind it have not begun.
+        # Only earlier stages count, because this one and the later ones have not begun.
         weights = mix.mix.model_copy(update={"stages": tuple(stages)})
         so_far = mix.model_copy(update={"mix": weights})
         wanted_S = [(stage.from_epochs or {}).get(name, 0.0) for name in mix.names]
@@ -85,7 +85,7 @@ def end_is_within(
         by_others: The steps that it comes to by steps that were planned, each time without one group of neighbours.
 
     Returns:
-        The part; ``None`` where nobody knows: a source was seen in one place, or too few steps were planned.
+        The part; ``None`` if unknown, because a source was seen in one place, or too few steps were planned.
     """
     errors_S = sampled.errors_of(total.epochs_S)
     if mix.mix.amounts is not None:
@@ -144,7 +144,7 @@ def first_refused(
         tokens_per_step: Tokens that a step trains on.
 
     Returns:
-        ``None`` where a run of so many steps is not refused.
+        ``None`` if a run of this many steps is not refused.
     """
     dated = with_expected_steps(mix, sizes, steps, tokens_per_step=tokens_per_step)
 

@@ -11,7 +11,7 @@ __all__ = ["EVERYBODY", "dealt", "in_order", "shares_of"]
 
 EVERYBODY = -1
 """Owner of a group that every rank holds."""
-# Of splitmix64: 2**64 over the golden ratio, odd, and the two factors of its finisher.
+# Constants of splitmix64: 2**64 over the golden ratio, odd, and the two factors of its finisher.
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -36,7 +36,7 @@ def in_order(keys_N3: NDArray[np.int64]) -> NDArray[np.int64]:
         mixed_N = (mixed_N ^ (mixed_N >> np.uint64(30))) * _FIRST
         mixed_N = (mixed_N ^ (mixed_N >> np.uint64(27))) * _SECOND
         mixed_N ^= mixed_N >> np.uint64(31)
-    # Of equal hashes by key: the order in which ranks reported must not show.
+    # Equal hashes are ordered by key, so that the order of the ranks' reports does not matter.
     return np.lexsort((*keys_N3.T, mixed_N))
 
 

@@ -1,4 +1,4 @@
-"""What the rewards of a group say: its answers differ, or they are all right, or all wrong.
+"""Verdicts on groups by their rewards: the answers differ, or all are right, or all are wrong.
 
 An advantage is a reward less the mean of its group, so a group of equal rewards moves no weight.
 
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 KEPT, ALL_RIGHT, ALL_WRONG = 0, 1, 2
-"""What is said of a group: its rewards differ; they are equal and of right answers; or of wrong ones."""
+"""Verdicts: the rewards differ; they are equal and the answers right; they are equal and the answers wrong."""
 _FEWEST_ANSWERS = 2
 
 
@@ -37,7 +37,7 @@ def verdicts_of(
 ) -> NDArray[np.int8]:
     """Judge groups by their rewards.
 
-    Largest less smallest, and no deviation: that of eight equal rewards may come out above 0.
+    By the largest minus the smallest reward: the standard deviation of eight equal rewards may be above 0 by rounding.
 
     Args:
         rewards_NG: Finite rewards.
@@ -50,7 +50,7 @@ def verdicts_of(
     """
     lowest_N, highest_N = rewards_NG.min(axis=1), rewards_NG.max(axis=1)
     equal_N = highest_N - lowest_N <= tolerance
-    # By the smallest: within a tolerance one answer of a group may be right and another not.
+    # Judged by the smallest reward, because within a tolerance one answer may be right and another wrong.
     is_right_N = lowest_N > right_above
     found = np.where(equal_N, np.where(is_right_N, ALL_RIGHT, ALL_WRONG), KEPT)
     return found.astype(np.int8)

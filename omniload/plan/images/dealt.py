@@ -34,7 +34,7 @@ __all__ = ["ImagePlan"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePlan:
-    """Where every image of a step is encoded and trained on: by rank and microbatch of its row, then by place."""
+    """Where each image of a step is encoded and trained on, ordered by rank and microbatch of its row, then by place."""
 
     keys_I4: NDArray[np.int64]
     """Source, position and sub of its sample, and its number in it."""
@@ -43,7 +43,7 @@ class ImagePlan:
     dp_ranks_I: NDArray[np.int32]
     """Data-parallel rank that trains on it."""
     microbatches_I: NDArray[np.int32]
-    """Microbatch that does: of that rank, and of the rank that encodes it."""
+    """Microbatch in which the image is trained on and encoded, the same on both ranks."""
     places_I: NDArray[np.int64]
     """Its first placeholder in the flattened whole rows of that microbatch."""
     encoders_I: NDArray[np.int32]
@@ -69,7 +69,7 @@ class ImagePlan:
         # From the row's start: tokens before the piece in the step, less those before the row.
         columns_I = begins_P[images.pieces_I] - begins_P[row_offsets[rows_I]] + images.firsts_I
         dp_ranks_R, microbatches_R = placement.buckets_N, placement.microbatches_N
-        # As constructors lay rows out: those of a microbatch in the order of the step.
+        # In the order in which constructors lay out rows: within a microbatch, as in the step.
         order_R = np.lexsort((microbatches_R, dp_ranks_R))
         cells_R = (dp_ranks_R.astype(np.int64) * placement.num_microbatches + microbatches_R)[
             order_R

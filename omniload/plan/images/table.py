@@ -17,7 +17,7 @@ __all__ = ["ImageTable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTable:
-    """What is known of the images of a step before they are dealt, in the order of its pieces."""
+    """Metadata of a step's images before they are dealt, in the order of its pieces."""
 
     pieces_I: NDArray[np.int64]
     """Piece of the step that holds each image."""
@@ -43,7 +43,7 @@ class ImageTable:
         )
 
     def read_only(self) -> Self:
-        """Return the table as it is shown to a user's strategy: of arrays that cannot be written to."""
+        """Return the table with read-only arrays, for a user's strategy."""
         columns = {each.name: read_only(getattr(self, each.name)) for each in fields(self)}
         return replace(self, **columns)
 

@@ -110,13 +110,13 @@ class _Rows:
     capacity: int
     begun: int = 0
     free: dict[int, dict[int, list[int]]] = field(default_factory=dict)
-    """Of each kind its rows by the room they have left, each list a heap: far fewer rooms than rows."""
+    """Rows by kind and remaining room, each list a heap; there are far fewer sizes of room than rows."""
 
     def whole(self, kinds: Sequence[int], lengths: Sequence[int]) -> list[int]:
         """Place whole pieces, each into the fullest row of its kind that has room, else into a new one.
 
         Returns:
-            The row of each. Of rows with equal room the first is taken.
+            The row of each document. Among rows with equal room the first is taken.
         """
         dealt = []
         rooms_of: dict[int, list[int]] = {kind: [] for kind in set(kinds)}  # rising
