@@ -1,5 +1,4 @@
-"""The draw of a step from its candidates, including the end of a run that goes through its sources a finite number of
-times.
+"""The draw of a step from its candidates, also at the end of a run with a finite number of epochs.
 
 That end is a property of the drawing order alone: the draw after which ``mix.stop`` says
 that enough was drawn. It depends neither on how a run is cut into steps nor on ranks, nor

@@ -73,7 +73,7 @@ class FittedCost:
     def pair_share_by(self, linear: float, quadratic: float) -> float:
         """Return the part of the same work that token pairs would take by other coefficients.
 
-        Shares are compared instead of coefficients: only the quotient of the coefficients matters, and it may be infinite.
+        Shares are compared, not coefficients: only the quotient of coefficients matters, and it may be infinite.
         """
         pairs = quadratic * self.squares_per_token
         return pairs / (linear + pairs)

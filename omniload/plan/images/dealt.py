@@ -34,7 +34,7 @@ __all__ = ["ImagePlan"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePlan:
-    """Where each image of a step is encoded and trained on, ordered by rank and microbatch of its row, then by place."""
+    """Where images of a step are encoded and trained on, ordered by rank and microbatch of the row, then by place."""
 
     keys_I4: NDArray[np.int64]
     """Source, position and sub of its sample, and its number in it."""
