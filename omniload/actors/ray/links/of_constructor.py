@@ -1,7 +1,7 @@
-"""A data constructor's ways to source loaders, as Ray actors.
+"""A data constructor's links to source loaders, as Ray actors.
 
-They lead to whoever serves each source. Of a source the hand-over with the highest number counts: a role that is told
-of an earlier one later does not go back.
+Each source has a link to the loader that serves it. The hand-over with the highest number counts, so a late message
+about an earlier one changes nothing.
 """
 
 import threading
@@ -20,9 +20,9 @@ from omniload.mix.columns import ColumnRanges, SampleColumns
 __all__ = ["LoaderHolders", "Loaders", "Serving"]
 
 _TURN_S = 0.02
-"""Another holder is looked for so often while one gives no answer: a lost one is replaced before Ray says so."""
+"""Interval of looking for another holder while one does not answer; a lost one is replaced before Ray reports it."""
 _FOLLOWED_S = 1.0
-"""Longest wait for another holder of one that is lost and may have been cut off for a moment; it is asked again."""
+"""Longest wait for the replacement of a lost holder; then the holder is asked again, as it may have been cut off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,9 @@ class Loaders:
     roles: Mapping[int, str]
     """Role that serves each source."""
     turn: int
-    """Number of the last hand-over that this knows of."""
+    """Number of the last known hand-over."""
     limit_s: float
-    """Longest wait for the slices of one of them."""
+    """Longest wait for the slices of one loader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,11 @@ class Serving:
     name: str
     role: str
     turn: int
-    """Number of the hand-over: what is said of a source later is not followed by what was said earlier."""
+    """Number of the hand-over; a lower number than the last one of a source is ignored."""
 
 
 class LoaderHolders:
-    """The source loaders as one constructor knows them. Safe to call from several threads."""
+    """One constructor's view of the source loaders. Safe to call from several threads."""
 
     def __init__(self, loaders: Loaders) -> None:
         self._changed = threading.Condition()
@@ -69,14 +69,14 @@ class LoaderHolders:
             return tuple(sorted({self._names[actor] for actor in self._actors.values()}))
 
     def turns(self, sources: Sequence[int]) -> tuple[int, ...]:
-        """Return the number of the last hand-over known of each source: loaders from before it are not asked."""
+        """Return the number of the last known hand-over of each source; loaders from before it are not asked."""
         with self._changed:
             return tuple(self._turns.get(source, -1) for source in sources)
 
     def replace(self, serving: Serving) -> None:
-        """Ask another loader for its sources, also for what was asked of the one before it."""
+        """Ask another loader for its sources, including unanswered requests to the previous one."""
         with self._changed:
-            # Names stay: an error of a loader that was asked before it was replaced still names it.
+            # Old names stay, so that an error of a replaced loader can still name it.
             self._names[serving.actor] = serving.name
             for source in serving.sources:
                 if serving.turn > self._turns.get(source, -1):  # calls may overtake each other
@@ -86,8 +86,8 @@ class LoaderHolders:
     def fetch(self, requests: Sequence[SliceRequest]) -> ColumnRanges:
         """Get the slices of steps: one call per loader, however many samples or sources.
 
-        A loader that is lost, or replaced while it does not answer, is followed: the next one is asked
-        for the same, and what the first may still say is not heard.
+        If a loader is lost, or replaced before it answers, its replacement gets the same request, and
+        late answers of the first are ignored.
 
         Raises:
             UnavailableError: No answer came within the limit.
@@ -99,7 +99,7 @@ class LoaderHolders:
         while missing:
             for asked in self._ask(requests, missing):
                 slices |= zip(asked.places, self._answer_to(asked, until_s) or (), strict=False)
-            # What was answered stays: of a window that many loaders share, one that is lost costs its part.
+            # Other answers stay valid: a lost loader costs only its own part of a window.
             missing = [place for place in missing if place not in slices]
         return ColumnRanges.of([slices[place] for place in range(len(requests))])
 
@@ -120,7 +120,7 @@ class LoaderHolders:
         ]
 
     def _answer_to(self, asked: "_Asked", until_s: float) -> list[SampleColumns] | None:
-        """Return an answer; ``None`` when another loader is to be asked instead."""
+        """Return an answer; ``None`` if another loader must be asked instead."""
         while not ray.wait([asked.answer], timeout=_TURN_S)[0]:
             if self._is_replaced(asked):
                 return None
@@ -133,7 +133,7 @@ class LoaderHolders:
             answer: list[SampleColumns] = ray.get(asked.answer)
         except RayError as error:
             if self._is_replaced(asked):
-                return None  # whatever ails it: another loader serves what it was asked for
+                return None  # whatever its error: another loader serves these sources now
             name = self._names[asked.actor]
             if not is_lost(error) or time.monotonic() > until_s:
                 raise plain_error(error, name) from None
@@ -143,7 +143,7 @@ class LoaderHolders:
         return answer
 
     def _is_replaced(self, asked: "_Asked") -> bool:
-        # One source that is served elsewhere is enough: for that one no answer may ever come.
+        # A single source that moved is enough, because its answer may never come.
         return any(self._actors[source] != asked.actor for source in asked.sources)
 
 
@@ -153,7 +153,7 @@ class _Asked:
 
     actor: Any
     sources: set[int]
-    """What it was asked for."""
+    """Sources of the requests."""
     places: list[int]
-    """Places of the requests among all."""
+    """Indices of the requests among all requests."""
     answer: Any

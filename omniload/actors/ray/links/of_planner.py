@@ -1,6 +1,6 @@
-"""The planner's ways to source loaders and data constructors, as Ray actors.
+"""The planner's links to source loaders and data constructors, as Ray actors.
 
-Each leads to the member that holds the role, and is led to the one that takes its place.
+Each link points to the member that holds the role, and is pointed to its replacement.
 """
 
 import threading
@@ -35,31 +35,32 @@ from omniload.plan.world import RanksServed
 __all__ = ["READS", "RayConstructorLink", "RayLoaderLink", "RayLoaderLinks"]
 
 READS = "reads"
-"""Threads of a loader that read: sources are more than these, and reads that wait keep no answer of others waiting."""
+"""Concurrency group of a loader's reading threads, so that reads which wait do not delay other answers."""
 _READS_OF_CALL = 16
-"""Reads that a call asks for at most, where more sources wait than a loader reads at once: calls of Ray's take a
-millisecond and more of a core on both sides, those of 1,000 sources together as long as reading them."""
+"""Most reads in one call, used if more reads wait than a loader carries out at once. A Ray call takes a millisecond or
+more of a core on both sides; for 1,000 sources, single calls would take as long as the reading."""
 _ASK_AGAIN_S = 1.0
-"""A lost call is asked again after so long, unless another holder has come: an actor may be cut off for a moment."""
+"""Time after which a lost call is repeated, unless the holder was replaced; an actor may be cut off for a moment."""
 
 
 _Read: TypeAlias = "tuple[ReadAhead, Future[SamplesReported]]"
-"""What a loader is to read, and the answer to be."""
+"""A read command, and its future answer."""
 
 
 @dataclass(slots=True)
 class _Reads:
-    """What one life of a loader is asked to read."""
+    """Reads that one life of a loader is asked for."""
 
     actor: Any
     waiting: "deque[_Read]" = field(default_factory=deque)
     under_way: int = 0
-    """Calls that are not answered."""
+    """Unanswered calls."""
 
     def next_call(self) -> "list[_Read]":
-        """Take what the next call asks for: several reads where more wait than are carried out at once.
+        """Take the reads of the next call: several if more wait than are carried out at once.
 
-        Of those that the planner cannot plan without: it waits for the slowest of them whoever waits for that.
+        Several reads are put together only if the planner cannot plan without any of them, because it waits for the
+        slowest of these in any case.
         """
         if self.under_way >= MOST_READS or not self.waiting:
             return []
@@ -74,7 +75,7 @@ def _is_lacked(read: _Read) -> bool:
 
 
 class RayLoaderLink(LoaderLink):
-    """A way to a source loader, and to the one that takes its place."""
+    """A link to a source loader, and to its replacement."""
 
     def __init__(
         self,
@@ -83,17 +84,17 @@ class RayLoaderLink(LoaderLink):
         turn: int,
         serves: "Callable[[RayLoaderLink, int], bool]",
     ) -> None:
-        """Lead to an actor; ``serves`` tells whether this way is still that of a source."""
+        """Link to an actor; ``serves`` returns whether this link is still the one of a source."""
         self.name, self._turn, self._serves = name, turn, serves
-        self._asking = threading.Lock()  # the planner asks, and threads of Ray's hear the answers
+        self._asking = threading.Lock()  # the planner asks, and Ray's threads receive the answers
         self._reads = _Reads(actor)
 
     def lead_to(self, serving: Serving) -> None:
-        """Lead to a later life of the loader; what the one before it was asked is asked again by the planner."""
+        """Link to a later life of the loader; the planner repeats the requests to the previous one."""
         if serving.turn > self._turn:  # calls may overtake each other
             self.name, self._turn = serving.name, serving.turn
             before = self._reads
-            # Sources that are moved to it leave what it is asked to read as it is.
+            # If sources are only moved to the same loader, its requests stay.
             if serving.actor != before.actor:
                 self._reads = _Reads(serving.actor)
                 self._go_on(before)
@@ -104,13 +105,13 @@ class RayLoaderLink(LoaderLink):
         return answer
 
     def _ask(self, asked: _Reads, reads: "Sequence[_Read]") -> None:
-        """Have a loader read, as soon as few other calls are under way."""
+        """Let a loader read, as soon as few enough other calls are under way."""
         with self._asking:
             asked.waiting.extend(reads)
         self._go_on(asked)
 
     def _go_on(self, asked: _Reads) -> None:
-        """Ask for what waits; of what another loader has by now, nothing."""
+        """Send waiting reads; cancel those that another loader serves by now."""
         if self._reads is not asked:
             with self._asking:
                 gone = [*asked.waiting]
@@ -120,13 +121,13 @@ class RayLoaderLink(LoaderLink):
         while reads := self._next_call(asked):
             commands = [command for command, _ in reads]
             shell, (first, *others) = asked.actor, commands
-            # One as ever: a loader that reads for few sources answers each for itself, as soon as it has it.
+            # A single read has its own call, so that a loader with few sources answers each as soon as it is read.
             call, told = (shell.read_several, commands) if others else (shell.read_ahead, first)
             answer = call.options(concurrency_group=READS).remote(told).future()
             answer.add_done_callback(partial(self._settle, asked, reads, is_one=not others))
 
     def _next_call(self, asked: _Reads) -> "list[_Read]":
-        """Return what is asked for next, and cancel what another loader serves by now."""
+        """Return the reads of the next call, and cancel those that another loader serves by now."""
         while True:
             with self._asking:
                 reads = asked.next_call()
@@ -141,7 +142,7 @@ class RayLoaderLink(LoaderLink):
     def _settle(
         self, asked: _Reads, reads: "list[_Read]", done: "Future[Any]", *, is_one: bool
     ) -> None:
-        """Pass on what a loader has answered; where it is lost, ask again a little later."""
+        """Pass on the answer of a loader; if the call is lost, repeat it a little later."""
         error, left = done.exception(), list[_Read]()
         if error is None:
             found = [done.result()] if is_one else done.result()
@@ -149,10 +150,10 @@ class RayLoaderLink(LoaderLink):
                 self._pass_on(read, outcome)
             left = reads[len(found) :]
         elif is_lost(error) and self._reads is asked:
-            # The same loader still has the source: it was only cut off, or its end has not come through yet.
+            # The same loader still has the source: it was only cut off, or its end was not noticed yet.
             _later(lambda: self._ask(asked, reads))
         else:
-            # Of one that is lost nobody is told: the next loader was asked for it.
+            # The loss is not reported, because the replacement was asked already.
             for _, answer in reads if is_lost(error) else ():
                 answer.cancel()
             for read in () if is_lost(error) else reads:
@@ -222,13 +223,15 @@ class RayConstructorLink(ConstructorLink):
     def __init__(self, actor: Any, dp_ranks: Sequence[int], life: int) -> None:  # noqa: ANN401 -- as above
         self._actor, self.dp_ranks, self._life = actor, dp_ranks, life
         self._heard: tuple[Any, int] = (actor, 0)
-        """An actor, and how many words of its ranks were heard from it."""
+        """An actor, and the number of reports of its ranks that were heard from it."""
         self._asked: Any = None
-        """The actor that is asked for more of them."""
-        self._asking = threading.Lock()  # the planner asks, and a thread of Ray's hears the answer
+        """The actor that has an open question for more reports."""
+        self._asking = (
+            threading.Lock()
+        )  # the planner asks, and a thread of Ray's receives the answer
 
     def lead_to(self, actor: Any, life: int) -> None:  # noqa: ANN401 -- as above
-        """Lead to a later life of the constructor; what it is to build is told it again by the planner."""
+        """Link to a later life of the constructor; the planner tells it again what to build."""
         if life > self._life:
             self._actor, self._life = actor, life
 
@@ -245,7 +248,7 @@ class RayConstructorLink(ConstructorLink):
         return answer
 
     def _carry_out(self, actor: Any, order: BuildOrder, answer: "Future[Any]") -> None:  # noqa: ANN401 -- as above
-        """Have a constructor build, unless another has taken its place: the planner tells that one all of it again."""
+        """Let a constructor build, unless it was replaced: then the planner tells the replacement everything again."""
         if self._actor != actor:
             answer.cancel()
             return
@@ -253,14 +256,14 @@ class RayConstructorLink(ConstructorLink):
         def settle(done: "Future[Any]") -> None:
             error = done.exception()
             if error is not None and may_live(error):
-                # It may not have heard of it, and nobody takes its place; what it has built it does not build again.
+                # It may not have received the call, and is not replaced; it does not build twice.
                 _later(lambda: self._carry_out(actor, order, answer))
             elif order.heard is not None:
                 self._settle_told(actor, order.served, answer, done)
             elif error is None:
                 answer.set_result(done.result())
             elif is_lost(error):
-                # Nobody fails of it: the roster replaces it, and the planner tells the next one all of that again.
+                # Not an error: the roster replaces it, and the planner tells the replacement everything again.
                 answer.cancel()
             else:
                 answer.set_exception(plain_error(error, "a data constructor"))
@@ -284,7 +287,7 @@ class RayConstructorLink(ConstructorLink):
         return answer
 
     def _ask_told(self, actor: Any, served: RanksServed, answer: "Future[StepsTaken]") -> None:  # noqa: ANN401 -- as above
-        """Ask a constructor, unless another has taken its place."""
+        """Ask a constructor for reports, unless it was replaced."""
         if self._actor != actor:
             answer.cancel()
             return
@@ -302,12 +305,12 @@ class RayConstructorLink(ConstructorLink):
         answer: "Future[StepsTaken]",
         done: "Future[Any]",
     ) -> None:
-        """Pass on what a constructor that was asked has answered; where it is lost, ask again a little later."""
+        """Pass on the reports of a constructor; if the call is lost, repeat it a little later."""
         error = done.exception()
         if error is not None and is_lost(error):
             _later(lambda: self._ask_told(actor, served, answer))
             return
-        # Another one may have its place by now, which counts anew and is asked itself.
+        # It may have been replaced by now; the replacement counts anew and is asked itself.
         if error is None and self._actor == actor:
             self._heard = actor, done.result()[0]
         with self._asking:

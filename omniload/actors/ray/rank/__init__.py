@@ -1,1 +1,1 @@
-"""What a rank holds of a plane: its way to batches, and how it joins from a process that did not open the plane."""
+"""A rank's side of a plane: its link to batches and planner, and joining from a process that did not open the plane."""

@@ -1,8 +1,9 @@
-"""Batches that a rank asks its constructor for while it trains on those at hand.
+"""Prefetching of batches: a rank requests the next ones from its constructor while it trains on those it has.
 
-What a rank was given it trains on, so a change of the mix holds behind that. A call costs half a millisecond, whatever
-it brings: short steps are fetched many at once, and long ones as they are needed. Of a rank whose steps are long they
-are lent: it has each confirmed before it is handed out, and drops those whose plans were taken back meanwhile.
+A rank trains on every batch that it was given, so a change of the mix takes effect after those. But a call costs half a
+millisecond, however many batches it brings. So short steps are fetched many at a time, and long ones when needed. To a
+rank with long steps, batches are only lent: it has each one confirmed before handing it out, and drops those whose
+plans were taken back meanwhile.
 """
 
 import time
@@ -26,68 +27,68 @@ __all__ = ["BatchesAhead"]
 
 
 class _Due(NamedTuple):
-    """What is asked for while the window at hand is used up."""
+    """The next request, which is sent while the present window is being used up."""
 
     step: int
     before: Batch | None
-    """Let go of by the thread that asks."""
+    """A batch of the previous window, which the requesting thread releases."""
     left: int
-    """Batches at hand as it is asked for."""
+    """Number of remaining batches at which the request is sent."""
 
 
 class _Window(NamedTuple):
-    """An answer."""
+    """The answer to a request."""
 
     batches: tuple[Batch, ...]
     given: int
-    """How many of them need not be confirmed."""
+    """Number of batches that need no confirmation."""
     edition: tuple[int, int]
-    """Under which the others are lent."""
+    """Edition under which the others are lent."""
 
 
 class _Asked(NamedTuple):
-    """What is asked for."""
+    """A request under way."""
 
     step: int
     answer: "Future[_Window]"
 
 
 class BatchesAhead:
-    """The window at hand, and the one behind it: a thread asks for that one, and takes it in as it comes.
+    """The present window of batches, and the next one, which a thread requests and receives.
 
-    A call to Ray takes a rank that has trained half a millisecond, and to give a window back to it a tenth of that.
-    Neither is part of the wait for a step.
+    For a rank that has just trained, a call to Ray takes half a millisecond, and returning a window to Ray a tenth of
+    that. The thread keeps both out of the wait for a step.
     """
 
     def __init__(
         self, gate: Gate, check: Callable[[], None], *, pace: FetchPace, limit_s: float
     ) -> None:
-        """Ask at a pace, inside ``gate``; ``check`` raises where nobody will answer."""
+        """Request batches at ``pace``, inside ``gate``; ``check`` raises once no answer can come."""
         self._gate, self._check, self._pace, self._limit_s = gate, check, pace, limit_s
         self._on_lost: Callable[[Any], None] = lambda _: None
         self._constructor: Any = None
         self._rank = WorldRank(0, 0, 0)
         self._held = deque[Batch]()
         self._last: Batch | None = None
-        """Of the window at hand, where it is one of several batches."""
+        """Last batch of the present window, if that has several."""
         self._due: _Due | None = None
         self._asked: _Asked | None = None
         self._given, self._edition = 0, (0, 0)
-        """Batches at hand that need not be confirmed, and the edition under which the others are lent."""
+        """Number of present batches that need no confirmation, and the edition under which the others are lent."""
         self._turn = 0
-        """Answers of earlier turns are waited for no more."""
+        """Nobody waits for answers of earlier turns."""
         self._calls = DaemonPool(1, "omniload-asks")
 
     @property
     def is_empty(self) -> bool:
-        """Whether no batch is at hand."""
+        """Whether there is no batch to hand out without waiting."""
         return not self._held
 
     def begins_at(self, step: int) -> bool:
-        """Tell whether the batch of a step is the first at hand; where that, or what is asked for, is another, drop it.
+        """Return whether the first batch is that of ``step``; if it is another one, drop all batches and the request.
 
-        What was taken may not have reached the trainer, as where a peer could not be sent it. It is asked for once
-        more, and what is behind it is not given in its place.
+        A batch that was taken may not have reached the trainer, for example because it could not be sent to a peer. The
+        rank then asks for it again, and must not get a later one instead.
         """
         coming = step if self._asked is None else self._asked.step
         if step != (self._held[0].step if self._held else coming):
@@ -96,12 +97,12 @@ class BatchesAhead:
 
     @property
     def is_lent(self) -> bool:
-        """Whether the first batch at hand is to be confirmed before it is handed out."""
+        """Whether the first batch must be confirmed before it is handed out."""
         return bool(self._held) and not self._given
 
     @property
     def coming(self) -> "Future[_Window] | None":
-        """The batches behind those at hand, where they are asked for."""
+        """The batches after the present ones, if they are requested."""
         return None if self._asked is None else self._asked.answer
 
     def lead_to(
@@ -110,46 +111,48 @@ class BatchesAhead:
         rank: WorldRank,
         on_lost: Callable[[Any], None],
     ) -> None:
-        """Ask another constructor, or as another rank; batches of before are built anew for those that are there.
+        """Use another constructor, or become another rank; earlier batches are dropped, as they are built anew.
 
-        ``on_lost`` hears of one that is lost, also while the rank trains and waits for nothing.
+        ``on_lost`` is called with a lost constructor, also while the rank trains and waits for nothing.
         """
         self._constructor, self._rank = constructor, rank
         self._on_lost = on_lost
         self.drop()
 
     def confirm(self, step: int) -> Any:  # noqa: ANN401 -- Ray's references have no static type
-        """Ask whether the first batch at hand, that of ``step``, still stands; return the answer to be."""
+        """Ask whether the first batch, that of ``step``, is still valid; return the future answer."""
         return self._constructor.confirm.remote(step, self._edition)
 
     def drop(self) -> None:
-        """Leave all that is at hand, and what is asked for: it is not what the rank is to train on."""
+        """Drop all batches and the request, because the rank must not train on them."""
         self._held.clear()
         self._due = None
         self._turn += 1
         self.forget_asked()
 
     def next(self) -> Batch | None:
-        """Give the first batch at hand; ``None`` where there is none."""
+        """Remove and return the first batch; ``None`` if there is none."""
         self._pace.take(time.monotonic())
         self._given = max(0, self._given - 1)
         self._ask_if_due()
         return self._held.popleft() if self._held else None
 
     def peek(self) -> Batch | None:
-        """Return the first batch at hand, and leave it there; what is behind it is asked for as if it were given."""
+        """Return the first batch without removing it; the next request is sent as if it were removed."""
         self._ask_if_due()
         return self._held[0] if self._held else None
 
     def ask(self, step: int) -> "Future[_Window]":
-        """Ask for the batches from ``step`` on, unless that is under way; return the answer to be."""
+        """Request the batches from ``step`` on, unless such a request is under way; return the future answer."""
         if self._asked is None or self._asked.step != step:
             # The rank waits for the first of them.
             self._asked = self._ask(step, None, given=1)
         return self._asked.answer
 
     def take_in(self) -> bool:
-        """Have the batches that were asked for at hand, none at the end of the data; those behind are asked for soon.
+        """Receive the requested batches, if they have come, and schedule the next request.
+
+        At the end of the data, the answer has no batches.
 
         Returns:
             Whether they had come; an error is left to the rank, which waits for them.
@@ -164,29 +167,30 @@ class BatchesAhead:
         self._held.extend(batches)
         before, self._last = self._last, None
         if self._held:
-            # Of large steps, which come one at a time, one more would be much memory.
+            # Large steps come one at a time, and keeping one more of them would take much memory.
             self._last = self._held[-1] if len(self._held) > 1 else None
-            # With the second batch: the first takes longer, of a window that is new, and to wake a thread would add a
-            # fifth. With the only one, so that the next one comes while the trainer computes.
+            # The request goes out with the second batch: taking the first one of a new window is slower anyway, and
+            # waking a thread would add a fifth. A window with one batch sends it with that one, so that the next one
+            # comes while the trainer computes.
             left = max(1, len(self._held) - 1)
             self._due = _Due(step + len(self._held), before, left)
         return True
 
     def forget_asked(self) -> None:
-        """Ask anew the next time."""
+        """Forget the request, so that the next call sends a new one."""
         self._asked = None
 
     def close(self, limit_s: float) -> bool:
-        """Ask no more; return whether a call under way ended within the limit."""
+        """Send no more requests; return whether a call under way ended within the limit."""
         return self._calls.close(limit_s)
 
     def _ask_if_due(self) -> None:
-        """Ask for what is behind the window at hand, once so much of it is used up."""
+        """Send the next request once enough of the present window is used up."""
         if (due := self._due) is not None and len(self._held) == due.left:
             self._asked, self._due = self._ask(due.step, due.before, given=0), None
 
     def _ask(self, step: int, before: Batch | None, given: int) -> _Asked:
-        """Ask for a window, of which a slow rank is given the first batches and lent the others."""
+        """Request a window; a rank with slow steps is given its first batches and lent the others."""
         most = self._pace.at_once
         given = given if self._pace.is_slow else most
         call = partial(
@@ -203,12 +207,12 @@ class BatchesAhead:
         before: Batch | None,
         wanted: tuple[int, int],
     ) -> _Window:
-        """Have an answer, and then leave ``before``: Ray has its window back from this thread, not the trainer's."""
+        """Wait for the answer, then release ``before``, so that this thread returns its window to Ray."""
         most, given = wanted
 
         def check() -> None:
             self._check()
-            # What is asked in a later turn waits behind this call.
+            # Requests of a later turn wait for the end of this call.
             if turn != self._turn:
                 raise UnavailableError(
                     "nobody waits for batches of the ranks of before, or behind a step that was taken back"
@@ -219,7 +223,7 @@ class BatchesAhead:
                 asked = constructor.lend_several.remote(step, most, *rank, given)
             else:
                 asked = constructor.take_several.remote(step, most, *rank)
-            # Not by Ray's own future: where this host's raylet has gone, that ends the process without a word.
+            # Not by Ray's own future, which ends the process silently if this host's raylet has gone.
             while not wait_for_ref(asked, self._limit_s, check):
                 pass  # the rank that waits for it says so
             del before

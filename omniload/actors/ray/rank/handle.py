@@ -1,4 +1,4 @@
-"""A rank's way to a data plane of Ray actors, from the same process or another of the job."""
+"""A rank's handle of a data plane of Ray actors, in the process that opened it or in another one of the job."""
 
 import atexit
 import math
@@ -58,19 +58,19 @@ __all__ = ["RayHandle"]
 _LOG = get_logger(__name__)
 _CLOSE_S = 10.0
 _MARK = secrets.token_hex(4)
-"""Hosts may have one name, and processes of them one number."""
+"""Distinguishes processes, because hosts may share a name, and their processes a number."""
 _HEAD_S = 1.0
-"""Ray's head answers in milliseconds, or is out of reach: Ray then ends the process within the minute."""
+"""Longest wait for Ray's head. It answers in milliseconds or is unreachable; Ray then ends the process in a minute."""
 _SOON_S = 0.1
-"""A constructor says within that, on a busy machine too, whether what it has lent still stands."""
+"""Time in which a constructor confirms a lent batch, also on a busy machine."""
 _LOOK_S = 0.1
-"""A constructor that takes the place of a lost one is looked for so often."""
+"""Interval of looking for the replacement of a lost constructor."""
 _ASK_AGAIN_S = 1.0
-"""One that may live is asked again after so long, unless another has taken its place."""
+"""Time after which a constructor that may live is asked again, unless it was replaced."""
 
 
 class RayHandle(RankHandle):
-    """A rank's way to its constructor. The next batches are asked for while those at hand are trained on."""
+    """A rank's link to its constructor; it requests the next batches while the rank trains on the present ones."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class RayHandle(RankHandle):
             if asked is None:  # else the planner is asked first
                 if not self._is_guest:
                     self._lock = self._claim(0, dp_rank)
-                # Of the first world its number is enough: the address says who serves each of its ranks.
+                # In the first world the rank's number is enough: the address says which constructor serves it.
                 self._become(World(tree=ClientPlaceTree.of()), dp_rank)
             self._opener, self._raylet = Opener(*address.opener), Raylet(raylet_here())
             # On the opener's own host none is needed: its process is seen there.
@@ -114,7 +114,7 @@ class RayHandle(RankHandle):
                 address.namespace, dp_rank, self._cp_rank, self._check_alive
             )
             self.first_step = self._planner.first_step
-            # Of a Ray that was given: a node of our own ends with this rank, and nobody else's batches are built on it.
+            # Only in a given Ray: a node of our own ends with this rank, so no other rank's batches are built there.
             self._node = node_here() if address.terms is not None and address.terms.is_given else ""
             if asked is not None:
                 self._become(self._join_world(asked, dp_rank), dp_rank)
@@ -147,14 +147,14 @@ class RayHandle(RankHandle):
     @override
     def is_ready(self, step: int) -> bool:
         with self._gate.inside():
-            coming = self._ahead.coming  # of the next step, where none is at hand
+            coming = self._ahead.coming  # that of the next step, if there is no batch left
             return not self._ahead.is_empty or bool(
                 coming and wait_for_future(coming, 0, self._check_alive)
             )
 
     @property
     def is_empty(self) -> bool:
-        """Whether no batch is at hand: the next one is the first of those that come together."""
+        """Whether there is no batch left, so that the next one begins a new window."""
         return self._ahead.is_empty
 
     @override
@@ -167,7 +167,7 @@ class RayHandle(RankHandle):
     @override
     def taken(self, step: int) -> None:
         if not (self._ahead.is_empty or self._ahead.is_lent):
-            return  # said with the last of those that came together
+            return  # reported with the last batch of its window
         with self._gate.inside():
             self._planner.taken(step)
 
@@ -180,11 +180,11 @@ class RayHandle(RankHandle):
     def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
         asked = asked.after(self._generation)
         check_rank(self._address.sizes_with(asked), dp_rank, self._cp_rank)
-        # A rank that is another one now leaves no heartbeat under its old name, which would seem to be stopped.
+        # A rank with a new name removes the heartbeat of its old one, which would look like a stopped rank.
         before = self._name
         with self._gate.inside():
             self._planner.tell()
-            # Whatever can be refused comes before anything changes here.
+            # Everything that can fail comes before any change of this handle.
             world = self._planner.resize(asked)
             found = self._find_constructor(self._role_in(world, dp_rank))
             lock = self._claim(world.generation, dp_rank)
@@ -202,13 +202,13 @@ class RayHandle(RankHandle):
         self._post_heartbeats()
 
     def leave(self, limit_s: float) -> bool:
-        """Give the rank back, and have threads that wait for a batch leave Ray.
+        """Give the rank back, and make threads that wait for a batch leave Ray.
 
         Returns:
             Whether that happened within the limit.
         """
         atexit.unregister(self._end_with_process)
-        # Before anything is given back: a call that is inside may use all of it.
+        # Before anything is given back, because a call inside may still use it.
         left = self._end_calls(limit_s) and wait_for_head(min(limit_s, _HEAD_S))
         self._ahead.close(min(limit_s, _HEAD_S))
         self._end_heartbeats()
@@ -224,9 +224,9 @@ class RayHandle(RankHandle):
             _LOG.warning("%s is closed while a call to Ray does not end", self._name)
 
     def _open_window(self, step: int, timeout_s: float | None) -> None:
-        """Have the batches from ``step`` on at hand, none at the end of the data."""
+        """Get the window of batches from ``step`` on; it is empty at the end of the data."""
         self._ahead.ask(step)
-        # Nearly always: a rank that trains finds them there, waits for nobody, and calls nobody.
+        # The usual case: a rank that trains finds them there, without waiting or calling.
         if self._ahead.take_in():
             return
         doing = f"waits for step {step}"
@@ -234,7 +234,7 @@ class RayHandle(RankHandle):
             self._wait_for_window(step, timeout_s)
 
     def _wait_for_window(self, step: int, timeout_s: float | None) -> None:
-        """Wait for batches; where the constructor is lost, for the one that takes its place, and ask that one."""
+        """Wait for batches; if the constructor is lost, wait for its replacement and ask that one."""
         limit_s = timeout_s or self._address.batch_timeout_s
         stay, asks = self._address.ranks_stay, self._constructor_name
         wait = Wait.for_batch(self._name, step, asks, limit_s, ranks_stay=stay)
@@ -251,16 +251,17 @@ class RayHandle(RankHandle):
             wait_until(self._following(error), wait, self._board)
 
     def _confirms(self, step: int, timeout_s: float | None) -> bool:
-        """Return whether a step that is lent still stands; where it was taken back, nothing is at hand any more.
+        """Return whether a lent step is still valid; if it was taken back, all batches are dropped.
 
-        Likewise where the constructor is lost that has lent it: the next one knows nothing of that, and is asked anew.
+        They are also dropped if the constructor that has lent the step is lost, because its replacement does not know
+        of it and is asked anew.
         """
         doing, asks = f"asks whether step {step} still stands", self._constructor_name
         limit_s = timeout_s or self._address.batch_timeout_s
         wait = Wait.for_batch(self._name, step, asks, limit_s, ranks_stay=self._address.ranks_stay)
         with self._gate.inside(), self._activity.doing(doing, (asks,)):
             asked = self._ahead.confirm(step)
-            # Nearly always it is there at once: whether the planner lives is looked at, by a call, only behind that.
+            # The answer is nearly always there at once, so the planner is checked, which takes a call, only after that.
             if not wait_for_ref(asked, _SOON_S, self._check_alive):
                 wait_until(lambda s: wait_for_ref(asked, s, self._planner.look), wait, self._board)
             try:
@@ -275,18 +276,18 @@ class RayHandle(RankHandle):
         return stands
 
     def _following(self, error: BaseException) -> Callable[[float], bool]:
-        """Return what waits for whom to ask: who has a lost constructor's place, or that one where it may live."""
+        """Return a function that waits for a constructor to ask: the replacement of a lost one, or a living one."""
         again_s = time.monotonic() + (_ASK_AGAIN_S if may_live(error) else math.inf)
         return lambda timeout_s: self._follow(timeout_s) or time.monotonic() >= again_s
 
     def _follow(self, timeout_s: float) -> bool:
-        """Look for the constructor that took the place of a lost one; return whether it was found."""
+        """Look for the replacement of a lost constructor; return whether it was found."""
         self._planner.look()
         self._search.ask()
         self._left.wait(min(timeout_s, _LOOK_S))
-        # Not waited for: where the head is out of reach, Ray ends the process before it answers.
+        # No long wait: if the head is unreachable, Ray ends the process before an answer.
         found = self._search.found()
-        # The name of the lost one stays in Ray's list until its end has come through.
+        # The name of the lost one stays in Ray's list until Ray has noticed its end.
         if found is None or found[0] == self._constructor_name:
             return False
         self._lead_to(*found)
@@ -295,14 +296,14 @@ class RayHandle(RankHandle):
     def _claim(self, generation: int, dp_rank: int) -> FileLock:
         """Take the number of a rank; raises as ``claim_rank``."""
         name = self._rank_in(generation, dp_rank)
-        # Where ranks of other hosts come and go, the host of the plane alone knows which are taken.
+        # If ranks of other hosts come and go, only the plane's host knows which ones are taken.
         if self._is_guest:
             this = f"process {os.getpid()} on {socket.gethostname()} ({_MARK})"
             self._planner.claim(name, this)
         return claim_rank(self._folder, name)
 
     def _rank_in(self, generation: int, dp_rank: int) -> str:
-        """Return the name that a rank of a generation is claimed by."""
+        """Return the name by which a rank of a generation is claimed."""
         return name_in(generation, rank_name(dp_rank, self._cp_rank, self._address.cp_size))
 
     def _join_world(self, asked: ResizeAsked, dp_rank: int) -> World:
@@ -317,18 +318,18 @@ class RayHandle(RankHandle):
         return join_world(asked, self._planner.resize, was_held)
 
     def _become(self, world: World, dp_rank: int) -> None:
-        """Take the number of a rank of a world that there is, and the role that serves it."""
+        """Become a rank of an existing world, and use the constructor that serves it."""
         self._name = rank_name(dp_rank, self._cp_rank, self._address.cp_size)
         self._dp_rank, self._generation = dp_rank, world.generation
         self._constructor_role = self._role_in(world, dp_rank)
         self._search = Search(self._constructor_role, self._address.namespace)
 
     def _role_in(self, world: World, dp_rank: int) -> str:
-        of = self._address  # tells those of the first world
+        of = self._address  # knows the constructors of the first world
         return of.constructor_in(world, dp_rank) if world.generation else of.constructor_of(dp_rank)
 
     def _find_constructor(self, role: str) -> tuple[str, Any]:
-        """Return name and actor of the constructor that has a role; raises as ``await_newest``."""
+        """Return name and actor of the constructor that holds a role; raises as ``await_newest``."""
         pause = partial(self._left.wait, _LOOK_S)
         return await_newest(role, self._address.namespace, self._planner.look, pause)
 
@@ -339,11 +340,11 @@ class RayHandle(RankHandle):
         self._planner.tell_by(constructor)
 
     def _start_watches(self, ranks: int) -> None:
-        """Look at planner and head beside the trainer, until the rank is given back or the process ends."""
+        """Watch planner and head in a thread, until the rank is given back or the process ends."""
         beat = self._beat if self._is_guest else None
         self._planner.watch(self._gate, self._left, ranks, beat)
         self._head.watch(self._left)
-        # Before Ray's own end of a process that closes nothing: it would be shut down under a call of a thread.
+        # Registered to run before Ray's own exit handler, which would shut Ray down under a call of the thread.
         self._pid = os.getpid()
         atexit.register(self._end_with_process)
 
@@ -366,14 +367,14 @@ class RayHandle(RankHandle):
             self._line.check()
             self._head.check()
         except UnavailableError as error:
-            # Now: a rank that trains asks later, and who waits has it once Ray is left; it may end both before.
+            # Now, because the reason is needed after Ray was left, and Ray may end both processes before a later call.
             if not (self._end_is_told or self._line.has_ended):
                 self._end_is_told = True
                 _LOG.error("%s", error)
             raise
 
     def _end_with_process(self) -> None:
-        # A forked child has none of the threads whose calls would be waited for.
+        # A forked child does not have the threads whose calls this would wait for.
         if os.getpid() == self._pid:
             self._end_calls(_CLOSE_S)
 
@@ -381,7 +382,7 @@ class RayHandle(RankHandle):
         """Let no call to Ray begin, and wait for those under way; return whether they ended within the limit."""
         with suppress(OmniloadError, RayError), self._gate.inside():
             self._planner.tell()
-        # First: a rank that waits for another constructor wakes by this, and leaves the gate.
+        # First, because this wakes a rank that waits for another constructor, which then leaves the gate.
         self._left.set()
         self._planner.end_watch()
         return self._gate.close(limit_s)

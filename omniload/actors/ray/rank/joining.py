@@ -42,7 +42,7 @@ def node_for_rank(address: PlaneAddress, token: str) -> MemberNode:
     """
     terms = address.terms
     assert terms is not None, "whoever reads the address refuses one without"
-    # First: Ray waits for minutes where nobody answers.
+    # Checked first, because Ray waits for minutes if there is no answer.
     LifelineEnd(address.lifeline).close()
     miss_hosts_soon()
     head = Head(
@@ -50,7 +50,7 @@ def node_for_rank(address: PlaneAddress, token: str) -> MemberNode:
         namespace=address.namespace,
         token=None if terms.is_given else token,
     )
-    # Not towards MASTER_ADDR: that of a replica is its own.
+    # Not the interface towards MASTER_ADDR, because each replica has an address of its own there.
     toward = address.cluster.rpartition(":")[0]
     listening = listening_of(terms.bind, terms.ports, toward)
     with _turn() if listening.ports else nullcontext():
@@ -59,7 +59,7 @@ def node_for_rank(address: PlaneAddress, token: str) -> MemberNode:
 
 @contextmanager
 def _turn() -> Iterator[None]:
-    """Start a node while no other rank of this user does on this host: they would find the same ports free.
+    """Let one rank of this user at a time start a node on this host; two would find the same ports free.
 
     Raises:
         UnavailableError: Others take too long.
@@ -81,7 +81,7 @@ def _turn() -> Iterator[None]:
 
 
 def _was_connected(namespace: str) -> bool:
-    """Tell whether this process was connected before, as a worker of Ray Train, or for another rank in a thread."""
+    """Return whether this process is connected already, as a worker of Ray Train, or for a rank in another thread."""
     if not ray.is_initialized():
         return False
     return is_used() or ray.get_runtime_context().namespace != namespace
@@ -102,7 +102,7 @@ def handle_in(
         dp_rank: Place of the rank along dp.
         cp_rank: Along cp.
         is_connected: This process holds a node of its host and is connected to it.
-        asked: The ranks that it is one of, where they are not those that the plane was opened for.
+        asked: The ranks that it belongs to, if they are not those that the plane was opened for.
 
     Raises:
         ConfigError: The plane has no such rank.
@@ -119,7 +119,7 @@ def handle_in(
 
 
 def _join(address: PlaneAddress, *, is_connected: bool) -> Callable[[], None]:
-    """Have this process be connected to a plane's Ray; return what ends that."""
+    """Connect this process to a plane's Ray; return the function that disconnects it."""
     node_address, _ = address.on_host(host_id())
     with in_turn(f"joins the Ray at {address.cluster}"):
         is_shared = _was_connected(address.namespace)

@@ -1,4 +1,4 @@
-"""A rank's way to the planner: which steps the rank has, told by way of its constructor, and the next planner."""
+"""A rank's link to the planner: reports its steps through the rank's constructor, and finds the next planner."""
 
 import threading
 import time
@@ -23,42 +23,42 @@ from omniload.plan.world import World, WorldRank
 __all__ = ["PlannerLink"]
 
 _CHECK_S = 0.5
-"""A rank that waits looks so often whether the planner lives."""
+"""Interval at which a waiting rank checks that the planner lives."""
 _WATCH_S = 1.0
-"""A rank that trains looks so often, or less often where there are hundreds of them."""
+"""The same interval for a rank that trains; longer if there are hundreds of ranks."""
 _MOST_WATCHES = 500
-"""A second, by all ranks together."""
+"""Checks per second of all ranks together."""
 _LOOK_S = 0.1
-"""A planner that takes the place of a lost one is looked for so often."""
+"""Interval of looking for the successor of a lost planner."""
 _ANSWER_S = 60.0
-"""Longest wait for an answer of the planner, or of the one after it."""
+"""Longest wait for an answer of the planner, or of its successor."""
 _LOG = get_logger(__name__)
 
 
 class PlannerLink:
-    """The planner as one rank knows it: told which step the rank has, from any thread, and followed where it is lost.
+    """One rank's view of the planner: it reports the rank's steps, from any thread, and follows a lost planner.
 
-    The rank's constructor passes on what all of its ranks tell, in one message: of thousands of ranks the planner takes
-    hundreds. What a constructor may have taken with it as it was lost is told again, to the planner itself. So is one
-    that takes over: it has heard of no rank how far it is.
+    The rank's constructor passes on the reports of all its ranks in one message, so that thousands of ranks cause only
+    hundreds of messages. If a constructor is lost, the rank repeats its last report to the planner directly, because
+    the constructor may not have passed it on. A planner that takes over hears it too, as it knows no rank's progress.
     """
 
     def __init__(
         self, namespace: str, dp_rank: int, cp_rank: int, check: Callable[[], None]
     ) -> None:
-        """Reach the planner, or the next one where it is lost; ``check`` raises once the plane is left or gone.
+        """Reach the planner, or the successor of a lost one; ``check`` raises once the plane is left or gone.
 
         Raises:
-            UnavailableError: There is none for a minute, or it does not answer.
+            UnavailableError: There is no planner for a minute, or it does not answer.
         """
         self._rank, self._node, self._check_plane = WorldRank(dp_rank, cp_rank, 0), "", check
         self._actor: Any = None
         self._taken: tuple[int, WorldRank] | None = None  # the last one, and as whom
         self._to_tell = threading.Event()
         self._constructor: Any = None
-        """That passes it on; where there is none, the planner is told itself."""
+        """The constructor that passes reports on; without one, the planner is told directly."""
         self._refused: tuple[int, WorldRank] | None = None
-        """What the constructor knows nothing of: one that has the place of another hears of its ranks with a build."""
+        """A report that the constructor refused: a replacement hears of its ranks only with its first build."""
         self._lost = True  # until it is found: a rank may come while one takes the place of another
         self._checked: Any = None
         self._search = Search(PLANNER, namespace)
@@ -69,24 +69,24 @@ class PlannerLink:
         )
 
     def taken(self, step: int) -> None:
-        """Have the thread that watches tell that the trainer has the batch of ``step``."""
-        # A call to Ray takes a rank that has trained half a millisecond. ``_follow`` tells a planner that comes anew.
+        """Let the watching thread report that the trainer has the batch of ``step``."""
+        # A call to Ray would take half a millisecond here. ``_follow`` repeats the report to a new planner.
         self._taken = step, self._rank
         self._to_tell.set()
 
     def tell_by(self, constructor: Any) -> None:  # noqa: ANN401 -- Ray's handle has no static type
-        """Have a constructor pass on what the trainer takes, from the step on that it has by now."""
+        """Report by way of a constructor from now on, beginning with the rank's present step."""
         self._constructor, self._refused = constructor, None
         self._to_tell.set()
 
     def tell_past(self, constructor: Any) -> None:  # noqa: ANN401 -- as above
-        """Tell the planner itself from now on, with what a constructor may not have passed on: it is lost."""
+        """Report to the planner directly from now on, because the constructor is lost; repeat the last report."""
         if self._constructor is constructor:
             self._constructor = None
         self._to_tell.set()
 
     def tell(self) -> None:
-        """Tell at once what the thread that watches is still to tell."""
+        """Send the report that the watching thread has not sent yet."""
         if self._to_tell.is_set():
             self._to_tell.clear()
             if (taken := self._taken) is not None:
@@ -96,18 +96,18 @@ class PlannerLink:
                     self._tell(*taken)
 
     def look(self) -> None:
-        """See whether the planner lives, and follow to the next one; a rank that waits calls it often.
+        """Check that the planner lives, and follow to its successor; a waiting rank calls this often.
 
-        A planner that is stopped gives no answer, so none is waited for.
+        It does not wait for an answer, because a stopped planner gives none.
 
         Raises:
-            OmniloadError: The plane is closed, or the planner has failed: it would never let the step be built.
+            OmniloadError: The plane is closed, or the planner has failed, so that the step will never be built.
         """
         self._check_plane()
         with self._looking:
             self._look(time.monotonic())
             if not self._lost:
-                self.tell()  # a rank that waits relies on no other thread
+                self.tell()  # a waiting rank does not rely on other threads
 
     def watch(
         self,
@@ -116,13 +116,13 @@ class PlannerLink:
         ranks: int,
         beat: Callable[[], Progress] | None = None,
     ) -> None:
-        """Look now and then, in a thread of its own: others may wait for a rank that trains and asks for nothing.
+        """Check regularly in a thread of its own, because others may wait for a rank that trains and calls nothing.
 
         Args:
-            gate: Is closed before Ray is left.
+            gate: Closed before Ray is left.
             left: Set once the rank is given back, before ``end_watch``.
             ranks: Ranks of the plane.
-            beat: Returns the heartbeat of a rank that the host of the plane does not see by itself.
+            beat: Returns the heartbeat of a rank that the plane's host cannot see by itself.
         """
         every_s = max(_WATCH_S, ranks / _MOST_WATCHES)
 
@@ -130,7 +130,7 @@ class PlannerLink:
             next_s = time.monotonic() + every_s
             while not left.is_set():
                 self._to_tell.wait(max(0.0, next_s - time.monotonic()))
-                # A rank that waits is told what ails the planner, or the plane.
+                # A waiting rank reports what is wrong with the planner or the plane.
                 with suppress(OmniloadError, RayError), gate.inside():
                     self.tell()
                     if (now_s := time.monotonic()) >= next_s:
@@ -142,7 +142,7 @@ class PlannerLink:
         threading.Thread(target=look, name="omniload-planner-watch", daemon=True).start()
 
     def end_watch(self) -> None:
-        """Wake the thread that watches: the rank is given back."""
+        """Wake the watching thread, because the rank is given back."""
         self._to_tell.set()
 
     def state_at(self, step: int) -> JsonObject:
@@ -156,9 +156,9 @@ class PlannerLink:
         return state
 
     def resize(self, asked: ResizeAsked) -> World:
-        """Have other ranks, of which this is one only from ``become`` on.
+        """Request other ranks; this rank is one of them only after ``become``.
 
-        A planner that is lost meanwhile has noted them, or the one after it is asked again.
+        A planner that is lost meanwhile has recorded them, or its successor is asked again.
 
         Raises:
             OmniloadError: They are refused, or no planner answered within a minute.
@@ -168,7 +168,7 @@ class PlannerLink:
         return world
 
     def claim(self, name: str, guest: str) -> None:
-        """Take a rank for ``guest``, this process, on the host of the plane; again does nothing.
+        """Claim a rank for ``guest``, this process, on the plane's host; a repeated claim does nothing.
 
         Raises:
             OmniloadError: Another process has it, or no planner answered within a minute.
@@ -176,11 +176,11 @@ class PlannerLink:
         self._answer(lambda planner: planner.claim.remote(name, guest), f"the place of {name}")
 
     def forget(self, name: str) -> None:
-        """Have a heartbeat off the board that this rank has told under another name."""
+        """Remove the heartbeat that this rank posted under another name."""
         self._actor.forget.remote(name)
 
     def become(self, dp_rank: int, generation: int, node: str) -> None:
-        """Speak as a rank of a world that there is, which has taken nothing yet; ``node`` may have its constructor."""
+        """Report as a rank of an existing world, which has taken nothing yet; its constructor may move to ``node``."""
         self._rank = self._rank._replace(dp=dp_rank, generation=generation)
         self._taken, self._node = None, node
         self._tell_node()
@@ -195,9 +195,9 @@ class PlannerLink:
                 return
             if (error := done.exception()) is not None:
                 _LOG.info("step %d is told past a data constructor: %s", step, error)
-                self.tell_past(constructor)  # by the thread that watches
+                self.tell_past(constructor)  # by the watching thread
             elif not done.result() and self._constructor is constructor:
-                self._refused = step, rank  # this word alone: those behind it are heard
+                self._refused = step, rank  # only this report: the constructor accepts later ones
                 self._to_tell.set()
 
         told = constructor.taken.remote(step, *rank)
@@ -224,7 +224,7 @@ class PlannerLink:
                 self._follow()
         elif self._checked is None:
             if now_s >= self._next_look_s:
-                # Twice a second and not always: hundreds of ranks ask one process.
+                # Only twice a second, because hundreds of ranks ask one process.
                 self._next_look_s = now_s + _CHECK_S
                 self._checked = self._actor.check.remote()
         elif wait_for_ref(self._checked, 0.0, lambda: None):
@@ -237,9 +237,9 @@ class PlannerLink:
                 self._lost = True
 
     def _follow(self) -> None:
-        """Lead to the planner that was started last, once Ray's head has told which; tell it what the rank has."""
-        # It answers in milliseconds, or is out of reach: a rank that waits has to look whether the opener is there.
-        # An answer that is taken up by the next look would tell of a planner that was lost before it.
+        """Use the newest planner once Ray's head has named it; report the rank's step to it."""
+        # The head answers in milliseconds or is unreachable, and a waiting rank also has to check the opener.
+        # An answer that the next call used could name a planner that was lost meanwhile.
         wait((self._search.ask(),), _LOOK_S)
         if (found := self._search.found()) is None:
             return
@@ -250,11 +250,11 @@ class PlannerLink:
             self._to_tell.set()
             self.tell()
         elif (taken := self._taken) is not None:
-            # Beside the constructor, which may be lost as well.
+            # Not only through the constructor, which may be lost as well.
             self._tell_planner(*taken)
 
     def _answer(self, ask: Callable[[Any], Any], what: str) -> Any:  # noqa: ANN401 -- as the planner's method
-        """Ask the planner, and the one after it where it is lost."""
+        """Ask the planner, or its successor if it is lost."""
         until_s = time.monotonic() + _ANSWER_S
         while (left_s := until_s - time.monotonic()) > 0:
             if self._lost:
