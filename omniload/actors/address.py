@@ -1,7 +1,7 @@
-"""The address of a plane: what a process needs to reach it, and which ranks there are.
+"""The address of a plane: everything that a process needs to reach it, and its ranks.
 
-An address is plain JSON, so it travels as any text does: on standard input, in a file, over
-a key-value store.
+An address is plain JSON, so it can travel on standard input, in a file, or through a
+key-value store.
 """
 
 import operator
@@ -23,38 +23,38 @@ __all__ = ["Gather", "Head", "HostPlace", "Hosts", "NodeTerms", "PlaneAddress", 
 
 
 class HostPlace(StrictModel):
-    """What a plane has on one host."""
+    """The node and the heartbeats of a plane on one host."""
 
     node: str
     """Number of its Ray's node there."""
     address: str
-    """IP address of that node; empty where Ray finds its node by itself."""
+    """IP address of that node; empty if Ray finds its node by itself."""
     board: Path
     """Folder of the heartbeats of the host's roles and ranks."""
 
 
 class NodeTerms(StrictModel):
-    """How a rank that joins from another host has a node of the plane's Ray there."""
+    """How a rank that joins from another host gets a node of the plane's Ray there."""
 
     is_given: bool
-    """Whether the Ray is somebody else's, of which that host is part already."""
+    """Whether the Ray was given by the user, so that the host is part of it already."""
     bind: str
     """Where the node listens, as ``runtime.bind``."""
     ports: str
-    """As ``runtime.ports``."""
+    """Ports of the node, as ``runtime.ports``."""
     store_bytes: int
     """Shared memory of the node."""
 
 
 class Head(StrictModel):
-    """What a host needs to become part of a plane's Ray."""
+    """Everything that a host needs to become part of a plane's Ray."""
 
     cluster: str
     """Host and port that nodes join."""
     namespace: str
-    """Of the plane's actors."""
+    """Namespace of the plane's actors."""
     token: str | None
-    """Secret of a Ray of our own; ``None`` where the Ray is somebody else's, and each host has its own way to it."""
+    """Secret of a private Ray; ``None`` for a given Ray, to which each host has its own access."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,60 +64,60 @@ class Hosts:
     host_of_R: Sequence[str]
     """Host of each data-parallel rank."""
     elsewhere: dict[str, HostPlace]
-    """What the plane has on other hosts than the opener's."""
+    """The plane's place on each host other than the opener's."""
 
 
 Gather = Callable[[Head], Hosts]
-"""Has a node join from every other host of a job, and returns where they are."""
+"""Makes a node of every other host of a job join, and returns the hosts."""
 
 
 class PlaneAddress(StrictModel):
-    """Where a data plane of Ray actors is, for the processes of its job, which inherit its token."""
+    """The address of a data plane of Ray actors, for the processes of its job, which inherit its token."""
 
     cluster: str
     """Host and port of its Ray."""
     namespace: str
-    """Of its actors."""
+    """Namespace of its actors."""
     dp_ranks_of: dict[str, tuple[int, ...]]
     """Data-parallel ranks of each data constructor, by actor name."""
     cp_size: int = 1
     """Peers that share a data-parallel rank's rows."""
     steps_at_once: int = 1
-    """Steps that are handed over together."""
+    """Number of steps that are handed over together."""
     board: Path
     """Folder of the heartbeats on the opener's host."""
     node_address: str = "127.0.0.1"
-    """IP address of the node on the opener's host; empty where Ray finds its node by itself."""
+    """IP address of the node on the opener's host; empty if Ray finds its node by itself."""
     host: str = ""
-    """Number of the opener's host; empty where all ranks are on it."""
+    """Number of the opener's host; empty if all ranks are on it."""
     elsewhere: dict[str, HostPlace] = Field(default_factory=dict)
-    """What the plane has on other hosts, by their numbers."""
+    """The plane's place on other hosts, by their numbers."""
     home_roles: tuple[str, ...] = ("planner", "loader-0")
-    """Roles on that host, any of which tells its heartbeats: two, as one may be lost just now."""
+    """Roles on the opener's host that can report its heartbeats; two, because one may be lost at the moment."""
     host_of: dict[str, str] = Field(default_factory=dict)
     """Host of each data constructor that is not on the opener's."""
     lifeline: str = ""
-    """Host and port that stay connected for as long as the opener lives; empty where no other host has a rank."""
+    """Host and port of a connection that lasts as long as the opener lives; empty if no other host has a rank."""
     terms: NodeTerms | None = None
-    """Of ranks that join from other hosts later; ``None`` where none can."""
+    """Terms for ranks that join from other hosts later; ``None`` if none can."""
     opener: tuple[int, str] = (0, "")
-    """Number of the process that opened it, and the machine and namespace where that number means it."""
+    """Process id of the opener, and the machine and namespace in which that id is valid."""
     logs: Path | None = None
-    """Folder of the roles' lines; ``None`` for a plane without a folder of its run."""
+    """Folder of the roles' logs; ``None`` for a plane without a run folder."""
     generation: int = 0
-    """Of the ranks that are to join; 0 for those that it was opened for."""
+    """Generation of the ranks that join by this address; 0 for those that the plane was opened for."""
     ranks_stay: bool = False
-    """Whether no rank comes in the place of one that has ended, as where the mix is not elastic."""
+    """Whether an ended rank is never replaced, as in a mix that is not elastic."""
     batch_timeout_s: float
     """Longest that a rank waits for a batch unless it says otherwise."""
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Ranks along each axis that a handle is asked for by."""
+        """Number of ranks along each axis by which handles are requested."""
         return {"dp": sum(map(len, self.dp_ranks_of.values())), "cp": self.cp_size}
 
     def sizes_with(self, asked: ResizeAsked | None) -> Mapping[str, int]:
-        """Return the sizes where other ranks are asked for; ``None`` for those that the plane was opened for."""
+        """Return the sizes for other ranks; with ``None``, for the ranks that the plane was opened for."""
         return self.sizes if asked is None else {**self.sizes, "dp": asked.dp}
 
     def constructor_in(self, world: World, dp_rank: int) -> str:
@@ -141,11 +141,11 @@ class PlaneAddress(StrictModel):
         return place.address, place.board
 
     def with_node_on(self, host: str, place: HostPlace) -> "PlaneAddress":
-        """Return the address as a rank has it that has brought a node of its own, on another host."""
+        """Return the address for a rank that has brought its own node, on another host."""
         return self.model_copy(update={"elsewhere": {**self.elsewhere, host: place}})
 
     def node_of(self, constructor: str, opener: str) -> str:
-        """Return the node of a data constructor, given that of the opener."""
+        """Return the node of a data constructor; ``opener`` is the opener's node."""
         host = self.host_of.get(constructor)
         return opener if host is None else self.elsewhere[host].node
 
@@ -155,7 +155,7 @@ class PlaneAddress(StrictModel):
         return self.board if host is None else self.elsewhere[host].board
 
     def roles_away_from(self, host: str) -> dict[str, tuple[str, ...]]:
-        """Return roles of every other host, any of which can tell the heartbeats of its host."""
+        """Return roles of every other host, each of which can report the heartbeats of its host."""
         roles: dict[str, tuple[str, ...]] = {}
         if host != self.host:
             roles[self.host] = self.home_roles
@@ -165,11 +165,11 @@ class PlaneAddress(StrictModel):
         return roles if self.elsewhere else {}
 
     def waited_for_away_from(self, host: str) -> dict[str, tuple[str, ...]]:
-        """Return whom others wait for on every other host that ``roles_away_from`` names, be it never heard of."""
+        """Return the roles that others wait for on every other host, even if they were never heard."""
         found: dict[str, tuple[str, ...]] = {}
         for there, roles in self.roles_away_from(host).items():
             own = [n for n in self.dp_ranks_of if self.host_of.get(n, self.host) == there]
-            # Where constructors are beside their ranks: ranks that come and go are on any host.
+            # Only if constructors are next to their ranks, because ranks that come and go may be on any host.
             ranks = [r for n in own for r in self.dp_ranks_of[n]] if self.host_of else []
             names = [rank_name(r, cp, self.cp_size) for r in ranks for cp in range(self.cp_size)]
             found[there] = tuple(dict.fromkeys((*roles, *own, *names)))
@@ -196,12 +196,12 @@ def check_rank(sizes: Mapping[str, int], dp_rank: object, cp_rank: object) -> tu
 
 def _place_on(axis: str, rank: object, size: int) -> int:
     ranks = f"this plane has {axis} ranks 0 to {size - 1}"
-    # A bool is an integer to Python, and never meant as a rank.
+    # A bool is an integer to Python, but never meant as a rank.
     if isinstance(rank, bool | np.bool_) or not isinstance(rank, SupportsIndex):
         raise ConfigError(
             f"{axis}_rank is {rank!r}, of type {type(rank).__name__}; {ranks}, give an integer"
         )
-    # What numpy calls an integer becomes Python's, which travels in JSON and makes one name of a rank.
+    # An integer of numpy becomes one of Python, which fits into JSON and gives a rank a single name.
     place = operator.index(rank)
     if not 0 <= place < size:
         raise ConfigError(

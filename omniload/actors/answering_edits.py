@@ -1,8 +1,8 @@
-"""Changes of the mix of a running job: asked for by a file in its folder, answered by another.
+"""Changes of the mix of a running job: requested by a file in its folder, and answered by another file.
 
-The process that opened the plane looks for a question ten times a second, for as long as the plane is
-open. Questions are taken from the user that the process belongs to. One that lay there before the plane
-began to open is not answered: whoever asked it has been told that there was no answer.
+The process that opened the plane looks for a question ten times a second, as long as the plane is open.
+Only questions of the process's own user are accepted. A question that was there before the plane began to
+open is not answered, because its sender has been told already that there was no answer.
 """
 
 import os
@@ -36,23 +36,23 @@ _ROOT = 0
 _LOG = get_logger(__name__)
 
 Mark = tuple[int, int]
-"""Tells a question from others."""
+"""Identifies a question."""
 
 
 def last_question(folder: Path | None) -> Mark | None:
-    """Return the question that lies in a run's folder, if there is one."""
+    """Return the mark of the question in a run's folder, if there is one."""
     return None if folder is None else _mark_of(folder / REQUEST_NAME)
 
 
 def answer_edits(
     folder: Path | None, change: Callable[[EditRequest], EditTaken], answered: Mark | None
 ) -> Callable[[], None]:
-    """Answer what is asked in a run's folder, in a thread; without a folder do nothing.
+    """Answer questions in a run's folder, in a thread; without a folder do nothing.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
         change: Makes a change.
-        answered: The question that is not answered any more: that of before the plane was claimed.
+        answered: A question from before the plane was claimed, which is not answered.
 
     Returns:
         A function that ends it.
@@ -71,7 +71,7 @@ def answer_edits(
                     _answer(folder, change)
                 except OSError as error:
                     _LOG.warning("a change of the mix cannot be answered: %s", error)
-            # Also where it could not be answered: else it would be tried ten times a second.
+            # Noted even if it could not be answered; otherwise it would be tried ten times a second.
             before = mark
 
     thread = threading.Thread(target=keep, name="omniload-edits", daemon=True)
@@ -85,13 +85,13 @@ def answer_edits(
 
 
 def _mark_of(place: Path) -> Mark | None:
-    """Return what tells a file from another of its name; nothing where there is none."""
+    """Return the mark of a file, which differs from that of any other file of its name; ``None`` without a file."""
     try:
         status = place.stat()
     except OSError:
         return None
-    # Each question is a new file, put in place by its name: its number tells it from one of the same tick of the
-    # clock, the time from an earlier one whose number is given out again.
+    # Each question is a new file that was renamed into place. The inode number distinguishes files of the same clock
+    # tick, and the time distinguishes files that reuse an inode number.
     return status.st_ino, status.st_mtime_ns
 
 
@@ -114,10 +114,10 @@ def _answer(folder: Path, change: Callable[[EditRequest], EditTaken]) -> None:
 
 
 def _read(place: Path) -> EditRequest | EditAnswer | None:
-    """Return a question, or the answer to one of another release; nothing where nobody could be answered."""
+    """Return a question, or the answer to a question of another release; ``None`` if there is nobody to answer."""
     content = b""
     try:
-        # Whoever may write into the folder of a run, a group for one, may not change the run by that alone.
+        # Permission to write into the run's folder, such as a group's, is not permission to change the run.
         owner = place.stat().st_uid
         if owner not in (os.geteuid(), _ROOT):
             _LOG.warning(

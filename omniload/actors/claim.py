@@ -1,7 +1,7 @@
-"""A plane is opened once: by one process, for all ranks of its job.
+"""Claims that let a plane be opened only once: by one process, for all ranks of its job.
 
-Every rank that opens a plane of its own instead waits for ever: each plane waits for the
-ranks that the other one serves.
+If every rank opened a plane of its own, all of them would wait for ever, because each plane
+waits for ranks that another one serves.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ from omniload.base.log import get_logger
 __all__ = ["LOCK_NAME", "claim", "launch_of"]
 
 LOCK_NAME = ".plane.lock"
-"""File in the run's folder. It stays; what counts is the lock on it."""
+"""File in the run's folder. The file stays; the lock on it is the claim."""
 _MOST_ASKING = 4096
-"""Processes that are told who holds a name: the kernel keeps each that asked, for as long as the holder lives."""
+"""Most processes that can learn who holds a name; the kernel keeps each connection as long as the holder lives."""
 _CREDENTIALS = struct.Struct("3i")
 _MOMENT_S, _TRIES = 0.01, 100
 _CHANGED_S = 60.0
-"""Longest wait for a command that changes the mix of a run at rest: it may have to list a source."""
+"""Longest wait for a command that changes the mix of a stopped run; it may have to list a source."""
 _LOG = get_logger(__name__)
 _JOIN = (
     "end it if it is of a job before; give another job a run_dir of its own; and of one job leave rank= and "
@@ -40,24 +40,24 @@ _CLOSE = (
 
 
 def claim(spec: PlaneSpec, environment: Mapping[str, str] = os.environ) -> Callable[[], None]:
-    """Take a plane: by its run's folder, and without one by the launch that this process is part of.
+    """Claim a plane by its run's folder, or without a folder by the launch that this process is part of.
 
-    A plane without either may be opened as often as one likes, and so may that of a single rank.
+    A plane without either may be opened any number of times, and so may the plane of a single rank.
 
     Returns:
-        A function that lets others open the plane; the kernel does so as well, with the end of the process.
+        A function that gives the claim up; the kernel does so too when the process ends.
 
     Raises:
         ConfigError: The run's folder cannot be used.
-        StateError: The plane is open already; names the process that holds it.
-        UnavailableError: Its mix is being changed, and that takes long.
+        StateError: The plane is open already; names the process that has it.
+        UnavailableError: A change of the run's mix is under way and takes too long.
     """
     if spec.run_dir is not None:
         return _locked(spec.run_dir).close
     launch = launch_of(environment)
     if launch is None or spec.tree.world_size == 1:
         return lambda: None
-    # With mix and ranks: one launch may open several planes, one to train from and one to evaluate with.
+    # The name contains mix and ranks, because one launch may open several planes, to train and to evaluate.
     identity = f"{os.getuid()}\n{launch}\n{spec.tree!r}\n{spec.mix.model_dump_json()}"
     digest = hashlib.blake2b(identity.encode(), digest_size=12).hexdigest()
     held = _bound(f"\0omniload-plane-{digest}", launch)
@@ -65,7 +65,7 @@ def claim(spec: PlaneSpec, environment: Mapping[str, str] = os.environ) -> Calla
 
 
 def launch_of(environment: Mapping[str, str]) -> str | None:
-    """Return what tells a launch of several processes from others on this machine; ``None`` outside of one."""
+    """Return the identity of the launch of several processes that this one belongs to; ``None`` outside of one."""
     for names in (("MASTER_ADDR", "MASTER_PORT"), ("SLURM_JOB_ID", "SLURM_STEP_ID")):
         if all(environment.get(name) for name in names):
             found = (*names, "TORCHELASTIC_RUN_ID")
@@ -84,7 +84,7 @@ def _locked(run_dir: Path) -> FileLock:
             return FileLock(place)
         except BlockingIOError as error:
             if is_locked(place):
-                # Nobody is to end the process that asks, as that of a notebook.
+                # If the holder is this process itself, such as a notebook, the advice must not be to end it.
                 remedy = _CLOSE if is_held_here(place) else _JOIN
                 raise StateError(
                     f"the data plane of {run_dir} is open in {error.strerror}: {remedy}"
@@ -95,20 +95,20 @@ def _locked(run_dir: Path) -> FileLock:
                 "end it"
             )
         if not waits:
-            # By its kind: several may hold the lock at once, so none writes there which process it is.
+            # Named by its kind only: several commands may hold the lock at once, so none writes its process id there.
             _LOG.warning("%s: waiting for at most %.0f s until it has ended", changed, _CHANGED_S)
             waits = True
         threading.Event().wait(_MOMENT_S)
 
 
 def _bound(name: str, launch: str) -> socket.socket | None:
-    """Take a name of the abstract namespace: no file, so nothing stays behind."""
+    """Bind a name of the abstract socket namespace, which leaves no file behind."""
     fault: OSError | None = None
     for _ in range(_TRIES):
         held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             held.bind(name)
-            # So that whoever comes later can connect, and the kernel tells it which process this is.
+            # A later process can then connect, and the kernel tells it which process this is.
             held.listen(_MOST_ASKING)
         except OSError as error:
             held.close()
@@ -118,23 +118,23 @@ def _bound(name: str, launch: str) -> socket.socket | None:
         holder = _holder(name)
         if holder is not None:
             pid, uid = holder
-            # A name that somebody else has taken keeps nobody from a plane of his own.
+            # If another user holds the name, that must not keep this user from a plane.
             if uid != os.getuid():
                 break
             raise StateError(
                 f"the data plane of this launch ({launch}) is open in process {pid} with the same mix and ranks: "
                 f"{_CLOSE if pid == os.getpid() else _JOIN}"
             )
-        # It has the name and does not listen yet, which a busy machine makes long; or has just ended, and it is free.
+        # The holder does not listen yet, which may take a while on a busy machine; or it has just ended.
         threading.Event().wait(_MOMENT_S)
     _LOG.warning("whether the plane is open twice cannot be told: %s", fault)
     return None
 
 
 def _holder(name: str) -> tuple[int, int] | None:
-    """Return process and user that listen on a name; -1 where they cannot be told, ``None`` where nobody listens."""
+    """Return process and user that listen on a name; -1 where they are unknown, ``None`` if nobody listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        # The holder takes nobody's connection, so a connect behind a full queue would wait for as long as it lives.
+        # The holder never accepts a connection, so a connect with a full queue would wait as long as the holder lives.
         asking.setblocking(False)
         try:
             asking.connect(name)

@@ -1,7 +1,7 @@
-"""Calls that are inside a plane, which closing waits for, and the one change at a time that a plane is under.
+"""The gate, through which closing waits for calls inside a plane, and the turn, which allows one change at a time.
 
-A call to Ray ends the process where Ray is taken away under it: a gate lets calls end first. Edits of the mix and moves
-of sources wait for their turn, and name the change that they wait for.
+If Ray is shut down under a call, the process ends; so a gate lets calls end first. Edits of the mix and moves of
+sources take turns, and a change that waits names the one that it waits for.
 """
 
 import threading
@@ -16,12 +16,12 @@ __all__ = ["CLOSED", "Gate", "Turn"]
 CLOSED = "the data plane was closed; open it again to go on"
 """Message of the error by which a closed plane refuses calls."""
 _LIMIT_S = 20.0
-"""Shorter than an edit's wait for its answer, so that no edit is made whose caller has given up."""
+"""Shorter than an edit's wait for its answer, so that no edit is made after its caller has given up."""
 _LOOK_S = 0.2
 
 
 class Gate:
-    """Counts the calls inside, and lets none in once it is closed."""
+    """Counts the calls inside, and admits none once it is closed."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -30,13 +30,13 @@ class Gate:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Count a call as inside for as long as it lasts.
+        """Count a call as inside while it lasts.
 
         Raises:
             UnavailableError: The gate is closed.
         """
         with self._changed:
-            # In the lock: a gate that closes either waits for this call or refuses it, and misses none between.
+            # Under the lock, so that a closing gate either waits for this call or refuses it.
             self.check()
             self._inside += 1
         try:
@@ -47,24 +47,24 @@ class Gate:
                 self._changed.notify_all()
 
     def check(self) -> None:
-        """Return while the gate is open; calls that wait inside ask this often.
+        """Return if the gate is open; calls that wait inside check this often.
 
         Raises:
-            UnavailableError: It is closed.
+            UnavailableError: The gate is closed.
         """
-        # Without the lock: it is set once, and a call that waits asks again.
+        # No lock is needed: the flag is set only once, and a waiting call checks again.
         if self._closed:
             raise UnavailableError(CLOSED)
 
     def close(self, limit_s: float) -> bool:
-        """Let no call in any more; return whether all calls inside ended within the limit."""
+        """Admit no more calls; return whether all calls inside ended within the limit."""
         with self._changed:
             self._closed = True
             return self._changed.wait_for(lambda: self._inside == 0, limit_s)
 
 
 class Turn:
-    """Held during a change of which sources a plane has, or of which loaders serve them."""
+    """Held during a change of a plane's sources, or of the loaders that serve them."""
 
     def __init__(self) -> None:
         self._lock, self._under_way = threading.Lock(), ""
@@ -78,12 +78,12 @@ class Turn:
         check: Callable[[], None] = lambda: None,
         limit_s: float = _LIMIT_S,
     ) -> Iterator[None]:
-        """Hold the turn: no other change is made inside.
+        """Hold the turn, so that no other change is made meanwhile.
 
         Args:
-            does: What is done inside, for messages of changes that wait: a sentence without its full stop.
-            refused: What is not done where the other change takes longer, for the message.
-            check: Called several times a second; what it raises ends the wait.
+            does: What this change does, for the messages of waiting ones: a sentence without its full stop.
+            refused: What is not done if another change takes too long, for the message.
+            check: Called several times a second; an error that it raises ends the wait.
             limit_s: Longest wait.
 
         Raises:

@@ -1,7 +1,7 @@
-"""Where roles post their heartbeats, and ranks that wait read them, without asking anybody.
+"""Boards on which roles post their heartbeats, and waiting ranks read them without a question to anybody.
 
-A role that is stopped or stuck cannot answer. So each posts by itself: into memory in the
-local runtime, into a small file a second in the folder of the plane's Ray.
+A role that is stopped or stuck cannot answer. So each role posts by itself: into memory in the
+local runtime, and once a second into a small file in the folder of the plane's Ray.
 """
 
 import json
@@ -32,37 +32,37 @@ _BEAT_S, _LAST_S = 1.0, 30.0
 
 
 class Figures:
-    """Numbers by name; names of what only grows end in ``_total``. Safe to call from several threads."""
+    """Numbers by name; names of counters end in ``_total``. Safe to call from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._values: dict[str, float] = {}
 
     def count(self, name: str, by: float = 1.0) -> float:
-        """Add to a figure, and return what it is then."""
+        """Add to a figure, and return its new value."""
         with self._lock:
             value = self._values[name] = self._values.get(name, 0.0) + by
         return value
 
     def note(self, **values: float) -> None:
-        """Set figures to what they are now."""
+        """Set figures to their present values."""
         with self._lock:
             self._values.update(values)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Have no such figures any more."""
+        """Remove figures."""
         gone = set(names)
         with self._lock:
             self._values = {k: v for k, v in self._values.items() if k not in gone}
 
     def read(self) -> dict[str, float]:
-        """Return all of them."""
+        """Return all figures."""
         with self._lock:
             return dict(self._values)
 
 
 class Activity:
-    """What one role does at present. Safe to call from several threads."""
+    """The present activities of one role. Safe to call from several threads."""
 
     def __init__(
         self, name: str, *, reads: bool = False, log: RoleLog | None = None, host: str = ""
@@ -70,24 +70,27 @@ class Activity:
         """Begin with nothing to do.
 
         Args:
-            name: Of the role.
-            reads: Whether calls to stores that are under way in this process are the role's.
-            log: Gets what is logged while the role does something, and what it fails with.
-            host: What people call this host; by default its own name.
+            name: Name of the role.
+            reads: Whether the calls to stores under way in this process belong to the role.
+            log: Receives records that are logged during an activity of the role, and its failures.
+            host: Name of this host for people; by default its own name.
         """
         self.name, self._reads, self._log = name, reads, log
         self._host = host or socket.gethostname()
         self._lock = threading.Lock()
-        # In the order in which they began: the first is the oldest, which is what a role is said to do.
+        # In the order in which they began: the first is the oldest, which is shown as the role's activity.
         self._tasks: dict[object, Task] = {}
         self.figures = Figures()
         self.idle: Callable[[], Task | None] = lambda: None
-        """Says what the role waits for while it has no task."""
+        """Returns what the role waits for while it has no task."""
 
     @contextmanager
     def doing(self, what: str, waits_for: tuple[str, ...] = ()) -> Iterator[Callable[[str], None]]:
-        """Do ``what`` inside; gives a function that says in other words what it is by now; by none, as at first."""
-        # Several threads may do what has one name.
+        """Show ``what`` as an activity inside.
+
+        Yields a function that replaces its words; called with an empty text, it restores the first ones.
+        """
+        # Several threads may have activities with the same words.
         key = object()
         task = Task(doing=what, since_s=time.monotonic(), waits_for=waits_for)
         with self._lock:
@@ -109,29 +112,29 @@ class Activity:
                 del self._tasks[key]
 
     def speaking(self) -> AbstractContextManager[None]:
-        """Have what this thread logs inside put into the role's log too."""
+        """Write this thread's log records to the role's log too."""
         return nullcontext() if self._log is None else self._log.speaking()
 
     def _note_failure(self, what: str, error: Exception) -> None:
         if self._log is not None:
-            # What is wrong outside is said by its words; a trace is for a fault of ours.
+            # An error from outside is logged by its message; a trace is only for a defect of ours.
             traced = None if isinstance(error, OmniloadError) else error
             self._log.note(logging.ERROR, f"{what}: {type(error).__name__}: {error}", traced)
 
     def rest(self, what: str, waits_for: tuple[str, ...] = ()) -> None:
-        """Say what the role waits for from now on while it has no task."""
+        """Set what the role waits for from now on while it has no task."""
         task = Task(doing=what, since_s=time.monotonic(), waits_for=waits_for)
         self.idle = lambda: task
 
     def go(self) -> None:
-        """Say nothing from now on of what the role waits for while it has no task."""
+        """Clear what the role waits for while it has no task."""
         self.idle = lambda: None
 
     def progress(self) -> Progress:
-        """Return the role's heartbeat of now."""
+        """Return the role's present heartbeat."""
         with self._lock:
             tasks = tuple(self._tasks.values())
-        # Not in the lock: a planner looks into its machine for what it waits for, under a lock of its own.
+        # Outside the lock, because a planner asks its machine what it waits for, under a lock of its own.
         if not tasks and (idle := self.idle()) is not None:
             tasks = (idle,)
         found = calls_under_way() if self._reads else []
@@ -154,18 +157,18 @@ class Board(Protocol):
     """Last heartbeats of all roles of a plane."""
 
     def read(self) -> dict[str, Progress]:
-        """Return them by name."""
+        """Return the heartbeats by the names of their roles."""
         ...
 
 
 class MemoryBoard(Board):
-    """Roles of this process: their heartbeats are of now."""
+    """Roles of this process; their heartbeats are always current."""
 
     def __init__(self) -> None:
         self._roles: dict[str, Activity] = {}
 
     def add(self, activity: Activity) -> Activity:
-        """Take in a role; return its activity."""
+        """Add a role; return its activity."""
         self._roles[activity.name] = activity
         return activity
 
@@ -177,7 +180,7 @@ class MemoryBoard(Board):
 
 
 class FolderBoard(Board):
-    """Roles of several processes of one machine: a file each, in memory where the folder is."""
+    """Roles of several processes of one machine: a file for each, in memory if the folder is there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -189,27 +192,27 @@ class FolderBoard(Board):
             A function that ends it.
         """
         ended = threading.Event()
-        # Before the thread: a role is on the board once it is there, for whoever waits for it.
+        # Before the thread starts, so that a role is on the board as soon as it exists.
         self.note(activity.progress())
 
         def beat() -> None:
             is_last = False
             while not is_last:
                 is_last = ended.wait(_BEAT_S)
-                # At the end too: what it counted since stays with its plane's last status.
+                # Once more at the end, so that its last figures are in the plane's last status.
                 self.note(activity.progress())
 
-        # A thread of its own: a call that hangs keeps the role's own, and the heartbeat is to say in which call.
+        # A separate thread, because a hanging call blocks the role's own, and the heartbeat must name that call.
         thread = threading.Thread(target=beat, name="omniload-heartbeat", daemon=True)
         start_thread(thread)
-        # One that comes later would bring back whom others forget.
+        # A later heartbeat would bring back a role that others remove from the board.
         return ending(thread, ended, _LAST_S, f"the last heartbeat in {self.folder}")
 
     @override
     def read(self) -> dict[str, Progress]:
         found: dict[str, Progress] = {}
         for path in self.folder.glob("*.json"):
-            # A file that goes or is of another make is no heartbeat; the role then has none.
+            # A file that disappears, or has another format, is no heartbeat; the role then has none.
             try:
                 progress = Progress.from_json(json.loads(path.read_bytes()))
             except (OSError, ValueError, KeyError, TypeError):
@@ -218,13 +221,13 @@ class FolderBoard(Board):
         return found
 
     def _seen(self, progress: Progress) -> Progress:
-        """Return a heartbeat; where it is old and of a rank of this host, with whether that one has ended."""
+        """Return a heartbeat; if it is old and of a rank of this host, note whether that rank has ended."""
         if not (is_rank(progress.name) and is_silent(progress, time.monotonic())):
             return progress
         return replace(progress, has_ended=rank_has_ended(self.folder, progress.name))
 
     def note(self, progress: Progress) -> None:
-        """Write the heartbeat of a role, by the clock of this host."""
+        """Write the heartbeat of a role, in the time of this host's clock."""
         heartbeat = json.dumps(progress.to_json()).encode()
         try:
             write_whole(self._place_of(progress.name), heartbeat)
@@ -232,11 +235,11 @@ class FolderBoard(Board):
             return  # the plane is being closed, or its disk is full: its heart is seen to stop
 
     def forget(self, name: str) -> None:
-        """Take a role that has ended off the board."""
+        """Remove an ended role from the board."""
         self._place_of(name).unlink(missing_ok=True)
 
     def forget_ranks(self, dp_size: int) -> None:
-        """Take ranks off the board that are not among ``dp_size``: those that died could not do so themselves."""
+        """Remove ranks beyond ``dp_size`` from the board, because ranks that died could not do so themselves."""
         for name in self.read():
             if is_rank(name) and dp_rank_of(name) >= dp_size:
                 self.forget(name)

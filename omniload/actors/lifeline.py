@@ -1,8 +1,8 @@
-"""How ranks on other hosts learn at once that the plane's opener has ended: a connection that breaks.
+"""The lifeline: a connection whose break tells ranks on other hosts at once that the plane's opener has ended.
 
-Ray itself notices the end of its head after a minute. The kernel closes the connections of a
-process that ends, however it ends; a host that falls silent is noticed by probes. Nothing is
-ever sent, so nothing is read, and whoever connects learns nothing.
+Ray itself notices the end of its head only after a minute. The kernel closes the connections of
+a process however it ends, and probes notice a host that falls silent. No data is ever sent, so a
+stranger who connects learns nothing.
 """
 
 import errno
@@ -17,9 +17,9 @@ __all__ = ["Lifeline", "LifelineEnd", "answers"]
 
 _CONNECT_S = 10.0
 _MOST_HELD = 1 << 16
-"""Connections at once: whatever connects is held, and a process has only so many descriptors."""
+"""Most connections; all of them are held open, and descriptors of a process are limited."""
 _AGAIN_S = 0.1
-"""A connection that could not be taken, for want of a descriptor, waits so long in the kernel's queue."""
+"""Time after which a connection is tried again that could not be accepted for want of a descriptor."""
 # The kernel's own: 2 hours until the first probe. So a host that is cut off is missed after 25 s.
 _PROBE_AFTER_S, _PROBE_EVERY_S, _PROBES = 10, 5, 3
 
@@ -29,7 +29,7 @@ _SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 
 
 class Lifeline:
-    """The opener's end: takes connections and holds them."""
+    """The opener's end: accepts connections and holds them open."""
 
     def __init__(self, address: str, port: int) -> None:
         """Listen.
@@ -39,7 +39,7 @@ class Lifeline:
         """
         self._listener = socket.create_server((address, port))
         self.address = f"{address}:{self._listener.getsockname()[1]}"
-        self._listener.setblocking(False)  # what was to be taken may be gone by then
+        self._listener.setblocking(False)  # the connection may be gone by then
         self._held: dict[int, socket.socket] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._hold, name="omniload-lifeline", daemon=True)
@@ -50,7 +50,7 @@ class Lifeline:
         poll.register(self._listener, select.POLLIN)
         while not self._closed.is_set():
             ready = [number for number, _ in poll.poll()]
-            # Nothing is ever sent, so these have ended: ranks come and go, and none is refused for those before it.
+            # No data is ever sent, so readable connections have ended; they are closed, so that later ranks find room.
             for number in self._held.keys() & set(ready):
                 poll.unregister(number)
                 self._held.pop(number).close()
@@ -59,12 +59,12 @@ class Lifeline:
                 self._held[connection.fileno()] = connection
 
     def _taken(self) -> socket.socket | None:
-        """Return a connection that wants to be held; nothing where it is gone, or cannot be."""
+        """Accept a connection; return ``None`` if it is gone, or cannot be accepted."""
         try:
             connection, _ = self._listener.accept()
         except BlockingIOError:
             return None
-        except OSError:  # of one connection: the others stay, and more may come
+        except OSError:  # concerns one connection: the others stay, and more may come
             self._closed.wait(_AGAIN_S)
             return None
         if len(self._held) < _MOST_HELD:
@@ -73,20 +73,20 @@ class Lifeline:
         return None
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close all connections."""
         self._closed.set()
-        # A listener that is only closed leaves its thread in the poll.
+        # Closing the listener alone would leave its thread in the poll.
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
-        # Not before: its number may be another file's by then, which the thread would wait for.
+        # Not earlier: the descriptor's number might belong to another file by then, for which the thread would wait.
         self._listener.close()
         for connection in self._held.values():
             connection.close()
 
 
 def answers(address: str, within_s: float) -> bool:
-    """Tell whether the opener of a plane lives and can be reached from here, by the address of its end."""
+    """Return whether the opener of a plane lives and can be reached from here, by the lifeline's address."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), within_s).close()
@@ -96,7 +96,7 @@ def answers(address: str, within_s: float) -> bool:
 
 
 class LifelineEnd:
-    """The end of a process on another host; holds nothing where all ranks are on one."""
+    """The end of a process on another host; it does nothing if all ranks are on one host."""
 
     def __init__(self, address: str) -> None:
         """Connect, unless ``address`` is empty.
@@ -127,11 +127,11 @@ class LifelineEnd:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the opener was found to have ended, and not to be out of reach."""
+        """Whether the opener is known to have ended, as opposed to being unreachable."""
         return self._why == _ENDED
 
     def check(self) -> None:
-        """Return while the opener lives.
+        """Return if the opener lives.
 
         Raises:
             UnavailableError: It has ended.
@@ -140,11 +140,11 @@ class LifelineEnd:
             return
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
-        # Whatever it is: nothing is ever sent, so only an end or an error can be told.
+        # No data is ever sent, so an event can only be the end or an error.
         if poll.poll(0):
             is_silent = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _SILENT
             why = "is out of reach, its host or the way to it" if is_silent else _ENDED
-            # The kernel tells an error once, and an end whenever it is asked.
+            # The kernel reports an error only once, but an end on every call.
             self._why = self._why or why
             raise UnavailableError(
                 f"the process that opened the data plane at {self._address} {self._why}; start again from the last "
@@ -152,7 +152,7 @@ class LifelineEnd:
             )
 
     def close(self) -> None:
-        """Let go."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

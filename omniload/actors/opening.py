@@ -19,7 +19,7 @@ def runtime_of(spec: PlaneSpec) -> str:
     kind = spec.mix.runtime.kind
     if kind != "auto":
         return kind
-    # For one rank threads are enough, and start at once; several are several processes.
+    # Threads are enough for one rank, and start at once; several ranks are several processes.
     return "local" if spec.tree.world_size == 1 else "ray"
 
 
@@ -31,7 +31,7 @@ def open_plane(spec: PlaneSpec) -> "LocalPlane | RayPlane":
         StateError: ``spec.state`` does not fit the mix or the data.
     """
     if runtime_of(spec) == "local":
-        # Here: it loads every role, which a launcher whose rank has the plane never needs.
+        # Imported here because it loads every role, which a launcher does not need if its rank opens the plane.
         from omniload.actors.local.plane import LocalPlane  # noqa: PLC0415
 
         return LocalPlane(spec)
@@ -43,7 +43,7 @@ def open_ray_plane(spec: PlaneSpec, gather: Gather | None = None) -> "RayPlane":
 
     Args:
         spec: The run.
-        gather: Has the other hosts of the job join; ``None`` where all ranks are on this one.
+        gather: Makes the other hosts of the job join; ``None`` if all ranks are on this one.
 
     Raises:
         ConfigError: As for ``open_plane``.

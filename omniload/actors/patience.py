@@ -1,4 +1,4 @@
-"""Waits with a limit. The shell of the Wait machine looks at the heartbeats when that is due, logs, and gives up."""
+"""Waits with a limit: the shell of the Wait machine, which reads heartbeats when that is due, logs, and gives up."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from omniload.machine.waiting import GiveUp, Looked, Wait
 __all__ = ["heard_within", "note_taken", "taken_within", "wait_for_opening", "wait_until"]
 
 _ANSWER_S = 60.0
-"""Longest wait for a planner to take a question up."""
+"""Longest wait for a planner to begin with a question."""
 
 _LOG = get_logger(__name__)
 
@@ -29,26 +29,26 @@ def wait_until(
     board: Board,
     clock_s: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Wait until ``ready``, for as long as the machine says; time in which this process is stopped does not count.
+    """Wait until ``ready``, as long as the machine allows; time in which this process is stopped does not count.
 
     Args:
-        ready: Waits for up to so many seconds; returns whether what is waited for is there.
-        wait: Who waits for what.
+        ready: Waits for up to the given seconds; returns whether the wait is over.
+        wait: The machine, which knows who waits for what.
         board: Heartbeats of the roles.
-        clock_s: A clock that never goes back, that of the heartbeats.
+        clock_s: Monotonic clock of the heartbeats.
 
     Raises:
-        UnavailableError: The limit passed; names the role that held it up, and why.
-        OmniloadError: What ``ready`` raises.
+        UnavailableError: The limit passed; names the role that causes the wait, and why.
+        OmniloadError: ``ready`` raised it.
     """
     began_s = now_s = clock_s()
     while not ready(turn_s := min(longest_turn_s(), wait.due_in_s(now_s - began_s))):
         let_signals_in()
         asked_s = now_s
-        # Read once: the heartbeats are held against the moment at which the machine is asked.
+        # Read once, because heartbeats are compared with the moment at which the machine is asked.
         now_s = clock_s()
         began_s += overslept_s(turn_s, now_s - asked_s)
-        # Some wait in shorter turns of their own.
+        # Some callbacks return earlier than they are told to.
         if wait.due_in_s(now_s - began_s) > 0:
             continue
         looked = Looked(waited_s=now_s - began_s, now_s=now_s, roles=board.read())
@@ -59,7 +59,7 @@ def wait_until(
 
 
 def note_taken(rank: Activity, step: int, waited_s: float, *, is_end: bool) -> None:
-    """Note that a rank has taken the batch of a step, or heard of the end, and how long it waited for it."""
+    """Note that a rank has taken the batch of a step, or reached the end, and how long it waited."""
     rank.figures.count("wait_seconds_total", waited_s)
     if is_end:
         rank.rest(f"has heard that step {step} is none, where the run ends")
@@ -72,13 +72,13 @@ def note_taken(rank: Activity, step: int, waited_s: float, *, is_end: bool) -> N
 def wait_for_opening(
     ready: Callable[[float], bool], role: str, limit_s: float, board: Board
 ) -> None:
-    """Wait until a plane that opens has what it asked ``role`` for.
+    """Wait until a plane that opens has the answer of ``role``.
 
-    How long that takes, the data decides: the limit is on the time in which nothing goes on.
+    The duration depends on the data, so the limit is on the time without any progress.
 
     Raises:
-        UnavailableError: The limit passed; names the role that holds it up, and why.
-        OmniloadError: What ``ready`` raises.
+        UnavailableError: The limit passed; names the role that causes the wait, and why.
+        OmniloadError: ``ready`` raised it.
     """
     opening = Wait(
         who="the data plane", what="its start", first=role, limit_s=limit_s, while_still=True
@@ -87,10 +87,10 @@ def wait_for_opening(
 
 
 def heard_within(limit_s: float, taken_over: "Future[None]", name: str) -> None:
-    """Wait until a loader knows what it takes over.
+    """Wait until a loader knows which sources and samples it takes over.
 
     Raises:
-        UnavailableError: The planner, or the loader, was late; whoever tells them may tell them again.
+        UnavailableError: The planner, or the loader, was late; the caller may try again.
     """
     try:
         taken_over.result(limit_s)
@@ -104,13 +104,13 @@ def heard_within(limit_s: float, taken_over: "Future[None]", name: str) -> None:
 def taken_within(
     answer: "Future[Taken]", limit_s: float = _ANSWER_S, what: str = "a change of the mix"
 ) -> Taken:
-    """Wait for a planner to take a change up; one that it has not begun with by then is withdrawn.
+    """Wait for a planner to apply a change; if it has not begun by the limit, the change is withdrawn.
 
     Raises:
-        UnavailableError: It is withdrawn, and nothing has changed; or the planner has begun with it and not ended.
-        OmniloadError: It is refused.
+        UnavailableError: The change is withdrawn, and nothing has changed; or the planner has begun and not finished.
+        OmniloadError: The change is refused.
     """
-    # A question that the planner has begun with cannot be cancelled any more: it is waited for below.
+    # If the planner has begun, the change cannot be cancelled any more, and the wait continues below.
     if not futures.wait([answer], limit_s).done and answer.cancel():
         raise UnavailableError(
             f"the planner did not come to {what} within {limit_s:.0f} s, and it is withdrawn: ask again"
@@ -118,7 +118,7 @@ def taken_within(
     try:
         return answer.result(limit_s)
     except TimeoutError as error:
-        # A journal on a store that does not answer holds it up. No fault of ours, and not withdrawn either.
+        # The cause is a journal on a store that does not answer. That is no defect, and the change is not withdrawn.
         raise UnavailableError(
             f"the planner has begun with {what} and not ended within {limit_s:.0f} s more, and may take it up yet: see "
             "what it waits for (omniload mix top) and what holds (omniload mix show) before you ask again"

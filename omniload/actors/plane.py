@@ -1,4 +1,4 @@
-"""What both runtimes share: what a run is, and the handle of a rank."""
+"""Shared by both runtimes: the specification of a run, and the protocols of a plane and of a rank's handle."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,12 +30,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneSpec:
-    """What a run is: its mix file, and what the file does not say."""
+    """The specification of a run: its mix file, and everything that is not in the file."""
 
     mix: MixConfig
     """The declared mix."""
     base_dir: Path
-    """Folder that the mix file's relative paths start at."""
+    """Folder from which relative paths of the mix file start."""
     tree: ClientPlaceTree
     """The trainers."""
     run_dir: Path | None = None
@@ -43,18 +43,18 @@ class PlaneSpec:
     state: Mapping[str, Json] | None = None
     """Loader state to resume from."""
     num_steps: int | None = None
-    """First step that is not planned."""
+    """First step that is not planned, the end of the run."""
     restarts: int = 0
-    """Times that its launcher has started the job again."""
+    """Number of times that its launcher has restarted the job."""
     cache_dir: Path | None = None
     """Folder for indexes of sources that have none of their own."""
     edits: tuple[Edit, ...] = ()
-    """Edits of the mix; those of a run with a folder are read there when its plane is opened."""
+    """Edits of the mix; for a run with a folder they are read there when its plane is opened."""
     read: MixText | None = None
-    """Text of the mix, which the run's folder is to keep; ``None`` where the opener of the plane keeps it."""
+    """Text of the mix, to be kept in the run's folder; ``None`` if the opener of the plane keeps it."""
 
     passed_on: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables of the opener's environment that planner and loaders have as well, wherever they are."""
+    """Variables of the opener's environment that planner and loaders get too, on whichever host."""
 
     @property
     def history(self) -> History:
@@ -65,17 +65,17 @@ class PlaneSpec:
         """Return the run with the edits that its folder keeps, or that its state carries; nothing is written.
 
         Raises:
-            StateError: They are damaged, of another mix, or contradict each other.
+            StateError: The edits are damaged, belong to another mix, or contradict each other.
         """
-        # Both are taken: a state may be older than the folder, or of a folder that is another.
+        # Both are read, because a state may be older than the folder, or come from another folder.
         kept = read_history(self.run_dir, self.mix) if self.run_dir else self.history
         return replace(self, edits=merged(kept, edits_in(self.state)).edits)
 
     def keep(self) -> None:
-        """Have the run's folder keep the edits that the state brought, and what the run was started with.
+        """Write the edits of the state, and the mix that the run was started with, to the run's folder.
 
-        Done once a planner has accepted the state. Earlier would leave the edits of another run behind, where
-        its state was given by mistake.
+        This happens once a planner has accepted the state. If it happened earlier, a state given by mistake would leave
+        the edits of another run behind.
 
         Raises:
             StateError: They cannot be written.
@@ -102,24 +102,24 @@ class RankHandle(Protocol):
         """Wait for the batch of ``step``; ``None`` when the data ends before it.
 
         Args:
-            step: The step; asked again after a timeout it is waited for again.
+            step: The step; after a timeout the call can be repeated.
             timeout_s: Longest wait; ``None`` for the mix's ``runtime.batch_timeout``.
 
         Raises:
             UnavailableError: The time has passed; names the role that holds the batch up, and why.
-            OmniloadError: The data plane has failed; the cause as it was raised there.
+            OmniloadError: The data plane has failed; this is the error that was raised there.
         """
         ...
 
-    def is_ready(self, step: int) -> bool:  # noqa: ARG002 -- of those that can tell
-        """Tell whether ``take`` would return the batch of ``step`` at once; ``False`` also where that is not known."""
+    def is_ready(self, step: int) -> bool:  # noqa: ARG002 -- for handles that know
+        """Return whether ``take`` would return the batch of ``step`` at once; ``False`` also if that is unknown."""
         return False
 
-    def lent(self, step: int, timeout_s: float | None = None) -> Batch | None:  # noqa: ARG002 -- of those that lend
-        """Return the batch of ``step``, which ``is_ready``, as ``take`` will unless its plan is taken back before.
+    def lent(self, step: int, timeout_s: float | None = None) -> Batch | None:  # noqa: ARG002 -- for handles that lend
+        """Return the batch of a ready ``step`` without taking it; ``take`` returns the same unless the plan changes.
 
-        ``None`` where nothing is lent, and ``take`` may as well be asked. What is returned is not given yet: a change
-        of the mix may still hold from that step on.
+        Returns ``None`` if nothing is lent, and ``take`` may be called instead. A lent batch is not taken yet, so a
+        change of the mix may still take effect at that step.
 
         Raises:
             OmniloadError: As for ``take``.
@@ -127,7 +127,7 @@ class RankHandle(Protocol):
         return None
 
     def taken(self, step: int) -> None:
-        """Tell that the trainer has the batch of ``step``."""
+        """Report that the trainer has the batch of ``step``."""
         ...
 
     def state_at(self, step: int) -> JsonObject:
@@ -135,17 +135,17 @@ class RankHandle(Protocol):
         ...
 
     def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
-        """Become a rank of another world from a step on: later batches are dropped, and that step comes next.
+        """Become a rank of another world from a step on; prefetched batches are dropped, and that step comes next.
 
         Raises:
             ConfigError: The plane's ranks stay as they are, or there is no such rank.
-            StateError: Other ranks name another world, or the step cannot be placed on other ranks.
-            UnavailableError: No planner has answered in time.
+            StateError: Other ranks named another world, or the step cannot be placed on other ranks.
+            UnavailableError: No planner answered in time.
         """
         ...
 
     def close(self) -> None:
-        """Leave the data plane; it runs on for other ranks."""
+        """Leave the data plane, which keeps running for other ranks."""
         ...
 
 
@@ -155,11 +155,11 @@ class DataPlane(Protocol):
     def handle(
         self, dp_rank: int, cp_rank: int = 0, asked: ResizeAsked | None = None
     ) -> RankHandle:
-        """Return a rank's handle: of the ranks that the plane was opened for, or of those that ``asked`` says."""
+        """Return the handle of one of the ranks that the plane was opened for, or of the ranks of ``asked``."""
         ...
 
     def close(self) -> None:
-        """End everything that was started; once more, or by two threads at once, does no harm."""
+        """End everything that was started; repeated and concurrent calls do no harm."""
         ...
 
     def __enter__(self) -> Self:
@@ -181,18 +181,18 @@ def join_world(
     resize: Callable[[ResizeAsked], World],
     was_held: Callable[[World], bool],
 ) -> World:
-    """Have a plane count a rank that joins it, and return the world that the rank is of.
+    """Add a joining rank to a plane, and return the world that the rank belongs to.
 
-    A rank that names no generation, and joins in the place of one that is gone, is of the next world, to which the
-    ranks that stay are resized.
+    A rank that names no generation and replaces a rank that is gone belongs to the next world, to which the remaining
+    ranks are resized.
 
     Args:
-        asked: The ranks that the joining one counts.
+        asked: The number of ranks as the joining rank knows it.
         resize: Asks the planner for a world.
-        was_held: Tells whether the rank's place in a world had a holder, which is gone.
+        was_held: Returns whether the rank's place in a world had a holder that is gone.
 
     Raises:
-        OmniloadError: As ``resize`` and ``was_held`` raise it.
+        OmniloadError: ``resize`` or ``was_held`` raised it.
     """
     world = resize(asked)
     if asked.generation is None and was_held(world):
@@ -204,6 +204,6 @@ def require_rows(spec: PlaneSpec) -> None:
     """Refuse a batch that cannot give every data-parallel rank a row.
 
     Raises:
-        ConfigError: With the rows there are and the rows needed.
+        ConfigError: There are too few rows; names their number and the number needed.
     """
     plan_requires(spec.mix, spec.tree)

@@ -1,4 +1,4 @@
-"""A planner's journal: where it lies, how it is gone on with, what it keeps; and what ranks write beside it."""
+"""A planner's journal: its place, its continuation and its records; and the times that ranks write next to it."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -41,11 +41,11 @@ __all__ = [
 
 _LOG = get_logger(__name__)
 Kept = AppendJournal | AppendBase | AppendWorld | CutJournal
-"""What the journal keeps of a planner's commands."""
+"""Commands of a planner that the journal records."""
 
 
 def keep(journal: Journal, commands: Iterable[PlannerCommand]) -> None:
-    """Have the journal keep a window of steps, all of it or nothing, before any of them is told."""
+    """Write a window of steps to the journal, all or nothing, before any of them is published."""
     with journal.together():
         for command in commands:
             assert isinstance(command, Kept), "for the journal"
@@ -66,12 +66,12 @@ def keep_edits(
     room: Room,
     doing: AbstractContextManager[Callable[[str], None]],
 ) -> None:
-    """Make edits durable, inside ``doing``; of a plane without a folder nobody goes on after it."""
+    """Make edits durable, inside ``doing``; without a folder there is nothing to do, as nobody can continue the run."""
     if run_dir is not None:
-        # Of a planner that is believed dead, and lives, the next one may have kept other edits.
+        # The successor of a planner that is wrongly believed dead may have kept other edits.
         if journal is not None:
             journal.require_claim()
-        # Before the commands behind it: no step is journaled under an edit that nobody would find again.
+        # Before the later commands, so that no step is journaled under an edit that would be lost.
         with doing as room.says:
             write_history(run_dir, history, room)
 
@@ -83,9 +83,9 @@ def open_journal(
     """Open the run's journal, continuing the one that leads up to the planner's state.
 
     Args:
-        folder: Folder of the run, or where nobody keeps it; ``None`` for no journal.
+        folder: Folder of the run, or a temporary one; ``None`` for no journal.
         planner: The planner.
-        durable: Whether it is the run's folder: then it lies where the mix says.
+        durable: Whether it is the run's folder; then the mix says where the journal lies.
     """
     if folder is None:
         return None
@@ -94,7 +94,7 @@ def open_journal(
     place = claimed_place(folder, planner.mix.runtime.journal if durable else "")
     begin, digest = planner.state_at(state.step), state.digest()
     journal = Journal.leading_up(place, begin, digest, durable=durable)
-    # The run may be gone on with by other ranks than the journal noted last.
+    # The run may continue with other ranks than the last ones in the journal.
     if journal.has_worlds:
         journal.append_world(planner.world.to_json())
     return journal
@@ -104,17 +104,17 @@ def open_journal(
 def claimed_place(
     folder: Path, url: str, room: Room | None = None, clock: Clock | None = None
 ) -> Path | JournalStorage:
-    """Return where a planner's journal lies; nobody who had it before adds to it any more.
+    """Claim a planner's journal and return its place; earlier holders cannot add to it any more.
 
-    A store that does not answer is asked again where somebody waits, for as long as a step's record waits for it: a
-    planner may have been lost in the same outage. Whoever opens a plane is told at once.
+    A planner that takes over asks a store that does not answer again, as long as the record of a step would wait, since
+    the old planner may have been lost in the same outage. A user who opens a plane gets the error at once.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
         url: As for ``journal_at``.
-        room: Of a planner that follows a lost one: says what is waited for, and waits where the claim finds none;
-            ``None`` for nobody to wait.
-        clock: For waits between attempts; by default the machine's.
+        room: For a planner that takes over: shows what it waits for, and waits if there is no room on the disk;
+            ``None`` to raise errors at once.
+        clock: Clock for the waits between attempts; by default the machine's.
     """
     place = (
         journal_at(folder, url)
@@ -122,7 +122,7 @@ def claimed_place(
         else _opened_patiently(folder, url, room, clock or SystemClock())
     )
     if not isinstance(place, Path):
-        # A store has no lock that ends with a process: the claim is written, and who had the journal finds it changed.
+        # A store has no locks, so the claim is written there, and an earlier holder finds it changed.
         place.room = room
         place.claim()
     return place
@@ -135,7 +135,7 @@ def _opened_patiently(folder: Path, url: str, room: Room, clock: Clock) -> Path 
         nonlocal has_refused
         has_refused = True
         _LOG.warning("the journal is opened again in %.1f s: %s", wait_s, error)
-        # Each heartbeat has these words, so the whole error stands in the log alone.
+        # These words are part of each heartbeat, so only the log has the whole error.
         room.says(f"opens the journal again, as its store refused ({error!s:.200}),")
 
     place = with_retries(
@@ -148,7 +148,7 @@ def _opened_patiently(folder: Path, url: str, room: Room, clock: Clock) -> Path 
 
 
 def warn_of_edits(history: History, end: int) -> None:
-    """Tell of the edits that a run does not come to which ends before step ``end``."""
+    """Warn of edits that a run which ends before step ``end`` does not reach."""
     for edit in never_reached(history, end):
         _LOG.warning("the run ends before edit %d holds: %s", edit.revision, said_of(edit.change))
 
@@ -159,13 +159,13 @@ def report_times(
     tell: Callable[[TimesRead], None],
     fail: Callable[[OmniloadError], None],
 ) -> None:
-    """Tell the latest compute times of a run's steps from ``first`` on; none where they cannot be read.
+    """Report the latest compute times of a run's steps from ``first`` on; none if they cannot be read.
 
     Args:
         run_dir: Folder of the run; ``None`` for a plane without one.
-        first: The first step that is asked for.
-        tell: Takes the times, in a thread: a folder on a network may hang, and a planner has steps to plan.
-        fail: Takes a defect that kept them from being read.
+        first: The first step of interest.
+        tell: Receives the times, in a thread, because a network folder may hang and the planner has steps to plan.
+        fail: Receives a defect that prevented the reading.
     """
 
     def read() -> None:
@@ -174,7 +174,7 @@ def report_times(
             if run_dir is not None:
                 times = times_since(run_dir, first, latest_start_s(run_dir))
         except OmniloadError as error:
-            # Figures never cost the run: the cost that holds stays.
+            # A failure here must not end the run; the present cost stays.
             _LOG.warning("no cost is fitted now: %s", error)
         except Exception as error:  # noqa: BLE001 -- the outermost call of its thread: the planner must hear of it
             fail(project_error(error, "the reader of compute times"))

@@ -1,4 +1,4 @@
-"""How a planner comes to be: from a run and what was found in its sources."""
+"""Makes a planner from a run and the facts about its sources, at the start and after the loss of another one."""
 
 import hashlib
 from collections.abc import Sequence
@@ -37,19 +37,19 @@ def make_planner(
 
     Args:
         spec: The run.
-        facts_S: What was found in each source, and in those that were opened to be added and are not.
-        known: States behind that one, which a planner that was lost had come to.
-        life: Planners before this one.
-        world: The ranks that there are by now, where they are not those of ``spec``.
+        facts_S: Facts about each source, including sources that were opened to be added and are not added yet.
+        known: States after that one, which a lost planner had reached.
+        life: Number of planners before this one.
+        world: The present ranks, if they differ from those of ``spec``.
 
     Raises:
         StateError: ``spec.state`` belongs to another mix or other data, or no run of this mix reaches it.
     """
     mix, history = spec.mix, spec.history
     facts_S = facts_S[: len(history.latest.names)]
-    # First of all: a state cannot be held against data that is not what the edits found.
+    # First of all, because a state cannot be checked against data that is not what the edits found.
     require_found(history, facts_S)
-    # Of the file's sources alone: what was found in one that an edit added, stands with its edit.
+    # Only for the file's sources; the facts about an added source are in its edit.
     fingerprint = fingerprint_of(
         mix,
         facts_S[: len(mix.names)],
@@ -88,17 +88,17 @@ def make_successor(
     life: int,
     room: Room | None = None,
 ) -> tuple[Planner, Journal]:
-    """Return a planner that goes on where a lost one was, and the journal of both.
+    """Return a planner that continues where a lost one was, and the journal of both.
 
-    No rank may ask for more than the last ``mix.steps_held`` steps of the journal: all have what is before. The
-    steps from there on are planned again, for the ranks that were noted last.
+    Ranks can only ask for the last ``mix.steps_held`` steps of the journal, because all of them have the earlier ones.
+    These last steps are planned again, for the last ranks of the journal.
 
     Args:
-        spec: The run, as it was opened, and its edits since.
-        facts_S: As of ``make_planner``.
-        folder: Where the journal is.
-        life: Planners before this one.
-        room: Waits where the journal finds none, or no store that answers; ``None`` for nobody to wait.
+        spec: The run as it was opened, with its edits since.
+        facts_S: As for ``make_planner``.
+        folder: Folder of the journal.
+        life: Number of planners before this one.
+        room: Waits if the disk has no room, or the store does not answer; ``None`` to raise errors at once.
 
     Raises:
         StateError: The journal is not that of the run or finds no room, or the planner was lost while a source was
@@ -106,9 +106,9 @@ def make_successor(
         IntegrityError: The journal is damaged.
     """
     spec = spec.with_edits()
-    # Without a folder the journal lies with the heartbeats, for planners of this plane alone.
+    # Without a run folder the journal lies next to the heartbeats, and serves only the planners of this plane.
     durable = spec.run_dir is not None
-    # Stages that began by epochs are edits too; where none did, those that the state brought are all.
+    # Stages that began by epochs are edits too; if none did, the edits of the state are complete.
     if not durable and (edits := read_history(folder, spec.mix).edits):
         spec = replace(spec, edits=edits)
     history = spec.history
@@ -119,10 +119,10 @@ def make_successor(
         )
     place = claimed_place(folder, spec.mix.runtime.journal if durable else "", room)
     tail = read_tail(place, spec.mix.steps_held)
-    # No planner goes back behind where the run began: no loader has read what was before.
+    # A planner never goes back before the start of the run, because no loader has read those samples.
     step = max(first_step_of(spec), tail.next_step - spec.mix.steps_held)
     world = None if tail.world is None else World.from_json(tail.world)
-    # The later ones as well: ranks may stand there, and a trainer ask for such a state before it is planned again.
+    # Later states are known too: ranks may be there, and a trainer may ask for such a state before it is planned again.
     begin, *known = [state for state in states_of(history, tail) if state.step >= step]
     kept = history.state_fields_at(begin.mix_revision, fingerprint_in(tail.base))
     resumed = replace(spec, state=begin.to_json(**kept))
@@ -131,13 +131,13 @@ def make_successor(
 
 
 def tokenizer_digest(mix: MixConfig, base_dir: Path) -> str:
-    """Return a digest of what turns text into tokens."""
+    """Return a digest of the tokenizer and its settings."""
     if mix.tokenizer is None:
         return "none"
     if mix.tokenizer.type == "bytes":
         return "bytes"
     content = content_of(mix.tokenizer, base_dir)
-    # The same file gives other tokens where documents begin or end otherwise.
+    # The same file gives other tokens if documents begin or end with other ones.
     begin = "" if (token := mix.tokenizer.begin_of_document) is None else f"{token} "
     end = mix.tokenizer.end_of_document or ""
     return f"{hashlib.blake2b(content, digest_size=6).hexdigest()}{begin}{end}"

@@ -1,4 +1,4 @@
-"""The files beside the heartbeats that say which ranks are taken on a host: a rank's process holds its own."""
+"""Lock files next to the heartbeats that show which ranks are taken on a host; each rank's process holds its own."""
 
 import threading
 from contextlib import closing, suppress
@@ -12,29 +12,29 @@ __all__ = ["forget_generations", "guest_of", "lock_of", "name_in", "rank_has_end
 
 _MOMENT_S, _TRIES = 0.01, 6_000
 _KEPT = 2
-"""Generations whose files stay: that of the ranks of now, and the one before, of which some may be yet."""
+"""Generations whose files stay: the present one, and the one before, some of whose ranks may still exist."""
 
 
 def name_in(generation: int, name: str) -> str:
-    """Return the name that a rank of a generation is taken by."""
+    """Return the name under which a rank of a generation is taken."""
     return f"{name} of {generation}" if generation else name
 
 
 def lock_of(folder: Path, name: str) -> Path:
-    """Return the file beside the heartbeats that a rank holds, by its name, or by that in its generation."""
+    """Return the lock file of a rank, by its name or by its name in its generation."""
     return folder / f"{name.replace(' ', '-')}.lock"
 
 
 def guest_of(folder: Path, name: str) -> Path:
-    """Return the file that says of which process of another host a rank is; of that nothing is held here."""
+    """Return the file that names the process of a rank on another host, which cannot hold a lock here."""
     return lock_of(folder, name).with_suffix(".guest")
 
 
 def take(path: Path) -> FileLock:
-    """Hold the file of a rank.
+    """Lock the file of a rank.
 
     Raises:
-        BlockingIOError: Somebody holds it; names the process.
+        BlockingIOError: Another process holds it; names the process.
         OSError: The folder cannot be used.
     """
     for _ in range(_TRIES):
@@ -42,20 +42,20 @@ def take(path: Path) -> FileLock:
             lock = FileLock(path)
             if lock.is_at(path):
                 return lock
-            lock.close()  # the file was removed before it was held: nobody else would find it held
+            lock.close()  # the file was removed before it was locked, so others would not find the lock
             continue
         with suppress(FileNotFoundError):  # removed meanwhile
-            if is_locked(path):  # not only looked at: that shares it, on a busy machine for long
+            if is_locked(path):  # by a rank, and not just shared by a process that looks
                 break
         threading.Event().wait(_MOMENT_S)
     return FileLock(path)
 
 
 def rank_has_ended(folder: Path, name: str) -> bool:
-    """Tell whether a rank was taken by a process of this host, and is held no more in any of its generations.
+    """Return whether a rank was taken by a process of this host, and is not held any more in any of its generations.
 
-    The kernel lets go with the process, whatever ended that; a stopped one goes on holding it. Of one on another host
-    it tells nothing, unless a process of this host has taken the rank in a generation since.
+    The kernel releases the lock with the process, however it ended; a stopped process keeps it. Nothing is known here
+    about a rank on another host, unless a process of this host has taken it in a later generation.
     """
     own = lock_of(folder, name)
     taken = {own: 0} if own.exists() else {}
@@ -75,16 +75,18 @@ def _generation_of(lock: Path) -> int:
 
 
 def forget_generations(folder: Path) -> None:
-    """Remove the files of generations before the last two, which no rank is taken in any more; none that is held.
+    """Remove the lock files of generations before the last two, except those that are held.
 
-    A job whose ranks come and go for weeks would leave one of each rank for each change.
+    Otherwise a job whose ranks come and go for weeks would leave a file of each rank for each change.
     """
     locks = sorted(folder.glob("rank-*.lock"), key=_generation_of)
     generations = [list(of_one) for _, of_one in groupby(locks, _generation_of)]
     for lock in (lock for of_one in generations[:-_KEPT] for lock in of_one):
-        # Held meanwhile: whoever takes it in this moment finds that it is gone, and takes it anew. Of a rank that
-        # lives, or where locks or files cannot be had, both stay.
+        # Held during the removal: a process that takes the rank at this moment finds the file gone, and takes it anew.
+        # If the rank lives, or files or locks fail, both files stay.
         with suppress(OSError, ConfigError), closing(FileLock(lock)) as held:
-            if held.is_at(lock):  # else a planner before has removed it, a rank taken it anew
+            if held.is_at(
+                lock
+            ):  # otherwise another planner has removed it, and a rank has taken it anew
                 lock.with_suffix(".guest").unlink(missing_ok=True)
                 lock.unlink()

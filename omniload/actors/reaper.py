@@ -1,4 +1,4 @@
-"""The opener's side of the reaper: started before what it watches, closed after it. And the folder of a plane."""
+"""The opener's side of the reaper, and the folder of a plane."""
 
 import hashlib
 import os
@@ -24,19 +24,19 @@ __all__ = ["PlaneFolder", "Reaper", "marked"]
 
 _LOG = get_logger(__name__)
 _FOLDERS, _BEGUN, _OPENER = "omniload-ray-", "omniload-begun-", "opener"
-"""What the names of folders begin with, and of those that are being made; the file in each that its opener holds."""
+"""Prefixes of the names of folders, finished and unfinished; the file in each of them that its opener locks."""
 _TRIES = 16
-"""More starts than come at once on a host."""
+"""Tries for a folder's name; more than the planes that start at once on a host."""
 _RESTARTS = 5
 _LAST_S = 5.0
-"""How long a reaper may take over its own end, beside the patience that it has with others."""
+"""How long a reaper may take to end, in addition to its patience with other processes."""
 
 
 class PlaneFolder:
-    """The folder of a plane's files on this host: the next start removes one whose opener and reaper were killed."""
+    """The folder of a plane's files on this host; if opener and reaper were killed, the next start removes it."""
 
     def __init__(self) -> None:
-        """Choose its name; ``StateError`` where no folder of temporary files can be written."""
+        """Choose a name; raises ``StateError`` if no folder of temporary files can be written."""
         try:
             above = Path(tempfile.gettempdir())
         except FileNotFoundError as error:
@@ -44,31 +44,31 @@ class PlaneFolder:
                 f"a data plane on Ray needs a folder for its files on this host ({error.strerror}); make room or "
                 "rights in one of them, or set TMPDIR to one that can be written"
             ) from error
-        # Short: the paths of Ray's sockets in it are limited.
+        # A short name, because the paths of Ray's sockets in the folder are limited.
         self.path = above / f"{_FOLDERS}{secrets.token_hex(4)}"
-        # What is empty yet cannot say in a file whose it is.
+        # A folder that is still empty cannot name its owner in a file, so its name does.
         self._begun = self.path.with_name(f"{_begun_here()}{secrets.token_hex(4)}")
         self._lock: FileLock | None = None
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """Where it is, or is while it is being made."""
+        """Paths of the finished and of the unfinished folder."""
         return self.path, self._begun
 
     def make(self) -> None:
-        """Make it, and remove those that nobody has any more."""
+        """Make the folder, and remove abandoned ones."""
         beside = self.path.parent
         left = [
             *((folder, _is_left) for folder in beside.glob(f"{_FOLDERS}*")),
             *((folder, _is_left_begun) for folder in beside.glob(f"{_begun_here()}*")),
         ]
         for folder, is_left in left:
-            with suppress(OSError):  # gone meanwhile, or nothing that can be looked at
+            with suppress(OSError):  # removed meanwhile, or not readable
                 if is_left(folder):
                     _LOG.info("%s is of a data plane that was killed; it is removed", folder)
                     shutil.rmtree(folder, ignore_errors=True)
         for _ in range(_TRIES):
-            # Another start may find it before it is held, and takes it for left.
+            # Another start may find it before it is locked, and takes it for abandoned.
             with suppress(FileNotFoundError):
                 self._make()
                 return
@@ -78,14 +78,17 @@ class PlaneFolder:
         )
 
     def _make(self) -> None:
-        """Make it, held by this process before it has its name: one that is found and is not held was left."""
+        """Make the folder and lock it before it gets its final name, so that a folder without a lock is abandoned."""
         self._begun.mkdir(mode=0o700)
         opener = self._begun / _OPENER
         try:
             self._lock = FileLock(opener)
         except FileNotFoundError:
             raise
-        except (OSError, ConfigError):  # no locks on this file system: it is nobody's to remove
+        except (
+            OSError,
+            ConfigError,
+        ):  # this file system has no locks, so nobody else may remove the folder
             opener.unlink(missing_ok=True)
         try:
             self._begun.rename(self.path)
@@ -99,31 +102,31 @@ class PlaneFolder:
             self._lock = None
 
     def remove(self) -> None:
-        """Remove it; nothing to do where it was not made."""
+        """Remove the folder, if it was made."""
         self._let_go()
         for place in self.places:
             shutil.rmtree(place, ignore_errors=True)
 
 
 def _begun_here() -> str:
-    """Return what the names of folders begin with that are being made on this host."""
+    """Return the prefix of unfinished folders of this host."""
     return f"{_BEGUN}{hashlib.blake2b(socket.gethostname().encode(), digest_size=8).hexdigest()}-"
 
 
 def _is_left_begun(folder: Path) -> bool:
-    """Tell whether a folder of this user and host that was being made is held by nobody."""
+    """Return whether an unfinished folder of this user and host is abandoned."""
     of_folder, opener = folder.lstat(), folder / _OPENER
     if of_folder.st_uid != os.geteuid() or not stat.S_ISDIR(of_folder.st_mode):
         return False
-    # Whoever has not come to hold it makes it once more.
+    # A process that has not locked its folder yet makes another one.
     return not (os.path.lexists(opener) and is_locked(opener))
 
 
 def _is_left(folder: Path) -> bool:
-    """Tell whether a folder of this user and host is held by its opener no more, and no process has a file open below.
+    """Return whether a folder of this user and host is abandoned: not locked by its opener, and without open files.
 
-    Of another host neither locks nor processes are seen for certain where hosts share the folder of temporary files.
-    One of an older release says nothing of its opener, and is left alone.
+    If hosts share the folder of temporary files, neither locks nor processes of another host can be seen for certain. A
+    folder of an older release does not name its opener, and is left alone.
     """
     of_folder, opener = folder.lstat(), folder / _OPENER
     of_opener = opener.lstat()
@@ -135,10 +138,10 @@ def _is_left(folder: Path) -> bool:
 
 
 def _has_files_open(folder: Path) -> bool:
-    # Ray's processes outlive a killed opener by up to a minute where no reaper ends them. By the names alone: a look at
-    # a file itself waits for its mount, which may hang.
+    # Without a reaper, Ray's processes outlive a killed opener by up to a minute. Only names of open files are
+    # compared, because a look at a file itself waits for its mount, which may hang.
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # another user's, or one that has ended meanwhile
+        with suppress(OSError):  # a process of another user, or one that has ended meanwhile
             for number in (process / "fd").iterdir():
                 with suppress(OSError):
                     if number.readlink().is_relative_to(folder):
@@ -147,10 +150,10 @@ def _has_files_open(folder: Path) -> bool:
 
 
 class Reaper:
-    """The opener's side: started before what it watches, closed after it. Another one follows one that is killed."""
+    """The opener's side: started before the watched processes, closed after them, and restarted if it is killed."""
 
     def __init__(self, mark: str, folders: Sequence[Path] = ()) -> None:
-        """Start the reaper of folders that may come to be, and of processes that carry ``mark``, if there is one."""
+        """Start a reaper for folders, which need not exist yet, and for processes that carry ``mark``, if given."""
         self._words = [mark, str(os.getpid()), *map(str, folders)]
         self._lock = threading.Lock()
         self._closed = False
@@ -160,16 +163,16 @@ class Reaper:
 
     @property
     def pid(self) -> int:
-        """Process id of the reaper at present."""
+        """Process id of the present reaper."""
         return self._process.pid
 
     def close(self) -> None:
-        """End every marked process that is left, and wait until that is done, for half a minute at most."""
+        """End every remaining marked process, and wait for their end, for half a minute at most."""
         with self._lock:
             self._closed = True
             process = self._process
         assert process.stdin is not None
-        # Said, not only closed: a process that was forked meanwhile holds the pipe as well.
+        # A message and not just a closed pipe, because a process that was forked meanwhile holds the pipe as well.
         with suppress(BrokenPipeError):
             process.stdin.write(LEAVE)
         with suppress(BrokenPipeError):
@@ -181,7 +184,7 @@ class Reaper:
         self._thread.join(_LAST_S)
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        # Without marks: a reaper of whoever started this process, as a launcher, would end it before it has reaped.
+        # Without marks, because the reaper of this process's own launcher would end it too early.
         environment = {name: value for name, value in os.environ.items() if name != MARKS}
         return subprocess.Popen(  # noqa: S603 -- our own module, our own interpreter
             # -P: the folder of this module holds no module that the reaper imports.
@@ -193,7 +196,7 @@ class Reaper:
         )
 
     def _follow(self) -> None:
-        """Start another reaper where one ends before its time."""
+        """Start another reaper if one ends before its time."""
         for _ in range(_RESTARTS):
             code = self._process.wait()
             with self._lock:
@@ -209,7 +212,7 @@ class Reaper:
 
 @contextmanager
 def marked(mark: str) -> Iterator[None]:
-    """Have processes that are started inside, and theirs, carry ``mark`` beside the marks of this one."""
+    """Mark the processes that are started inside, and their children, with ``mark`` in addition to this one's marks."""
     before = os.environ.get(MARKS)
     os.environ[MARKS] = mark if before is None else f"{before}:{mark}"
     try:

@@ -1,4 +1,4 @@
-"""The status of a data plane in the folder of its run, written once a second for whoever watches."""
+"""The status of a data plane in the folder of its run, written once a second for commands that watch it."""
 
 import os
 import socket
@@ -34,7 +34,7 @@ _LOG = get_logger(__name__)
 
 
 class RoleLine(StrictModel):
-    """A role, as ``RoleStatus`` with what its process takes."""
+    """A role: its ``RoleStatus`` and the memory of its process."""
 
     name: str
     pid: int
@@ -45,10 +45,10 @@ class RoleLine(StrictModel):
     figures: dict[str, float]
     rates: dict[str, float]
     memory_bytes: int | None
-    """Resident memory of its process; nothing for one on another host."""
+    """Resident memory of its process; ``None`` for a process on another host."""
     log: str = ""
     host: str = ""
-    """What people call the host that it is on."""
+    """Name of its host, for people."""
     in_trouble: bool = False
 
 
@@ -61,7 +61,7 @@ class PlaneStatus(StrictModel):
     written_at: float
     """Seconds since 1970."""
     up_s: float = 0.0
-    """Since the plane was opened."""
+    """Seconds since the plane was opened."""
     host: str
     pid: int
     """Process that opened the plane."""
@@ -74,9 +74,9 @@ def write_status(folder: Path | None, board: Board, host: str = "") -> Callable[
     """Write the status now, and every second in a thread; without a folder do nothing.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
         board: Heartbeats of all roles.
-        host: What roles call this host; by default its own name.
+        host: Name of this host in the heartbeats; by default its own name.
 
     Returns:
         A function that ends it; the last status stays, and says that it is the last.
@@ -90,16 +90,16 @@ def write_status(folder: Path | None, board: Board, host: str = "") -> Callable[
         is_last = False
         while not is_last:
             is_last = ended.wait(_EVERY_S)
-            # At the end, some have gone: what they did last stays.
+            # At the end, some roles have gone already; their last figures stay.
             roles = (before if is_last else {}) | board.read()
             _write(place, _status(roles, before, here, began_s), is_last)
             before = roles
 
-    # By whoever opens the plane: to a command that looks once it is open, a run without a status has none up.
+    # Written by the opener itself, because for a command that looks now, a run without a status is not running.
     _write(place, _status(first := board.read(), {}, here, began_s), is_last=False)
     thread = threading.Thread(target=keep, args=(first,), name="omniload-status", daemon=True)
     start_thread(thread)
-    # Only a disk that does not answer takes so long.
+    # Only a disk that does not answer takes this long.
     return ending(thread, ended, _LAST_S, f"the last status in {place}")
 
 
@@ -107,7 +107,7 @@ def read_status(folder: Path) -> PlaneStatus:
     """Return the last status of a run.
 
     Raises:
-        StateError: There is none, or it is damaged or of another release.
+        StateError: There is no status, or it is damaged, or of another release.
     """
     place = folder / STATUS_NAME
     try:
@@ -134,7 +134,7 @@ def _status(
         )
         for status in status_of(roles, before, now_s)
     ]
-    # The one time by the clock on the wall: whoever reads the file may be on another host, or come after a restart.
+    # The only use of wall time: a reader of the file may be on another host, or come after a restart.
     return PlaneStatus(
         written_at=time.time(),
         up_s=now_s - began_s,

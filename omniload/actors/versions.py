@@ -1,4 +1,4 @@
-"""What is asked of a run's sources before they are opened: that none takes the run's own files, and their versions."""
+"""Checks before a run's sources are opened: none of them may take the run's own files; and their versions are fixed."""
 
 from dataclasses import replace
 
@@ -9,12 +9,12 @@ __all__ = ["with_versions"]
 
 
 def with_versions(spec: PlaneSpec) -> PlaneSpec:
-    """Return a run whose mix names the versions of its data sets: those that its state was of, or the newest.
+    """Return a run whose mix names the versions of its data sets: the versions of its state, or the newest ones.
 
-    Who restarts a loader, or begins another, then reads what the others do, whatever was committed meanwhile.
+    So a restarted or added loader reads the same version as the others, whatever was committed meanwhile.
 
     Raises:
-        ConfigError: A source takes files of the run's own folder.
+        ConfigError: A source includes files of the run's own folder.
         OmniloadError: As for opening the sources.
     """
     if spec.run_dir is not None:

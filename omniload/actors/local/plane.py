@@ -86,7 +86,7 @@ class LocalPlane(DataPlane):
         self._lock, self._closing = threading.Lock(), threading.Lock()
         self._ranks: set[WorldRank] = set()
         self._met: set[WorldRank] = set()
-        """Ranks that have been held; one that joins in such a place is of the next generation."""
+        """Ranks that had a handle; a rank that joins in such a place belongs to the next generation."""
         self._closed = False
         self._readers = DaemonPool(_READER_THREADS, "omniload-reader", reads=True)
         # One thread: steps are built in the order in which they are planned, and ranks wait for the first.
@@ -94,12 +94,12 @@ class LocalPlane(DataPlane):
         self._opened = ExitStack()
         try:
             self._asked_before = last_question(spec.run_dir)
-            # First, so that it is let go of last: nobody opens the run before these threads have ended.
+            # Claimed first, so released last: the run cannot be opened again before these threads have ended.
             self._opened.callback(claim(spec))
             self._logs = RoleLogs(None if spec.run_dir is None else logs_folder(spec.run_dir))
             self._opened.callback(self._logs.close)
             self._opened.callback(self._end_threads)
-            # Edits are read behind the claim: whoever had the run before may have kept one at its end.
+            # Edits are read after the claim, because the previous holder may have kept one at its end.
             self.spec = spec = with_versions(spec.with_edits())
             self._open(spec)
         except BaseException:
@@ -126,7 +126,7 @@ class LocalPlane(DataPlane):
         planner = make_planner(spec, [facts[s] for s in every_source])
         spec.keep()
         self.first_step = planner.state.step
-        # Before the planner begins: a port that is taken ends the start.
+        # Before the planner begins, because a port that is in use ends the start.
         self._opened.callback(serve_metrics(mix, self.board))
         dp_ranks = tuple(range(tree.size_of("dp")))
         self.constructor = ConstructorShell(
@@ -147,17 +147,17 @@ class LocalPlane(DataPlane):
         )
         self.planner.start()
         self._opened.callback(write_status(spec.run_dir, self.board))
-        # Last of all: a change that is asked for finds everything that takes it up.
+        # Last of all, so that a requested change finds everything that it needs.
         self._opened.callback(
             answer_edits(spec.run_dir, partial(_change_mix, self), self._asked_before)
         )
 
     def activity_of(self, role: str, *, reads: bool = False) -> Activity:
-        """Return the activity of a role of this process, which is on the board and has a log."""
+        """Return the activity of a role of this process, on the board and with a log."""
         return self.board.add(Activity(role, reads=reads, log=self._logs.of(role)))
 
     def _patiently(self, opening: "Future[Found]") -> Found:
-        """Wait for sources to open for as long as something goes on."""
+        """Wait for sources to open, as long as there is progress."""
         limit_s = self.spec.mix.runtime.batch_timeout
         wait_for_opening(lambda s: bool(wait([opening], s).done), _LOADER, limit_s, self.board)
         return opening.result()
@@ -173,25 +173,25 @@ class LocalPlane(DataPlane):
         return LocalHandle(self, dp_rank, cp_rank, asked)
 
     def check(self) -> None:
-        """Return while it is open; raise ``UnavailableError`` once it is closed."""
+        """Return if the plane is open; raise ``UnavailableError`` once it is closed."""
         if self._closed:
             raise UnavailableError(CLOSED)
 
     def resized(self, asked: ResizeAsked) -> World:
-        """Have other ranks from a step on; return their world."""
+        """Change the ranks from a step on; return their world."""
         return taken_within(self.planner.resize(asked), what="other ranks")
 
     def was_held(self, world: World, dp_rank: int, cp_rank: int) -> bool:
-        """Tell whether a rank of a world had a handle once, and has none now."""
+        """Return whether a rank of a world had a handle once, and has none now."""
         key = WorldRank(dp_rank, cp_rank, world.generation)
         with self._lock:
             return key in self._met - self._ranks
 
     def claim_rank(self, world: World, dp_rank: int, cp_rank: int) -> WorldRank:
-        """Take a rank of a world.
+        """Claim a rank of a world.
 
         Raises:
-            StateError: It has a handle.
+            StateError: The rank has a handle already.
         """
         key = WorldRank(dp_rank, cp_rank, world.generation)
         with self._lock:
@@ -203,17 +203,17 @@ class LocalPlane(DataPlane):
         return key
 
     def release_rank(self, key: WorldRank) -> None:
-        """Let a rank have another handle."""
+        """Allow another handle of a rank."""
         with self._lock:
             self._ranks.discard(key)
 
     @override
     def close(self) -> None:
-        with self._closing:  # whoever closes as well waits for the end of the first
+        with self._closing:  # a concurrent call waits for the end of the first
             if self._closed:
                 return
             self._closed = True
-            # Ranks that wait leave first, and reads that wait for a store give up: the planner is joined behind both.
+            # Waiting ranks leave first, and reads that wait for a store give up; the planner is joined after both.
             self.constructor.fail(UnavailableError(CLOSED))
             self.loader.close()
             self.planner.close()
@@ -228,12 +228,12 @@ class LocalPlane(DataPlane):
 
 
 class LocalHandle(RankHandle):
-    """A rank's way to the constructor and the planner of its own process."""
+    """A rank's link to the constructor and the planner of its own process."""
 
     def __init__(
         self, plane: LocalPlane, dp_rank: int, cp_rank: int, asked: ResizeAsked | None
     ) -> None:
-        """Take a rank of the plane, which has checked that there is one; of the ranks that ``asked`` says."""
+        """Claim a rank of the plane, which has checked that it exists; ``asked`` names other ranks than the first."""
         self._plane, self._cp_rank = plane, cp_rank
         if asked is None:
             world, first_step = World(tree=plane.spec.tree), plane.first_step
@@ -243,20 +243,20 @@ class LocalHandle(RankHandle):
         self._be(world, dp_rank, plane.claim_rank(world, dp_rank, cp_rank), first_step)
 
     def _be(self, world: World, dp_rank: int, key: WorldRank, first_step: int) -> None:
-        """Be a rank that was claimed."""
+        """Become a claimed rank."""
         self._world, self._key, self.first_step = world, key, first_step
         self._dp_rank = dp_rank
         self._name = rank_name(dp_rank, self._cp_rank, world.tree.size_of("cp"))
         self._activity = self._plane.activity_of(self._name)
         self._activity.rest("has asked for no batch")
         self._lent: tuple[Batch, tuple[int, int]] | None = None
-        """A batch that was looked at before its turn, and the edition that it is lent under."""
+        """A batch that was looked at before its turn, and the edition under which it is lent."""
         self._told_next = first_step
-        """Step that is told of at the latest when it was taken."""
+        """Step at which, at the latest, the taken steps are reported."""
 
     @override
     def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
-        self._plane.check()  # what was built before is there still
+        self._plane.check()  # batches that were built before are still there
         began_s = time.monotonic()
         lent, self._lent = self._lent, None
         stands = lent and lent[0].step == step and self._plane.constructor.confirm(step, lent[1])
@@ -265,10 +265,10 @@ class LocalHandle(RankHandle):
         return batch
 
     def _built(self, step: int, timeout_s: float | None) -> Batch | None:
-        """Wait for a step, and take it; one that is withheld as it is taken is waited for again."""
+        """Wait for a step, and take it; if it is withheld at that moment, wait again."""
         constructor, generation = self._plane.constructor, self._world.generation
         rank = self._dp_rank, self._cp_rank
-        # Nearly always: a rank that trains finds it built, and says nothing of a wait.
+        # The usual case: a rank that trains finds it built, and does not post a wait.
         if (built := constructor.built(step, *rank, generation)) is not None:
             return built
         with self._activity.doing(f"waits for step {step}", (_CONSTRUCTOR,)):
@@ -290,13 +290,13 @@ class LocalHandle(RankHandle):
         try:
             lent = self._plane.constructor.lend_several(step, 1, *rank, timeout_s=timeout_s)
         except TimeoutError:
-            return None  # it is withheld since it was ready
+            return None  # it was withheld after it was ready
         self._lent = (lent[0][0], lent[1]) if lent[0] else None
         return self._lent and self._lent[0]
 
     @override
     def taken(self, step: int) -> None:
-        # Steps are planned several at once: that they were taken is said as seldom.
+        # Steps are planned several at a time, so reporting them as rarely is enough.
         generation = self._world.generation
         if step < self._told_next and self._plane.constructor.has(step + 1, generation):
             return
@@ -312,7 +312,7 @@ class LocalHandle(RankHandle):
         asked = asked.after(self._world.generation)
         check_rank({"dp": asked.dp, "cp": self._world.tree.size_of("cp")}, dp_rank, self._cp_rank)
         world = self._plane.resized(asked)
-        # Whatever can be refused comes before anything changes here.
+        # Everything that can fail comes before any change of this handle.
         key, before = self._plane.claim_rank(world, dp_rank, self._cp_rank), self._key
         self._plane.release_rank(before)
         self._be(world, dp_rank, key, asked.step)
@@ -323,10 +323,10 @@ class LocalHandle(RankHandle):
 
 
 def _change_mix(plane: "LocalPlane", request: EditRequest) -> EditTaken:
-    """Have the planner take a change up; a source that is added is opened first, a shard looked for.
+    """Let the planner apply a change, after opening an added source or finding the named shard.
 
     Raises:
-        OmniloadError: It is refused, and nothing has changed.
+        OmniloadError: The change is refused, and nothing has changed.
     """
     facts, change = None, request.change
     if isinstance(change, SkipShard):
@@ -336,14 +336,14 @@ def _change_mix(plane: "LocalPlane", request: EditRequest) -> EditTaken:
         history = plane.planner.history()
         mix = history.tried(change, request.at).latest
         facts = plane.loader.open_also(len(mix.names) - 1, mix)
-        # Before the planner, which may plan the source's first rows at once.
+        # Before the planner hears of it, because it may plan the source's first rows at once.
         plane.constructor.know(mix)
     asked = ChangeAsked(change=change, at=request.at, facts=facts)
     return taken_within(plane.planner.change(asked))
 
 
 class _LocalLoaderLink(LoaderLink):
-    """A way to the source loader."""
+    """The planner's link to the source loader."""
 
     name = _LOADER
 
@@ -364,7 +364,7 @@ class _LocalLoaderLink(LoaderLink):
 
 
 class _LocalConstructorLink(ConstructorLink):
-    """A way to the data constructor."""
+    """The planner's link to the data constructor."""
 
     def __init__(self, shell: ConstructorShell, dp_ranks: Sequence[int], pool: DaemonPool) -> None:
         self._shell, self.dp_ranks, self._pool = shell, dp_ranks, pool
@@ -373,13 +373,13 @@ class _LocalConstructorLink(ConstructorLink):
     def build(
         self, plans: Sequence[StepPlan], served: RanksServed, released_to: int
     ) -> "Future[int]":
-        # At once: the thread that builds may have a window before this one.
+        # Released at once, because the building thread may still be busy with an earlier window.
         self._shell.release(ReleaseSteps(step=released_to))
         return self._pool.submit(lambda: self._shell.build(plans, served))
 
     @override
     def told(self, served: RanksServed) -> None:
-        """Ask nothing: ranks of this process tell the planner, with no message between."""
+        """Ask nothing, because the ranks of this process report to the planner directly."""
 
     @override
     def fence(self, edition: tuple[int, int]) -> "Future[int]":
