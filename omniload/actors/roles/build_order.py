@@ -1,6 +1,7 @@
-"""What a data constructor is told and asked in one call, as bytes: a planner sends hundreds of them a step.
+"""The message to a data constructor in one call, as bytes, because a planner sends hundreds of them each step.
 
-Arrays travel as their bytes: pickled as arrays, an order takes five times as long, half as long as Ray's own call.
+Arrays travel as their bytes. Pickled as arrays, an order would take five times as long, half of the time of Ray's own
+call.
 """
 
 import pickle
@@ -21,7 +22,7 @@ __all__ = ["BuildOrder"]
 _Array: TypeAlias = tuple[str, tuple[int, ...], bytes]
 """Type, shape and content, in C order."""
 _ARRAYS = ("row_offsets", "dp_ranks_R", "microbatches_R")
-"""Columns that every plan has, beside its pieces."""
+"""Arrays of every plan in addition to its pieces."""
 _OTHERS = tuple(f.name for f in fields(StepPlan) if f.name not in ("pieces", *_ARRAYS))
 _arrays_of, _others_of = attrgetter("pieces.columns_CP", *_ARRAYS), attrgetter(*_OTHERS)
 _served_of = attrgetter("dp_ranks", "generation", "step")
@@ -30,23 +31,23 @@ _edition_of = attrgetter("life", "turn", "since")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOrder:
-    """Plans to build, for whom, what may be let go, and what is asked."""
+    """Plans to build, their ranks, the steps to release, and a question for reports."""
 
     plans: Sequence[StepPlan]
     served: RanksServed
     released_to: int
     heard: int | None
-    """Words of its ranks that were heard, where more are asked for."""
+    """Number of reports that were heard; ``None`` to ask for none."""
 
     def packed(self) -> bytes:
-        """Return it as bytes: Ray takes twice as long over each of its values."""
+        """Return the order as bytes; Ray would take twice as long for each of its values."""
         plans = [(_others_of(plan), [*map(_flat, _arrays_of(plan))]) for plan in self.plans]
         served = _served_of(self.served), _edition_of(self.served.edition)
         return pickle.dumps((plans, served, self.released_to, self.heard), protocol=5)
 
     @staticmethod
     def unpacked(packed: bytes) -> "BuildOrder":
-        """Return what was packed in the process that sent it, as Ray's own arguments are; no array can be written."""
+        """Return the order that another process packed, as Ray does with its own arguments; arrays are read-only."""
         content = pickle.loads(packed)  # noqa: S301 -- it came as an argument of an actor, which Ray unpickles as well
         plans, ((dp_ranks, generation, step), (life, turn, since)), released_to, heard = content
         edition = Edition(life=life, turn=turn, since=since)

@@ -1,6 +1,6 @@
 """Shell of the Data Constructor: fetches what a plan names, builds, and serves its ranks.
 
-Where a source loader does not hold what it asked for, it waits to hear why.
+If a source loader lacks requested samples, the shell waits to hear why.
 """
 
 import threading
@@ -32,13 +32,13 @@ from omniload.plan.world import RanksServed
 __all__ = ["ConstructorShell"]
 
 _TOLD_WITHIN_S = 20.0
-"""Longest wait to hear why a loader lacks samples: another loader takes over in less, on a busy machine too."""
+"""Longest wait to hear why a loader lacks samples; a take-over is faster, even on a busy machine."""
 _TURN_S = 0.2
-"""Whether other loaders serve is looked for so often."""
+"""Interval of checking whether other loaders serve by now."""
 _TOLD_TOGETHER_S = 0.1
-"""What a rank tells waits so long for the others: no step is planned by it, but a planner names ranks that it lacks."""
+"""Time that a rank's report waits for the others, so that one message has all of them."""
 _ASKED_AGAIN_S = 30.0
-"""A planner that asks what ranks tell is answered by then: one that is lost holds a thread no longer."""
+"""Longest time until a planner's question for reports is answered, so that a lost planner does not block a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class _Failure:
     """Steps that could not be built."""
 
     served: RanksServed
-    """The ranks that they were to be built for, and the edition of their plans."""
+    """The ranks that they were built for, and the edition of their plans."""
     last: int
-    """The last of them."""
+    """The last of these steps."""
     error: BaseException
 
 
@@ -62,7 +62,7 @@ class ConstructorShell:
         activity: Activity,
         loaders: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """Build with what ``fetch`` gets from the source loaders that ``loaders`` names."""
+        """Build from the samples that ``fetch`` gets from the source loaders that ``loaders`` names."""
         self._machine, self._fetch = machine, fetch
         self._activity, self._loaders = activity, loaders
         self._rest()
@@ -70,15 +70,15 @@ class ConstructorShell:
         self._changed, self._told = threading.Condition(lock), threading.Condition(lock)
         self._error: OmniloadError | None = None
         self._failed: _Failure | None = None
-        """What the planner hears each time that it asks, as an answer may be lost, until other ranks or plans come."""
+        """Answer to every question of the planner until other ranks or plans come, because an answer may be lost."""
         self._end: int | None = None
 
     def build(
         self, plans: Sequence[StepPlan], served: RanksServed | None = None, released_to: int = 0
     ) -> int:
-        """Build the parts of consecutive plans that concern this constructor; return how many.
+        """Build this constructor's parts of consecutive plans; return the number of steps.
 
-        Steps before ``released_to`` are let go. Where ``served`` are other ranks than before, so is all for those.
+        Steps before ``released_to`` are released. If ``served`` names other ranks, so are all steps for the old ones.
         """
         asked = BuildSteps(plans=plans, served=served, released_to=released_to)
         with self._changed:
@@ -98,7 +98,7 @@ class ConstructorShell:
                     slices = self._fetch(command.requests)
             except StateError:
                 with self._activity.doing("waits to hear why a loader lacks samples", loaders):
-                    # Released as every rank has the step, or lacked by a loader that was replaced: told of later.
+                    # Every rank has the step, or the loader was replaced; the reason comes later.
                     commands = self._hear_why(command, loaders)
                 if not commands:
                     raise
@@ -114,14 +114,14 @@ class ConstructorShell:
         self._activity.rest("has built every step that was planned", ("planner",))
 
     def _hear_why(self, asked: FetchSlices, loaders: tuple[str, ...]) -> Commands:
-        """Wait for the reason why a loader lacks samples; return what is to be done now, nothing where none came.
+        """Wait for the reason why a loader lacks samples; return the commands that follow, none if no reason came.
 
-        One reason: all ranks have taken the step meanwhile, which this constructor builds again in the place of a
-        lost one. Another: the loader was replaced though it lives, and another loader serves its sources. The call
-        that tells of either may come after the loader's answer.
+        All ranks may have taken the step meanwhile, if this constructor has replaced a lost one and builds it again. Or
+        the loader was replaced although it lives, and another loader serves its sources. The call that reports either
+        may come after the loader's answer.
 
         Args:
-            asked: What was asked for.
+            asked: The request.
             loaders: The loaders that were asked.
         """
         missing = SlicesMissing(
@@ -142,14 +142,14 @@ class ConstructorShell:
         fetched = SlicesFetched(
             steps=of.steps, slices=slices, generation=of.generation, edition=of.edition
         )
-        # Without the lock, for milliseconds: ranks take meanwhile what is built.
+        # Without the lock, so that ranks can take built steps during these milliseconds.
         fetched = self._machine.lay_out(fetched)
         with self._changed:
-            self._changed.notify_all()  # ranks that wait look once the lock is free
+            self._changed.notify_all()  # waiting ranks look again once the lock is free
             return self._machine.handle(fetched)
 
     def wait(self, step: int, timeout_s: float, generation: int = 0) -> bool:
-        """Wait for a step, its end or a failure; return whether one came in time."""
+        """Wait for a step, the end of the data, or a failure; return whether one of them came in time."""
         with self._changed:
             return self._changed.wait_for(lambda: self._settled(step, generation), timeout_s)
 
@@ -165,12 +165,12 @@ class ConstructorShell:
     ) -> Batch | None:
         """Wait for a step and return one rank's batch; ``None`` when the data ends before it.
 
-        What it ``lends`` is given once it is confirmed.
+        A batch that it ``lends`` is given once the rank confirms it.
 
         Raises:
             StateError: There are other ranks by now.
             TimeoutError: ``timeout_s`` passed first.
-            OmniloadError: The data plane has failed; the cause as it was raised.
+            OmniloadError: The data plane has failed; this is the original error.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._settled(step, generation), timeout_s):
@@ -181,7 +181,8 @@ class ConstructorShell:
                     f"are of generation {self._machine.generation} by now: call resize, or close the loader of a rank "
                     "that left"
                 )
-            # Before the failure is raised: a step that is built is served, and so is the end, whatever failed later.
+            # Before the failure is raised: a built step, and the end of the data, are served even if something failed
+            # later.
             if (built := self.built(step, dp_rank, cp_rank, generation, lends=lends)) is not None:
                 return built
             if self._end is not None and step >= self._end:
@@ -193,7 +194,7 @@ class ConstructorShell:
     def built(
         self, step: int, dp_rank: int, cp_rank: int, generation: int, *, lends: bool = False
     ) -> Batch | None:
-        """Give out or lend a batch, as ``take`` does; ``None`` where it is not there, without a wait."""
+        """Give out or lend a batch as ``take`` does, but without a wait; ``None`` if it is not there."""
         with self._changed:
             held = self.has(step, generation)
             return self._machine.batch_of(step, dp_rank, cp_rank, lends=lends) if held else None
@@ -201,14 +202,14 @@ class ConstructorShell:
     def take_several(
         self, step: int, most: int, dp_rank: int, cp_rank: int = 0, generation: int = 0
     ) -> tuple[Batch, ...]:
-        """Wait for a step and return one rank's batches of it and those behind it that are built.
+        """Wait for a step and return one rank's batches of it and of later steps that are built.
 
         Args:
             step: The first step.
             most: Steps wanted.
             dp_rank: The rank.
             cp_rank: Its place among its cp peers.
-            generation: Of the ranks that it is one of.
+            generation: Generation of the rank.
 
         Returns:
             One batch at least; none when the data ends before the step.
@@ -228,10 +229,10 @@ class ConstructorShell:
         given: int = 0,
         timeout_s: float | None = None,
     ) -> tuple[tuple[Batch, ...], tuple[int, int]]:
-        """As ``take_several``, but that the first ``given`` batches are given and those behind them lent.
+        """As ``take_several``, but only the first ``given`` batches are given, and the others are lent.
 
         Returns:
-            The batches, and the number of the edition of their plans, which ``confirm`` is asked with.
+            The batches, and the number of the edition of their plans, for ``confirm``.
 
         Raises:
             TimeoutError: ``timeout_s`` passed first.
@@ -243,14 +244,14 @@ class ConstructorShell:
             first = self.take(step, *rank, timeout_s, generation, lends=given < 1)
             if first is not None:
                 batches.append(first)
-                # Not let go of since the first was taken: all of them are of one edition.
+                # The lock was held since the first batch was taken, so all of them belong to one edition.
                 while len(batches) < most and self._machine.has(step + len(batches)):
                     lends = len(batches) >= given
                     batches.append(self._machine.batch_of(step + len(batches), *rank, lends=lends))
             return tuple(batches), self._machine.giving.edition.number
 
     def confirm(self, step: int, edition: tuple[int, int]) -> bool:
-        """Give a rank a step that it was lent under an edition, where it still stands; see ``Giving.confirm``."""
+        """Give a rank a step that it was lent under an edition, if it is still valid; see ``Giving.confirm``."""
         with self._changed:
             return self._machine.giving.confirm(step, edition)
 
@@ -264,19 +265,19 @@ class ConstructorShell:
     def told(
         self, heard: int, served: tuple[int, tuple[int, int]] = (0, (0, 0))
     ) -> tuple[int, StepsTaken]:
-        """Wait for more words of ranks than ``heard``; return how many there are by now, and what they tell.
+        """Wait for more reports of ranks than ``heard``; return their present number and their content.
 
-        All ranks tell of a step at about the same time, and are one answer. One that is late holds the others' words up
-        for a tenth of a second. The same question may be put again, as where its answer was lost.
+        All ranks report a step at about the same time, so one answer has all of them; a late rank delays it by a tenth
+        of a second. The question may be repeated, for example if its answer was lost.
 
         Args:
-            heard: Words that were heard.
-            served: Number of the ranks and plans that the planner has come to, as of ``RanksServed``: a failure is told
-                once this constructor has heard of them too, as they may end it.
+            heard: Number of reports that the planner has heard.
+            served: Number of the planner's present ranks and plans, as of ``RanksServed``. A failure is reported once
+                this constructor has heard of them too, because they may end the failure.
 
         Raises:
-            BaseException: Why a step cannot be built, as it was raised; to every question, until other ranks or plans
-                come in the place of its own.
+            BaseException: The original error because of which a step cannot be built. It answers every question, until
+                other ranks or plans replace those of the step.
         """
         with self._told:
             self._told.wait_for(
@@ -290,16 +291,16 @@ class ConstructorShell:
             return self._machine.told.number, self._machine.told.taken()
 
     def fence(self, edition: tuple[int, int]) -> int:
-        """Give out no step more until an edition of the plans of this number has come; see ``Giving.fence``."""
+        """Withhold steps until the edition of this number has come; see ``Giving.fence``."""
         with self._changed:
             return self._machine.giving.fence(edition)
 
     def told_beside(self, building: "Future[int]", order: BuildOrder) -> tuple[int, StepsTaken]:
-        """As ``told``, while steps are built in another thread: the planner hears what ranks tell meanwhile.
+        """As ``told``, while another thread builds steps, so that the planner hears the ranks meanwhile.
 
         Args:
-            building: Where it ends in an error, ``told`` raises that.
-            order: What is built, and how many words were heard.
+            building: The build; if it fails, ``told`` raises its error.
+            order: The order being built, with the number of reports that were heard.
         """
         building.add_done_callback(partial(self._note_built, order))
         return self.told(order.heard or 0, order.served.number)
@@ -309,35 +310,36 @@ class ConstructorShell:
             last = max((plan.step for plan in order.plans), default=0)
             failed = _Failure(order.served, last, error)
             with self._told:
-                # The first one that stands: others follow from it, and those of what is gone come late.
+                # Keep the first failure that is still relevant: others follow from it, or concern old plans and come
+                # late.
                 if self._stands(failed) and self._failed is None:
                     self._failed = failed
                     self._told.notify_all()
 
     def _stands(self, failed: _Failure) -> bool:
-        """Tell whether there are neither other ranks by now, nor other plans of the steps."""
+        """Return whether a failure is still relevant: neither the ranks nor the plans of its steps have changed."""
         is_of_now = failed.served.generation >= self._machine.generation
         return is_of_now and self._machine.giving.edition.keeps(failed.served.edition, failed.last)
 
     def _fails(self, served: tuple[int, tuple[int, int]]) -> bool:
-        """Tell whether a planner that has come to some ranks and plans is to hear of a failure."""
+        """Return whether a planner with these ranks and plans should hear of the failure."""
         machine = self._machine
         has_heard = machine.generation >= served[0] and machine.giving.edition.number >= served[1]
         return has_heard and self._failed is not None and self._stands(self._failed)
 
     def know(self, mix: MixConfig) -> None:
-        """Know the names, tags and patches of all sources, also of one that an edit adds."""
+        """Learn the names, tags and patches of all sources, including one that an edit adds."""
         with self._changed:
             self._machine.names, self._machine.tags = mix.names, tags_of(mix.sources)
             self._machine.values_per_patch = values_per_patch_of(mix.sources)
 
     def has(self, step: int, generation: int = 0) -> bool:
-        """Return whether a step is built for the ranks of a generation: ``take`` then waits for nothing."""
+        """Return whether a step is built for the ranks of a generation, so that ``take`` would not wait."""
         with self._changed:
             return generation == self._machine.generation and self._machine.has(step)
 
     def release(self, command: ReleaseSteps) -> None:
-        """Let go of steps that every rank has taken."""
+        """Release steps that every rank has taken."""
         with self._changed:
             self._machine.handle(command)
             self._changed.notify_all()
@@ -348,13 +350,13 @@ class ConstructorShell:
             self._activity.figures.note(queued_steps=self._machine.num_steps)
 
     def end(self, step: int) -> None:
-        """Note that there is no step ``step`` nor any after it, and wake ranks that wait for one."""
+        """Note that the data ends before ``step``, and wake waiting ranks."""
         with self._changed:
             self._end = step
             self._changed.notify_all()
 
     def fail(self, error: OmniloadError) -> None:
-        """Wake every rank that waits, with the reason why its batch will not come."""
+        """Wake every waiting rank with the error because of which its batch will not come."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
@@ -363,7 +365,9 @@ class ConstructorShell:
         if generation != self._machine.generation:
             return generation < self._machine.generation or self._error is not None
         over = self._error is not None or (self._end is not None and step >= self._end)
-        return over or self._machine.has(step) or self._machine.is_released(step)  # late asks fail
+        return (
+            over or self._machine.has(step) or self._machine.is_released(step)
+        )  # later questions fail too
 
 
 def _named(steps: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""What a source that an edit adds must show before the run draws from it: else its first read would end the run."""
+"""Checks of a source that an edit adds, before the run draws from it; otherwise its first read could end the run."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -11,19 +11,19 @@ from omniload.source.source import Source
 __all__ = ["Look", "as_it_is", "require_samples"]
 
 Look: TypeAlias = Callable[[Source, MixConfig], None]
-"""Looks at a source that was opened; raises what is wrong with it."""
+"""Checks an opened source; raises an error if something is wrong with it."""
 _FIRST = 64
 """Records that are decoded and tokenised."""
 _FEW = 4_096
-"""Records of a source that is read whole where those give nothing, as ``omniload mix check`` reads it."""
+"""Largest source that is read whole if its first records give no sample, as in ``omniload mix check``; in records."""
 
 
 def as_it_is(source: Source, mix: MixConfig) -> None:
-    """Take a source that the run draws from already."""
+    """Accept a source that the run draws from already."""
 
 
 def require_samples(source: Source, mix: MixConfig) -> None:
-    """Refuse a source whose first records cannot be decoded, or of whose few records none gives a sample that fits.
+    """Refuse a source whose first records cannot be decoded, or whose few records give no sample that fits.
 
     Raises:
         ConfigError: None of its records would ever be drawn.
@@ -31,7 +31,7 @@ def require_samples(source: Source, mix: MixConfig) -> None:
     """
     config, records = mix.sources[source.name], source.positions_per_epoch
     if config.shuffle.method == "full" and records > _FEW:
-        return  # all of it would be decoded first, for longer than whoever adds it waits
+        return  # decoding all of it would take longer than the user waits
     if _gives_any(source.read(0, min(_FIRST, records)), mix, source.name):
         return
     if records > _FEW or config.may_end_empty:
@@ -44,7 +44,7 @@ def require_samples(source: Source, mix: MixConfig) -> None:
 
 
 def _gives_any(block: SampleBlock, mix: MixConfig, name: str) -> bool:
-    """Tell whether a sample of a block would be drawn."""
+    """Return whether the run would draw any sample of a block."""
     lengths_N = block.table.lengths_N
     if (mix.sources[name].overlong or mix.pack.overlong) == "drop":
         lengths_N = lengths_N[lengths_N <= mix.pack.length]

@@ -1,4 +1,4 @@
-"""Ways from the planner's shell to the other roles; each runtime has its own."""
+"""Links from the planner's shell to the other roles; each runtime implements them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -46,13 +46,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What ends the planning."""
+    """A failure that ends the planning."""
 
     error: OmniloadError
 
 
 def outcome_of(done: "Future[T]", role: str) -> "T | Failed | None":
-    """Return what a role answered, or why it failed; ``None`` where another one is asked, or the plane is closing."""
+    """Return a role's answer or its failure; ``None`` if another member is asked instead, or the plane is closing."""
     if done.cancelled() or was_given_up(done):
         return None
     if (error := done.exception()) is None:
@@ -64,26 +64,26 @@ def outcome_of(done: "Future[T]", role: str) -> "T | Failed | None":
 
 
 class LoaderLink(Protocol):
-    """A way to a source loader."""
+    """A link to a source loader."""
 
     name: str
     """Its name as a role."""
 
     def read_ahead(self, command: ReadAhead) -> "Future[SamplesReported]":
-        """Start reading; the future holds the report, and is cancelled where another loader is asked instead."""
+        """Start reading; the future gets the report, and is cancelled if another loader is asked instead."""
         ...
 
     def take_over(self, command: TakeOver) -> "Future[None]":
-        """Start to hold what a lost loader held; the future says when its samples may be asked for."""
+        """Start to take over from a lost loader; the future ends when its samples may be requested."""
         ...
 
     def release(self, command: ReleaseSamples) -> None:
-        """Let go; no answer."""
+        """Release samples; there is no answer."""
         ...
 
 
 class ConstructorLink(Protocol):
-    """A way to a data constructor."""
+    """A link to a data constructor."""
 
     dp_ranks: Sequence[int]
     """Data-parallel ranks that it serves when the plane is opened."""
@@ -91,52 +91,52 @@ class ConstructorLink(Protocol):
     def build(
         self, plans: Sequence[StepPlan], served: RanksServed, released_to: int
     ) -> "Future[int] | Future[StepsTaken]":
-        """Start building consecutive steps for some ranks, and let go of those before ``released_to``.
+        """Start building consecutive steps for some ranks, and release those before ``released_to``.
 
-        Without steps, let it know the ranks. A constructor that is not asked yet what its ranks tell it is asked in the
-        same call.
+        Without steps, this only announces the ranks. If the constructor has no open question for reports of its ranks,
+        the same call asks it.
 
         Returns:
-            The answer to be: to that question, as of ``told``; where none was put, how many steps are built. It is
-            cancelled where another constructor is told instead.
+            The future answer to that question, as of ``told``; without a question, the number of built steps. It is
+            cancelled if another constructor is told instead.
         """
         ...
 
     def told(self, served: RanksServed) -> "Future[StepsTaken] | None":
-        """Ask what its ranks have told it, and have the answer once that is more than was answered before.
+        """Ask for the reports of its ranks; the answer comes once there are new ones.
 
         Args:
-            served: The ranks, and the edition of the plans, that whoever asks has come to: a failure to build for those
-                before is not heard again.
+            served: The planner's present ranks and edition of plans; failures to build for earlier ones are ignored.
 
         Returns:
-            The answer to be, which is cancelled where another constructor is asked instead; ``None`` where it is asked
-            already, or ranks tell the planner themselves.
+            The future answer, which is cancelled if another constructor is asked instead; ``None`` if a question is
+            open already, or if ranks report to the planner directly.
         """
         ...
 
     def fence(self, edition: tuple[int, int]) -> "Future[int]":
-        """Have it give out no step more until an edition of the plans has come.
+        """Tell it to withhold steps until an edition of the plans has come.
 
-        The future has the first step that it gave to no rank, and may never end where the constructor is lost.
+        The future gets the first step that the constructor gave to no rank; it may never end if the constructor is
+        lost.
         """
         ...
 
     def release(self, command: ReleaseSteps) -> None:
-        """Let go; no answer."""
+        """Release steps; there is no answer."""
         ...
 
     def end(self, step: int) -> None:
-        """There is no such step."""
+        """Tell it that the data ends before ``step``."""
         ...
 
     def fail(self, error: OmniloadError) -> None:
-        """The data plane has failed."""
+        """Tell it that the data plane has failed."""
         ...
 
 
 class LoaderLinks:
-    """The ways to all source loaders: each command goes to the loaders of its sources."""
+    """The links to all source loaders; each command goes to the loaders of its sources."""
 
     def __init__(
         self,
@@ -144,12 +144,12 @@ class LoaderLinks:
         on_report: Callable[[SamplesReported | ReadFailed], None],
         clock: Clock | None = None,
     ) -> None:
-        """Reach the loader of a source by ``link_of``; what comes of each read goes to ``on_report``."""
+        """Reach the loader of a source by ``link_of``; the outcome of each read goes to ``on_report``."""
         self.of, self._on_report = link_of, on_report
         self._clock = clock or SystemClock()
         self._times = ReadTimes()
         self.taken_over: Future[None] = Future()
-        """Ends as the take-over does that is told next."""
+        """Future that ends with the next take-over that is told."""
 
     def tell(self, command: ReadAhead | ReleaseSamples | TakeOver) -> None:
         """Pass a command on."""
@@ -165,7 +165,7 @@ class LoaderLinks:
             case ReleaseSamples(floors=floors, ahead=ahead):
                 if ahead is not None:
                     self._times.reach(ahead.step, self._clock.now_s())
-                # One message for each loader, not for each source: of those there are hundreds.
+                # One message per loader, not per source, because there may be hundreds of sources.
                 for link in {id(link): link for link in map(self.of, floors)}.values():
                     link.release(command)
 
@@ -182,7 +182,7 @@ class LoaderLinks:
 
 
 class ConstructorLinks:
-    """The ways to all data constructors: each is told of its ranks' part."""
+    """The links to all data constructors; each one gets the part for its ranks."""
 
     def __init__(
         self,
@@ -190,14 +190,14 @@ class ConstructorLinks:
         on_answer: "Callable[[int, Future[Any]], None]",
         on_fenced: "Callable[[int, int, Future[int]], None]",
     ) -> None:
-        """Tell ``links``; what becomes of their building, and what ranks tell them, goes to ``on_answer``.
+        """Send commands to ``links``; build results and reports of ranks go to ``on_answer``.
 
-        Where they have their fences goes to ``on_fenced``, with the number of the constructor and of the question.
+        The fences of constructors go to ``on_fenced``, with the numbers of the constructor and of the question.
         """
         self._links, self._on_answer, self._on_fenced = links, on_answer, on_fenced
         self._served = [RanksServed(dp_ranks=tuple(link.dp_ranks)) for link in links]
         self._heard = set(range(len(links)))
-        """Constructors whose ranks were heard since they were asked last."""
+        """Constructors whose last question was answered."""
 
     def __len__(self) -> int:
         return len(self._links)
@@ -232,12 +232,12 @@ class ConstructorLinks:
                 assert_never(command)
 
     def heard(self, number: int) -> None:
-        """Note that the planner has heard a constructor's answer: it is asked again by ``listen``, or with plans."""
+        """Note that the planner has heard a constructor's answer; ``listen``, or the next plans, will ask it again."""
         self._heard.add(number)
 
     def listen(self, numbers: Iterable[int] | None = None) -> None:
-        """Ask those of some constructors, or of all, what their ranks tell that were heard since they were asked."""
-        # Not those that have answered what came with plans: the planner hears that next.
+        """Ask the given constructors, or all, for reports of their ranks, if their last question was answered."""
+        # Not those that have just answered a question sent with plans, because the planner hears that answer next.
         for number in sorted(self._heard if numbers is None else self._heard.intersection(numbers)):
             self._ask(number)
 
@@ -248,8 +248,8 @@ class ConstructorLinks:
             told.add_done_callback(partial(self._hear, number, served))
 
     def tell_again(self, command: Republish) -> None:
-        """Have one constructor build what the one before it held, or was to build."""
-        # Without steps too, for with them it hears whom it serves. What all ranks have it does not build again.
+        """Tell a replacement constructor to build the steps that the lost one held or was told to build."""
+        # Sent even without steps, because it names the ranks. Steps that all ranks have are not built again.
         dp_ranks = self._served[command.number].dp_ranks
         for window in ((), *command.windows):
             parts = [plan.part_of(dp_ranks) for plan in window]
@@ -258,15 +258,15 @@ class ConstructorLinks:
             self._links[command.number].end(command.end)
 
     def fail(self, error: OmniloadError) -> None:
-        """Tell every constructor, also after one that cannot be told."""
+        """Tell every constructor, even if one of them cannot be told."""
         for link in self._links:
             try:
                 link.fail(error)
-            except Exception:  # noqa: BLE001 -- whatever ails one, the others wait
+            except Exception:  # noqa: BLE001 -- whatever the error of one, the others are waiting
                 _LOG.exception("the data constructor of ranks %s cannot be told", link.dp_ranks)
 
     def _build_all(self, windows: Sequence[Sequence[StepPlan]], released_to: int = 0) -> None:
-        """Have every constructor build windows, its rows alone: whole plans would be most of what the planner sends."""
+        """Tell every constructor to build windows; each gets only its own rows, because whole plans are large."""
         ranks_of = [served.dp_ranks for served in self._served]
         parts = [[plan.parts_of(ranks_of) for plan in plans] for plans in windows]
         for number in range(len(self._links)):
@@ -280,10 +280,10 @@ class ConstructorLinks:
         answer.add_done_callback(partial(self._hear, number, served))
 
     def _hear(self, number: int, served: RanksServed, done: "Future[Any]") -> None:
-        """Pass an answer on, but for a failure to build for ranks, or plans, that are gone: samples may be as well."""
+        """Pass an answer on, except a failure to build for old ranks or plans, whose samples may be gone as well."""
         is_of_before = served != self._served[number]
         if is_of_before and not done.cancelled() and done.exception() is not None:
-            self._ask(number)  # it may have been the answer to what was asked
+            self._ask(number)  # it may have been the answer to the question for reports
         else:
             self._on_answer(number, done)
 

@@ -51,11 +51,11 @@ __all__ = ["PATIENT_S", "LoaderShell"]
 
 _OPENING_THREADS = 8
 _AGAIN_THREADS = range(4)
-"""Sources that are read again at a time by a loader that takes over: ranks wait for all of them."""
+"""Threads with which a loader that takes over reads its sources again, because ranks wait for all of them."""
 PATIENT_S = tuple(backoff_s(attempts=18))
-"""Waits of about a minute in all: what a storage server takes to come back, or to hand over to another."""
+"""Waits between attempts, about a minute in all: the time in which a storage server restarts or fails over."""
 _KEEP_S = 2.0
-"""Longest wait, at the end, for the folder in which costs are kept: a home folder on a network may hang."""
+"""Longest wait at the end for the folder in which costs are kept; a home folder on a network may hang."""
 _LOG = get_logger(__name__)
 
 
@@ -63,7 +63,7 @@ class LoaderShell:
     """Holds the only open copy of its sources. Safe to call from several threads."""
 
     opens_again_s: Sequence[float] = ()
-    """Waits between attempts to open them from a store that does not answer; none where a user is told at once."""
+    """Waits between attempts to open sources from a store that does not answer; empty to raise the error at once."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class LoaderShell:
         activity: Activity,
         start_reader: StartReaderOf | None = None,
     ) -> None:
-        """Open sources; those that several read have further readers where ``start_reader`` starts them."""
+        """Open sources; ``start_reader`` starts further readers of sources that have several."""
         names = mix.names
         self._machine = SourceLoader(names={s: names[s] for s in sources})
         self._base_dir, self._cache_dir = base_dir, cache_dir
@@ -86,29 +86,30 @@ class LoaderShell:
         self._work: dict[int, tuple[float, int]] = {}
         self._costs = RunningCosts(cache_dir, self._clock.now_s())
         self._keeping = DaemonPool(1, "omniload-costs")
-        # Sources are many and their blocks large: what one does not need at once another may.
+        # There are many sources with large blocks, and memory that one does not need now may serve another.
         self._caches = Caches.of(mix, base_dir)
         self._memory = self._caches.memory
         self._readers = SourceReaders(start_reader, activity, self._clock)
         self._readers_at_first = readers_of(
             mix, kept_profiles(cache_dir, (names[s] for s in sources))
         )
-        # Arrow loads pandas, where that is installed, as it first makes a value: not in a thread that reads.
+        # Arrow loads pandas, if that is installed, when it first makes a value; this must not happen in a reading
+        # thread.
         pa.scalar(0)
-        # Footers and indexes are waited for, not computed: hundreds of sources open together.
+        # Opening mostly waits for footers and indexes, so hundreds of sources are opened concurrently.
         calls = LimitedCalls("omniload-listing")
         with calls, DaemonPool(_OPENING_THREADS, "omniload-opening", reads=True) as pool:
-            # In their order, whatever comes back first: what fails first by number is what a user is told.
+            # Collected in their order, so that the user sees the error of the first failing source by number.
             waits_s = self.opens_again_s
             opened = pool.map(lambda s: self._open_source(s, mix, calls, waits_s), sources)
             self._sources: dict[int, Source] = dict(zip(sources, opened, strict=True))
         self._reading_again = DaemonPool(len(_AGAIN_THREADS), "omniload-reading-again", reads=True)
-        # A source decodes into its own state: one read of it at a time.
+        # A source decodes into its own state, so it has one read at a time.
         self._reading = {s: threading.Lock() for s in sources}
         self._parts = {s: self._part_reads() for s in sources}
         self._decoded_ahead = DecodedAhead()
         self._serves = False
-        """Whether it has taken over, and is a shadow no more."""
+        """Whether it has taken over, and is no longer a shadow."""
 
     def _open_source(
         self,
@@ -130,11 +131,11 @@ class LoaderShell:
         return self._readers.of(opening, own, readers, self._caches.shards)
 
     def open_also(self, number: int, mix: MixConfig, look: Look = require_samples) -> SourceFacts:
-        """Open one source more, that an edit adds; return what was found. One that was refused then is forgotten."""
+        """Open a source that an edit adds; return the facts about it. A source that ``look`` refuses is forgotten."""
         self._readers_at_first |= readers_of(
             mix, kept_profiles(self._cache_dir, (mix.names[number],))
         )
-        # Before the lock: constructors are answered from the other sources meanwhile.
+        # Before the lock is taken, so that constructors are answered from the other sources meanwhile.
         with self._readers.unless_refused(number):
             look(source := self._open_source(number, mix), mix)
         with self._lock:
@@ -144,19 +145,19 @@ class LoaderShell:
         return source.facts
 
     def open_more(self, sources: Sequence[int], mix: MixConfig) -> dict[int, SourceFacts]:
-        """Open sources that another loader serves, as far as they are not open; return what was found in each."""
+        """Open sources that another loader serves, if they are not open yet; return the facts about each."""
         missing = [s for s in sources if s not in self._sources]
         with DaemonPool(_OPENING_THREADS, "omniload-opening", reads=True) as pool:
             pool.map(lambda s: self.open_also(s, mix, as_it_is), missing)
         return {s: self._sources[s].facts for s in sources}
 
     def hand_over(self, command: HandedOver) -> None:
-        """Answer for sources that another loader begins to serve, also for what only that one has read."""
+        """Keep answering for sources that another loader begins to serve, even for samples that only it has read."""
         with self._lock:
             self._machine.handle(command)
 
     def drop(self, sources: Sequence[int]) -> None:
-        """Let go of sources that another loader serves and nobody asks this one for."""
+        """Release sources that another loader serves, once this one is not asked for them any more."""
         with self._lock:
             for source in sources:
                 self._sources.pop(source, None)
@@ -166,11 +167,11 @@ class LoaderShell:
         self._count_held()
 
     def look_for_shard(self, change: SkipShard) -> ShardsFound:
-        """Return the shards of its sources that a name may mean."""
+        """Return the shards of its sources that a name may refer to."""
         return shards_like(change, {source.name: source.shards for source in self._sources_now()})
 
     def place_at(self, source: int, position: int) -> tuple[str, str]:
-        """Return the path of the file that holds the record of a position, and what people call the record there."""
+        """Return the path of the file with the record of a position, and the record's name there for people."""
         return self._sources[source].place_at(position)
 
     def _sources_now(self) -> list[Source]:
@@ -178,13 +179,13 @@ class LoaderShell:
             return list(self._sources.values())
 
     def facts(self) -> dict[int, SourceFacts]:
-        """Return what the planner must know of each source."""
+        """Return the facts about each source that the planner needs."""
         return {s: source.facts for s, source in self._sources.items()}
 
     def read_ahead(self, command: ReadAhead) -> SamplesReported:
-        """Read and hold a range, and say what it gave; a store that does not answer is asked again for a while.
+        """Read and hold a range, and report its samples; a store that does not answer is asked again for a while.
 
-        Of a range that takes long to read it is the first part, see ``PartReads``.
+        If a range takes long to read, only its first part is read and reported, see ``PartReads``.
         """
         source = self._sources.get(command.source)
         if source is None:
@@ -195,14 +196,14 @@ class LoaderShell:
         with self._activity.doing(doing) as says, self._reading[command.source]:
             with self._lock:
                 (answer,) = self._machine.handle(command)
-            # A planner that took over asks for what the lost one had asked for: it is held, and not read twice.
+            # A planner that took over repeats requests of the lost one; samples that are held are not read twice.
             if isinstance(answer, SamplesReported):
                 return answer
             readers = self._readers.read_by(command.source)
             began_s, at_s = (
                 time.thread_time(),
                 self._clock.now_s(),
-            )  # waiting for a store is no work
+            )  # waiting for a store does not count as work
             with self._readers.reading(command.source, is_lacked=command.is_lacked):
                 block = self._read(source, answer, says)
             busy_s = time.thread_time() - began_s
@@ -215,12 +216,12 @@ class LoaderShell:
             self._activity.figures.count("read_bytes_total", block.tokens.values_V.nbytes)
             self._count_held()
             if self._costs.is_due(self._clock.now_s()):
-                # In a thread of its own: a folder that hangs holds up no read, for which ranks wait.
+                # In a thread of its own, so that a hanging folder delays no read.
                 self._keeping.submit(self._keep)
             return report
 
     def _part_reads(self) -> PartReads:
-        # Where blocks are let go of after a read, each of several reads would begin by decoding.
+        # If blocks are released after each read, each of several reads would begin by decoding.
         return PartReads(self._clock, goes_on=self._memory.is_over)
 
     def _read(self, source: Source, asked: Read, says: Callable[[str], None]) -> SampleBlock:
@@ -237,7 +238,7 @@ class LoaderShell:
         return self._parts[asked.source].read(asked.start, asked.stop, part, source.block_stop)
 
     def work(self) -> dict[int, tuple[float, int]]:
-        """Return the seconds of a loader's time that reading each source has taken, and the tokens that it gave."""
+        """Return, for each source, the seconds of the loader's time that its reads took, and their tokens."""
         with self._lock:
             return dict(self._work)
 
@@ -248,16 +249,16 @@ class LoaderShell:
             before_s, tokens = self._work.get(source, (0.0, 0))
             self._work[source] = before_s + part_s, tokens + len(block.tokens.values_V)
             name = self._machine.names.get(source)
-        # Of a source that several read this thread knows its own part of the seconds, and all of the tokens.
+        # For a source with several readers, this thread knows its own part of the seconds, and all of the tokens.
         if name is not None and readers == 1:
             self._costs.count(name, busy_s, len(block.tokens.values_V))
 
     def _hold(self, asked: Read, block: SampleBlock) -> SamplesReported:
-        """Hold what was read, unless the source was dropped meanwhile; return what is to be reported."""
+        """Hold the samples that were read, unless the source was dropped meanwhile; return the report."""
         source, without = asked.source, asked.without
         read = SampleRange(block.table, block.tokens, block.others, frozenset(without))
         with self._lock:
-            # What the planner heard of this source stands with its next loader, which reads it by itself.
+            # The planner's knowledge of this source stays valid, because its next loader reads the same samples itself.
             if source not in self._sources:
                 return replace(self._machine.reported(source, (read,), without), size_bytes=0)
             (report,) = self._machine.handle(SamplesRead(source=source, block=read))
@@ -269,18 +270,18 @@ class LoaderShell:
     ) -> None:
         self._activity.figures.count("retries_total")
         _LOG.warning("source %s: %s again in %.1f s: %s", source, done, wait_s, error)
-        # Ranks that wait for it are told of what the role does, and a log of another host is not before them. Each
-        # heartbeat has these words, so the whole error stands in the log alone.
+        # Waiting ranks show the role's activity, because they may not see the log of another host. These words are part
+        # of each heartbeat, so only the log has the whole error.
         says(f"has source {source} {done} again, as its store refused ({error!s:.200}),")
 
     def stand_at(self, command: TakeOver) -> None:
-        """Have at hand, decoded, what the first reads would draw from if ``command`` were to be carried out soon.
+        """Decode the blocks that the first reads would need if ``command`` were carried out soon.
 
-        A source that cannot be read there is passed over: its holder has told of it, or reads it from what it has.
+        A source that cannot be read there is passed over: its holder has reported that, or has the block already.
         """
         for number, (floor, end) in command.ranges.items():
             source = self._sources.get(number)
-            # Looked at for each source: from now on ranks wait for what is read in its place.
+            # Checked for each source, because after a take-over ranks wait for the reads of this loader.
             if self._serves or self._closed:
                 return
             if source is None or (reach := self._decoded_ahead.reach(number, floor, end)) is None:
@@ -297,45 +298,45 @@ class LoaderShell:
                 self._decoded_ahead.pass_over(number, floor)
 
     def take_over(self, command: TakeOver, *, waits_s: float = 0.0) -> None:
-        """Serve what another served: it may be asked for at once, and is read again; for so long this waits for it."""
+        """Serve the sources of another loader, whose samples may be requested at once; wait ``waits_s`` for reads."""
         self._serves = True
         with self._lock:
             reads = self._machine.handle(command)
         left = deque(read for read in reads if isinstance(read, Read))
-        # In threads of their own: what constructors ask for meanwhile is read in theirs.
+        # In separate threads; samples that constructors request meanwhile are read in the threads of their calls.
         read = [self._reading_again.submit(lambda: self._read_again(left)) for _ in _AGAIN_THREADS]
         wait(read, waits_s)
 
     def slices(self, requests: Sequence[SliceRequest]) -> list[SampleColumns]:
-        """Return the asked token ranges, request by request: for a constructor in another process."""
+        """Return the requested token ranges, request by request, for a constructor in another process."""
         self._read_unread(requests)
         with self._lock:
             return self._machine.slices_of(requests)
 
     def ranges(self, requests: Sequence[SliceRequest]) -> ColumnRanges:
-        """Say where the asked token ranges lie: for a constructor in this process."""
+        """Return where the requested token ranges lie, for a constructor in this process."""
         self._read_unread(requests)
         with self._lock:
             return self._machine.ranges_of(requests)
 
     def release(self, command: ReleaseSamples) -> None:
-        """Let go of samples that no plan needs any more."""
+        """Release samples that no plan needs any more."""
         with self._lock:
             self._machine.handle(command)
         self._count_held()
         self._readers.look(command.ahead)
 
     def close(self) -> None:
-        """Read no more: a read gives up at its next part, or its next attempt where its store does not answer."""
-        # A flag, not a lock: a read that hangs in a store's client is left to end with its process.
+        """Stop reading: a read gives up at its next part, or at its next attempt if its store does not answer."""
+        # A flag, not a lock, because a read that hangs in a store's client ends only with its process.
         self._closed = True
         self._reading_again.close(0.0)
         self._readers.close()
 
     def keep_costs(self) -> None:
-        """Keep for later starts what reading its sources costs, for the last time; it does so now and then by itself.
+        """Save the costs of reading its sources for later starts, a last time; it also happens regularly by itself.
 
-        A folder that hangs is told of, and left after some seconds.
+        If the folder hangs, this is logged, and given up after some seconds.
         """
         if not wait([self._keeping.submit(self._keep)], _KEEP_S).done:
             told = "what reading costs is not kept: %s did not answer within %.0f s"
@@ -345,20 +346,20 @@ class LoaderShell:
     def _keep(self) -> None:
         try:
             self._costs.keep()
-        except Exception as error:  # noqa: BLE001 -- of a thread for which nobody waits
+        except Exception as error:  # noqa: BLE001 -- nobody waits for this thread
             with self._activity.speaking():
                 _LOG.error("costs are not kept: %s", project_error(error, "a source loader"))
 
     def _count_held(self) -> None:
-        """Leave so much less to decoded blocks."""
+        """Subtract the held samples from the memory for decoded blocks."""
         with self._lock:
             held_bytes = self._machine.held_bytes
-        # One limit for both, as ``loader.memory`` says what the process takes.
+        # Both share one limit, because ``loader.memory`` is the limit of the process.
         self._memory.set_others(held_bytes)
         self._activity.figures.note(held_bytes=held_bytes, **self._caches.figures())
 
     def _read_unread(self, requests: Sequence[SliceRequest]) -> None:
-        """Read at once what is asked for and was read only by the loader before this one."""
+        """Read requested samples at once that only the previous loader had read."""
         with self._lock:
             unread = self._machine.unread(requests)
         for read in unread:
@@ -366,18 +367,18 @@ class LoaderShell:
 
     def _read_now(self, read: Read) -> None:
         at = read.start
-        # Part by part: what is asked for meanwhile is read between two of them.
+        # Part by part, so that other requests are served between two parts.
         while at < read.stop:
             rest = ReadAhead(source=read.source, start=at, stop=read.stop, without=read.without)
             at = self.read_ahead(rest).table.stop
 
     def _read_again(self, left: deque[Read]) -> None:
-        """Read what is left, beside other threads that do, until nothing is."""
+        """Read from the shared queue, together with other threads, until it is empty."""
         try:
             while not self._closed and (read := _next_of(left)) is not None:
                 self._read_now(read)
         except OmniloadError as error:
-            # Others go on with what is left. Who asks for these samples has them read again, and is told the error.
+            # Other threads continue with the rest. A request for these samples reads them again, and gets the error.
             with self._activity.speaking():
                 _LOG.warning("what another loader held is not read ahead: %s", error)
 
@@ -392,7 +393,7 @@ class LoaderShell:
 
 
 def _next_of(left: deque[Read]) -> Read | None:
-    """Take the first that is left; ``None`` where other threads took all."""
+    """Take the first read of the queue; ``None`` if it is empty."""
     try:
         return left.popleft()
     except IndexError:

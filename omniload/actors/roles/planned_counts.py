@@ -1,4 +1,4 @@
-"""What the planner's shell counts of the steps that it planned, as metrics and in its log."""
+"""Counts of the planner's steps, as metrics and in its log."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -22,20 +22,21 @@ COUNTED = "counted_step"
 
 
 class PlannedCounts:
-    """Counts what steps hold of each source, once every rank has taken them: a counter does not go down.
+    """Counts the tokens and bad records of steps by source, once every rank has taken them.
 
-    Until then a change of the mix may take a step back, and other samples are drawn for it. For one thread.
+    Until then a change of the mix may take a step back and draw other samples for it, and a counter must not decrease.
+    For one thread.
     """
 
     def __init__(self, figures: Figures) -> None:
-        """Begin with the step that ``figures`` has as ``COUNTED``: a lost planner has counted those before it."""
+        """Begin with the step that ``figures`` has as ``COUNTED``; a lost planner has counted the earlier ones."""
         self._figures = figures
         self._next = int(figures.read().get(COUNTED, 0.0))
         self._planned = deque[AppendJournal]()
         """Steps that are not counted yet, in order."""
 
     def note(self, commands: Iterable[PlannerCommand], slowest: int) -> None:
-        """Note what was planned, and taken back; count the steps before that which the slowest rank wants next."""
+        """Note planned and withdrawn steps; count the steps before the one that the slowest rank wants next."""
         appended: AppendJournal | None = None
         for command in commands:
             if isinstance(command, AppendJournal):
@@ -44,19 +45,19 @@ class PlannedCounts:
                 while self._planned and self._planned[-1].plan.step >= command.step:
                     self._planned.pop()
         if appended is not None:
-            # Of the last alone: a gauge that is set several times between two scrapes shows the last one anyway.
+            # Only for the last step: a gauge that is set several times between two scrapes shows only its last value.
             IMBALANCE_RATIO.set(appended.plan.imbalance)
         taken = list[AppendJournal]()
         while self._planned and self._planned[0].plan.step < slowest:
             taken.append(self._planned.popleft())
-        # A planner that took over plans the last steps again.
+        # A planner that took over plans the last steps again, so skip those that are known.
         if taken := [each for each in taken if each.plan.step >= self._next]:
             self._count(taken)
             self._next = slowest
             self._figures.note(**{COUNTED: slowest})
 
     def _count(self, taken: Sequence[AppendJournal]) -> None:
-        # A source that was added meanwhile is behind all others.
+        # An added source comes after all others.
         names = taken[-1].names
         tokens_S = np.zeros(len(names), np.int64)
         for each in taken:
@@ -69,12 +70,12 @@ class PlannedCounts:
 
 @cache
 def _tokens_planned(name: str) -> Counter:
-    """Return the counter of a source, which is looked up by its label slowly."""
+    """Return the counter of a source; cached, because the lookup by label is slow."""
     return TOKENS_PLANNED.labels(name)
 
 
 def count_skipped(name: str, skipped: int, figures: Figures) -> None:
-    """Count bad records of a source that a step went past; tell of the first, and each time that they doubled."""
+    """Count bad records of a source that a step passed; log the first, and each doubling of their number."""
     if not skipped:
         return
     SAMPLES_SKIPPED.labels(name).inc(skipped)

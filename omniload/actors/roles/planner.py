@@ -95,18 +95,18 @@ class PlannerShell:
         self._planner, self._run_dir = planner, run_dir
         self._activity, self._counts = activity, PlannedCounts(activity.figures)
         self._quiet_from_s = time.monotonic()
-        # Asked for when a heartbeat is due, not noted at each change: every report of hundreds of sources is one.
+        # Computed when a heartbeat is due, not at each change, because every report of hundreds of sources is a change.
         activity.idle = self._waits
         self._unread = planner.unread
         self._listened_at = planner.ranks.slowest
-        """Step of the slowest rank as all constructors were asked last what ranks tell."""
+        """Step of the slowest rank when all constructors were last asked for reports."""
         self._journal, self._room = journal, Room()
         if journal is not None:
             journal.wait_in(self._room)
         self._lock = threading.Lock()
         self._failure: OmniloadError | None = None
         self._ended: OmniloadError | None = None
-        """Why changes are refused from now on: what failed, or that the plane was closed."""
+        """Why changes are refused from now on: a failure, or the closing of the plane."""
         self._events: queue.SimpleQueue[
             PlannerEvent | Failed | Replaced | Change | Resize | Told | Stop
         ] = queue.SimpleQueue()
@@ -123,26 +123,26 @@ class PlannerShell:
         start_thread(self._thread)
 
     def taken(self, step: int, dp_rank: int, cp_rank: int = 0, generation: int = 0) -> None:
-        """Tell that a rank's trainer has the batch of ``step``."""
+        """Report that a rank's trainer has the batch of ``step``."""
         self._events.put(
             StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank, generation=generation)
         )
 
     def unheard(self) -> tuple[World, list[Rank]]:
-        """Return the ranks of now, and those of which a planner that took over has heard nothing."""
+        """Return the present ranks, and those that have not reported to a planner that took over."""
         with self._lock:
             return self._planner.world, sorted(self._planner.ranks.unheard)
 
     def lose(self, ranks: Sequence[Rank], generation: int) -> None:
-        """Tell that ranks of which nothing was heard are lost."""
+        """Report that unheard ranks are lost."""
         self._events.put(RanksLost(ranks=tuple(ranks), generation=generation))
 
     def resize(self, asked: ResizeAsked) -> "Future[World]":
-        """Have other ranks; the future holds those that there are from then on, or why they are refused."""
+        """Request other ranks; the future gets the resulting world, or the error of a refusal."""
         return self._ask(Resize(asked, Future())).answer
 
     def world(self) -> World:
-        """Return the ranks of now."""
+        """Return the present ranks."""
         with self._lock:
             return self._planner.world
 
@@ -153,25 +153,25 @@ class PlannerShell:
             return self._planner.state_at(step)
 
     def replace_loader(self, sources: Sequence[int], change: Callable[[], None]) -> "Future[None]":
-        """Have another loader serve ``sources``: ``change`` makes it the one that their link reaches.
+        """Let another loader serve ``sources``; ``change`` points their link to it.
 
         Returns:
-            A future that says when the loader may be asked for what the one before it held.
+            A future that ends when the loader may be asked for samples that the previous one held.
         """
         replaced = Replaced(LoaderReplaced(sources=tuple(sources)), change, Future())
         self._events.put(replaced)
         return replaced.taken_over
 
     def replace_constructor(self, number: int, change: Callable[[], None]) -> None:
-        """Have another constructor build what is under way: ``change`` makes it the one that its link reaches."""
+        """Let another constructor build the steps under way; ``change`` points the link to it."""
         self._events.put(Replaced(ConstructorReplaced(number=number), change, Future()))
 
     def change(self, asked: ChangeAsked) -> "Future[EditTaken]":
-        """Have the mix changed; the future says what became of it, or why it is refused."""
+        """Request a change of the mix; the future gets its outcome, or the error of a refusal."""
         return self._ask(Change(asked, Future())).answer
 
     def _ask(self, question: Question) -> Question:
-        """Put a question to the planner's thread; after the planner's end it is refused at once."""
+        """Send a question to the planner's thread; after the planner's end it is refused at once."""
         self.check()
         self._events.put(question)
         if self._ended is not None:  # the thread may have ended before it saw the question
@@ -184,31 +184,31 @@ class PlannerShell:
             return self._planner.history
 
     def fail(self, error: OmniloadError) -> None:
-        """End the planning, and tell every rank why."""
+        """End the planning with an error for every rank."""
         self._events.put(Failed(error))
 
     def released_to(self) -> int:
-        """Return the step before which every rank has taken all."""
+        """Return the first step that not every rank has taken."""
         # Without the lock: one number, and a plan may hold the lock for a second.
         return self._planner.released_to
 
     def filled(self) -> dict[int, float]:
-        """Return which part of its target is known of each source where that is not all; see ``Planner.filled``."""
+        """Return the known fraction of each source's read-ahead target; see ``Planner.filled``."""
         with self._lock:
             return self._planner.filled()
 
     def outstanding(self, sources: Sequence[int]) -> TakeOver:
-        """Return what a loader would be told that takes sources over now."""
+        """Return the command for a loader that would take sources over now."""
         with self._lock:
             take_over = self._planner.outstanding(sources)[0]
         assert isinstance(take_over, TakeOver), "it stands first"
         return take_over
 
     def check(self) -> None:
-        """Return while planning goes on: a rank that waits need not have heard of its end.
+        """Return if planning goes on; a waiting rank may not have heard of its end.
 
         Raises:
-            OmniloadError: What ended it.
+            OmniloadError: The error that ended the planning.
         """
         if self._failure is not None:
             raise self._failure
@@ -231,22 +231,22 @@ class PlannerShell:
                     self._apply(event)
                     self._quiet_from_s = time.monotonic()
             self._refuse(UnavailableError(CLOSED))
-        except Exception as error:  # noqa: BLE001 -- the outermost loop: every rank that waits must hear of it
+        except Exception as error:  # noqa: BLE001 -- the outermost loop: every waiting rank must hear of it
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Tell every constructor, also after one that cannot be told."""
+        """Tell every constructor, even if one of them cannot be told."""
         failure = project_error(error, "the planner")
         with self._activity.speaking():
             _LOG.error("the data plane stops: %s", failure, exc_info=failure is not error and error)
-        # Before changes are refused: a caller is told of the failure, and not that the plane was closed.
+        # Before changes are refused, so that callers hear of the failure and not that the plane was closed.
         self._failure = failure
         self._refuse(failure)
-        # Last: a rank that is woken asks what ended the planning, and is to find it.
+        # Constructors are told last, because a woken rank asks what ended the planning, and must find it.
         self._constructors.fail(failure)
 
     def _refuse(self, cause: OmniloadError) -> None:
-        """Refuse every change and resize that still waits: no event is applied any more."""
+        """Refuse every change and resize that still waits, because no event is applied any more."""
         self._ended = cause
         self._changes.refuse(cause)
         with suppress(queue.Empty):
@@ -271,14 +271,15 @@ class PlannerShell:
                     _LOG.warning("%s; the run ends before the first step that needs it", error)
                 self._plan_on(event)
             case Replaced():
-                # Changed first: commands that follow from the event go to the new holder of the role.
+                # The link is changed first, so that commands which follow from the event go to the new holder.
                 event.change()
                 self._loaders.taken_over = event.taken_over
                 self._plan_on(event.event)
             case Told(number=number, event=told):
                 self._constructors.heard(number)
                 self._plan_on(told)
-                # One whose ranks are all ahead is asked as others catch up, with the plans that follow from it.
+                # A constructor whose ranks are all ahead is asked when others catch up, together with the plans that
+                # follow.
                 is_of_now = told.generation == self._planner.world.generation
                 if not (is_of_now and self._planner.ranks.are_ahead(told)):
                     self._constructors.listen((number,))
@@ -288,14 +289,16 @@ class PlannerShell:
 
     def _plan_on(self, event: PlannerEvent) -> None:
         doing = self._activity.doing(f"plans step {self._planner.state.step}")
-        # Commands are carried out without the lock: a journal on a store may hang, and ranks ask for states.
+        # Commands are carried out without the lock, because a journal on a store may hang while ranks ask for states.
         try:
             with doing, self._lock, PLAN_SECONDS.time():
                 commands = self._planner.handle(event)
         except IntegrityError:
-            self._counts.note((), self._planner.ranks.slowest)  # ranks took all before what ends it
-            # Of a planner that is believed dead, and lives, it may be the next one that planned what ranks took.
-            # A store that does not say whose it is hides nothing of what was found.
+            self._counts.note(
+                (), self._planner.ranks.slowest
+            )  # ranks have all steps before the last
+            # If this planner is wrongly believed dead, its successor may have planned the steps that ranks took.
+            # If the store does not answer who has the journal, the original error is kept.
             with suppress(ConfigError, UnavailableError, OSError):
                 if self._journal is not None:
                     self._journal.require_claim()
@@ -304,7 +307,7 @@ class PlannerShell:
         self._carry_out(commands)
         if (slowest := self._planner.ranks.slowest) != self._listened_at:
             self._listened_at = slowest
-            # Nothing to ask where there were plans: those of a step asked every constructor.
+            # If there were plans, every constructor has been asked together with them.
             self._constructors.listen()
 
     def _answer_change(self, asked: Change) -> None:
@@ -323,15 +326,15 @@ class PlannerShell:
         if not self._take_up(asked, lambda: self._planner.world):
             return
         world = self._planner.world
-        # The same world again: each of its ranks asks for it, and the first has made it.
+        # Each rank of a new world requests it; the first request has made it already.
         if world is not before:
             _LOG.warning("dp is %d from step %d on (was %d)", world.dp, world.step, before.dp)
         asked.answer.set_result(world)
 
     def _take_up(self, asked: Change | Resize, held: Callable[[], object]) -> bool:
-        """Put a question to the planner, and carry out what follows; return whether it was taken up.
+        """Let the machine handle a question, and carry out its commands; return whether it was accepted.
 
-        One that is refused is not, and leaves what ``held`` returns as it is.
+        A refused question leaves the value of ``held`` unchanged.
         """
         before = held()
         try:
@@ -342,7 +345,7 @@ class PlannerShell:
             asked.answer.set_exception(project_error(error, "the planner"))
             if isinstance(error, OmniloadError) and held() is before:
                 return False
-            raise  # it was taken up, and what followed failed
+            raise  # it was accepted, and a command that followed failed
         return True
 
     def _carry_out(self, commands: Sequence[PlannerCommand]) -> None:
@@ -350,12 +353,12 @@ class PlannerShell:
             self._activity.figures.forget(UNREAD + name for name in self._unread)
             self._activity.figures.note(**{UNREAD + name: 1.0 for name in unread})
             self._unread = unread
-        # In order, but records that stand together at once: a window of steps costs one sync.
+        # In order, but consecutive records together, so that a window of steps costs one sync.
         self._counts.note(commands, self._planner.ranks.slowest)
         for kept, group in groupby(commands, lambda each: isinstance(each, Kept)):
             if not kept:
                 self._tell(group)
-            # Before what follows is told: a step is recorded before anybody may have trained on it.
+            # Before the later commands, so that a step is durable before any rank may train on it.
             elif self._journal is not None:
                 with self._activity.doing("writes the journal") as self._room.says:
                     keep(self._journal, group)
@@ -387,7 +390,7 @@ class PlannerShell:
                 self._events.put(failure)
 
     def _waits(self) -> Task:
-        """Say what holds up the next plan."""
+        """Return what holds up the next plan."""
         with self._lock:
             waits = self._planner.waits()
         loaders = {self._loaders.of(source).name for source in waits.sources}

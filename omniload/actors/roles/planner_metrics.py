@@ -1,4 +1,4 @@
-"""What every role says of itself, as metrics, and who may ask for them."""
+"""The roles' figures as metrics for Prometheus, and the server for them."""
 
 import os
 import time
@@ -46,9 +46,10 @@ def serve_metrics(mix: MixConfig, board: Board, *, goes_on: bool = False) -> Cal
     """Answer Prometheus from the planner's process, where the mix asks for it.
 
     Args:
-        mix: What is drawn, with the port.
+        mix: The mix, which names the port.
         board: The heartbeats.
-        goes_on: Whether the run is under way: then it goes on without metrics, and a warning says so.
+        goes_on: Whether the run is under way. If so, a failure is only a warning, and the run continues without
+        metrics.
 
     Returns:
         A function that ends it.
@@ -72,7 +73,7 @@ def _served(mix: MixConfig, board: Board) -> Callable[[], None]:
     toward = os.environ.get("MASTER_ADDR")
     address = listening_address(bind, setting="runtime.metrics_bind", toward=toward)
     roles = RoleMetrics(board)
-    # Before the port is open: the first scrape finds the roles.
+    # Before the port is open, so that the first scrape finds the roles.
     REGISTRY.register(roles)
     try:
         end = serve(port, address=address)
@@ -102,7 +103,7 @@ class RoleMetrics(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        # Without an earlier look: Prometheus makes rates of totals by itself.
+        # No earlier look is passed, because Prometheus computes rates of totals itself.
         roles = status_of(self._board.read(), {}, time.monotonic())
         age = GaugeMetricFamily(
             "omniload_role_age_seconds", "Since the last heartbeat of a role", labels=["role"]

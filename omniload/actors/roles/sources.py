@@ -1,4 +1,4 @@
-"""How a role opens a source, has further readers of it, and reads a range of it part by part."""
+"""Opening of sources by a role, further readers of a source, and reading of a range in parts."""
 
 import math
 import threading
@@ -33,29 +33,29 @@ __all__ = ["Caches", "PartReads", "SourceOpening", "SourceReaders", "StartReader
 
 _FIRST_RECORDS = 16
 _SHORT_S, _LONG_S = 0.05, 0.25
-"""Between them a part takes its time: it is neither felt by whoever closes the loader, nor are there many."""
+"""Bounds of the duration of a part: short enough for closing a loader, and long enough to have few parts."""
 _GROWTH = 4
 _ANSWER_S = 0.5
-"""After so long a read answers with what it has: the next plan may need no more, and the rest is asked for again."""
+"""Time after which a read answers with its samples so far; the next plan may need no more, or requests the rest."""
 _CHANGES = "reader_changes_total"
 _TOLD = 0.5
-"""Share of the time from which it is told of a source that one reads."""
+"""Share of reading time above which a source with a single reader is reported."""
 _TELL_EVERY_S = 1.0
 _LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caches:
-    """What a process keeps of the sources of a mix."""
+    """The caches of a process for the sources of a mix."""
 
     memory: BlockMemory
-    """Of decoded blocks."""
+    """Memory for decoded blocks."""
     tokens: TokenCache | None
     shards: ShardCache | None
 
     @classmethod
     def of(cls, mix: MixConfig, base_dir: Path) -> "Caches":
-        """Open those of a mix; raises as ``open_token_cache``."""
+        """Open the caches of a mix; raises as ``open_token_cache``."""
         spill = base_dir / mix.loader.spill if mix.loader.spill else None
         return cls(
             memory=BlockMemory(mix.loader.memory, spill),
@@ -64,17 +64,17 @@ class Caches:
         )
 
     def figures(self) -> dict[str, float]:
-        """Return what a role says of them."""
+        """Return the caches' figures for the role."""
         return {} if self.shards is None else self.shards.figures()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOpening:
-    """All that it takes to open a source in any process."""
+    """Everything that is needed to open a source in any process."""
 
     mix: MixConfig
     number: int
-    """Of the source."""
+    """Number of the source."""
     base_dir: Path
     cache_dir: Path | None
 
@@ -84,7 +84,7 @@ class SourceOpening:
         return self.mix.names[self.number]
 
     def open(self, caches: Caches, calls: LimitedCalls | None = None) -> RecordSource:
-        """Open it, with the caches of this process; ``calls`` list the files of many sources.
+        """Open the source with the caches of this process; ``calls`` list the files of many sources.
 
         Raises:
             OmniloadError: As for ``open_source``; names the source.
@@ -98,11 +98,11 @@ class SourceOpening:
             key = f"sources.{self.name}"
             if key in str(error):
                 raise
-            # A file may be that of several sources, of which one asks for what is not there.
+            # Several sources may share a file, and only one of them asks for something that is not there.
             raise type(error)(f"{key}: {error}") from error
 
     def open_part(self) -> OpenPart:
-        """Open it for a further reader, which has its share of a loader's memory for decoded blocks."""
+        """Open the source for a further reader, which gets its share of a loader's memory for decoded blocks."""
         caches = Caches.of(self.mix, self.base_dir)
         source = self.open(caches)
         source.share(caches.memory)
@@ -115,21 +115,21 @@ class SourceOpening:
 
 
 StartReaderOf = Callable[[SourceOpening, int], PartReader]
-"""Starts the further reader of a number of a source; each runtime has its own."""
+"""Starts the further reader with a number of a source; each runtime has its own way."""
 
 
 class SourceReaders:
-    """Shell of the machine that says how many read each source of a loader. Safe to call from several threads."""
+    """Shell of the machine that scales the readers of each source of a loader. Safe to call from several threads."""
 
     def __init__(self, start: StartReaderOf | None, activity: Activity, clock: Clock) -> None:
-        """Have further readers where ``start`` starts them."""
+        """Use ``start`` to start further readers; ``None`` for none."""
         self._start, self._activity, self._clock = start, activity, clock
         cores = cores_here()
         self._scaler = ReaderScaler(cores=cores, most=most_of_one(cores))
         self._lock = threading.Lock()
         self._sources: dict[int, DividedSource] = {}
         self._told: dict[int, dict[str, float]] = {}
-        """Figures of sources that something was told of."""
+        """Posted figures by source."""
         self._told_s = -math.inf
         if start is not None:
             activity.figures.note(readers=0)
@@ -138,7 +138,7 @@ class SourceReaders:
     def of(
         self, opening: SourceOpening, own: RecordSource, readers: int, shards: ShardCache | None
     ) -> Source:
-        """Return a source that so many read to begin with; ``own`` where it is never read by others."""
+        """Return a source that begins with this many readers; ``own`` itself if it never has others."""
         if self._start is None:
             return own
         is_given = opening.name in opening.mix.loader.readers
@@ -152,7 +152,7 @@ class SourceReaders:
 
     @contextmanager
     def reading(self, number: int, *, is_lacked: bool) -> Iterator[None]:
-        """Read a source inside, which the planner cannot plan without where it ``is_lacked``."""
+        """Note a read of a source for its duration; ``is_lacked`` if the planner waits for it."""
         source = self._sources.get(number)
         if source is None:
             yield
@@ -174,19 +174,19 @@ class SourceReaders:
             )
 
     def read_by(self, number: int) -> int:
-        """Return among how many the last read of a source was divided."""
+        """Return the number of readers that took part in the last read of a source."""
         source = self._sources.get(number)
         return 1 if source is None else source.so_far.readers
 
     def look(self, ahead: Ahead | None = None) -> None:
-        """Look whether fewer would do, and who is to be there for what is ahead: of that no read tells."""
+        """Check whether fewer readers would do, or more are needed soon; reads alone do not trigger this."""
         self._tell(partial(Looked, ahead=ahead))
         for source in list(self._sources.values()):
             source.look()
 
     @contextmanager
     def unless_refused(self, number: int) -> Iterator[None]:
-        """End the readers of a source that is refused inside: the next one of its number has others."""
+        """End the readers of a source that is refused inside, because the next source of its number needs others."""
         try:
             yield
         except BaseException:
@@ -194,16 +194,16 @@ class SourceReaders:
             raise
 
     def drop(self, sources: Sequence[int]) -> None:
-        """End the readers of sources that are served no more."""
+        """End the readers of sources that are no longer served."""
         with self._lock:
             dropped = {s: self._sources.pop(s) for s in sources if s in self._sources}
             for number in dropped:
                 self._scaler.forget(number)
-                # The loader that serves it by now tells of it.
+                # The loader that serves the source now posts its figures.
                 self._activity.figures.forget(self._told.pop(number, ()))
             if dropped:
                 self._note()
-        # Not in the lock: Ray is asked to end them, and may take its time.
+        # Outside the lock, because ending them through Ray may take a while.
         for source in dropped.values():
             source.close()
 
@@ -214,7 +214,7 @@ class SourceReaders:
 
     def _tell(self, event: Callable[..., Looked | ReadBegun | ReadEnded]) -> None:
         with self._lock:
-            # In the lock: of two threads, the one that was earlier is heard first.
+            # Under the lock, so that the machine hears two threads in the order of their times.
             now_s = self._clock.now_s()
             commands = self._scaler.handle(event(now_s=now_s))
             due = [(self._sources[each.source], each) for each in commands]
@@ -225,7 +225,7 @@ class SourceReaders:
             source.divide(command.readers, at_once=command.is_ahead)
             self._activity.figures.count(_CHANGES)
             said = f"source {source.name} is read by {command.readers} from now on"
-            # Also where the loader was told to let go of samples, which is no task.
+            # Also called when the loader releases samples, which is not an activity.
             with self._activity.speaking():
                 _LOG.warning("%s: %s", said, command.why)
 
@@ -233,11 +233,12 @@ class SourceReaders:
         further = 0
         for number, reading in self._scaler.readings_S.items():
             source = self._sources[number]
-            # Of a shadow, and while others open the source, fewer than are wanted; ahead of a step no read tells.
+            # A shadow, and a source whose readers are still opening it, has fewer than wanted; coming rises show no
+            # read.
             reads = reading.readers if reading.for_step else source.so_far.readers
             readers = min(reading.readers, reads)
             further += readers - 1
-            # Of most sources, which may be a thousand, there is nothing to tell.
+            # Most of perhaps a thousand sources have nothing to report.
             if readers > 1 or reading.share > _TOLD or source.lost or number in self._told:
                 now = replace(reading, readers=readers, lost=source.lost)
                 self._told[number] = now.figures(source.name)
@@ -246,14 +247,14 @@ class SourceReaders:
 
 
 class PartReads:
-    """Reads ranges of one source in parts of a quarter of a second: a loader that is closed waits for one of them.
+    """Reads ranges of one source in parts of a quarter of a second, so that a closing loader waits for one part only.
 
-    A thousand long documents take seconds to become tokens, and a thousand photographs to be decoded. Samples are the
-    same however a range is cut. For one thread at a time.
+    Tokenising a thousand long documents, or decoding a thousand photographs, takes seconds. Samples are the same
+    however a range is cut. For one thread at a time.
     """
 
     def __init__(self, clock: Clock, goes_on: Callable[[], bool] = lambda: False) -> None:
-        """Answer with what there is after half a second, unless a read ``goes_on`` to the end of its range."""
+        """Answer with the samples read after half a second, unless ``goes_on`` says to read the whole range."""
         self._clock, self._records, self._goes_on = clock, _FIRST_RECORDS, goes_on
 
     def read(
@@ -263,10 +264,10 @@ class PartReads:
         read_part: Callable[[int, int], SampleBlock],
         block_stop: Callable[[int], int],
     ) -> SampleBlock:
-        """Return the samples of positions from ``start`` on: to ``stop``, or fewer where they take their time.
+        """Return the samples of positions from ``start`` to ``stop``, or fewer if reading takes long.
 
-        Nor what lies behind a block that is damaged, of which ``block_stop`` says where another begins: steps that need
-        nothing of it go on. At least one part is read; what ``read_part`` raises of its first block ends it.
+        Samples from a damaged block on are left out, so that steps which do not need it go on; ``block_stop`` says
+        where blocks end. At least one part is read, and an error of its first block is raised.
         """
         parts, at, is_damaged = [], start, False
         answer_s = self._clock.now_s() + _ANSWER_S
@@ -279,7 +280,9 @@ class PartReads:
                 parts.append(read_part(at, end))
             except IntegrityError as error:
                 if not is_damaged and end > block_stop(at):
-                    is_damaged = True  # some block of these: from here on each by itself
+                    is_damaged = (
+                        True  # one of these blocks is damaged: read each by itself from here on
+                    )
                     _LOG.info("%s; what lies before it is read block by block", error)
                     continue
                 if not parts:
