@@ -1,1 +1,1 @@
-"""The Ray runtime: every role an actor of a Ray of our own. The only room that imports ray."""
+"""The Ray runtime: every role is a Ray actor. The only package that imports ray."""

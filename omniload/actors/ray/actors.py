@@ -1,4 +1,4 @@
-"""Source loaders and data constructors as Ray actors, and what every actor answers to the keeper of the roster."""
+"""Source loaders and data constructors as Ray actors, and the answers of every actor to the keeper of the roster."""
 
 import os
 import threading
@@ -40,11 +40,11 @@ from omniload.mix.fingerprint import SourceFacts
 __all__ = ["ConstructorActor", "LoaderActor", "PresentActor"]
 
 _WINDOWS = 4
-"""Windows of steps that are fetched at once; of what was fetched, one is built after the other."""
+"""Windows of steps that are fetched concurrently; fetched windows are built one after the other."""
 _TOGETHER_S = 0.1
-"""Longest wait for the answer to the first of several reads, beside the last of them."""
+"""Longest time that the first of several reads waits for the last one to be answered with it."""
 _OPEN_S = 60.0
-"""Longest wait of a call for sources that are still being opened."""
+"""Longest time that a call waits for sources that are still being opened."""
 
 
 class PresentActor:
@@ -56,18 +56,18 @@ class PresentActor:
     def _appear(
         self, name: str, board: FolderBoard | None, logs: Path | None, *, reads: bool = False
     ) -> Activity:
-        """Be seen to be there; return the role's activity. Whatever this process logs is the role's.
+        """Post the first heartbeat; return the role's activity. All log records of this process belong to the role.
 
-        Without a board on this host it tells its heartbeats when it is asked for them.
+        Without a board on this host, the actor returns its heartbeats on request.
         """
         end_by_sigterm()
-        # Nobody wakes it: it lives as long as the process, and the keeper hears of its end.
+        # Nothing wakes it: it lives as long as the process, and the keeper hears of its end.
         self._lives = threading.Thread(
             target=threading.Event().wait, name="omniload-lives", daemon=True
         )
         self._lives.start()
         log = RoleLogs(logs).of(name)
-        # Before anything can fail: Ray's own files of the process are gone with its folder.
+        # Before anything can fail, because Ray's own log files of the process disappear with its folder.
         speak_for(log)
         activity = Activity(name, reads=reads, log=log, host=host_here())
         if board is None:
@@ -79,19 +79,19 @@ class PresentActor:
         return activity
 
     def stay(self) -> None:
-        """Return never: the call fails with the process, and so tells of its end."""
+        """Never return: the call fails when the process ends, which is how the keeper hears of it."""
         threading.Event().wait()
 
     def pid(self) -> int:
-        """Return the actor's process."""
+        """Return the actor's process id."""
         return os.getpid()
 
     def process(self) -> Process:
-        """Return where the actor's process is."""
+        """Return the actor's process and its place."""
         return Process.own(node_here(), self._lives.native_id or 0)
 
     def heartbeats(self) -> tuple[float, list[JsonObject]]:
-        """Return the clock of this host, and by it the heartbeats of all roles of this host."""
+        """Return the time of this host's clock, and the heartbeats of all roles of this host in that time."""
         return time.monotonic(), [role.to_json() for role in self._told_board.read().values()]
 
 
@@ -103,7 +103,7 @@ class LoaderActor(PresentActor, LoaderShell):
     """
 
     def __init__(self, name: str, board: FolderBoard | None, logs: Path | None) -> None:
-        """Be there, so that processes start together, and be seen to be."""
+        """Start without sources, so that all processes start together, and post a heartbeat."""
         spare_host()
         keep_freed()
         self._activity = self._appear(name, board, logs, reads=True)
@@ -111,10 +111,13 @@ class LoaderActor(PresentActor, LoaderShell):
         self._is_open = threading.Event()
 
     def open(self, spec: PlaneSpec, sources: Sequence[int], life: int) -> dict[int, SourceFacts]:
-        """Open the sources, once and before any other call, and return what was found; ``life`` lives were before."""
+        """Open the sources, once and before any other call, and return the facts about them.
+
+        ``life`` is the number of earlier lives of the role.
+        """
         os.environ.update(spec.passed_on)
         if life:
-            # A job that goes on waits for one that follows; in its reads it bears as long an outage.
+            # A running job can wait for a replacement to open, as long as its reads survive an outage.
             self.opens_again_s = PATIENT_S
         with self._told_where(spec):
             super().__init__(
@@ -131,16 +134,16 @@ class LoaderActor(PresentActor, LoaderShell):
         return self.facts()
 
     def read_several(self, commands: Sequence[ReadAhead]) -> list[SamplesReported | OmniloadError]:
-        """Read ranges one behind the other; return of each what ``read_ahead`` does, or why it cannot be read.
+        """Read ranges one after the other; return for each the result of ``read_ahead``, or its error.
 
-        Answers after a tenth of a second with those that it has: who asks puts the others again.
+        After a tenth of a second it answers with the results so far; the caller requests the others again.
         """
         until_s = time.monotonic() + _TOGETHER_S
         found = list[SamplesReported | OmniloadError]()
         for command in commands:
             try:
                 found.append(self.read_ahead(command))
-            except OmniloadError as error:  # of this source alone
+            except OmniloadError as error:  # concerns this source only
                 found.append(error)
             if time.monotonic() >= until_s:
                 break
@@ -148,7 +151,7 @@ class LoaderActor(PresentActor, LoaderShell):
 
     @contextmanager
     def _told_where(self, spec: PlaneSpec) -> Iterator[None]:
-        """Say on which host a source was looked for, where that is not the opener's."""
+        """Add the host to errors inside, if it is not the opener's."""
         try:
             yield
         except OmniloadError as error:
@@ -160,37 +163,37 @@ class LoaderActor(PresentActor, LoaderShell):
 
     @override
     def take_over(self, command: TakeOver, *, waits_s: float = 0.0) -> None:
-        """Serve what another loader served, and stand by no more."""
+        """Serve the sources of another loader; this one is no longer a shadow."""
         self._activity.go()
         super().take_over(command, waits_s=waits_s)
 
     @override
     def open_also(self, number: int, mix: MixConfig, look: Look = require_samples) -> SourceFacts:
-        """Open one source more, once the first ones are open."""
+        """Open another source, after the first ones are open."""
         self._wait_until_open()
         return super().open_also(number, mix, look)
 
     @override
     def open_more(self, sources: Sequence[int], mix: MixConfig) -> dict[int, SourceFacts]:
-        """Open sources of another loader, once the first ones are open."""
+        """Open sources of another loader, after the first ones are open."""
         self._wait_until_open()
         return super().open_more(sources, mix)
 
     @override
     def drop(self, sources: Sequence[int]) -> None:
-        """Let go of sources, once all are open."""
+        """Release sources, after all are open."""
         self._wait_until_open()
         super().drop(sources)
 
     @override
     def look_for_shard(self, change: SkipShard) -> ShardsFound:
-        """Look for a shard, once all sources are open."""
+        """Look for a shard, after all sources are open."""
         self._wait_until_open()
         return super().look_for_shard(change)
 
     @override
     def work(self) -> dict[int, tuple[float, int]]:
-        """Return what it has done; nothing before its sources are open."""
+        """Return its work so far; nothing before its sources are open."""
         return super().work() if self._is_open.is_set() else {}
 
     def _wait_until_open(self) -> None:
@@ -212,7 +215,7 @@ class ConstructorActor(PresentActor, ConstructorShell):
         self._holders = LoaderHolders(loaders)
         self._builder = DaemonPool(1, "omniload-build")
         self._windows = DaemonPool(_WINDOWS, "omniload-window")
-        # On another host nobody else takes earlier lives off the board. Only here: loaders live beside each other.
+        # On another host only this actor can remove earlier lives from the board. Not for loaders, whose lives overlap.
         role, _, number = name.partition("+")
         if board is not None:
             for life in range(int(number or 0)):
@@ -222,16 +225,17 @@ class ConstructorActor(PresentActor, ConstructorShell):
 
     @override
     def _built(self, of: FetchSlices, slices: ColumnRanges) -> Commands:
-        # Arrow keeps memory for each thread that it worked in, in pages of 2 MiB, and calls come in any of Ray's.
+        # Arrow keeps memory in pages of 2 MiB for each thread that it worked in, and calls come in any of Ray's
+        # threads.
         return self._builder.submit(partial(super()._built, of, slices)).result()
 
     def carry_out(self, packed: bytes) -> int | tuple[int, StepsTaken]:
-        """Build what is ordered; answer as ``told_beside`` where it is asked for what ranks tell, else as ``build``."""
+        """Carry out an order; answer as ``told_beside`` if it asks for reports of ranks, otherwise as ``build``."""
         order = BuildOrder.unpacked(packed)
         build = partial(self.build, order.plans, order.served, order.released_to)
         if order.heard is None:
             return build()
-        # At once: which ranks there are, and what is let go, would wait behind windows that wait themselves.
+        # At once, because news of ranks and releases must not wait behind windows that are waiting themselves.
         self.build((), order.served, order.released_to)
         building = self._windows.submit(build)
         return self.told_beside(building, order)
@@ -241,5 +245,5 @@ class ConstructorActor(PresentActor, ConstructorShell):
         self._holders.replace(serving)
 
     def turns(self, sources: Sequence[int]) -> tuple[int, ...]:
-        """Return the last hand-over of each source that it knows of."""
+        """Return the last known hand-over of each source."""
         return self._holders.turns(sources)

@@ -34,21 +34,21 @@ __all__ = [
 
 T = TypeVar("T")
 _TURN_S = 0.2
-"""Ray must not be shut down under a call: whoever waits looks this often whether to leave, as for Ctrl-C."""
+"""Ray must not be shut down under a call, so waits check this often whether to leave, for example after Ctrl-C."""
 _ASKED_HEAD: "set[Future[Any]]" = set()
-"""What Ray's head has been asked for and has not told."""
+"""Unanswered questions to Ray's head."""
 _LOG = get_logger(__name__)
 
 
 def ask_head(ask: Callable[[], T], until: threading.Event | None = None) -> "Future[T]":
-    """Ask Ray's head something in a thread of its own; return the answer to be.
+    """Ask Ray's head something in a thread of its own; return the future answer.
 
-    Where the head is out of reach the call returns after a minute, if at all: whoever asks from another host waits for
-    as long as it likes.
+    If the head is unreachable, the call returns after a minute or never; the thread lets a caller on another host limit
+    its wait.
 
     Args:
         ask: The call.
-        until: Set once what Ray starts in that call may end: Linux ends it with the thread that started it.
+        until: Set once the processes that Ray starts in that call may end; Linux ends them with their thread.
     """
     answer: Future[T] = Future()
     _ASKED_HEAD.add(answer)
@@ -57,7 +57,7 @@ def ask_head(ask: Callable[[], T], until: threading.Event | None = None) -> "Fut
     def run() -> None:
         try:
             answer.set_result(ask())
-        except Exception as error:  # noqa: BLE001 -- told to whoever waits
+        except Exception as error:  # noqa: BLE001 -- passed on to the caller
             answer.set_exception(error)
         if until is not None:
             until.wait()
@@ -67,7 +67,7 @@ def ask_head(ask: Callable[[], T], until: threading.Event | None = None) -> "Fut
 
 
 def wait_for_head(within_s: float) -> bool:
-    """Wait for the calls of ``ask_head``, as Ray must not be shut down under one; return whether all have ended."""
+    """Wait for the calls of ``ask_head``, because Ray must not be shut down under one; return whether all ended."""
     return not wait(tuple(_ASKED_HEAD), within_s).not_done
 
 
@@ -81,13 +81,13 @@ def answer_to(
     """Wait for an answer.
 
     Args:
-        ref: The answer to be.
+        ref: Reference of the future answer.
         role: The role that was asked, for messages.
         limit_s: Longest wait.
-        check: Called several times a second; what it raises ends the wait.
+        check: Called several times a second; an error that it raises ends the wait.
 
     Raises:
-        OmniloadError: What the actor raised; ``UnavailableError`` naming ``role`` when it has died
+        OmniloadError: The actor raised it; ``UnavailableError`` naming ``role`` if the actor has died
             or gave no answer in time.
     """
     if not wait_for_ref(ref, limit_s, check):
@@ -112,7 +112,7 @@ def wait_for_ref(ref: Any, timeout_s: float, check: Callable[[], None]) -> bool:
         check()
         let_signals_in()
         try:
-            # A look of its own each time, also where no time is left.
+            # Look at least once, even if no time is left.
             if deadline.wait(lambda turn_s: ray.wait([ref], timeout=turn_s)[0], _TURN_S):
                 return True
         except OSError as error:
@@ -134,10 +134,10 @@ def wait_for_future(answer: "Future[Any]", timeout_s: float, check: Callable[[],
 
 
 def value_of(ref: Any) -> Any:  # noqa: ANN401 -- as above
-    """Return an answer that is there.
+    """Return an answer that has come.
 
     Raises:
-        RayError: What the actor raised, as Ray tells it.
+        RayError: The actor raised an error, in Ray's wrapping.
         UnavailableError: Ray has ended on this host.
     """
     try:
@@ -149,7 +149,7 @@ def value_of(ref: Any) -> Any:  # noqa: ANN401 -- as above
 
 
 def _of_ended_ray(error: OSError) -> UnavailableError:
-    # "Broken pipe" and the like: of the connection to the raylet, which ends with whoever opened the plane.
+    # "Broken pipe" and the like, from the connection to the raylet, which ends with the opener of the plane.
     return UnavailableError(
         f"Ray has ended on this host ({error}), as it does with the process that opened the data plane; start again "
         "from the last checkpoint"
@@ -157,7 +157,7 @@ def _of_ended_ray(error: OSError) -> UnavailableError:
 
 
 def future_of(ref: Any, role: str) -> "Future[Any]":  # noqa: ANN401 -- as above
-    """Return a future of the answer whose error is the one that was raised in the actor."""
+    """Return a future of the answer; its error is the original one of the actor."""
     answer: Future[Any] = Future()
 
     def settle(done: "Future[Any]") -> None:
@@ -171,9 +171,9 @@ def future_of(ref: Any, role: str) -> "Future[Any]":  # noqa: ANN401 -- as above
 
 
 def call_in_thread(call: Callable[[], T], pool: DaemonPool) -> "Future[T]":
-    """Have a thread call an actor and wait for it; ``error_of`` tells of its answer what either raised.
+    """Let a thread call an actor and wait for the answer, which is then ready when it is needed.
 
-    Whoever wants the answer later finds it at hand.
+    ``error_of`` returns the error of the call or of the actor.
     """
     return pool.submit(partial(_called, call))
 
@@ -188,12 +188,12 @@ def _called(call: Callable[[], T]) -> T:
 
 
 def error_of(answer: "Future[Any]") -> BaseException | None:
-    """Return what an answer that is there has for an error; a call that a closed plane has not begun has one too."""
+    """Return the error of a finished answer, if any; a call that a closed plane has never begun has one too."""
     return UnavailableError(CLOSED) if answer.cancelled() else answer.exception()
 
 
 def loss_of(ref: Any) -> BaseException | None:  # noqa: ANN401 -- as above
-    """Return by which error a call was lost; ``None`` where it is only slow, was answered, or has failed."""
+    """Return the error by which a call was lost; ``None`` if it is slow, was answered, or failed in the actor."""
     if not wait_for_ref(ref, 0.0, lambda: None):
         return None
     try:
@@ -204,15 +204,15 @@ def loss_of(ref: Any) -> BaseException | None:  # noqa: ANN401 -- as above
 
 
 def has_ended(ref: Any) -> bool:  # noqa: ANN401 -- as above
-    """Tell whether a call was answered by the end of its actor's process."""
+    """Return whether a call ended because its actor's process ended."""
     loss = loss_of(ref)
     return loss is not None and not may_live(loss)
 
 
 def why_ended(error: BaseException | None) -> str:
-    """Say what has become of the actor of a call that returns only as its process ends, or is cut off."""
+    """Return what has become of an actor, by the error of a call that fails only if its process ends or is cut off."""
     name = type(error).__name__
-    # By its name: Ray has had it for some releases only.
+    # Compared by name, because only recent releases of Ray have this class.
     if name == "ActorUnschedulableError":
         return f"the host that it is to be on is gone, or cut off ({name})"
     if error is not None and may_live(error):
@@ -221,7 +221,7 @@ def why_ended(error: BaseException | None) -> str:
 
 
 def log_failure(ref: Any, role: str, task: str) -> None:  # noqa: ANN401 -- as above
-    """Log the error of a call whose answer nobody waits for; that of a lost role without advice: others follow it."""
+    """Log the error of a call that nobody waits for; for a lost role without a remedy, because it is replaced."""
 
     def report(done: "Future[Any]") -> None:
         if not done.cancelled() and (error := done.exception()) is not None:
@@ -232,7 +232,7 @@ def log_failure(ref: Any, role: str, task: str) -> None:  # noqa: ANN401 -- as a
 
 
 def plain_error(error: BaseException, role: str) -> OmniloadError:
-    """Undo Ray's wrapping; a dead actor becomes an ``UnavailableError``, an unforeseen error a ``DefectError``."""
+    """Unwrap Ray's error; a dead actor becomes an ``UnavailableError``, an unforeseen error a ``DefectError``."""
     if isinstance(error, RayTaskError):
         return _raised_in(error, role)
     name = type(error).__name__
@@ -253,14 +253,14 @@ def plain_error(error: BaseException, role: str) -> OmniloadError:
 
 
 def _raised_in(error: RayTaskError, role: str) -> OmniloadError:
-    """Return what an actor's method raised."""
+    """Return the error that an actor's method raised."""
     cause = error.cause
     if isinstance(cause, OmniloadError):
         return cause
-    # Ray's base class itself stands for an error that could not be pickled.
+    # Ray's base class itself means that the error could not be pickled.
     if isinstance(cause, RayError) and type(cause) is not RayError:
         return plain_error(cause, role)
-    # Only the text crossed the process boundary, with the place in the actor.
+    # Only the text has crossed the process boundary, with the place in the actor.
     _LOG.error("%s failed: %s", role, error)
     if isinstance(cause, RayError) or not isinstance(cause, BaseException):
         return _defect(role, error)

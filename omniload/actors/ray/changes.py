@@ -1,4 +1,4 @@
-"""Changes of a plane of actors, a member that takes over or another mix: who is told of them, and in which order."""
+"""Changes of a plane of actors, by take-overs and edits of the mix: which roles are told, and in which order."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -30,12 +30,12 @@ _LOG = get_logger(__name__)
 
 
 def change_mix(crew: Crew, gate: Gate, request: EditRequest) -> EditTaken:
-    """Have the planner take a change up.
+    """Let the planner apply a change.
 
     Raises:
-        OmniloadError: It is refused, or a role was lost meanwhile; nothing has changed.
-        UnavailableError: The planner is lost, and has kept nothing, or gave no answer: it may keep the edit yet. Or
-            another change takes longer than an edit waits, and nothing has changed.
+        OmniloadError: The change is refused, or a role was lost meanwhile; nothing has changed.
+        UnavailableError: The planner was lost before it kept the edit; or it gave no answer, and may keep the edit yet;
+            or another change took longer than an edit waits, and nothing has changed.
     """
     turn = crew.changing.taken(
         "another edit of the mix is carried out", "the mix was not changed", check=gate.check
@@ -58,7 +58,7 @@ def _answer_of(answer: Any, role: str, check: Check) -> Any:  # noqa: ANN401 -- 
     """Wait for the answer of a role before the planner has kept anything.
 
     Raises:
-        OmniloadError: As ``answer_to``; of a role that is lost it says to ask again, and not to end the job.
+        OmniloadError: As ``answer_to``; for a lost role the remedy is to ask again, not to end the job.
     """
     try:
         return answer_to(answer, role, check=check)
@@ -73,7 +73,7 @@ def _lost_meanwhile(role: str) -> UnavailableError:
 
 
 def _shard_meant_by(crew: Crew, change: SkipShard, before: History, check: Check) -> SkipShard:
-    """Have every loader look for a shard; return the change with the one that is meant."""
+    """Let every loader look for a shard; return the change with the matching one."""
     serving = [role for role, sources in crew.sources_of.items() if sources]
     told = {role: crew.holding(role).look_for_shard.remote(change) for role in serving}
     found = [_answer_of(answer, role, check) for role, answer in told.items()]
@@ -81,14 +81,14 @@ def _shard_meant_by(crew: Crew, change: SkipShard, before: History, check: Check
 
 
 def _add_source(crew: Crew, asked: ChangeAsked, before: History, check: Check) -> EditTaken:
-    """Have the loader with the fewest sources open one more; then tell constructors, then the planner."""
+    """Let the loader with the fewest sources open the new one; then tell constructors, then the planner."""
     number = len(before.latest.names)
     history = before.tried(asked.change, asked.at)
-    _forget(crew, number)  # of a change that came to nothing
+    _forget(crew, number)  # of an earlier change that failed
     serving = {name: sources for name, sources in crew.sources_of.items() if sources}
     role = min(serving, key=lambda name: len(serving[name]))
     beside = crew.sources_of[role][0]
-    # First of all: a loader that takes this one's place meanwhile opens the source as well.
+    # First of all, so that a loader which replaces this one meanwhile opens the source as well.
     crew.spec = replace(crew.spec, edits=history.edits)
     crew.sources_of[role] = (*crew.sources_of[role], number)
     try:
@@ -100,29 +100,29 @@ def _add_source(crew: Crew, asked: ChangeAsked, before: History, check: Check) -
 
 
 def _restore(crew: Crew, history: History) -> None:
-    """Have the crew know of these edits and their sources, and of no other."""
+    """Reset the crew to these edits and their sources."""
     crew.spec = replace(crew.spec, edits=history.edits)
     _forget(crew, len(history.latest.names))
 
 
 def _forget(crew: Crew, number: int) -> None:
-    """Have nobody open the source of a number, and those after it."""
+    """Forget the sources from ``number`` on, so that no member opens them."""
     crew.facts.pop(number, None)
-    with crew.changed:  # the keeper notes meanwhile who takes over
+    with crew.changed:  # the keeper may note a take-over meanwhile
         crew.serving = {s: member for s, member in crew.serving.items() if s < number}
     for role, sources in crew.sources_of.items():
         crew.sources_of[role] = tuple(s for s in sources if s < number)
 
 
 def _open_source(crew: Crew, role: str, number: int, mix: MixConfig, check: Check) -> SourceFacts:
-    """Have a source opened, and constructors know of it; return what was found."""
+    """Let a loader open a source, and tell constructors; return the facts about it."""
     member = crew.holders[role]
     facts: SourceFacts = _answer_of(crew.actors[member].open_also.remote(number, mix), role, check)
     crew.facts[number] = facts
     open_in_shadows(crew, role, number, mix, check)
     crew.note_serving(member, (number,))
     serving = crew.as_serving(member, (number,))
-    # Both are asked of all before one is waited for: they answer together.
+    # All are asked before any answer is awaited, so that they work concurrently.
     told = [crew.holding(name).know.remote(mix) for name in crew.dp_ranks_of]
     told += [crew.holding(name).replace_loader.remote(serving) for name in crew.dp_ranks_of]
     for answer in told:
@@ -133,44 +133,46 @@ def _open_source(crew: Crew, role: str, number: int, mix: MixConfig, check: Chec
 def _have_taken_up(
     crew: Crew, asked: ChangeAsked, beside: int | None, before: History, check: Check
 ) -> EditTaken:
-    """Have the planner take a change up, and members that are started from now on know it.
+    """Let the planner apply a change, and let members that are started from now on know it.
 
-    A planner may be lost after it has kept the edit; the one after it goes on with what was kept.
+    If the planner is lost after it has kept the edit, its successor continues with the edit.
     """
     run_dir, mix = crew.spec.run_dir, crew.spec.mix
     told = crew.holding(PLANNER).change.remote(asked, beside)
     try:
         taken: EditTaken = answer_to(told, PLANNER, check=check)
     except UnavailableError as error:
-        # Up to this one edit: the planner that follows may have kept a later one.
+        # Only up to this edit, because the successor may have kept a later one.
         kept = History(mix, read_history(run_dir, mix).edits[: len(before.edits) + 1])
         if kept.edits == before.edits or kept.edits[-1].change != asked.change:
             if not has_ended(told):
-                raise  # it may keep the edit later: a source stays open
-            _restore(crew, before)  # it keeps nothing any more
+                raise  # it may keep the edit later, so the source stays open
+            _restore(crew, before)  # it will not keep the edit any more
             raise _lost_meanwhile(PLANNER) from None
         _LOG.warning("the edit was kept all the same: %s", error)
         step = kept.edits[-1].step
-        taken = EditTaken.of(before, kept, step, step)  # how far it had planned, it no longer says
-    except OmniloadError:  # refused: what was asked for before it is settled as well
+        taken = EditTaken.of(
+            before, kept, step, step
+        )  # it can no longer say how far it had planned
+    except OmniloadError:  # refused, and earlier requests are settled as well
         _restore(crew, History(mix, read_history(run_dir, mix).edits))
         raise
-    # A source that was asked for before, of which no planner has told, is in none of them: nobody opens it again.
+    # An earlier requested source that no planner has reported is in none of them, and is not opened again.
     _restore(crew, History(mix, read_history(run_dir, mix).edits))
     return taken
 
 
 class HandingOver:
-    """Tells the others of a new holder. What a lost planner was told, and did not pass on, the next one is told."""
+    """Announces a new holder to the other roles. A new planner hears everything that a lost one did not pass on."""
 
     def __init__(self, crew: Crew, later: Callable[[Callable[[], None]], None]) -> None:
         """Tell the members of ``crew``; ``later`` has a call made in the keeper's thread."""
         self._crew, self._later = crew, later
         self._late: list[Callable[[], None]] = []
-        """What is told once more: to a planner that has not handed over sources in time, or where word was lost."""
+        """Messages to repeat: to a planner that has not handed over sources in time, or if a message was lost."""
 
     def to(self, member: Member) -> None:
-        """Have a member hold its role."""
+        """Announce that a member holds its role."""
         with self._crew.changed:
             self._crew.holders[member.role] = member
             self._crew.changed.notify_all()
@@ -182,7 +184,7 @@ class HandingOver:
             self.sources(member, self._crew.sources_of[member.role])
 
     def _to_planner(self, member: Member) -> None:
-        """Tell a planner, which has begun, of those who took over while it did, or while there was none."""
+        """Tell a planner that has begun about members that took over meanwhile, or while there was no planner."""
         _LOG.warning("%s plans from now on", member.name)
         for role in self._crew.dp_ranks_of:
             holder = self._crew.holders[role]
@@ -194,7 +196,7 @@ class HandingOver:
                 self.sources(loader, [s for s in sources if self._crew.serving.get(s) != loader])
 
     def _to_constructor(self, member: Member) -> None:
-        """Tell a constructor which loaders serve by now; then have the planner tell it what to build."""
+        """Tell a constructor which loaders serve now; then let the planner tell it what to build."""
         _LOG.warning("%s builds from now on", member.name)
         of: dict[Member, list[int]] = {}
         for source, loader in self._crew.serving.items():
@@ -221,7 +223,7 @@ class HandingOver:
             self._tell_again_if_lost(told, partial(self._tell_constructor, member, loader, sources))
 
     def _tell_again_if_lost(self, told: Any, again: Callable[[], None]) -> None:  # noqa: ANN401 -- as above
-        """Tell one that may live once more, with the next look: it may not have heard, and nobody takes its place."""
+        """Repeat a message to a member that may live, at the next look: it may not have heard, and is not replaced."""
 
         def heard(done: "Future[Any]") -> None:
             error = None if done.cancelled() else done.exception()
@@ -231,7 +233,7 @@ class HandingOver:
         told.future().add_done_callback(heard)
 
     def sources(self, member: Member, sources: Sequence[int]) -> None:
-        """Have the planner hand over what is outstanding of sources; then tell those who fetch."""
+        """Let the planner hand over the outstanding requests of sources; then tell the constructors."""
         if not sources:
             return
         serving = self._crew.as_serving(member, sources)
@@ -242,7 +244,7 @@ class HandingOver:
             if (error := done.exception()) is None:
                 self._later(partial(self._tell_constructors, member, serving.sources))
             elif may_live(error) or not is_lost(error):
-                # Else the next planner is told as it begins.
+                # Otherwise the next planner is told when it begins.
                 late = plain_error(error, PLANNER)
                 self._later(partial(self._note_late, planner, member, serving.sources, late))
 
@@ -253,21 +255,21 @@ class HandingOver:
         self, planner: Member, member: Member, sources: Sequence[int], error: OmniloadError
     ) -> None:
         _LOG.warning("%s is not served by %s yet: %s", sources, member.name, error)
-        # Any other error would come again.
+        # Any other error would recur.
         if isinstance(error, UnavailableError):
             self._late.append(partial(self._sources_again, planner, member, sources))
 
     def _sources_again(self, planner: Member, member: Member, sources: Sequence[int]) -> None:
-        # Of one that has ended whoever follows it is handed the sources: in an outage that takes as long to open.
+        # If the loader has ended, its replacement is handed the sources, which takes as long as an outage.
         is_gone = member in self._crew.buried or not self._holds(member)
         if planner == self._crew.holders[PLANNER] and not is_gone:
             mine = self._crew.sources_of[member.role]
             self.sources(member, [s for s in sources if s in mine])
 
     def tell_again(self) -> None:
-        """Tell once more what was late or lost: as long as it is not known, constructors ask a lost loader in vain.
+        """Repeat messages that were late or lost, because until then constructors ask a lost loader in vain.
 
-        Now and then, and not at once: of a loader that has just died, the answer is as quick.
+        This happens at intervals and not at once, because a loader that has just died fails just as quickly again.
         """
         late, self._late = self._late, []
         for tell in late:
@@ -279,7 +281,7 @@ class HandingOver:
     def _tell_constructors(self, member: Member, sources: Sequence[int]) -> None:
         if not self._holds(member):
             return  # it was replaced meanwhile
-        # Of a source that was moved on meanwhile, the next hand-over tells.
+        # A source that was moved on meanwhile is announced by the next hand-over.
         sources = [s for s in sources if s in self._crew.sources_of[member.role]]
         self._crew.note_serving(member, sources)
         for role in self._crew.dp_ranks_of:

@@ -1,7 +1,7 @@
-"""The Ray that a process is connected to: one of our own, or one that somebody else started.
+"""The Ray that a process is connected to: a private one, or a given one that somebody else started.
 
-Our own has private folders and a private token, listens on loopback only unless told otherwise, and leaves nothing
-behind. Its head is where the plane is opened; a node joins it on each other host of the job.
+A private Ray has private folders and a private token, listens only on loopback unless told otherwise, and leaves
+nothing behind. Its head is on the host where the plane is opened; a node joins it on each other host of the job.
 """
 
 import logging
@@ -42,9 +42,9 @@ __all__ = ["Cluster", "PrivateCluster", "connect", "node_here"]
 
 _LOG = get_logger(__name__)
 _CONNECTED_WITHIN_S, _TOLD_AFTER_S, _LEAVE_S = 150.0, 10.0, 30.0
-"""Longest that Ray may take to connect a process; when its user is told; and longest wait for one that is given up."""
+"""Limit for connecting a process; time after which the user is told; limit for ending an attempt that is given up."""
 _TASKS_EACH, _OTHERS = 30, 3
-"""Threads that Ray has in each of its processes, about; and those that hold no role: two servers, and a rank."""
+"""Threads of each of Ray's processes, about; and the number of processes without a role: two servers, and a rank."""
 
 
 class Cluster(Protocol):
@@ -53,9 +53,9 @@ class Cluster(Protocol):
     address: str
     """Host and port that others join."""
     namespace: str
-    """Of the job's actors."""
+    """Namespace of the job's actors."""
     node_address: str
-    """IP address of the node on this host; empty where Ray finds it."""
+    """IP address of the node on this host; empty if Ray finds it."""
 
     @property
     def folder(self) -> Path:
@@ -63,11 +63,11 @@ class Cluster(Protocol):
         ...
 
     def ended_service(self) -> str:
-        """Return which server of Ray's that was started here has ended, and how; empty while all run."""
+        """Return which of Ray's servers that were started here has ended, and how; empty while all run."""
         return ""
 
     def close(self, *, is_used: bool = False) -> None:
-        """End what was started; see ``PrivateCluster.close``."""
+        """End everything that was started; see ``PrivateCluster.close``."""
         ...
 
 
@@ -81,9 +81,9 @@ def connect(
 
     Args:
         address: Host and port of the head.
-        namespace: Of the job's actors.
-        node_address: IP address of the node on this host; empty to have Ray find it.
-        folder: Of the node, where several of one host have that address.
+        namespace: Namespace of the job's actors.
+        node_address: IP address of the node on this host; if empty, Ray finds it.
+        folder: Folder of the node, if several nodes of one host have that address.
     """
     options: dict[str, Any] = {"_node_ip_address": node_address} if node_address else {}
     if folder is not None:
@@ -97,7 +97,7 @@ def connect(
 
 
 def node_here() -> str:
-    """Return the number of the node that this process is connected through."""
+    """Return the id of the node through which this process is connected."""
     return str(ray.get_runtime_context().get_node_id())
 
 
@@ -105,16 +105,16 @@ def _init_ray(
     carried_out: Callable[[Callable[[], Any]], Any],
     **options: Any,  # noqa: ANN401 -- what Ray takes and returns
 ) -> Any:  # noqa: ANN401
-    """Connect to Ray, and keep this process's own answer to SIGTERM.
+    """Connect to Ray, and keep this process's own handler of SIGTERM.
 
-    Ray puts a trace and an abort in its place: a training script that saves a checkpoint when it
-    is asked to end would die instead. Python lets the main thread alone put it back.
+    Ray replaces it by a trace and an abort, so a training script that saves a checkpoint at
+    SIGTERM would die instead. In Python only the main thread can restore it.
     """
     place_traces()
     answer = signal.getsignal(signal.SIGTERM)
 
     def init() -> Any:  # noqa: ANN401 -- as above
-        # By the thread that connects: it may go on behind Ctrl-C, and be waited for.
+        # Set by the connecting thread, which may continue after Ctrl-C, and is then waited for.
         with _addresses_as_they_are(), _no_word_of_sigterm():
             return ray.init(configure_logging=False, log_to_driver=False, **options)
 
@@ -130,17 +130,18 @@ def _connected(
     init: Callable[[], Any],
     until: threading.Event | None = None,
 ) -> Any:  # noqa: ANN401 -- as above
-    """Connect to a Ray; say for whom that waits, and give up in the end.
+    """Connect to a Ray with a time limit; log for whom the wait is.
 
-    In a thread: where its head is stopped, Ray waits for an hour, and nothing but this process's end ends that.
+    The call runs in a thread, because Ray waits for an hour if its head is stopped, and only the end of this process
+    ends that wait.
 
     Args:
         which: The Ray, for messages.
         init: Connects.
-        until: As of ``ask_head``, where Ray starts its processes in that call.
+        until: As for ``ask_head``, if Ray starts its processes in that call.
 
     Raises:
-        StateError: A call of before waits yet.
+        StateError: An earlier call is still waiting.
         UnavailableError: Ray does not answer; it must not be shut down, see ``wait_for_head``.
     """
     if not wait_for_head(0.0):
@@ -161,7 +162,7 @@ def _connected(
 
 @contextmanager
 def _no_word_of_sigterm() -> Iterator[None]:
-    """Keep Ray from warning that its answer to SIGTERM, which is not wanted, is not set."""
+    """Suppress Ray's warning that its own handler of SIGTERM is not set, which is intended."""
 
     def is_of_another(record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith("SIGTERM handler is not set")
@@ -176,7 +177,7 @@ def _no_word_of_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _addresses_as_they_are() -> Iterator[None]:
-    """Keep Ray from putting the machine's outward address in place of loopback.
+    """Keep Ray from replacing loopback by the machine's outward address.
 
     Ray's servers listen on loopback alone only where a node's address is 127.0.0.1 itself; with
     any other, 127.0.0.2 included, they listen on every interface.
@@ -194,7 +195,7 @@ _LOOPBACK_ALONE = Listening()
 
 
 class PrivateCluster(Cluster):
-    """A node of Ray started for one job and ended with its opener, whatever becomes of that process."""
+    """A node of Ray that is started for one job and ends with its opener, however that process ends."""
 
     @in_turn("starts a Ray of its own")
     def __init__(
@@ -205,26 +206,26 @@ class PrivateCluster(Cluster):
         listening: Listening = _LOOPBACK_ALONE,
         join: tuple[str, str] | None = None,
     ) -> None:
-        """Start Ray, with room for so many processes of actors; once more where that fails.
+        """Start Ray, with room for ``workers`` actor processes; try once more if that fails.
 
         Args:
             object_store_bytes: Shared memory.
-            workers: Processes; 0 for a node on which no actor is to run.
+            workers: Number of actor processes; 0 for a node without actors.
             listening: Where the node listens.
             join: Address and namespace of the job's head on another host; ``None`` starts the head.
 
         Raises:
-            ConfigError: The ports to listen on are too few, or Ray could not start as this process is: its folder is
-                gone, or its host does not reach itself.
+            ConfigError: There are too few ports, or Ray cannot start in this process, because its folder is gone or its
+                host cannot reach itself.
             StateError: This process already uses Ray.
             UnavailableError: Ray did not start.
         """
         require_unconnected()
-        # Else it is seen when Ray has waited for minutes, twice, and what it says then does not name it.
+        # Otherwise Ray would wait for minutes, twice, and its error would not name the cause.
         working_folder()
         require_reachable(listening.address)
         _warn_of_few_tasks(workers)
-        # Who joins was given the head's token by now.
+        # A joining process has got the head's token already.
         if join is None:
             own_token()
         self._object_store_bytes, self._workers = object_store_bytes, workers
@@ -256,7 +257,7 @@ class PrivateCluster(Cluster):
         self._folder = PlaneFolder()
         self._node: RayNode | None = None
         self._ended = threading.Event()
-        # Before the first file and process: the reaper ends them if this process is killed now.
+        # Before the first file and process, so that the reaper ends them if this process is killed from now on.
         self._reaper = Reaper(mark, self._folder.places)
         self._own_no_more = own_the_ray()
         try:
@@ -265,7 +266,7 @@ class PrivateCluster(Cluster):
                 self.address = self._join()
         except BaseException:
             self._own_no_more()
-            # Ray ends a process that it leaves under a call. The reaper ends it behind this process.
+            # If Ray were left during a call, it would end this process. The reaper ends Ray after this process.
             if wait_for_head(_LEAVE_S):
                 self.close()
             raise
@@ -284,7 +285,7 @@ class PrivateCluster(Cluster):
         )
         if self._node is None:
             return self._init_whole()
-        # By its folder: ranks that join from another host have a node each, all at the address of that host.
+        # Identified by its folder, because each rank that joins from another host has a node at the same address.
         own = None if self._to_join is None else self._ray_folder
         connect(self._node.gcs_address, self.namespace, self.node_address, own)
         return self._node.gcs_address
@@ -315,7 +316,7 @@ class PrivateCluster(Cluster):
 
     @property
     def _ray_folder(self) -> Path:
-        # Ray opens its own to every user of the host, again and again: it lies in one that is this user's alone.
+        # Ray repeatedly opens its folder to every user of the host, so it lies inside a folder of this user alone.
         return self._folder.path / "r"
 
     @override
@@ -332,26 +333,27 @@ class PrivateCluster(Cluster):
         """End every Ray process and remove the folder.
 
         Args:
-            is_used: A call to Ray does not end in this process. Then this process stays
-                connected: Ray ends a process that it leaves under a call.
+            is_used: Whether a call to Ray is still under way in this process. If so, the process stays
+                connected, because Ray would end it otherwise.
         """
         try:
             if not is_used:
                 ray.shutdown()
             if self._node is not None:
-                # Not gracefully: nothing of Ray's is kept, and its own way out waits for each process in turn.
+                # Not gracefully, because nothing of Ray's is kept, and its own shutdown waits for one process after
+                # another.
                 self._node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
                 self._node = None
         finally:
             self._own_no_more()
             self._ended.set()
-            # Also what Ray could not end, such as an actor that was stopped.
+            # This also ends processes that Ray could not end, such as a stopped actor.
             self._reaper.close()
             self._folder.remove()
 
 
 def _warn_of_few_tasks(workers: int) -> None:
-    """Say where Ray may get too few threads: it would abort, or never start an actor, and name no limit."""
+    """Warn if Ray may get too few threads; it would abort, or never start an actor, without naming the limit."""
     room, needed = task_room(), _TASKS_EACH * (workers + _OTHERS)
     if room is not None and room.left < needed:
         _LOG.warning(
@@ -362,5 +364,5 @@ def _warn_of_few_tasks(workers: int) -> None:
 
 
 def _said(error: Exception) -> str:
-    """Return the first line of what Ray raised."""
+    """Return the first line of an error of Ray."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

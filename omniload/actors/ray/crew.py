@@ -1,4 +1,4 @@
-"""The actors of a plane: how a member of each role is started, opened, told of others, and ended."""
+"""The crew: the actors of a plane, how a member of each role is started, opened, informed of others, and ended."""
 
 import threading
 import time
@@ -38,13 +38,13 @@ from omniload.mix.schema.places import PlaceConfig
 __all__ = ["Crew", "pids_of"]
 
 _LOADER_THREADS = ANSWERING + 1
-"""One stays; reads have threads of their own."""
+"""Threads that answer, and one for the call that stays; reads have threads of their own."""
 _PLANNER_THREADS = 6
 _FOLLOWS_S = 10.0
-"""Longest wait for the process of a member that takes over a role: to start one takes seconds."""
+"""Longest wait for the process of a member that takes over a role; starting one takes seconds."""
 _TURN_S = 0.2
 _BURIED_KEPT = 64
-"""Members that ended last: an edit that has begun with one may ask for it yet."""
+"""Number of ended members to remember, because an edit that has begun with one may still ask for it."""
 
 
 class Crew:
@@ -58,54 +58,54 @@ class Crew:
         node: str,
         processes: MemberProcesses,
     ) -> None:
-        """Begin with nobody.
+        """Begin without members.
 
         Args:
             spec: The run.
-            shares: What each loader carries.
-            address: Where the plane is.
+            shares: The share of each loader.
+            address: The plane's address.
             node: Node of this process, on which the planner runs; loaders and shadows may be on others.
-            processes: Those of members, once they are known.
+            processes: Processes of members, once they are known.
         """
         self.spec, self.board = spec, FolderBoard(address.board)
         self._address, self._node, self.processes = address, node, processes
         self.place, self.seats = spec.mix.runtime.place, Seats()
         self.placing = Placing.of(node, self.place.loaders)
-        """Which node each loader is on."""
+        """Node of each loader."""
         self.moves = Moves(node)
-        """Which node each constructor is on whose ranks come and go."""
+        """Node of each constructor whose ranks come and go."""
         self.follows_ranks = address.terms is not None and address.terms.is_given
-        """Whether constructors move to the hosts of ranks: those have nodes that outlive a rank."""
+        """Whether constructors move to the hosts of their ranks, which they do if nodes there outlive a rank."""
         self._numbers, self._turns = count(), count(1)
         self._reads: dict[str, int] = {}
         self.sources_of: dict[str, tuple[int, ...]] = {}
-        """Sources that each loader is to serve; a change makes another mapping."""
+        """Sources that each loader should serve; a change replaces the whole mapping."""
         for share in shares:
             self.add_loader(share.reads, share.sources)
         self.coming: dict[int, str] = {}
         """Sources on their way to another loader, which opens them first."""
         self.changing = Turn()
-        """Held during a change of which sources there are, or which loader serves them."""
+        """Held during a change of the sources, or of the loaders that serve them."""
         self.changed = threading.Condition()
         """Notified once another member holds a role, or serves sources."""
         self.dp_ranks_of = {name: tuple(ranks) for name, ranks in address.dp_ranks_of.items()}
         self.actors: dict[Member, Any] = {}
         self.buried: list[Member] = []
-        """Those of ``actors`` that have ended, the oldest first; a role may have no other yet."""
+        """Members in ``actors`` that have ended, the oldest first; their role may have no other member yet."""
         self.holders: dict[str, Member] = {}
         self.serving: dict[int, Member] = {}
-        """The loader of each source that constructors may ask: the planner has handed over what is outstanding."""
+        """The loader of each source that constructors may ask, because the planner has handed over its requests."""
         self.moved_at: dict[int, int] = {}
-        """Turn in which each source was moved last."""
+        """Turn of the last move of each source."""
         self.noted_at: dict[int, int] = {}
-        """Turn in which the loader of a source was noted last: a constructor that knows of it asks none before."""
+        """Turn in which the loader of a source was last announced; constructors that know it ignore earlier ones."""
         self.known_to_planner: dict[str, Member] = {}
-        """Holders of roles when the planner of now began."""
+        """Holders of roles when the present planner began."""
         self.facts: dict[int, SourceFacts] = {}
-        """What the first loaders found in each source; those after them must find the same."""
+        """Facts that the first loaders found about each source; later loaders must find the same."""
 
     def place_at(self, place: PlaceConfig) -> None:
-        """Have roles where this says, in the place of what the mix does; before the first is started."""
+        """Place roles by ``place`` instead of by the mix; only before the first member is started."""
         self.place, self.placing = place, Placing.of(self._node, place.loaders)
 
     def roles(self) -> list[str]:
@@ -113,21 +113,21 @@ class Crew:
         return [*self.sources_of, *self.dp_ranks_of, PLANNER]
 
     def add_loader(self, reads: int, sources: tuple[int, ...] = ()) -> str:
-        """Have one loader more, which does so many reads at once; return its role, which was never that of another."""
+        """Add a loader with this many concurrent reads; return its role, whose name was never used before."""
         role = f"loader-{next(self._numbers)}"
         self._reads[role] = reads
-        # Another dictionary each time: other threads go through the one they have.
+        # A new dictionary each time, because other threads iterate over the one that they have.
         self.sources_of = {**self.sources_of, role: sources}
         return role
 
     def forget_loader(self, role: str) -> None:
-        """Have a loader no more, of which every member has ended."""
+        """Remove a loader whose members have all ended."""
         self.sources_of = {name: each for name, each in self.sources_of.items() if name != role}
         self.holders.pop(role, None)
         self.actors = {m: actor for m, actor in self.actors.items() if m.role != role}
 
     def move(self, sources: Sequence[int], role: str) -> None:
-        """Have another loader serve sources from now on; the hand-over tells constructors which loader to ask."""
+        """Assign sources to another loader; the hand-over tells constructors which loader to ask."""
         self.moved_at |= dict.fromkeys(sources, next(self._turns))
         self.sources_of = {
             name: tuple(s for s in each if s not in sources) + tuple(sources) * (name == role)
@@ -135,19 +135,19 @@ class Crew:
         }
 
     def note_serving(self, member: Member, sources: Sequence[int]) -> None:
-        """Have constructors that are started from now on ask a loader for sources."""
+        """Let constructors that are started from now on ask this loader for sources."""
         with self.changed:
             self.serving = {**self.serving, **dict.fromkeys(sources, member)}
             self.noted_at |= dict.fromkeys(sources, next(self._turns))
             self.changed.notify_all()
 
     def opened_by(self, role: str) -> tuple[int, ...]:
-        """Return the sources that a member of a role opens: those of the role, and those on their way to it."""
+        """Return the sources that a member of a role opens: those of the role, and those that are moving to it."""
         coming = tuple(s for s, to in self.coming.items() if to == role)
         return (*self.sources_of[role], *coming)
 
     def wait_for_room(self) -> None:
-        """Wait until there is room for the members that the plane is opened with, shadows too; see ``nodes``."""
+        """Wait until there is room for the first members of the plane, including shadows; see ``nodes``."""
         team = Team(
             home=self._node,
             loaders=len(self.sources_of) * (1 + self.spec.mix.runtime.shadows),
@@ -157,7 +157,7 @@ class Crew:
         wait_for_room(self.place, team, look, SystemClock())
 
     def roster(self) -> Roster:
-        """Return who is to be replaced, and when, with the first member of each role as its holder."""
+        """Return a roster with the first member of each role as its holder."""
         runtime = self.spec.mix.runtime
         roles = dict.fromkeys(self.roles(), 0) | dict.fromkeys(self.sources_of, runtime.shadows)
         return Roster(roles=roles, silent_s=runtime.silent_after, stuck_s=runtime.stuck_after)
@@ -175,15 +175,15 @@ class Crew:
             place, asked = self.seats.of(member, self._node, self.place.planner)
             start = self._starting(place, _PLANNER_THREADS, asked)
             bare = actor_of(PlannerActor, member.name, start)
-            # Only one that follows: the first is opened by a method, whose error says what is wrong with a run.
-            # From the object store: Ray's tables keep what an actor is started with, and variables may be secrets.
+            # Only for later planners: the first one is opened by a method, so that its error reaches the user.
+            # Through the object store, because Ray's tables keep an actor's arguments, and variables may be secrets.
             opening = ray.put(self._planner_opening(member)) if member.number else None
             actor = bare.remote(member.name, self.board, self._address.logs, opening)
         self.actors = {**self.actors, member: actor}
         return actor
 
     def _starting(self, place: str, threads: int, asked: Mapping[str, float]) -> Start:
-        """Return how a member is started at a place."""
+        """Return the start options of a member at a place."""
         return Start(
             place=place,
             threads=threads,
@@ -200,14 +200,14 @@ class Crew:
             self._starting(there, _LOADER_THREADS, asked),
             reads=self._reads[member.role],
             is_away=is_away,
-            # Not where a user says which nodes: a member that cannot be there ends, and the next is placed anew.
+            # Not if the user chose the nodes: a member that cannot be there ends, and the next one is placed anew.
             is_soft=is_away and place is None,
         )
 
     def _start_constructor(self, member: Member) -> Any:  # noqa: ANN401 -- as above
         mix, cp = self.spec.history.latest, self.spec.tree.size_of("cp")
         ranks = self.dp_ranks_of[member.role]
-        # The latest mix: it knows the sources that edits have added, of which a plan may name some.
+        # The latest mix, because a plan may name sources that edits have added.
         machine = DataConstructor.of(mix, ranks, cp_size=cp)
         node, board = self._address.node_of(member.role, self._node), None
         if self.follows_ranks:
@@ -223,20 +223,20 @@ class Crew:
         )
 
     def open_loader(self, member: Member) -> Any:  # noqa: ANN401 -- as above
-        """Have a loader open its sources; return the answer to be, which is what it found."""
+        """Let a loader open its sources; return the future facts about them."""
         opened = self.opened_by(member.role)
         return self.actors[member].open.remote(self.spec, opened, member.number)
 
     def open_planner(self, member: Member) -> Any:  # noqa: ANN401 -- as above
-        """Have a planner begin; return the answer to be."""
+        """Let a planner begin; return the future answer."""
         return self.actors[member].open.remote(self._planner_opening(member))
 
     def _planner_opening(self, member: Member) -> PlannerOpening:
-        # Noted as it is told: of a member that takes over while it begins, it is told once it has.
+        # Noted now: members that take over while the planner begins are announced to it afterwards.
         self.known_to_planner = dict(self.holders)
         return PlannerOpening(
             spec=self.spec,
-            # Of a source that is being added, only once its loader has it open.
+            # A source that is being added is known only once its loader has opened it.
             facts=[self.facts[s] for s in sorted(self.facts)],
             loaders=self._loaders(
                 {s: self.holders[role] for role, each in self.sources_of.items() for s in each}
@@ -251,7 +251,7 @@ class Crew:
             counted=max(
                 (b.figures.get(COUNTED, 0.0) for b in self.board.read().values()), default=0.0
             ),
-            # Where ranks come and go, those of other hosts tell the planner themselves.
+            # If ranks come and go, ranks of other hosts report to the planner themselves.
             roles_away=(
                 {}
                 if self.spec.mix.runtime.elastic
@@ -269,7 +269,7 @@ class Crew:
         )
 
     def as_serving(self, member: Member, sources: Sequence[int]) -> Serving:
-        """Return a loader, with sources of it, as those who speak to it are told; later than all they were told."""
+        """Return the announcement that a loader serves sources, with a higher turn than all earlier ones."""
         return Serving(
             sources=tuple(sources),
             actor=self.actors[member],
@@ -290,7 +290,7 @@ class Crew:
         self.processes.take(member, process, board, ended)
 
     def end(self, member: Member, *, is_replaced: bool = False) -> None:
-        """See to it that a member never speaks again, also one that is stopped; it may have ended already."""
+        """Make sure that a member never answers again, even if it is stopped; it may have ended already."""
         self.placing.end(member, is_replaced=is_replaced)
         self.moves.forget(member)
         self.seats.forget(member)
@@ -298,14 +298,14 @@ class Crew:
             self._end_by_ray(member)
 
     def bury(self, member: Member) -> None:
-        """Have Ray, and who reads heartbeats, know of the end of a member.
+        """Tell Ray, and the board of heartbeats, about the end of a member.
 
-        Behind whatever else its end calls for, as Ray takes up to 25 ms: ranks wait for the next member.
+        This comes after everything else that its end requires, because Ray takes up to 25 ms and ranks are waiting.
         """
         self._end_by_ray(member)
         self.board.forget(member.name)
         self.buried = [*(each for each in self.buried if each != member), member]
-        # One that is gone stays its role's holder, and who serves its sources, until another is.
+        # A member that is gone stays the holder of its role, and the server of its sources, until there is another.
         used = {*self.holders.values(), *self.serving.values()}
         gone = {each for each in self.buried[:-_BURIED_KEPT] if each not in used}
         if gone:
@@ -319,13 +319,13 @@ class Crew:
 
 
 def pids_of(crew: Crew, check: Callable[[], None]) -> dict[str, int]:
-    """Return the process of every role; of one whose holder is lost, that of the next member within some seconds.
+    """Return the process id of every role; if its holder is lost, that of a replacement within some seconds.
 
-    A role that nobody has by then is left out, as is one whose process does not answer.
+    Roles without a holder by then, or whose process does not answer, are left out.
 
     Args:
         crew: The actors.
-        check: Called several times a second; what it raises ends the wait.
+        check: Called several times a second; an error that it raises ends the wait.
     """
     until_s = time.monotonic() + _FOLLOWS_S
     found = {role: _pid_of(crew, role, until_s, check) for role in crew.roles()}
@@ -337,7 +337,7 @@ def _pid_of(crew: Crew, role: str, until_s: float, check: Callable[[], None]) ->
     answer: Any = None
     while (member := crew.holders.get(role)) is not None:
         if member != asked:
-            # Its role may be retired at this moment.
+            # The role may be retired at this moment.
             if (actor := crew.actors.get(member)) is None:
                 return None
             asked, answer = member, actor.pid.remote()

@@ -1,4 +1,4 @@
-"""Who holds a role by now, as a process finds out that does not start roles: by the names of actors in Ray's head."""
+"""Finds the present holder of a role by the names of actors in Ray's head, for processes that do not start roles."""
 
 import time
 from collections.abc import Callable
@@ -15,23 +15,23 @@ from omniload.base.log import place_of_lines
 __all__ = ["Search", "actor_named", "await_newest", "newest_actor", "newest_of"]
 
 _LOOK_S = 0.1
-"""Ray's head answers in milliseconds, or is out of reach: a rank that waits for it looks at the plane so often."""
+"""Interval at which a rank checks the plane while it waits for Ray's head, which answers in milliseconds or never."""
 _FOUND_S = 60.0
-"""Longest wait for the member that takes the place of a lost one."""
+"""Longest wait for the replacement of a lost member."""
 
 
 def actor_named(name: str, namespace: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
-    """Return an actor of the plane whose actors are in a namespace.
+    """Return an actor of a plane by its name and the plane's namespace.
 
     Raises:
-        UnavailableError: There is none of that name.
+        UnavailableError: There is no actor of that name.
     """
     try:
         return ray.get_actor(name, **where(namespace))
     except (
         ValueError,
         AssertionError,
-    ):  # the latter where Ray forgets the job of a head whose node has died
+    ):  # the latter if Ray has forgotten the job of a head whose node has died
         raise UnavailableError(
             f"the data plane has no {name} any more; start again from the last checkpoint{place_of_lines(name)}"
         ) from None
@@ -43,7 +43,7 @@ def newest_of(role: str, namespace: str) -> str | None:
     for name in _names(namespace):
         of, _, number = name.partition("+")
         if of == role:
-            # By number: a lost life may be in Ray's list beside the next one for a moment.
+            # Compared by number, because a lost life may stay in Ray's list for a moment next to the new one.
             lives[int(number or 0)] = name
     return lives[max(lives)] if lives else None
 
@@ -58,7 +58,7 @@ def _names(namespace: str) -> list[str]:
 
 
 def newest_actor(role: str, namespace: str) -> tuple[str, Any] | None:
-    """Return name and actor of what a role was started in last; ``None`` while none lives.
+    """Return name and actor of a role's last life; ``None`` while none lives.
 
     Raises:
         UnavailableError: It has just ended.
@@ -68,20 +68,20 @@ def newest_actor(role: str, namespace: str) -> tuple[str, Any] | None:
 
 
 class Search:
-    """Looks for the member that takes the place of a lost one, and waits for no head that is out of reach."""
+    """Looks for the replacement of a lost member without waiting for an unreachable head."""
 
     def __init__(self, role: str, namespace: str) -> None:
         self._role, self._namespace = role, namespace
         self._asked: Future[tuple[str, Any] | None] | None = None
 
     def ask(self) -> "Future[tuple[str, Any] | None]":
-        """Ask Ray's head, unless that is under way; return the answer to be."""
+        """Ask Ray's head, unless a question is under way; return the future answer."""
         if self._asked is None:
             self._asked = ask_head(partial(newest_actor, self._role, self._namespace))
         return self._asked
 
     def found(self) -> tuple[str, Any] | None:
-        """Return name and actor of who was started last; ``None`` while the head has not told, or none lives."""
+        """Return name and actor of the last life; ``None`` while the head has not answered, or none lives."""
         if self._asked is None or not self._asked.done():
             return None
         asked, self._asked = self._asked, None
@@ -94,16 +94,16 @@ class Search:
 def await_newest(
     role: str, namespace: str, look: Callable[[], None], pause: Callable[[], Any]
 ) -> tuple[str, Any]:
-    """Return name and actor of a role; of a lost one, of that which takes its place.
+    """Return name and actor of a role; if its member is lost, wait for the replacement.
 
     Args:
         role: The role.
-        namespace: Of its plane.
-        look: Raises once nobody will take its place, or the head that would tell of it is lost.
+        namespace: Namespace of its plane.
+        look: Raises once no replacement can come, or the head that would name it is lost.
         pause: Waits a little before Ray's head is asked again.
 
     Raises:
-        UnavailableError: None did within a minute, or what ``look`` raises.
+        UnavailableError: No replacement came within a minute, or ``look`` raised it.
     """
     search, until_s = Search(role, namespace), time.monotonic() + _FOUND_S
     while True:

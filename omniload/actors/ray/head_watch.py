@@ -1,4 +1,4 @@
-"""Whether the servers of a plane's Ray are there: where one died alone, Ray ends the process without a word of ours."""
+"""Watches the servers of a plane's Ray; if one died alone, Ray would end the process without an error of ours."""
 
 import os
 import random
@@ -30,24 +30,24 @@ __all__ = [
 ]
 
 SERVERS = ("gcs_server", "raylet")
-"""Without one of these no actor is started, and those that run end within a minute."""
+"""Ray's servers; without one of them no actor can be started, and the running ones end within a minute."""
 _EVERY_S = 5.0
 _MOST_LOOKS = 100
-"""A second, by all ranks together: each is a connection that the head takes."""
+"""Looks per second by all ranks together, as each is a connection to the head."""
 _RAREST_S = 25.0
-"""A cut of 25 s is borne by any rank then, as a lifeline bears it."""
+"""Longest interval between looks, so that every rank survives a network cut of 25 s, as a lifeline does."""
 _LATE_S = 1.0
-"""A look that is later says that its own process did not run; ten that are less late together say nothing."""
+"""If a look is later than this, the rank's own process was not running; ten looks with less delay mean nothing."""
 _SILENT_S = 50.0
-"""Ray ends a process whose head it has not reached for a minute, with a line of its own: ours comes before."""
+"""Ray ends a process that has not reached its head for a minute, with its own message; ours has to come before."""
 _STOPPED_S = 0.1
-"""Between looks at a server that is stopped."""
+"""Interval of looks at a stopped server."""
 _CREDENTIALS = struct.Struct("3i")
-"""Process, user and group."""
+"""Format of a peer's process, user and group."""
 
 
 def why_late() -> str:
-    """Say which server of Ray's that this process started is stopped, or that none is, and how busy the machine is."""
+    """Return which of Ray's servers started by this process is stopped, or else how busy the machine is."""
     return _stopped() or (
         "no server of it that this process started is stopped; load on this machine is "
         f"{os.getloadavg()[0]:.1f} on {counted(os.cpu_count() or 0, 'core')}"
@@ -55,9 +55,9 @@ def why_late() -> str:
 
 
 def once_none_is_stopped(connect: Callable[[], Any]) -> Any:  # noqa: ANN401 -- what Ray returns
-    """Connect to Ray once no server of it that this process started is stopped; who asks limits the wait.
+    """Connect to Ray once none of its servers started by this process is stopped; the caller limits the wait.
 
-    Ray waits half a minute for a raylet, in which no other thread of Python runs, and then ends this process.
+    Otherwise Ray waits half a minute for a raylet, during which no other Python thread runs, and ends this process.
     """
     while _stopped():
         threading.Event().wait(_STOPPED_S)
@@ -65,9 +65,11 @@ def once_none_is_stopped(connect: Callable[[], Any]) -> Any:  # noqa: ANN401 -- 
 
 
 def _stopped() -> str:
-    """Return which of them is, as a job that is suspended in part has it, and what to do; empty where none is."""
+    """Return which server is stopped, as in a partly suspended job, and the remedy; empty if none is."""
     for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # one that has ended meanwhile says nothing of the others
+        with suppress(
+            psutil.Error
+        ):  # one of them has ended meanwhile, which says nothing about the others
             name, pid = process.name(), process.pid
             if name in SERVERS and process.status() == psutil.STATUS_STOPPED:
                 return f"its {name}, process {pid}, is stopped (kill -CONT {pid} has it go on)"
@@ -75,12 +77,12 @@ def _stopped() -> str:
 
 
 def between_looks_s(ranks: int) -> float:
-    """Return the seconds between two looks of one rank among so many."""
+    """Return the seconds between two looks of one of ``ranks`` ranks."""
     return min(max(_EVERY_S, ranks / _MOST_LOOKS), _RAREST_S)
 
 
 class HeadWatch:
-    """Looks now and then whether the head of a plane's Ray takes connections: where it died, its opener may live."""
+    """Checks regularly whether the head of a plane's Ray accepts connections, as it may die without its opener."""
 
     def __init__(
         self,
@@ -91,37 +93,37 @@ class HeadWatch:
         draw: Callable[[], float] = random.random,
         answers: Callable[[str, float], bool] = answers,
     ) -> None:
-        """Have a head that answers now.
+        """Begin with a head that has just answered.
 
         Args:
             address: Host and port of the head.
-            ranks: Those that look at it, each for itself.
-            now_s: A clock that never goes back.
-            draw: Returns a number from 0 to 1, by which ranks that were started together look apart.
-            answers: Tells whether somebody takes connections at an address within so many seconds.
+            ranks: Number of ranks that check it, each for itself.
+            now_s: Monotonic clock.
+            draw: Returns a number from 0 to 1 that spreads the looks of ranks which started together.
+            answers: Returns whether connections to an address are accepted within the given seconds.
         """
         self._address, self._every_s = address, between_looks_s(ranks)
         self._now_s, self._draw, self._answers = now_s, draw, answers
         self._answered_s, self._has_missed, self._is_lost = now_s(), False, False
         self.look_at_s = self._answered_s + draw() * self._every_s
-        """When the next look is due."""
+        """Time of the next look."""
 
     def look(self) -> None:
-        """Look, if it is time to; takes up to some seconds."""
+        """Look if it is time; this takes up to some seconds."""
         now_s = self._now_s()
         if now_s < self.look_at_s:
             return
-        # A process that was stopped, or had no core, has not been without an answer for so long.
+        # Time in which this process was stopped, or had no core, does not count as time without an answer.
         if (late_s := now_s - self.look_at_s) > _LATE_S:
             self._answered_s += late_s
         if self._answers(self._address, _EVERY_S):
-            # Ranks that a cut has kept waiting would come together from now on.
+            # Otherwise ranks that waited during a cut would look at the same moment from now on.
             part = self._draw() if self._has_missed else 1.0
             self._answered_s, self._has_missed, self._is_lost = now_s, False, False
             self.look_at_s = now_s + part * self._every_s
         else:
-            # From the last answer on, not from the first that was missed: Ray's minute begins there. Up to the end of
-            # this look: where the way is cut it takes as long as it may. If longer, the process was stopped in it.
+            # Counted from the last answer, where Ray's minute begins, to the end of this look, which takes its whole
+            # limit if the network is cut. If it took longer, the process was stopped meanwhile.
             silent_s = now_s - self._answered_s + min(self._now_s() - now_s, _EVERY_S)
             self._has_missed, self._is_lost = True, silent_s >= _SILENT_S
             self.look_at_s = now_s + _EVERY_S
@@ -136,10 +138,10 @@ class HeadWatch:
         threading.Thread(target=look, name="omniload-head-watch", daemon=True).start()
 
     def check(self) -> None:
-        """Return while the head is there, or may only be late.
+        """Return if the head answers, or may only be late.
 
         Raises:
-            UnavailableError: It has not been there for most of a minute.
+            UnavailableError: It has not answered for most of a minute.
         """
         if self._is_lost:
             raise UnavailableError(
@@ -150,17 +152,17 @@ class HeadWatch:
 
 
 class Raylet:
-    """The raylet of this host's node: batches come through it, and Ray does not tell of its end."""
+    """The raylet of this host's node, through which batches come; Ray does not report its end."""
 
     def __init__(self, pid: int) -> None:
-        """Hold the process of that number; none where it is 0, or has just ended."""
+        """Hold the process with that id; none if it is 0, or has just ended."""
         self._pid, self._held = pid, None
         if pid:
             with suppress(OSError):
                 self._held = HeldProcess(Process(pid, Process.own().place))
 
     def check(self) -> None:
-        """Return while it lives, as far as that is seen here.
+        """Return if the raylet lives, as far as this process can see.
 
         Raises:
             UnavailableError: It has ended.
@@ -173,34 +175,34 @@ class Raylet:
             )
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the process."""
         if self._held is not None:
             self._held.close()
             self._held = None
 
 
 def raylet_here() -> int:
-    """Return the number of the raylet that this process is connected to Ray through; 0 where it is not seen."""
+    """Return the id of the raylet through which this process is connected to Ray; 0 if it cannot be seen."""
     try:
         worker: Any = import_module("ray._private.worker")
         with socket.socket(socket.AF_UNIX) as asking:
             asking.settimeout(_EVERY_S)
             asking.connect(worker.global_worker.node.raylet_socket_name)
-            # Of the process that listens there; 0 for one of another container.
+            # The id of the process that listens there; 0 if it is in another container.
             known = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except (ImportError, AttributeError, TypeError, OSError):
-        return 0  # a Ray that has moved it, or is not there: its end is told by the calls that fail
+        return 0  # this Ray has another place for it, or is gone; failing calls will report its end
     return int(_CREDENTIALS.unpack(known)[0])
 
 
 def check_servers(ended: Callable[[], str]) -> None:
-    """Return while the servers of Ray that were started here run.
+    """Return if the servers of Ray that were started here run.
 
     Args:
-        ended: Says which has ended, and how.
+        ended: Returns which server has ended, and how.
 
     Raises:
-        UnavailableError: One has: no role that is lost can be replaced any more.
+        UnavailableError: One has ended, so lost roles cannot be replaced any more.
     """
     if which := ended():
         raise UnavailableError(

@@ -1,4 +1,4 @@
-"""Shell of the Roster machine: watches the actors of a plane and carries out who replaces whom."""
+"""Shell of the Roster machine: watches the actors of a plane and replaces lost ones."""
 
 import queue
 import threading
@@ -46,7 +46,7 @@ __all__ = ["Keeper"]
 _LOG = get_logger(__name__)
 _LOOK_S = 0.25
 _LOOK_AGAIN_S = 0.1
-"""While a process is stopped: whether it stays so."""
+"""Interval of looks at a stopped process, which may continue."""
 _CLOSE_S = 5.0
 
 
@@ -56,7 +56,7 @@ class Keeper:
     def __init__(
         self, crew: Crew, roster: Roster, shadows: Shadows, gate: Gate, log: RoleLog | None
     ) -> None:
-        """Take the members that the plane was opened with; nothing is watched before ``begin``."""
+        """Begin with the first members of the plane; nothing is watched before ``begin``."""
         self._crew, self._roster, self._shadows = crew, roster, shadows
         self._gate, self._log = gate, log
         self._events: queue.SimpleQueue[RosterEvent | Callable[[], None] | None] = (
@@ -71,44 +71,44 @@ class Keeper:
         self._thread = threading.Thread(target=self._run, name="omniload-keeper", daemon=True)
 
     def begin(self) -> None:
-        """Watch the members and start shadows."""
+        """Watch the members, and start shadows."""
         for member in self._roster.members():
             self._watch(member)
         self._thread.start()
 
     def is_whole(self) -> bool:
-        """Tell whether every role is held and every shadow stands ready, with what it would begin with at hand."""
+        """Return whether every role is held and every shadow is ready, with its first blocks decoded."""
         return self._roster.is_whole() and self._shadows.have_decoded(self._roster.shadows())
 
     def check(self) -> None:
-        """Return while lost roles are replaced: roles that are to tell of the plane's end may be lost with it.
+        """Return if lost roles are still replaced; roles that would report the plane's end may be lost with it.
 
         Raises:
-            OmniloadError: Why none is any more.
+            OmniloadError: The reason why no role is replaced any more.
         """
         if self._failure is not None:
             raise self._failure
 
     def add(self, role: str) -> None:
-        """Have a loader that the crew was given held by a first member, and by as many others as every loader."""
+        """Start the first member of a loader that was added to the crew, and its shadows."""
         self._events.put(RoleAdded(role, self._crew.spec.mix.runtime.shadows))
 
     def move(self, sources: Sequence[int], role: str) -> "Future[None]":
-        """Have the holder of a role serve sources that it has open; those who ask for them hear of it afterwards.
+        """Let the holder of a role serve sources that it has opened; other roles hear of it afterwards.
 
         Returns:
-            A future that is done once they are that role's; where it can be cancelled, nothing changes.
+            A future that is done once the sources belong to the role; if it is cancelled before, nothing changes.
         """
         taken: Future[None] = Future()
         self._events.put(partial(self._move, tuple(sources), role, taken))
         return taken
 
     def retire(self, role: str) -> None:
-        """End a loader to which no source is left."""
+        """End a loader that has no sources left."""
         self._events.put(partial(self._retire, role))
 
     def close(self) -> None:
-        """Replace nobody any more."""
+        """Stop replacing members."""
         self._events.put(None)
         if self._thread.is_alive():
             self._thread.join(_CLOSE_S)
@@ -142,7 +142,7 @@ class Keeper:
             self._await_loss(event)
 
     def _await_loss(self, event: object) -> None:
-        """Have ranks told of the first holder that is lost, maybe by this event: they would wait for who follows it."""
+        """Tell ranks about the first lost holder, perhaps lost by this event, as they would wait for a replacement."""
         while not (isinstance(event, MemberEnded) and event.member in self._crew.holders.values()):
             if (event := self._events.get()) is None:
                 return
@@ -159,13 +159,13 @@ class Keeper:
             asked = self._crew.holding(PLANNER).nodes_of_ranks.remote()
             self._asked_nodes = future_of(asked, PLANNER)
             self._asked_nodes.add_done_callback(self._hear_nodes)
-        # Members here write their heartbeats into the folder that is read below.
+        # Members of this host write their heartbeats into the folder that is read below.
         elsewhere = (*self._crew.placing.away(), *self._crew.moves.away())
         away = {member.name: self._crew.actors[member] for member in elsewhere}
         self._relay.ask(away, now_s := time.monotonic())
         self._crew.processes.look(now_s, self._events.put)
         self._handing_over.tell_again()
-        # All of one role: the roster knows who of them holds it.
+        # Passed for all members of a role; the roster knows which one holds it.
         for member in self._crew.placing.crowded():
             found = PlaceFound(member, self._crew.placing.is_stranded(member))
             self._carry(self._roster.handle(found))
@@ -176,7 +176,7 @@ class Keeper:
         now_s = time.monotonic()
         return MembersSeen(
             now_s=now_s,
-            # Without those of hosts that do not answer: they may be cut off, and go on.
+            # Without members of hosts that do not answer, because these may only be cut off.
             beats=self._crew.processes.beats(now_s) | beats,
             stopped=self._crew.processes.stopped(),
         )
@@ -192,7 +192,7 @@ class Keeper:
             self._events.put(partial(self._follow_ranks, *done.result()))
 
     def _follow_ranks(self, generation: int, nodes: Sequence[str | None]) -> None:
-        """Have constructors move to the nodes of their ranks."""
+        """Let constructors move to the nodes of their ranks."""
         of = dict(zip(self._crew.dp_ranks_of, nodes, strict=True))
         for member in self._crew.moves.wanted(self._crew.holders, generation, of):
             self._carry(self._roster.handle(PlaceFound(member, may_hold=True)))
@@ -225,10 +225,10 @@ class Keeper:
             self._crew.bury(member)
 
     def _fail(self, error: OmniloadError) -> None:
-        """Wake every rank that waits: the plane cannot go on."""
+        """Wake every waiting rank, because the plane cannot go on."""
         _LOG.error("the data plane ends: %s", error)
         self._failure = error
-        # Those that are being started too: a holder may be lost by now, and nobody follows it any more.
+        # Including members being started, because a holder may be lost by now and is not replaced any more.
         for member in self._roster.members():
             if member.role in (PLANNER, *self._crew.dp_ranks_of):
                 told = self._crew.actors[member].fail.remote(error)
@@ -243,7 +243,7 @@ class Keeper:
             self._hear_begun(member)
 
     def _end(self, member: Member, *, is_replaced: bool = False) -> None:
-        # First: an answer that is on its way would put it on the board again.
+        # First, because an answer that is on its way would put the member on the board again.
         self._relay.forget(member.name)
         self._crew.end(member, is_replaced=is_replaced)
 
@@ -252,7 +252,7 @@ class Keeper:
             return  # the mover has given up
         self._crew.move(sources, role)
         taken.set_result(None)
-        # A member that takes a role which nobody holds is handed all its sources.
+        # A member that takes a vacant role is handed all sources of the role.
         if (holder := self._roster.holder_of(role)) is not None:
             self._handing_over.sources(holder, sources)
 
@@ -261,7 +261,7 @@ class Keeper:
         self._crew.forget_loader(role)
 
     def _hear_begun(self, member: Member) -> None:
-        """Hear whether a planner could take over: what it cannot find as it was, none of them will."""
+        """Check whether a planner could take over; what it cannot restore, no other planner will."""
 
         def begun(done: "Future[Any]") -> None:
             error = done.exception()
@@ -291,14 +291,14 @@ class Keeper:
         ended = MemberEnded(member, "its process has ended")
         self._crew.take_hold(member, process, partial(self._events.put, ended))
         if member not in self._roster.members():
-            self._end(member)  # it was stopped, and says only now which process it is
+            self._end(member)  # it was stopped, and names its process only now
             self._crew.bury(member)
         elif self._crew.placing.is_astray(member, process.node):
             why = "Ray has started it on another node than it was to be on"
             self._carry(self._roster.handle(MemberEnded(member, why)))
 
     def _watch(self, member: Member) -> None:
-        """Hold the member's process, and be told of its end by a call that never returns otherwise."""
+        """Hold the member's process, and notice its end by a call that never returns otherwise."""
         actor = self._crew.actors[member]
 
         def ended(done: "Future[Any]") -> None:
@@ -308,9 +308,10 @@ class Keeper:
             if done.exception() is None:
                 process = done.result()
                 self._events.put(partial(self._hold, member, process))
-                if member.role in self._crew.dp_ranks_of:  # it has nothing to open
+                if member.role in self._crew.dp_ranks_of:  # there is nothing to open
                     self._events.put(MemberReady(member))
 
-        # One call for the whole life of a member: Ray fails it as the process ends, sooner than any look would tell.
+        # One call for the whole life of a member; Ray fails it when the process ends, sooner than any look would
+        # notice.
         actor.stay.remote().future().add_done_callback(ended)
         future_of(actor.process.remote(), member.name).add_done_callback(held)

@@ -1,4 +1,4 @@
-"""How many actors a plane takes and what they are called, whom they serve, and how much memory they share."""
+"""Layout of a plane: the number and names of its actors, the ranks that they serve, and their shared memory."""
 
 from collections.abc import Sequence
 
@@ -19,13 +19,13 @@ __all__ = [
 PLANNER = "planner"
 _RANKS_PER_CONSTRUCTOR = 8
 _CORES_PER_CONSTRUCTOR = 2
-"""Of the one host of a job: more constructors than have cores, beside what feeds them, take memory and gain nothing."""
+"""Cores of a single host per constructor; more constructors than cores, with their suppliers, only take memory."""
 _BYTES_PER_TOKEN = 16
 _STORE_FLOOR_BYTES = 256 << 20
 
 
 def dp_ranks_of_constructors(spec: PlaneSpec, cores: int) -> dict[str, tuple[int, ...]]:
-    """Return the data-parallel ranks of each data constructor, by name, where all are on a host of so many cores."""
+    """Return the data-parallel ranks of each data constructor, by name, if all are on a host with ``cores`` cores."""
     dp = spec.tree.size_of("dp")
     usual = min(-(-dp // _RANKS_PER_CONSTRUCTOR), max(1, cores // _CORES_PER_CONSTRUCTOR))
     num_constructors = min(dp, spec.mix.runtime.constructors or usual)
@@ -38,17 +38,17 @@ def dp_ranks_of_constructors(spec: PlaneSpec, cores: int) -> dict[str, tuple[int
 def constructors_by_host(
     spec: PlaneSpec, host_of_R: Sequence[str]
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return host and data-parallel ranks of each data constructor, by name: beside the ranks it serves.
+    """Return host and data-parallel ranks of each data constructor, by name; it is on the host of its ranks.
 
-    Every host has one at least; what ``runtime.constructors`` asks for beyond that goes where the
-    ranks are.
+    Every host has at least one; further constructors of ``runtime.constructors`` go where most ranks
+    are.
 
     Args:
         spec: The run.
         host_of_R: Host of each data-parallel rank.
     """
     dp = len(host_of_R)
-    # Not by cores: those of other hosts are not known here.
+    # Not by cores, because the cores of other hosts are unknown here.
     asked = spec.mix.runtime.constructors or -(-dp // _RANKS_PER_CONSTRUCTOR)
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for host in dict.fromkeys(host_of_R):
@@ -61,9 +61,9 @@ def constructors_by_host(
 
 
 def home_roles(spec: PlaneSpec, constructors: Sequence[str]) -> tuple[str, ...]:
-    """Return roles that tell the heartbeats of the opener's host, of ``constructors`` and all others that begin there.
+    """Return roles that can report the heartbeats of the opener's host: all roles that start there for good.
 
-    Loaders that are placed would tell of the host where they are, and so would constructors that follow ranks.
+    Loaders with a place of their own would report the host where they are, and so would constructors that follow ranks.
     """
     runtime = spec.mix.runtime
     if runtime.place.loaders is None:
@@ -72,18 +72,18 @@ def home_roles(spec: PlaneSpec, constructors: Sequence[str]) -> tuple[str, ...]:
 
 
 def ranks_with_threads(spec: PlaneSpec, ranks: int) -> int:
-    """Return how many data-parallel ranks a constructor has threads for that is opened for ``ranks``.
+    """Return for how many data-parallel ranks a constructor has threads if it is opened for ``ranks``.
 
-    A rank that waits holds a thread; where ranks may join there is room for as many as one usually serves.
+    A waiting rank holds a thread. If ranks may join, there is room for as many as a constructor usually serves.
     """
     return max(ranks, _RANKS_PER_CONSTRUCTOR) if spec.mix.runtime.elastic else ranks
 
 
 def require_threads(dp: int, num_constructors: int, ranks_each: int) -> None:
-    """Refuse more ranks than constructors have threads for: those that wait would keep them from building.
+    """Refuse more ranks than constructors have threads for, because waiting ranks would block the building.
 
     Raises:
-        ConfigError: With how many constructors it takes.
+        ConfigError: There are too few constructors; names the number needed.
     """
     if -(-dp // num_constructors) > ranks_each:
         raise ConfigError(
@@ -93,6 +93,6 @@ def require_threads(dp: int, num_constructors: int, ranks_each: int) -> None:
 
 
 def store_bytes(mix: MixConfig) -> int:
-    """Return room for the steps in flight, twice over: once as slices, once as batches."""
+    """Return the shared memory for the steps in flight, twice: once as slices, once as batches."""
     steps = mix.steps_ahead + 4
     return max(_STORE_FLOOR_BYTES, 2 * steps * mix.batch.tokens * _BYTES_PER_TOKEN)

@@ -1,4 +1,4 @@
-"""The Ray runtime: every role an actor, batches through the shared-memory object store."""
+"""The Ray runtime's plane: every role is an actor, and batches travel through the shared-memory object store."""
 
 import atexit
 import os
@@ -62,21 +62,21 @@ _CLOSE_S, _LOOK_S = 10.0, 1.0
 
 
 class RayPlane(DataPlane):
-    """A data plane of Ray actors: planner and, unless told, loaders on the opener's host, constructors beside ranks."""
+    """A data plane of Ray actors: planner and, by default, loaders on the opener's host, constructors next to ranks."""
 
     def __init__(self, spec: PlaneSpec, gather: Gather | None = None) -> None:
         """Start Ray and the actors, open the sources and start planning.
 
         Args:
             spec: The run.
-            gather: Has the other hosts of the job join; ``None`` where all ranks are on this one.
+            gather: Makes the other hosts of the job join; ``None`` if all ranks are on this one.
 
         Raises:
             ConfigError: A source or the batch is refused.
             StateError: ``spec.state`` does not fit, or this process uses Ray already.
-            UnavailableError: No nodes have room for what ``runtime.place`` asks for, within its limit.
+            UnavailableError: No nodes had room for ``runtime.place`` within its limit.
         """
-        # Before anything is started: a fault of the file costs no start of Ray.
+        # Before anything is started, so that a mistake in the file does not cost a start of Ray.
         require_rows(spec)
         runtime = spec.mix.runtime
         listening = listening_of(runtime.bind, runtime.ports, os.environ.get("MASTER_ADDR"))
@@ -97,7 +97,7 @@ class RayPlane(DataPlane):
                 bytes_=store_bytes(spec.mix),
                 workers=len(shares) + len(dp_ranks_of_constructors(spec, cores_here())) + 1,
             )
-            # From here on: what is opened below ends before its Ray does, in the order of an exit stack.
+            # From here on, so that everything that is opened below ends before Ray does, in the order of an exit stack.
             self._opened.push(self._end_cluster)
             self._node = node_here()
             hosts = None if gather is None else gather(head_of(runtime, self._cluster))
@@ -111,11 +111,11 @@ class RayPlane(DataPlane):
         except BaseException:
             self._opened.close()
             raise
-        # Before Ray's own end of the process, by which the plane would replace all that ends with it.
+        # Registered to run before Ray's own exit handler; otherwise the plane would replace all roles that end by it.
         atexit.register(self._end_with_process, os.getpid())
 
     def _start(self, spec: PlaneSpec, shares: Sequence[LoaderShare]) -> None:
-        # All processes start together; what they need of each other is handed over afterwards.
+        # All processes start concurrently; they are connected to each other afterwards.
         self._board = FolderBoard(self.address.board)
         processes = MemberProcesses(Watches(begin_watch))
         self._crew = crew = Crew(spec, shares, self.address, self._node, processes)
@@ -132,7 +132,8 @@ class RayPlane(DataPlane):
             crew.start(crew.holders[role])
         opening = [crew.open_loader(member) for member in loaders]
         for member, found in zip(loaders, opening, strict=True):
-            # The patience is with each in turn, though all open at once: it limits the time in which nothing goes on.
+            # Waits for one after the other, although all open concurrently, because the limit is on time without
+            # progress.
             crew.facts |= self._patiently(found, member.name)
         self._patiently(crew.open_planner(crew.holders[PLANNER]), PLANNER)
         spec.keep()
@@ -140,7 +141,7 @@ class RayPlane(DataPlane):
         self._opened.callback(logs.close)
         log = logs.of("keeper")
         self._keeper = Keeper(crew, crew.roster(), Shadows(crew), self._gate, log)
-        # Behind the first opening: what fails there is a fault of the run, which another process would not mend.
+        # After the first opening, because a failure there is a fault of the run, which a replacement would repeat.
         self._keeper.begin()
         if spec.mix.runtime.scaling.mode == "auto":
             cost_S = seconds_in_loaders(spec.mix, kept_profiles(spec.cache_dir, spec.mix.names))
@@ -152,7 +153,7 @@ class RayPlane(DataPlane):
         self._opened.callback(answer_edits(spec.run_dir, changed, self._asked_before))
 
     def _patiently(self, answer: Any, role: str) -> Any:  # noqa: ANN401 -- as the actor's method
-        """Wait for an answer for as long as something goes on."""
+        """Wait for an answer as long as there is progress."""
         limit_s = self.address.batch_timeout_s
         wait_for_opening(
             lambda s: wait_for_ref(answer, s, self._gate.check), role, limit_s, self._board
@@ -167,12 +168,12 @@ class RayPlane(DataPlane):
         return handle
 
     def _check(self) -> None:
-        """Raise what has ended the plane, as far as this process knows."""
+        """Raise the error that has ended the plane, if this process knows one."""
         check_servers(self._cluster.ended_service)
         self._keeper.check()
 
     def pids(self) -> dict[str, int]:
-        """Return the process of every role that has one (``planner``, ``loader-0``, ...); see ``pids_of``."""
+        """Return the process id of every role that has one (``planner``, ``loader-0``, ...); see ``pids_of``."""
         with self._gate.inside():
             return pids_of(self._crew, self._gate.check)
 
@@ -181,15 +182,15 @@ class RayPlane(DataPlane):
         return {role: member.name for role, member in self._crew.holders.items()}
 
     def mover(self) -> Mover:
-        """Return what moves sources between the loaders of this plane as it runs; the scaler has one of its own."""
+        """Return a mover of sources between the loaders of this running plane; the scaler has one of its own."""
         return Mover(self._crew, self._keeper, self._gate)
 
     def planner(self) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
-        """Return the actor that plans by now."""
+        """Return the actor of the present planner."""
         return self._crew.holding(PLANNER)
 
     def failure(self) -> OmniloadError | None:
-        """Return what ended the plane; ``None`` while it goes on, or while another planner is awaited."""
+        """Return the error that ended the plane; ``None`` while it runs, or while a planner is being replaced."""
         try:
             self._check()
         except OmniloadError as error:
@@ -205,29 +206,29 @@ class RayPlane(DataPlane):
         return None
 
     def ended_service(self) -> str:
-        """Return which server of this plane's own Ray has ended here, and how; empty while all run."""
+        """Return which server of this plane's private Ray has ended here, and how; empty while all run."""
         return self._cluster.ended_service()
 
     def is_whole(self) -> bool:
-        """Tell whether every role is held and every shadow that is wanted stands ready."""
+        """Return whether every role is held and every wanted shadow is ready."""
         return self._keeper.is_whole()
 
     @override
     def close(self) -> None:
-        with SignalsHeld(to_the_end=True), self._closing:  # who closes as well waits for the first
+        with SignalsHeld(to_the_end=True), self._closing:  # a concurrent call waits for the first
             if not self._closed:
                 self._closed = True
                 atexit.unregister(self._end_with_process)
                 self._opened.close()
 
     def _end_with_process(self, opener: int) -> None:
-        # A fork that ends in order has been given this end, too, and the plane is its parent's.
+        # A fork that exits normally runs this handler too, but the plane belongs to its parent.
         if os.getpid() == opener:
             self.close()
 
     def _end_cluster(self, *_: object) -> None:
-        """End the actors and their Ray, once nobody in this process waits for one of them."""
-        # These first: they would replace, or add, what is ended below.
+        """End the actors and their Ray, once no thread of this process waits for one of them."""
+        # These first, because they would replace, or add, roles that are ended below.
         if (scaling := getattr(self, "_scaling", None)) is not None:
             scaling.close()
         if (keeper := getattr(self, "_keeper", None)) is not None:
@@ -237,7 +238,7 @@ class RayPlane(DataPlane):
         for handle in self._handles:
             is_used |= not handle.leave(_CLOSE_S)
         try:
-            # A dead planner has nothing left to close, and one that hangs, or has not begun, ends with the cluster.
+            # A dead planner has nothing to close; one that hangs, or has not begun, ends with the cluster.
             if not is_used and keeper is not None:
                 with suppress(OmniloadError, RayError, KeyError):
                     ray.get(self._crew.holding(PLANNER).close.remote(), timeout=_CLOSE_S)

@@ -1,4 +1,4 @@
-"""The planner as a Ray actor: opened or taking over, asked by ranks, and told by the keeper of who serves by now."""
+"""The planner as a Ray actor: opened or taking over, asked by ranks, and informed of replacements by the keeper."""
 
 import os
 import threading
@@ -37,45 +37,45 @@ from omniload.plan.world import World
 __all__ = ["PlannerActor", "PlannerOpening"]
 
 _TAKE_OVER_S = 60.0
-"""Longest wait for a loader to note what it takes over; it reads that afterwards."""
+"""Longest wait for a loader to accept a take-over; it reads the samples afterwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerOpening:
-    """What a planner begins with."""
+    """The arguments with which a planner begins."""
 
     spec: PlaneSpec
     """The run, as it was opened."""
     facts: Sequence[SourceFacts]
-    """What was found in each source."""
+    """Facts about each source."""
     loaders: Loaders
     constructors: Sequence[tuple[Any, Sequence[int], int]]
-    """Each with its data-parallel ranks, and its lives before this one."""
+    """Data constructors, each with its data-parallel ranks and its number of earlier lives."""
     folder: Path
-    """Where the journal is."""
+    """Folder of the journal."""
     namespace: str
-    """Of the plane's actors."""
+    """Namespace of the plane's actors."""
     life: int
-    """Planners before this one; it takes over from the last of them."""
+    """Number of planners before this one; it takes over from the last of them."""
     counted: float
-    """First step that planners before this one have not counted, by heartbeats that were a second old at most."""
+    """First step that earlier planners have not counted, by heartbeats that were at most a second old."""
     roles_away: Mapping[str, Sequence[str]]
-    """Roles of each other host that tell of its ranks, where those stay as they are."""
+    """Roles of each other host that can report its ranks, if the ranks stay as they are."""
 
 
 class PlannerActor(PresentActor):
     """The planner: methods for ranks come first, then those for changes of the mix, then those for the keeper.
 
-    The first planner is opened by a method, for the reason that loaders are; those after it take over as they start.
+    The first planner is opened by a method, for the same reason as loaders; later ones take over when they start.
     """
 
     def __init__(
         self, name: str, board: FolderBoard, logs: Path | None, opening: PlannerOpening | None
     ) -> None:
-        """Be there, and be seen to be; take over where ``opening`` says of what."""
+        """Start and post a heartbeat; with ``opening``, take over."""
         self._activity, self._board = self._appear(name, board, logs), board
         self._ahead_s: dict[tuple[str, str, int], float] = {}
-        """How far the clock here is ahead of that of each guest, at most: by what came quickest."""
+        """Upper bound of how far the clock here is ahead of each guest's, from its quickest message."""
         self._ranks_on = RanksOn()
         self._failure: OmniloadError | None = None
         self._closing = threading.Event()
@@ -102,7 +102,7 @@ class PlannerActor(PresentActor):
             durable = spec.run_dir is not None
             with self._activity.doing("opens the journal"):
                 journal = open_journal(opening.folder, planner, durable=durable)
-        # Behind the journal: a planner that is refused leaves the port to the one that is not.
+        # After the journal, so that a planner that is refused leaves the port to the one that is not.
         self._end_metrics = serve_metrics(spec.mix, self._told_board, goes_on=life > 0)
         self._first_step = first_step_of(spec)
         figures = {"restarts": spec.restarts, "lives": life + 1, COUNTED: opening.counted}
@@ -110,7 +110,7 @@ class PlannerActor(PresentActor):
         self._links = RayLoaderLinks(opening.loaders)
         self._constructors = [RayConstructorLink(*told) for told in opening.constructors]
         self._ranks_served = min(
-            # The least of all: ranks that join are dealt evenly, whatever a constructor was opened for.
+            # The minimum over all constructors, because joining ranks are dealt evenly.
             ranks_with_threads(spec, len(ranks))
             for _, ranks, _ in opening.constructors
         )
@@ -120,12 +120,12 @@ class PlannerActor(PresentActor):
             self._constructors,
             journal,
             self._activity,
-            # Without a folder of the run, beside the journal: for planners of this plane alone.
+            # Without a run folder, next to the journal, where it serves only planners of this plane.
             spec.run_dir or opening.folder,
         )
         self._shell.start()
         if life:
-            # Where ranks stay as they are, one that is stopped may yet go on; no other comes in its place.
+            # If ranks stay as they are, a stopped one may continue, and is never replaced.
             silent_s = spec.mix.runtime.silent_after if spec.mix.runtime.elastic else None
             board = HostsBoard(self._board, opening.namespace, opening.roles_away)
             lost = LostRanks(self._board.folder, board, silent_s)
@@ -133,7 +133,7 @@ class PlannerActor(PresentActor):
 
     @property
     def _planning(self) -> PlannerShell:
-        self.begun()  # who asks one that could not take over is told why
+        self.begun()  # callers of a planner that could not take over are told why
         return self._shell
 
     def first_step(self) -> int:
@@ -142,7 +142,7 @@ class PlannerActor(PresentActor):
         return self._first_step
 
     def taken(self, step: int, dp_rank: int, cp_rank: int, generation: int) -> None:
-        """Tell that a rank's trainer has the batch of ``step``."""
+        """Note that a rank's trainer has the batch of ``step``."""
         self._planning.taken(step, dp_rank, cp_rank, generation)
 
     def state_at(self, step: int) -> JsonObject:
@@ -150,11 +150,11 @@ class PlannerActor(PresentActor):
         return self._planning.state_at(step)
 
     def check(self) -> None:
-        """Raise what ended the planning, if anything did; see ``PlannerShell.check``."""
+        """Raise the error that ended the planning, if there is one; see ``PlannerShell.check``."""
         self._planning.check()
 
     def resize(self, asked: ResizeAsked) -> World:
-        """Have other ranks; return those that there are from then on."""
+        """Change the ranks; return the new world."""
         planning = self._planning
         require_threads(asked.dp, len(self._constructors), self._ranks_served)
         world = taken_within(planning.resize(asked), what="other ranks")
@@ -162,15 +162,15 @@ class PlannerActor(PresentActor):
         return world
 
     def stands_on(self, dp_rank: int, generation: int, node: str) -> None:
-        """Note which node of Ray a rank is on that may have its data constructor."""
+        """Note a rank's node of Ray, if its data constructor may be there."""
         self._ranks_on.note(dp_rank, generation, node)
 
     def claim(self, name: str, guest: str) -> None:
-        """Take a rank for a process of another host; see ``claim_for_guest``."""
+        """Claim a rank for a process of another host; see ``claim_for_guest``."""
         claim_for_guest(self._board.folder, name, guest)
 
     def beat(self, now_s: float, told: JsonObject) -> None:
-        """Put the heartbeat of a rank of another host on the board of this one, by the clock here."""
+        """Post the heartbeat of another host's rank on the board here, in the time of the clock here."""
         progress = Progress.from_json(told)
         guest = progress.name, progress.host, progress.pid
         ahead_s = time.monotonic() - now_s
@@ -178,7 +178,7 @@ class PlannerActor(PresentActor):
         self._board.note(progress.moved(ahead_s))
 
     def forget(self, name: str) -> None:
-        """Take a rank of another host off the board, which is another one now."""
+        """Remove a rank of another host from the board, because it has another name now."""
         self._board.forget(name)
 
     def history(self) -> History:
@@ -186,43 +186,43 @@ class PlannerActor(PresentActor):
         return self._planning.history()
 
     def change(self, asked: ChangeAsked, beside: int | None) -> EditTaken:
-        """Change the mix; a source that is added is served by the loader of source ``beside``."""
-        # Before the planner takes it up: its first command for the new source needs a way to its loader.
+        """Change the mix; an added source is served by the loader of source ``beside``."""
+        # Before the planner hears of it, because its first command for the new source needs a link to the loader.
         if beside is not None:
             self._links.add(len(self._planning.history().latest.names), beside)
         return taken_within(self._planning.change(asked))
 
     def begun(self) -> None:
-        """Raise why it could not take over."""
+        """Raise the error because of which this planner could not take over, if there is one."""
         if self._failure is not None:
             raise self._failure
 
     def released_to(self) -> int:
-        """Return the step before which every rank has taken all."""
+        """Return the first step that not every rank has taken."""
         return self._planning.released_to()
 
     def filled(self) -> dict[int, float]:
-        """Return how full what is read ahead is; see ``PlannerShell.filled``."""
+        """Return how full the read-ahead is; see ``PlannerShell.filled``."""
         return self._planning.filled()
 
     def outstanding(self, sources: Sequence[int]) -> TakeOver:
-        """Return what a loader would be told that takes sources over now."""
+        """Return the command for a loader that would take sources over now."""
         return self._planning.outstanding(sources)
 
     def replace_loader(self, serving: Serving) -> None:
-        """Have another loader take over sources; return when it may be asked for their samples."""
+        """Let another loader take over sources; return when its samples may be requested."""
         taken_over = self._planning.replace_loader(
             serving.sources, lambda: self._links.follow(serving)
         )
         heard_within(_TAKE_OVER_S, taken_over, serving.name)
 
     def replace_constructor(self, number: int, actor: Any, life: int) -> None:  # noqa: ANN401 -- Ray's handle has no static type
-        """Have another life of a constructor build what is under way."""
+        """Let a new life of a constructor build the steps under way."""
         planning, link = self._planning, self._constructors[number]
         planning.replace_constructor(number, lambda: link.lead_to(actor, life))
 
     def nodes_of_ranks(self) -> tuple[int, list[str | None]]:
-        """Return the generation of the ranks, and the node of those of each data constructor; see ``RanksOn.of``."""
+        """Return the generation of the ranks, and the node of each data constructor's ranks; see ``RanksOn.of``."""
         world, count = self._planning.world(), len(self._constructors)
         served = [world.served_by(number, count).dp_ranks for number in range(count)]
         first = [link.dp_ranks for link in self._constructors]
@@ -230,8 +230,8 @@ class PlannerActor(PresentActor):
         return world.generation, self._ranks_on.of(ranks_of, world.generation)
 
     def fail(self, error: OmniloadError) -> None:
-        """End the planning, and tell every rank why."""
-        if self._failure is None:  # else it has not begun, and says so itself
+        """End the planning with an error for every rank."""
+        if self._failure is None:  # otherwise it has not begun, and reports that itself
             self._shell.fail(error)
 
     def close(self) -> None:

@@ -16,45 +16,45 @@ __all__ = ["HeldProcess", "Opener", "Process", "end_by_sigterm"]
 
 
 _PIDFD_THREAD = os.O_EXCL
-"""As Linux defines it."""
+"""Linux's value of this flag."""
 
 
 def end_by_sigterm() -> None:
-    """Have SIGTERM end this process at once, as an actor begins.
+    """Let SIGTERM end this process at once; called when an actor begins.
 
-    Ray's own answer waits until no call is inside. One that stays is in every role, and ranks wait in a data
-    constructor: it would serve nobody from then on, give heartbeats, and be replaced by nobody.
+    Ray's own handler waits until no call is inside. But every role has a call that stays, and ranks wait in a data
+    constructor. Such an actor would serve nothing any more, but still post heartbeats, so it would not be replaced.
     """
-    # Ray begins actors in the main thread; nothing but a test calls it in another.
+    # Ray begins actors in the main thread; only a test calls this in another.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Where a process is: numbers of processes mean something on one machine, in one namespace, only."""
+    """A process and its place, because a process id is only valid on one machine, in one namespace."""
 
     pid: int
     place: str
     node: str = ""
-    """Number of its node of Ray, where that was said."""
+    """Id of its node of Ray, if known."""
     thread: int = 0
-    """Number of a thread of it that ends with it and not before; 0 where there is none."""
+    """Id of one of its threads that ends exactly when the process does; 0 if there is none."""
 
     @classmethod
     def own(cls, node: str = "", thread: int = 0) -> Self:
         """Return this process."""
-        # Numbers of namespaces are those of a boot: two machines may well have the same.
+        # Namespace ids are only unique within a boot, so two machines may have the same.
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         namespace = Path("/proc/self/ns/pid").readlink()
         return cls(os.getpid(), f"{boot} {namespace}", node, thread)
 
 
 class HeldProcess:
-    """A process by a descriptor of the kernel: a signal never reaches another one that got its number."""
+    """A process held by a pidfd, so that a signal never reaches another process that has reused its id."""
 
     def __init__(self, process: Process) -> None:
-        """Take hold of a process.
+        """Open a pidfd of a process.
 
         Raises:
             ProcessLookupError: It has ended, or is on another machine.
@@ -64,21 +64,21 @@ class HeldProcess:
         self._process = os.pidfd_open(process.pid)
         self._thread = _thread_of(process)
         self.descriptor = self._process if self._thread is None else self._thread
-        """Can be read once the process has ended, or can do nothing more."""
+        """Descriptor that becomes readable once the process has ended, or can do nothing more."""
         self._looks = StopLooks(process.pid)
 
     def is_stopped(self) -> bool:
-        """Tell whether it is stopped (SIGSTOP), and not only slow; see ``StopLooks``."""
+        """Return whether the process is stopped (SIGSTOP), and not just slow; see ``StopLooks``."""
         return self._looks.is_stopped()
 
     def has_ended(self) -> bool:
-        """Tell whether it has ended, by itself or by a signal, or frees its memory before it has."""
+        """Return whether the process has ended, by itself or by a signal, or is freeing its memory before the end."""
         look = select.poll()
         look.register(self.descriptor, select.POLLIN)
         return bool(look.poll(0))
 
     def kill(self) -> None:
-        """End it; it may have ended."""
+        """Kill the process, which may have ended already."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
@@ -90,10 +90,10 @@ class HeldProcess:
 
 
 def _thread_of(process: Process) -> int | None:
-    """Return a descriptor that can be read once a process can do nothing more; ``None`` where Linux is older than 6.9.
+    """Return a descriptor that becomes readable once a process can do nothing more; ``None`` before Linux 6.9.
 
-    The kernel calls a process ended once it has freed its memory: 0.5 s for a GiB in pages of 4 KiB, on two busy
-    cores. Threads of one that is killed end before that, in 3 ms in the median, and the last of them with it.
+    The kernel reports the end of a process after freeing its memory, which takes 0.5 s for a GiB of 4 KiB pages on two
+    busy cores. The threads of a killed process end before that, after 3 ms in the median.
     """
     if not process.thread:
         return None
@@ -101,7 +101,7 @@ def _thread_of(process: Process) -> int | None:
         thread = os.pidfd_open(process.thread, _PIDFD_THREAD)
     except OSError:
         return None
-    # Another process may have got the number of a thread that has ended.
+    # Another process may have reused the id of a thread that has ended.
     if Path(f"/proc/{process.pid}/task/{process.thread}").exists():
         return thread
     os.close(thread)
@@ -109,14 +109,14 @@ def _thread_of(process: Process) -> int | None:
 
 
 class Opener:
-    """The process that opened a plane, as a rank of the same host sees it.
+    """The process that opened a plane, as seen by a rank of the same host.
 
-    Its Ray ends with it, and a call to the head of one that has ended blocks for a minute, and then ends the process
-    that called: so it is looked at before each such call.
+    Its Ray ends with it, and a call to the head of an ended Ray blocks for a minute and then ends the calling process.
+    So the opener is checked before each such call.
     """
 
     def __init__(self, pid: int, place: str) -> None:
-        """Hold it; none where its number means nothing here, in a container of its own or on another host.
+        """Hold the opener, unless it is in another container or on another host, where its process id is not valid.
 
         Raises:
             UnavailableError: It has ended.

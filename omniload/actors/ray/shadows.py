@@ -1,10 +1,10 @@
-"""Keeps shadows where the plane is: each has decoded what it would read from if it took over now.
+"""Keeps shadows up to date: each has decoded the blocks that it would read from if it took over now.
 
 ::
 
     planner ──what a loader would be told that takes over──▶ keeper ──of its sources──▶ each shadow ──▶ decodes
 
-Nobody is waited for. A shadow that was told nothing takes over as well, and decodes while ranks wait.
+Nothing waits for this. A shadow that was told nothing can take over as well, but decodes while ranks wait.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,29 +27,29 @@ _LOG = get_logger(__name__)
 
 
 class Shadows:
-    """The members that stand by, and which of them have decoded where they would begin. For one thread.
+    """The shadows, and which of them have decoded the blocks where they would begin. For one thread.
 
-    Answers are brought to that thread by ``later``.
+    ``later`` brings answers to that thread.
     """
 
     def __init__(self, crew: Crew) -> None:
-        """Lead those of ``crew``."""
+        """Begin with the shadows of ``crew``."""
         self._crew = crew
         self._standing_by: frozenset[Member] = frozenset()
         self._decoding: set[Member] = set()
-        """Those that were told to and have not answered, so that none is told twice at once."""
+        """Shadows with an unanswered request, so that none gets two at once."""
         self._decoded: frozenset[Member] = frozenset()
-        """Those that have, some moment since they stand by."""
+        """Shadows that have decoded at least once since they began to stand by."""
         self._asks_planner, self._asked_s = False, -_EVERY_S
         self._said = ""
 
     def lead(self, shadows: Sequence[Member], now_s: float, later: Later) -> None:
-        """Tell shadows where they would begin: once a second, and at once where one is new.
+        """Tell shadows where they would begin, once a second, and a new one at once.
 
         Args:
-            shadows: Those that stand by.
-            now_s: By a clock that never goes back.
-            later: Has a call made in the one thread.
+            shadows: All shadows.
+            now_s: Time of a monotonic clock.
+            later: Schedules a call in the one thread.
         """
         new = set(shadows) - self._standing_by
         self._standing_by = frozenset(shadows)
@@ -63,7 +63,7 @@ class Shadows:
         asked.add_done_callback(lambda done: later(partial(self._tell, done, later)))
 
     def have_decoded(self, shadows: Sequence[Member]) -> bool:
-        """Tell whether shadows have decoded what they would begin with, some moment since they stand by."""
+        """Return whether these shadows have decoded at least once since they began to stand by."""
         return self._decoded.issuperset(shadows)
 
     def _tell(self, done: "Future[TakeOver]", later: Later) -> None:
@@ -73,7 +73,7 @@ class Shadows:
             return
         outstanding = done.result()
         for member in self._standing_by - self._decoding:
-            # Its role may have been retired since shadows were looked at last.
+            # Its role may have been retired since the last look.
             if (actor := self._crew.actors.get(member)) is None:
                 continue
             sources = self._crew.sources_of.get(member.role, ())
@@ -90,7 +90,7 @@ class Shadows:
 
     def _hear(self, member: Member, done: "Future[None]") -> None:
         if (error := done.exception()) is not None:
-            # Whatever else than its end it is, it would come again at every turn: that one decodes as it takes over.
+            # Any other error than its end would recur each time, so this shadow decodes only when it takes over.
             if isinstance(error, UnavailableError):
                 self._decoding.discard(member)
             self._say(f"{member.name} has not decoded ahead: {error}", error)
@@ -100,7 +100,7 @@ class Shadows:
             self._decoded |= {member}
 
     def _say(self, text: str, error: BaseException) -> None:
-        """Say what is amiss once; that somebody was lost is told by whoever replaces it."""
+        """Log an error once; the loss of a member is logged by its replacement."""
         if text != self._said and not isinstance(error, UnavailableError):
             _LOG.warning("%s", text)
             self._said = text

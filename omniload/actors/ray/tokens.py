@@ -1,4 +1,4 @@
-"""The secret that a process asks a Ray with: one that it made up, one that another process gave it, or its user's."""
+"""The token by which a process joins a Ray: generated, received from another process, or the user's own."""
 
 import os
 import secrets
@@ -18,15 +18,15 @@ __all__ = ["own_token", "token", "use_given_token", "use_token"]
 
 
 def token() -> str:
-    """Return the secret that processes of this job need to join its Ray; empty where Ray asks for none."""
+    """Return the token that processes of this job need to join its Ray; empty if Ray requires none."""
     asked = os.environ.get("RAY_AUTH_MODE") == "token"
     return os.environ.get("RAY_AUTH_TOKEN", "") if asked else ""
 
 
 def own_token() -> None:
-    """Have the Ray that this process starts ask for a secret, also where Ray was imported before.
+    """Let the Ray that this process starts require a token, even if Ray was imported before.
 
-    A mode that the program has set itself stays; one that is left of a Ray of somebody else does not.
+    A mode that the program has set itself stays; a mode left over from a given Ray does not.
 
     Raises:
         StateError: As for ``use_token``.
@@ -36,10 +36,10 @@ def own_token() -> None:
 
 
 def use_given_token() -> str:
-    """Ask for the secret of a Ray that somebody else started, where Ray itself would look for it.
+    """Use the token of a given Ray from where Ray itself would look for it.
 
     Returns:
-        What is asked with, for messages.
+        The origin of the token, for messages.
 
     Raises:
         StateError: As for ``use_token``.
@@ -56,7 +56,7 @@ def use_given_token() -> str:
     os.environ.pop("RAY_AUTH_TOKEN", None)
     loader = AuthenticationTokenLoader.instance()
     loader.reset_cache()
-    # Without a mode Ray asks for a token where there is one, as any ``ray.init()`` leaves it in its user's home.
+    # Without a mode Ray uses a token if there is one, and any ``ray.init()`` leaves one in the user's home.
     if GIVEN_MODE is None and not _is_there(loader):
         _ask_with("")
         return "without a token, as there is none in RAY_AUTH_TOKEN or ~/.ray/auth_token"
@@ -70,15 +70,15 @@ def _is_there(loader: Any) -> bool:  # noqa: ANN401 -- Ray's loader has no stati
     try:
         there: bool = loader.has_token(ignore_auth_mode=True)
     except RayError:
-        return True  # a file that cannot be read: Ray says so as it is joined
+        return True  # an unreadable file, which Ray reports when it is joined
     return there
 
 
 def use_token(secret: str) -> None:
-    """Take another process's secret, also where Ray was imported before; an empty one asks for none.
+    """Use another process's token, even if Ray was imported before; an empty one means none.
 
     Raises:
-        StateError: This process is connected to a Ray of another secret.
+        StateError: This process is connected to a Ray with another token.
     """
     if secret != token():
         require_unconnected()
@@ -88,6 +88,6 @@ def use_token(secret: str) -> None:
 def _ask_with(secret: str) -> None:
     os.environ["RAY_AUTH_MODE"] = "token" if secret else "disabled"
     os.environ["RAY_AUTH_TOKEN"] = secret
-    # Ray keeps what it read from the environment when it was imported; Ray itself reads anew like this.
+    # Ray caches what it read from the environment at its import; this is how Ray itself reads it anew.
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
