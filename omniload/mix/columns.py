@@ -1,8 +1,8 @@
-"""A sample's columns: ``tokens`` always, and what goes with them.
+"""Columns of a sample: ``tokens``, which is always there, and further columns.
 
-An *aligned* column has one value a token and is cut where the tokens are cut. A *whole* column
-belongs to the sample: its values stay with the piece that holds the sample's first token. A *tag* of
-a user's own belongs to it too, and is with each of its pieces.
+An *aligned* column has one value for each token and is cut where the tokens are cut. A *whole* column belongs to the
+sample: its values stay with the piece that holds the sample's first token. A *tag*, which is a custom column, belongs
+to the sample too, and every piece of the sample has it.
 
 Shape suffixes:
     N  samples, or ranges of them        K  pieces        V  values of all samples together
@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 WholeColumn = Literal["scores", "text"]
-"""Columns that belong to whole samples, and that a mix asks for by name."""
+"""Columns that belong to whole samples and that a mix requests by name."""
 TableColumn = Literal["labels", "loss_mask", "scores", "text"]
 """Columns that are read from a column of a table."""
 ColumnName = Literal[
@@ -72,44 +72,44 @@ ColumnName = Literal[
     "rejected_at",
     "document_starts",
 ]
-"""Columns beside the tokens. A closed list: whoever adds one says in ``COLUMNS`` how it is cut."""
+"""Columns in addition to the tokens. A closed list: each new one needs an entry in ``COLUMNS`` on how it is cut."""
 OwnDtype: TypeAlias = Literal[
     "bool", "int8", "uint8", "int16", "int32", "int64", "float16", "float32", "float64"
 ]
-"""Types of a column of yours. A closed list: what travels and what is kept are numbers of these types."""
+"""Types of a custom column. A closed list, because only numbers of these types are sent and kept."""
 TagDtype: TypeAlias = Literal["text", "bool", "int64", "float32", "float64"]
-"""Types of a column of yours that has one value for a whole sample. A text is UTF-8 in a batch."""
+"""Types of a custom column with one value for a whole sample. In a batch, a text is UTF-8."""
 TagValue: TypeAlias = bool | int | float | str
 LONGEST_TAG = 4_096
-"""Bytes of a text of a column of yours at most, in UTF-8: every piece of its sample has it."""
+"""Largest size of a text of a custom column in bytes of UTF-8; every piece of its sample has the text."""
 LOSS_MASK: ColumnName = "loss_mask"
 LABELS: TableColumn = "labels"
-"""Read in place of a mask, and never kept: of each token its own id where it is trained on, else ``IGNORE_LABEL``."""
+"""Column that is read instead of a mask and never kept: the id of each trained token, otherwise ``IGNORE_LABEL``."""
 IGNORE_LABEL = -100
 """Label of a token that predicts nothing, the value torch's cross entropy ignores."""
 TEXT: ColumnName = "text"
-"""A text beside the tokens, as UTF-8."""
+"""A text together with the tokens, as UTF-8."""
 IMAGES: ColumnName = "images"
 """Patches of all images of a sample, end to end: ``patch * patch * 3`` values each, image by image."""
 GRIDS: ColumnName = "grids"
 """Rows and columns of patches of each image."""
 IMAGE_PLACES: ColumnName = "image_places"
-"""First placeholder of each image in its sample, and how many it has."""
+"""First placeholder of each image in its sample, and its number of placeholders."""
 REJECTED_AT: ColumnName = "rejected_at"
-"""Of a preference pair: the token of the sample that its rejected side begins with; the chosen side lies before it."""
+"""First token of the rejected side of a preference pair, within the sample; the chosen side lies before it."""
 DOCUMENT_STARTS: ColumnName = "document_starts"
-"""Of documents that were joined and stay apart: the tokens of the sample that each of them begins with, but for the
-first; rising. Such a sample is never cut."""
+"""First token of each document of a sample in which documents were joined and stay apart, except for the first
+document; rising. Such a sample is never cut."""
 IMAGE_COLUMNS: tuple[ColumnName, ...] = (IMAGES, GRIDS, IMAGE_PLACES)
-"""Columns that a transform of images makes; they go together."""
+"""Columns that a transform of images makes; they always occur together."""
 ALWAYS_USED: tuple[ColumnName, ...] = (LOSS_MASK, REJECTED_AT, DOCUMENT_STARTS, *IMAGE_COLUMNS)
-"""Columns that become part of a batch wherever a source has them, without a word of the mix."""
+"""Columns that are in a batch whenever a source has them, without being named in the mix."""
 LOSS_SPANS = "loss_spans"
-"""Metadata: where the tokens of a sample that are trained on begin and stop, in turns."""
+"""Metadata: pairs of the start and the end of each range of trained tokens of a sample."""
 IMAGE_SPANS = "image_spans"
-"""Metadata: first placeholder, placeholders and patches of each image of a sample, in turns."""
+"""Metadata: first placeholder, number of placeholders and number of patches of each image of a sample."""
 NO_COLUMNS: Mapping[Any, Any] = MappingProxyType({})
-"""For arguments; a value that may travel holds a dictionary of its own."""
+"""Default for arguments; a value that may be sent holds its own dictionary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,19 +118,19 @@ class ColumnKind:
 
     dtype: np.dtype[Any]
     aligned: bool
-    """One value a token; else values of the whole sample."""
+    """Whether it has one value for each token; otherwise its values belong to the whole sample."""
     fill: float = 0
-    """Value of each token of a sample that lacks an aligned one."""
+    """Value of each token of a sample that lacks an aligned column."""
     of_labels: bool = False
-    """Whether a value belongs to its token as a label: it stands where the token before it does."""
+    """Whether a value belongs to its token as a label; it then stands at the place of the token before."""
     is_tag: bool = False
-    """Whether each sample has one value, a number or a text, that is with each of its pieces."""
+    """Whether each sample has one value, a number or a text, which each of its pieces has."""
     default: TagValue | None = None
-    """Of a tag, what a sample without it has; ``None`` where it must have one."""
+    """Value of a tag for a sample without it; ``None`` if every sample must have it."""
 
     @property
     def default_V(self) -> NDArray[Any]:
-        """Of a whole column, the values of a sample that lacks it: of a tag its default, else none."""
+        """Values of a whole column for a sample that lacks it: the default of a tag, otherwise none."""
         if self.default is None:
             return np.empty(0, self.dtype)
         if isinstance(self.default, str):
@@ -156,9 +156,9 @@ _OF, _OF_SAMPLES = ("tokens", "labels"), "samples"
 
 
 def name_inside(name: str, dtype: OwnDtype, fill: float | None, *, of_labels: bool = False) -> str:
-    """Return what a column of yours is called between the parts of a data plane: its kind stands in its name.
+    """Return the name of a custom column between the parts of a data plane; the name contains its kind.
 
-    So neither a request nor an answer needs a table beside it, and two columns of one name and two kinds never meet::
+    Therefore requests and answers need no separate table, and two columns of one name but different kinds never mix::
 
         loss_weight:float32:tokens:1.0
     """
@@ -167,7 +167,7 @@ def name_inside(name: str, dtype: OwnDtype, fill: float | None, *, of_labels: bo
 
 
 def tag_inside(name: str, dtype: TagDtype, default: TagValue | None) -> str:
-    """Return what a column of yours of whole samples is called there, with what they have by default as JSON.
+    """Return the name of a custom column of whole samples between the parts, with its default as JSON.
 
     ::
 
@@ -179,7 +179,7 @@ def tag_inside(name: str, dtype: TagDtype, default: TagValue | None) -> str:
 
 
 def name_outside(name: str) -> str:
-    """Return what a user calls a column."""
+    """Return the user's name of a column."""
     return name.partition(":")[0]
 
 
@@ -192,14 +192,14 @@ def column_kind(name: str) -> ColumnKind:
     """
     if (kind := _LABELS if name == LABELS else COLUMNS.get(name)) is not None:
         return kind
-    # A text may hold colons: it comes last.
+    # A text may contain colons, so it comes last.
     match name.split(":", 3):
         case [_, dtype, of, said] if dtype in get_args(TagDtype) and of == _OF_SAMPLES:
             kept = np.dtype(np.uint8 if dtype == "text" else dtype)
             return ColumnKind(dtype=kept, aligned=False, is_tag=True, default=_read(name, said))
         case [_, dtype, of, value] if dtype in get_args(OwnDtype) and of in _OF:
             fill = value == "True" if dtype == "bool" else float(value)
-            if dtype in {"int64", "int32"}:  # a float holds not all of them
+            if dtype in {"int64", "int32"}:  # a float cannot hold all of them
                 fill = int(value)
             return ColumnKind(
                 dtype=np.dtype(dtype), aligned=True, fill=fill, of_labels=of == "labels"
@@ -217,12 +217,12 @@ def _read(name: str, said: str) -> TagValue | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleColumns:
-    """Columns of some samples, or of ranges of them, copied end to end."""
+    """Columns of some samples, or of ranges of samples, copied end to end."""
 
     tokens: Ragged
     """Token ids (int32)."""
     others: Mapping[str, Ragged] = field(default_factory=dict)
-    """Further columns by name; an aligned one has the lengths of ``tokens``."""
+    """Further columns by name; an aligned column has the lengths of ``tokens``."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -230,14 +230,14 @@ class SampleColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnRanges:
-    """Columns of ranges of samples where they lie; nothing is copied."""
+    """Columns of ranges of samples, as references; nothing is copied."""
 
     tokens: Ranges
     others: Mapping[str, Ranges] = field(default_factory=dict)
 
     @classmethod
     def of(cls, parts: Sequence[SampleColumns]) -> Self:
-        """Show the ranges of several answers as one, in order; what one lacks is filled in."""
+        """Join the ranges of several answers, in order; columns that an answer lacks are filled in."""
         names = {name for part in parts for name in part.others}
         return cls(
             tokens=Ranges.of([part.tokens for part in parts]),
@@ -245,7 +245,7 @@ class ColumnRanges:
                 name: joined_ranges(
                     name, [part.others.get(name, part.tokens.lengths_N) for part in parts]
                 )
-                # Sorted: a set has another order in every process, and what is built must not.
+                # Sorted, because a set has another order in every process, and what is built must not.
                 for name in sorted(names)
             },
         )
@@ -263,14 +263,14 @@ def joined_ranges(name: str, parts: Sequence[Ranges | Ragged | NDArray[np.int64]
 
     Args:
         name: The column.
-        parts: Ranges, or sequences end to end; or, of samples without the column, the lengths of their tokens:
-            every token of theirs is trained on, or has the default of a column of yours; a whole column is empty, but
-            a tag is its default.
+        parts: Ranges, or sequences end to end; or, for samples without the column, the lengths of their tokens. For
+            such samples, every token is trained on, or has the default of the custom column; a whole column is empty,
+            and a tag has its default.
     """
     kind = column_kind(name)
     lacking = [part for part in parts if isinstance(part, np.ndarray)]
     is_filled = kind.aligned and lacking
-    # One array of the longest serves all that lack the column: their ranges begin where it does.
+    # One array of the greatest length serves all parts that lack the column: all their ranges begin at its start.
     longest = int(np.concatenate(lacking).max(initial=0)) if is_filled else 0
     filled = np.full(longest, kind.fill, kind.dtype) if kind.aligned else kind.default_V
     columns: list[NDArray[Any]] = [filled]
@@ -301,10 +301,10 @@ def joined_ranges(name: str, parts: Sequence[Ranges | Ragged | NDArray[np.int64]
 
 
 def spans_of(mask: Ragged) -> Ragged:
-    """Return where the true values of each sequence begin and stop, in turns (int32).
+    """Return the start and the end of each run of true values in each sequence, alternately (int32).
 
-    A mask of a chat has two numbers a turn; the planner counts labels by them and never sees
-    the mask::
+    The mask of a chat has two numbers for each turn. The planner counts labels from these numbers and never sees the
+    mask::
 
         0 0 1 1 1 0 1    ->    2 5 6 7
     """
@@ -313,11 +313,11 @@ def spans_of(mask: Ragged) -> Ragged:
     filled = np.flatnonzero(mask.lengths_N)
     is_first_V[mask.offsets[filled]] = True
     is_last_V[mask.offsets[filled + 1] - 1] = True
-    # What comes round from an end, or out of the sequence beside, is overruled by first and last.
+    # Values that ``roll`` wraps around or takes from the neighbouring sequence are overruled by first and last.
     before_V, behind_V = np.roll(values_V, 1), np.roll(values_V, -1)
     starts = np.flatnonzero(values_V & (is_first_V | ~before_V))
     stops = np.flatnonzero(values_V & (is_last_V | ~behind_V)) + 1
-    # From the right: an empty sequence begins where the next one does.
+    # Side "right", because an empty sequence begins where the next one does.
     sequences = np.searchsorted(mask.offsets, starts, side="right") - 1
     bounds = np.column_stack((starts, stops)) - mask.offsets[sequences][:, None]
     offsets = offsets_of(2 * np.bincount(sequences, minlength=len(mask)))
@@ -325,13 +325,13 @@ def spans_of(mask: Ragged) -> Ragged:
 
 
 def starts_in(starts: NDArray[np.int64], offsets: NDArray[np.int64]) -> Ragged:
-    """Return the column ``document_starts`` of sequences that lie end to end.
+    """Return the column ``document_starts`` of sequences that are stored end to end.
 
     Args:
-        starts: Where documents begin among the values of all, rising.
-        offsets: Boundaries of the sequences; none is empty.
+        starts: Starts of documents among the values of all sequences, rising.
+        offsets: Boundaries of the sequences; no sequence is empty.
     """
-    # From the left: where a sequence begins or the last one stops nothing begins inside.
+    # Side "left", because a start at the beginningning of a sequence, or at the end of the last, is not inside any.
     owners = np.searchsorted(offsets, starts) - 1
     inside = (owners >= 0) & (owners < len(offsets) - 1)
     inside[inside] = starts[inside] < offsets[owners[inside] + 1]
@@ -344,7 +344,7 @@ def starts_in(starts: NDArray[np.int64], offsets: NDArray[np.int64]) -> Ragged:
 
 
 def _all_but(starts: Ragged) -> Ragged:
-    """Return spans of everything but some tokens of each sample, without an end: a piece has its own.
+    """Return spans of everything except some tokens of each sample; the last span is open, as a piece has its own end.
 
     ::
 
@@ -362,7 +362,7 @@ def _all_but(starts: Ragged) -> Ragged:
 
 
 def overlap_of(spans_P: Ragged, starts_P: NDArray[np.int64], stops_P: NDArray[np.int64]) -> int:
-    """Return the tokens that lie both in a piece's range and in one of its spans."""
+    """Return the number of tokens that lie both in the range of a piece and in one of its spans."""
     bounds_Q2 = spans_P.values_V.reshape(-1, 2)
     piece_Q = np.repeat(np.arange(len(spans_P)), spans_P.lengths_N // 2)
     common = np.minimum(bounds_Q2[:, 1], stops_P[piece_Q])
@@ -371,17 +371,17 @@ def overlap_of(spans_P: Ragged, starts_P: NDArray[np.int64], stops_P: NDArray[np
 
 
 def metadata_of(others: Mapping[str, Ragged]) -> dict[str, Ragged]:
-    """Return what the planner needs of further columns: labels by spans, costs by documents, images to deal."""
+    """Return what the planner needs of further columns: spans for labels, documents for costs, images to deal."""
     found = {LOSS_SPANS: spans_of(others[LOSS_MASK])} if LOSS_MASK in others else {}
     if DOCUMENT_STARTS in others:
         found[DOCUMENT_STARTS] = others[DOCUMENT_STARTS]
-        # A mask has left them out already where there is one.
+        # A mask, if there is one, already leaves these tokens out.
         found.setdefault(LOSS_SPANS, _all_but(others[DOCUMENT_STARTS]))
     if GRIDS in others:
         grids, places = others[GRIDS], others[IMAGE_PLACES]
         patches_I = grids.values_V[::2] * grids.values_V[1::2]
         spans_I3 = np.column_stack((places.values_V.reshape(-1, 2), patches_I))
-        # Grids have two numbers an image, and its span has three.
+        # A grid has two numbers for each image, and a span three.
         found[IMAGE_SPANS] = Ragged(
             values_V=spans_I3.astype(np.int32).reshape(-1), offsets=grids.offsets // 2 * 3
         )
@@ -389,7 +389,7 @@ def metadata_of(others: Mapping[str, Ragged]) -> dict[str, Ragged]:
 
 
 def said_of_inside(name: str, names: Collection[str]) -> str:
-    """Return what is said of the name of a column that is meant to reach inside another; empty of any other name."""
+    """Return a hint for a column name that is meant to reach inside another column; empty for any other name."""
     outer, dot, _ = name.partition(".")
     if not dot or outer not in names:
         return ""

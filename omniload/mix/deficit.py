@@ -1,12 +1,11 @@
-"""Which source the next sample comes from: every source stays within one sample of its share.
+"""The choice of the source of each next sample; every source stays within one sample of its share.
 
-The rule is worst-case fair weighted fair queueing. A source has *credit*, the tokens it is owed so far; drawing a
-sample of ``n`` tokens pays every source its share of ``n`` and takes ``n`` from the one drawn. Among the sources that
-are owed anything (credit of at least 0) the one whose next sample falls due first is drawn. A plain "largest deficit"
-rule keeps a source from running ahead by more than a sample too, but among many lets it fall behind by several.
+The rule is worst-case fair weighted fair queueing. Each source has a *credit*, the tokens that it is owed so far.
+Drawing a sample of ``n`` tokens pays every source its share of ``n`` and takes ``n`` from the source that was drawn.
+Among the sources with a credit of at least 0, the source whose next sample falls due first is drawn. A plain "largest
+deficit" rule also limits how far a source runs ahead to one sample, but may let it fall behind by several.
 
-Credits and weights are integers, so credits always sum to zero exactly and the same
-draw comes out on every machine.
+Credits and weights are integers. Therefore credits always sum to exactly zero, and every machine gives the same draw.
 
 Source:
     Bennett and Zhang, "WF2Q: worst-case fair weighted fair queueing" (1996).
@@ -27,15 +26,15 @@ from numpy.typing import NDArray
 __all__ = ["WEIGHT_ONE", "Drawn", "draw", "integer_weights"]
 
 WEIGHT_ONE = 1 << 30
-"""Integer weights sum to this: a share is met to about one part in a billion."""
+"""Sum of the integer weights: a share is met to about one part in a billion."""
 
 _TICK_BITS = 32
 _LARGEST = 1 << 62
-"""Numbers below this may be subtracted from each other in 64 bits."""
+"""Numbers below this limit can be subtracted from each other in 64 bits."""
 _FEW = 64
-"""Samples, at hand or likely to be drawn, up to which they are served one by one."""
+"""Largest number of samples, known or likely to be drawn, that are served one by one."""
 _LONG = 512
-"""Samples at hand of one source from which on it is worth looking how many can be due."""
+"""Number of known samples of one source from which on it is worth computing how many can be due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +48,9 @@ class Drawn:
     credits_S: tuple[int, ...]
     """Credit of each source afterwards, in the unit of ``lengths`` times ``WEIGHT_ONE``."""
     served_S: tuple[int, ...]
-    """What was drawn of each source, in the unit of ``lengths``."""
+    """Amount drawn of each source, in the unit of ``lengths``."""
     starved: int | None
-    """Source whose next sample was due and not at hand; ``None`` when the budget was reached."""
+    """Source whose next sample was due but not known; ``None`` if the budget was reached."""
 
 
 def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
@@ -80,7 +79,7 @@ def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
         key=lambda i: (whole[i] - exact[i], i),
     )
     missing = WEIGHT_ONE - sum(whole)
-    if missing < 0:  # only when tiny weights were lifted to 1
+    if missing < 0:  # only if tiny weights were raised to 1
         whole[max(range(len(whole)), key=whole.__getitem__)] += missing
     for i in by_remainder[: max(missing, 0)]:
         whole[i] += 1
@@ -98,21 +97,22 @@ def draw(
 ) -> Drawn:
     """Draw samples until they hold ``budget`` tokens.
 
-    Where a sequence of draws is cut is no matter: 100 tokens and 100 more are the samples of 200, at equal weights.
+    A sequence may be cut anywhere: at equal weights, drawing 100 tokens twice gives the samples of drawing 200.
 
     Args:
-        lengths: What each source has at hand: the length of its next samples, in order, ``[S]``;
-            what weights count. With weights by samples, ones.
+        lengths: The lengths of the known next samples of each source, in order, ``[S]``, in the unit that weights
+            count; ones if weights count samples.
         weights_S: Integer weights from ``integer_weights``.
-        credits_S: Credits left by the draw before; zeros at the start.
+        credits_S: Credits after the previous draw; zeros at the start.
         budget: Tokens to draw; the last sample may exceed it.
-        sizes: Tokens of the same samples where ``lengths`` counts something else.
-        ended: Sources that are left out once what is at hand of them is drawn: there is no more. The
-            others then share what is drawn in proportion to their weights.
+        sizes: Tokens of the same samples, if ``lengths`` counts something else.
+        ended: Sources that have no samples after the known ones. Once those are drawn, the other sources share the
+            draws in proportion to their weights.
 
     Returns:
-        The draw; short of the budget where all sources have ended. With constant weights, and while none ends, every
-        source's tokens stay within one sample (the longest of any source) of its share, above and below, after each.
+        The draw; it is short of the budget if all sources have ended. With constant weights, and while no source ends,
+        the tokens of every source stay within one sample (the longest of any source) of its share, above and below,
+        after each draw.
     """
     served = _serve_at_once(lengths, sizes, weights_S, credits_S, budget, ended)
     if served is None:
@@ -134,7 +134,7 @@ def draw(
 
 
 _Served: TypeAlias = tuple[Any, Any, list[int], int | None]
-"""Sources in order and samples of each, as lists or arrays, what was drawn of each, and the source that starved."""
+"""Sources in order and samples of each, as lists or arrays, the amount drawn of each, and the starved source."""
 
 
 def _serve(
@@ -147,17 +147,17 @@ def _serve(
 ) -> _Served:
     """Run the queueing discipline in virtual time, from 0 at the start of this call.
 
-    A source's next sample *starts* when its credit reaches 0 and *finishes* when the
-    whole sample is owed; both move only when the source is drawn, which makes a draw
-    ``O(log S)``: sources wait by start, and those that have started by finish.
+    The next sample of a source *starts* when its credit reaches 0 and *finishes* when the whole sample is owed. Both
+    times change only when the source is drawn. Therefore a draw costs ``O(log S)``: waiting sources are sorted by
+    start, and started sources by finish.
     """
     counts = [0] * len(queues)
     served = [0] * len(queues)
     order: list[int] = []
-    now = 0  # virtual time: what was served in all
+    now = 0  # virtual time: the total served so far
     left = budget
-    # Times are floors in units of 2**-32 token. Floors shift exactly with the origin of time, so
-    # cutting a draw in two cannot change the order; quotients in floating point could.
+    # Times are floors in units of 2**-32 token. Floors shift exactly with the origin of time, so cutting a draw in two
+    # cannot change the order. Floating-point quotients could change it.
     waiting = [
         ((-credits_S[s] << _TICK_BITS) // weights_S[s], s)
         for s in range(len(queues))
@@ -177,8 +177,8 @@ def _serve(
             finish = WEIGHT_ONE * (served[s] + queues[s][counts[s]]) - credits_S[s]
             heapq.heappush(started, ((finish << _TICK_BITS) // weights_S[s], s))
         if not started:
-            break  # all have ended
-        # Where one sample finishes the source's next one starts.
+            break  # all sources have ended
+        # The next sample of a source starts where its current sample finishes.
         start, s = heapq.heappop(started)
         count = counts[s]
         length = queues[s][count]
@@ -190,7 +190,7 @@ def _serve(
         count += 1
         if start > now << _TICK_BITS or count == len(queues[s]):
             heapq.heappush(waiting, (start, s))
-        else:  # it has started already, as half of them have: spare it the way through the other heap
+        else:  # it has started already, as for half of them: skip the other heap
             finish = WEIGHT_ONE * (served[s] + queues[s][count]) - credits_S[s]
             heapq.heappush(started, ((finish << _TICK_BITS) // weights_S[s], s))
     return order, counts, served, None
@@ -204,19 +204,19 @@ def _serve_at_once(
     budget: int,
     ended: Collection[int],
 ) -> _Served | None:
-    """Serve as ``_serve`` does, with starts and finishes of all samples found beforehand.
+    """Serve like ``_serve``, but compute the starts and finishes of all samples in advance.
 
-    ``None`` where there is little to draw, so that it would take longer, or where a number does not fit 64 bits.
+    Returns ``None`` if little is drawn, so that this takes longer, or if a number does not fit in 64 bits.
     """
     live = [s for s, weight in enumerate(weights_S) if weight > 0]
     known = sum(len(lengths[s]) for s in live)
     spent = sum(int((sizes or lengths)[s].sum()) for s in live) if known > _FEW else 0
-    # Planners know several steps ahead, and small ones draw little of it.
+    # Planners know the samples of several steps ahead, and small planners draw only a few of them.
     few = known <= _FEW or (known <= _LONG * len(live) and budget * known <= _FEW * spent)
     if few or budget <= 0 or max(map(abs, credits_S)) >= _LARGEST:
         return None
     until = budget
-    if sizes is not None:  # what is served when the budget is reached is a guess at first
+    if sizes is not None:  # the amount served when the budget is reached is first estimated
         units = sum(int(lengths[s].sum()) for s in live)
         until = 1 + budget * 5 * units // (4 * max(spent, 1))
     while until < _LARGEST // WEIGHT_ONE:
@@ -224,16 +224,16 @@ def _serve_at_once(
             return None
         if (served := ahead.serve(live, len(lengths), budget, ended)) is not None:
             return served
-        until *= 4  # edges were missing: the guess was too low
+        until *= 4  # edges were missing, because the estimate was too low
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ahead:
-    """Where samples start and finish in virtual time, whenever they are drawn: one sort tells both orders.
+    """Starts and finishes of samples in virtual time, computed before any draw; one sort gives both orders.
 
-    A source of ``n`` samples has ``n + 1`` *edges*: where its first one starts, where each one finishes and the next
-    starts, and where the last one finishes and the source must have more.
+    A source of ``n`` samples has ``n + 1`` *edges*: its first sample starts at the first edge. At each further edge,
+    one sample finishes and the next starts. At the last edge, the source needs more samples.
 
     Shape suffixes: E edges, source after source; L sources that are drawn from.
     """
@@ -241,20 +241,20 @@ class _Ahead:
     until: int
     """Virtual time before which all edges are known."""
     is_all: bool
-    """Whether there are no others."""
+    """Whether there are no later edges."""
     firsts_L: NDArray[np.int64]
     counts_L: NDArray[np.int64]
     """Samples of each source."""
     lengths_E: NDArray[np.int64]
-    """Length of the sample that finishes at each edge; 0 where none does."""
+    """Length of the sample that finishes at each edge; 0 if none does."""
     sizes_E: NDArray[np.int64]
-    """Tokens of it."""
+    """Tokens of the same sample."""
     after_E: NDArray[np.int64]
-    """What is served of the source once it is drawn."""
+    """Amount served of the source after that sample is drawn."""
     starts_E: NDArray[np.int64]
-    """Virtual time at each edge, in tokens that must be served before, rounded up."""
+    """Virtual time at each edge: the tokens that must be served before it, rounded up."""
     rising_E: NDArray[np.intp]
-    """Edges by virtual time; of ties the first source's, in its order."""
+    """Edges by virtual time; ties go to the earlier source, and within a source to the earlier edge."""
 
     @classmethod
     def of(
@@ -270,7 +270,7 @@ class _Ahead:
         heads = []
         for s in live:
             head = lengths[s]
-            if len(head) > _LONG:  # planners know several steps ahead
+            if len(head) > _LONG:  # planners know the samples of several steps ahead
                 enough = (until * weights_S[s] + credits_S[s]) // WEIGHT_ONE + 1
                 head = head[: int(np.cumsum(head, dtype=np.int64).searchsorted(enough)) + 1]
             heads.append(head)
@@ -306,14 +306,14 @@ class _Ahead:
     def serve(
         self, live: Sequence[int], num_sources: int, budget: int, ended: Collection[int]
     ) -> _Served | None:
-        """Draw until the budget is reached; ``None`` where later edges may count."""
+        """Draw until the budget is reached; return ``None`` if edges after ``until`` may matter."""
         falling_E = self.rising_E[::-1]
         num_edges, num_live = len(falling_E), len(live)
-        keys_E = np.empty(num_edges, np.int64)  # the later a sample finishes the lower its key
+        keys_E = np.empty(num_edges, np.int64)  # the later a sample finishes, the lower its key
         keys_E[falling_E] = np.arange(num_edges)
         lasts_L = self.firsts_L + self.counts_L
         next_E = np.append(keys_E[1:], 0)
-        next_E[lasts_L] = -1 - np.arange(num_live)  # behind its last sample a source must have more
+        next_E[lasts_L] = -1 - np.arange(num_live)  # after its last sample a source needs more
         starts_E = self.starts_E[self.rising_E]
         within = int(np.searchsorted(starts_E, self.until))
         drawn, starved, starved_at = _in_order(
@@ -326,7 +326,7 @@ class _Ahead:
         )
         edges_N = falling_E[drawn]
         count = int(np.searchsorted(np.cumsum(self.sizes_E[edges_N]), budget)) + 1
-        # Where much is owed, all edges may lie before ``until`` and samples be left at it.
+        # If much is owed, all edges may lie before ``until`` while samples remain at that time.
         has_ended = self.is_all and within == num_edges and len(drawn) == num_edges - num_live
         if starved is not None and starved_at < count:
             count, starved = starved_at, live[starved]
@@ -343,7 +343,7 @@ class _Ahead:
 
 
 def _edged(columns: Sequence[NDArray[np.integer]]) -> NDArray[np.int64]:
-    """Return the columns end to end, a 0 before each."""
+    """Return the columns end to end, with a 0 before each."""
     zero = np.zeros(1, np.int64)
     return np.concatenate([part for column in columns for part in (zero, column)])
 
@@ -356,25 +356,25 @@ def _in_order(
     until: int,
     ended: Collection[int],
 ) -> tuple[list[int], int | None, int]:
-    """Draw samples, each named by its key: of those that have started the one with the highest.
+    """Draw samples, each identified by its key; among the started samples, the highest key comes first.
 
     Args:
-        starts: When samples start, rising.
-        keys: Their keys; below 0, ``-1 - source``, where a source must have more.
+        starts: Start times of the samples, rising.
+        keys: Keys of the samples; ``-1 - source``, below 0, where a source needs more samples.
         lengths: Length by key.
-        lasts: Key of the last sample of each source; -1 where it has none.
-        until: When to stop at the latest.
-        ended: Sources that have no more.
+        lasts: Key of the last sample of each source; -1 if the source has none.
+        until: Latest time at which to stop.
+        ended: Sources that have no further samples.
 
     Returns:
-        The keys drawn; the source that starved and the number of draws before it did, if one did.
+        The keys drawn, the source that starved, if any, and the number of draws before that.
     """
     started: list[int] = []
     drawn: list[int] = []
     waited_for: list[int] = []  # sources whose last sample is still to be drawn
     now, starved = 0, None
     for start, key in zip(starts, keys, strict=True):
-        # Where none has started, the first that will is drawn.
+        # If no sample has started, the first one that starts is drawn.
         while now < start and started:
             sample = started.pop()
             drawn.append(sample)

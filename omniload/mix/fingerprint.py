@@ -1,8 +1,7 @@
-"""What must stay the same for a run to resume with the same samples.
+"""Digests of everything that must stay the same for a run to resume with the same samples.
 
-Only what decides membership counts: seed, sources, weights, packing, tokens of a step,
-tokenizer, and the records found. Ranks, microbatches, balance and runtime may
-change freely.
+Only what decides membership counts: seed, sources, weights, packing, tokens of a step, tokenizer, and the records
+found. Ranks, microbatches, balance and runtime may change freely.
 """
 
 import hashlib
@@ -28,34 +27,36 @@ _NOT_MEMBERSHIP = {
     "drawn_before",
     "version",
 }
-"""What may change: what lies in files is told by what they hold, and a cap stops a run or does nothing."""
+"""Keys that may change. The contents of files have digests of their own, and a cap either stops a run or does
+nothing."""
 _LATER_KEYS = (
     *("columns", "transforms", "images", "splits", "split", "key", "where", "dedupe"),
     *("overlong", "known_by"),
 )
-"""Keys that came after the first release: one that is not used leaves the digest as it was."""
+"""Keys that were added after the first release. An unused key leaves the digest as it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFacts:
-    """What was found when a source was opened."""
+    """Facts that were found when a source was opened."""
 
     positions_per_epoch: int
-    """Records."""
+    """Number of records."""
     order_digest: str
-    """Digest of what their order is made from: shards, their units, and how many records each has."""
+    """Digest of everything that decides the order: shards, their units, and the number of records of each unit."""
     shards_digest: str
     """Digest of the shards' names and sizes."""
     content_digest: str
-    """Digest of what the shards hold: one that was replaced by another of its name and size is another."""
+    """Digest of the contents of the shards. It changes when a shard is replaced by another of the same name and
+    size."""
     transforms_digest: str = ""
-    """Digest of the files that its transforms read, such as a chat template; empty where they read none."""
+    """Digest of the files that its transforms read, such as a chat template; empty if they read none."""
     drawn_before_digest: str = ""
-    """Digest of the records that another loader had drawn; empty where none are left out for that."""
+    """Digest of the records that another loader had drawn; empty if no records are left out for this reason."""
 
 
 _NAMED = 3
-"""Sources that a message names of those that differ alike."""
+"""Number of sources that a message names when several differ in the same way."""
 _KEYS = "keys other than path, tags and on_error, or the splits of the mix"
 _MEANING = {
     "mix": "the section mix: weights, stages or groups",
@@ -69,7 +70,7 @@ _MEANING = {
     "transforms": "the files that its transforms read, such as a chat template",
     "drawn_before": "the records that another loader had drawn",
 }
-"""What the digests of ``fingerprint_of`` are of."""
+"""Descriptions of the digests of ``fingerprint_of``."""
 
 
 def fingerprint_of(
@@ -79,11 +80,11 @@ def fingerprint_of(
     tokenizer_digest: str = "",
     tokenizer_library: str = "",
 ) -> dict[str, str]:
-    """Return a short digest of every part of the mix that decides what is trained on.
+    """Return a short digest of every part of the mix that decides the samples of a run.
 
     Args:
         mix: The declared mix.
-        facts_S: What was found in each source.
+        facts_S: Facts found in each source.
         tokenizer_digest: Digest of the tokenizer's file.
         tokenizer_library: Name and version of the library that reads it.
 
@@ -107,7 +108,7 @@ def fingerprint_of(
 
 
 def source_parts(name: str, source: SourceBase, facts: SourceFacts) -> dict[str, str]:
-    """Return the parts of the fingerprint that speak of one source."""
+    """Return the parts of the fingerprint that belong to one source."""
     declared = source.model_dump(mode="json", exclude=_NOT_MEMBERSHIP)
     for key in _LATER_KEYS:
         if not declared.get(key):
@@ -121,7 +122,7 @@ def source_parts(name: str, source: SourceBase, facts: SourceFacts) -> dict[str,
         f"sources.{name}.shards": facts.shards_digest,
         f"sources.{name}.content": facts.content_digest,
     }
-    # Left out where there is none: states of releases that did not know the part are gone on from.
+    # An empty part is left out, so that states of releases without this part can still be resumed.
     if facts.transforms_digest:
         parts[f"sources.{name}.transforms"] = facts.transforms_digest
     if facts.drawn_before_digest:
@@ -130,8 +131,8 @@ def source_parts(name: str, source: SourceBase, facts: SourceFacts) -> dict[str,
 
 
 def _digest(value: Mapping[str, object]) -> str:
-    # Sorted: a release that moves the keys of a model must not turn every state away. Short, as they stand in
-    # messages.
+    # The keys are sorted so that a release may reorder the keys of a model without refusing every state. The digest is
+    # short because messages show it.
     return hashlib.blake2b(
         orjson.dumps(value, option=orjson.OPT_SORT_KEYS), digest_size=6
     ).hexdigest()
@@ -140,15 +141,17 @@ def _digest(value: Mapping[str, object]) -> str:
 def differences(
     saved: Mapping[str, Json], now: Mapping[str, str], *, before: str = "saved"
 ) -> list[str]:
-    """Return what differs between two fingerprints, in words; of many sources alike the first, and how many more.
+    """Return the differences between two fingerprints, in words.
+
+    Of many sources that differ in the same way, the first few are named and the rest are counted.
 
     Args:
-        saved: The earlier one.
-        now: The later one.
-        before: What messages call the earlier one.
+        saved: The earlier fingerprint.
+        now: The later fingerprint.
+        before: What messages call the earlier fingerprint.
     """
     changed = sorted(k for k in saved.keys() | now.keys() if saved.get(k) != now.get(k))
-    # Files of other names or sizes hold other bytes: that is no second thing that differs.
+    # Files of other names or sizes have other contents too, so the contents are not reported as a second difference.
     found = {
         k.removesuffix(".shards") for k in changed if k.count(".") > 1 and k.endswith(".shards")
     }
@@ -172,10 +175,10 @@ def differences(
 
 
 def _meaning(part: str, *, there: bool) -> tuple[str, str]:
-    """Return which source a digest is of, or nothing, and what of it; ``there``: in both fingerprints."""
+    """Return the source of a digest, if any, and what the digest covers; ``there``: both fingerprints have it."""
     if not part.startswith("sources."):
         return "", _MEANING.get(part, "")
-    # From the right: names of sources may have dots, and names of parts have none.
+    # Split from the right: names of sources may contain dots, but names of parts do not.
     name = part.removeprefix("sources.")
     source, _, found = name.rpartition(".")
     if source and found in _MEANING:

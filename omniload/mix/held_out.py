@@ -1,4 +1,4 @@
-"""An evaluation's mix: a split of a training mix, gone through once."""
+"""The mix of an evaluation: a split of a training mix, with one pass over it."""
 
 from omniload.base.config import checked
 from omniload.base.errors import ConfigError
@@ -10,21 +10,22 @@ __all__ = ["held_out"]
 
 _SEED = 0
 _OF_TRAINING = {"max_fraction", "max_repetition", "drawn_before"}
-"""What is held out is gone through once, whatever its sources share and whatever another loader had drawn."""
+"""Keys of the training mix that an evaluation ignores: it passes once over a split, whatever the shares of its
+sources are and whatever another loader had drawn."""
 
 
 def held_out(mix: MixConfig, split: str) -> MixConfig:
     """Return the mix that hands out every document of a split exactly once.
 
-    Its order is the same for every training run: a seed of its own, one weight for all sources
-    and no stages. Packing, rows and tokenizer are those of the training mix.
+    The order is the same for every training run, because the mix has its own seed, one weight for all sources and no
+    stages. Packing, rows and tokenizer are those of the training mix.
 
     Args:
         mix: The training mix.
-        split: A split that some of its sources have; the others are left out.
+        split: A split that some of its sources have; the other sources are left out.
 
     Raises:
-        ConfigError: No source has such a split, or what serves training does not serve the evaluation.
+        ConfigError: No source has such a split, or a setting that suits training does not suit the evaluation.
     """
     names = {name for source in mix.sources.values() for name in source.splits or ()}
     drawn = {
@@ -47,7 +48,7 @@ def held_out(mix: MixConfig, split: str) -> MixConfig:
         "stages": [{"from_step": 0, "weights": dict.fromkeys(drawn, 1.0)}],
     }
     known = {*COLUMNS, *(n for source in drawn.values() for n in source.own_columns)}
-    # Validated anew and not copied: what was sound for training may not be for one time through.
+    # Validated again instead of copied, because settings that are valid for training may be invalid for a single pass.
     return checked(
         mix.model_dump()
         | {
@@ -57,10 +58,10 @@ def held_out(mix: MixConfig, split: str) -> MixConfig:
                 name: source.model_dump(exclude=_OF_TRAINING) for name, source in drawn.items()
             },
             "mix": weights,
-            # Readers of a source that is left out would be refused, as of a name that is not there.
+            # A number of readers for a source that is left out would be refused as an unknown name.
             "loader": mix.loader.model_dump()
             | {"readers": {n: count for n, count in mix.loader.readers.items() if n in drawn}},
-            # And so would columns of yours that no other source has.
+            # A custom column that no remaining source has would be refused as well.
             "batch": mix.batch.model_dump()
             | {"columns": [n for n in mix.batch.columns if n in known]},
         },

@@ -1,28 +1,27 @@
-"""The order of a source: which record stands at a position, as a function and not as a list.
+"""The order of a source: a function that gives the record at a position, without storing a list.
 
-A source is shards, cut into units (row groups, ranges of a file) of known row counts.
-In every epoch the shards are permuted, their units laid end to end, and blocks of a few
-consecutive units formed; rows are permuted inside a block::
+A source consists of shards, which are cut into units (row groups, ranges of a file) of known row counts. In every
+epoch the shards are permuted, their units are laid end to end, and every few consecutive units form a block. Rows are
+permuted inside a block::
 
     shards       C              A        B            permuted by (seed, source, epoch)
     units        c0  c1  c2     a0  a1   b0
     blocks       [c0 c1   c2    a0] [a1  b0]          of ``block_units`` units
     positions    rows of block 0 permuted, then rows of block 1 permuted
 
-By units, these are permuted over all shards before blocks are formed; in full, all of them are one block.
+With ``units``, the units of all shards are permuted before blocks are formed. With ``full``, all units are one block.
 
-So the record at any position of any epoch is found without what came before it, and a
-reader needs one block in memory. Randomness is counter-based: raw 64-bit draws of
-Philox, keyed by a digest of (version, seed, source, epoch, purpose, block), sorted.
-``Generator.permutation`` would be shorter, but its stream may change between releases
-of numpy; raw Philox draws are fixed by the algorithm.
+Therefore the record at any position of any epoch is found without looking at earlier positions, and a reader needs
+only one block in memory. Randomness is counter-based: raw 64-bit draws of Philox, keyed by a digest of (version, seed,
+source, epoch, purpose, block), are sorted. ``Generator.permutation`` would be shorter, but its stream may change
+between releases of numpy, while raw Philox draws are fixed by the algorithm.
 
 Source:
     Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011), for Philox.
 
 Shape suffixes:
     U  units of the source      B  rows of a block
-    N  positions asked for
+    N  positions to find
 """
 
 import hashlib
@@ -40,14 +39,14 @@ from omniload.mix.config import ShuffleConfig
 __all__ = ["ORDER_VERSION", "BlockOrder", "Located", "Order", "Span", "sorted_places"]
 
 _AT_ONCE = 1 << 15
-"""Draws that are looked at together."""
+"""Number of draws that are processed together."""
 ORDER_VERSION = 1
-"""Enters every key; raised when the order of the same seed changes."""
+"""Part of every key; raised when the order of the same seed changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Consecutive positions that lie in one block of one epoch."""
+    """Consecutive positions within one block of one epoch."""
 
     epoch: int
     """The epoch."""
@@ -63,21 +62,21 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockOrder:
-    """The units of a block, and the order of its rows; not to be changed."""
+    """The units of a block and the order of its rows. Not to be modified."""
 
     units_U: NDArray[np.int64]
-    """Its units by rising number: an epoch whose block is of the same units finds it decoded, in whatever order they
-    came."""
+    """Its units in rising order. Therefore an epoch with a block of the same units finds them decoded, in whatever
+    order the units came."""
     rows: Rows
-    """Numbers into its units laid end to end, ``[B]``; a range where they stay in order."""
+    """Indices into its units laid end to end, ``[B]``; a range if the rows stay in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
-    """Where the records of a range of positions are stored."""
+    """Storage places of the records of a range of positions."""
 
     units_N: NDArray[np.int64]
-    """Unit of the source, as numbered by whoever made the order."""
+    """Number of the unit, as the creator of the order numbered it."""
     rows_N: NDArray[np.int64]
     """Row within the unit."""
 
@@ -85,9 +84,9 @@ class Located:
 class Order:
     """Decides which row of which unit stands at each position.
 
-    Units without rows take no part. Building an epoch costs one sort of the shards, and a
-    block one of its rows; both are kept until another is asked for, and then a position
-    costs a binary search. For one thread.
+    Units without rows are ignored. Building an epoch costs one sort of the shards, and building a block costs one sort
+    of its rows. Both are kept until another epoch or block is asked for, and a position then costs a binary search.
+    For use in one thread.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class Order:
         source: str,
         shuffle: ShuffleConfig,
     ) -> None:
-        # In 64 bits: rows of units are summed up, and readers may count them in 32.
+        # 64 bits, because the rows of units are summed, and readers may count them in 32 bits.
         rows_U, shards_U = np.asarray(unit_rows, np.int64), np.asarray(unit_shards, np.int64)
         if rows_U.shape != shards_U.shape:
             raise ValueError(
@@ -113,8 +112,8 @@ class Order:
                 f"source {source!r} has {len(rows_U)} units and no row; an order needs at least one"
             )
         self._rows_of_unit = rows_U
-        # Shards are numbered by their place among those that hold rows, so an empty shard more or
-        # less does not change the order.
+        # Shards are numbered among the shards that hold rows, so adding or removing an empty shard does not change the
+        # order.
         self._shards_U = np.unique(shards_U[self._units_U], return_inverse=True)[1]
         self._num_shards = int(self._shards_U.max()) + 1
         self._seed, self._source, self._method = seed, source, shuffle.method
@@ -129,24 +128,24 @@ class Order:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of all that decides the order: seed, name, shuffle, and rows of every unit.
+        """Digest of everything that decides the order: seed, name, shuffle, and the rows of every unit.
 
-        Saved beside a position, it tells whether the position still means the same record.
+        Saved together with a position, it shows whether the position still means the same record.
         """
         digest = hashlib.blake2b(digest_size=16)
         settings = (ORDER_VERSION, self._seed, self._source, self._method, self._block_units)
-        # Parted by what no name holds: else two settings might be written alike.
+        # The separator is a character that no name contains, so that different settings never give the same text.
         digest.update("\0".join(map(str, settings)).encode())
         digest.update(self._rows_of_unit[self._units_U].astype("<i8").tobytes())
         digest.update(self._shards_U.astype("<i8").tobytes())
         return digest.hexdigest()
 
     def shards_of(self, units_U: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the shards that hold units with rows; shards are numbered among those that hold rows."""
+        """Return the shards of units that have rows; shards are numbered among those that hold rows."""
         return self._shards_U[np.searchsorted(self._units_U, units_U)]
 
     def spans(self, start: int, stop: int) -> Iterator[Span]:
-        """Cut the positions ``start`` to ``stop`` where blocks and epochs end.
+        """Cut the positions ``start`` to ``stop`` at the ends of blocks and epochs.
 
         Raises:
             ValueError: ``start`` is negative or after ``stop``.
@@ -155,7 +154,7 @@ class Order:
             raise ValueError(f"positions {start} to {stop} are no range; 0 <= start <= stop")
         while start < stop:
             epoch, within = divmod(start, self.positions_per_epoch)
-            # For each span anew: whoever takes them may ask for another epoch in between.
+            # Repeated for each span, because the caller may ask for another epoch between two spans.
             self._enter(epoch)
             block = int(self._block_offsets.searchsorted(within, side="right")) - 1
             first, end = self._block_offsets[block : block + 2].tolist()
@@ -164,19 +163,19 @@ class Order:
             start = until
 
     def whole(self, span: Span) -> Span:
-        """Return the span of all positions of the block that a span lies in."""
+        """Return the span of all positions of the block that contains a span."""
         start = span.start - span.offset
         count = len(self.block_of(span.epoch, span.block).rows)
         return replace(span, offset=0, start=start, stop=start + count)
 
     def number_in_shard(self, unit: int, row: int) -> int:
-        """Return which record of its shard a row of a unit is, from 0."""
+        """Return the number of a row of a unit within its shard, from 0."""
         shard = self._shards_U[np.searchsorted(self._units_U, unit)]
         before = self._units_U[(self._shards_U == shard) & (self._units_U < unit)]
         return int(self._rows_of_unit[before].sum()) + row
 
     def block_of(self, epoch: int, block: int) -> BlockOrder:
-        """Return what a block holds, in which order; the one that was asked for last is kept.
+        """Return the units and the row order of a block; the last block that was asked for is kept.
 
         Raises:
             IndexError: The epoch has no such block.
@@ -201,15 +200,14 @@ class Order:
         return BlockOrder(units_U=units_U, rows=rows)
 
     def let_go(self) -> None:
-        """Let go of the order of the rows that were asked for last."""
+        """Free the row order of the last block that was asked for."""
         self._kept = None
 
     def locate(self, start: int, stop: int) -> Located:
         """Find the unit and row of every position from ``start`` to ``stop``.
 
         Returns:
-            One entry a position; over the positions of one epoch every row of every
-            unit occurs exactly once.
+            One entry for each position. Over the positions of one epoch, every row of every unit occurs exactly once.
 
         Raises:
             ValueError: ``start`` is negative or after ``stop``.
@@ -223,7 +221,7 @@ class Order:
         held, count = self.block_of(span.epoch, span.block), span.stop - span.start
         units, rows = held.units_U, numbers_of(held.rows[span.offset : span.offset + count])
         ends = np.cumsum(self._rows_of_unit[units])
-        # From the right: the first row of a unit is the one at which the unit before ends.
+        # Side "right", because the first row of a unit is the number at which the unit before ends.
         which = np.searchsorted(ends, rows, side="right")
         begins = ends - self._rows_of_unit[units]
         return np.stack((units[which], rows - begins[which]))
@@ -236,10 +234,10 @@ class Order:
             places_U = self._permutation(len(self._units_U), epoch, "units")
             self._ordered_U = self._units_U[places_U]
         elif self._method != "none":
-            # Places turned round: from the shard at each place to the place of each shard, which units are sorted by.
+            # The permutation gives the shard at each place. Units are sorted by its inverse, the place of each shard.
             rank = np.empty(self._num_shards, np.int64)
             rank[self._permutation(self._num_shards, epoch, "shards")] = np.arange(self._num_shards)
-            # Stable: units of a shard stay in their order.
+            # A stable sort keeps the units of a shard in their order.
             self._ordered_U = self._units_U[np.argsort(rank[self._shards_U], kind="stable")]
         begins = np.arange(0, len(self._ordered_U), self._block_units)
         block_rows = np.add.reduceat(self._rows_of_unit[self._ordered_U], begins)
@@ -249,7 +247,7 @@ class Order:
     def _permutation(
         self, count: int, epoch: int, purpose: str, block: int = 0
     ) -> NDArray[np.int64]:
-        """Return a permutation of ``range(count)`` that its key alone decides."""
+        """Return a permutation of ``range(count)`` that depends only on its key."""
         key = f"omniload.order\0{ORDER_VERSION}\0{self._seed}\0{self._source}\0{epoch}\0{purpose}\0{block}"
         digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
         draws = np.random.Philox(key=np.frombuffer(digest, "<u8")).random_raw(count)
@@ -257,30 +255,30 @@ class Order:
 
 
 def sorted_places(draws_B: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the places of draws by rising draw, equal ones by rising place: a stable sort, on every machine.
+    """Return the indices of draws in rising order, ties by rising index: the same stable sort on every machine.
 
-    Places are sorted as the low bits of their draws, which costs a third of an ``argsort``, or a sixth where they are
-    millions; what those bits covered is looked at where draws agree in all others.
+    The index replaces the low bits of each draw before sorting, which costs a third of an ``argsort``, or a sixth for
+    millions of draws. Where draws agree in all other bits, the replaced bits are compared afterwards.
     """
     count = len(draws_B)
     bits = np.uint64(max(1, (count - 1).bit_length()))
     covered = (np.uint64(1) << bits) - np.uint64(1)
     mixed_B = draws_B & ~covered
-    # A few at a time, in the cache of a core: as many more arrays of all draws would be new pages of memory.
+    # A few at a time, in the cache of a core: further arrays of all draws would need new pages of memory.
     for start in range(0, count, _AT_ONCE):
         stop = min(start + _AT_ONCE, count)
         mixed_B[start:stop] |= np.arange(start, stop, dtype=np.uint64)
     mixed_B.sort()
     found = []
     for start in range(0, count, _AT_ONCE):
-        # One more: the first of the next few may be like the last of these.
+        # One more, because the first draw of the next part may tie with the last of this part.
         part = mixed_B[start : start + _AT_ONCE + 1]
         found.append(np.flatnonzero((part[1:] ^ part[:-1]) <= covered) + start)
     alike = np.concatenate(found) if found else np.arange(0)
     mixed_B &= covered
     places_B = mixed_B.view(np.int64)
     if len(alike):
-        # All of them in one sort: runs of equal heads stand in their order already, and none passes another.
+        # One sort of all ties: runs with equal high bits are already in order, and no draw moves past another run.
         at = np.union1d(alike, alike + 1)
         tied = places_B[at]
         places_B[at] = tied[np.lexsort((tied, draws_B[tied]))]

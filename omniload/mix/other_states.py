@@ -1,4 +1,4 @@
-"""States of other loaders: whose one is, and what to do with it instead of resuming from it."""
+"""States of other loaders: how to recognize them, and what to do instead of resuming from one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ _OTHERS = {
     "_num_yielded": "torchdata's StatefulDataLoader",
     "examples_iterable": "Hugging Face datasets",
 }
-"""Whose states hold a key."""
+"""Loader whose states contain a key."""
 OF_MIX, OF_DATASET = "a mix", "a DataLoader over a dataset"
 _OURS = {
     frozenset({"fingerprint", "carried"}): OF_MIX,
     frozenset({"shape", "stage"}): OF_DATASET,
 }
-"""Whose states, of the two that are written here, hold all of some keys."""
+"""Which of the two kinds of states of this package contain all of some keys."""
 _INSTEAD = {
     "Mosaic Streaming": ", or leave out what it had drawn: omniload mix import --from llm-foundry --state",
     "torchdata's StatefulDataLoader": ", or leave out what it had drawn: omniload mix import --from torchdata --state",
@@ -41,14 +41,14 @@ _OF_ONE_PROCESS = {"_num_yielded", "_sampler_iter_yielded"}
 _MOST = 1 << 62
 _NEW_EPOCH = "begin a new epoch with the saved model"
 _ENERGON = "megatron.energon"
-"""Package of the classes that Energon's states are of."""
+"""Package that defines the classes of Energon's states."""
 SHOWN_KEYS = 6
-"""Keys that a message lists of what is no state."""
+"""Number of keys of an invalid state that a message lists."""
 
 
 def writer_of(state: object, *, own: str = OF_MIX) -> str | None:
-    """Return which loader other than ``own`` a state shows to be of; ``None`` where it shows none."""
-    # By the name of its module: whoever holds such a state has the package, and we have not.
+    """Return the loader, other than ``own``, that evidently wrote a state; ``None`` if none is recognized."""
+    # Recognized by the name of its module, because the package is installed where the state comes from, but not here.
     if type(state).__module__.startswith(_ENERGON):
         return "Megatron-Energon"
     if not isinstance(state, Mapping):
@@ -61,10 +61,10 @@ def writer_of(state: object, *, own: str = OF_MIX) -> str | None:
 
 
 def refuse_others(state: object) -> None:
-    """Refuse a state that another loader shows to have written, by the name of that.
+    """Refuse a state that evidently comes from another loader, and name that loader.
 
     Raises:
-        StateError: With what to do instead.
+        StateError: The state comes from another loader; the message says what to do instead.
     """
     if (other := writer_of(state)) is None:
         return
@@ -78,7 +78,7 @@ def refuse_others(state: object) -> None:
 
 
 def is_of_torchdata(state: Mapping[str, Any]) -> bool:
-    """Whether a state is one of torchdata's ``StatefulDataLoader``, by the names of its keys."""
+    """Whether a state comes from torchdata's ``StatefulDataLoader``, judged by its keys."""
     return "version" not in state and (
         state.keys() >= _OF_WORKERS or state.keys() >= _OF_ONE_PROCESS
     )
@@ -91,23 +91,23 @@ class TorchdataPlace:
     batches: int
     """Batches that were handed out."""
     main: Mapping[str, Any]
-    """Where the state of the sampler stands; with workers it is that of the last snapshot."""
+    """State that contains the place of the sampler; with workers, the state of the last snapshot."""
     is_over: bool
     """Whether the epoch had ended."""
 
 
 def place_of_torchdata(state: Mapping[str, Any]) -> TorchdataPlace:
-    """Return the place that a state of ``StatefulDataLoader`` holds.
+    """Return the place in a state of ``StatefulDataLoader``.
 
     Raises:
         StateError: The dataset is iterable, or has a state of its own.
-        KeyError, TypeError, ValueError, AttributeError: It is damaged.
+        KeyError, TypeError, ValueError, AttributeError: The state is damaged.
     """
     if "_snapshot" not in state:
         _require_no_own(state)
         main, first, since = state, whole_number(state["_num_yielded"], below=_MOST), 0
     else:
-        # With workers it keeps the place of the last snapshot, and counts the batches since.
+        # With workers, the state has the place of the last snapshot and the number of batches since then.
         snapshot = state["_snapshot"]
         for worker in snapshot["_worker_snapshots"].values():
             _require_no_own(worker)
@@ -115,7 +115,7 @@ def place_of_torchdata(state: Mapping[str, Any]) -> TorchdataPlace:
         first = whole_number(snapshot["_snapshot_step"], below=_MOST)
         since = whole_number(state["_steps_since_snapshot"], below=_MOST)
     drawn = whole_number(main["_sampler_iter_yielded"], below=_MOST)
-    # Workers alone draw ahead.
+    # Only workers draw ahead.
     if first > drawn or (first < drawn and main is state):
         raise ValueError(f"{first} batches were handed out, and {drawn} drawn")
     return TorchdataPlace(

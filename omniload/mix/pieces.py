@@ -1,4 +1,4 @@
-"""Pieces of samples: what rows are made of, and what the packer carries to the next step.
+"""Pieces of samples: rows consist of them, and the packer carries some of them to the next step.
 
 Shape suffixes:
     P  pieces
@@ -16,18 +16,18 @@ from omniload.base.state import Json, shown, whole_number
 __all__ = ["PIECE_COLUMNS", "POSITION_LIMIT", "SUB_LIMIT", "TOKEN_LIMIT", "PieceTable"]
 
 SUB_LIMIT = 1 << 20
-"""Samples of one record are below this."""
+"""Exclusive limit of the number of a sample within its record."""
 POSITION_LIMIT = 1 << 43
-"""Raw positions are below this: position and sub together are one signed integer of 64 bits."""
+"""Exclusive limit of raw positions: position and sub together are one signed integer of 64 bits."""
 TOKEN_LIMIT = 1 << 31
-"""Tokens of one sample are below this."""
+"""Exclusive limit of the tokens of one sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class PieceTable:
     """Parts of samples, each addressed by its key ``(source, position, sub)`` and a token range.
 
-    One array and not one for each column: small steps take, join and send many tables of a few pieces.
+    One array instead of one for each column, because small steps take, join and send many tables of a few pieces.
     """
 
     columns_CP: NDArray[np.int64]
@@ -58,12 +58,12 @@ class PieceTable:
 
     @property
     def stops_P(self) -> NDArray[np.int64]:
-        """First token that no longer does."""
+        """First token of the sample after the piece."""
         return self._column(4)
 
     @property
     def sizes_P(self) -> NDArray[np.int64]:
-        """Tokens of the whole sample; a piece that stops short of it has a next token to predict."""
+        """Tokens of the whole sample; a piece that ends before that has a next token to predict."""
         return self._column(5)
 
     def _column(self, number: int) -> NDArray[np.int64]:
@@ -80,7 +80,7 @@ class PieceTable:
         return PieceTable(self.columns_CP.take(indices, axis=1))
 
     def part(self, begin: int, end: int) -> "PieceTable":
-        """Return the pieces ``begin`` to before ``end``, without a copy."""
+        """Return the pieces from ``begin`` up to, but not including, ``end``, without a copy."""
         return PieceTable(self.columns_CP[:, begin:end])
 
     def between(
@@ -98,7 +98,7 @@ class PieceTable:
 
     def to_bytes(self) -> bytes:
         """Return all columns end to end, little-endian: equal on every machine."""
-        # Of the width that each was digested with from the first release on: positions alone need 64 bits.
+        # The widths are those of the first release, so that digests stay the same; only positions need 64 bits.
         sources, positions = self.sources_P.astype("<i4"), self.positions_P.astype("<i8")
         return sources.tobytes() + positions.tobytes() + self.columns_CP[2:].astype("<i4").tobytes()
 
@@ -108,18 +108,18 @@ class PieceTable:
 
     @staticmethod
     def from_rows(rows: Sequence[Sequence[int]]) -> "PieceTable":
-        """Return the pieces that ``rows`` gave."""
-        # Shaped for no rows as well, of which numpy makes an array without columns.
+        """Return the pieces from the output of ``rows``."""
+        # Reshaped for the case without rows, for which numpy makes an array without columns.
         return PieceTable(np.asarray(rows, np.int64).reshape(-1, len(PIECE_COLUMNS)).T)
 
     @staticmethod
     def from_json(rows: Json, names: Sequence[str]) -> "PieceTable":
-        """Return the pieces that ``to_json`` wrote.
+        """Return the pieces from the output of ``to_json``.
 
         Raises:
-            TypeError: It is no list.
-            ValueError: A row is no source of ``names`` and five integers, or is no piece: each piece
-                holds tokens, all of them within its sample.
+            TypeError: The value is not a list.
+            ValueError: A row is not a source of ``names`` and five integers, or not a piece: each piece holds tokens,
+                and all of them are within its sample.
         """
         if not isinstance(rows, list):
             raise TypeError(f"carried pieces are {shown(rows)}, not a list")
@@ -144,7 +144,7 @@ PIECE_COLUMNS = ("sources_P", "positions_P", "subs_P", "starts_P", "stops_P", "s
 def _numbered(row: Json, number_of: Mapping[str, int]) -> list[int]:
     match row:
         case [str(name), position, sub, start, stop, size] if name in number_of:
-            # From the largest down: the size bounds where a piece stops, and that where it starts.
+            # From the largest down: the size limits where a piece stops, and its stop limits where it starts.
             size = whole_number(size, least=1, below=TOKEN_LIMIT)
             stop = whole_number(stop, least=1, below=size + 1)
             return [

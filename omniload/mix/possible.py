@@ -1,10 +1,10 @@
-"""Whether a state can be one of a mix: what no run of it could have reached is refused before it is used.
+"""Whether a state can belong to a mix: a state that no run of the mix reaches is refused before it is used.
 
-A digest tells a damaged state. A state that was changed and given a new digest, or one that
-a faulty release wrote, is told by its values alone: they bound one another. What stays within the
-bounds is another state that a run might have reached: a cursor some records further, a document
-fewer among those carried. No look at the state tells it from the true one; the journal of the run
-does, which holds a digest of every state (``omniload.mix.journal``).
+A digest shows that a state is damaged. If a state was changed and given a new digest, or if a faulty release wrote it,
+only its values show the fault, because they bound one another. A state within the bounds may be wrong all the same: a
+run might have reached it with a cursor some records further, or with one carried document fewer. The state alone does
+not show the difference. The journal of the run does, because it holds a digest of every state
+(``omniload.mix.journal``).
 
 Shape suffixes:
     S  sources        P  carried pieces
@@ -42,7 +42,7 @@ def require_possible(
         skipped_steps: Steps that edits left out, whose samples count as drawn.
 
     Raises:
-        StateError: Naming the first value that is not possible, and its limit.
+        StateError: A value is not possible; the message names the first such value and its limit.
     """
     fault = next(_faults(state, mix, positions_per_epoch_S, skipped_steps), None)
     if fault is not None:
@@ -53,17 +53,17 @@ def require_possible(
 
 
 def require_samples(state: MixState, source: int, name: str, table: SampleTable) -> None:
-    """Refuse a state whose cursor or carried pieces are of other samples than were found.
+    """Refuse a state whose cursor or carried pieces do not match the samples that were found.
 
     Args:
-        state: The state that a run resumes from.
+        state: The state from which a run resumes.
         source: Number of the source.
         name: Its name, for the message.
         table: Samples found in a range of its positions.
 
     Raises:
-        StateError: A piece is of a sample that is not there or has another length, or the cursor stands
-            behind the end of its sample.
+        StateError: The sample of a piece is missing or has another length, or the cursor is behind the end of its
+            sample.
     """
     carried = state.carried
     here_P = (
@@ -79,14 +79,14 @@ def require_samples(state: MixState, source: int, name: str, table: SampleTable)
                 f"carried, the sample has {found}"
             )
     position, sub, token = state.cursors_S[source]
-    # Told with the part of the source that its record is in.
+    # The cursor is checked together with the part of the source that contains its record.
     if not table.start <= position < table.stop:
         return
     if token and token >= (found := _length_of(table, position, sub)):
         raise _other_samples(
             f"source {name!r} goes on at token {token} of sample {sub} of record {position}, which has {found}"
         )
-    # Samples of a record are numbered without a gap.
+    # The samples of a record are numbered without gaps.
     if sub and not _length_of(table, position, sub - 1):
         raise _other_samples(
             f"source {name!r} goes on at sample {sub} of record {position}, which has no sample {sub - 1}"
@@ -101,7 +101,7 @@ def _other_samples(fault: str) -> StateError:
 
 def _length_of(table: SampleTable, position: int, sub: int) -> int:
     """Return the tokens of a sample; 0 where there is no such sample."""
-    # Found by halves: a state may carry thousands of pieces, and a table hold as many samples.
+    # Binary search, because a state may carry thousands of pieces and a table may hold as many samples.
     first, last = np.searchsorted(table.positions_N, (position, position + 1))
     at = int(first + np.searchsorted(table.subs_N[first:last], sub))
     return int(table.lengths_N[at]) if at < last and table.subs_N[at] == sub else 0
@@ -123,8 +123,8 @@ def _faults_of_cursors(
     for s, (name, overlong) in enumerate(zip(mix.names, mix.overlong_S, strict=True)):
         position, _, token = state.cursors_S[s]
         drawn, records = state.drawn_S[s], positions_per_epoch_S[s]
-        # An epoch without a sample is refused when it is read, so each one gone through gave something; a split
-        # that ends may have none, and so may the first epoch, where another loader had drawn of it.
+        # An epoch without a sample is refused when it is read, so each finished epoch gave something. Two cases are
+        # exceptions: a split that ends may be empty, and so may the first epoch if another loader had drawn from it.
         amounts = mix.mix.amounts
         amount = None if amounts is None else amounts.get(name)
         end = records if amount is None else amount.units(records)
@@ -144,7 +144,7 @@ def _faults_of_cursors(
             )
         if state.cursors_S[s] != (0, 0, 0) and not drawn and not ends:
             yield f"source {name!r} stands at {state.cursors_S[s]}, and nothing was drawn of it"
-        # Samples are drawn a row's worth at a time.
+        # Samples are drawn in pieces of one row.
         if token % length or (token and overlong != "split"):
             yield (
                 f"source {name!r} goes on at token {token} of a sample, not at a multiple of pack.length {length}"
@@ -161,13 +161,13 @@ def _faults_of_credits(state: MixState, mix: MixConfig, skipped_steps: int) -> I
         yield f"credits sum to {total}, not to 0"
     drawn = sum(state.drawn_S)
     stages = [stage for stage in mix.mix.stages if stage.from_step < state.step]
-    # Those of every step where one stage alone has been reached: the first has no ramp.
+    # While only one stage has been reached, its weights apply to every step, because the first stage has no ramp.
     weights_S = integer_weights(weights_at(mix.mix.stages, mix.names, 0))
     for s, name in enumerate(mix.names):
         credit, least = state.credits_S[s], -WEIGHT_ONE * state.drawn_S[s]
-        # A credit is what the weights asked for less what was drawn; weights are from 0 to WEIGHT_ONE.
+        # A credit is what the weights asked for, minus what was drawn. Weights are from 0 to WEIGHT_ONE.
         low, high = least, least + WEIGHT_ONE * drawn
-        # Steps that were skipped may have been of weights that no stage up to this step has.
+        # Skipped steps may have had the weights of stages that begin after this step.
         repeats = mix.mix.stop not in ("each_once", "amounts")
         if len(stages) <= 1 and not skipped_steps and repeats:
             low = high = least + weights_S[s] * drawn
@@ -180,32 +180,32 @@ def _faults_of_credits(state: MixState, mix: MixConfig, skipped_steps: int) -> I
 
 def _faults_of_amounts(state: MixState, mix: MixConfig, steps: int) -> Iterator[str]:
     drawn, carried = sum(state.drawn_S), int(state.carried.lengths_P.sum(dtype=np.int64))
-    # The last unit drawn may go over what a step asks for.
+    # The last unit drawn may exceed what a step asks for.
     most = (mix.rows_per_step + mix.pack.lookahead_rows + 1) * mix.pack.length
     if carried > most:
         yield f"{carried} tokens are carried, a step leaves {most} at most"
     if mix.mix.level == "token" and drawn < carried:
         yield f"{carried} tokens are carried of {drawn} drawn"
-    # Of samples too: each has a token at least. Amounts may count records, and a record may give none.
+    # This is true for samples too, because each has at least one token. Amounts may count records, which may be empty.
     if mix.mix.amounts is None and drawn - carried > steps * mix.batch.tokens:
         yield f"{drawn} were drawn and {carried} of them carried on, more than {steps} steps hold"
     if mix.mix.stop == "never" and state.step:
         yield from _faults_of_full_steps(mix, drawn, carried, steps)
-    # No step is without a row, and no row without a token.
+    # Every step has at least one row, and every row at least one token.
     if mix.mix.level == "token" and state.step > drawn - carried:
         yield f"{drawn} were drawn and {carried} of them carried on, fewer than a token for each step"
 
 
 def _faults_of_full_steps(mix: MixConfig, drawn: int, carried: int, steps: int) -> Iterator[str]:
-    """Say what a run that never ends leaves out: each of its steps draws all its rows, and those ahead."""
+    """Report what contradicts a run that never ends: each of its steps draws all its rows, and the rows ahead."""
     length, rows = mix.pack.length, mix.rows_per_step
-    # Of rows that hold one document alone, or one source, nobody can tell how full they are.
+    # Rows that hold a single document or a single source may be filled to any degree.
     alone = mix.own_packing is not None and mix.own_packing.alone_S.any()
     if not alone and carried < (least := mix.rows_ahead * length):
         yield f"{carried} tokens are carried, a step leaves {least} at least"
     if mix.mix.level != "token" or mix.own_packing is not None:
         return
-    # Of two rows that are half empty the pieces would have gone into one.
+    # If two rows were half empty, the pieces of both would have gone into one.
     full = {"concat_and_split": rows * length, "best_fit": (rows - 1) * (length // 2)}
     if drawn - carried < (least := steps * full.get(mix.pack.method, 0)):
         yield (
@@ -232,7 +232,7 @@ def _faults_of_pieces(state: MixState, mix: MixConfig) -> Iterator[str]:
     order_P = np.lexsort((carried.starts_P, carried.subs_P, carried.positions_P, carried.sources_P))
     if (twice := _overlap(carried.take(order_P))) is not None:
         yield f"sample {twice[2]} of record {twice[1]} of source {mix.names[twice[0]]!r} is carried twice"
-    # Those of a source come in its order: sorted by source alone they lie as they do sorted by all.
+    # The pieces of a source come in its order, so sorting them by source alone gives the same result as a full sort.
     by_source_P = np.argsort(carried.sources_P, kind="stable")
     for p in by_source_P[order_P != by_source_P][:1].tolist():
         yield (
@@ -243,12 +243,12 @@ def _faults_of_pieces(state: MixState, mix: MixConfig) -> Iterator[str]:
 
 
 def _faults_of_cuts(mix: MixConfig, carried: PieceTable) -> Iterator[str]:
-    """Say which piece is none that a sample is cut to: a row of it each, and the rest."""
+    """Report a piece that is not one of the pieces that its sample is cut into: full rows, and the rest."""
     length = mix.pack.length
     whole_P = np.asarray([overlong == "split" for overlong in mix.overlong_S])[carried.sources_P]
-    # What is left of a longer sample that is not split; one that is dropped is not there.
+    # The kept part of a longer sample that is not split. A dropped sample does not occur here.
     kept_P = np.where(whole_P, carried.sizes_P, np.minimum(carried.sizes_P, length))
-    # In 64 bits: the row of a start below 2^31 may stop above it.
+    # 64 bits, because a row that starts below 2^31 may stop above it.
     starts_P = carried.starts_P.astype(np.int64)
     begins_P = starts_P - starts_P % length
     wrong_P = (carried.stops_P != np.minimum(begins_P + length, kept_P)) | (starts_P != begins_P)
@@ -267,7 +267,7 @@ def _faults_of_cuts(mix: MixConfig, carried: PieceTable) -> Iterator[str]:
 
 
 def _after(here_P3: NDArray[np.int64], ends_P3: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tell where (position, sub, token) comes after a cursor."""
+    """Return where (position, sub, token) comes after a cursor."""
     differs_P3 = here_P3 != ends_P3
     first_P = np.argmax(differs_P3, axis=1)
     rows_P = np.arange(len(here_P3))
@@ -276,7 +276,7 @@ def _after(here_P3: NDArray[np.int64], ends_P3: NDArray[np.int64]) -> NDArray[np
 
 
 def _overlap(pieces: PieceTable) -> list[int] | None:
-    """Return a piece that shares tokens with the one before it; pieces are sorted by key and first token."""
+    """Return a piece that shares tokens with the piece before it; pieces are sorted by key and first token."""
     same = (
         (pieces.sources_P[1:] == pieces.sources_P[:-1])
         & (pieces.positions_P[1:] == pieces.positions_P[:-1])

@@ -1,4 +1,4 @@
-"""How far a run has come, from its journal alone: no source is opened.
+"""The progress of a run, computed from its journal alone without opening any source.
 
 Shape suffixes:
     S  sources
@@ -41,54 +41,55 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceProgress:
-    """How much of a source was drawn."""
+    """The amount that was drawn of a source."""
 
     name: str
     drawn: int
-    """Tokens or samples, as the mix counts; of amounts of epochs, records."""
+    """Tokens or samples, as the mix counts; records if the mix has amounts in epochs."""
     due: float
-    """What its weights ask for, of what was drawn in all; once it has ended, what was drawn of it."""
+    """The part of all drawn tokens or samples that its weights ask for; the amount drawn of it, once it has ended."""
     share: float
-    """Its share of what was drawn; of amounts, how much of its own is drawn."""
+    """Its share of everything drawn; in a mix with amounts, the part of its own amount that is drawn."""
     target: float
-    """The share that its weights ask for, of what was drawn; of nothing, those of the first step. Of amounts, how much
-    of all is drawn."""
+    """The share of everything drawn that its weights ask for; before the first draw, the share at the first step.
+    In a mix with amounts, the part of all amounts that is drawn."""
     position: int
-    """Raw position of its first record of which nothing is drawn."""
+    """Raw position of its first record from which nothing is drawn."""
     epochs: float
-    """Times it was gone through: a record that is begun counts."""
+    """Number of passes over it; a record that is begun counts."""
     has_ended: bool = False
-    """Whether the run goes on without it: it was gone through once, or its amount is drawn."""
+    """Whether the run continues without it, because one pass is over or its amount is drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProgress:
-    """How far a run has come."""
+    """The progress of a run."""
 
     first_step: int
-    """Step that its journal starts at."""
+    """First step in its journal."""
     next_step: int
-    """Step that comes next: planned ones count, whether or not the trainer was done with them."""
+    """Next step to plan. Planned steps count, whether or not the trainer finished them."""
     revision: int
-    """Edits that its last step was planned under."""
+    """Number of edits under which its last step was planned."""
     level: str
-    """What ``drawn`` counts: ``token``, ``sample``, or ``amount``: of each source what its amount counts."""
+    """Unit of ``drawn``: ``token``, ``sample``, or ``amount``, where each source is counted in the unit of its
+    amount."""
     carried_tokens: int
-    """Tokens drawn that wait for a row."""
+    """Drawn tokens that wait for a row."""
     sources: tuple[SourceProgress, ...]
 
 
 def weights_by_state(
     history: History, fingerprint: Mapping[str, str] | None = None
 ) -> Callable[[MixState], tuple[int, ...]]:
-    """Return, as a function, the integer weights of the step that a state begins; equal shares are scaled once.
+    """Return a function from a state to the integer weights of the step that it begins; equal shares are scaled once.
 
-    They are those of the state's own revision: an edit of a run at rest, such as a skip, may begin at a step that the
-    journal has from before it.
+    The weights are those of the state's own revision, because an edit of a run at rest, such as a skip, may begin at a
+    step that the journal already contains.
 
     Args:
         history: The mix and its edits.
-        fingerprint: What was found of the sources of its file; needed where a run goes on without a source that has
+        fingerprint: Facts found in the sources of its file; needed where a run continues without a source that has
             ended.
     """
     known: dict[tuple[float, ...], tuple[int, ...]] = {}
@@ -114,14 +115,14 @@ def fold(
     fingerprint: Mapping[str, str],
     step: int | None = None,
 ) -> MixState:
-    """Return the state before ``step``, or after all records.
+    """Return the state before ``step``, or after all records if no step is given.
 
     Args:
         history: The mix that the journal belongs to, and its edits.
-        base: The journal's base state.
-        records: Its records.
-        fingerprint: Fingerprint of the file's mix and its data.
-        step: Step that the state stands before.
+        base: The base state of the journal.
+        records: The records of the journal.
+        fingerprint: Fingerprint of the mix in the file and of its data.
+        step: Step that follows the state.
 
     Raises:
         StateError: The journal is of another mix, does not reach ``step``, or starts after it.
@@ -135,7 +136,7 @@ def fold(
 
 
 def states_of(history: History, tail: Tail) -> list[MixState]:
-    """Return the state that a journal's end begins with, and that after each of its steps.
+    """Return the state at which the end of a journal begins, and the state after each of its steps.
 
     Raises:
         StateError: The journal is of another mix or other data, or damaged.
@@ -149,7 +150,7 @@ def states_of(history: History, tail: Tail) -> list[MixState]:
 def _state_in(
     base: Mapping[str, Json], history: History, fingerprint: Mapping[str, str]
 ) -> MixState:
-    """Return the state of a base: of the sources of its own revision, which records behind it may go beyond."""
+    """Return the state of a base, with the sources of its own revision; later records may belong to later revisions."""
     begun = len(edits_in(base))
     held = history.fingerprint_at(begun, fingerprint)
     return MixState.from_json(base, history.of_revision(begun).names, held)
@@ -161,7 +162,7 @@ def state_json_at(
     records: Sequence[Mapping[str, Json]],
     step: int,
 ) -> JsonObject:
-    """Return the state before ``step`` of a journal, as the planner gave it.
+    """Return the state before ``step`` of a journal, as the planner returned it.
 
     Raises:
         StateError: As for ``fold``.
@@ -174,7 +175,7 @@ def state_json_at(
 def progress_of(
     history: History, base: Mapping[str, Json], records: Sequence[Mapping[str, Json]]
 ) -> RunProgress:
-    """Sum up a journal; raises ``StateError`` where it is damaged or of another mix."""
+    """Summarize a journal; raises ``StateError`` if it is damaged or belongs to another mix."""
     known, first = fingerprint_in(base), base.get("step")
     state = fold(history, base, records, known)
     mix = history.of_revision(state.mix_revision)
@@ -187,20 +188,20 @@ def progress_of(
     first_S = weights_by_state(history, known)(state) if ways_S is None else ()
     sources = []
     for s, name in enumerate(mix.names):
-        # The cursor is at the end of its last sample until the next one is looked for, and so it stays as a run ends.
+        # The cursor stays at the end of the last sample until the next sample is looked for, also when a run ends.
         drawn, position = state.drawn_S[s], drawn_in("epochs", state, s)
-        # A credit is what the weights ask for less what was drawn.
+        # A credit is the amount that the weights ask for, minus the amount drawn.
         due = drawn + state.credits_S[s] / WEIGHT_ONE
         whole = float(total)
         if ways_S is not None:
-            # Each counts in its own unit, and of each the same part of its way is to be gone.
+            # Each source counts in its own unit, and the same fraction of each amount is due.
             since, whole = ways_S[s]
             due = since + (whole - since) * _part_gone(state, ways_S)
         sources.append(
             SourceProgress(
                 name=name,
                 drawn=drawn,
-                # Nobody owes it what its weights had asked for by its end, nor has it more than it should.
+                # A source that has ended is owed nothing more, and has not drawn too much.
                 due=drawn if ended_S[s] else due,
                 share=drawn / max(whole, 1),
                 target=due / max(whole, 1)
@@ -222,12 +223,12 @@ def progress_of(
 
 
 def _ways_S(mix: MixConfig, state: MixState, records_S: Sequence[int]) -> list[tuple[int, float]]:
-    """Return what was drawn of each source when amounts changed last, and what is to be drawn of it in all."""
+    """Return what was drawn of each source at the last change of amounts, and what the run draws of it in all."""
     wanted_S = amounts_S(mix, records_S)
     since_S = state.since_S or (0,) * len(wanted_S)
     retired_S = [name not in (mix.mix.amounts or {}) for name in mix.names]
     ends = zip(wanted_S, state.drawn_S, retired_S, strict=True)
-    # A source that was retired has come to its end with what was drawn of it.
+    # A retired source has ended, so its whole amount is what was drawn of it.
     whole_S = [float(drawn if retired else wanted) for wanted, drawn, retired in ends]
     return list(zip(since_S, whole_S, strict=True))
 
@@ -238,7 +239,7 @@ def _part_gone(state: MixState, ways_S: Sequence[tuple[int, float]]) -> float:
 
 
 def fingerprint_in(base: Mapping[str, Json]) -> dict[str, str]:
-    """Return the fingerprint that a journal was written under; raises ``StateError`` where there is none."""
+    """Return the fingerprint that a journal was written under; raises ``StateError`` if the journal has none."""
     fingerprint = base.get("fingerprint")
     if not isinstance(fingerprint, dict):
         raise StateError(
@@ -248,12 +249,12 @@ def fingerprint_in(base: Mapping[str, Json]) -> dict[str, str]:
 
 
 def records_in(fingerprint: Mapping[str, str], names: Sequence[str]) -> list[int]:
-    """Return the records in an epoch of each source; raises ``StateError`` where the fingerprint does not say them."""
+    """Return the records in an epoch of each source; raises ``StateError`` if the fingerprint lacks a number."""
     return [_records_of(fingerprint, name) for name in names]
 
 
 def _records_of(fingerprint: Mapping[str, str], name: str) -> int:
-    """Return the records in an epoch of a source, as its fingerprint says."""
+    """Return the records in an epoch of a source, as given by its fingerprint."""
     found = fingerprint.get(f"sources.{name}.records", "")
     if not (records := decimal_of(found)):
         raise StateError(

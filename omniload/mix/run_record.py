@@ -1,17 +1,17 @@
-"""What a run was started with: the mix as it read then, and the ranks.
+"""The record of the starts of a run: the mix as it read at each start, and the ranks.
 
-A run may be resumed with more ranks, another balance or another runtime, and its mix
-file may be edited afterwards. So the record holds one *life* for every start, each
-with the text of its mix, and a question about step 1234 is answered with the life that
-trained it. The file is ``run.json``, written whole or not at all::
+A run may be resumed with more ranks, another balance or another runtime, and its mix file may be edited afterwards.
+Therefore the record holds one *life* for every start, each with the text of its mix, and a question about step 1234 is
+answered from the life that trained it. The file ``run.json`` is always written as a whole::
 
     {"version": 1, "lives": [{"from_step": 0, "began_s": 1795947300.25, "mix": "../mix.yaml",
                               "mix_at": "/job/mix.yaml", "text": "...", "sizes": {"dp": 2}}]}
 
-``mix`` is relative to the run's folder, so that both may be moved together, and ``mix_at`` is where the file was, for
-a folder that was moved alone. Of a mix in no file both name one in the folder that its paths start at, and it is known
-by what they lead to. A life whose rows were dealt by another cost than its text gives has ``balance`` too, the
-one it ran with. Its ``placement`` tells one way of dealing them from those of earlier releases.
+``mix`` is relative to the run's folder, so both can be moved together. ``mix_at`` is the absolute path of the file,
+for a run folder that is moved alone. If the mix is not in a file, both name a file that does not exist, in the folder
+that its relative paths start at; the data that the paths lead to shows which of the two applies. If the rows of a life
+were dealt by another cost than its text gives, the life also has the ``balance`` that was used. Its ``placement``
+identifies the method of dealing rows, which differs from those of earlier releases.
 """
 
 import os
@@ -51,18 +51,19 @@ __all__ = [
 ]
 
 NO_FILE_NAME = "mix-given-in-python.yaml"
-"""Name that stands for the mix file of a mix in none, in the folder that its relative paths start at."""
+"""Name that stands for the file of a mix that is not in a file, in the folder that its relative paths start at."""
 RUN_RECORD_NAME = "run.json"
-"""File of the record in the run's folder."""
+"""Name of the record's file in the run's folder."""
 RUN_RECORD_VERSION = 1
 PLACEMENT = 1
-"""Counts the ways in which releases dealt one step's rows to ranks and microbatches: its digest is of its samples
-alone, and a run may go on by another. Raised with each change of what a strategy of this package deals."""
+"""Number of the method by which releases deal the rows of a step to ranks and microbatches. The digest of a step
+covers only its samples, so a run may continue with another method. Raised with each change of a strategy of this
+package."""
 _RANKS_LIMIT = 1 << 31
 _NAMED = 4
-"""Runs that a message names."""
+"""Number of runs that a message names."""
 _MOST_BYTES = 1 << 30
-"""A thousand starts of the largest mix file there may be."""
+"""Size limit: a thousand starts of the largest possible mix file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +76,10 @@ class MixText:
 
 
 def mix_text(path: str | Path) -> str:
-    """Return YAML that says by itself what a mix file says now, with what it includes and variables of the environment.
+    """Return self-contained YAML of a mix file, with its includes and environment variables filled in.
 
     Raises:
-        ConfigError: As for ``load_mix``, but that the mix may be faulty.
+        ConfigError: As for ``load_mix``, except that the mix may be faulty.
     """
     return read_settings(Path(path)).text
 
@@ -90,25 +91,25 @@ class RunLife:
     from_step: int
     """First step that it planned."""
     began_s: float = 0.0
-    """When it began, in seconds since 1970 by its host's clock; 0 in records of releases that did not note it."""
+    """Time at which it began, in seconds since 1970 on its host; 0 in records of releases that did not note it."""
     mix_path: Path
     """The mix file; its relative paths start at its folder."""
     text: str
-    """The file's text at that moment; with what it included and variables of the environment, where it had such."""
+    """The text of the file at that moment, with its includes and environment variables filled in."""
     sizes: Mapping[str, int]
-    """Size of each axis of the mesh, the outermost first."""
+    """Size of each axis of the mesh, outermost first."""
     balance: BalanceConfig | None = None
-    """How rows were dealt, where the text alone does not say: a trainer may balance by its model's cost."""
+    """How rows were dealt, if the text alone does not show it: a trainer may balance by the cost of its model."""
     placement: int = PLACEMENT
-    """By which way; 0 where the release that planned it did not note any."""
+    """Method by which rows were dealt; 0 if the release that planned the life did not note it."""
 
     def mix(self) -> MixConfig:
-        """Return the mix of this life as it ran, whatever its file says today.
+        """Return the mix of this life as it ran, whatever its file contains today.
 
         Raises:
-            ConfigError: This release reads the text no longer.
+            ConfigError: This release can no longer read the text.
         """
-        # As it stands: what it included, and variables, were put into it when it was noted.
+        # No further substitution, because includes and variables were filled in when the text was noted.
         mix = parse_yaml(self.text, MixConfig, name=str(self.mix_path))
         return mix if self.balance is None else mix.model_copy(update={"balance": self.balance})
 
@@ -120,10 +121,10 @@ class RunLife:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """Every start of a run, the first one first."""
+    """Every start of a run, in order."""
 
     lives: tuple[RunLife, ...]
-    """At least one; ``from_step`` rises."""
+    """At least one life; ``from_step`` rises."""
 
     @property
     def last(self) -> RunLife:
@@ -157,25 +158,24 @@ def write_run_record(
 ) -> None:
     """Note a start of the run in ``run_dir``.
 
-    Starts at ``from_step`` or later that were noted before belong to work that was lost
-    and are dropped, as the journal drops their steps.
+    Earlier starts at ``from_step`` or later belong to lost work and are dropped, as the journal drops their steps.
 
     Args:
         run_dir: Folder of the run; created when needed.
         mix_path: The mix file.
-        sizes: Size of each axis of the mesh, the outermost first: ``{"dp": 2}``.
+        sizes: Size of each axis of the mesh, outermost first: ``{"dp": 2}``.
         from_step: First step that this start plans.
         text: The mix file as it read when the run was started; read now by default.
-        balance: How rows are dealt, where that is not what the text says.
+        balance: How rows are dealt, if it differs from the text.
 
     Raises:
         ConfigError: The mix file cannot be read.
-        StateError: The record that is there is damaged or of another version.
+        StateError: The existing record is damaged or of another version.
     """
     if text is None:
         text = mix_text(mix_path)
     run_dir.mkdir(parents=True, exist_ok=True)
-    # One that is damaged stops the start: written over, the mixes of earlier steps would be gone.
+    # A damaged record stops the start, because overwriting it would lose the mixes of earlier steps.
     earlier = read_run_record(run_dir).lives if (run_dir / RUN_RECORD_NAME).exists() else ()
     life = RunLife(
         from_step=from_step,
@@ -195,9 +195,9 @@ def write_run_record(
 
 
 def no_run_in(folder: Path, lacks: str = RUN_RECORD_NAME) -> StateError:
-    """Return what to say of a folder that was named as a run's and lacks what each has, or is not there."""
+    """Return an error for a folder that was given as a run's but does not exist or lacks a file of every run."""
     found = f"no run was opened there, it has no {lacks}" if folder.exists() else "no such folder"
-    # Where several runs lie beside each other, the folder above them is easily named.
+    # If several runs have one parent folder, users easily give that folder instead.
     if below := sorted(str(each.parent) for each in folder.glob(f"*/{RUN_RECORD_NAME}"))[:_NAMED]:
         found += f"; there are runs in {', '.join(below)}"
     return StateError(
@@ -206,7 +206,7 @@ def no_run_in(folder: Path, lacks: str = RUN_RECORD_NAME) -> StateError:
 
 
 def read_run_record(run_dir: Path) -> RunRecord:
-    """Read what ``write_run_record`` wrote.
+    """Read the record that ``write_run_record`` wrote.
 
     Raises:
         StateError: There is no record, or it is damaged or of another version.
@@ -233,14 +233,14 @@ def read_run_record(run_dir: Path) -> RunRecord:
     if not lives:
         raise _damaged(path, "it holds no start")
     starts = [life.from_step for life in lives]
-    # Else a step would be told to be of another start than trained on it.
+    # Otherwise a step would be attributed to a start other than the one that trained it.
     if any(later <= earlier for earlier, later in pairwise(starts)):
         raise _damaged(path, f"its starts are at steps {starts}, which do not rise")
     return RunRecord(lives=lives)
 
 
 def latest_start_s(run_dir: Path) -> float:
-    """Return when the latest start of a run began, as ``RunLife`` has it; 0 without a record, as of a mix in no file.
+    """Return when the latest start of a run began, as ``RunLife`` has it; 0 if the run has no record.
 
     Raises:
         StateError: The record is damaged or of another version.
@@ -273,24 +273,24 @@ def _from_json(life: dict[str, Any], run_dir: Path) -> RunLife:
 
 
 def _mix_path_in(life: dict[str, Any], run_dir: Path) -> Path:
-    """Return where the mix file is: with the run's folder, and where there is none, at its place of before."""
+    """Return the path of the mix file: relative to the run's folder, or else its former absolute path."""
     path = Path(run_dir.resolve() / life["mix"]).resolve()
     at = Path(_text_in(life.get("mix_at", str(path))))
     if at == path or not at.is_absolute():
         return path
-    # A folder that may not be looked into has no such file here.
+    # A folder without access permission counts as having no such file.
     for each in (path, at):
         if os.path.isfile(each):  # noqa: PTH113 -- refuses nothing
             return each
     if at.name != NO_FILE_NAME:
         return path
     patterns = _relative_paths_in(life["text"])
-    # Where more of its data is; with the run's folder, where both have it.
+    # Prefer the folder in which more of the data exists; if equal, the one relative to the run's folder.
     return max((path, at), key=lambda each: sum(_leads_on(each.parent, p) for p in patterns))
 
 
 def _relative_paths_in(text: object) -> list[str]:
-    """Return the relative paths that a mix in no file names, whose text is JSON; none of any other."""
+    """Return the relative paths of a mix that is not in a file, whose text is JSON; empty for any other text."""
     try:
         content = orjson.loads(_text_in(text))
         places = [*content["sources"].values(), content.get("tokenizer") or {}]
@@ -302,14 +302,14 @@ def _relative_paths_in(text: object) -> list[str]:
 
 
 def _leads_on(folder: Path, pattern: str) -> bool:
-    """Whether something in a folder fits what a pattern begins with, up to the first part that is no plain name."""
+    """Whether a folder has an entry that matches the start of a pattern, up to its first part with wildcards."""
     if os.path.lexists(folder / pattern):
         return True
     parts = pattern.split("/")
     plain = list(takewhile(lambda part: not re.search(r"[*?\[{]", part), parts))
     if len(plain) == len(parts):
         return False
-    # Of alternatives in braces any name will do.
+    # Alternatives in braces match any name.
     wanted = re.sub(r"\{.*\}", "*", parts[len(plain)])
     try:
         return any(fnmatchcase(each.name, wanted) for each in folder.joinpath(*plain).iterdir())
@@ -333,7 +333,7 @@ def _to_json(life: RunLife, run_dir: Path) -> dict[str, object]:
     content: dict[str, object] = {
         "from_step": life.from_step,
         "began_s": life.began_s,
-        # From the folder itself, as it is read: from a link to it the way would be another.
+        # Relative to the resolved folder, as it is read back: relative to a symbolic link the path would differ.
         "mix": os.path.relpath(life.mix_path, run_dir.resolve()),
         "mix_at": str(life.mix_path),
         "text": life.text,

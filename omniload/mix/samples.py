@@ -1,4 +1,4 @@
-"""Metadata of samples: what the planner knows of them. Never their payload.
+"""Metadata of samples: everything that the planner knows about them. The planner never sees their payload.
 
 Shape suffixes:
     N  samples of one source, in position order
@@ -25,9 +25,8 @@ _NONE = np.empty(0, np.int64)
 class SampleTable:
     """Samples made from the raw positions ``start`` to ``stop`` of a source.
 
-    A raw record may give no sample (it was dropped) or several; ``subs_N`` numbers
-    those of one record from 0. Positions run on over epochs:
-    ``epoch = position // positions_in_an_epoch``.
+    A raw record may give no sample (if it was dropped) or several. ``subs_N`` numbers the samples of one record from
+    0. Positions run on over epochs: ``epoch = position // positions_in_an_epoch``.
     """
 
     start: int
@@ -35,20 +34,20 @@ class SampleTable:
     stop: int
     """First raw position no longer covered."""
     positions_N: NDArray[np.int64]
-    """Raw position of each sample; never falling."""
+    """Raw position of each sample; the values never fall."""
     subs_N: NDArray[np.int32]
     """Number of the sample within its record."""
     lengths_N: NDArray[np.int32]
     """Tokens in each sample, at least 1."""
     metadata: Mapping[str, Ragged] = field(default_factory=dict)
-    """Small numbers of each sample by name, such as ``LOSS_SPANS``; empty for plain tokens. The planner files
-    them away when they are reported; tables made from this one have none."""
+    """Small numbers of each sample by name, such as ``LOSS_SPANS``; empty for plain tokens. The planner stores them
+    elsewhere when the table is reported, so tables that are derived from this one have none."""
     bad_N: NDArray[np.int64] = field(default_factory=lambda: _NONE)
     """Positions of the records that could not be decoded and give no sample, rising, ``[bad records]``."""
     reason: str = ""
-    """What is wrong with one of those, or of the records that were decoded with them."""
+    """Fault of one of the bad records, or of the records that were decoded together with it."""
     places: tuple[str, ...] = ()
-    """File and number there of each of ``bad_N``; none where whoever made the table does not know."""
+    """File of each of ``bad_N`` and its number in that file; empty where the maker of the table does not know them."""
 
     def __len__(self) -> int:
         return len(self.positions_N)
@@ -81,7 +80,7 @@ class SampleTable:
         )
 
     def of_samples(self, which: slice | NDArray[np.bool_]) -> "SampleTable":
-        """Return a table of the same positions that has some of the samples."""
+        """Return a table of the same positions with only some of the samples."""
         return SampleTable(
             start=self.start,
             stop=self.stop,
@@ -94,11 +93,11 @@ class SampleTable:
         )
 
     def bad_from(self, position: int) -> "SampleTable":
-        """Return a table that knows of no bad record before a position."""
+        """Return the table without the bad records before a position."""
         count = int(self.bad_N.searchsorted(position))
         if not count:
             return self
-        # Not by ``replace``: a step has one of a thousand sources forget some, and that takes three times as long.
+        # ``replace`` would take three times as long, and in each step some of a thousand sources forget bad records.
         return SampleTable(
             start=self.start,
             stop=self.stop,
@@ -112,7 +111,7 @@ class SampleTable:
         )
 
     def place_of(self, position: int) -> str:
-        """Return file and number there of a bad record; nothing where that is not known."""
+        """Return the file of a bad record and its number there; empty where they are unknown."""
         at = int(self.bad_N.searchsorted(position))
         is_known = at < len(self.places) and int(self.bad_N[at]) == position
         return self.places[at] if is_known else ""
@@ -123,7 +122,7 @@ class SampleTable:
     def within(self, start: int, stop: int) -> "SampleTable":
         """Return the part from raw position ``start`` to ``stop``, as far as it is covered, with its metadata."""
         start, stop = max(start, self.start), min(stop, self.stop)
-        # Whole records: the cut lies before the first sample of one.
+        # The cut lies before the first sample of a record, so records stay whole.
         first, last = self.positions_N.searchsorted((start, stop)).tolist()
         bad_N, places = self.bad_N, self.places
         if len(bad_N):
@@ -144,19 +143,22 @@ class SampleTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coded:
-    """One value for each of ``N`` samples: the language of a million documents is a million bytes, and a few words."""
+    """One value for each of ``N`` samples, stored as numbers into a list of distinct texts.
+
+    The languages of a million documents then take a million bytes and a few words.
+    """
 
     values_N: NDArray[Any]
-    """Numbers; of texts the place of each in ``words``, of the narrowest type that holds all places."""
+    """Numbers. For texts, each is an index into ``words``, in the narrowest type that can hold all indices."""
     words: tuple[str, ...] | None = None
-    """Every text once, in the order of the samples that had it first; ``None`` where values are numbers."""
+    """Every distinct text, in the order of its first sample; ``None`` where the values are numbers."""
 
     @classmethod
     def of_texts(cls, texts: Ragged) -> Self:
-        """Number texts that lie end to end as UTF-8.
+        """Number texts that are stored end to end as UTF-8.
 
         Raises:
-            UnicodeDecodeError: A text is no UTF-8.
+            UnicodeDecodeError: A text is not valid UTF-8.
         """
         array = pa.Array.from_buffers(
             pa.large_binary(),
@@ -175,7 +177,7 @@ class Coded:
         return len(self.values_N)
 
     def between(self, first: int, last: int) -> Self:
-        """Return the values of samples ``first`` to before ``last``; no value is copied, and all words stay."""
+        """Return the values from sample ``first`` to before ``last``; no value is copied, and all words stay."""
         return replace(self, values_N=self.values_N[first:last])
 
 
@@ -183,7 +185,7 @@ def joined_tables(parts: Sequence[SampleTable]) -> SampleTable:
     """Return tables that follow each other as one, with the metadata that all of them have."""
     if len(parts) == 1:
         return parts[0]
-    # One without a sample may lack what the others have: its records are all left out.
+    # A table without samples may lack metadata that the others have, because all of its records were left out.
     given = [part for part in parts if len(part)] or parts[:1]
     names = set.intersection(*(set(part.metadata) for part in given))
     return replace(

@@ -31,15 +31,16 @@ __all__ = [
 ]
 
 GOES_ON = ("each_once", "amounts")
-"""Values of ``mix.stop`` under which a run goes on without a source that has ended."""
+"""Values of ``mix.stop`` under which a run continues without a source that has ended."""
 _FOR_EVER = 1 << 62
 
 
 def weights_at(stages: Sequence[Stage], names: Sequence[str], step: int) -> tuple[float, ...]:
     """Return the share of each source at ``step``; they sum to one.
 
-    A ramp moves from the shares of the stage before to those of its own stage. At its ``i``-th step, ``i`` from 1,
-    the part done is ``i / ramp_steps``, or of a cosine ``(1 - cos(pi * i / ramp_steps)) / 2``.
+    A ramp moves from the shares of the stage before to those of its own stage. At its ``i``-th step, with ``i`` from
+    1, the part done is ``i / ramp_steps`` if the ramp is linear, or ``(1 - cos(pi * i / ramp_steps)) / 2`` if it is a
+    cosine.
     """
     current = stage_at(stages, step)
     stage = stages[current]
@@ -47,7 +48,7 @@ def weights_at(stages: Sequence[Stage], names: Sequence[str], step: int) -> tupl
     done = step - stage.from_step + 1
     if done >= stage.ramp_steps:
         return target
-    # Where the stage before had come to: its own ramp has ended, as no stage begins within one.
+    # The stage before has reached its own weights, because no stage begins within a ramp.
     before = _shares(stages[current - 1], names)
     part = part_done(stage, done)
     return tuple(b + (t - b) * part for b, t in zip(before, target, strict=True))
@@ -56,21 +57,21 @@ def weights_at(stages: Sequence[Stage], names: Sequence[str], step: int) -> tupl
 def draw_weights_at(
     mix: MixConfig, state: MixState, records_S: Sequence[int] | None
 ) -> tuple[int, ...]:
-    """Return the integer weights that the samples of a step are drawn by, ``[S]``; all 0 where every source has ended.
+    """Return the integer weights by which the samples of a step are drawn, ``[S]``; all are 0 if all sources ended.
 
     Args:
         mix: The declared mix.
         state: State before the step.
-        records_S: Raw records of each source; needed where the mix gives amounts.
+        records_S: Raw records of each source; needed if the mix gives amounts.
     """
     if mix.mix.amounts is not None:
         assert records_S is not None, "amounts are of sources that were opened"
-        # By the rest of the last change, and not of now: weights that moved with every draw would be off by two units
-        # (0029).
+        # Weights are the remaining amounts at the last change, not those of now: weights that moved with every draw
+        # would be off by two units (0029).
         wanted_S = amounts_S(mix, records_S)
         since_S = state.since_S or (0,) * len(wanted_S)
         ended_S = _drawn_whole_S(mix, state, wanted_S)
-        # Of a sample that is begun nothing but its rest may be left.
+        # Only the rest of a sample that is begun may be left, so the remaining amount is at least 1.
         rest_S = [max(n - since, 1) for n, since in zip(wanted_S, since_S, strict=True)]
         return _live(integer_weights(rest_S), ended_S)
     weights_S = integer_weights(weights_at(mix.mix.stages, mix.names, state.step))
@@ -80,9 +81,9 @@ def draw_weights_at(
 def gone_on_without_S(
     mix: MixConfig, state: MixState, records_S: Sequence[int] | None
 ) -> list[bool]:
-    """Tell which sources have ended that a run goes on without: nothing is due to them any more.
+    """Return which sources have ended and are no longer due, so that a run continues without them.
 
-    Args, as of ``draw_weights_at``.
+    The arguments are those of ``draw_weights_at``.
     """
     if mix.mix.amounts is not None:
         assert records_S is not None, "amounts are of sources that were opened"
@@ -91,16 +92,16 @@ def gone_on_without_S(
 
 
 def _live(weights_S: tuple[int, ...], ended_S: Sequence[bool]) -> tuple[int, ...]:
-    """Return the weights without those of sources that have ended, to which nobody owes anything."""
+    """Return the weights with those of ended sources set to 0, because ended sources are owed nothing."""
     if not any(ended_S):
         return weights_S
-    # Scaled anew: credits sum to zero only where weights sum to ``WEIGHT_ONE``.
+    # Scaled again, because credits sum to zero only if weights sum to ``WEIGHT_ONE``.
     live = [0 if ended else weight for ended, weight in zip(ended_S, weights_S, strict=True)]
     return integer_weights(live) if any(live) else tuple(live)
 
 
 def _drawn_whole_S(mix: MixConfig, state: MixState, wanted_S: Sequence[int]) -> list[bool]:
-    """Tell of which sources the whole amount is drawn."""
+    """Return for which sources the whole amount is drawn."""
     assert mix.mix.amounts is not None, "the mix has weights"
     found = []
     for s, name in enumerate(mix.names):
@@ -108,7 +109,7 @@ def _drawn_whole_S(mix: MixConfig, state: MixState, wanted_S: Sequence[int]) -> 
         if amount is None:
             found.append(True)
         elif amount.kind == "epochs":
-            # The end of epochs is a place: behind the last sample there may be records that gave none.
+            # An amount in epochs ends at a position, because records that gave no sample may follow the last sample.
             found.append(cursor >= (wanted_S[s], 0, 0))
         else:  # samples are drawn whole
             is_begun = amount.kind == "samples" and cursor[2] > 0
@@ -117,21 +118,21 @@ def _drawn_whole_S(mix: MixConfig, state: MixState, wanted_S: Sequence[int]) -> 
 
 
 def drawn_in(kind: str, state: MixState, source: int) -> int:
-    """Return how much of a source is drawn, in records for ``epochs``, else in the unit that it is counted in."""
+    """Return how much of a source is drawn: records if ``kind`` is ``epochs``, otherwise the unit of its amount."""
     if kind != "epochs":
         return state.drawn_S[source]
     position, sub, token = state.cursors_S[source]
-    # A record that is begun is drawn: it is gone on with, whatever the amount becomes.
+    # A record that is begun counts as drawn, because the run finishes it even if the amount changes.
     return position + (sub > 0 or token > 0)
 
 
 def amounts_S(mix: MixConfig, records_S: Sequence[int]) -> list[int]:
     """Return how much of each source a mix with amounts draws, each in its unit: records, samples or tokens.
 
-    Of a source without an amount, which an edit retired, it is 0.
+    The number is 0 for a source without an amount, which an edit retired.
 
     Raises:
-        ConfigError: An amount comes to nothing.
+        ConfigError: An amount is less than one record.
     """
     assert mix.mix.amounts is not None, "the mix has weights"
     found = []
@@ -149,7 +150,7 @@ def amounts_S(mix: MixConfig, records_S: Sequence[int]) -> list[int]:
 def amount_tokens_S(
     mix: MixConfig, records_S: NDArray[np.float64], tokens_per_record_S: NDArray[np.float64]
 ) -> NDArray[np.float64] | None:
-    """Return the tokens that the amount of each source comes to, by the mean tokens of a record."""
+    """Return the tokens in the amount of each source, from the mean tokens of a record; ``None`` without amounts."""
     if mix.mix.amounts is None:
         return None
     units_S = np.asarray(amounts_S(mix, [round(n) for n in records_S.tolist()]), np.float64)
@@ -158,16 +159,16 @@ def amount_tokens_S(
 
 
 def steps_alike(stages: Sequence[Stage], step: int) -> int:
-    """Return for how many steps from ``step`` on the weights stay as they are there; at least 1."""
+    """Return for how many steps from ``step`` on the weights stay the same; at least 1."""
     current = stage_at(stages, step)
-    # Within a ramp every step has weights of its own.
+    # Every step within a ramp has its own weights.
     if step - stages[current].from_step + 1 < stages[current].ramp_steps:
         return 1
     return stages[current + 1].from_step - step if current + 1 < len(stages) else _FOR_EVER
 
 
 def stages_from(stages: Sequence[Stage], step: int) -> list[Stage]:
-    """Return stages that begin at ``step`` and give from there on what ``stages`` give."""
+    """Return stages that begin at ``step`` and give the same weights as ``stages`` from there on."""
     current = stage_at(stages, step)
     stage, later = stages[current], stages[current + 1 :]
     done = step - stage.from_step + 1
@@ -175,7 +176,7 @@ def stages_from(stages: Sequence[Stage], step: int) -> list[Stage]:
     if left <= 0:
         cut = Stage(from_step=step, weights=stage.weights, from_epochs=_epochs_at(stage, step))
         return [cut, *later]
-    # In a ramp: what holds at this step, then the rest of the way.
+    # Within a ramp: first the weights at this step, then the rest of the ramp.
     names = sorted({name for s in stages[max(0, current - 1) : current + 1] for name in s.weights})
     scale = sum(stage.weights.values())
     shares = weights_at(stages, names, step)
@@ -185,19 +186,19 @@ def stages_from(stages: Sequence[Stage], step: int) -> list[Stage]:
         weights=stage.weights,
         ramp_steps=left,
         ramp=stage.ramp,
-        # A straight line goes on from anywhere; a curve has to know where it is.
+        # A linear ramp can continue from any point, but a cosine has to know how much of it is done.
         ramp_done=0 if stage.ramp == "linear" else stage.ramp_done + done,
     )
     return [Stage(from_step=step, weights=now, from_epochs=_epochs_at(stage, step)), rest, *later]
 
 
 def _epochs_at(stage: Stage, step: int) -> dict[str, float] | None:
-    """Return the epochs that a stage waited for where it is cut at its own beginning: it may be taken back."""
+    """Return the epochs that a stage waited for if it is cut at its own first step, because it may be taken back."""
     return stage.from_epochs if step == stage.from_step else None
 
 
 def boundaries(mix: MixConfig) -> tuple[int, ...]:
-    """Return the steps at which weights start or stop to change; of stages that wait for epochs none are known."""
+    """Return the steps at which weights start or stop changing; steps of stages that wait for epochs are unknown."""
     stages = [stage for stage in mix.mix.stages if not stage.waits]
     return tuple(
         sorted({step for s in stages for step in (s.from_step, s.from_step + s.ramp_steps)})
@@ -205,13 +206,13 @@ def boundaries(mix: MixConfig) -> tuple[int, ...]:
 
 
 def stage_at(stages: Sequence[Stage], step: int) -> int:
-    """Return the index of the stage that a step is in."""
-    # Stages begin one after another; one that waits begins behind every step.
+    """Return the index of the stage that a step belongs to."""
+    # Stages begin one after another, and a stage that waits begins after every step.
     return bisect_right(stages, step, key=lambda stage: stage.from_step) - 1
 
 
 def part_done(stage: Stage, steps: float) -> float:
-    """Return how far a ramp has come after its first ``steps``, from 0 to 1."""
+    """Return which part of a ramp is done after its first ``steps``, from 0 to 1."""
     if stage.ramp == "linear":
         return steps / stage.ramp_steps
     whole = stage.ramp_done + stage.ramp_steps
@@ -219,13 +220,13 @@ def part_done(stage: Stage, steps: float) -> float:
         (1 - math.cos(math.pi * done / whole)) / 2
         for done in (stage.ramp_done, stage.ramp_done + steps)
     )
-    # Cosines may differ in their last digit from machine to machine; what is drawn must not.
+    # The last digit of a cosine may differ between machines, but the samples drawn must not.
     return float(f"{(now - before) / (1 - before):.12g}")
 
 
 def _shares(stage: Stage, names: Sequence[str]) -> tuple[float, ...]:
     weights = [stage.weights.get(name, 0.0) for name in names]
-    largest = max(weights)  # divided by first: the sum of large weights may be infinite
+    largest = max(weights)  # divided by it first, because the sum of large weights may be infinite
     total = sum(weight / largest for weight in weights)
     return tuple(weight / largest / total for weight in weights)
 
@@ -237,9 +238,9 @@ class MixSchedule:
     stages: tuple[Stage, ...]
     """Weights in stages; the first starts at step 0."""
     names: tuple[str, ...]
-    """Names of the sources; a source's number is its place here."""
+    """Names of the sources; the number of a source is its index here."""
     level: Literal["token", "sample"] = "token"
-    """What a weight counts."""
+    """Unit that a weight counts."""
 
     @classmethod
     def of(cls, mix: MixConfig) -> Self:

@@ -1,7 +1,7 @@
 """The state of a mix before a step: a handful of integers.
 
-It says nothing of ranks, loaders or timing, so it resumes under any of them. In JSON
-every source goes by its name, for its number is its place in one mix only.
+It contains nothing about ranks, loaders or timing, so a run can resume it under any of them. In JSON, sources are
+identified by name, because the number of a source is valid only within one mix.
 
 Shape suffixes:
     S  sources
@@ -48,37 +48,37 @@ __all__ = [
 
 STATE_VERSION = 2
 EDITED_VERSION = 3
-"""Version of a state that carries edits: releases before them must not go on from it."""
+"""Version of a state that carries edits; releases without edits must not resume from it."""
 SPREAD_VERSION = 4
-"""Version of a state whose amounts were changed: it says what was drawn before."""
+"""Version of a state whose amounts were changed; it holds what was drawn before the change."""
 COUNT_LIMIT = 1 << 63
-"""Steps, revisions and amounts drawn are below this."""
+"""Exclusive limit of steps, revisions and amounts drawn."""
 Cursor = tuple[int, int, int]
 """The next token of a source: raw position, number of the sample within that record, token within that sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixState:
-    """What the planner must know to plan step ``step`` and all that follow."""
+    """Everything that the planner needs to plan step ``step`` and all later steps."""
 
     step: int
     """Next step."""
     cursors_S: tuple[Cursor, ...]
     """Next sample of each source."""
     credits_S: tuple[int, ...]
-    """What each source is owed, from ``omniload.mix.deficit``."""
+    """Credit of each source, see ``omniload.mix.deficit``."""
     drawn_S: tuple[int, ...]
-    """What was drawn of each source so far, in the unit of the weights."""
+    """Amount drawn of each source so far, in the unit of the weights."""
     carried: PieceTable
-    """Pieces drawn and not yet in a row, oldest first."""
+    """Pieces that are drawn and not yet in a row, oldest first."""
     mix_revision: int = 0
-    """Revision of the mix in force."""
+    """Revision of the mix that applies."""
     since_S: tuple[int, ...] = ()
-    """What was drawn of each source when amounts changed last: the rest of them is spread from there on. Empty where
-    that is nothing."""
+    """Amount drawn of each source at the last change of amounts; the remaining amounts are spread from there on.
+    Empty if nothing was drawn before."""
     bad_S: tuple[int, ...] = ()
-    """Records of each source that could not be decoded, before its cursor in the epoch that it is in: each record is
-    met once in an epoch. Empty where there are none."""
+    """Number of records of each source that could not be decoded, in its current epoch before its cursor. Each
+    record is met once in an epoch. Empty if there are none."""
 
     @classmethod
     def start(cls, num_sources: int) -> Self:
@@ -94,10 +94,10 @@ class MixState:
 
     @property
     def ended_S(self) -> list[bool]:
-        """Whether each source that is gone through once has ended.
+        """Whether each source that is passed over only once has ended.
 
-        A source that is not repeated ends with its cursor before the first sample of an epoch after
-        the first. No other cursor lies there: a cursor follows the sample that was drawn last.
+        A source that does not repeat ends with its cursor before the first sample of an epoch after the first. A
+        cursor reaches this place in no other way, because it always follows the last drawn sample.
         """
         return [position > 0 and sub == token == 0 for position, sub, token in self.cursors_S]
 
@@ -110,13 +110,13 @@ class MixState:
         carried: PieceTable,
     ) -> Self:
         """Return the state after a step that drew ``served_S`` under ``weights_S``."""
-        # As ``draw`` has it, of sums alone: a fold of the journal knows no draws.
+        # The same as in ``draw``, but from sums alone, because a fold of the journal does not know single draws.
         total = sum(served_S)
         return replace(
             self,
             step=self.step + 1,
             cursors_S=tuple(cursors_S),
-            # By lists: of thousands of sources a generator takes half as long again.
+            # Lists, because a generator takes half as long again for thousands of sources.
             credits_S=tuple(
                 [
                     credit + weight * total - WEIGHT_ONE * served
@@ -130,13 +130,13 @@ class MixState:
         )
 
     def widened(self, num_sources: int) -> Self:
-        """Return the state with sources that nothing was drawn of yet, up to so many in all."""
+        """Return the state with further sources, of which nothing is drawn, up to ``num_sources`` in all."""
         zeros = (0,) * (num_sources - len(self.cursors_S))
         if not zeros:
             return self
         return replace(
             self,
-            # At the end: a source that is added takes no number of another.
+            # At the end, so that an added source does not change the number of another.
             cursors_S=(*self.cursors_S, *((0, 0, 0) for _ in zeros)),
             credits_S=self.credits_S + zeros,
             drawn_S=self.drawn_S + zeros,
@@ -145,37 +145,37 @@ class MixState:
         )
 
     def bad_of(self, source: int) -> int:
-        """Return ``bad_S`` of a source; 0 of one that nothing was drawn of yet."""
+        """Return ``bad_S`` of a source; 0 if nothing was drawn of it yet."""
         return self.bad_S[source] if source < len(self.bad_S) else 0
 
     def with_bad(self, counts: Mapping[int, int]) -> Self:
-        """Return the state with other numbers of bad records, by source."""
+        """Return the state with the given numbers of bad records, by source."""
         if not counts:
             return self
         bad_S = list(self.bad_S or (0,) * len(self.cursors_S))
         for s, count in counts.items():
             bad_S[s] = count
-        # Nothing, where there are none: it is then the state of releases that did not count them.
+        # Empty if there are none, so that the state equals that of releases without this count.
         return replace(self, bad_S=tuple(bad_S) if any(bad_S) else ())
 
     def floors(self) -> list[int]:
         """Return the first raw position of each source that is still needed."""
         floors_S = np.array([position for position, _, _ in self.cursors_S], np.int64)
-        # ``at``: of several pieces of a source each counts; by index the last alone would.
+        # ``at`` applies every piece of a source; assignment by index would apply only the last.
         np.minimum.at(floors_S, self.carried.sources_P, self.carried.positions_P)
         floors: list[int] = floors_S.tolist()
         return floors
 
     def digest(self) -> str:
-        """Return a digest of all that decides what is drawn next: not of ``bad_S``, which not all releases know."""
+        """Return a digest of everything that decides the next draws, without ``bad_S``, which older releases lack."""
         digest = hashlib.blake2b(digest_size=16)
-        # Of one width and byte order: a journal is gone on with on any machine.
+        # Fixed width and byte order, because another kind of machine may continue the journal.
         digest.update(np.asarray([self.step, self.mix_revision], "<i8").tobytes())
-        each = chain.from_iterable(self.cursors_S)  # of tuples numpy takes three times as long
+        each = chain.from_iterable(self.cursors_S)  # numpy takes three times as long for tuples
         digest.update(np.fromiter(each, "<i8", 3 * len(self.cursors_S)).tobytes())
         digest.update(np.asarray(self.drawn_S, "<i8").tobytes())
         digest.update(np.asarray(self.since_S, "<i8").tobytes())
-        # Credits may pass 64 bits while weights move.
+        # Credits may exceed 64 bits while weights change.
         digest.update(repr(self.credits_S).encode())
         digest.update(self.carried.to_bytes())
         return digest.hexdigest()
@@ -190,10 +190,10 @@ class MixState:
 
         Args:
             names: Names of the sources.
-            fingerprint: What a resume must find unchanged.
-            edits: The edits up to ``mix_revision``; a run that goes on elsewhere finds them here.
+            fingerprint: Facts that a resume must find unchanged.
+            edits: The edits up to ``mix_revision``, so that a run that continues elsewhere finds them here.
         """
-        # Where there are none the state is byte for byte what releases read that know of no edits.
+        # Without edits, the state is byte for byte the one of releases that do not know edits.
         edited: JsonObject = {"edits": list(edits)} if edits else {}
         if self.since_S:
             edited["since"] = dict(zip(names, self.since_S, strict=True))
@@ -223,15 +223,15 @@ class MixState:
     def from_json(
         cls, state: Mapping[str, Json], names: Sequence[str], fingerprint: Mapping[str, str]
     ) -> Self:
-        """Read what ``to_json`` wrote.
+        """Read the output of ``to_json``.
 
-        Whether the values are possible in this mix is checked by ``require_possible``.
+        ``require_possible`` checks whether the values are possible in this mix.
 
         Raises:
-            StateError: No object, another version, a damaged state, or a mix or data other than the state's; the
-                message names every part that differs.
+            StateError: The value is not an object, has another version, is damaged, or belongs to another mix or other
+                data; the message names every part that differs.
         """
-        # First of all: a state of another loader is told by its name, not as one that lacks a version.
+        # First, so that a state of another loader is reported by the loader's name and not by its missing version.
         refuse_others(state)
         if not isinstance(state, Mapping):
             raise StateError(
@@ -242,7 +242,7 @@ class MixState:
             raise StateError(
                 f"this is no mix state: it has no version, and holds {held}; pass what state_dict() gave"
             )
-        # By what it holds: a state without edits is still written as releases read it that know none.
+        # The version depends on the content, so that older releases can read a state without edits.
         reads = _version_of(state)
         if state["version"] in range(reads + 1, SPREAD_VERSION + 1):
             raise StateError(
@@ -252,7 +252,8 @@ class MixState:
                 "its first change: its folder makes the changes again"
             )
         require_version(state, reads, of="mix")
-        # The digest before the fingerprint: a byte that was turned is damage, and no other mix.
+        # The digest is checked before the fingerprint, so that a flipped bit is reported as damage, not as another
+        # mix.
         content = unsealed(state, of="the mix state")
         _require_same(content.get("fingerprint"), fingerprint, content.get("step"))
         try:
@@ -280,7 +281,7 @@ def _version_of(state: Mapping[str, Json]) -> int:
 
 
 def _since(since: Json, names: Sequence[str], entries: "Sequence[_Entry]") -> tuple[int, ...]:
-    """Return what was drawn of each source when amounts changed last; no more than is drawn by now."""
+    """Return the amount drawn of each source at the last change of amounts; at most what is drawn of it."""
     if since is None:
         return ()
     if not isinstance(since, dict) or since.keys() != set(names):
@@ -292,7 +293,7 @@ def _since(since: Json, names: Sequence[str], entries: "Sequence[_Entry]") -> tu
 
 
 def _bad(bad: Json, names: Sequence[str]) -> tuple[int, ...]:
-    """Return the bad records of each source; nothing where there are none."""
+    """Return the number of bad records of each source; empty if there are none."""
     if bad is None:
         return ()
     if not isinstance(bad, dict) or not bad or bad.keys() - set(names):
@@ -315,9 +316,9 @@ def _require_same(saved: Json, now: Mapping[str, str], step: Json) -> None:
 
 
 def _by_edits(saved: Mapping[str, Json], now: Mapping[str, str]) -> str:
-    """Return what a run's folder does about the differences, as the end of a message: that is what most came for."""
+    """Return, as the end of a message, how a run's folder helps with the differences; most users came for this."""
     ways, changed = [], {k for k in saved.keys() | now.keys() if saved.get(k) != now.get(k)}
-    # What was declared is told by digests alone: a state does not hold the file.
+    # Only digests show what was declared, because a state does not contain the file.
     if any(
         k in ("mix", "pack") or (k.startswith("sources.") and k.count(".") == 1) for k in changed
     ):
@@ -335,7 +336,7 @@ def _by_edits(saved: Mapping[str, Json], now: Mapping[str, str]) -> str:
 
 
 def _of_other_rows(saved: Mapping[str, Json], now: Mapping[str, str], step: Json) -> str:
-    """Return how a new run leaves out what this one had drawn, where rows, their number or tokens are others."""
+    """Return how a new run can leave out what this run had drawn, if rows, their number or tokens differ."""
     rows = ("pack", "batch.tokens", "tokenizer", "tokenizer.library")
     if all(saved.get(k) == now.get(k) for k in rows):
         return ""
@@ -354,7 +355,7 @@ def _entries(sources: Json, names: Sequence[str]) -> "list[_Entry]":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """What a state says of one source."""
+    """The entry of one source in a state."""
 
     cursor: Cursor
     credit: int
@@ -363,7 +364,7 @@ class _Entry:
     @classmethod
     def from_json(cls, entry: Json) -> Self:
         match entry:
-            # Nothing beside: a key that is not known here may decide what comes next.
+            # No further keys, because a key that this release does not know may decide the next draws.
             case {"cursor": cursor, "credit": credit, "drawn": drawn, **rest} if not rest:
                 return cls(
                     cursor=cursor_of(cursor),
