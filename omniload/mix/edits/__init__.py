@@ -1,1 +1,1 @@
-"""Changes of a mix while it is trained on: what one says, what holds at a step, and the file that keeps them."""
+"""Changes of a mix during training: the requests, the mix that results at each step, and the file of edits."""

@@ -1,13 +1,12 @@
-"""Changes of how much of its sources a run draws: what holds under one, and whether it can still be met.
+"""Changes of how much a run draws of its sources: the resulting amounts, and whether they can still be met.
 
-What was drawn stays, and the rest of every amount is spread anew from the step on at which the edit
-begins to hold::
+What was drawn stays drawn. The rest of every amount is spread anew from the step at which the edit takes effect::
 
     web   {epochs: 1} of 900 records, 450 drawn      set web=2epochs      1,350 records are left
     code  {tokens: 60k}, 30k drawn                                        30,000 tokens are left
 
-A source goes on in the unit that it is counted in. Records are counted by its cursor, so that any source can be given
-epochs; of its samples or tokens nothing is kept that was not counted from the first step on.
+A source continues in the unit in which it is counted. Its cursor counts records, so any source can be given epochs.
+Samples or tokens of a source are known only if they were counted from the first step on.
 """
 
 import math
@@ -39,11 +38,11 @@ __all__ = [
 
 
 def counted_alike(history: "History", change: Change) -> Change:
-    """Return a change in what the run draws by: weights of a run that draws amounts divide those anew.
+    """Return a change in the unit that the run draws by; weights for a run with amounts divide these amounts anew.
 
     Raises:
-        ConfigError: It gives weights to a run that draws amounts which they cannot divide, or amounts to one that
-            draws by weight; with what to say instead.
+        ConfigError: The change gives weights to a run with amounts that they cannot divide, or amounts to a run with
+            weights; the message says what to do instead.
     """
     has_amounts = history.base.mix.amounts is not None
     match change:
@@ -64,7 +63,7 @@ def counted_alike(history: "History", change: Change) -> Change:
 
 
 def _divided_anew(history: "History", weights: Mapping[str, float]) -> dict[str, Amount]:
-    """Return what sources have together, divided by weights: nothing more and nothing less is drawn in all."""
+    """Return the joint amount of some sources, divided by weights; the total stays the same."""
     require_known(weights, history.latest.names)
     held = history.latest.mix.amounts or {}
     amounts = {name: held.get(name) for name in weights}
@@ -93,11 +92,11 @@ def _divided_anew(history: "History", weights: Mapping[str, float]) -> dict[str,
 def amounts_under(
     history: "History", change: Change, undoes: int | None
 ) -> dict[str, Amount] | None:
-    """Return the amounts that hold under a change; ``None`` where it leaves them as they are.
+    """Return the amounts that apply under a change; ``None`` if the change leaves them as they are.
 
     Raises:
-        ConfigError: It names a source that is not there, or retires one that draws no more; no source would be left,
-            or one would come more often than its ``max_repetition``.
+        ConfigError: The change names an unknown source, or retires a source that is no longer drawn. Or no source
+            would be left, or a source would repeat more often than its ``max_repetition``.
     """
     held = history.latest.mix.amounts
     if held is None:
@@ -112,7 +111,8 @@ def amounts_under(
         case RetireSource(name=name):
             require_known([name], history.latest.names)
             wanted = _without(held, name)
-        # What held before it: all that came after it is undone by now, as the latest goes first.
+        # The amounts before the undone edit. Everything after it is undone already, because the latest edit is undone
+        # first.
         case _ if undoes is not None and history.edits[undoes - 1].amounts is not None:
             return history.of_revision(undoes - 1).mix.amounts
         case _:
@@ -140,7 +140,7 @@ def _without(held: Mapping[str, Amount], name: str) -> dict[str, Amount]:
 def differing(
     before: Mapping[str, Amount], after: Mapping[str, Amount]
 ) -> dict[str, tuple[str | None, str | None]]:
-    """Return the amounts that differ, by source; ``None`` where it has none."""
+    """Return the amounts that differ, by source; ``None`` if a source has none."""
     names = [*before, *(name for name in after if name not in before)]
     said_before = {name: str(amount) for name, amount in before.items()}
     said_after = {name: str(amount) for name, amount in after.items()}
@@ -151,10 +151,10 @@ def differing(
 def require_amounts_before(
     history: "History", change: Change, step: int, undoes: int | None
 ) -> None:
-    """Refuse to change what comes before a change of amounts: what was drawn by then would be another amount.
+    """Refuse a change before an existing change of amounts, because it would alter what was drawn by then.
 
     Raises:
-        ConfigError: Naming the edit.
+        ConfigError: There is such an edit; the message names it.
     """
     gone = {undoes, *(edit.undoes for edit in history.edits)}
     later = [e for e in history.edits if e.amounts is not None and e.revision not in gone]
@@ -169,17 +169,17 @@ def require_amounts_before(
 def require_drawable(
     before: "History", after: "History", state: MixState, records_S: Sequence[int]
 ) -> None:
-    """Refuse amounts that the last edit of ``after`` gives and that no run can meet any more.
+    """Refuse the amounts of the last edit of ``after`` if no run can meet them any more.
 
     Args:
         before: The history without that edit.
         after: The history with it.
-        state: State before the first step that is not planned.
-        records_S: Raw records of each source, one that it adds too.
+        state: State before the first unplanned step.
+        records_S: Raw records of each source, including an added source.
 
     Raises:
-        ConfigError: More is drawn already; or it counts in a unit in which nobody counted; or it may be too little by
-            a step that is still to come.
+        ConfigError: More is drawn already, or the unit of the amount was not counted so far, or more than the amount
+            may be drawn by the step of the edit, which is still to come.
     """
     edit = after.edits[-1]
     held = before.latest.mix.amounts or {}
@@ -209,7 +209,7 @@ def require_drawable(
                 f"by then is known when it comes; the next step is {state.step}: say --at next"
             )
         drawn = drawn_in(wanted.kind, state, s)
-        # Tokens end with the piece that reaches them, a row at most.
+        # Tokens end with the piece that reaches them, which has at most one row.
         over = after.base.pack.length - 1 if wanted.kind == "tokens" else 0
         if drawn > units + over:
             raise ConfigError(
@@ -222,8 +222,8 @@ _UNITS = {"epochs": "records", "samples": "samples", "tokens": "tokens"}
 
 
 def _counted_in(history: "History", name: str) -> Amount:
-    """Return the amount that a source had last: its unit is the one that was counted."""
-    # Back from the last: one that was retired has none now, and was counted all the same.
+    """Return the last amount of a source: its unit is the one that was counted."""
+    # Searched from the last revision: a retired source has no amount now, but it was counted all the same.
     for revision in range(len(history.edits), -1, -1):
         amount = (history.of_revision(revision).mix.amounts or {}).get(name)
         if amount is not None:
@@ -234,9 +234,9 @@ def _counted_in(history: "History", name: str) -> Amount:
 def amounts_ahead(
     wanted: Mapping[str, Amount], history: "History", step: int
 ) -> tuple[Edit | None, frozenset[str]]:
-    """Return the last edit of amounts that is to hold behind a step, and the sources that it alone gives others.
+    """Return the last edit of amounts after a step, and the sources whose amounts only such edits change.
 
-    Of these a file says what holds up to there.
+    For these sources, a file states the amounts that apply before those edits.
     """
     ahead = [edit for edit in history.edits if edit.amounts is not None and edit.step > step]
     if not ahead:
@@ -248,12 +248,12 @@ def amounts_ahead(
 
 
 def spread_anew(state: MixState, history: "History", edits: Sequence[Edit]) -> MixState:
-    """Return ``state`` as the rest of the amounts that ``edits`` give is spread from it on.
+    """Return ``state`` with the rest of the amounts of ``edits`` spread from its step on.
 
     Args:
         state: State before the step, of all sources.
         history: All edits.
-        edits: Those that begin to hold, in order.
+        edits: The edits that take effect, in order.
     """
     changing = [edit for edit in edits if edit.amounts is not None]
     if not changing:
@@ -263,15 +263,15 @@ def spread_anew(state: MixState, history: "History", edits: Sequence[Edit]) -> M
         before = history.of_revision(edit.revision - 1).mix.amounts or {}
         for s, name in enumerate(history.of_revision(edit.revision).names):
             now = (edit.amounts or {}).get(name)
-            # It was counted in tokens or samples up to here, and is in records from here on.
+            # The source was counted in tokens or samples so far, and is counted in records from here on.
             if now is not None and now.kind == "epochs" and _kind(before, name) != "epochs":
                 drawn_S[s] = drawn_in("epochs", state, s)
     return replace(
         state,
         drawn_S=tuple(drawn_S),
-        # Empty where it says nothing: such a state is still of the version before.
+        # Empty if all are zero, so that the state keeps the version before.
         since_S=tuple(drawn_S) if any(drawn_S) else (),
-        # Nobody is owed anything: the whole rest is spread from here on.
+        # All credits are 0, because the whole rest is spread from here on.
         credits_S=(0,) * len(drawn_S),
     )
 

@@ -1,4 +1,4 @@
-"""What is asked of a running job about its mix, and what it answers: two small files in the run's folder."""
+"""Requests to a running job about its mix, and their answers: two small files in the run's folder."""
 
 import json
 import re
@@ -25,16 +25,16 @@ __all__ = [
 ]
 
 REQUEST_NAME = "edit-request.json"
-"""File of the question, written by the command line."""
+"""Name of the file of the request, which the command line writes."""
 ANSWER_NAME = "edit-answer.json"
-"""File of the answer, written by the process that opened the plane."""
+"""Name of the file of the answer, which the process that opened the plane writes."""
 
 _ID = "^[0-9a-f]{32}$"
 RequestId = Annotated[str, Field(pattern=_ID)]
 
 
 def id_in(content: bytes) -> str:
-    """Return the id of a question or an answer of whatever release, which every one of them has; empty without one."""
+    """Return the id that a request or an answer has in every release; empty if it has none."""
     try:
         found = json.loads(content).get("id")
     except (ValueError, AttributeError, RecursionError):
@@ -43,50 +43,50 @@ def id_in(content: bytes) -> str:
 
 
 def fault_in(error: ValidationError) -> str:
-    """Say where words of another release differ from ours first."""
+    """Return the first place where content from another release differs from this release's format."""
     first = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
 
 
 class EditRequest(StrictModel):
-    """A change that is asked for."""
+    """A request for a change."""
 
     version: Literal[1] = 1
     id: RequestId
-    """The answer has the same."""
+    """Id of the request, repeated in the answer."""
     change: Change
     at: Annotated[int, Field(ge=0, le=LARGEST_STEP)] | None = None
-    """First step that it is to hold at; ``None`` for the first that no rank was given."""
+    """First step that the change is to apply to; ``None`` for the first step that no rank has received."""
 
 
 class EditTaken(StrictModel):
-    """A change that was taken up."""
+    """A change that was accepted."""
 
     edit: Edit
     planned: int
-    """First step that was not planned then, or whose plan was taken back; the edit holds no earlier."""
+    """First step that was not planned then, or whose plan was withdrawn; the edit does not apply to earlier steps."""
     slowest: int
-    """Step that the slowest rank wanted next, as far as ranks had told: of small steps they tell once in many."""
+    """Next step of the slowest rank, as last reported: if steps are small, ranks report only once in many steps."""
     before: dict[str, float]
-    """Shares at the edit's step without it."""
+    """Shares at the edit's step without the edit."""
     after: dict[str, float]
-    """Shares from its step on."""
+    """Shares from that step on, with the edit."""
     amounts: dict[str, tuple[str | None, str | None]] = Field(
         default_factory=dict, exclude_if=lambda value: not value
     )
-    """Of a run that draws amounts, in place of shares: those that differ without it and with it."""
+    """Amounts that differ without and with the edit, instead of shares, for a run that draws amounts."""
     until: int | None = None
-    """Of weights that are set: step of the next stage, which holds from there on as it was declared."""
+    """Step of the next stage, which ends weights that were set and applies as it was declared."""
     until_epochs: dict[str, float] | None = Field(
         default=None, exclude_if=lambda value: value is None
     )
-    """Of weights that are set: what the next stage waits for, where nobody knows its step."""
+    """Epochs that the next stage waits for if its step is not known yet, for weights that were set."""
     taken_back: tuple[int, ...] = Field(default=(), exclude_if=lambda value: not value)
-    """Edits of weights that no longer hold: they were made behind the beginning of a stage that waits for epochs, which
-    is found anew."""
+    """Edits of weights that no longer apply, because they were made after the beginning of a stage that waits for
+    epochs, and this beginning is determined anew."""
 
     unsure: str = Field(default="", exclude_if=lambda value: not value)
-    """What has to be for the run to come to the edit's step, where nobody knows whether it does."""
+    """Condition for the run to reach the edit's step, if this is not certain."""
 
     @classmethod
     def of(
@@ -98,21 +98,21 @@ class EditTaken(StrictModel):
         *,
         at_rest: bool = False,
     ) -> Self:
-        """Return what an edit has changed.
+        """Return the effect of an edit.
 
         Args:
-            before: The history without it.
-            after: The history with it.
-            planned: First step that was not planned.
-            slowest: Step that the slowest rank wants next.
+            before: The history without the edit.
+            after: The history with the edit.
+            planned: First unplanned step.
+            slowest: Next step of the slowest rank.
             at_rest: Whether no plane of the run is up.
         """
-        # Behind it a stage that waited for epochs may have begun already.
+        # A stage that waited for epochs may have begun after the edit.
         edit = after.edits[len(before.edits)]
         after = History(after.base, after.edits[: edit.revision])
         unsure = _unsure(after, edit, planned, at_rest=at_rest)
         if (drawn := after.latest.mix.amounts) is not None:
-            # Of a run that draws amounts a skip, or its undoing, changes none; it has no shares.
+            # In a run with amounts, a skip or its undo changes none of them, and there are no shares.
             found = differing(before.latest.mix.amounts or {}, edit.amounts or drawn)
             return cls(
                 edit=edit,
@@ -123,7 +123,7 @@ class EditTaken(StrictModel):
                 amounts=found,
                 unsure=unsure,
             )
-        # Weights that are set end where a later stage begins; other changes go on through all of them.
+        # Weights that were set end where a later stage begins; other changes apply to all later stages too.
         holds = edit.stages[1:] if isinstance(edit.change, SetWeights) else ()
         return cls(
             edit=edit,
@@ -139,7 +139,7 @@ class EditTaken(StrictModel):
 
     @property
     def said(self) -> str:
-        """The edit in a line, for logs."""
+        """The edit as one line for logs."""
         return (
             f"edit {self.edit.revision} ({said_of(self.edit.change)}) holds from step {self.edit.step} on; "
             f"steps before {self.planned} were planned already and keep the mix they have"
@@ -149,13 +149,14 @@ class EditTaken(StrictModel):
 
 def _unsure(after: History, edit: Edit, planned: int, *, at_rest: bool) -> str:
     if edit.step < planned:
-        return ""  # steps that are skipped, or planned anew: those there are
+        return ""  # skipped steps, or steps planned anew, do exist
     if at_rest and edit.undoes in never_held(after.edits):
         skip = after.edits[edit.undoes - 1]
         waiting = [stage.from_epochs for stage in after.latest.mix.stages if stage.waits]
         had_begun = after.of_revision(skip.revision - 1).mix.stages
         begun = [s.from_step for s in had_begun if s.from_epochs in waiting and not s.waits]
-        # A skip takes back what had begun by epochs behind its step, and only a planner finds it anew.
+        # A skip takes back stages that began by epochs after its step, and only a planner determines their beginning
+        # anew.
         upto = f", up to step {min(begun):,}, where a stage by epochs had begun" if begun else ""
         return (
             f"the skip held at no step: the run goes on from any state that it had before{upto}; one saved since, "
@@ -166,7 +167,8 @@ def _unsure(after: History, edit: Edit, planned: int, *, at_rest: bool) -> str:
         said = f"no data plane is up: it holds once the run goes on to step {edit.step:,}"
         if edit.step == planned:
             return said
-        # How many steps its next start has, no folder knows: one beyond them is a slip, or meant for a longer run.
+        # The folder does not know the number of steps of the next start: a step beyond it is a typo, or for a longer
+        # run.
         data = "" if stop == "never" else f", or its data (stop is {stop}),"
         known = f"its last step so far is {planned - 1:,}" if planned else "it has no step so far"
         return f"{said}; {known}: should the steps that it is given{data} end it before, the edit never holds"
@@ -179,12 +181,12 @@ def _unsure(after: History, edit: Edit, planned: int, *, at_rest: bool) -> str:
 
 
 class EditAnswer(StrictModel):
-    """What became of a change that was asked for."""
+    """The outcome of a requested change."""
 
     version: Literal[1] = 1
     id: RequestId
     taken: EditTaken | None = None
     refused: str | None = None
-    """Why nothing was changed."""
+    """Reason for which nothing was changed."""
     kind: str = ""
     """Class of the error of a refusal."""

@@ -1,4 +1,4 @@
-"""What two mixes have different: keys, sources, amounts, and the first step at which other shares are drawn."""
+"""The differences of two mixes: keys, sources, amounts, and the first step with other shares."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 ROUNDING = 1e-9
-"""Shares that are closer are one, where somebody wrote them."""
+"""Largest difference of two shares that count as equal, where a user wrote them."""
 _MOST_SHOWN = 160
 _TELL_APART = 6
 _ROUNDING = 1e-12
@@ -30,32 +30,32 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A key that two mixes give different values."""
+    """A key with different values in two mixes."""
 
     key: str
-    """As in the file: ``sources.web.path``."""
+    """The key as in the file: ``sources.web.path``."""
     one: Any
-    """``None`` where it is not there."""
+    """Value in the first mix; ``None`` if the key is absent."""
     other: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixDifference:
-    """What two mixes have different."""
+    """The differences of two mixes."""
 
     keys: tuple[Difference, ...]
-    """All but stages: shares say what those come to."""
+    """Keys that differ, except for stages, whose effect is in the shares."""
     first_step: int | None
-    """First step at which a source has another share; ``None`` where there is none."""
+    """First step at which a source has another share; ``None`` if there is none."""
     shares: Mapping[str, tuple[float, float]]
     """Shares that differ at that step."""
     amounts: Mapping[str, tuple[str | None, str | None]]
-    """Amounts that differ, by source; ``None`` where a mix gives weights, or has no such source. Of a mix that gives
-    amounts no shares are compared."""
+    """Amounts that differ, by source; ``None`` if a mix gives weights or has no such source. Shares are not
+    compared if a mix gives amounts."""
     left_out_step: int | None
     """First step at which edits leave out other shards."""
     left_out: Mapping[str, tuple[str | None, str | None]]
-    """Sources with other shards left out at that step, by their numbers."""
+    """Numbers of the left-out shards at that step, for each source in which they differ."""
 
 
 def differences_of(one: History, other: History) -> MixDifference:
@@ -79,7 +79,7 @@ def differences_of(one: History, other: History) -> MixDifference:
 
 
 def _told_apart_by(history: History) -> dict[str, Any]:
-    """Return the values of a mix by dotted key, with all that stages by epochs come to: no step tells it before."""
+    """Return the values of a mix by dotted key, including stages by epochs, whose steps are not known in advance."""
     told = _leaves_of(history.latest.model_dump(mode="json"))
     for i, (_, step, stage) in enumerate(by_epochs(history)):
         key, shares = f"mix.stages.from_epochs.{i}", shares_of(stage, history.latest.names)
@@ -100,7 +100,7 @@ def _first_shares(
         for history in (one, other)
         for edge in (*boundaries(history.latest), *(edit.step for edit in history.edits))
     }
-    # Between two edges shares are lines or waves: two of them that agree in as many steps are one.
+    # Between two edges, shares are linear or cosine curves; two curves that agree in this many steps are the same.
     for step in sorted({edge + k for edge in edges for k in range(_TELL_APART)}):
         shares = one.shares_at(step), other.shares_at(step)
         names = sorted({*shares[0], *shares[1]})
@@ -122,7 +122,7 @@ def _amounts(one: History, other: History) -> dict[str, tuple[str | None, str | 
 def _first_left_out(
     one: History, other: History
 ) -> tuple[int | None, dict[str, tuple[str | None, str | None]]]:
-    """Return the first step at which other shards are left out, and of which sources."""
+    """Return the first step at which other shards are left out, and their sources."""
     for step in sorted({edit.step for history in (one, other) for edit in history.edits}):
         said = [
             {name: ", ".join(map(str, numbers)) for name, numbers in left_out.items()}
@@ -144,10 +144,10 @@ def _others(
 def first_other(
     one: Iterator[tuple[int, str]], other: Iterator[tuple[int, str]]
 ) -> tuple[int, int | None]:
-    """Compare the steps of two runs, each with the digest of its samples, in order.
+    """Compare the steps of two runs, each given with the digest of its samples, in order.
 
     Returns:
-        How many steps both have, and the first of them that held other samples.
+        The number of common steps, and the first of them with different samples.
     """
     common, found = 0, None
     a, b = next(one, None), next(other, None)
@@ -165,7 +165,7 @@ def first_other(
 
 
 def _leaves_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a mix, as ``model_dump`` gives it, by dotted key; of stages what they wait for alone."""
+    """Return the values of a mix from ``model_dump`` by dotted key; of stages, only the epochs that they wait for."""
     stages = content.get("mix", {}).get("stages", ())  # none where there are amounts
     waited = [stage["from_epochs"] for stage in stages if stage.get("from_epochs")]
     dates = ((f"mix.stages.from_epochs.{i}", epochs) for i, epochs in enumerate(waited))
@@ -173,7 +173,7 @@ def _leaves_of(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def other_leaves(one: MixConfig, other: MixConfig) -> Iterator[Difference]:
-    """Yield the keys that two mix files give different values, in order."""
+    """Yield the keys with different values in two mix files, in order."""
     now, then = (_leaves_of(mix.model_dump(mode="json")) for mix in (one, other))
     for key in sorted(now.keys() | then.keys()):
         if now.get(key) != then.get(key):
@@ -189,7 +189,7 @@ def _leaves(content: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]
 
 
 def shares_of(stage: Stage, names: tuple[str, ...]) -> dict[str, float]:
-    """Return the shares of a stage whose ramp has ended; of sources that have any."""
+    """Return the shares of a stage after its ramp, without sources whose share is 0."""
     ended = stage.model_copy(update={"from_step": 0, "ramp_steps": 0})
     every = tuple(dict.fromkeys((*names, *stage.weights)))
     found = zip(every, weights_at([ended], every, 0), strict=True)
@@ -197,14 +197,14 @@ def shares_of(stage: Stage, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def shares_differ(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    """Tell whether a source has another share, by more than rounding."""
+    """Return whether a source has another share, beyond rounding."""
     return any(
         abs(one.get(n, 0.0) - other.get(n, 0.0)) > ROUNDING for n in one.keys() | other.keys()
     )
 
 
 def shown(value: object) -> str:
-    """Return a value as it is written, its middle left out where it is long: paths differ at their ends."""
+    """Return a value as written, with its middle left out if it is long, because paths differ at their ends."""
     if value is None:
         return "not given"
     text = repr(value)

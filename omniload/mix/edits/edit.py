@@ -1,8 +1,8 @@
-"""A change of a mix in a running job: what was asked for, and the edit that it became.
+"""A change of a mix in a running job: the request, and the edit that it becomes.
 
-A *change* says what somebody wants. An *edit* says what holds: from its step on these
-weights, whatever held before. So a mix at a step is a function of the file and the edits, and nobody who
-reads an edit later must know how a change is worked out.
+A *change* is what a user asks for. An *edit* is the result: the weights that apply from its step on, whatever applied
+before. Therefore the mix at a step is a function of the file and the edits, and a reader of an edit need not know how
+a change is turned into an edit.
 """
 
 from collections.abc import Sequence
@@ -40,10 +40,10 @@ __all__ = [
 ]
 
 MOST_EDITS = 4096
-"""Edits of a run at most: a state carries all that hold at its step."""
+"""Largest number of edits of a run: a state carries all edits that apply at its step."""
 
 
-# Left out of what is written: an edit without amounts reads as releases wrote it that had none.
+# Left out when written, so that an edit without amounts reads as in releases that had no amounts.
 def _is_none(value: object) -> bool:
     return value is None
 
@@ -52,22 +52,22 @@ Weight = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 
 
 class SetWeights(StrictModel):
-    """Give sources other weights; those that are not named keep theirs."""
+    """Give sources other weights; sources that are not named keep theirs."""
 
     kind: Literal["set"] = "set"
     weights: dict[Name, Weight] = Field(min_length=1)
-    """In the scale of the mix file."""
+    """Weights in the scale of the mix file."""
 
 
 class SetAmounts(StrictModel):
-    """Have a run draw other amounts of sources, over the whole of it; those that are not named keep theirs."""
+    """Draw other amounts of sources over the whole run; sources that are not named keep theirs."""
 
     kind: Literal["set_amounts"] = "set_amounts"
     amounts: dict[Name, Amount] = Field(min_length=1)
 
 
 class AddSource(StrictModel):
-    """Draw from a source that the mix file does not have."""
+    """Draw from a source that is not in the mix file."""
 
     kind: Literal["add"] = "add"
     name: Name
@@ -75,9 +75,9 @@ class AddSource(StrictModel):
     weight: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = Field(
         default=None, exclude_if=_is_none
     )
-    """In the scale of the weights that hold at the step; later stages give it the same share."""
+    """Weight in the scale of the weights at the step; later stages give the source the same share."""
     amount: Amount | None = Field(default=None, exclude_if=_is_none)
-    """What a run that draws amounts draws of it, in place of a weight."""
+    """Amount to draw of the source instead of a weight, for a run that draws amounts."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -87,19 +87,19 @@ class AddSource(StrictModel):
 
 
 class RetireSource(StrictModel):
-    """Draw no more from a source, in no later stage either."""
+    """Stop drawing from a source, in later stages too."""
 
     kind: Literal["retire"] = "retire"
     name: Name
 
 
 class SkipSteps(StrictModel):
-    """Leave out what was trained on in some steps: the first of them draws what comes behind the last."""
+    """Skip the samples of some steps: the first of these steps draws what follows the last of them."""
 
     kind: Literal["skip"] = "skip"
     first: Annotated[int, Field(ge=0, le=LARGEST_STEP)]
     stop: Annotated[int, Field(ge=1, le=LARGEST_STEP)]
-    """First step that is not left out."""
+    """First step that is not skipped."""
 
     @model_validator(mode="after")
     def _some_steps(self) -> Self:
@@ -111,41 +111,41 @@ class SkipSteps(StrictModel):
 
 
 class SkipShard(StrictModel):
-    """Draw no record of a shard that is not begun: its records keep their positions and give no sample."""
+    """Draw no record of a shard that is not begun: its records keep their positions and give no samples."""
 
     kind: Literal["skip_shard"] = "skip_shard"
     file: Annotated[str, Field(min_length=1, max_length=4096)]
-    """Path or URL of the shard, or the end of one; once it was looked for, all of it."""
+    """Path or URL of the shard, or the end of one; the whole path once the shard was found."""
     source: Name | None = None
-    """The source that has it; ``None`` to look in all of them."""
+    """Source of the shard; ``None`` to search all sources."""
     number: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
-    """Its number among the shards of its source that hold records; ``None`` before it was looked for."""
+    """Number of the shard among the shards of its source that hold records; ``None`` before the shard was found."""
     of: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
-    """How many those are."""
+    """Number of such shards."""
 
 
 class BeginStage(StrictModel):
-    """Begin a stage that waited for epochs of sources: asked for by nobody, the planner finds that it is due."""
+    """Begin a stage that waited for epochs of sources; no user asks for it, the planner notices that it is due."""
 
     kind: Literal["begin"] = "begin"
     stage: Annotated[int, Field(ge=1, le=LARGEST_STEP)]
-    """Its place among the stages of the mix file, from 0."""
+    """Index among the stages of the mix file, from 0."""
     epochs: dict[Name, Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]]
-    """What it waited for."""
+    """Epochs that the stage waited for."""
 
 
 class FitCost(StrictModel):
-    """Deal rows by another cost: asked for by nobody, the planner finds it in the compute times that ranks report."""
+    """Deal rows by another cost; no user asks for it, the planner fits it to the compute times that ranks report."""
 
     kind: Literal["fit_cost"] = "fit_cost"
     linear: Annotated[float, Field(ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)]
-    """Seconds of a token."""
+    """Seconds per token."""
     quadratic: Annotated[float, Field(ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)]
-    """Seconds of a pair of tokens of one document."""
+    """Seconds per pair of tokens of one document."""
     measured: Annotated[int, Field(ge=1)]
-    """Times that it was fitted to."""
+    """Number of compute times in the fit."""
     residual: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    """Median distance of a time from the fit, as a part of it."""
+    """Median relative distance of a compute time from the fit."""
 
     @model_validator(mode="after")
     def _some_cost(self) -> Self:
@@ -155,7 +155,7 @@ class FitCost(StrictModel):
 
 
 class Undo(StrictModel):
-    """Let hold what would hold without the latest edit that was not undone."""
+    """Undo the latest edit that was not undone yet."""
 
     kind: Literal["undo"] = "undo"
 
@@ -175,28 +175,28 @@ Change: TypeAlias = Annotated[
 
 
 class Edit(StrictModel):
-    """A change that was taken up."""
+    """A change that was accepted."""
 
     revision: Annotated[int, Field(ge=1, le=MOST_EDITS)]
-    """Its place among the edits of the run, from 1: the revision of the mix that it makes."""
+    """Number of the edit in the run, from 1: the revision of the mix that the edit makes."""
     step: Annotated[int, Field(ge=0, le=LARGEST_STEP)]
-    """First step that it holds at."""
+    """First step that the edit applies to."""
     change: Change
     stages: tuple[Stage, ...]
-    """Weights from ``step`` on; they take the place of all stages from there on. None where weights stay."""
+    """Weights from ``step`` on, which replace all stages from there on. Empty if weights stay."""
     amounts: dict[Name, Amount] | None = Field(default=None, exclude_if=_is_none)
-    """Amounts from ``step`` on, of the whole run; a source that is not among them is drawn no more. ``None`` where
-    amounts stay, or the mix gives weights."""
+    """Amounts from ``step`` on, for the whole run; a source that is absent is no longer drawn. ``None`` if amounts
+    stay, or if the mix gives weights."""
     undoes: Annotated[int, Field(ge=1, le=MOST_EDITS)] | None = None
-    """Revision of the edit that it undoes."""
+    """Revision of the edit that this edit undoes."""
     found: dict[str, str] = Field(default_factory=dict)
-    """What a source that it adds was found to be: parts of the fingerprint."""
+    """Facts about an added source: parts of the fingerprint."""
     behind: dict[str, Any] | None = None
-    """Of skipped steps: the state behind them, as ``MixState.to_json`` gives it; ``step`` goes on from there."""
+    """State after skipped steps, as ``MixState.to_json`` gives it; ``step`` continues from there."""
 
     @model_serializer(mode="wrap")
     def _without_what_it_has_not(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write an edit that skips nothing as releases know it that could not skip."""
+        """Write an edit that skips nothing in the form of releases that could not skip."""
         content: dict[str, Any] = handler(self)
         if self.behind is None:
             del content["behind"]
@@ -204,7 +204,7 @@ class Edit(StrictModel):
 
     @property
     def was_asked(self) -> bool:
-        """Whether somebody asked for it, and may undo it."""
+        """Whether a user asked for the edit and may undo it."""
         return self.undoes is None and not isinstance(self.change, BeginStage | FitCost)
 
     @model_validator(mode="after")
@@ -214,7 +214,7 @@ class Edit(StrictModel):
                 "an edit that skips steps has the state behind them, and no other has one"
             )
         starts = [stage.from_step for stage in self.stages]
-        # Else there may be no stage at its own step: whoever writes an edit by hand writes its digest too.
+        # Otherwise there may be no stage at the edit's own step. An edit written by hand has a valid digest too.
         if self.stages and (starts[0] != self.step or sorted({*starts}) != starts):
             raise ValueError(
                 f"stages of an edit begin at its step {self.step} and follow each other, not at {starts[:8]}"
@@ -232,10 +232,10 @@ class Edit(StrictModel):
 
 
 def never_held(edits: Sequence[Edit]) -> set[int]:
-    """Return the revisions of skips that hold at no step, as each was undone from its own step on, or an earlier one.
+    """Return the revisions of skips that apply to no step, because each was undone from its own step or earlier.
 
     Args:
-        edits: All of a run, from revision 1 on.
+        edits: All edits of a run, from revision 1 on.
     """
     return {
         edit.undoes
@@ -247,10 +247,10 @@ def never_held(edits: Sequence[Edit]) -> set[int]:
 
 
 def require_no_secrets(change: Change) -> None:
-    """Refuse a source whose declaration holds a secret: the run's folder and every checkpoint would keep it.
+    """Refuse a source whose declaration holds a secret, because the run's folder and every checkpoint would keep it.
 
     Raises:
-        ConfigError: Showing where, without the secret.
+        ConfigError: There is a secret; the message shows where, without the secret.
     """
     if not isinstance(change, AddSource):
         return
@@ -264,13 +264,13 @@ def require_no_secrets(change: Change) -> None:
 
 
 def _said_amount(amount: Amount) -> str:
-    """Return an amount as a command line says it: ``2epochs``."""
-    # In all its digits: what is said can be typed again, and is the same.
+    """Return an amount as the command line takes it: ``2epochs``."""
+    # With all digits, so that the text can be typed again and means the same amount.
     return f"{getattr(amount, amount.kind):.16g}{amount.kind}"
 
 
 def said_of(change: Change) -> str:
-    """Return a change as its command line says it."""
+    """Return a change as the command line takes it."""
     match change:
         case SetWeights(weights=weights):
             said = "set " + " ".join(f"{name}={weight:g}" for name, weight in weights.items())
@@ -298,16 +298,16 @@ def said_of(change: Change) -> str:
 
 
 def said_of_going_back(step: int) -> str:
-    """Return what a run goes on from that is to draw a step anew: of step 0 there is no state."""
+    """Return how a run must continue to draw a step anew; there is no state before step 0."""
     if not step:
         return "begin it anew, without a state"
     return f"go on from a checkpoint of step {step} or before"
 
 
 def why_skipped_for_good(edit: Edit) -> str:
-    """Say when the steps that an edit skips are drawn after all, and how a run that has gone on comes there."""
+    """Return when the steps skipped by an edit are drawn after all, and what a run that has moved on must do."""
     step = edit.step
-    # From step 0 there is no state to go back to.
+    # There is no state before step 0.
     back = (
         f"end the run, go on from a checkpoint of step {step} or before up to step {step} and no further "
         f"(steps={step}), then say undo --at {step}"

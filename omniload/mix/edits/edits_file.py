@@ -1,13 +1,13 @@
-"""The edits of a run in its folder: ``edits.json``, written whole and sealed, by whoever holds the plane.
+"""The edits of a run in its folder: ``edits.json``, sealed and written as a whole by the holder of the plane.
 
-The file outlives every attempt. A run that goes on from an earlier step finds the edits of later
-steps in it, and they hold at the same steps again::
+The file outlives every attempt. A run that resumes from an earlier step finds the edits of later steps in the file,
+and they apply at the same steps again::
 
     {"version": 2, "mix": "6b0c...", "edits": [{"revision": 1, "step": 120, ...}], "blake2b": "..."}
 
-``mix`` is a digest of what the edits are edits of. The version is 6 with a cost that was fitted, else 5 with a stage
-that began by epochs, else 4 with an edit that changes amounts, else 3 with one that skips a shard, else 2 with one that
-skips steps, else 1.
+``mix`` is a digest of the mix that the edits belong to. The version is 6 with a fitted cost, otherwise 5 with a stage
+that began by epochs, otherwise 4 with an edit of amounts, otherwise 3 with one that skips a shard, otherwise 2 with
+one that skips steps, otherwise 1.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from omniload.mix.journal.room import Room
 __all__ = ["EDITS_NAME", "edits_in", "read_history", "write_history"]
 
 EDITS_NAME = "edits.json"
-"""File in the run's folder."""
+"""Name of the file in the run's folder."""
 _MOST_BYTES = 1 << 30
 
 
@@ -45,10 +45,10 @@ class _Kept(StrictModel):
 
 
 def read_history(run_dir: Path | None, mix: MixConfig) -> History:
-    """Return a mix with the edits of a run; without a folder, or a file in it, there are none.
+    """Return a mix with the edits of a run; there are none without a folder or a file in it.
 
     Raises:
-        StateError: The file is damaged, of another version, or of another mix.
+        StateError: The file is damaged, of another version, or belongs to another mix.
     """
     if run_dir is None:
         return History(mix)
@@ -65,7 +65,7 @@ def read_history(run_dir: Path | None, mix: MixConfig) -> History:
             f"{path}: not the edits of a run, or damaged ({error!s:.200}); restore it, or move it away to go on "
             "without them"
         ) from error
-    # Numbers of sources, and the weights between edits, are those of this mix and no other.
+    # The numbers of sources, and the weights between edits, are valid only for this mix.
     if kept.mix != _digest(mix):
         raise StateError(
             f"{path}: holds {counted(len(kept.edits), 'edit')} of a mix with digest {kept.mix}, this one has "
@@ -76,12 +76,12 @@ def read_history(run_dir: Path | None, mix: MixConfig) -> History:
 
 @system_refusals("the run's edits")
 def write_history(run_dir: Path, history: History, room: Room | None = None) -> None:
-    """Keep the edits of a run, durably; a disk that is full is waited for in ``room``.
+    """Save the edits of a run durably; if the disk is full, wait in ``room``.
 
     Raises:
         OmniloadError: The disk is full, or the folder cannot be written.
     """
-    # The lowest that says it all: releases read what they know, and refuse the rest by its version.
+    # The lowest sufficient version, so that older releases read what they know and refuse the rest by its version.
     version: Literal[1, 2, 3, 4, 5, 6] = 2 if any(edit.behind for edit in history.edits) else 1
     if any(isinstance(edit.change, SkipShard) for edit in history.edits):
         version = 3
@@ -91,7 +91,7 @@ def write_history(run_dir: Path, history: History, room: Room | None = None) -> 
         version = 5
     if any(isinstance(edit.change, FitCost) for edit in history.edits):
         version = 6
-    # All of them, those of steps that were lost too: the journal forgets lost work, and an edit is what somebody said.
+    # All edits, even those at lost steps: the journal drops lost work, but an edit is a user's decision.
     kept = _Kept(version=version, mix=_digest(history.base), edits=history.edits)
     content: dict[str, Json] = kept.model_dump(mode="json")
     place, data = run_dir / EDITS_NAME, orjson.dumps(sealed(content))
@@ -103,10 +103,10 @@ def write_history(run_dir: Path, history: History, room: Room | None = None) -> 
 
 
 def edits_in(state: Mapping[str, Json] | None) -> tuple[Edit, ...]:
-    """Return the edits that a loader state carries.
+    """Return the edits in a loader state.
 
     Raises:
-        StateError: They are damaged.
+        StateError: The edits are damaged.
     """
     if not isinstance(state, Mapping) or "edits" not in state:
         return ()
@@ -119,7 +119,7 @@ def edits_in(state: Mapping[str, Json] | None) -> tuple[Edit, ...]:
     return _in_order(edits, "the mix state")
 
 
-# Made when it is first needed: few states carry edits, and a model of every change takes a while.
+# Built when first needed, because few states carry edits and a model of every change takes a while to build.
 @cache
 def _edits_adapter() -> TypeAdapter[tuple[Edit, ...]]:
     return TypeAdapter(tuple[Edit, ...])
@@ -141,8 +141,8 @@ def _in_order(edits: Sequence[Edit], where: str) -> tuple[Edit, ...]:
 
 
 def _digest(mix: MixConfig) -> str:
-    """Return a digest of what edits change: seed, sources' names, weights."""
-    # No paths: data may move.
+    """Return a digest of what edits change: the seed, the names of the sources, and the weights."""
+    # Paths are left out, because data may move.
     said: dict[str, Json] = {
         "seed": str(mix.seed),
         "sources": list(mix.names),

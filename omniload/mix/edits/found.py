@@ -1,4 +1,4 @@
-"""Taking a change up, and whether a run that goes on finds what its edits found and stands where they say."""
+"""Acceptance of a change, and checks that a resumed run matches what its edits recorded."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,10 +26,10 @@ __all__ = [
 
 
 def found_in(change: Change, facts: SourceFacts | None) -> dict[str, str]:
-    """Return the parts of the fingerprint of a source that a change adds; none of another change.
+    """Return the parts of the fingerprint of an added source; empty for any other change.
 
     Raises:
-        ConfigError: Nobody opened the source.
+        ConfigError: The source was not opened.
     """
     if not isinstance(change, AddSource):
         return {}
@@ -45,19 +45,19 @@ def take_up(
     facts: SourceFacts | None,
     reached: tuple[MixState, Sequence[int]],
 ) -> tuple[History, list[int]]:
-    """Return the history with one more edit, and the raw records of each source that it names.
+    """Return the history with one more edit, and the raw records of each source in it.
 
     Args:
         history: The mix and its edits.
-        change: What is asked for.
-        step: First step that it is to hold at.
-        facts: What was found of a source that it adds.
-        reached: State before the first step that is not planned, and the raw records of each source.
+        change: The requested change.
+        step: First step that the change is to apply to.
+        facts: Facts found about an added source.
+        reached: State before the first unplanned step, and the raw records of each source.
 
     Raises:
         ConfigError: As for ``History.edited`` and ``require_drawable``.
     """
-    # As its step begins: behind what is skipped there, and with amounts spread anew.
+    # The state as its step begins, after skipped steps and with amounts spread anew.
     _, state = history.entered(reached[0])
     records_S = [*reached[1], *([] if facts is None else [facts.positions_per_epoch])]
     over = gone_through_in(history, state, records_S)
@@ -67,23 +67,23 @@ def take_up(
 
 
 def never_reached(history: History, end: int) -> tuple[Edit, ...]:
-    """Return the edits that a run does not come to which ends before step ``end``; without those that hold no more."""
+    """Return the edits that a run ending before step ``end`` does not reach, without edits that no longer apply."""
     gone = {edit.undoes for edit in history.edits} | begun_anew(history)
     behind = (edit for edit in history.edits if edit.step >= end and edit.undoes is None)
     return tuple(edit for edit in behind if edit.revision not in gone)
 
 
 def merged(kept: History, carried: Sequence[Edit]) -> History:
-    """Return the history that goes on from a state which carries edits.
+    """Return the history of a run that resumes from a state with edits.
 
     Args:
-        kept: What the run's folder says.
-        carried: What the state says; a folder that has no edits takes them over.
+        kept: The history in the run's folder.
+        carried: The edits in the state; a folder without edits takes them over.
 
     Raises:
-        StateError: Folder and state say different things, or the state's edits are of another mix.
+        StateError: Folder and state disagree, or the edits of the state belong to another mix.
     """
-    # The folder may have more: edits that came after the state was taken.
+    # The folder may have further edits, made after the state was taken.
     if not carried or kept.edits[: len(carried)] == tuple(carried):
         return kept
     if not kept.edits:
@@ -95,14 +95,14 @@ def merged(kept: History, carried: Sequence[Edit]) -> History:
 
 
 def require_named(history: History, where: str) -> History:
-    """Return a history whose edits speak of its sources alone.
+    """Return the history if its edits name only its sources.
 
     Raises:
-        StateError: An edit gives a weight or an amount to a source that the mix does not have by then.
+        StateError: An edit gives a weight or an amount to a source that the mix does not have at that revision.
     """
     for edit in history.edits:
         given: set[str] = set().union(edit.amounts or (), *(stage.weights for stage in edit.stages))
-        # By its own revision: a source that a later edit adds is not there yet.
+        # Checked at its own revision, because a source that a later edit adds is not there yet.
         if unknown := given - history.of_revision(edit.revision).sources.keys():
             raise StateError(
                 f"{where}: edit {edit.revision} speaks of source {min(unknown)!r}, which the mix does not have; "
@@ -112,20 +112,21 @@ def require_named(history: History, where: str) -> History:
 
 
 def require_reached(history: History, state: MixState, num_carried: int) -> None:
-    """Refuse a state that a run with these edits does not go through.
+    """Refuse a state that no run with these edits passes through.
 
-    A skip that was undone before the run had gone on behind it changed no sample: states from before it are those of
-    a run with both. So are states from before costs were fitted. Their next step has the revision of that run.
+    A skip that was undone before the run moved past it changed no sample, so states from before the skip belong to a
+    run with both edits too. The same is true of states from before costs were fitted. Their next step has the revision
+    of that run.
 
     Args:
         history: The mix and its edits.
         state: The state.
-        num_carried: Edits that the state brought.
+        num_carried: Number of edits that the state brought.
 
     Raises:
-        StateError: Naming the revision that it has, and the one that it would have.
+        StateError: The revision differs; the message names the revision found and the revision expected.
     """
-    # Of the step before: an edit that begins at the state's own step is entered with that step.
+    # At the step before, because an edit that begins at the state's own step takes effect with that step.
     due = history.revision_at(state.step - 1) if state.step else 0
     reopened = history.replanned_from(state.mix_revision)
     if reopened < state.step:
@@ -151,10 +152,10 @@ def require_reached(history: History, state: MixState, num_carried: int) -> None
 
 
 def of_its_run(history: History, state: MixState) -> MixState:
-    """Return a state that ``require_reached`` took, with the revision that the run with fitted costs has there.
+    """Return a state accepted by ``require_reached``, with its revision in a run with fitted costs.
 
-    Costs are fitted while a run goes on, so its journal holds the steps behind a fit with that revision. A skip that
-    was undone may have come behind them, with the run at rest.
+    Costs are fitted while a run continues, so its journal has the steps after a fit with that revision. A skip that
+    was undone may follow them, made while the run was at rest.
     """
     due = history.revision_at(state.step - 1) if state.step else 0
     between = history.edits[state.mix_revision : due]
@@ -163,23 +164,23 @@ def of_its_run(history: History, state: MixState) -> MixState:
 
 
 def _is_alike(history: History, state: MixState, due: int) -> bool:
-    """Whether the edits behind a state's revision left samples before it as they were: skips that never held, costs."""
+    """Whether later edits left the samples before a state unchanged: skips that never applied, and fitted costs."""
     void, known = never_held(history.edits[:due]), state.mix_revision
     before = [edit for edit in history.edits[known:due] if edit.step < state.step]
-    # A cost that was fitted deals rows to other ranks, and changes no sample.
+    # A fitted cost deals rows to other ranks and changes no sample.
     are_void = all(
         edit.revision in void
         or (edit.undoes in void and edit.undoes > known)
         or isinstance(edit.change, FitCost)
         for edit in before
     )
-    # A stage that had begun by epochs is taken back by them, and found anew at the steps that are planned from there.
+    # These edits take back a stage that had begun by epochs, and its beginning is determined anew from there on.
     kept = _without_cuts(history, known) == _without_cuts(history, due)
     return are_void and (kept or not history.base.mix.waits)
 
 
 def _without_cuts(history: History, revision: int) -> list[Stage]:
-    """Return the stages of a revision, without those that go on as the one before: an edit begins one at its step."""
+    """Return the stages of a revision, without stages that an edit began at its step with the same weights."""
     found: list[Stage] = []
     for stage in history.of_revision(revision).mix.stages:
         before = found[-1] if found else None
@@ -196,10 +197,10 @@ def _without_cuts(history: History, revision: int) -> list[Stage]:
 
 
 def require_found(history: History, facts_S: Sequence[SourceFacts]) -> None:
-    """Refuse data that changed since an edit added it.
+    """Refuse data that changed after an edit added it.
 
     Raises:
-        StateError: Naming the source and every part that differs.
+        StateError: Data changed; the message names the source and every part that differs.
     """
     for edit in history.edits:
         if not isinstance(edit.change, AddSource):
@@ -217,16 +218,16 @@ def require_found(history: History, facts_S: Sequence[SourceFacts]) -> None:
 
 
 def require_open(step: int, *, planned: int, end: int | None, ended: bool) -> None:
-    """Refuse a step that an edit can not begin to hold at.
+    """Refuse a step at which an edit cannot begin.
 
     Args:
         step: The step.
-        planned: First step that is not planned.
-        end: First step that there is none of, where that is known.
+        planned: First unplanned step.
+        end: First step after the end of the run, if known.
         ended: Whether the data has ended.
 
     Raises:
-        ConfigError: It is planned already, or the run ends before it.
+        ConfigError: The step is planned already, or the run ends before it.
     """
     if ended or (end is not None and step >= end):
         last = planned if ended or end is None else end

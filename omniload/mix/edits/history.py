@@ -1,4 +1,4 @@
-"""What holds at a step: a mix file and its edits, folded."""
+"""The mix that applies at a step: a mix file with its edits applied."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,21 +26,21 @@ __all__ = ["History"]
 class History:
     """A mix and its edits.
 
-    The number of a source is its place among the sorted names of the file; sources that were
-    added follow in the order of their edits. So an edit never moves a number.
+    The number of a source is its index among the sorted names of the file. Added sources follow in the order of their
+    edits, so an edit never changes the number of another source.
     """
 
     base: MixConfig
-    """The mix as its file says."""
+    """The mix of its file."""
     edits: tuple[Edit, ...] = ()
-    """In the order of their revisions, from 1."""
+    """Edits in the order of their revisions, from 1."""
     _mixes: dict[int, MixConfig] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     _left_out: dict[int, dict[str, tuple[int, ...]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """Shards that are left out at the step that was asked for last."""
+    """Shards left out at the step of the last query."""
     _amounts: dict[str, tuple[Amount, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -48,7 +48,7 @@ class History:
 
     @property
     def latest(self) -> MixConfig:
-        """The mix with every edit: it names all sources."""
+        """The mix with every edit; it names all sources."""
         return self.of_revision(len(self.edits))
 
     @property
@@ -60,14 +60,14 @@ class History:
 
     @property
     def edited_to(self) -> int:
-        """The last step at which an edit begins to hold; 0 without edits."""
+        """The last step at which an edit takes effect; 0 without edits."""
         return max((edit.step for edit in self.edits), default=0)
 
     def revision_at(self, step: int) -> int:
-        """Return the revision that a step is drawn under: the last of the edits that hold at it or held before.
+        """Return the revision that a step is drawn under: the last of the edits that begin at the step or before.
 
-        Edits of later steps do not count, known as they may be: a run that hears of them earlier
-        or later goes through the same states.
+        Edits at later steps do not count, even if they are known already. Therefore a run passes through the same
+        states whether it learns of them early or late.
         """
         return max((edit.revision for edit in self.edits if edit.step <= step), default=0)
 
@@ -86,12 +86,12 @@ class History:
         return self.of_revision(self.revision_at(step))
 
     def steps_alike(self, step: int) -> float:
-        """Return for how many steps from ``step`` on no edit begins to hold; at least 1."""
+        """Return for how many steps from ``step`` on no edit takes effect; at least 1."""
         return min((e.step - step for e in self.edits if e.step > step), default=float("inf"))
 
     @property
     def skips_shards(self) -> bool:
-        """Whether an edit skips a shard, at whatever step, undone or not."""
+        """Whether an edit skips a shard, at any step and whether undone or not."""
         if not self._skips_shards:
             found = any(isinstance(edit.change, SkipShard) for edit in self.edits)
             self._skips_shards.append(found)
@@ -99,7 +99,7 @@ class History:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether an edit leaves something out, shards or steps, at whatever step, undone or not."""
+        """Whether an edit leaves out shards or steps, at any step and whether undone or not."""
         return self.skips_shards or any(edit.behind is not None for edit in self.edits)
 
     def amounts_of(self, name: str) -> tuple[Amount, ...]:
@@ -113,18 +113,18 @@ class History:
         """Return the numbers of the shards of each source that are left out at a step."""
         found = self._left_out.get(step)
         if found is None:
-            # One step's are enough: it is asked for by every source of that step, and then no more.
+            # One entry is enough, because every source of a step asks for that step, and then for no earlier one.
             self._left_out.clear()
             found = self._left_out[step] = left_out_of(self.edits, step)
         return found
 
     def entered(self, state: MixState) -> tuple[MixConfig, MixState]:
-        """Return the mix of the step that ``state`` stands before, and the state as that step begins."""
+        """Return the mix of the step after ``state``, and the state as that step begins."""
         revision = self.revision_at(state.step)
         return self.of_revision(revision), self.entering(state, revision)
 
     def entering(self, state: MixState, revision: int) -> MixState:
-        """Return ``state`` as its step begins under a revision: with added sources, and behind what is skipped."""
+        """Return ``state`` as its step begins under a revision: with added sources, and after skipped steps."""
         if revision == state.mix_revision:
             return state
         entered = replace(
@@ -133,18 +133,18 @@ class History:
         skips, known = self.skips(revision), state.mix_revision
         here = [s for s in skips if s.revision > known and s.step == state.step]
         if here:
-            # Of edits up to the skip the state behind it has all: amounts are spread by later ones alone.
+            # The state after the skip includes the earlier edits, so only later edits spread amounts.
             entered, known = self._behind(here[-1], entered), here[-1].revision
         return spread_anew(entered, self, self.edits[known:revision])
 
     def skipped_steps(self, revision: int) -> int:
-        """Return how many steps the edits up to a revision leave out: what they drew counts as drawn."""
+        """Return how many steps the edits up to a revision skip; what those steps drew counts as drawn."""
         changes = [edit.change for edit in self.skips(revision)]
         return sum(c.stop - c.first for c in changes if isinstance(c, SkipSteps))
 
     def replanned_from(self, revision: int) -> float:
-        """Return the first step that is planned again, though a run of that revision planned it."""
-        gone = never_held(self.edits)  # one that was undone later is planned anew up to there
+        """Return the first step that is planned again although a run of that revision had planned it."""
+        gone = never_held(self.edits)  # a skip undone later was planned anew up to there
         later = (
             edit.step
             for edit in self.edits
@@ -155,19 +155,20 @@ class History:
         return min(later, default=float("inf"))
 
     def skips(self, revision: int) -> list[Edit]:
-        """Return the edits up to a revision that skip steps and are not undone by it."""
+        """Return the edits up to a revision that skip steps and are not undone by that revision."""
         edits = self.edits[:revision]
         gone = {edit.undoes for edit in edits}
         return [edit for edit in edits if edit.behind is not None and edit.revision not in gone]
 
     def _behind(self, skip: Edit, entered: MixState) -> MixState:
-        """Return the state behind skipped steps, as the first of them begins."""
+        """Return the state after skipped steps, as the first of these steps begins."""
         assert skip.behind is not None, "it skips steps"
         revision = skip.behind.get("mix_revision")
-        # By the run's numbers, not in the order of the keys: whoever keeps a state as JSON may have sorted them.
+        # Sources are numbered as in the run and not in the order of the keys, because storing the JSON may sort the
+        # keys.
         is_known = isinstance(revision, int) and 0 <= revision < skip.revision
         names = self.of_revision(int(revision or 0)).names if is_known else ()
-        # Without a fingerprint, as it was kept: the run's own is compared wherever it goes on.
+        # Without a fingerprint, as it was saved, because the run's own fingerprint is compared at every resume.
         behind = MixState.from_json(skip.behind, names, {}).widened(len(entered.cursors_S))
         return replace(behind, step=entered.step, mix_revision=entered.mix_revision)
 
@@ -177,10 +178,10 @@ class History:
         return dict(zip(mix.names, weights_at(mix.mix.stages, mix.names, step), strict=True))
 
     def greatest_shares(self, start: int, stop: int) -> dict[str, float]:
-        """Return the greatest share of each source at any step from ``start`` to ``stop``, as far as is known."""
-        # Between these steps shares rise or fall, and nothing else, so that they are greatest at one of them.
+        """Return the greatest share of each source at any step from ``start`` to ``stop``, as far as known."""
+        # Between these steps shares only rise or only fall, so they are greatest at one of these steps.
         changes = {edit.step for edit in self.edits} | set(boundaries(self.at(stop)))
-        # The last of before a change, too: an edit cuts a ramp off.
+        # Also the step before a change, because an edit cuts a ramp off.
         between = {k for change in changes for k in (change - 1, change)}
         greatest: dict[str, float] = {}
         for step in (start, *sorted(k for k in between if start < k < stop), stop):
@@ -189,18 +190,18 @@ class History:
         return greatest
 
     def fingerprint_at(self, revision: int, fingerprint: Mapping[str, str]) -> dict[str, str]:
-        """Return the fingerprint of the file's mix, with what edits up to ``revision`` found of their sources."""
+        """Return the fingerprint of the file's mix, with what edits up to ``revision`` found about their sources."""
         parts = dict(fingerprint)
         for edit in self.edits[:revision]:
             parts |= edit.found
         return parts
 
     def edits_as_json(self, revision: int) -> list[Json]:
-        """Return the edits that a state of ``revision`` carries, as plain JSON."""
+        """Return the edits for a state of ``revision``, as plain JSON."""
         return [edit.model_dump(mode="json") for edit in self.edits[:revision]]
 
     def state_fields_at(self, revision: int, fingerprint: Mapping[str, str]) -> dict[str, Any]:
-        """Return the arguments of ``MixState.to_json`` that a state of ``revision`` is written with."""
+        """Return the arguments of ``MixState.to_json`` for a state of ``revision``."""
         return {
             "names": self.of_revision(revision).names,
             "fingerprint": self.fingerprint_at(revision, fingerprint),
@@ -222,17 +223,17 @@ class History:
             self, change, step, found, behind, at_rest=at_rest, gone_through=gone_through
         )
         after = History(self.base, (*self.edits, edit))
-        after._mixes.update(self._mixes)  # else each edit would fold all that came before it
-        # Last: whether shares are within what sources allow is a question to the mix with the edit.
+        after._mixes.update(self._mixes)  # otherwise each edit would apply all earlier edits again
+        # Checked last, because the limits of shares concern the mix with the edit.
         for fault in beyond_fractions(after.latest.sources, declared_at(self, step), edit.stages):
             raise ConfigError(fault.message())
         return after
 
     def tried(self, change: Change, step: int | None) -> "History":
-        """Return the history with one more edit where nobody knows how far the run is; it is taken up elsewhere.
+        """Return the history with one more edit without knowing the progress of the run; the run accepts it elsewhere.
 
         Raises:
-            ConfigError: As for ``edited``, but that stages may wait for epochs of a source that is drawn no more.
+            ConfigError: As for ``edited``, except that stages may wait for epochs of a source that is no longer drawn.
         """
         at = self.edited_to if step is None else step
         return self.edited(change, at, gone_through=lambda _name, _epochs: True)

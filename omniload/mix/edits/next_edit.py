@@ -1,6 +1,6 @@
-"""The edit that a change makes: which stages or amounts hold under it, what it undoes, and why it is refused.
+"""The edit that a change makes: the resulting stages or amounts, what it undoes, and why it is refused.
 
-A change says what somebody wants, an edit what holds from its step on::
+A change is what a user asks for, and an edit is what applies from its step on::
 
     set web=3, asked at step 40   ──▶   stages from step 40 on: the one of before with web at 3, and those that follow
     undo                          ──▶   the stages of before the last edit that is left
@@ -59,21 +59,21 @@ def next_edit(  # noqa: PLR0913 -- what is found and kept of each kind of change
     at_rest: bool = False,
     gone_through: GoneThrough | None = None,
 ) -> Edit:
-    """Return the edit that a change makes of a history, behind all that it has.
+    """Return the edit that a change makes, as the next edit of a history.
 
     Args:
         history: The mix and its edits so far.
-        change: What is asked for.
-        step: First step that it is to hold at.
-        found: Parts of the fingerprint of a source that is added.
-        behind: State behind steps that are skipped.
-        at_rest: Whether no plane of the run is up: then skipped steps may be drawn after all.
-        gone_through: Tells which epochs of sources are over, so that a stage waits for them no more; none by
-            default.
+        change: The requested change.
+        step: First step that the change is to apply to.
+        found: Parts of the fingerprint of an added source.
+        behind: State after the skipped steps.
+        at_rest: Whether no plane of the run is up; then an undo may draw skipped steps after all.
+        gone_through: Returns whether given epochs of a source are over, so that no stage waits for them any more; by
+            default none are.
 
     Raises:
-        ConfigError: It names a source that is not there, or leaves a stage without weights, or there is
-            nothing to undo, or a source comes with a secret, or the change is none that anybody asks for.
+        ConfigError: The change names an unknown source, leaves a stage without weights, undoes nothing, brings a
+            source with a secret, or is of a kind that users cannot ask for.
     """
     if isinstance(change, FitCost):
         raise ConfigError(
@@ -109,15 +109,15 @@ def next_edit(  # noqa: PLR0913 -- what is found and kept of each kind of change
 
 
 def undone_by(history: "History", change: Change, step: int, *, at_rest: bool) -> int | None:
-    """Return the revision of the edit that a change undoes from a step on; ``None`` where it is no undo.
+    """Return the revision of the edit that a change undoes from a step on; ``None`` if the change is no undo.
 
     Raises:
-        ConfigError: There is none, or it skips steps that the run has gone on behind.
+        ConfigError: There is nothing to undo, or the edit skips steps and the run has moved past them.
     """
     if not isinstance(change, Undo):
         return None
     gone = {edit.undoes for edit in history.edits}
-    # An undo is not undone: said once more, it undoes the edit before. Nor is a stage that began by itself.
+    # An undo is not undone itself: a second undo undoes the edit before. A stage that began by itself is not undone.
     left = [edit for edit in history.edits if edit.was_asked and edit.revision not in gone]
     if not left:
         raise ConfigError(
@@ -131,7 +131,7 @@ def undone_by(history: "History", change: Change, step: int, *, at_rest: bool) -
 def _stages_made_by(
     history: "History", change: Change, step: int, undoes: int | None
 ) -> list[Stage]:
-    """Return the stages from ``step`` on that a change makes; none where weights stay."""
+    """Return the stages from ``step`` on that a change makes; empty if weights stay."""
     match change:
         case BeginStage():
             raise ConfigError("a stage begins by itself, once its epochs are over")
@@ -142,7 +142,7 @@ def _stages_made_by(
             return stages_from(dated(history, before, step, undoes), step)
         case SetWeights() | SetAmounts() | AddSource() | RetireSource():
             return _reweighted(history, change, step)
-    # What began by epochs behind this step is found anew: other records are drawn up to there.
+    # Stages that began by epochs after this step are determined anew, because other records are drawn up to there.
     anew = dated(history, history.latest.mix.stages, step, undoes)
     return [] if anew == history.latest.mix.stages else stages_from(anew, step)
 
@@ -156,7 +156,7 @@ def _reweighted(
     match change:
         case SetWeights(weights=weights):
             require_known(weights, history.latest.names)
-            # A ramp under way ends here; stages that begin later hold as they are declared.
+            # An unfinished ramp ends here; later stages apply as declared.
             later = [stage for stage in held if stage.from_step > step]
             return [weighted(stages[0], {**stages[0].weights, **weights}, step), *later]
         case AddSource(name=name, weight=float(weight)):
@@ -181,15 +181,15 @@ def _reweighted(
 def _require_weights_of_a_file(
     history: "History", stages: Sequence[Stage], step: int, gone_through: GoneThrough | None
 ) -> None:
-    """Hold the weights from ``step`` on to the rules of a mix file."""
-    # Counted from the step: by the rules of a file its first stage begins at 0. Those that wait are behind all.
+    """Check the weights from ``step`` on against the rules of a mix file."""
+    # Counted from the step, because the first stage of a file begins at 0. Stages that wait come after all others.
     moved = [
         s.model_dump(exclude={"from_step"} if s.waits else {"from_epochs"})
         | ({} if s.waits else {"from_step": s.from_step - step})
         for s in stages
     ]
     for content, (stage, later) in zip(moved, pairwise(stages), strict=False):
-        # In a file no stage begins within a ramp; an edit of a step to come ends the ramp that it finds there.
+        # In a file no stage begins within a ramp, but an edit at a later step ends the ramp that it finds there.
         content["ramp_steps"] = min(stage.ramp_steps, later.from_step - stage.from_step)
     content = history.base.mix.model_dump() | {"stages": moved}
     known = {} if gone_through is None else {"gone_through": gone_through}
@@ -205,10 +205,10 @@ def _require_weights_of_a_file(
 def _require_behind_skips(
     history: "History", change: Change, step: int, undoes: int | None
 ) -> None:
-    """Refuse to change what comes before skipped steps: what was behind them would be another place.
+    """Refuse a change before skipped steps, because the state after them would be a different one.
 
     Raises:
-        ConfigError: Naming the edit.
+        ConfigError: There are such steps; the message names the edit.
     """
     skips = [s for s in history.skips(len(history.edits)) if s.revision != undoes]
     if skips and step < skips[-1].step:

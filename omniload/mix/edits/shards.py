@@ -1,4 +1,4 @@
-"""Shards that edits leave out: which one a name means, and which are left out at a step."""
+"""Shards that edits leave out: the shard that a name means, and the shards left out at a step."""
 
 import difflib
 import heapq
@@ -14,33 +14,33 @@ from omniload.mix.edits.sources import require_known
 __all__ = ["ShardsFound", "left_out_of", "require_skippable", "shard_meant", "shards_like"]
 
 _SHOWN = 6
-"""Shards that a message lists."""
+"""Number of shards that a message lists."""
 _LIKE_MOST = 10_000
-"""Shards of a loader that are compared with a name which none of them has."""
+"""Number of shards of a loader that are compared with a name that matches none of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardsFound:
-    """What there is for a name among the shards of some sources."""
+    """The result of a search for a name among the shards of some sources."""
 
     whole: tuple[SkipShard, ...] = ()
-    """Those whose path is the name; a few of them."""
+    """Shards whose path equals the name; at most a few."""
     tails: tuple[SkipShard, ...] = ()
-    """Those whose path ends in it; a few of them."""
+    """Shards whose path ends in the name; at most a few."""
     matches: int = 0
-    """How many there are of the first kind, or where there are none, of the second."""
+    """Number of all shards of the first kind, or of the second kind if there are none of the first."""
     like: tuple[str, ...] = ()
-    """Other paths, those that are most like it first."""
+    """Other paths, the most similar first."""
     shards: int = 0
-    """How many were looked through."""
+    """Number of shards that were searched."""
 
 
 def shards_like(change: SkipShard, paths_of: Mapping[str, Sequence[str]]) -> ShardsFound:
     """Return the shards that a name may mean.
 
     Args:
-        change: Names the shard: by its path, or by the end of it from a ``/`` on.
-        paths_of: Paths of the shards of each source that hold records, by their numbers.
+        change: Names the shard by its path, or by the end of its path from a ``/`` on.
+        paths_of: Paths of the shards that hold records of each source, in the order of their numbers.
     """
     wanted = _plain(change.file)
     whole: list[SkipShard] = []
@@ -57,7 +57,7 @@ def shards_like(change: SkipShard, paths_of: Mapping[str, Sequence[str]]) -> Sha
             else:
                 others.append(path)
     base = wanted.rpartition("/")[2]
-    # Only for a message, and there may be millions.
+    # Only for a message, so not all of possibly millions are compared.
     looked_at = [] if whole or tails else others[:_LIKE_MOST]
     like = heapq.nlargest(_SHOWN, looked_at, key=lambda path: _likeness(base, path))
     return ShardsFound(
@@ -73,18 +73,18 @@ def shard_meant(change: SkipShard, names: Sequence[str], found: Iterable[ShardsF
     """Return the change with the one shard that its name means.
 
     Args:
-        change: As it was asked for.
+        change: The change as requested.
         names: Sources of the mix.
-        found: What there is for it, of all sources.
+        found: Search results for all sources.
 
     Raises:
-        ConfigError: There is no such shard or source, or there are several shards.
+        ConfigError: There is no such shard or source, or the name matches several shards.
     """
     if change.source is not None:
         require_known([change.source], names)
     every = list(found)
     where = f"source {change.source!r}" if change.source else counted(len(names), "source")
-    # A source that moves is open in two loaders.
+    # Two loaders have a source open while it moves.
     whole = list(dict.fromkeys(shard for each in every for shard in each.whole))
     meant_by = whole or list(dict.fromkeys(shard for each in every for shard in each.tails))
     if not meant_by:
@@ -108,14 +108,14 @@ def shard_meant(change: SkipShard, names: Sequence[str], found: Iterable[ShardsF
 
 def left_out_of(edits: Sequence[Edit], step: int) -> dict[str, tuple[int, ...]]:
     """Return the numbers of the shards of each source that are left out at a step."""
-    # An undo counts from its own step on: before that the shard was left out.
+    # An undo counts from its own step on. Before that step, the shard was left out.
     gone = {edit.undoes for edit in edits if edit.step <= step}
     found: dict[str, set[int]] = {}
     for edit in edits:
         match edit.change:
             case SkipShard(source=str(source), number=int(number)):
-                # By its step alone, whatever its revision: a run at rest may leave a shard out from a step in its
-                # past.
+                # Only the step counts, not the revision, because a run at rest may leave a shard out from a past step
+                # on.
                 if edit.step <= step and edit.revision not in gone:
                     found.setdefault(source, set()).add(number)
     return {source: tuple(sorted(numbers)) for source, numbers in found.items()}
@@ -125,7 +125,7 @@ def require_skippable(edits: Sequence[Edit], change: SkipShard) -> None:
     """Refuse a shard that is left out already, or the last one of its source.
 
     Raises:
-        ConfigError: It is; or it was not looked for.
+        ConfigError: The shard is one of these, or was not searched for.
     """
     if change.number is None or change.source is None or change.of is None:
         raise ConfigError(
@@ -142,7 +142,7 @@ def require_skippable(edits: Sequence[Edit], change: SkipShard) -> None:
             f"{change.file} of source {change.source!r} is left out already, by edit {before.revision} from step "
             f"{before.step} on; undo that edit first to leave it out from another step on"
         )
-    # With none left its weight would ask for what nothing can give.
+    # With no shard left, the weight of the source could not be met.
     if len(out) + 1 >= change.of:
         raise ConfigError(
             f"{change.file} is the last of {counted(change.of, 'shard')} of source {change.source!r} that is not left "
@@ -151,7 +151,7 @@ def require_skippable(edits: Sequence[Edit], change: SkipShard) -> None:
 
 
 def _plain(path: str) -> str:
-    """Return a path without what tells where its store is reached, as ``s3://`` or ``./``."""
+    """Return a path without the prefix for reaching its store, such as ``s3://`` or ``./``."""
     path = path.partition("://")[2] if "://" in path else path
     while path.startswith("./"):
         path = path[2:]
@@ -159,15 +159,15 @@ def _plain(path: str) -> str:
 
 
 def _likeness(base: str, path: str) -> float:
-    # An upper bound of the likeness, and enough: names of shards differ in a number, and thousands are compared.
+    # An upper bound of the similarity is enough: names of shards differ in a number, and thousands are compared.
     return difflib.SequenceMatcher(None, base, path.rpartition("/")[2]).quick_ratio()
 
 
 def _writable(path: str) -> str:
-    """Return a path as the run's folder may keep it."""
+    """Return a path in a form that may be stored in the run's folder."""
     return without_secrets(_as_text(path))
 
 
 def _as_text(path: str) -> str:
-    # A name may be no UTF-8, and what is kept is JSON.
+    # The stored form is JSON, but a file name need not be valid UTF-8.
     return path.encode(errors="backslashreplace").decode()

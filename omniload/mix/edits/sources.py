@@ -1,4 +1,4 @@
-"""Sources of a mix that is changed: which there are, whether one more fits, and what they weigh once it is edited."""
+"""Sources of a changed mix: checks of names, checks of an added source, and the weights after an edit."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ def require_known(names: Iterable[str], known: Sequence[str]) -> None:
     """Refuse a source that the mix does not have.
 
     Raises:
-        ConfigError: Naming it, and the one that may be meant.
+        ConfigError: A name is unknown; the message names it, and the closest known name.
     """
     for name in names:
         if name not in known:
@@ -36,16 +36,16 @@ def require_known(names: Iterable[str], known: Sequence[str]) -> None:
 
 
 def require_fits(base: MixConfig, latest: MixConfig, name: str, source: SourceConfig) -> None:
-    """Refuse a source that the mix file could not have had, or whose samples the run was not opened for.
+    """Refuse a source that could not have been in the mix file, or whose kind of samples the run was not opened for.
 
     Args:
-        base: The mix as its file says.
-        latest: With every edit.
+        base: The mix of the file.
+        latest: The mix with every edit.
         name: Name of the source.
-        source: What is declared of it.
+        source: Declaration of the source.
 
     Raises:
-        ConfigError: With what to do instead.
+        ConfigError: The source does not fit; the message says what to do instead.
     """
     if name in latest.sources:
         gives = "an amount" if latest.mix.amounts else "a weight"
@@ -63,7 +63,7 @@ def require_fits(base: MixConfig, latest: MixConfig, name: str, source: SourceCo
             f"source {name!r} holds images, and the run has none: its trainer would train on their placeholders as "
             "on words; put the source into the mix file and start a run that encodes images"
         )
-    # Beside all others: patches of images have one size throughout.
+    # Checked together with all others, because patches of images must all have one size.
     every = {**latest.sources, name: source}
     try:
         base.inherited(source)
@@ -75,16 +75,16 @@ def require_fits(base: MixConfig, latest: MixConfig, name: str, source: SourceCo
         ):
             raise fault
     except PydanticCustomError as fault:
-        # Of a column it stands below the source which: others say so by themselves.
+        # The key of a column is given, because its message lacks it; the other messages name their keys themselves.
         below = (fault.context or {}).get("at", ())[2:]
         key = ".".join(map(str, below)) + " " if "columns" in below else ""
         raise ConfigError(f"source {name!r}: {key}{fault.message()}") from fault
 
 
 def edited_mix(before: MixConfig, edit: Edit) -> MixConfig:
-    """Return a mix with one more edit; a cost that was fitted holds where the mix has costs fitted."""
+    """Return a mix with one more edit; a fitted cost applies only if the mix has costs fitted."""
     if edit.amounts is not None:
-        # As in a file: who asks only which sources are drawn from finds them among the weights.
+        # As in a file, the weights list the sources that are drawn from, for code that asks only for these.
         stage = Stage(from_step=0, weights=dict.fromkeys(edit.amounts, 1.0))
         weights = before.mix.model_copy(update={"stages": (stage,), "amounts": edit.amounts})
     elif isinstance(edit.change, FitCost):
@@ -93,11 +93,11 @@ def edited_mix(before: MixConfig, edit: Edit) -> MixConfig:
         fitted = {"linear": edit.change.linear, "quadratic": edit.change.quadratic}
         return before.model_copy(update={"balance": before.balance.model_copy(update=fitted)})
     elif edit.stages:
-        # An edit says all that holds from its step on: nobody who reads it has to know how it came about.
+        # An edit contains everything that applies from its step on, so how it came about does not matter.
         kept = [stage for stage in before.mix.stages if stage.from_step < edit.step]
         weights = before.mix.model_copy(update={"stages": (*kept, *edit.stages)})
     else:
-        return before  # it skips something, or lets it be drawn after all
+        return before  # it skips something, or undoes a skip
     sources, change = before.sources, edit.change
     if isinstance(change, AddSource):
         sources = {**sources, change.name: before.inherited(change.source)}
@@ -105,10 +105,10 @@ def edited_mix(before: MixConfig, edit: Edit) -> MixConfig:
 
 
 def weighted(stage: Stage, weights: Mapping[str, float], step: int) -> Stage:
-    """Return a stage of other weights.
+    """Return a stage with other weights.
 
     Raises:
-        ConfigError: None of them is above 0.
+        ConfigError: No weight is above 0.
     """
     left = {name: weight for name, weight in weights.items() if weight > 0}
     if not left:
@@ -116,7 +116,8 @@ def weighted(stage: Stage, weights: Mapping[str, float], step: int) -> Stage:
         raise ConfigError(
             f"no source would have a weight {begins} on; give one to another source first"
         )
-    # Their scale says nothing, and a source that is added in that of one stage may be beyond what others can say.
+    # Only ratios matter, and the weight of an added source in the scale of a stage may exceed the largest valid
+    # weight.
     beyond = max(1.0, max(left.values()) / LARGEST_NUMBER)
     left = {name: min(weight / beyond, LARGEST_NUMBER) for name, weight in left.items()}
     return Stage(

@@ -1,16 +1,16 @@
-"""Stages whose step no file says: those that wait for epochs, and those that edits set for steps to come.
+"""Stages whose steps no file states: stages that wait for epochs, and stages that edits set for later steps.
 
-A stage that begins is an edit like any other, made by the planner between two plans. It is a function of the
-state, so that every run of a seed, a mix and its edits makes it at the same step::
+A stage that begins is an edit like any other, made by the planner between two plans. The edit is a function of the
+state, so every run with the same seed, mix and edits makes it at the same step::
 
     stages of the file   0: web 3, code 1          1: from_epochs {web: 2}, web 1, code 3
     before step 840      web stands at 2 times its records: edit 1, ``begin``, from step 840 on
 
-A run that goes on from an earlier step and is changed there draws another web: what begins later in the history is
-taken back by that edit, and found anew.
+If a run resumes from an earlier step and is changed there, it draws another amount of web. Therefore that edit takes
+back beginnings that come later in the history, and they are determined anew.
 
-What an edit set for a step to come stays, where a mix file is followed that does not have it: a file can date no stage
-that its run lacks, and so says nothing against it by leaving it out.
+An edit for a later step stays when a mix file that lacks it is followed. Because a file cannot date a stage that its
+run lacks, leaving the stage out says nothing against it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,11 +50,11 @@ __all__ = [
 
 
 def with_begun(history: "History", state: MixState, records_S: Sequence[int]) -> "History":
-    """Return the history with the stage that is due before the step of a state; the same one where none is.
+    """Return the history with the stage that is due before the step of a state; unchanged if none is due.
 
     Args:
         history: The mix and its edits.
-        state: State before the first step that is not planned, as that step begins.
+        state: State before the first unplanned step, as that step begins.
         records_S: Raw records of each source.
     """
     if not history.base.mix.waits:
@@ -64,7 +64,7 @@ def with_begun(history: "History", state: MixState, records_S: Sequence[int]) ->
     if i is None:
         return history
     before, stage = stages[i - 1], stages[i]
-    # In the order of the file, however soon a source comes to its end; an edit of a step to come counts as a stage.
+    # Stages begin in the order of the file, however early a source ends. An edit at a later step counts as a stage.
     ends = before.from_step + max(1, before.ramp_steps)
     if state.step == before.from_step < ends:
         ends = _end_of_uncut(history, before)
@@ -82,11 +82,12 @@ def with_begun(history: "History", state: MixState, records_S: Sequence[int]) ->
 
 
 def gone_through_in(history: "History", state: MixState, records_S: Sequence[int]) -> GoneThrough:
-    """Return what tells whether a source of the file was gone through so many times before the step of a state."""
+    """Return a function that tells whether a number of epochs of a source of the file is over before a state's step."""
     names = history.base.names
 
     def was_gone_through(name: str, epochs: float) -> bool:
-        # By the cursor, as amounts and ``omniload mix show`` count: what is behind it was drawn to its end.
+        # Judged by the cursor, like amounts and ``omniload mix show``: everything before the cursor was drawn
+        # completely.
         number = names.index(name)
         return state.cursors_S[number][0] >= Amount(epochs=epochs).units(records_S[number])
 
@@ -94,7 +95,7 @@ def gone_through_in(history: "History", state: MixState, records_S: Sequence[int
 
 
 def _end_of_uncut(history: "History", stage: Stage) -> int:
-    """Return the first step behind a stage and its ramp; of one that skips cut off in front, of the whole."""
+    """Return the first step after a stage and its ramp; if skips cut off its beginning, after the whole stage."""
     edit = next((edit for edit in reversed(history.edits) if edit.stages), None)
     undone = history.edits[edit.undoes - 1] if edit is not None and edit.undoes else edit
     if (
@@ -112,21 +113,22 @@ def _end_of_uncut(history: "History", stage: Stage) -> int:
 def dated(
     history: "History", stages: Sequence[Stage], step: int, undoes: int | None = None
 ) -> tuple[Stage, ...]:
-    """Return stages of any revision as an edit of ``step`` finds them: begun by then, or waiting.
+    """Return stages of any revision as an edit at ``step`` finds them: either begun by then, or waiting.
 
-    One that waits again is what it was before it began, and what was changed behind its beginning goes: stages of
-    steps behind a stage that waits would begin before it.
+    A stage that waits again is restored as it was before it began. Later stages with fixed steps are dropped, because
+    they would begin before the stage that waits.
 
     Args:
-        history: The edits before that one.
+        history: The edits before this edit.
         stages: The stages.
-        step: Its first step.
-        undoes: Revision of the edit that it undoes.
+        step: First step of this edit.
+        undoes: Revision of the edit that this edit undoes.
     """
     if not history.base.mix.waits:
         return tuple(stages)
     begun = _beginnings_kept(history, _beginnings(history), step, undoes)
-    # Only such stages follow one by epochs: however many edits lie between, theirs are the last numbers of the file.
+    # Only stages by epochs follow a stage by epochs. Therefore they have the last numbers of the file, whatever edits
+    # lie between.
     number = len(history.base.mix.stages) - sum(stage.from_epochs is not None for stage in stages)
     found: list[Stage] = []
     for stage in stages:
@@ -144,7 +146,7 @@ def dated(
 
 
 def _as_it_waited(history: "History", stage: Stage, number: int) -> Stage:
-    """Return a stage that has begun as it was then: an edit of its own step may have changed it."""
+    """Return a begun stage as it was when it began, because an edit at its own step may have changed it."""
     began = [
         edit.stages[0]
         for edit in history.edits
@@ -156,7 +158,7 @@ def _as_it_waited(history: "History", stage: Stage, number: int) -> Stage:
 
 
 def by_epochs(history: "History") -> list[tuple[int, int | None, Stage]]:
-    """Return the stages of a mix that begin by epochs: number in the file, step that it began at, what it says."""
+    """Return the stages that begin by epochs: number in the file, step at which it began, and the stage as declared."""
     stages = [stage for stage in history.latest.mix.stages if stage.from_epochs is not None]
     first = len(history.base.mix.stages) - len(stages)
     return [
@@ -168,7 +170,7 @@ def by_epochs(history: "History") -> list[tuple[int, int | None, Stage]]:
 
 
 def _beginnings(history: "History") -> dict[int, Edit]:
-    """Return the edit by which each stage that has begun did so: what an edit of an earlier step took back is none."""
+    """Return the edit that began each stage, without edits that an edit at an earlier step took back."""
     begun: dict[int, Edit] = {}
     for edit in history.edits:
         begun = _beginnings_kept(history, begun, edit.step, edit.undoes)
@@ -178,7 +180,7 @@ def _beginnings(history: "History") -> dict[int, Edit]:
 
 
 def begun_anew(history: "History") -> frozenset[int]:
-    """Return the edits by which a stage began and that hold no more: an edit of an earlier step took them back."""
+    """Return the edits that began a stage and no longer apply, because an edit at an earlier step took them back."""
     kept = {edit.revision for edit in _beginnings(history).values()}
     begins = (edit for edit in history.edits if isinstance(edit.change, BeginStage))
     return frozenset(edit.revision for edit in begins if edit.revision not in kept)
@@ -187,19 +189,19 @@ def begun_anew(history: "History") -> frozenset[int]:
 def _beginnings_kept(
     history: "History", begun: Mapping[int, Edit], step: int, undoes: int | None
 ) -> dict[int, Edit]:
-    """Return the beginnings that an edit of ``step`` leaves as they are."""
+    """Return the beginnings that an edit at ``step`` leaves as they are."""
 
     def is_kept(edit: Edit) -> bool:
         if undoes is None or not isinstance(history.edits[undoes - 1].change, SkipSteps):
             return edit.step <= step
-        # Where steps are drawn after all, what lay behind them lies to come again.
+        # If skipped steps are drawn after all, what began after them is in the future again.
         return edit.step < step or (edit.step == step and edit.revision < undoes)
 
     return {number: edit for number, edit in begun.items() if is_kept(edit)}
 
 
 def taken_back(history: "History", step: int, undoes: int | None = None) -> tuple[int, ...]:
-    """Return the edits of weights that no longer hold where an edit of ``step`` takes a beginning back before them."""
+    """Return the edits of weights that no longer apply because an edit at ``step`` takes back an earlier beginning."""
     begun = _beginnings(history)
     kept = _beginnings_kept(history, begun, step, undoes)
     first = min((edit.step for number, edit in begun.items() if number not in kept), default=None)
@@ -211,7 +213,7 @@ def taken_back(history: "History", step: int, undoes: int | None = None) -> tupl
 
 
 def declared_at(history: "History", step: int) -> WeightsConfig:
-    """Return what the file says of weights, with its stages that wait for epochs as they are at a step."""
+    """Return the weights of the file, with stages that wait for epochs as they are at a step."""
     weights = history.base.mix
     if not weights.waits:
         return weights
@@ -221,18 +223,18 @@ def declared_at(history: "History", step: int) -> WeightsConfig:
 def with_scheduled(
     file: MixConfig, history: "History", step: int
 ) -> tuple[list[Stage], frozenset[int]]:
-    """Return the stages of a file from a step on with what edits scheduled, and the steps of those that it lacks.
+    """Return the stages of a file from a step on, with stages that edits scheduled, and the steps of the latter.
 
     Args:
-        file: What it says.
-        history: What holds.
-        step: First step that is not planned.
+        file: The mix of the file.
+        history: The mix that applies.
+        step: First unplanned step.
     """
     own, declared, held = (
         stages_from(dated(history, stages, step), step)
         for stages in (file.mix.stages, history.base.mix.stages, history.latest.mix.stages)
     )
-    # One that the run was started with and the file leaves out is no edit's.
+    # A stage that the run was started with does not come from an edit, even if the file leaves it out.
     known = {stage.from_step for stage in (*own, *declared)}
     ahead = [stage for stage in held if stage.from_step not in known]
     steps = frozenset(stage.from_step for stage in ahead)
@@ -242,7 +244,7 @@ def with_scheduled(
 
 
 def _under(edit: Edit, stage: Stage, file: MixConfig) -> Stage:
-    """Return a stage of a file behind an edit: a source that it adds or retires is so in all that follow."""
+    """Return a stage of a file after an edit: a source that the edit adds or retires is so in all later stages."""
     weights = dict(stage.weights)
     match edit.change:
         case AddSource(name=name) if name not in file.names:
@@ -255,6 +257,6 @@ def _under(edit: Edit, stage: Stage, file: MixConfig) -> Stage:
 
 
 def edits_ahead(history: "History", steps: AbstractSet[int]) -> Iterator[Edit]:
-    """Yield the edits that begin to hold at some steps, of each step the last, in the order of the steps."""
+    """Yield the edits that take effect at some steps, only the last one of each step, in the order of the steps."""
     by_step = {edit.step: edit for edit in history.edits if edit.stages and edit.step in steps}
     yield from (by_step[step] for step in sorted(by_step))

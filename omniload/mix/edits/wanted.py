@@ -1,7 +1,7 @@
-"""What a file asks of a run: the changes that lead from the mix that holds to the one that it says.
+"""What a file asks of a run: the changes that lead from the current mix to the mix of the file.
 
-Changes are those that can be typed, one after the other: sources that are added, sources that are retired, weights of
-the next step and of stages to come, or amounts. What no change can do is refused by its key.
+Each change could also be typed as a command: add sources, retire sources, set weights of the next step and of later
+stages, or set amounts. A difference that no change can bring about is refused and named by its key.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,15 +24,15 @@ from omniload.mix.schema.weights import LARGEST_NUMBER
 __all__ = ["Asked", "Refused", "Wanted", "later_keys", "wanted_of"]
 
 Asked: TypeAlias = tuple[Change, int | None]
-"""A change, and the step that it is to hold at; ``None`` for the next."""
+"""A change, and the step that it is to apply to; ``None`` for the next."""
 _LATER = ("runtime.", "balance.", "loader.", "batch.micro_tokens")
-"""Keys that may differ in every start of a run."""
+"""Keys that may differ between the starts of a run."""
 _LATER_OF_SOURCE = {"tags", "on_error", "max_repetition", "max_fraction"}
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What no change of a run can do."""
+    """A difference that no change of a run can bring about."""
 
     at: tuple[str | int, ...]
     """Keys that lead to it in the file."""
@@ -42,16 +42,17 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a file asks of a run."""
+    """The requests of a file to a run."""
 
     changes: tuple[Asked, ...] = ()
-    """In the order in which they are asked for."""
+    """Changes in the order in which they are requested."""
     refused: tuple[Refused, ...] = ()
-    """Where there is any, nothing is asked for."""
+    """Differences that are refused; if there are any, no change is requested."""
     over: tuple[Refused, ...] = ()
-    """Stages that move nothing: every step is planned, and the weights never held, or an edit ended their ramp."""
+    """Stages without any effect: all their steps are planned and their weights never applied, or an edit ended
+    their ramp."""
     scheduled: tuple[Refused, ...] = ()
-    """What edits set for steps to come, and the file does not have: it stays."""
+    """What edits set for later steps although the file does not have it; it stays."""
 
 
 def wanted_of(
@@ -65,19 +66,19 @@ def wanted_of(
     """Return what a file asks of a run.
 
     Args:
-        file: What it says.
-        declared: What the file of the run said when the run was started.
-        history: What holds.
-        step: First step that is not planned.
-        placing: Give sources of the file, and of the run, the paths that they have from anywhere.
-        spelt: Gives a source with such paths one spelling of each: two of one file are no other source.
+        file: The mix of the file.
+        declared: The mix of the run's file when the run was started.
+        history: The mix that applies.
+        step: First unplanned step.
+        placing: Functions that give the sources of the file, and those of the run, absolute paths.
+        spelt: Gives a source with such paths one spelling of each path, so that two paths to one file are equal.
 
     Raises:
-        ConfigError: A change is refused by what holds.
+        ConfigError: A change is refused under the current mix.
     """
     sources = {name: placing[0](source) for name, source in file.sources.items()}
     file, ended = _without_ended_ramps(file, history, step)
-    # As they are added, a source has the path that somebody wrote: what a link leads to may change until a resume.
+    # A source is added with the path as written, because the target of a link may change before a resume.
     real = {name: spelt(source) for name, source in sources.items()}
     held = {name: spelt(placing[1](source)) for name, source in history.latest.sources.items()}
     elsewhere = {
@@ -105,18 +106,18 @@ def wanted_of(
 
 
 def later_keys(one: MixConfig, other: MixConfig) -> list[str]:
-    """Return the keys that two mixes give different values, and that hold from the next start of a run on."""
+    """Return the keys with different values in two mixes whose values apply from the next start of a run on."""
     both = (f"sources.{name}." for name in one.sources.keys() & other.sources.keys())
     prefixes = (*_LATER, *(prefix + key for prefix in both for key in _LATER_OF_SOURCE))
     return [each.key for each in other_leaves(one, other) if each.key.startswith(prefixes)]
 
 
 def _fixed(file: MixConfig, declared: MixConfig) -> Iterator[Refused]:
-    """Yield the keys that a run keeps from its start to its end, where the file has others."""
+    """Yield the keys that a run keeps from its start to its end but that have other values in the file."""
     alike = (file.mix.amounts is None) == (declared.mix.amounts is None)
     others = ("sources.", "mix.amounts" if alike else "mix.", *_LATER)
     for each in other_leaves(file, declared):
-        # A version says how a file is written; what it comes to is compared by the other keys.
+        # The version only says how a file is written; its meaning is compared by the other keys.
         if each.key == "version" or each.key.startswith(others):
             continue
         yield Refused(
@@ -131,12 +132,12 @@ def _other_sources(
     held: Mapping[str, SourceConfig],
     elsewhere: AbstractSet[str],
 ) -> Iterator[Refused]:
-    """Yield the sources that are other ones under the same name.
+    """Yield the sources that have the same name but differ.
 
     Args:
-        sources: Of the file.
-        held: Of the run.
-        elsewhere: Those that would be the same, did the file lie in the folder of the run's own.
+        sources: Sources of the file.
+        held: Sources of the run.
+        elsewhere: Names of sources that would be the same if the file were in the folder of the run's own file.
     """
     for name in sorted(sources.keys() & held.keys()):
         now, then = (
@@ -157,10 +158,10 @@ def _other_sources(
 
 
 def _other_stages(file: MixConfig, history: History, step: int) -> Iterator[Refused]:
-    """Yield the first stage to come that begins at another step, or whose ramp is another one."""
+    """Yield the first later stage that begins at another step or has another ramp."""
     wanted, ahead = with_scheduled(file, history, step)
     held = stages_from(dated(history, history.latest.mix.stages, step), step)
-    # Those that are over are cut off in front: what is left has the last numbers of the file.
+    # Stages that are over are cut off at the front, so the remaining stages have the last numbers of the file.
     first = len(file.mix.stages) - (len(wanted) - len(ahead))
     said = [[_times(stage) for stage in stages] for stages in (wanted, held)]
     for i in range(max(map(len, said))):
@@ -189,9 +190,9 @@ def _other_stages(file: MixConfig, history: History, step: int) -> Iterator[Refu
 def _without_ended_ramps(
     file: MixConfig, history: History, step: int
 ) -> tuple[MixConfig, list[Refused]]:
-    """Return a file without ramps that edits ended, which no change brings back; and which stages then move nothing.
+    """Return a file without ramps that edits ended and no change brings back, and the stages without effect.
 
-    A stage with the weights that the run was started with has there what holds; other weights are to hold at once.
+    A stage with the weights that the run was started with gets the current weights; other weights apply at once.
     """
     if file.mix.amounts is not None or history.latest.mix.amounts is not None:
         return file, []
@@ -202,7 +203,7 @@ def _without_ended_ramps(
     ends = {_ramp_end(stage) for stage in held[stage_at(held, step) :] if stage.ramp_steps}
     stages, found = list(file.mix.stages), []
     for i, stage in enumerate(dated(history, stages, step)):
-        # The last step of a ramp has the weights that it leads to.
+        # The last step of a ramp has the final weights.
         is_to_come = stage.ramp_steps and not stage.waits and _ramp_end(stage) > step + 1
         if not is_to_come or _ramp_end(stage) in ends or _times(stage) not in by_times:
             continue
@@ -222,12 +223,12 @@ def _without_ended_ramps(
 
 
 def _ramp_end(stage: Stage) -> int:
-    """Return the first step behind the ramp of a stage."""
+    """Return the first step after the ramp of a stage."""
     return stage.from_step + stage.ramp_steps
 
 
 def _over(file: MixConfig, history: History, step: int) -> Iterator[Refused]:
-    """Yield the stages of the file that ended before a step, with shares that the run had at none of theirs."""
+    """Yield the stages of the file that ended before a step and whose shares the run never had in their steps."""
     stages = dated(history, file.mix.stages, step)
     held = dated(history, history.latest.mix.stages, step)
     current = stage_at(stages, step)
@@ -244,7 +245,7 @@ def _over(file: MixConfig, history: History, step: int) -> Iterator[Refused]:
 
 
 def _ahead(file: MixConfig, history: History, step: int) -> Iterator[Refused]:
-    """Yield what edits set for steps to come, where the file has no stage of theirs."""
+    """Yield what edits set for later steps if the file has no stage there."""
     stages = dated(history, file.mix.stages, step)
     for edit in edits_ahead(history, with_scheduled(file, history, step)[1]):
         yield Refused(
@@ -267,20 +268,20 @@ def _times(stage: Stage) -> str:
 
 @dataclass(slots=True)
 class _Trying:
-    """What would hold with the changes so far: one that is refused is told before any is asked for."""
+    """The mix with the changes so far: a refused change is reported before any change is requested."""
 
     history: History
     step: int
-    """First step that is not planned."""
+    """First unplanned step."""
     ahead: AbstractSet[int]
     """Steps of the stages that the file does not have."""
 
     def stages(self) -> list[Stage]:
-        """Return the stages from that step on, as they would hold."""
+        """Return the stages from that step on, with the changes so far."""
         return stages_from(self._dated(), self.step)
 
     def ramp_end(self) -> int | None:
-        """Return the step at which a ramp ends that is under way: weights that are set now would cut it off."""
+        """Return the step at which an unfinished ramp ends; weights that are set now would cut the ramp off."""
         stages = self._dated()
         ramp = stages[stage_at(stages, self.step)]
         end = _ramp_end(ramp)
@@ -290,10 +291,10 @@ class _Trying:
         return dated(self.history, self.history.latest.mix.stages, self.step)
 
     def asked(self, change: Change, later: Stage | None = None) -> Asked:
-        """Try a change, from the next step on or from that of a later stage.
+        """Try a change, from the next step on or from the step of a later stage.
 
         Raises:
-            ConfigError: It is refused, or nobody knows that step yet.
+            ConfigError: The change is refused, or the step of the stage is not known yet.
         """
         self.history = self.history.tried(change, _step_of(later) if later else self.step)
         return change, later.from_step if later else None
@@ -302,7 +303,7 @@ class _Trying:
 def _wanted_weights(
     file: MixConfig, history: History, step: int, sources: Mapping[str, SourceConfig]
 ) -> Iterator[Asked]:
-    """Yield changes until every stage has the shares of the file: sources come, sources leave, weights are set."""
+    """Yield changes until every stage has the shares of the file: add sources, retire sources, then set weights."""
     wanted, ahead = with_scheduled(file, history, step)
     trying = _Trying(history, step, ahead)
     yield from _coming(trying, file, wanted, sources)
@@ -314,16 +315,16 @@ def _coming(
     trying: _Trying, file: MixConfig, wanted: list[Stage], sources: Mapping[str, SourceConfig]
 ) -> Iterator[Asked]:
     held, shares = trying.history.latest.names, [shares_of(stage, file.names) for stage in wanted]
-    # One whose weights all lie in the past is drawn no more: there is nothing that it could be added with.
+    # A source whose weights all lie in the past is not drawn, so there is no weight to add it with.
     new = [n for n in file.names if n not in held and any(n in found for found in shares)]
     left = 1 - sum(shares[0].get(name, 0.0) for name in new)
     for name in new:
         i = next(i for i, found in enumerate(shares) if name in found)
         weights = trying.stages()[i].weights
         kept = sum(w for n, w in weights.items() if n in file.names and n not in new)
-        # Those that stay keep what they have, and the new ones get their shares of the whole.
+        # The remaining sources keep their weights, and the new sources get their shares of the whole.
         whole = kept / left if i == 0 and kept and left > ROUNDING else sum(weights.values())
-        # In twelve digits, as somebody might type it: the rest is rounding.
+        # Twelve digits, as a user might type it; the rest is rounding.
         weight = min(float(f"{shares[i][name] * whole:.12g}"), LARGEST_NUMBER)
         change = AddSource(name=name, source=sources[name], weight=weight)
         yield trying.asked(change, wanted[i] if i else None)
@@ -331,10 +332,10 @@ def _coming(
 
 def _leaving(trying: _Trying, file: MixConfig, wanted: list[Stage]) -> Iterator[Asked]:
     if any(not any(map(stage.weights.get, file.names)) for stage in trying.stages()):
-        return  # they are all there is: weights come first, and say 0 of them
+        return  # all current sources would leave: weights come first and set them to 0
     for name in trying.history.latest.names:
         pairs = zip(trying.stages(), wanted, strict=True)
-        # What an edit of a step to come gives to a source that it adds is not the file's to take.
+        # The file cannot take away what an edit at a later step gives to a source that it adds.
         if name not in file.names and any(
             held.weights.get(name) and not stage.weights.get(name) for held, stage in pairs
         ):
@@ -359,7 +360,7 @@ def _set(trying: _Trying, file: MixConfig, wanted: list[Stage]) -> Iterator[Aske
                 )
             gone = dict.fromkeys(held.weights, 0.0)
             known = {n: w for n, w in stage.weights.items() if n in trying.history.latest.names}
-            # Every source of the stage by name: one that is not named keeps its weight.
+            # All sources of the stage are named, because a source that is not named keeps its weight.
             yield trying.asked(SetWeights(weights=gone | known), stage if i else None)
 
 
@@ -375,7 +376,7 @@ def _step_of(stage: Stage) -> int:
 def _wanted_amounts(
     file: MixConfig, history: History, step: int, sources: Mapping[str, SourceConfig]
 ) -> Wanted:
-    """Return changes to the amounts of the file; what is drawn already, only the planner knows."""
+    """Return changes to the amounts of the file; only the planner knows what is drawn already."""
     wanted, held = file.mix.amounts or {}, history.latest.mix.amounts or {}
     last, ahead = amounts_ahead(wanted, history, step)
     names = [name for name in wanted if name not in ahead and held.get(name) != wanted[name]]
@@ -383,9 +384,9 @@ def _wanted_amounts(
     others = {name: wanted[name] for name in names if name not in new}
     changes: list[Change] = [SetAmounts(amounts=others)] if others else []
     changes += [AddSource(name=n, source=sources[n], amount=wanted[n]) for n in new]
-    # Behind those that come: the last source of a run cannot be retired.
+    # After new sources, because the last source of a run cannot be retired.
     changes += [RetireSource(name=n) for n in held if n not in wanted and n not in ahead]
-    # No edit of amounts comes before another: what is left of them is spread from its step on.
+    # No edit of amounts may come before another, because the rest of the amounts is spread from the step of each.
     at = None if last is None else last.step
     for change in changes:
         history = history.tried(change, step if at is None else at)

@@ -1,9 +1,9 @@
-"""Policies as functions: from what a run has shown to the shares that its sources are to have. Pure.
+"""Policies as pure functions: from what a run has shown to the new shares of its sources.
 
-None has a state of its own: what it moves on from are the shares of now, which the run's edits hold. So a
-policy that is stopped and started again goes on where it was.
+A policy has no state of its own. It starts from the current shares, which the run's edits hold. Therefore a policy
+that is stopped and started again continues where it was.
 
-A source whose share is 0 was left out by its file or by somebody, and stays so.
+A source with a share of 0 was left out by its file or by a user, and stays left out.
 
 Source:
     Xie et al., "DoReMi: Optimizing Data Mixtures Speeds Up Language Model Pretraining" (2023), for moving weights by
@@ -39,26 +39,26 @@ from omniload.mix.schema.policies import (
 __all__ = ["GROUP", "PolicyInput", "Turn", "capped", "decide", "seen_at", "turns_that_weigh"]
 
 GROUP = "omniload.policies"
-"""Group of entry points."""
+"""Name of the group of entry points."""
 _ROUNDING = 1e-9
 _LEAST = 1e-12
-"""Share that weighs as little as any above 0 can: integer weights sum to 2**30."""
+"""Smallest share that has an effect, because integer weights sum to 2**30."""
 _MOST = 1e12
-"""Estimate of a bandit that is as much as any: at the least share of integer weights, a loss of 1000."""
+"""Limit of an estimate of a bandit: the estimate for a loss of 1000 at the smallest share of integer weights."""
 _WEIGHS = 2.0**-20
-"""Part of an estimate that is passed over."""
+"""Part of an estimate that is neglected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What some steps in a row showed: as many as lie between two decisions."""
+    """What the run showed in the consecutive steps between two decisions."""
 
     number: int
-    """From 1."""
+    """Number of the turn, from 1."""
     shares: Mapping[str, float]
-    """Of the sources at the first of its steps."""
+    """Share of each source at the first step of the turn."""
     values: Mapping[str, float]
-    """What each source was worth of which anything was reported: its mean loss, or reward."""
+    """Value of each source for which something was reported: its mean loss, or its mean reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,19 +66,19 @@ class PolicyInput:
     """What a run has shown since the last decision."""
 
     step: int
-    """First step that a decision can hold at."""
+    """First step that a decision can apply to."""
     declared: Mapping[str, float]
-    """Share of each source at that step as the mix file says, or the edit that added it."""
+    """Share of each source at that step, as declared by the mix file or by the edit that added the source."""
     shares: Mapping[str, float]
-    """As it would be without a decision."""
+    """Share of each source at that step without a decision."""
     losses: Mapping[str, float]
-    """Mean loss of a label of each source of which any was reported."""
+    """Mean loss of a label, for each source with a reported loss."""
     labels: Mapping[str, int]
-    """Labels of them."""
+    """Number of these labels."""
     rewards: Mapping[str, SourceRewards] = field(default_factory=dict)
-    """Groups of answers, and answers, of each source of which any were reported."""
+    """Groups of answers, and answers, of each source for which any were reported."""
     turns: Sequence[Turn] = ()
-    """For the policy ``odm`` alone: the turns that weigh in what it estimates, oldest first."""
+    """The turns that count in the estimates of the policy ``odm``, oldest first; only that policy has them."""
 
 
 def seen_at(
@@ -88,7 +88,7 @@ def seen_at(
     labels: Mapping[str, int],
     rewards: Mapping[str, SourceRewards],
 ) -> PolicyInput:
-    """Return what a decision for a step goes by; a source that an edit added has what that edit gave it."""
+    """Return the input of a decision for a step; the declared share of an added source is that given by its edit."""
     shares = history.shares_at(step)
     names = history.base.names
     declared_S = weights_at(declared_at(history, step).stages, names, step)
@@ -98,7 +98,7 @@ def seen_at(
             name = edit.change.name
             mix = history.of_revision(edit.revision)
             shares_S = weights_at(mix.mix.stages, mix.names, edit.step)
-            # All others have made room for it in proportion, as its edit says.
+            # The edit took its share from all other sources in proportion.
             given = shares_S[mix.names.index(name)]
             declared = {other: share * (1 - given) for other, share in declared.items()}
             declared[name] = given
@@ -122,16 +122,16 @@ def decide(
 
     Args:
         config: The policy.
-        seen: What it decides by.
-        most: Largest share of sources that have one.
-        groups: Groups of sources that have one together, as for ``capped``.
+        seen: The input of the decision.
+        most: Largest share of each source that has one.
+        groups: Groups of sources with a common largest share, as for ``capped``.
 
     Raises:
-        ConfigError: A function of a user fails, or gives no shares; or largest shares do not sum to 1.
+        ConfigError: A user's function fails or does not return shares, or the largest shares do not sum to 1.
     """
     found = _decided(config, seen)
     drawn = {name: found[name] for name, share in seen.shares.items() if share > 0}
-    # Behind every policy, a user's too: a source at 0 stays out, and none has more than it may.
+    # Applied to every policy, also to a user's: a source at 0 stays at 0, and no source exceeds its limit.
     whole = capped(drawn, most, groups)
     return {name: whole.get(name, 0.0) for name in seen.shares}
 
@@ -162,8 +162,8 @@ def _tempered(config: TemperaturePolicy, seen: PolicyInput) -> dict[str, float]:
     def heated(share: float) -> float:
         if not 0 < share < highest:
             return float(share > 0)
-        # Of the highest, lest all come to 0 where the temperature is low; and not to 0 itself, where a source stays out
-        # however warm it gets.
+        # Shares are relative to the highest share, because all powers could become 0 at a low temperature. The power
+        # itself is never 0, because a source with a share of 0 would stay out however high the temperature gets.
         power: float = (share / highest) ** (1 / temperature)
         return max(power, _LEAST)
 
@@ -178,7 +178,7 @@ def _by_loss(config: LossPolicy, seen: PolicyInput) -> dict[str, float]:
     }
     if not excess:
         return dict(seen.shares)
-    # A source of which nothing was seen moves like the mean; the largest goes out of the exponent.
+    # A source without a reported loss moves like the mean. The largest is subtracted to keep the exponent small.
     mean = sum(excess.values()) / len(excess)
     highest = max(excess.values())
     moved = {
@@ -189,14 +189,14 @@ def _by_loss(config: LossPolicy, seen: PolicyInput) -> dict[str, float]:
 
 
 def turns_that_weigh(smoothing: float) -> int:
-    """Return how many of the latest turns make all of an estimate but a millionth."""
+    """Return how many of the latest turns make up all but a millionth of an estimate."""
     return 1 if smoothing <= _WEIGHS else math.ceil(math.log(_WEIGHS) / math.log(smoothing))
 
 
 def _by_bandit(config: OdmPolicy, seen: PolicyInput) -> dict[str, float]:
     if not seen.turns:
         return dict(seen.shares)
-    # A source that no turn told of yet has what the paper's begin with.
+    # A source that no turn reported yet has the initial estimate of the paper.
     estimates = {name: 0.0 for name, share in seen.shares.items() if share > 0}
     for turn in seen.turns:
         for name in estimates.keys() & turn.values.keys():
@@ -206,7 +206,7 @@ def _by_bandit(config: OdmPolicy, seen: PolicyInput) -> dict[str, float]:
                 estimates[name] = left + (1 - config.smoothing) * worth
     arms, last = len(estimates), seen.turns[-1].number
     explored, before = (_exploration(arms, turn) for turn in (last, last - 1))
-    # The largest goes out of the exponent.
+    # The largest is subtracted to keep the exponent small.
     highest = max(estimates.values())
     powers = {name: math.exp(before * (found - highest)) for name, found in estimates.items()}
     total = sum(powers.values())
@@ -215,7 +215,7 @@ def _by_bandit(config: OdmPolicy, seen: PolicyInput) -> dict[str, float]:
 
 
 def _exploration(arms: int, turn: int) -> float:
-    """Return the share that each arm has in any case; all of it, before the first turn."""
+    """Return the share that each source has in any case; before the first turn, this is an equal share."""
     return min(1 / arms, math.sqrt(math.log(arms) / (arms * turn))) if turn else 1 / arms
 
 
@@ -225,7 +225,7 @@ def _by_reward(config: RewardPolicy, seen: PolicyInput) -> dict[str, float]:
         for name, found in seen.rewards.items()
         if found.groups and seen.shares.get(name)
     }
-    # A source of which nothing was seen is drawn like the mean.
+    # A source without reported rewards is drawn like the mean.
     mean = sum(useful.values()) / max(len(useful), 1)
     moved = {
         name: seen.declared[name] * useful.get(name, mean) if share > 0 else 0.0
@@ -237,7 +237,7 @@ def _by_reward(config: RewardPolicy, seen: PolicyInput) -> dict[str, float]:
 
 
 def _with_declared(moved: Mapping[str, float], seen: PolicyInput, part: float) -> dict[str, float]:
-    """Return moved shares of which a part is what the file declares."""
+    """Return the moved shares, mixed with a part of the declared shares."""
     total = sum(moved.values())
     kept = {name: seen.declared[name] if share > 0 else 0.0 for name, share in seen.shares.items()}
     all_kept = sum(kept.values()) or 1.0
@@ -245,12 +245,12 @@ def _with_declared(moved: Mapping[str, float], seen: PolicyInput, part: float) -
 
 
 def _asked(config: RegisteredPolicy, seen: PolicyInput) -> dict[str, float]:
-    """Call a function of a user, and see that what it gives are shares."""
+    """Call a user's function, and check that it returns shares."""
     called = registered(GROUP, config.function)
     function: Callable[..., Mapping[str, object]] = called.function
     who = f"policy {config.function!r} ({called.distribution})"
     try:
-        # A copy: what the function keeps, and changes later, is its own.
+        # A copy, so that the function may keep and change its own result later.
         found = dict(function(seen, **config.options))
     except FAILURES as error:
         raise ConfigError(
@@ -263,7 +263,7 @@ def _asked(config: RegisteredPolicy, seen: PolicyInput) -> dict[str, float]:
         )
     shares: dict[str, float] = {}
     for name, share in found.items():
-        # Real: numbers of numpy's are numbers too.
+        # ``Real`` includes the numbers of numpy.
         shares[name] = float(share) if isinstance(share, Real) else math.nan
         if not 0 <= shares[name] < math.inf:
             raise ConfigError(
@@ -277,27 +277,27 @@ def capped(
     most: Mapping[str, float],
     groups: Sequence[tuple[frozenset[str], float]] = (),
 ) -> dict[str, float]:
-    """Return shares in the same proportions that sum to 1, but for those that would be above their largest.
+    """Return the shares scaled to sum to 1, in the same proportions except for shares above their largest.
 
     Args:
         shares: The shares by source, in any scale.
         most: Largest share of each source that has one.
-        groups: Sources that have a largest share together; of two groups one holds the other, or none of it.
+        groups: Sources with a common largest share; two groups are either disjoint or one contains the other.
 
     Raises:
-        ConfigError: They are all 0, or what is allowed at most sums to less than 1.
+        ConfigError: All shares are 0, or the largest shares sum to less than 1.
     """
     free = {name: share for name, share in shares.items() if share > 0}
     if not free:
         raise ConfigError(
             f"the policy gives every source of {', '.join(shares) or 'none'} the share 0"
         )
-    # Of the largest: the sum of large ones is infinite, and every part of it 0.
+    # Divided by the largest, because the sum of large shares may be infinite and every part of it 0.
     largest = max(free.values())
     free = {name: share / largest for name, share in free.items()}
     bounds = {frozenset({name}): most[name] for name in free if name in most}
     for names, cap in groups:
-        # Those that nothing is left of take no room in a group.
+        # Sources with a share of 0 do not count in a group.
         drawn = names.intersection(free)
         bounds[drawn] = min(cap, bounds.get(drawn, 1.0))
     whole = _filled(free, 1.0, sorted(bounds.items(), key=lambda bound: len(bound[0])))
@@ -312,7 +312,7 @@ def capped(
 def _filled(
     shares: Mapping[str, float], amount: float, bounds: Sequence[tuple[frozenset[str], float]]
 ) -> dict[str, float]:
-    """Deal an amount in proportion, to nobody more than a bound, the narrowest first; less where they allow no more."""
+    """Deal an amount in proportion within bounds, the narrowest first; deal less if the bounds allow no more."""
     whole: dict[str, float] = {}
     open_bounds = list(bounds)
     while True:
@@ -321,18 +321,19 @@ def _filled(
         dealt = whole | {name: left * share / total for name, share in free.items()}
         settled: list[frozenset[str]] = []
         for names, cap in open_bounds:
-            # A group waits until nobody in it is over by himself: what they leave may keep it below.
+            # A group waits until no source in it exceeds its own bound, because what these leave may keep it within
+            # its own.
             if any(names & each for each in settled):
                 continue
             if sum(dealt[name] for name in sorted(names)) <= cap:
                 continue
-            # Those settled before too: a group that is over deals to all of its members anew.
+            # The inner bounds include settled ones, because a group over its bound deals to all of its members again.
             within = [bound for bound in bounds if bound[0] < names]
             members = {name: shares[name] for name in sorted(names)}
             whole |= _filled(members, cap, within) if len(names) > 1 else dict.fromkeys(names, cap)
             settled.append(names)
         if not settled:
             return dealt
-        # Those that are over have their largest; what they leave raises others, and groups around them, which may be
-        # over then.
+        # Sources over their bound get the bound. What they leave raises other sources and the groups around them,
+        # which may then exceed their bounds.
         open_bounds = [b for b in open_bounds if not any(b[0] <= each for each in settled)]
