@@ -1,4 +1,4 @@
-"""Files of figures that a trainer reports: lines appended, of bounded size, never at the cost of the run."""
+"""Files of figures that a trainer reports: appended lines, of bounded size, and never at the cost of the run."""
 
 import os
 import re
@@ -13,17 +13,17 @@ __all__ = ["BoundedLog", "LinesSince", "last_told", "logs_of_ranks", "opened_log
 
 _LOG = get_logger(__name__)
 _MOST_BYTES = 32 << 20
-"""Of one file; the one before it is kept."""
+"""Largest size of one file; the previous file is kept as well."""
 _TAIL_BYTES = 1 << 20
-"""Of each file, what its last line is looked for in."""
+"""Size of the end of each file in which its last line is searched."""
 _STEP = re.compile(rb'\{"step":([0-9]{1,18}),')
 
 
 class BoundedLog:
-    """Takes lines. A full disk costs the figures, never the run; what a kill tore off stays a line of its own."""
+    """Appends lines. A full disk costs the figures, never the run; a line torn by a kill stays a line of its own."""
 
     def __init__(self, path: Path, what: str) -> None:
-        """Append to ``path``; ``what`` it holds is for messages."""
+        """Append to ``path``; ``what`` names the content in messages."""
         self._path, self._what = path, what
         self._failed = False
 
@@ -31,7 +31,7 @@ class BoundedLog:
         """Append a line, with its newline."""
         if self._failed:
             return
-        # Told once, and then kept no more: on a full disk every step would tell it.
+        # Reported once, after which nothing more is kept, because on a full disk every step would report it.
         try:
             self._append(line)
         except OSError as error:
@@ -40,12 +40,12 @@ class BoundedLog:
 
     def _append(self, line: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # In this mode writes go to the end, wherever was sought for reading.
+        # In this mode writes go to the end, wherever the position for reading is.
         with self._path.open("a+b") as file:
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(-1, os.SEEK_END)
-                # What a kill tore off stays a line of its own: with this one it would be one bad line.
+                # A line torn by a kill is ended first; otherwise both lines would become one bad line.
                 line = line if file.read(1) == b"\n" else b"\n" + line
             file.write(line)
         if size + len(line) > _MOST_BYTES:
@@ -55,14 +55,14 @@ class BoundedLog:
 def take_from(
     folder: Path, first: int, take: Callable[[bytes], None], stop: int | None = None
 ) -> int:
-    """Hand on every whole line of a step from ``first`` on that ranks have appended; return the step behind the last.
+    """Pass on every whole line of a step from ``first`` on; return the step after the last one passed on.
 
     Args:
-        folder: Of the ranks' files, each line of which begins with its step.
-        first: The first step that is asked for.
-        take: Takes a line. One that it raises KeyError, TypeError, ValueError or IndexError for is damaged: that is
-            told, and it is passed over.
-        stop: The first step that is not; of a run that went back the files tell of steps to come.
+        folder: Folder of the ranks' files, each line of which begins with its step.
+        first: First step to read.
+        take: Receives a line. If it raises KeyError, TypeError, ValueError or IndexError, the line is damaged; a
+            warning is logged and the line is skipped.
+        stop: First step not to read: if a run went back, the files contain steps that are still to come.
     """
     return max(
         (_take(path, file, first, take, stop) for path, file in opened_logs(folder)), default=first
@@ -76,10 +76,10 @@ def _take(
     take: Callable[[bytes], None],
     stop: int | None = None,
 ) -> int:
-    """Hand on lines as ``take_from``."""
+    """Pass on lines, as in ``take_from``."""
     behind = first
     for line in lines:
-        # By its first bytes: of a long run few lines are asked for, and the others are not parsed.
+        # Only the first bytes are matched, because few lines of a long run are wanted and the others need no parsing.
         at = _STEP.match(line)
         if at is None or not line.endswith(b"\n"):
             continue
@@ -96,11 +96,11 @@ def _take(
 
 
 def last_told(folder: Path, since_s: float) -> int | None:
-    """Return the highest step among the last lines of ranks that have appended since a time; ``None`` for none.
+    """Return the highest step among the last lines of ranks that appended since a time; ``None`` if there are none.
 
     Args:
-        folder: Of the ranks' files.
-        since_s: Seconds since 1970: of a run that went back, a file that was not written since tells of steps to come.
+        folder: Folder of the ranks' files.
+        since_s: Seconds since 1970. If a run went back, files that were not written since then name steps to come.
     """
     steps = list[int]()
     for _, file in opened_logs(folder):
@@ -115,20 +115,21 @@ def last_told(folder: Path, since_s: float) -> int | None:
 
 
 class LinesSince:
-    """Hands on lines that ranks appended since they were asked for last: each once, under whichever name it lies."""
+    """Passes on the lines that ranks appended since the last call, each line once, even if its file is renamed."""
 
     def __init__(self, folder: Path) -> None:
-        """Begin with all that there is in the ranks' files of ``folder``."""
+        """Begin with everything in the ranks' files of ``folder``."""
         self._folder = folder
         self._read_to: dict[tuple[int, int, bytes], int] = {}
-        """Bytes of each file that were handed on, by its device, its number there, and its first line."""
+        """Number of bytes passed on of each file, by its device, its inode, and its first line."""
 
     def take(self, first: int, take: Callable[[bytes], None]) -> None:
-        """Hand on every whole line that is new, as ``take_from``; what is before ``first`` is passed over for good."""
+        """Pass on every new whole line, as in ``take_from``; lines before ``first`` are skipped for good."""
         read_to: dict[tuple[int, int, bytes], int] = {}
         for path, file in opened_logs(self._folder):
             held = os.fstat(file.fileno())
-            # A number of a file that is gone is given to another one; lines have their time, or a step at least.
+            # The inode of a removed file may be reused. First lines differ, because lines contain their time, or at
+            # least a step.
             head = file.readline()
             if not head.endswith(b"\n"):
                 continue
@@ -141,7 +142,7 @@ class LinesSince:
 
     @staticmethod
     def _whole(file: BinaryIO) -> Iterator[bytes]:
-        """Yield lines up to the first that is not whole, and leave the file before it: the next look reads it."""
+        """Yield lines up to the first incomplete line, and leave the file before it, so that the next call reads it."""
         while line := file.readline():
             if not line.endswith(b"\n"):
                 file.seek(-len(line), os.SEEK_CUR)
@@ -150,23 +151,24 @@ class LinesSince:
 
 
 def logs_of_ranks(folder: Path) -> list[str]:
-    """Return the names of the files of all ranks, sorted; of those that were moved aside, the ones that they had."""
+    """Return the names of the files of all ranks, sorted; for a file that was moved aside, its original name."""
     return sorted({path.name.removesuffix(".1") for path in folder.glob("rank-*.jsonl*")})
 
 
 def opened_logs(
     folder: Path, names: Iterable[str] | None = None
 ) -> Iterator[tuple[Path, BinaryIO]]:
-    """Yield the files of ranks, open to be read, each once; ranks go on writing and moving them meanwhile.
+    """Yield the files of ranks, open for reading, each once; ranks may write and move them meanwhile.
 
     Args:
-        folder: Of the ranks' files.
-        names: Of files as ``logs_of_ranks`` gives them; all by default.
+        folder: Folder of the ranks' files.
+        names: Names of files from ``logs_of_ranks``; all by default.
     """
     for path in (folder / name for name in (logs_of_ranks(folder) if names is None else names)):
         with ExitStack() as opened:
             files: list[tuple[Path, BinaryIO]] = []
-            # The newer one first: what is moved in between is found again under the other name, and is no second file.
+            # The newer file first: if it is moved in between, it is found under the other name too and not counted
+            # twice.
             for each in (path, path.with_name(f"{path.name}.1")):
                 try:
                     file = opened.enter_context(each.open("rb"))

@@ -1,4 +1,4 @@
-"""What was decided on groups of answers: ``groups.jsonl`` in the run's folder, a line for each batch; and its sums.
+"""Decisions on groups of answers: ``groups.jsonl`` in the run's folder, with a line for each batch; and their sums.
 
 ::
 
@@ -6,10 +6,10 @@
      "rounds": [{"step": 7, "source": [0, 1], "position": [31, 7], "sub": [0, 0], "verdicts": "kw"}],
      "answers": {"0": [8, 3], "1": [8, 0]}, "digest": "5f...", "blake2b": "c0..."}
 
-``verdicts`` has a letter for each prompt of a round: kept, all right, all wrong; ``answers`` the answers of each
-source and the right ones among them. Sources have the numbers of the run: those of the file by name.
+``verdicts`` has a letter for each prompt of a round: kept, all right, or all wrong. ``answers`` counts the answers of
+each source, and the right ones. Sources have their numbers in the run.
 
-A batch is durable here before it is handed out; so a run is gone through again without a model and without rewards.
+A batch is durable here before it is handed out, so a run can be replayed without a model and without rewards.
 """
 
 import os
@@ -49,15 +49,15 @@ _LOG = get_logger(__name__)
 GROUPS_NAME = "groups.jsonl"
 VERSION = 1
 Surplus = Literal["carry", "drop"]
-"""What becomes of groups beyond those of a batch: they are the first of the next one, or left out."""
+"""Treatment of groups beyond those of a batch: they begin the next batch, or are left out."""
 _LETTERS = "krw"
-# As orjson writes a line: batches that are not asked for are passed over by their first bytes.
+# As orjson writes a line. Batches that are not asked for are skipped by these first bytes.
 _BATCH = re.compile(rb'\{"version":1,"batch":([0-9]{1,18}),')
 _LARGEST_LINE_BYTES = 1 << 28
 _LIMIT = 1 << 62
 _KEY = ("source", "position", "sub")
 _VERDICTS = ("differing", "all_right", "all_wrong")
-"""As a decision numbers them."""
+"""Verdicts in the order of their numbers in a decision."""
 
 
 class Answers(NamedTuple):
@@ -65,12 +65,12 @@ class Answers(NamedTuple):
 
     answers: int
     right: int
-    """Those of them that were right."""
+    """Number of right answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundDecision:
-    """What was said of the prompts of one step."""
+    """The verdicts on the prompts of one step."""
 
     step: int
     keys_N3: NDArray[np.int64]
@@ -79,7 +79,7 @@ class RoundDecision:
     """0 kept, 1 all right, 2 all wrong."""
 
     def as_json(self) -> JsonObject:
-        """Return it as JSON: columns of keys, and a letter for each verdict."""
+        """Return the decision as JSON: columns of keys, and a letter for each verdict."""
         columns = zip(_KEY, self.keys_N3.T, strict=True)
         return {
             "step": self.step,
@@ -89,7 +89,7 @@ class RoundDecision:
 
     @classmethod
     def of(cls, found: Any) -> Self:  # noqa: ANN401 -- JSON of another process
-        """Read what ``as_json`` returned.
+        """Read the output of ``as_json``.
 
         Raises:
             KeyError: A part is missing.
@@ -109,7 +109,7 @@ class RoundDecision:
 
 def _whole_numbers(found: Any) -> NDArray[np.int64]:  # noqa: ANN401 -- JSON of another process
     column = np.array(found).reshape(-1)
-    # Told by its type: asked for whole numbers, numpy would cut 0.5 to 0, another source.
+    # Checked by type, because a conversion to integers would truncate 0.5 to 0, which is another source.
     if len(column) and column.dtype.kind != "i":
         raise ValueError(f"a column of keys is of type {column.dtype}, not of whole numbers")
     return column.astype(np.int64)
@@ -117,21 +117,21 @@ def _whole_numbers(found: Any) -> NDArray[np.int64]:  # noqa: ANN401 -- JSON of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDecision:
-    """How a batch came to its groups."""
+    """How the groups of a batch came about."""
 
     batch: int
     groups: int
-    """Groups of it."""
+    """Number of groups."""
     surplus: Surplus
     rounds: tuple[RoundDecision, ...]
-    """Steps that were drawn for it, in order; none where enough groups waited."""
+    """Steps that were drawn for the batch, in order; empty if enough groups were waiting."""
     digest: str
-    """Of keys and tokens of its prompts, in order."""
+    """Digest of the keys and tokens of its prompts, in order."""
     answers: Mapping[int, Answers] = field(default_factory=dict)
-    """Of those rounds, by number of the source."""
+    """Answers of these rounds, by number of the source."""
 
     def line(self) -> bytes:
-        """Return the line of the journal."""
+        """Return the line for the journal."""
         content: JsonObject = {
             "version": VERSION,
             "batch": self.batch,
@@ -150,7 +150,7 @@ def answers_json(answers: Mapping[int, Answers]) -> JsonObject:
 
 
 def answers_of(found: Any) -> dict[int, Answers]:  # noqa: ANN401 -- JSON of another process
-    """Read what ``answers_json`` returned; raises as ``RoundDecision.of``."""
+    """Read the output of ``answers_json``; raises the errors of ``RoundDecision.of``."""
     read: dict[int, Answers] = {}
     for source, (answers, right) in found.items():
         most = whole_number(answers, below=_LIMIT)
@@ -162,12 +162,12 @@ def decision_of(line: bytes, where: str) -> BatchDecision:
     """Read a line.
 
     Args:
-        line: As ``BatchDecision.line`` returns it.
-        where: Its place, for messages.
+        line: A line as from ``BatchDecision.line``.
+        where: Place of the line, for messages.
 
     Raises:
-        StateError: It is of another version.
-        IntegrityError: It is damaged.
+        StateError: The line is of another version.
+        IntegrityError: The line is damaged.
     """
     try:
         held = orjson.loads(line)
@@ -204,24 +204,24 @@ def _damaged(where: str, error: Exception) -> IntegrityError:
 
 
 class GroupJournal:
-    """The decisions of a run, as one process writes and reads them."""
+    """The decisions of a run, as written and read by one process."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / GROUPS_NAME
         self._next: int | None = None
-        """The batch that follows the last line, once this process has looked."""
+        """The batch after the last line, once this process has read it."""
         self._is_mine = False
-        """Whether the last lines are those of this process."""
+        """Whether this process wrote the last lines."""
 
     @system_refusals("the decisions on groups")
     def append(self, decision: BatchDecision) -> None:
-        """Keep a decision, durably; lines of the same batch and later ones belong to work that was lost, and go.
+        """Save a decision durably; lines of the same batch and later belong to lost work and are removed.
 
-        What another process kept, where this one begins at batch 0, and lines that do not lead up to the batch, are
-        moved aside: nobody but the model of then could decide them again.
+        Lines are moved aside in two cases: if this process begins at batch 0 and another process wrote them, or if
+        they do not lead up to the batch. Only the model of that time could decide these batches again.
 
         Raises:
-            StateError: The line would be longer than any that is read.
+            StateError: The line would be longer than any line that can be read.
             OmniloadError: The file cannot be written.
         """
         line = decision.line()
@@ -231,29 +231,29 @@ class GroupJournal:
                 f"{_LARGEST_LINE_BYTES}; ask for fewer groups or rounds"
             )
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # Looked at once, and again after a failure: a run that goes on in order reads nothing.
+        # Read once, and again after a failure. A run that continues in order reads nothing.
         if self._next != decision.batch:
             self._cut_before(decision.batch)
             self._is_mine = True
-        # Until all is done: behind an error or Ctrl-C half of the line may be there, or the whole.
+        # Unknown until all is done: after an error or Ctrl-C, half of the line or the whole line may be there.
         is_first, self._next = self._next is None, None
         with self._path.open("ab") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
-        if is_first:  # its name is new, or of a process that was killed before that was durable
+        if is_first:  # the name is new, or a killed process did not make it durable
             sync_folder(self._path.parent)
         self._next = decision.batch + 1
 
     def every(self) -> Iterator[BatchDecision]:
-        """Yield all decisions, from the first that is there; raises as ``since``."""
+        """Yield all decisions from the first one in the file; raises the errors of ``since``."""
         return self._from(0, None)
 
     def since(self, batch: int) -> Iterator[BatchDecision]:
         """Yield the decisions from a batch on, up to the end or to a line torn by a kill.
 
         Raises:
-            StateError: There are none, a line is missing, or of another version.
+            StateError: There are no decisions, or a line is missing or of another version.
             IntegrityError: A line is damaged.
             OmniloadError: The file cannot be read.
         """
@@ -264,7 +264,7 @@ class GroupJournal:
             for number, line, is_last in self._lines():
                 where = f"{self._path}:{number}"
                 if is_last and not line.endswith(b"\n"):
-                    return  # in mid-write; its batch was never handed out
+                    return  # incomplete: its batch was never handed out
                 at = _BATCH.match(line)
                 if at is not None and int(at[1]) < batch:
                     continue
@@ -277,7 +277,7 @@ class GroupJournal:
                 yield found
 
     def _lines(self) -> Iterator[tuple[int, bytes, bool]]:
-        """Yield number and text of each line, and whether nothing follows."""
+        """Yield the number and the text of each line, and whether it is the last one."""
         try:
             file = open_file(self._path)
         except FileNotFoundError:
@@ -285,7 +285,7 @@ class GroupJournal:
                 f"{self._path}: no decisions on groups; give the folder of a run that sampled, or a rollout"
             ) from None
         with file:
-            # One line ahead: one without an end is torn where nothing follows it, and damaged elsewhere.
+            # Reads one line ahead: a line without an end is torn if it is the last line, and damaged otherwise.
             number, line = 1, file.readline(_LARGEST_LINE_BYTES + 1)
             while line:
                 if len(line) > _LARGEST_LINE_BYTES:
@@ -297,7 +297,7 @@ class GroupJournal:
                 number, line = number + 1, following
 
     def _cut_before(self, batch: int) -> None:
-        """Cut the file before the line of a batch, and before whatever was torn."""
+        """Cut the file before the line of a batch, and before a torn line."""
         if not self._path.exists():
             return
         end, last = 0, None
@@ -306,7 +306,7 @@ class GroupJournal:
                 break
             at = _BATCH.match(line)
             if at is None:
-                # What is not of this version, or damaged, is told and not cut away.
+                # A line that is of another version or damaged is reported and not cut away.
                 decision_of(line, f"{self._path}:{number}")
             elif int(at[1]) >= batch:
                 last = 0 if batch == 0 and not self._is_mine else last
@@ -316,7 +316,7 @@ class GroupJournal:
         if last in (None, batch - 1):
             os.truncate(self._path, end)
             return
-        # As the journal of steps: a state was forgotten, most often, or is of another folder.
+        # As in the journal of steps: most often a state was not given, or was of another folder.
         _LOG.warning(
             "%s holds batch %d of a run, and this one goes on with batch %d: its lines are moved to %s. To go on with "
             "them, move them back with the journal, and give the state; another run_dir leaves them where they are",
@@ -326,43 +326,43 @@ class GroupJournal:
 
 @dataclass(slots=True, kw_only=True)
 class SourceGroups:
-    """Groups of one source; each that was drawn is in one of the three counts."""
+    """Groups of one source; each drawn group is in one of the three counts."""
 
     name: str
     drawn: int = 0
     differing: int = 0
-    """Groups whose rewards differ: they are in a batch, wait for one, or were left over."""
+    """Groups whose rewards differ: they are in a batch, wait for one, or were left out."""
     all_right: int = 0
     all_wrong: int = 0
     answers: int = 0
     right: int = 0
-    """Those of the answers that were right."""
+    """Number of right answers."""
 
 
 @dataclass(slots=True, kw_only=True)
 class GroupProgress:
-    """What a run that draws groups has come to."""
+    """Progress of a run that draws groups."""
 
     batches: int = 0
-    """Batches that were decided, whether or not a trainer was done with them."""
+    """Number of decided batches, whether or not the trainer finished them."""
     rounds: int = 0
-    """Steps that were drawn for them."""
+    """Number of steps drawn for these batches."""
     groups: int = 0
-    """Groups in those batches."""
+    """Number of groups in these batches."""
     next_batch: int = 0
     sources: dict[str, SourceGroups] = field(default_factory=dict)
-    """By name."""
+    """Groups of each source, by name."""
 
 
 def group_progress(run_dir: Path, names: Sequence[str]) -> GroupProgress | None:
-    """Sum up the decisions of a run; ``None`` where it drew no groups.
+    """Sum up the decisions of a run; ``None`` if the run drew no groups.
 
     Args:
         run_dir: Folder of the run.
-        names: Sources of the run, by their numbers.
+        names: Names of the run's sources, in the order of their numbers.
 
     Raises:
-        StateError: A line is missing, of another version, or of a source that the run has not.
+        StateError: A line is missing, of another version, or of a source that the run does not have.
         IntegrityError: A line is damaged.
         OmniloadError: The file cannot be read.
     """

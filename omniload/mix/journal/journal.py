@@ -1,11 +1,11 @@
-"""The file of a journal: appended to by one planner, continued by the next.
+"""The file of a journal: one planner appends to it, and the next planner continues it.
 
-A differential checkpoint: a base state, then what each step changed. Folding the
-records into the base gives the state before any step, so a run resumes from the last
-record, and "what was in step 1234?" is answered by planning that step again.
+The journal is a differential checkpoint: a base state, followed by what each step changed. Applying the records to the
+base gives the state before any step. Therefore a run resumes from the last record, and "what was in step 1234?" is
+answered by planning that step again.
 
-The file is JSON lines. The first line is the base, each line ends in a checksum of the
-checksum before it and of its own text, so that no line can go missing, move, or stand twice::
+The file is JSON lines, and the first line is the base. Each line ends in a checksum of the previous checksum and its
+own text, so a missing, moved or repeated line is detected::
 
     {"version": 3, "base": {...}, "after": "..."}<TAB>xxh64
     {"step": 0, "revision": 0, "digest": "...", "after": "...", "drawn": {"web": [...]}, "carried": [...]}<TAB>xxh64
@@ -14,14 +14,13 @@ checksum before it and of its own text, so that no line can go missing, move, or
     {"step": 1024, ...}<TAB>xxh64
     {"kind": "world", "step": 1020, "generation": 1, "sizes": {"pp": 1, "dp": 3, "cp": 1, "tp": 1}}<TAB>xxh64
 
-``drawn`` holds, for each source drawn from, the cursor afterwards (position, sub, token)
-and what was drawn; ``after`` is ``MixState.digest`` of the state that the line leads to. A missing *last*
-line shows only in what outlives it: the state that a run resumes from says how many steps there were.
-A base now and then lets whoever needs the last steps only read from there. A world says which ranks steps were
-placed on, from its step on: none does for those that the plane was opened for, unless there was another before.
+``drawn`` holds, for each source drawn from, the cursor afterwards (position, sub, token) and the amount drawn.
+``after`` is ``MixState.digest`` of the state after the line. A missing *last* line is detected only by comparison: the
+state that a run resumes from has the number of steps. A new base is written now and then, so that readers of the last
+steps can start there. A world lists the ranks that steps from its step on were placed on. The ranks that the plane was
+opened for have no world, unless there was another world before.
 
-A torn last line, as a kill leaves it, is cut off; any other that does not fit is an
-``IntegrityError``.
+A torn last line, as a kill leaves it, is cut off. Any other line that does not match is an ``IntegrityError``.
 """
 
 from collections.abc import Iterator
@@ -54,7 +53,7 @@ __all__ = ["Journal"]
 
 _LOG = get_logger(__name__)
 _MOST_BEGINS = 1024
-"""Steps that may be taken back: more than are planned ahead."""
+"""Number of steps that can be taken back: more than are planned ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +62,27 @@ class _Head:
 
     size_bytes: int
     checksum: bytes
-    """Of its last line."""
+    """Checksum of its last line."""
     digest: Json
-    """``MixState.digest`` of the state that it leads to."""
+    """``MixState.digest`` of the state after its last line."""
     has_worlds: bool = False
-    """Whether ranks are noted in it."""
+    """Whether it contains worlds."""
     moved: tuple[JsonObject, ...] = ()
-    """Ranks that trained on its last steps and are noted behind it: they may be told some steps late."""
+    """Worlds of its last steps that were noted after it, because a change of ranks may be reported some steps late."""
     lost: int = 0
-    """Steps that are recorded behind it."""
+    """Number of steps recorded after it."""
 
 
 class Journal:
-    """An open journal, appended to by one planner."""
+    """An open journal that one planner appends to."""
 
     def __init__(self, storage: JournalStorage, head: _Head) -> None:
-        """Go on with a journal whose first lines are those of ``head``; ``storage`` holds no other."""
+        """Continue a journal whose first lines are those of ``head``; ``storage`` contains no other lines."""
         self._storage = storage
         self.has_worlds = head.has_worlds or bool(head.moved)
-        """Whether ranks are noted in it: those that go on are noted as well."""
+        """Whether it contains worlds; if it does, every later change of ranks is noted as well."""
         self._end, self._last = head.size_bytes, head.checksum
-        # Up to here all is written: what is staged lies behind it, and is taken back to it.
+        # Everything up to here is written. Staged lines come after it, and on failure the end returns to it.
         self._sure = self._end, self._last
         self._staged: list[bytes] = []
         self._together = False
@@ -91,7 +90,7 @@ class Journal:
         self._base_step = -1
         self._base: Since | None = None
         self._begins: dict[int, tuple[int, bytes]] = {}
-        """Where the record of each step that was appended begins, and the checksum before it, of the latest ones."""
+        """For the latest appended steps: the place where the record of each begins, and the checksum before it."""
 
     @classmethod
     def leading_up(
@@ -99,22 +98,22 @@ class Journal:
     ) -> Self:
         """Open a journal for a run that continues from ``state``.
 
-        Records of earlier steps of the same mix stay where they are; those of ``state["step"]``
-        and later belong to work that was lost and are cut off. A journal that does not lead up
-        to ``state``, or has steps where ``state`` is that of step 0, is moved aside. Memory does not grow with the
-        journal.
+        Records of earlier steps of the same mix stay. Records of ``state["step"]`` and later belong to lost work and
+        are cut off. A journal is moved aside if it does not lead up to ``state``, or if it has steps while ``state``
+        is that of step 0. Memory does not grow with the journal.
 
         Args:
-            place: The file, or the folder of a store, claimed.
+            place: The file, or the claimed folder of a store.
             state: State before the next step.
             digest: ``MixState.digest`` of ``state``.
-            durable: Of a file, whether what is appended survives a power cut, and every record is kept. Without that it
-                survives the end of the process that wrote it, and records that nobody can ask for are dropped in time.
+            durable: Whether what is appended to a file survives a power cut, and every record is kept. Otherwise it
+                survives only the end of the process that wrote it, and records that are no longer needed are dropped
+                in time.
 
         Raises:
-            StateError: The journal leads up to this step of this mix, and to another state.
-            StateError: The disk, or a quota, is full.
-            UnavailableError: It cannot be written.
+            StateError: The journal leads up to this step of this mix, but to another state.
+            StateError: The disk or a quota is full.
+            UnavailableError: The journal cannot be written.
         """
         storage = _storage(place, durable=durable)
         head = _leading_up(storage, state, digest)
@@ -125,7 +124,7 @@ class Journal:
         else:
             storage.go_on(head.size_bytes)
         journal = cls(storage, head)
-        # They trained on steps that stay, and were noted behind the cut, as they may be told some steps late.
+        # These ranks trained on steps that stay, but were noted after the cut, as they may be reported late.
         for world in head.moved:
             journal._append(line_of(world, journal._last))
         return journal
@@ -140,20 +139,20 @@ class Journal:
         durable: bool = True,
         room: Room | None = None,
     ) -> Self:
-        """Open the journal of a planner that was lost, for one that plans from ``step`` on again.
+        """Open the journal of a lost planner, for a planner that plans again from ``step`` on.
 
-        What was recorded stays. Steps that are planned again must be what their records say.
+        Existing records stay. Steps that are planned again must agree with their records.
 
         Args:
-            place: As for ``leading_up``; claimed before ``tail`` was read.
-            tail: Its end.
+            place: As in ``leading_up``; claimed before ``tail`` was read.
+            tail: The end of the journal.
             step: First step that is planned again.
-            durable: As for ``leading_up``.
-            room: Waits where there is none for what is written here; ``None`` for nobody to wait.
+            durable: As in ``leading_up``.
+            room: Waits if there is no room for what is written here; ``None`` for no waiting.
 
         Raises:
-            StateError: The disk, or a quota, is full.
-            UnavailableError: It cannot be written.
+            StateError: The disk or a quota is full.
+            UnavailableError: The journal cannot be written.
         """
         storage = _storage(place, durable=durable)
         storage.room = room
@@ -161,27 +160,27 @@ class Journal:
         storage.go_on(size, tail.bytes_from(step))
         journal = cls(storage, _Head(size, tail.lines[-1].checksum, ""))
         journal._known = dict(tail.texts_from(step))
-        # Bases before that step are there, or what is written behind their place is.
+        # Bases before that step are there already, or later lines have taken their place.
         journal._base_step = tail.next_step
         return journal
 
     def wait_in(self, room: Room) -> None:
-        """Have ``room`` wait where there is none."""
+        """Wait in ``room`` if there is no room."""
         self._storage.room = room
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Write what is appended inside at the end, at once: a window of steps costs one sync, or one put.
+        """Write everything that is appended inside together at the end, so a window of steps costs one sync or one put.
 
         Raises:
-            StateError: As for ``append``; none of it is there then.
+            StateError: As for ``append``; then none of it is written.
             UnavailableError: As for ``append``.
         """
         self._together = True
         try:
             yield
         except BaseException:
-            # Else the next record would bring along the beginning of a window that nobody was told of.
+            # Otherwise the next record would bring along the beginning of a window that was never reported.
             if self._staged:
                 self._staged.clear()
                 self._end, self._last = self._sure
@@ -191,12 +190,12 @@ class Journal:
         self._write()
 
     def append(self, record: JsonObject) -> None:
-        """Write the record of a step and wait until it is on the disk; one that is there already is compared.
+        """Write the record of a step and wait until it is on the disk; an existing record is compared instead.
 
         Raises:
-            IntegrityError: The step was recorded by a planner that was lost, as another one.
-            StateError: The disk, or a quota, stayed full; the file ends with the record before.
-            UnavailableError: It could not be written whole for another reason; likewise.
+            IntegrityError: A lost planner recorded the step differently.
+            StateError: The disk or a quota stayed full; the file ends with the previous record.
+            UnavailableError: The record could not be written whole for another reason; the file ends in the same way.
         """
         step = record["step"]
         assert isinstance(step, int), "the planner made it"
@@ -206,7 +205,7 @@ class Journal:
             if len(self._begins) > _MOST_BEGINS:
                 del self._begins[next(iter(self._begins))]
             self._append(line_of(record, self._last))
-        # Byte for byte: of equal values and keys in one order orjson makes equal bytes.
+        # Compared byte for byte: for equal values and the same order of keys, orjson writes equal bytes.
         elif known != orjson.dumps(record):
             raise IntegrityError(
                 f"{self._storage}: step {step} planned again has digest {record['digest']}, not the one of "
@@ -215,7 +214,7 @@ class Journal:
             )
 
     def append_base(self, state: JsonObject, digest: str) -> None:
-        """Write the state before the next step, for whoever reads from there on.
+        """Write the state before the next step, so that readers can start there.
 
         Raises:
             StateError: As for ``append``.
@@ -224,8 +223,8 @@ class Journal:
         step = state["step"]
         assert isinstance(step, int), "the planner made it"
         if step <= self._base_step:
-            return  # it was written before, or its place is taken
-        # The last but one is begun with: a planner that takes over may have to plan steps before the last.
+            return  # it was written before, or later lines have taken its place
+        # It restarts at the last base but one, because a planner that takes over may plan steps before the last.
         before, self._base_step = self._base, step
         note: JsonObject = {"kind": BASE, "step": step, "state": state, "after": digest}
         self._base = Since(self._end, self._last)
@@ -234,10 +233,10 @@ class Journal:
             self._drop(before)
 
     def cut(self, step: int) -> None:
-        """Take back the record of a step that was appended here, and all that was appended behind it.
+        """Take back the record of a step that was appended here, and everything after it.
 
         Raises:
-            StateError: It is none of the latest steps; or as for ``append``.
+            StateError: The step is not one of the latest; or as for ``append``.
             UnavailableError: As for ``append``.
         """
         if step not in self._begins:
@@ -250,13 +249,13 @@ class Journal:
         self._storage.cut(self._end)
         self._sure = self._end, self._last
         self._begins = {s: begin for s, begin in self._begins.items() if s < step}
-        # A base of a later step is written again; one that stands before this step's record is there still.
+        # A base of a later step will be written again; a base directly before this step's record is still there.
         self._base_step = min(self._base_step, step)
         if self._base is not None and self._base.offset >= self._end:
             self._base = None
 
     def append_world(self, world: JsonObject) -> None:
-        """Write which ranks there are from a step on: what ``World.to_json`` gives.
+        """Write the ranks from a step on, as given by ``World.to_json``.
 
         Raises:
             StateError: As for ``append``.
@@ -267,7 +266,7 @@ class Journal:
     def _append(self, line: JournalLine) -> None:
         before = self._end, self._last
         if not self._staged:
-            # What does not fit leaves nothing of a window: the end is then where its first line began.
+            # If the window does not fit, nothing of it stays: the end returns to where its first line began.
             self._sure = before
         self._staged.append(bytes(line))
         self._end, self._last = self._end + len(bytes(line)), line.checksum
@@ -275,10 +274,10 @@ class Journal:
             self._write()
 
     def _write(self) -> None:
-        """Add what was staged; where that fails, nothing of it was appended."""
+        """Write the staged lines; on failure, none of them is appended."""
         if not self._staged:
             return
-        # Emptied before it is tried: what was refused must not come along with the next record.
+        # Emptied before the attempt, because refused lines must not come along with the next record.
         content, self._staged = b"".join(self._staged), []
         try:
             self._storage.append(content)
@@ -287,8 +286,8 @@ class Journal:
             raise
 
     def _drop(self, since: Since) -> None:
-        """Begin anew with the base at ``since``; no planner takes over from further back."""
-        # The base that is begun with must be there before what lies in front of it goes.
+        """Restart the journal with the base at ``since``; no planner takes over from an earlier base."""
+        # The new first base must be written before the part in front of it is removed.
         self._write()
         base, *lines = sound_lines(self._storage, since)
         state, due = base_of(base)
@@ -297,7 +296,7 @@ class Journal:
         for line in lines:
             if not line.is_note:
                 begins[due], due = (end, written[-1].checksum), due + 1
-            # Each checksum is of the one before it: behind another first line all are made anew.
+            # Each checksum includes the one before, so with another first line all checksums change.
             written.append(chained(line.text, written[-1].checksum))
             end += len(bytes(written[-1]))
         self._storage.shorten(b"".join(map(bytes, written)))
@@ -307,11 +306,11 @@ class Journal:
         self._base = Since(self._end - len(bytes(last)), written[-2].checksum)
 
     def require_claim(self) -> None:
-        """Return where no other planner goes on with it; see ``JournalStorage.require_claim``."""
+        """Return if no other planner continues the journal; see ``JournalStorage.require_claim``."""
         self._storage.require_claim()
 
     def close(self) -> None:
-        """Add nothing any more."""
+        """Stop appending."""
         self._storage.close()
 
     def __enter__(self) -> Self:
@@ -326,10 +325,10 @@ def _storage(place: Path | JournalStorage, *, durable: bool) -> JournalStorage:
 
 
 def _leading_up(storage: JournalStorage, state: JsonObject, digest: str) -> _Head | None:
-    """Return the base and the records before ``state``, where the journal leads up to it.
+    """Return the base and the records before ``state`` if the journal leads up to it.
 
-    One that does not (another mix, a gap, damage), and a whole run where this one begins at step 0, is moved aside,
-    never overwritten.
+    A journal that does not lead up to ``state`` (another mix, a gap, damage) is moved aside and never overwritten. The
+    same happens to a journal with steps if this run begins at step 0.
     """
     try:
         if not storage.exists():
@@ -339,13 +338,14 @@ def _leading_up(storage: JournalStorage, state: JsonObject, digest: str) -> _Hea
         _LOG.warning("%s is moved to %s: %s", storage, storage.move_aside(), error)
         return None
     if found.digest != digest:
-        # One of both was tampered with, or this release draws otherwise; which of them cannot be told here.
+        # Either one was tampered with, or this release draws differently. Which of these is true cannot be decided
+        # here.
         raise StateError(
             f"the state before step {state['step']} has digest {digest}, {storage} says {found.digest!r:.40}: "
             "it is not the state that this run reached; resume from another checkpoint, or move the journal away"
         )
     if found.lost and state["step"] == 0:
-        # A start before the first checkpoint, or one whose state was forgotten: which of them, only the user can tell.
+        # Only the user knows whether this is a start before the first checkpoint, or whether a state was not given.
         aside = storage.move_aside()
         _LOG.warning(
             "%s holds %d steps of a run, and this one begins at step 0: they are moved to %s. To go on with them, "
@@ -359,11 +359,11 @@ def _leading_up(storage: JournalStorage, state: JsonObject, digest: str) -> _Hea
 
 
 def _head_before(storage: JournalStorage, state: JsonObject) -> _Head:
-    """Check every line, and add up those that come before ``state``; records are not parsed.
+    """Check every line, and sum up the lines before ``state``; records are not parsed.
 
     Raises:
         StateError: The file does not lead up to ``state``.
-        IntegrityError: A line is damaged, or missing, or where it does not belong.
+        IntegrityError: A line is damaged, missing or misplaced.
     """
     lines = sound_lines(storage)
     first = next(lines)
@@ -376,15 +376,15 @@ def _head_before(storage: JournalStorage, state: JsonObject) -> _Head:
         raise StateError(f"it starts at step {reached}, the run goes on from step {step}")
     size, last, record, has_worlds = len(bytes(first)), first, first, False
     moved: list[JsonObject] = []
-    # Counted and not parsed: opening a long journal costs the checksum of each line, and no memory.
+    # Counted without parsing: opening a long journal costs the checksum of each line, and no memory.
     for line in lines:
-        # Notes of a step stand before its record: the base, and the ranks, that it is planned with.
+        # Notes of a step, its base and its ranks, come before its record.
         if reached < step or (reached == step and line.is_note):
             size, last = size + len(bytes(line)), line
             has_worlds |= line.is_world
         elif line.is_world and line.noted_step < step:
             moved.append(line.parsed())
-        if not line.is_note:  # what follows is checked, and cut off
+        if not line.is_note:  # later lines are checked, and cut off
             record = line if reached < step else record
             reached += 1
     if reached < step:
@@ -396,5 +396,5 @@ def _head_before(storage: JournalStorage, state: JsonObject) -> _Head:
 
 
 def _is_of(begun: Json, now: Json) -> bool:
-    """Tell whether a journal that began with one fingerprint may go on with another: edits may have added sources."""
+    """Return whether a journal of one fingerprint may continue with another, because edits may have added sources."""
     return isinstance(begun, dict) and isinstance(now, dict) and begun.items() <= now.items()

@@ -1,9 +1,8 @@
-"""Lines of a journal: text, a tab, and a checksum that chains the line to the one before it.
+"""Lines of a journal: text, a tab, and a checksum that chains the line to the previous one.
 
-The first line holds a base state. A line that follows is the record of a step, whose first
-key is ``step``, or a *note*, whose first keys are ``kind`` and ``step``: what holds from that
-step on. It is another base, or the *world* of ranks that steps are placed on, which may begin
-some steps before its line.
+The first line holds a base state. Each later line is either the record of a step, whose first key is ``step``, or a
+*note*, whose first keys are ``kind`` and ``step`` and which applies from that step on. A note is another base, or the
+*world* of ranks that steps are placed on, which may begin some steps before its line.
 """
 
 from collections.abc import Iterator
@@ -40,21 +39,21 @@ __all__ = [
 
 JOURNAL_VERSION = 3
 BASE = "base"
-"""Kind of a note that holds a whole state: whoever needs no step before it reads from there on."""
+"""Kind of a note with a whole state; readers that need no earlier step start there."""
 WORLD = "world"
-"""Kind of a note that says which ranks there are from its step on, until the next one."""
+"""Kind of a note that lists the ranks from its step on, until the next such note."""
 LARGEST_LINE_BYTES = 1 << 28
-"""Longest line: a base of 5,000 sources, edits and carried pieces takes a hundredth of it."""
+"""Largest length of a line: a base of 5,000 sources, edits and carried pieces takes a hundredth of it."""
 _VERSIONS = (2, JOURNAL_VERSION)
-"""Version 2 had no notes, and nothing else that is read differently."""
+"""Versions that can be read. Version 2 had no notes, and is otherwise read in the same way."""
 _KINDS = frozenset({BASE, WORLD})
-# As orjson writes the first keys: what a line is can be told from its first bytes, unparsed.
+# As orjson writes the first keys, so that the first bytes show the kind of a line without parsing.
 _NOTE, _BASE_NOTE = b'{"kind":', b'\n{"kind":"base","step":'
 _WORLD_NOTE = b'{"kind":"world",'
 _BLOCK = 1 << 20
 _DIGITS = 16
 _BESIDE_TEXT = _DIGITS + 2
-"""A tab, the checksum and a newline."""
+"""Length of a tab, the checksum and a newline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +63,24 @@ class JournalLine:
     text: bytes
     """A JSON object."""
     checksum: bytes
-    """xxh64, in hexadecimal, of the checksum of the line before and of ``text``."""
+    """xxh64, in hexadecimal, of the previous line's checksum and ``text``."""
 
     def __bytes__(self) -> bytes:
         return self.text + b"\t" + self.checksum + b"\n"
 
     @property
     def is_note(self) -> bool:
-        """Whether it is no record of a step, and not the first line."""
+        """Whether it is neither the record of a step nor the first line."""
         return self.text.startswith(_NOTE)
 
     @property
     def is_world(self) -> bool:
-        """Whether it says which ranks there are."""
+        """Whether it lists ranks."""
         return self.text.startswith(_WORLD_NOTE)
 
     @property
     def noted_step(self) -> int:
-        """The step that a sound note is of."""
+        """The step of a sound note."""
         step = self.parsed()["step"]
         assert isinstance(step, int), "a sound line"
         return step
@@ -90,7 +89,8 @@ class JournalLine:
         """Return the object.
 
         Raises:
-            IntegrityError: The text is none: a checksum is made anew by whoever changes a line.
+            IntegrityError: The text is not an object. The checksum does not exclude this, because it may be
+                recomputed.
         """
         try:
             value = orjson.loads(self.text)
@@ -103,32 +103,32 @@ class JournalLine:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """A place in a journal to read from: the line of a base."""
+    """A place to start reading a journal: the line of a base."""
 
     offset: int
-    """Bytes before it."""
+    """Number of bytes before the line."""
     before: bytes
-    """Checksum of the line before it; none before the first."""
+    """Checksum of the previous line; empty before the first line."""
 
 
 _START = Since(0, b"")
 
 
 def line_of(value: JsonObject, before: bytes) -> JournalLine:
-    """Return the line of an object that follows a line with checksum ``before``; the first follows ``b""``."""
+    """Return the line of an object after a line with checksum ``before``; for the first line, this is ``b""``."""
     return chained(orjson.dumps(value), before)
 
 
 def first_line(state: JsonObject, digest: str) -> JournalLine:
-    """Return the line that a journal of a run from a state on begins with."""
+    """Return the first line of the journal of a run that begins with a state."""
     return line_of({"version": JOURNAL_VERSION, "base": state, "after": digest}, b"")
 
 
 def chained(text: bytes, before: bytes) -> JournalLine:
-    """Return the line of a text that follows a line with checksum ``before``.
+    """Return the line of a text after a line with checksum ``before``.
 
     Raises:
-        StateError: It is longer than any that is read.
+        StateError: The line would be longer than any line that can be read.
     """
     if len(text) >= LARGEST_LINE_BYTES:
         raise StateError(
@@ -139,11 +139,11 @@ def chained(text: bytes, before: bytes) -> JournalLine:
 
 
 def base_of(line: JournalLine) -> tuple[JsonObject, int]:
-    """Return the state in a line that holds one, and its step.
+    """Return the state in the line of a base, and its step.
 
     Raises:
-        StateError: Another version, or no state.
-        IntegrityError: The line holds no object.
+        StateError: The line has another version, or no state.
+        IntegrityError: The line does not hold an object.
     """
     value = line.parsed()
     if line.is_note:
@@ -165,7 +165,7 @@ def base_of(line: JournalLine) -> tuple[JsonObject, int]:
 
 
 def last_base(path: Path | JournalStorage, *, at_most: int) -> Since:
-    """Return the last base of a step that is no later than ``at_most``; found from the end of the file.
+    """Return the last base at a step up to ``at_most``; the file is searched from its end.
 
     Raises:
         StateError: There is no journal.
@@ -176,7 +176,7 @@ def last_base(path: Path | JournalStorage, *, at_most: int) -> Since:
         while start:
             size = min(start, _BLOCK)
             start = file.seek(start - size)
-            # What is looked for may lie across two blocks, the checksum before it too.
+            # The searched text, and the checksum before it, may lie across two blocks.
             tail = file.read(size) + tail[: len(_BASE_NOTE) + 2 * _DIGITS]
             at = len(tail)
             while (at := tail.rfind(_BASE_NOTE, 0, at)) >= 0:
@@ -184,24 +184,24 @@ def last_base(path: Path | JournalStorage, *, at_most: int) -> Since:
                 if step[0].isdigit() and int(step[0]) <= at_most and start + at >= _DIGITS:
                     file.seek(start + at - _DIGITS)
                     before = file.read(_DIGITS + 1)[:-1]
-                    # One that a kill tore is passed over, for the one before.
+                    # A base torn by a kill is skipped, and the one before it is taken.
                     if file.readline(LARGEST_LINE_BYTES + _BESIDE_TEXT + 1).endswith(b"\n"):
                         return Since(start + at + 1, before)
     return _START
 
 
 def sound_lines(path: Path | JournalStorage, since: Since = _START) -> Iterator[JournalLine]:
-    """Yield a base, and the record of every step and the notes that follow, in order, up to a line torn by a kill.
+    """Yield a base and all later records and notes, in order, up to a line torn by a kill.
 
     Raises:
-        StateError: There is no journal, or it has another version, or it is empty, or a newer release noted in it
-            what this one does not know.
-        IntegrityError: A line is damaged, or missing, or where it does not belong.
+        StateError: There is no journal, or it is empty or of another version, or a newer release noted something in it
+            that this release does not know.
+        IntegrityError: A line is damaged, missing or misplaced.
     """
     due, before, at, last = -1, since.before, since.offset, b""
     with _opened(path) as file:
         file.seek(since.offset)
-        # A byte more than any line of ours has: a longer one is told before it is held.
+        # One byte more than the longest valid line, so that a longer line is reported before it is held in memory.
         read = partial(file.readline, LARGEST_LINE_BYTES + _BESIDE_TEXT + 1)
         for number, line in enumerate(iter(read, b""), start=1):
             if len(line) > LARGEST_LINE_BYTES + _BESIDE_TEXT:
@@ -211,11 +211,11 @@ def sound_lines(path: Path | JournalStorage, since: Since = _START) -> Iterator[
                 )
             text, _, checksum = line.rstrip(b"\n").rpartition(b"\t")
             if _checksum(before, text) != checksum:
-                # Torn only where nothing follows: anywhere else it is damage.
+                # A line is torn only if nothing follows it; anywhere else it is damaged.
                 if _is_torn(line, text) and not file.read(1):
-                    break  # in mid-write; its batch was never handed out
+                    break  # incomplete: its batch was never handed out
                 if _reads_otherwise(path, at - len(last), last + line):
-                    break  # steps were taken back as it was read: up to here it is what it was before that
+                    break  # steps were taken back meanwhile: up to here, this is the former content
                 raise IntegrityError(
                     f"{_place(path, since, number)}: the line does not match its checksum {checksum[:16]!r}: it is "
                     "damaged, or a line before it is missing, moved or stands twice; resume from a checkpoint"
@@ -223,7 +223,7 @@ def sound_lines(path: Path | JournalStorage, since: Since = _START) -> Iterator[
             sound = JournalLine(text, checksum)
             if number == 1:
                 due = base_of(sound)[1]
-            # By its first bytes: who reads the last steps alone parses none of those before.
+            # Judged by its first bytes, so that readers of the last steps do not parse the earlier lines.
             elif text.startswith(b'{"step":%d,' % due):
                 due += 1
             elif sound.is_note:
@@ -240,7 +240,7 @@ def sound_lines(path: Path | JournalStorage, since: Since = _START) -> Iterator[
 
 
 def _reads_otherwise(path: Path | JournalStorage, offset: int, content: bytes) -> bool:
-    """Tell whether the bytes from an offset on are others than those that were read a moment ago."""
+    """Return whether the bytes from an offset on differ from those that were read a moment ago."""
     with _opened(path) as file:
         file.seek(offset)
         return file.read(len(content)) != content
@@ -277,7 +277,7 @@ def _opened(path: Path | JournalStorage) -> BinaryIO:
 
 
 def not_stored(place: Path | JournalStorage) -> StateError:
-    """Return what to say where a run's journal is not on the store that its mix names."""
+    """Return an error for a run whose journal is not on the store that its mix names."""
     return StateError(f"{place}: no journal where runtime.journal of the run has it; put it back")
 
 
@@ -289,14 +289,14 @@ def _no_object(text: bytes, reason: str) -> IntegrityError:
 
 
 def _checksum(before: bytes, text: bytes) -> bytes:
-    # Tells damage, and not malice; and fast, as opening a journal goes over every byte of it.
+    # Detects damage, not malice. Fast, because opening a journal reads every byte of it.
     digest = xxhash.xxh64(before)
     digest.update(text)
     return digest.hexdigest().encode()
 
 
 def _is_torn(line: bytes, text: bytes) -> bool:
-    """Tell whether a last line was being written: its end is missing, or a power cut left a hole in it."""
+    """Return whether a last line is incomplete: its end is missing, or a power cut left a hole in it."""
     if not line.endswith(b"\n"):
         return True
     try:

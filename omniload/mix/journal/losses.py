@@ -1,17 +1,17 @@
-"""Losses as a trainer reported them: ``losses/rank-R.jsonl`` in the run's folder, of bounded size.
+"""Losses reported by a trainer: ``losses/rank-R.jsonl`` in the run's folder, of bounded size.
 
-A line for each call, columns by piece::
+One line for each call, with columns by piece::
 
     {"step": 12, "at": 1.7e9, "names": ["code", "web"], "source": [0, 1], "position": [31, 7], "sub": [0, 0],
      "first": [0, 0], "loss": [41.5, 12.25], "labels": [12, 9]}
 
-``"over": "row"`` or ``"rows"`` says that the mean went over more than the piece, and each of its labels has it;
-``"cp": [0, 2048]``, that the labels are those of a cp peer's slice: the column that it begins with, and how many it
-has. ``"over": "source"`` is a word on a source as a whole, called by its first piece among the rows that the word is
-of; by the position -1, where it is of the whole step.
+``"over": "row"`` or ``"rows"`` means that the reported mean covers more than the piece, and each label of the piece
+has this mean. ``"cp": [0, 2048]`` means that the labels are those of a cp peer's slice: its first column and its
+number of columns. ``"over": "source"`` is a report on a whole source. Its key is that of the source's first piece
+among the rows that the report covers; if it covers the whole step, its position is -1.
 
-They are figures, not state: nothing is resumed from them, and a line that cannot be read is passed over with a
-warning. What a kill tore off stays a line of its own.
+The losses are figures, not state: nothing is resumed from them, and a line that cannot be read is skipped with a
+warning. A line torn by a kill stays a line of its own.
 """
 
 import os
@@ -49,31 +49,31 @@ PieceKey = tuple[str, int, int, int]
 """Source, position, sub and first token of a piece."""
 _OVER = ("document", "row", "rows", "source")
 _WHOLE_STEP = (-1, 0, 0)
-"""Position, sub and first token that a word on a source in the whole step is called by."""
+"""Position, sub and first token of a report on a source in the whole step."""
 _TAIL_BYTES = 1 << 20
-"""Of each rank's lines, what its latest step is looked for in."""
+"""Size of the end of each rank's file in which the latest step is searched."""
 
 
 class PieceLoss(NamedTuple):
-    """What was reported of a piece."""
+    """The reported loss of a piece."""
 
     loss: float
     """Sum over its labels."""
     labels: int
     over: str = "document"
-    """What the reported mean went over: the document, its row, all rows of a call, or its source."""
+    """Scope of the reported mean: the document, its row, all rows of a call, or its source."""
 
     @property
     def mean(self) -> float | None:
-        """Loss of a label; ``None`` without one."""
+        """Mean loss of a label; ``None`` without labels."""
         return self.loss / self.labels if self.labels else None
 
 
 class LossLog:
-    """Takes the losses that one rank reports. A disk that is full costs the figures, never the run."""
+    """Writes the losses that one rank reports. A full disk costs the figures, never the run."""
 
     def __init__(self, run_dir: Path, rank: int) -> None:
-        # Both files that are kept hold about 1.5 million documents of a rank.
+        # Both kept files together hold about 1.5 million documents of a rank.
         self._log = BoundedLog(run_dir / "losses" / f"rank-{rank}.jsonl", "losses of documents")
 
     def add(  # noqa: PLR0913 -- columns of one line
@@ -87,18 +87,18 @@ class LossLog:
         over: str = "document",
         columns: tuple[int, int] | None = None,
     ) -> None:
-        """Note the losses of some pieces of a step.
+        """Write the losses of some pieces of a step.
 
         Args:
             step: The step.
             names: Names of the sources, by number.
             keys_K4: Source, position, sub and first token of each piece.
-            sums_K: Sum of the losses of each.
-            labels_K: Labels of each.
-            over: What the reported means went over.
-            columns: Of a cp peer: the first column of its slice, and how many it has.
+            sums_K: Sum of the losses of each piece.
+            labels_K: Number of labels of each piece.
+            over: Scope of the reported means.
+            columns: For a cp peer, the first column of its slice and the number of its columns.
         """
-        # Copied side by side: orjson takes no array with gaps between its values.
+        # Copied to be contiguous, because orjson does not accept arrays with gaps between their values.
         held = dict(zip(_COLUMNS, (np.ascontiguousarray(c) for c in keys_K4.T), strict=True))
         line: dict[str, object] = {"step": step, "at": time.time(), "names": list(names), **held}
         line |= {"loss": sums_K, "labels": labels_K}
@@ -117,15 +117,15 @@ class LossLog:
         *,
         columns: tuple[int, int] | None = None,
     ) -> None:
-        """Note what was said of a source as a whole.
+        """Write a report on a whole source.
 
         Args:
             step: The step.
             name: Name of the source.
             told: Its losses and labels.
-            first: Key of the first piece of it that they are of, ``[4]``: a word that a resume says again has the same,
-                and all others have not. ``None`` where they are of the whole step.
-            columns: Of a cp peer, as for ``add``.
+            first: Key of the first piece in the report, ``[4]``. A report that a resume repeats has the same key, and
+                no other report has it. ``None`` if the report covers the whole step.
+            columns: For a cp peer, as in ``add``.
         """
         key = np.asarray([0, *(_WHOLE_STEP if first is None else first[1:].tolist())])[None]
         sums, labels = np.asarray([told.loss]), np.asarray([told.labels])
@@ -134,18 +134,18 @@ class LossLog:
 
 @dataclass(slots=True)
 class SourceLoss:
-    """What was reported of a source."""
+    """The reported losses of a source."""
 
     loss: float = 0.0
     """Sum over its labels."""
     labels: int = 0
     pairs: int = 0
-    """Preference pairs, where it is of such: their loss is one of a pair, of whatever length."""
+    """Number of preference pairs, if the source has pairs: each pair has one loss, whatever its length."""
     pair_losses: float = 0.0
-    """Sum over them."""
+    """Sum of the losses of the pairs."""
 
     def add(self, loss: float, labels: int, *, is_pair: bool = False) -> None:
-        """Add labels and what was lost on them; what is no number counts in neither."""
+        """Add labels and their loss; a loss that is not finite is ignored together with its labels."""
         if isfinite(loss):
             self.loss += loss
             self.labels += labels
@@ -154,14 +154,14 @@ class SourceLoss:
                 self.pair_losses += loss / labels
 
     def add_sums(self, other: "SourceLoss") -> None:
-        """Add the sums of another."""
+        """Add the sums of another source loss."""
         self.loss, self.labels = self.loss + other.loss, self.labels + other.labels
         self.pairs += other.pairs
         self.pair_losses += other.pair_losses
 
     @property
     def mean(self) -> float | None:
-        """Loss of a label, of pairs that of a pair; ``None`` without one."""
+        """Mean loss of a label, or of a pair if there are pairs; ``None`` without any."""
         if self.pairs:
             return self.pair_losses / self.pairs
         return self.loss / self.labels if self.labels else None
@@ -169,21 +169,21 @@ class SourceLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLosses:
-    """What was reported of a step: of what was told twice, as behind a resume, the later report."""
+    """The reported losses of a step; if something was reported twice, as after a resume, the later report counts."""
 
     pieces: dict[PieceKey, PieceLoss] = field(default_factory=dict)
     sources: dict[str, SourceLoss] = field(default_factory=dict)
-    """Words on sources as a whole, of all ranks."""
+    """Reports on whole sources, summed over all ranks."""
 
     def of_piece(self, key: PieceKey) -> PieceLoss | None:
-        """Return what was reported of a piece, or of its source; ``None`` for nothing."""
+        """Return the report on a piece, otherwise the report on its source; ``None`` if there is neither."""
         if (own := self.pieces.get(key)) is not None:
             return own
         told = self.sources.get(key[0])
         return None if told is None else PieceLoss(told.loss, told.labels, "source")
 
     def by_source(self, pairs: Container[str] = ()) -> dict[str, SourceLoss]:
-        """Return the sums of each source: of its pieces, or what was said of it as a whole where none was told of.
+        """Return the sums of each source: those of its pieces, or the report on the whole source if there are none.
 
         Args:
             pairs: Names of the sources whose pieces are preference pairs.
@@ -200,16 +200,16 @@ class StepLosses:
 
 @system_refusals("the losses of a run")
 def losses_of_step(run_dir: Path, step: int) -> StepLosses:
-    """Return what was reported of a step."""
+    """Return the reported losses of a step."""
     opened = opened_logs(run_dir / "losses")
     return _step_of(((path, line) for path, file in opened for line in file), step)
 
 
 @system_refusals("the losses of a run")
 def latest_losses(run_dir: Path) -> tuple[int, StepLosses] | None:
-    """Return the step that was last reported of, and what was; ``None`` for none.
+    """Return the step of the latest report and the reported losses of that step; ``None`` without reports.
 
-    Only the ends of the files are read, a MiB of each rank: of more reports of one step, the later ones.
+    Only the last MiB of each rank's file is read, so the earlier ones of many reports of one step may be missing.
     """
     tails: list[tuple[Path, list[bytes]]] = []
     latest = (0.0, -1)
@@ -217,28 +217,28 @@ def latest_losses(run_dir: Path) -> tuple[int, StepLosses] | None:
         lines = list(_ending(file))
         tails.append((path, lines))
         if lines:
-            # By the clock, not the highest: a run that went back goes on at an earlier step.
+            # By time, not by step, because a run that went back continues at an earlier step.
             try:
                 last = orjson.loads(lines[-1])
                 latest = max(latest, (float(last["at"]), int(last["step"])))
             except (KeyError, TypeError, ValueError):
-                continue  # told by whoever reads the step
+                continue  # reported where the step is read
     step = latest[1]
     found = _step_of(((path, line) for path, lines in tails for line in lines), step)
     return (step, found) if found else None
 
 
 def _ending(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the whole lines of a file's last MiB."""
+    """Yield the whole lines in the last MiB of a file."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _TAIL_BYTES))
     if size > _TAIL_BYTES:
-        file.readline()  # of which the beginning is not here
+        file.readline()  # its beginning is missing
     yield from (line for line in file if line.endswith(b"\n"))
 
 
 def _step_of(lines: Iterable[tuple[Path, bytes]], step: int) -> StepLosses:
-    # By the part of its labels that a report is of: of one that was made again, the later counts.
+    # Keyed by the part of the labels that a report covers; if a report was repeated, the later one counts.
     found: dict[PieceKey, dict[tuple[int, int], tuple[float, PieceLoss]]] = {}
     words: dict[PieceKey, dict[tuple[int, int], tuple[float, PieceLoss]]] = {}
     begins = b'{"step":%d,' % step
@@ -265,11 +265,11 @@ def _step_of(lines: Iterable[tuple[Path, bytes]], step: int) -> StepLosses:
 
 
 def _joined(parts: dict[tuple[int, int], tuple[float, PieceLoss]]) -> PieceLoss:
-    """Return the sum of what cp peers told of their labels of one piece."""
+    """Return the sum of the losses that cp peers reported for their labels of one piece."""
     if len(parts) == 1:
         (only,) = parts.values()
         return only[1]
-    # Of peers of one size: what a run told with others, before it was resumed, was told anew since.
+    # Only peers with slices of one size: reports in another size, from before a resume, were repeated since.
     (_, columns), (_, newest) = max(parts.items(), key=lambda part: part[1][0])
     told = [loss for (_, others), (_, loss) in sorted(parts.items()) if others == columns]
     return PieceLoss(sum(t.loss for t in told), sum(t.labels for t in told), newest.over)
@@ -279,13 +279,13 @@ def _joined(parts: dict[tuple[int, int], tuple[float, PieceLoss]]) -> PieceLoss:
 def losses_by_source(
     run_dir: Path, first: int, pairs: Container[str] = (), stop: int | None = None
 ) -> tuple[dict[str, SourceLoss], int]:
-    """Return what was reported of each source in the steps from ``first`` on, and the first step of which nothing was.
+    """Return the reported losses of each source from step ``first`` on, and the step after the last reported one.
 
-    Before the step ``stop``, where one is given.
+    Steps from ``stop`` on are left out, if it is given.
 
-    Of the sources ``pairs``, whose pieces are preference pairs, each pair counts once, whatever its length. A line that
-    a resumed run reported again counts again: it is a mean of some thousand documents. A loss that is no number is
-    passed over.
+    For sources in ``pairs``, whose pieces are preference pairs, each pair counts once, whatever its length. A line
+    that a resumed run reported again counts twice, which matters little in a mean of thousands of documents. A loss
+    that is not a finite number is skipped.
     """
     found: dict[str, SourceLoss] = {}
 
@@ -296,10 +296,10 @@ def losses_by_source(
 
 
 class TurnLosses:
-    """What was reported of each source in turns of some steps, summed as it comes: a line is read once."""
+    """The reported losses of each source in turns of some steps, summed incrementally: each line is read once."""
 
     def __init__(self, run_dir: Path, first: int, every: int, pairs: Container[str] = ()) -> None:
-        """Begin with nothing; turns of ``every`` steps are numbered from 0, the first of them begins at ``first``."""
+        """Begin empty; turns of ``every`` steps are numbered from 0, and the first turn begins at step ``first``."""
         self._pairs = pairs
         self._folder, self._first, self._every = run_dir / "losses", first, every
         self._lines = LinesSince(self._folder)
@@ -308,9 +308,9 @@ class TurnLosses:
 
     @system_refusals("the losses of a run")
     def since(self, turn: int) -> dict[int, dict[str, SourceLoss]]:
-        """Return what was reported by now from a turn on, by turns; none without any. Those before it are forgotten.
+        """Return the losses reported so far from a turn on, by turn; turns before it are forgotten.
 
-        As for ``losses_by_source``.
+        Counted as in ``losses_by_source``. Turns without reports are left out.
         """
 
         def take(written: bytes) -> None:
@@ -318,7 +318,7 @@ class TurnLosses:
             of = (line["step"] - self._first) // self._every
             _add_line(self._found.setdefault(of, {}), line, self._pairs)
 
-        if turn < self._since:  # the run went back, to turns that are forgotten
+        if turn < self._since:  # the run went back to forgotten turns
             self._lines, self._found = LinesSince(self._folder), {}
         self._since = turn
         self._lines.take(self._first + turn * self._every, take)
@@ -329,7 +329,7 @@ class TurnLosses:
 def _add_line(found: dict[str, SourceLoss], line: dict[str, Any], pairs: Container[str]) -> None:
     losses_K, labels_K = (np.asarray(line[name], np.float64) for name in ("loss", "labels"))
     sources_K = np.asarray(line["source"], np.int64)
-    # Below 0 numpy would count from the end: the loss would be another source's.
+    # Below 0 numpy would count from the end, and the loss would go to another source.
     if labels_K.min(initial=0) < 0 or sources_K.min(initial=0) < 0:
         raise ValueError(f"labels from {labels_K.min()}, sources from {sources_K.min()}")
     sound_K = np.isfinite(losses_K)
@@ -338,13 +338,13 @@ def _add_line(found: dict[str, SourceLoss], line: dict[str, Any], pairs: Contain
         mine_K = (sources_K == source) & sound_K
         name = str(line["names"][source])
         sums = SourceLoss(float(losses_K[mine_K].sum()), int(labels_K[mine_K].sum()))
-        # A word on the source as a whole is of labels; of its pieces each is a pair.
+        # A report on the whole source covers labels; in a report on pieces each piece is a pair.
         if name in pairs and line.get("over") != "source":
             mine_K &= labels_K > 0
             sums.pairs = int(mine_K.sum())
             sums.pair_losses = float((losses_K[mine_K] / labels_K[mine_K]).sum())
         told.append((name, sums))
-    # Once all of it is read: a line that is damaged further on must not count in part.
+    # Added only after the whole line is read, because a line that is damaged further on must not count in part.
     for name, sums in told:
         found.setdefault(name, SourceLoss()).add_sums(sums)
 
@@ -352,9 +352,9 @@ def _add_line(found: dict[str, SourceLoss], line: dict[str, Any], pairs: Contain
 def _pieces_in(
     written: bytes,
 ) -> tuple[float, tuple[int, int], list[tuple[PieceKey, PieceLoss]]]:
-    """Return when a line was written, the part of labels that it is of, and its pieces.
+    """Return the time of a line, the part of the labels that it covers, and its pieces.
 
-    All of them, or the error of the first that is damaged.
+    Raises the error of the first damaged piece; pieces are never returned in part.
     """
     line = orjson.loads(written)
     names, over = line["names"], line.get("over", "document")
@@ -368,7 +368,7 @@ def _pieces_in(
         [
             (
                 (str(names[int(source)]), int(position), int(sub), int(first)),
-                # JSON has no nan: orjson writes null for it.
+                # JSON has no nan, so orjson writes null for it.
                 PieceLoss(nan if loss is None else float(loss), int(labels), over),
             )
             for source, position, sub, first, loss, labels in found

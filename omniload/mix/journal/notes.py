@@ -1,4 +1,4 @@
-"""What a rank notes in the folder of its run: figures of its loop, each kind in a file of its own."""
+"""The notes of a rank in the folder of its run: figures of its loop, with a file for each kind."""
 
 from pathlib import Path
 
@@ -13,10 +13,10 @@ __all__ = ["RunNotes"]
 
 
 class RunNotes:
-    """What a rank notes in the folder of its run: figures of its loop."""
+    """The notes of a rank in the folder of its run: figures of its loop."""
 
     def __init__(self, run_dir: Path, rank: int, *, leads: bool = True) -> None:
-        """Note in ``run_dir``; ``leads`` where ``rank`` speaks for those that have the same batches."""
+        """Write to ``run_dir``; ``leads`` if ``rank`` reports for all ranks that have the same batches."""
         self.run_dir, self.leads = run_dir, leads
         self.losses, self.rewards = LossLog(run_dir, rank), RewardLog(run_dir, rank)
         self.times = TimeLog(run_dir, rank)
@@ -30,15 +30,15 @@ class RunNotes:
         first: NDArray[np.int64] | None,
         columns: tuple[int, int] | None,
     ) -> None:
-        """Note the means of a source, its loss and its reward, each where it is given.
+        """Write the mean loss and the mean reward of a source, if they are given.
 
         Args:
             step: The step.
             source: Name of the source.
-            means: As ``means_of_source`` has them.
-            labels: Labels that they go over.
-            first: As for ``LossLog.add_source``.
-            columns: As for ``LossLog.add``.
+            means: Loss and reward, as in ``means_of_source``.
+            labels: Number of labels that the means cover.
+            first: As in ``LossLog.add_source``.
+            columns: As in ``LossLog.add``.
         """
         loss, reward = means
         if loss is not None:

@@ -1,14 +1,14 @@
-"""A journal on a store: segments, and the claim of the planner that adds to them.
+"""A journal on a store: segments, and the claim of the planner that appends to them.
 
 ::
 
-    FOLDER/claims/00000002-9f31c2aa             who goes on with the journal: the greatest one
+    FOLDER/claims/00000002-9f31c2aa             who continues the journal: the greatest claim
     FOLDER/lines/START-STOP-00000002-9f31c2aa   its bytes, see ``segments``
 
-A claim is written before the journal is read, and looked for after each segment was. So either the next
-planner finds a segment, or the one that wrote it finds the claim and hands its steps to nobody. That takes
-nothing of a store but that a listing shows what was put before, as S3, GCS, Azure and HDFS promise: no conditional
-put, no lock that outlives its holder.
+A planner writes its claim before it reads the journal, and looks for newer claims after each segment that it writes.
+So either the next planner finds the segment, or the writer of the segment finds the claim and hands out none of its
+steps. The store must only show in a listing what was put before, as S3, GCS, Azure and HDFS promise. Neither a
+conditional put nor a lock that outlives its holder is needed.
 """
 
 import io
@@ -50,7 +50,7 @@ _CLAIMS, _LINES = "claims", "lines"
 _BUFFER = 1 << 20
 _SMALL = 1 << 20
 _LOOKS = 8
-"""Times that a reader lists segments anew, as others merge those that it was to read."""
+"""Number of listings that a reader tries while others merge the segments that it was about to read."""
 _LARGEST_CLAIM = 4096
 _LEAVE_S = 5.0
 
@@ -59,17 +59,17 @@ class ObjectStorage(JournalStorage):
     """A journal in a folder of a store.
 
     Args:
-        store: The folder; its calls have a limit each, and are repeated in an outage.
-        folder: The same on this machine; ``None`` for a store of another.
+        store: The folder; each of its calls has a time limit and is repeated in an outage.
+        folder: Path of the same folder on this machine; ``None`` if the store is not on this machine.
     """
 
     keeps_all = True
 
     def __init__(self, store: Store, folder: Path | None = None) -> None:
         self.store = store
-        """The folder."""
+        """The folder on the store."""
         self.folder = folder
-        """The same on this machine, if it is there."""
+        """Path of the same folder on this machine, if it is there."""
         self._life: Life | None = None
         self._end = 0
         self._broken = False
@@ -84,13 +84,13 @@ class ObjectStorage(JournalStorage):
     @override
     def claim(self) -> None:
         with asking(self, self.folder, "claimed"):
-            # Segments tell of lives as well, whose claims were tidied away.
+            # Segments also show lives, even if their claims were removed.
             lives = [*self._claims(), *(segment.life for segment, _ in self._segments())]
             last = max(lives, default=Life(0, ""))
             self._claim_behind(last, secrets.token_hex(4))
 
     def _claim_behind(self, last: Life, token: str) -> None:
-        # A name has eight digits: the next number would be read as no life at all.
+        # A name has eight digits, so the next number would not be read as a life.
         if last.number >= LAST_LIFE:
             raise StateError(
                 f"{self}: {self._holder(last)} has the last number that a planner can have, which none of ours "
@@ -103,7 +103,8 @@ class ObjectStorage(JournalStorage):
             "pid": getpid(),
             "at": time.time(),
         }
-        # Two may claim at once, of one number: the greater token goes on, the other hears of it behind this.
+        # If two planners claim the same number at once, the greater token wins, and the other finds out in the next
+        # check.
         claim, said = f"{_CLAIMS}/{self._life}", orjson.dumps(says)
         self.in_room(lambda: self.store.publish(claim, said), self.folder)
         self.require_claim()
@@ -119,7 +120,7 @@ class ObjectStorage(JournalStorage):
             reader = _Reader(self)
         if not reader.size_bytes:
             raise FileNotFoundError(f"{self}: no segment")
-        # A journal is read by lines, and a store is asked for a megabyte at once.
+        # A journal is read in lines, but the store is asked for a megabyte at a time.
         return io.BufferedReader(reader, _BUFFER)
 
     @override
@@ -130,7 +131,7 @@ class ObjectStorage(JournalStorage):
 
     @override
     def go_on(self, kept_bytes: int, end: bytes = b"") -> None:
-        # What earlier lives left in small objects at the end becomes one.
+        # Small objects of earlier lives at the end are merged into one.
         with asking(self, self.folder, "written"):
             known = kept_bytes - max(1, len(end))
             start = known
@@ -147,18 +148,19 @@ class ObjectStorage(JournalStorage):
                     f"{self}: gave {len(content)} bytes from {start} on where {known - start} were a moment "
                     "ago: something else writes there; resume from a checkpoint"
                 )
-            # Of one byte at least: the first segment of a life voids what others put from there on.
+            # At least one byte, because the first segment of a life voids what others put from there on.
             self.in_room(lambda: self._put(start, content + (end or b"\n")), self.folder)
         self._tidy()
 
     @override
     def cut(self, kept_bytes: int) -> None:
-        # Segments of one life say the same of a byte, so what follows is of another life, which voids the rest.
+        # Segments of one life must agree on every byte. Therefore what follows belongs to a new life, which voids the
+        # rest.
         self.require_claim()
         assert self._life is not None, "claimed"
         self._merging = Merging()
         with asking(self, self.folder, "claimed"):
-            # The least token: of a planner that claims it at the same time, that one goes on.
+            # The least token: if another planner claims this number at the same time, that planner wins.
             self._claim_behind(self._life, "0" * 8)
         self.go_on(kept_bytes)
 
@@ -168,10 +170,10 @@ class ObjectStorage(JournalStorage):
             raise UnavailableError(
                 f"{self}: the last record was not written; open the journal again"
             )
-        # Whether a put that fails arrived is not known: nothing may be said to lie behind it.
+        # It is unknown whether a failed put arrived, so nothing may be appended after it.
         self._broken = True
         with asking(self, self.folder, "written"):
-            # The same bytes under the same name: what arrived is put over itself.
+            # The same bytes under the same name: a put that did arrive is overwritten with the same content.
             end = self._end
             self.in_room(lambda: self._put(end, content), self.folder)
         self._broken = False
@@ -185,21 +187,21 @@ class ObjectStorage(JournalStorage):
 
     @override
     def move_aside(self) -> str:
-        """Give it the first number that is free; of two that begin alike the longer holds both, and is kept alone."""
+        """Give it the first free number; if one journal is the beginning of another, only the longer one is kept."""
         with asking(self, self.folder, "moved"):
-            # The claims stay where they are: who adds to the journal is settled, and begins it anew.
+            # The claims stay where they are: the appending planner is settled, and begins the journal anew.
             name = moved_aside(self.store, _LINES)
         return f"{self}/{name}"
 
     @override
     def close(self) -> None:
         if self._tidied is not None and self._tidying is not None:
-            wait([self._tidied], _LEAVE_S)  # the last one of them
+            wait([self._tidied], _LEAVE_S)  # for the last task
             self._tidying.close(0)
             self._tidying = None
 
     def extents(self) -> list[Extent]:
-        """Return where each byte lies now.
+        """Return the place of each byte at present.
 
         Raises:
             IntegrityError: An object is missing.
@@ -207,10 +209,10 @@ class ObjectStorage(JournalStorage):
         return self._found()[0]
 
     def _found(self) -> tuple[list[Extent], list[Segment]]:
-        """Return where each byte lies, and all segments, of one listing.
+        """Return the place of each byte, and all segments, from one listing.
 
-        A listing is no picture of one moment: of what is put or merged meanwhile it may show the later part alone. What
-        is missing in two listings is missing.
+        A listing is not a picture of one moment. If segments are put or merged meanwhile, it may show only the later
+        ones. An object that is missing in two listings is really missing.
         """
         missing = ""
         for _ in range(_LOOKS):
@@ -253,10 +255,10 @@ class ObjectStorage(JournalStorage):
             )
 
     def _holder(self, life: Life) -> str:
-        """Describe the planner of a claim; what it says is shown, and nothing hangs on it."""
+        """Describe the planner of a claim; its text is only shown, and decides nothing."""
         try:
             path = f"{_CLAIMS}/{life}"
-            # Whatever lies there: no more of it is read than a claim of ours has.
+            # The file may hold anything, so no more is read than the size of a valid claim.
             size = self.store.stat(path).size_bytes
             says = orjson.loads(self.store.read(path, 0, min(size, _LARGEST_CLAIM)))
         except (OSError, OmniloadError, ValueError):
@@ -284,13 +286,13 @@ class ObjectStorage(JournalStorage):
             return ()
 
     def _replace(self, merged: Segment, content: bytes, small: Sequence[Segment]) -> None:
-        # Put before any is removed: in between the bytes lie twice, which readers know.
+        # Written before any is removed: in between, the bytes exist twice, which readers can handle.
         self.store.publish(f"{_LINES}/{merged.name}", content)
         for segment in small:
             self._remove(f"{_LINES}/{segment.name}")
 
     def _tidy(self) -> None:
-        """Remove what is void from now on, and claims of before."""
+        """Remove segments that are void from now on, and earlier claims."""
         self._later(self._remove_void)
 
     def _remove_void(self) -> None:
@@ -298,7 +300,7 @@ class ObjectStorage(JournalStorage):
         extents, found = self._found()
         needed = {extent.segment for extent in extents}
         for segment in found:
-            # Of earlier lives alone: what a later one has put may be more than this listing shows.
+            # Only of earlier lives, because a later life may have put more than this listing shows.
             if segment not in needed and segment.life < self._life:
                 self._remove(f"{_LINES}/{segment.name}")
         for life in self._claims():
@@ -306,14 +308,14 @@ class ObjectStorage(JournalStorage):
                 self._remove(f"{_CLAIMS}/{life}")
 
     def _remove(self, path: str) -> None:
-        # Another planner that tidies may have been first.
+        # Another planner may have removed it first.
         with suppress(FileNotFoundError):
             self.store.remove(path)
 
     def _later(self, call: Callable[[], None]) -> None:
-        """Have a thread do what nobody waits for; what fails leaves objects that are read as well."""
+        """Run work in a thread that need not be waited for; on failure, the small objects stay readable."""
         if self._tidying is None:
-            # One thread, so in order: a merge of merges that overtook them would remove what is only then written.
+            # One thread keeps the order: a merge of merged segments must not overtake the merges that write them.
             self._tidying = DaemonPool(1, "omniload-journal")
 
         def quietly() -> None:
@@ -326,7 +328,7 @@ class ObjectStorage(JournalStorage):
 
 
 class _Reader(io.RawIOBase):
-    """The bytes of all segments, one after the other."""
+    """The bytes of all segments, one after another."""
 
     def __init__(self, storage: ObjectStorage) -> None:
         self._storage = storage

@@ -1,4 +1,4 @@
-"""Which journal is a run's: the file in its folder, or a folder of a store that the mix names."""
+"""The place of a run's journal: the file in its folder, or a folder of a store that the mix names."""
 
 import os
 import re
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 __all__ = ["JOURNAL_NAME", "journal_at", "journal_of", "require_store"]
 
 JOURNAL_NAME = "journal.jsonl"
-"""File of a run's journal in its folder."""
+"""Name of the journal's file in the run's folder."""
 _PLAIN = re.compile(r"[\w.=+-]{1,200}")
 _BUCKETS = frozenset({"s3", "gs", "gcs"})
 _LOOK_S = 10.0
-"""Longest that a check waits for a store."""
+"""Longest time that a check waits for a store."""
 
 
 def journal_at(run_dir: Path, url: str) -> Path | JournalStorage:
-    """Return where the journal of a run lies: in its folder, or on a store in ``URL/NAME OF THE FOLDER``.
+    """Return the place of a run's journal: in its folder, or on a store in ``URL/NAME OF THE FOLDER``.
 
     Args:
         run_dir: Folder of the run.
-        url: ``runtime.journal`` of its mix; empty for none.
+        url: ``runtime.journal`` of its mix; may be empty.
 
     Raises:
-        ConfigError: The store cannot be opened, or the folder's name is none for a store.
+        ConfigError: The store cannot be opened, or the name of the folder is not valid on a store.
         UnavailableError: The store does not answer.
     """
     if not url:
@@ -43,7 +43,7 @@ def journal_at(run_dir: Path, url: str) -> Path | JournalStorage:
             f"run_dir {str(run_dir)!r} has the name {name!r:.80}, which no store takes for a journal; "
             "rename the folder: letters, digits, '-', '_', '.', '+' and '=' alone"
         )
-    # Imported here: a run whose journal is a file needs no client of a store.
+    # Imported here, because a run whose journal is a file needs no client of a store.
     from fusefs.stores.local.store import LocalStore  # noqa: PLC0415
     from fusefs.stores.retry import RetryingStore  # noqa: PLC0415
     from fusefs.stores.url import (  # noqa: PLC0415
@@ -59,7 +59,7 @@ def journal_at(run_dir: Path, url: str) -> Path | JournalStorage:
         Path(above, name).mkdir(parents=True, exist_ok=True)
         place = Path(above, name).absolute().as_uri()
     else:
-        # Runs of one mix file have a folder each: it is the run's name that keeps their claims apart.
+        # Runs of one mix file each have a folder on the store: the name of the run keeps their claims apart.
         place = parts._replace(path=f"{parts.path.rstrip('/')}/{name}").geturl()
     store = open_store(place, give_up_after_s=GIVE_UP_S)
     if isinstance(store, LocalStore) and above is not None:
@@ -75,11 +75,11 @@ def journal_at(run_dir: Path, url: str) -> Path | JournalStorage:
 
 
 def require_store(url: str) -> None:
-    """Refuse ``runtime.journal`` where nothing can open it; nothing is written.
+    """Refuse a ``runtime.journal`` that cannot be opened; nothing is written.
 
     Raises:
-        ConfigError: There is no such store, or no such bucket.
-        UnavailableError: It does not answer within some seconds.
+        ConfigError: There is no such store or bucket.
+        UnavailableError: The store does not answer within some seconds.
     """
     from fusefs.stores.url import (  # noqa: PLC0415 -- as above
         check_root,
@@ -93,7 +93,7 @@ def require_store(url: str) -> None:
         _require_folder(Path(above))
         return
     in_bucket = parts.scheme in _BUCKETS
-    # Folders below are made as a run begins; the bucket is not.
+    # Folders in a bucket are created when a run begins, but the bucket is not.
     store = open_store(
         parts._replace(path="").geturl() if in_bucket else url, give_up_after_s=_LOOK_S
     )
@@ -105,8 +105,8 @@ def require_store(url: str) -> None:
 
 
 def _require_folder(folder: Path) -> None:
-    """Refuse a folder that can neither be written nor be made."""
-    # A link that leads nowhere is there as well: no folder can be made in its place.
+    """Refuse a folder that can neither be written nor be created."""
+    # ``lexists``, because no folder can be created in the place of a dangling link.
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(
@@ -116,7 +116,7 @@ def _require_folder(folder: Path) -> None:
 
 
 def _require_folder_itself(store: "LocalStore", above: Path, name: str) -> None:
-    """Refuse a folder of a run that is a link: the URL alone is the user's word, below it anyone may write."""
+    """Refuse a run's folder that is a link: only the URL comes from the user, and anyone may write below it."""
     if store.location != (above.resolve() / name).as_uri():
         store.close()
         raise ConfigError(
@@ -126,18 +126,18 @@ def _require_folder_itself(store: "LocalStore", above: Path, name: str) -> None:
 
 
 def journal_of(run_dir: Path) -> Path | JournalStorage:
-    """Return where the journal of a run lies, as its last start was told; a look makes no folder.
+    """Return the place of a run's journal, as given to its last start; no folder is created.
 
     Raises:
-        StateError: The folder is none of a run, its record is damaged, or a journal on a local store is gone.
-        ConfigError: As for ``journal_at``, or its mix is read no longer.
+        StateError: The folder is not that of a run, its record is damaged, or a journal on a local store is gone.
+        ConfigError: As for ``journal_at``, or this release can no longer read the mix.
         UnavailableError: As for ``journal_at``.
     """
     from fusefs.stores.url import local_path  # noqa: PLC0415 -- as above
 
     url = read_run_record(run_dir).last.mix().runtime.journal
     above = local_path(url) if url else None
-    # Made in the place of a mount that is away, a folder would hide that.
+    # Creating the folder would hide that a mount is missing there.
     if above is not None and not (place := Path(above, run_dir.resolve().name)).is_dir():
         raise not_stored(place)
     return journal_at(run_dir, url)

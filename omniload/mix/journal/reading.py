@@ -1,4 +1,4 @@
-"""What a journal says: its base and records, the state before any step, and what its last writer had come to."""
+"""The content of a journal: its base and records, the state before any step, and the progress of its last writer."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ Entering: TypeAlias = Callable[[MixState, int], MixState]
 
 
 def _as_it_is(state: MixState, revision: int) -> MixState:
-    """Leave a state to its record: no edit of the run does more than change weights and add sources."""
+    """Return a state unchanged, for runs whose edits only change weights and add sources."""
     del revision
     return state
 
@@ -44,21 +44,21 @@ class Tail:
 
     since: Since
     lines: Sequence[JournalLine]
-    """The base, and all that follows."""
+    """The line of the base, and all later lines."""
 
     @property
     def base(self) -> JsonObject:
-        """The state that the end begins with."""
+        """The state at the beginning of this part."""
         return base_of(self.lines[0])[0]
 
     @property
     def first_step(self) -> int:
-        """The step that its base stands before."""
+        """The step after the state of its base."""
         return base_of(self.lines[0])[1]
 
     @property
     def next_step(self) -> int:
-        """The step behind the last record."""
+        """The step after the last record."""
         return self.first_step + len(self._steps())
 
     @property
@@ -66,14 +66,14 @@ class Tail:
         """The records of steps.
 
         Raises:
-            StateError: One of them is none.
-            IntegrityError: A line is no object.
+            StateError: One of the lines is not a record.
+            IntegrityError: A line is not an object.
         """
         return [_record_in(line) for line in self._steps()]
 
     @property
     def world(self) -> JsonObject | None:
-        """The ranks that were noted last; ``None`` where there are those that the plane was opened for."""
+        """The ranks that were noted last; ``None`` if they are those that the plane was opened for."""
         noted = [line.parsed() for line in self.lines[1:] if line.is_world]
         return noted[-1] if noted else None
 
@@ -84,7 +84,7 @@ class Tail:
                 yield number, line.text
 
     def bytes_from(self, step: int) -> bytes:
-        """Return the lines from the record of a step on; none where it is not recorded."""
+        """Return the lines from the record of a step on; empty if the step is not recorded."""
         due, found = self.first_step, list[bytes]()
         for line in self.lines[1:]:
             if due >= step and (found or not line.is_note):
@@ -98,31 +98,31 @@ class Tail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """Which steps a journal holds, and what all of them sum up to."""
+    """The steps of a journal, and the sum of their bad records."""
 
     first_step: int
-    """The step that its first base stands before."""
+    """The step after the state of its first base."""
     next_step: int
-    """The step behind the last record."""
+    """The step after the last record."""
     skipped: Mapping[str, int]
-    """Records that could not be decoded, by source; those of none are left out."""
+    """Number of records that could not be decoded, by source; sources without any are left out."""
 
 
 def read_journal(
     path: Path | JournalStorage, step: int | None = None
 ) -> tuple[JsonObject, list[JsonObject]]:
-    """Return a base state of a journal and the records behind it.
+    """Return a base state of a journal and the records after it.
 
-    A journal of a million steps is read to any of them in the memory of those behind one base.
+    Memory holds only the records after one base, even if the journal has a million steps.
 
     Args:
         path: The file, or the folder of a store.
-        step: Records end with that of this step, where it is there, and the base is the last one that leads to it;
-            without it there are all records, behind the first base.
+        step: Last step to return, if it is recorded; the base is then the last one that leads to this step. Without
+            it, all records after the first base are returned.
 
     Raises:
-        StateError: There is no journal, or it has another version, or it starts after ``step`` or ends before it.
-        IntegrityError: A line is damaged, or missing, or where it does not belong, up to that step.
+        StateError: There is no journal, it has another version, or it starts after ``step`` or ends before it.
+        IntegrityError: A line up to that step is damaged, missing or misplaced.
     """
     lines = sound_lines(path)
     first = base = next(lines)
@@ -143,7 +143,7 @@ def read_journal(
 
 
 def read_base(path: Path | JournalStorage) -> JsonObject:
-    """Return the state that a journal begins with; what is behind it is not read.
+    """Return the state at the beginning of a journal; what follows is not read.
 
     Raises:
         StateError: There is no journal, or it has another version.
@@ -153,7 +153,7 @@ def read_base(path: Path | JournalStorage) -> JsonObject:
 
 
 def read_extent(path: Path | JournalStorage) -> Extent:
-    """Go through a whole journal, one record in memory at a time.
+    """Read a whole journal, with one record in memory at a time.
 
     Raises:
         StateError: As for ``read_journal``.
@@ -165,7 +165,7 @@ def read_extent(path: Path | JournalStorage) -> Extent:
     for line in lines:
         if not line.is_note:
             count += 1
-            # By its bytes: next to no record has any, and a parsed one takes twenty times as long.
+            # Searched in the bytes: almost no record has bad records, and parsing would take twenty times as long.
             if _BAD in line.text:
                 skipped.update(bad_in(_record_in(line)))
     return Extent(first_step=first, next_step=first + count, skipped=skipped)
@@ -186,7 +186,7 @@ def read_digests(path: Path | JournalStorage) -> Iterator[tuple[int, str]]:
 
 
 def read_worlds(path: Path | JournalStorage) -> list[JsonObject]:
-    """Return the ranks that are noted in a journal, in order; of several that begin at a step the last one holds.
+    """Return the ranks that are noted in a journal, in order; of several notes of one step, the last one applies.
 
     Raises:
         StateError: As for ``read_journal``.
@@ -196,7 +196,7 @@ def read_worlds(path: Path | JournalStorage) -> list[JsonObject]:
 
 
 def _record_in(line: JournalLine) -> JsonObject:
-    """Return the record of a step; of its values no more than the types is checked here."""
+    """Return the record of a step; only the types of its values are checked here."""
     match line.parsed():
         case {
             "step": int(),
@@ -223,7 +223,7 @@ def _states_after(
     state = base
     yield state
     for record in records:
-        # Of the record's own revision: it was drawn under the edits that were known then.
+        # Under the record's own revision, because it was drawn under the edits that were known then.
         begun = entering(state, record.revision)
         state = record.applied_to(begun, weights_by_state(begun))
         yield state
@@ -236,14 +236,14 @@ def state_before(
     weights_by_state: Callable[[MixState], Sequence[int]],
     entering: Entering = _as_it_is,
 ) -> MixState:
-    """Fold records into ``base`` until ``step`` is next.
+    """Apply records to ``base`` until ``step`` is next.
 
     Args:
-        step: Step that the state stands before.
-        base: State that the journal begins with.
+        step: Step that follows the state.
+        base: State at the beginning of the journal.
         records: Its records.
-        weights_by_state: Integer weights of the step that a state stands before.
-        entering: What edits make of a state as a step of another revision begins.
+        weights_by_state: Returns the integer weights of the step after a state.
+        entering: Returns a state as changed by edits when a step of another revision begins.
 
     Raises:
         StateError: The journal does not reach ``step``, or starts after it.
@@ -262,15 +262,15 @@ def _outside(step: int, begun: int, due: int) -> StateError:
 
 
 def read_tail(path: Path | JournalStorage, ahead: int) -> Tail:
-    """Return the end of a journal, with the base of a step that is ``ahead`` or more before the next one.
+    """Return the end of a journal, from a base that is at least ``ahead`` steps before the next step.
 
-    Where the journal begins later, it is all of it. What lies before is not read.
+    The whole journal is returned if it begins later. Earlier lines are not read.
 
     Raises:
         StateError: There is no journal, or it has another version.
-        IntegrityError: A line is damaged, or missing, or where it does not belong.
+        IntegrityError: A line is damaged, missing or misplaced.
     """
-    # The last base is mostly far enough back; where it is, no step is gone through twice.
+    # The last base is usually early enough, and then no step is read twice.
     tail = _tail_from(path, at_most=COUNT_LIMIT)
     wanted = tail.next_step - ahead
     return (
@@ -290,10 +290,10 @@ def states_in(
     weights_by_state: Callable[[MixState], Sequence[int]],
     entering: Entering = _as_it_is,
 ) -> list[MixState]:
-    """Return the state that a journal's end begins with, which is ``base``, and that after each of its steps.
+    """Return the state at the beginning of a journal's end, which is ``base``, and the state after each of its steps.
 
     Raises:
-        StateError: The journal is of another mix or other data, or damaged.
+        StateError: The journal belongs to another mix or other data, or is damaged.
     """
     records = (StepRecord.from_json(stored, names) for stored in tail.records)
     return list(_states_after(base, records, weights_by_state, entering))

@@ -1,4 +1,4 @@
-"""The record of a step: what it changed, and how it folds into the state before it."""
+"""The record of a step: what the step changed, and how the record is applied to the state before it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,25 +15,25 @@ __all__ = ["StepRecord", "bad_in"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """What one step changed."""
+    """The changes of one step."""
 
     step: int
     """The step."""
     revision: int
-    """Revision of the mix it was drawn under."""
+    """Revision of the mix under which it was drawn."""
     digest: str
     """``StepPlan.membership_digest`` of its plan."""
     after: str
     """``MixState.digest`` of the state after it."""
     drawn: Mapping[int, tuple[Cursor, int]]
-    """For each source drawn from: its cursor afterwards, and what was drawn, in the unit of the weights."""
+    """For each source drawn from: its cursor afterwards, and the amount drawn, in the unit of the weights."""
     carried: PieceTable
     """All pieces carried to the next step."""
     bad: Mapping[int, int] = field(default_factory=dict)
-    """Records that could not be decoded, between the cursor of each source before the step and that behind it; those of
-    none are left out."""
+    """Number of records that could not be decoded, between the cursors of each source before and after the step;
+    sources without any are left out."""
     bad_after: Mapping[int, int] = field(default_factory=dict)
-    """``MixState.bad_S`` after it, of the sources where that is another than before."""
+    """``MixState.bad_S`` after the step, for the sources where it changed."""
 
     @classmethod
     def between(
@@ -62,11 +62,11 @@ class StepRecord:
         )
 
     def applied_to(self, state: MixState, weights_S: Sequence[int]) -> MixState:
-        """Return the state after this step; ``weights_S`` are the integer weights at it.
+        """Return the state after this step; ``weights_S`` are the integer weights of the step.
 
         Raises:
-            StateError: The record belongs to another step than ``state`` stands before, is of a source that the
-                mix of its step has not, or leads to another state than it did when it was written.
+            StateError: The record is not that of the next step, names a source that the mix of its step does not have,
+                or leads to another state than when it was written.
         """
         if self.step != state.step:
             raise StateError(
@@ -74,7 +74,7 @@ class StepRecord:
             )
         state = state.widened(len(weights_S))  # sources that an edit added at this step
         changes_S = [(cursor, 0) for cursor in state.cursors_S]
-        # Names are those of all edits: a record may speak of a source that a later one adds.
+        # The names are those of all edits, so a record may name a source that only a later edit adds.
         last = max((*self.drawn, *self.bad_after, int(self.carried.sources_P.max(initial=0))))
         if last >= len(changes_S):
             raise StateError(
@@ -94,7 +94,7 @@ class StepRecord:
             .with_bad(self.bad_after)
         )
         try:
-            # Whoever makes a line anew makes its checksum too: amounts may sum to more than 64 bits hold.
+            # A forged line may have a valid checksum, and its amounts may sum to more than 64 bits can hold.
             found = after.digest()
         except OverflowError as error:
             raise StateError(
@@ -116,7 +116,7 @@ class StepRecord:
             "after": self.after,
             "drawn": {names[s]: [*cursor, served] for s, (cursor, served) in self.drawn.items()},
             "carried": self.carried.to_json(names),
-            # Where there are none the line is that of releases that did not count them.
+            # Without bad records, the line is the same as in releases that did not count them.
             **({"bad": {names[s]: count for s, count in self.bad.items()}} if self.bad else {}),
             **(
                 {"bad_after": {names[s]: count for s, count in self.bad_after.items()}}
@@ -127,7 +127,7 @@ class StepRecord:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Json], names: Sequence[str]) -> Self:
-        """Read what ``to_json`` wrote.
+        """Read the output of ``to_json``.
 
         Raises:
             StateError: The record names a source that is not in ``names``, or is damaged.
@@ -157,12 +157,12 @@ class StepRecord:
 
 
 def bad_in(record: Mapping[str, Json], key: str = "bad") -> dict[str, int]:
-    """Return the bad records that a step went past, by source; those of none are left out.
+    """Return the number of bad records that a step passed, by source; sources without any are left out.
 
-    With ``bad_after`` as ``StepRecord`` has it.
+    With the key ``bad_after``, return the field of this name of ``StepRecord``.
 
     Raises:
-        AttributeError: It does not say so as we write it; or ``TypeError``, or ``ValueError``.
+        AttributeError: The value is not in the expected form; likewise ``TypeError`` and ``ValueError``.
     """
     bad: Mapping[str, Json] = record.get(key, {})  # type: ignore[assignment]
     return {name: whole_number(count, below=COUNT_LIMIT) for name, count in bad.items()}

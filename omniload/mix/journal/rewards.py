@@ -1,13 +1,13 @@
-"""Rewards of sources as a trainer reported them: ``rewards/rank-R.jsonl`` in the run's folder, of bounded size.
+"""Rewards of sources as reported by a trainer: ``rewards/rank-R.jsonl`` in the run's folder, of bounded size.
 
-A line for each report, columns by source::
+One line for each report, with columns by source::
 
     {"step": 12, "names": ["code", "web"], "groups": [8, 8], "kept": [5, 0], "answers": [64, 64], "right": [20, 64]}
 
-A word on a source as a whole has no groups, and ``"reward": [409.6], "labels": [512]`` beside them: a mean times the
-labels that it goes over.
+A report on a whole source has no groups, and additionally ``"reward": [409.6], "labels": [512]``: a mean times the
+number of labels that it covers, and that number.
 
-They are figures, not state: nothing is resumed from them, and a line that cannot be read is passed over with a
+The rewards are figures, not state: nothing is resumed from them, and a line that cannot be read is skipped with a
 warning.
 """
 
@@ -29,28 +29,28 @@ _LIMIT = 1 << 48
 
 @dataclass(slots=True)
 class SourceRewards:
-    """What was reported of a source."""
+    """The reported rewards of a source."""
 
     groups: int = 0
-    """Prompts with their answers."""
+    """Number of prompts with their answers."""
     kept: int = 0
-    """Those of them whose rewards differ."""
+    """Number of those prompts whose answers have different rewards."""
     answers: int = 0
     right: int = 0
     reward: float = 0.0
-    """Sum of what the loop said of the source as a whole, each mean times its labels."""
+    """Sum of the reports on the source as a whole, each mean times its labels."""
     labels: int = 0
-    """Labels that those means go over."""
+    """Number of labels that those means cover."""
 
 
 class RewardLog:
-    """Takes the rewards that one rank reports. A disk that is full costs the figures, never the run."""
+    """Writes the rewards that one rank reports. A full disk costs the figures, never the run."""
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         self._log = BoundedLog(run_dir / "rewards" / f"rank-{rank}.jsonl", "rewards of sources")
 
     def add(self, step: int, found: Mapping[str, SourceRewards]) -> None:
-        """Note what the groups of a step showed of each source."""
+        """Write the results of the groups of a step for each source."""
         columns = {name: [getattr(each, name) for each in found.values()] for name in _COLUMNS}
         line: dict[str, object] = {"step": step, "names": list(found), **columns}
         if any(each.labels for each in found.values()):
@@ -63,11 +63,11 @@ class RewardLog:
 def rewards_by_source(
     run_dir: Path, first: int, stop: int | None = None
 ) -> tuple[dict[str, SourceRewards], int]:
-    """Return what was reported of each source in the steps from ``first`` on, and the first step of which nothing was.
+    """Return the reported rewards of each source from step ``first`` on, and the step after the last reported one.
 
-    Before the step ``stop``, where one is given.
+    Steps from ``stop`` on are left out, if it is given.
 
-    A line that a resumed run reported again counts again: it is a share of some hundred groups.
+    A line that a resumed run reported again counts twice, which matters little in a share of hundreds of groups.
     """
     found: dict[str, SourceRewards] = {}
     return found, take_from(run_dir / "rewards", first, lambda line: _add_line(found, line), stop)
@@ -75,9 +75,9 @@ def rewards_by_source(
 
 @system_refusals("the rewards of a run")
 def rewards_by_turn(run_dir: Path, first: int, every: int) -> dict[int, dict[str, SourceRewards]]:
-    """Return what was reported of each source, by ``every`` steps from ``first`` on, numbered from 0; none without any.
+    """Return the reported rewards of each source in turns of ``every`` steps from ``first`` on, numbered from 0.
 
-    As for ``rewards_by_source``.
+    Counted as in ``rewards_by_source``. Turns without reports are left out.
     """
     found: dict[int, dict[str, SourceRewards]] = {}
 
@@ -96,7 +96,7 @@ def _add_line(found: dict[str, SourceRewards], line: bytes) -> None:
 
 
 def _told_in(line: bytes) -> dict[str, tuple[float, ...]]:
-    """Return the columns of each source in a line: all of them, or the error of the first that is damaged."""
+    """Return the columns of each source in a line, all of them or the error of the first damaged one."""
     held = orjson.loads(line)
     none = [0] * len(held["names"])
     columns = [held[column] for column in _COLUMNS]

@@ -14,16 +14,16 @@ __all__ = ["GIVE_UP_S", "WAITS_S", "Room"]
 
 _LOG = get_logger(__name__)
 GIVE_UP_S = 60.0
-"""Longest that a planner waits for a store that does not answer, or for room; ranks have batches ahead meanwhile."""
+"""Longest time that a planner waits for a silent store or for room; ranks meanwhile have batches prefetched."""
 WAITS_S = tuple(backoff_s(first_s=0.1, longest_s=3.0, attempts=30))
-"""Seconds between attempts, for either."""
+"""Seconds between attempts, for both kinds of waiting."""
 
 
 class Room:
-    """Writes what a run must not lose, and waits where there is no room for it.
+    """Writes data that a run must not lose, and waits if there is no room for it.
 
     Args:
-        pause: Waits so many seconds, and tells whether nobody waits any more; by default until ``wait_no_more``.
+        pause: Waits for a number of seconds, and returns whether to give up; by default, waits until ``wait_no_more``.
         now_s: Seconds of a clock.
     """
 
@@ -35,22 +35,23 @@ class Room:
         self._ended = threading.Event()
         self._pause, self._now_s = pause or self._ended.wait, now_s
         self.says: Callable[[str], None] = lambda _: None
-        """Is told what is waited for: words that follow the name of whoever waits; none once it is there."""
+        """Receives what is being waited for, as words that follow the name of the waiting role; empty after the
+        wait."""
 
     def wait_no_more(self) -> None:
-        """Have whoever waits give up, and nobody wait any more: what writes is being closed."""
+        """Make current and later waits give up, because the writer is being closed."""
         self._ended.set()
 
     def write(self, attempt: Callable[[], object], where: object, folder: Path | None) -> None:
-        """Call ``attempt`` until there is room for what it writes, for up to ``GIVE_UP_S`` in which this process runs.
+        """Call ``attempt`` until there is room for what it writes, for up to ``GIVE_UP_S`` of this process's run time.
 
         Args:
-            attempt: Writes all of it, or leaves nothing that is read.
-            where: What is written, for people.
-            folder: Where it lies, to see what is free; ``None`` where that cannot be seen.
+            attempt: Writes everything, or leaves nothing that is read.
+            where: Name of what is written, for messages.
+            folder: Folder of what is written, to show the free space; ``None`` if that is unknown.
 
         Raises:
-            OSError: There was no room in all that time, which it says; or another reason, at once.
+            OSError: There was no room in all that time, which the message says. Any other error is raised at once.
         """
         began_s = self._now_s()
         for number, wait_s in enumerate((*WAITS_S, GIVE_UP_S)):
@@ -77,7 +78,7 @@ class Room:
     def _waits(
         self, error: OSError, where: object, free: str, wait_s: float, is_first: bool
     ) -> bool:
-        """Tell of a wait, and wait; return whether nobody waits any more."""
+        """Report a wait, and wait; return whether to give up."""
         self.says(f"waits for room for {where}: {free}")
         if is_first:
             _LOG.warning(

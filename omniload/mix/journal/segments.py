@@ -1,20 +1,20 @@
-"""Segments: the objects that a journal lies in on a store, and which bytes of it each of them holds.
+"""Segments: the objects of a journal on a store, and the bytes of the journal that each of them holds.
 
-A store of objects appends to nothing, so that what a planner adds is an object of its own, named by where
-its bytes lie in the journal and by the *life* of the planner that wrote it::
+An object store cannot append to objects. Therefore everything that a planner adds is an object of its own, named by
+the place of its bytes in the journal and by the *life* of the planner that wrote it::
 
     lines/0000000000004096-0000000000004610-00000002-9f31c2aa     bytes 4096 to 4610, by life 2
 
-The name decides the bytes: a put that comes late, or twice, changes nothing. The first segment of a life says
-where it goes on; whatever lives before it wrote from there on is void, whenever it comes. Segments of one life may
-lie over each other, where small ones were merged into a large one and are not removed yet.
+The name determines the bytes, so a put that arrives late or twice changes nothing. The first segment of a life shows
+where that life continues. Everything that earlier lives wrote from there on is void, whenever it arrives. Segments of
+one life may overlap if small segments were merged into a large one and are not removed yet.
 
 ::
 
     life 1   |aaaa|bb|cc|dd|            what is read:  aaaa bb | CCCC DD
     life 2           |CCCC|DD|
 
-A journal that is not gone on with is moved aside, a folder of segments of its own::
+A journal that is not continued is moved aside into its own folder of segments::
 
     FOLDER/lines/     ── a start at step 0, or damage ──▶ FOLDER/aside-3/
     FOLDER/aside-1/   aside-3 holds all of its bytes ──▶ removed
@@ -46,14 +46,14 @@ __all__ = [
 
 _LOG = get_logger(__name__)
 ASIDES = 8
-"""Journals that stay aside; beyond it each one that comes takes the place of the oldest."""
+"""Number of journals that are kept aside; beyond it, each new one replaces the oldest."""
 
 FAN_IN = 16
-"""Segments of like size that are merged into one: each byte is written again for every power of it."""
+"""Number of segments of similar size that are merged into one: each byte is rewritten once for every power of it."""
 _RESTS_BYTES = 1 << 20
-"""A segment as large as that is merged no more."""
+"""Size from which on a segment is not merged any more."""
 LAST_LIFE = 99_999_999
-"""Greatest number of a life that a name holds."""
+"""Greatest number of a life that fits in a name."""
 _LIFE = re.compile(r"([0-9]{8})-([0-9a-f]{8})")
 _NAME = re.compile(rf"([0-9]{{16}})-([0-9]{{16}})-{_LIFE.pattern}")
 _ASIDE = re.compile(r"aside-([1-9][0-9]{0,8})")
@@ -62,12 +62,12 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True, order=True)
 class Life:
-    """A planner's hold on a journal; the greatest one goes on with it."""
+    """The tenure of a planner over a journal; the planner of the greatest life continues the journal."""
 
     number: int
-    """One more than any before it."""
+    """Number of the life, one more than any before it."""
     token: str
-    """Tells lives apart that took the same number at once."""
+    """Random token that distinguishes lives that took the same number at once."""
 
     @override
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Life:
 
     @classmethod
     def read(cls, text: str) -> Self | None:
-        """Return the life of a name, or ``None`` where it is none."""
+        """Return the life of a name, or ``None`` if the name is not a life's."""
         parts = _LIFE.fullmatch(text)
         return None if parts is None else cls(int(parts[1]), parts[2])
 
@@ -87,9 +87,9 @@ class Segment:
     start: int
     """First byte of the journal in it."""
     stop: int
-    """The byte behind its last one, as its name says."""
+    """The byte after its last byte, as its name says."""
     life: Life
-    """The planner that wrote it."""
+    """The life of the planner that wrote it."""
 
     @property
     def name(self) -> str:
@@ -98,7 +98,7 @@ class Segment:
 
     @classmethod
     def named(cls, name: str) -> Self | None:
-        """Return the segment of a name, or ``None`` where it is none: what else lies there is left alone."""
+        """Return the segment of a name, or ``None`` for other names; other objects in the folder are left alone."""
         if (parts := _NAME.fullmatch(name)) is None:
             return None
         start, stop, number, token = parts.groups()
@@ -115,13 +115,13 @@ class Extent:
 
 
 def extents_of(found: Iterable[tuple[Segment, int]]) -> list[Extent]:
-    """Return where each byte of a journal lies, in order and without a gap.
+    """Return the place of each byte of a journal, in order and without gaps.
 
     Args:
-        found: Segments, each with the bytes that its object has: fewer than its name says where it is torn.
+        found: Segments, each with the size of its object, which is less than its name says if the object is torn.
 
     Raises:
-        IntegrityError: Bytes before the last segment that counts lie nowhere.
+        IntegrityError: Bytes before the last valid segment are in no segment.
     """
     sized = list(found)
     begin: dict[Life, int] = {}
@@ -129,7 +129,7 @@ def extents_of(found: Iterable[tuple[Segment, int]]) -> list[Extent]:
         begin[segment.life] = min(segment.start, begin.get(segment.life, segment.start))
     limit: dict[Life, int | None] = {}
     void: int | None = None
-    # From the last life back: each voids what earlier ones have from its first byte on.
+    # From the last life back: each life voids what earlier lives have from its first byte on.
     for life in sorted(begin, reverse=True):
         limit[life] = void
         void = begin[life] if void is None else min(void, begin[life])
@@ -138,7 +138,7 @@ def extents_of(found: Iterable[tuple[Segment, int]]) -> list[Extent]:
         stop, most = min(segment.stop, segment.start + size), limit[segment.life]
         stop = stop if most is None else min(stop, most)
         if segment.start < stop:
-            # Of those that start together the longest first: it was merged of the others.
+            # Of segments with the same start, the longest comes first, because it was merged from the others.
             held.append((segment.start, -stop, segment))
     extents: list[Extent] = []
     at = 0
@@ -149,7 +149,7 @@ def extents_of(found: Iterable[tuple[Segment, int]]) -> list[Extent]:
                 "missing or cut short; resume from a checkpoint"
             )
         if -negative_stop > at:
-            # From where the one before ends: what both hold are the same bytes, as their names say.
+            # From the end of the segment before; where both overlap, their names guarantee the same bytes.
             extents.append(Extent(at, -negative_stop, segment))
             at = -negative_stop
     return extents
@@ -163,27 +163,28 @@ class _Held:
 
 
 class Merging:
-    """Says which segments of a life become one, so that their number grows by the logarithm of what was added.
+    """Decides which segments of a life are merged, so that their number grows only logarithmically.
 
-    Like sizes are merged, as in a log-structured tree: of n appends of b bytes there are at most ``FAN_IN`` small
-    segments of each size, and one of 1 MiB or more for every 1 MiB. It holds what may be merged, 16 MiB at most.
+    Segments of similar size are merged, as in a log-structured tree. For any number of appends, there are at most
+    ``FAN_IN`` small segments of each size, and one of at least 1 MiB for every 1 MiB. The content that may still be
+    merged is held in memory, 16 MiB at most.
     """
 
     def __init__(self) -> None:
         self._held: list[_Held] = []
 
     def added(self, segment: Segment, content: bytes) -> None:
-        """Take a segment that was written, and what is in it."""
+        """Register a segment that was written, and its content."""
         if len(content) >= _RESTS_BYTES:
-            # What is merged lies end to end: small ones in front of a large one stay small.
+            # Merged segments must be adjacent, so small segments in front of a large one stay small.
             self._held.clear()
         else:
             self._held.append(_Held(segment, content, 0))
 
     def due(self) -> tuple[Segment, bytes, Sequence[Segment]] | None:
-        """Return a segment that is to be written, its content, and those that it takes the place of; ``None`` for none.
+        """Return a segment to write, its content, and the segments that it replaces; ``None`` if no merge is due.
 
-        It counts as written from then on.
+        The segment counts as written from then on.
         """
         last = self._held[-FAN_IN:]
         if len(last) < FAN_IN or len({each.level for each in last}) > 1:
@@ -200,17 +201,17 @@ class Merging:
 
 
 def moved_aside(store: Store, lines: str) -> str:
-    """Move a folder of segments aside, and return its name by then.
+    """Move a folder of segments aside, and return the name under which its journal is kept.
 
-    Each step leaves folders that are read as they were, whenever it ends: what is removed is held by another one, or
-    is the oldest of more than ``ASIDES`` that can be read; of these one goes at most.
+    Each step leaves readable folders, even if it is interrupted. A folder is removed only if another one contains all
+    of it, or if it is the oldest of more than ``ASIDES`` readable folders; of the latter, at most one is removed.
 
     Args:
         store: The folder of the journal.
-        lines: Name of the folder in it.
+        lines: Name of the segments' folder in it.
 
     Raises:
-        OSError: It cannot be moved; likewise ``UnavailableError``.
+        OSError: The folder cannot be moved; likewise ``UnavailableError``.
     """
     numbers = sorted(
         int(found[1])
@@ -222,7 +223,7 @@ def moved_aside(store: Store, lines: str) -> str:
     try:
         return _settled(store, name, [f"aside-{number}" for number in numbers])
     except (OSError, OmniloadError) as error:
-        # It is moved: that more than needed are kept harms nobody.
+        # The folder is moved, and keeping more folders than needed is harmless.
         _LOG.warning(
             "%s: journals that were moved aside before stay as they are: %s", store.location, error
         )
@@ -230,11 +231,11 @@ def moved_aside(store: Store, lines: str) -> str:
 
 
 def _settled(store: Store, name: str, others: list[str]) -> str:
-    """Remove what others hold, and one beyond ``ASIDES``; return what holds the one that was moved."""
+    """Remove folders contained in others, and one beyond ``ASIDES``; return the folder with the moved journal."""
     kept = {each: extents for each in (*others, name) if (extents := _extents(store, each))}
     for other in others:
         if name not in kept or other not in kept:
-            continue  # a part is missing: what it begins with is not known
+            continue  # a part is missing, so its beginning is unknown
         shorter, longer = sorted((name, other), key=lambda each: kept[each][-1].stop)
         if _begins_with(store, kept, longer, shorter):
             _LOG.warning("%s/%s is removed: %s holds all of it", store.location, shorter, longer)
@@ -243,8 +244,8 @@ def _settled(store: Store, name: str, others: list[str]) -> str:
             if shorter == name:
                 return longer
     if len(kept) > ASIDES:
-        # One for the one that came: an earlier release removed none, and an upgrade must not take what it left.
-        # What cannot be read counts for nothing, and stays: nobody can tell what it is.
+        # Only one for each that is added: an earlier release removed none, and an upgrade must not delete all of them.
+        # Folders that cannot be read are not counted and stay, because their content is unknown.
         oldest = next(each for each in others if each in kept)
         _LOG.warning(
             "%s/%s is removed, the oldest of %d journals that were moved aside and can be read: one goes for each that "
@@ -263,10 +264,11 @@ def _extents(store: Store, folder: str) -> list[Extent]:
 
 
 def _begins_with(store: Store, kept: Mapping[str, list[Extent]], longer: str, shorter: str) -> bool:
-    """Tell whether a journal holds every byte of another one, as far as that can be read."""
+    """Return whether a journal begins with every byte of another journal, as far as both can be read."""
     stop = kept[shorter][-1].stop
-    # From the end: each line has a checksum of all before it, so that journals of two runs differ there already. Where
-    # the ends are the same, one of them may be damaged before it for all that, and the other one is the sound one.
+    # From the end: each line has a checksum of all lines before, so journals of two runs differ there already.
+    # Everything is compared, because one of two journals with the same end may be damaged before it and the other
+    # sound.
     return all(
         _read(store, shorter, kept[shorter], start, min(start + _BLOCK, stop))
         == _read(store, longer, kept[longer], start, min(start + _BLOCK, stop))
@@ -288,9 +290,9 @@ def _read(store: Store, folder: str, extents: list[Extent], start: int, stop: in
 
 
 def _remove(store: Store, folder: str) -> None:
-    # From its end: what is left of it at any moment is the beginning of a journal.
+    # From its end, so that the rest is the beginning of a journal at any moment.
     for entry in sorted(store.listing(folder), key=lambda each: each.name, reverse=True):
         with suppress(FileNotFoundError):
             store.remove(f"{folder}/{entry.name}")
-    with suppress(OSError):  # a store of objects has no folder that is empty
+    with suppress(OSError):  # an object store has no empty folders
         store.remove_directory(folder)

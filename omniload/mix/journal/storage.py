@@ -1,4 +1,4 @@
-"""Where a journal lies: what it asks of a file, and the file itself."""
+"""The storage of a journal: the operations that a journal needs, and their implementation on a file."""
 
 import errno
 import itertools
@@ -24,18 +24,18 @@ _BLOCK = 1 << 20
 
 
 class JournalStorage(Protocol):
-    """Bytes that one planner adds to, and anyone reads; as ``str`` what messages call it.
+    """Bytes that one planner appends to and anyone reads; ``str`` gives the name for messages.
 
-    Raises everywhere:
-        StateError: There is no room, or another planner has taken it.
-        UnavailableError: It cannot be reached or written.
+    Raised by all methods:
+        StateError: There is no room, or another planner has taken over.
+        UnavailableError: The storage cannot be reached or written.
     """
 
     room: Room | None = None
-    """Waits where a claim, or what is added, finds no room; without it nobody does."""
+    """Waits if there is no room for a claim or for what is appended; without it, nothing waits."""
 
     def in_room(self, attempt: Callable[[], object], folder: Path | None) -> None:
-        """Call what writes, again and again where ``room`` waits; ``folder`` as for ``Room.write``."""
+        """Call a function that writes, repeatedly if ``room`` waits; ``folder`` as for ``Room.write``."""
         if self.room is None:
             attempt()
         else:
@@ -43,27 +43,27 @@ class JournalStorage(Protocol):
 
     @property
     def keeps_all(self) -> bool:
-        """Whether what is added survives the host, and is kept; otherwise the end is enough."""
+        """Whether everything that is appended survives the host and is kept; otherwise the end is enough."""
         ...
 
     def claim(self) -> None:
-        """Be the one that adds to it from now on, before it is read for that."""
+        """Become the planner that appends from now on; called before the journal is read for that purpose."""
         ...
 
     def require_claim(self) -> None:
-        """Return where nobody else has claimed it since.
+        """Return if no other planner has claimed it since.
 
         Raises:
-            StateError: Another planner has, and goes on with it.
+            StateError: Another planner has claimed it, and continues it.
         """
         ...
 
     def exists(self) -> bool:
-        """Tell whether there is a journal."""
+        """Return whether there is a journal."""
         ...
 
     def opened(self) -> BinaryIO:
-        """Open what is there, for reading.
+        """Open the content for reading.
 
         Raises:
             FileNotFoundError: Nothing is there.
@@ -71,35 +71,35 @@ class JournalStorage(Protocol):
         ...
 
     def begin(self, content: bytes) -> None:
-        """Have ``content`` and nothing else there, all or nothing, and add to it from now on."""
+        """Replace everything by ``content``, all or nothing, and append to it from now on."""
         ...
 
     def go_on(self, kept_bytes: int, end: bytes = b"") -> None:
-        """Cut off what is behind so many bytes, and add to them from now on.
+        """Keep the first ``kept_bytes`` bytes, cut off the rest, and append from there on.
 
-        The last of them is a newline, also where a kill left it out. ``end`` are the last of them that whoever added to
-        it before may yet ``cut``: whatever becomes of that, they are there.
+        The last kept byte is a newline, even if a kill left it out. ``end`` is the end of the kept bytes that the
+        previous planner may still ``cut``; it is kept whatever that planner does.
         """
         ...
 
     def cut(self, kept_bytes: int) -> None:
-        """Have what was added behind so many bytes not be there, and add to them: all or nothing, and it survives."""
+        """Remove what was appended after ``kept_bytes`` bytes, all or nothing and durably, and append from there on."""
         ...
 
     def append(self, content: bytes) -> None:
-        """Add to the end, and return once it survives; what cannot be added whole is not there."""
+        """Append to the end, and return once it is durable; if it cannot be written whole, nothing of it stays."""
         ...
 
     def shorten(self, content: bytes) -> None:
-        """Have ``content`` there in place of all that is; only where ``keeps_all`` is not so."""
+        """Replace everything by ``content``; only if ``keeps_all`` is false."""
         ...
 
     def move_aside(self) -> str:
-        """Give what is there another name, and return that."""
+        """Rename the content, and return the new name."""
         ...
 
     def close(self) -> None:
-        """Add nothing any more."""
+        """Stop appending."""
         ...
 
 
@@ -108,7 +108,7 @@ class FileStorage(JournalStorage):
 
     Args:
         path: The file.
-        durable: Whether what is appended survives a power cut. Without that it survives the end of the process that
+        durable: Whether what is appended survives a power cut. Otherwise it survives only the end of the process that
             wrote it.
     """
 
@@ -128,11 +128,11 @@ class FileStorage(JournalStorage):
 
     @override
     def claim(self) -> None:
-        """Do nothing: a planner on this host is ended before another speaks, and a plane locks its folder."""
+        """Do nothing: the planner before on this host has ended, and a plane locks its folder."""
 
     @override
     def require_claim(self) -> None:
-        """Do nothing, as no other planner can have."""
+        """Do nothing, because no other planner can have claimed the file."""
 
     @override
     def exists(self) -> bool:
@@ -148,7 +148,7 @@ class FileStorage(JournalStorage):
         with _writing(self._path, len(content)):
             with partial.open("wb", buffering=0) as file:
                 _write_whole(file, content, 0)
-                # The bytes before the name: a power cut must not leave a name that leads to nothing.
+                # Synced before the rename, because a power cut must not leave the name without its bytes.
                 os.fsync(file.fileno())
             partial.replace(self._path)
             sync_folder(self._path.parent)
@@ -157,15 +157,15 @@ class FileStorage(JournalStorage):
     @override
     def go_on(self, kept_bytes: int, end: bytes = b"") -> None:
         with _writing(self._path, 0):
-            # Unbuffered: what a write took is known at once, and no rest of a failed one is written later.
+            # Unbuffered, so that a failed write is known at once and no rest of it is written later.
             self._file = self._path.open("r+b", buffering=0)
-            # Some file systems need room to write over what is there.
+            # Some file systems need room even to overwrite existing bytes.
             self.in_room(partial(self._cut, kept_bytes), self._path.parent)
         self._end = kept_bytes
 
     def _cut(self, kept_bytes: int) -> None:
         assert self._file is not None, "opened before"
-        # A kill may have left the newline out: the line counts, and the next must not run into it.
+        # A kill may have left out the newline. The line counts, and the next line must not run into it.
         _write_whole(self._file, b"\n", kept_bytes - 1)
         self._file.truncate(kept_bytes)
         os.fsync(self._file.fileno())
@@ -184,18 +184,17 @@ class FileStorage(JournalStorage):
         self._end += len(content)
 
     def _add(self, content: bytes) -> None:
-        """Write at the end; of what cannot be written whole nothing is left there."""
+        """Write at the end; if not everything can be written, nothing of it stays."""
         assert self._file is not None, "looked at before"
         try:
             _write_whole(self._file, content, self._end)
             if self._durable:
                 os.fsync(self._file.fileno())
-            # What is open takes all that is written, and nobody would ever read it.
+            # Writes to an open file succeed even if it was removed, but nobody could ever read them.
             if not os.fstat(self._file.fileno()).st_nlink:
                 raise FileNotFoundError(errno.ENOENT, "the file was removed under the run")
         except OSError:
-            # Should cutting fail too, the rest is a torn last line, and the next record is
-            # written over it.
+            # If truncating fails too, the rest is a torn last line, and the next record overwrites it.
             with suppress(OSError):
                 self._file.truncate(self._end)
             raise
@@ -206,27 +205,28 @@ class FileStorage(JournalStorage):
         with _writing(self._path, len(content)):
 
             def write() -> None:
-                # Not synced: a journal is shortened where it need not outlive the machine.
+                # Not synced, because a journal is shortened only if it need not survive the machine.
                 try:
                     partial.write_bytes(content)
                 except OSError:
-                    # A part of it would take the room that is waited for.
+                    # A partial file would occupy the room that is waited for.
                     partial.unlink(missing_ok=True)
                     raise
 
             self.in_room(write, self._path.parent)
             partial.replace(self._path)
-            # What was open is the file that is gone by now, under no name.
+            # The open file is the replaced one, which no longer has a name.
             self.close()
             self._file = self._path.open("r+b", buffering=0)
         self._end = len(content)
 
     @override
     def move_aside(self) -> str:
-        """Give it the first name that is free; of two that begin alike the longer holds both, and is kept alone.
+        """Give it the first free name; if one journal is the beginning of another, only the longer one is kept.
 
-        A run that is begun again and again, as one is that is written at, draws the same each time. All others stay,
-        however many: a file each, in the run's own folder, where a store has folders of objects that every start lists.
+        A run that is started again and again, as during development, draws the same samples each time. All other
+        journals stay, however many: each is one file in the run's own folder, while on a store each is a folder of
+        objects that every start lists.
         """
         with _writing(self._path, 0):
             asides = self._asides()
@@ -238,7 +238,7 @@ class FileStorage(JournalStorage):
             held = [aside for aside in asides if _begins_with(self._path, aside)]
             names = (f"{self._path.name}.aside-{number}" for number in itertools.count(1))
             free = (path for name in names if not (path := self._path.with_name(name)).exists())
-            # At once: there is no moment in which steps of one of them lie nowhere.
+            # In one step, so that there is no moment in which steps of one of them are nowhere.
             aside = self._path.replace(held[0]) if held else self._path.rename(next(free))
             for other in held[1:]:
                 _LOG.warning("%s is removed: %s holds all of it", other, aside.name)
@@ -246,7 +246,7 @@ class FileStorage(JournalStorage):
         return aside.name
 
     def _asides(self) -> list[Path]:
-        """Return the files that were moved aside, the first one first."""
+        """Return the files that were moved aside, oldest first."""
         begin = f"{self._path.name}.aside-"
         numbers = [
             int(number)
@@ -262,7 +262,7 @@ class FileStorage(JournalStorage):
 
 
 def _begins_with(whole: Path, part: Path) -> bool:
-    """Whether the bytes of a file are the first ones of another, or all of them; of what is no file none are."""
+    """Whether a file begins with all bytes of another; false if one of them is not a file."""
     if not (whole.is_file() and part.is_file() and part.stat().st_size <= whole.stat().st_size):
         return False
     with whole.open("rb") as longer, part.open("rb") as shorter:
@@ -273,10 +273,10 @@ def _begins_with(whole: Path, part: Path) -> bool:
 
 
 def _write_whole(file: BinaryIO, content: bytes, offset: int) -> None:
-    """Write all of ``content`` at ``offset``: a single write may take a part, as a disk fills up.
+    """Write all of ``content`` at ``offset``; a single write may write only a part, as when a disk fills up.
 
     Raises:
-        OSError: It cannot be written whole.
+        OSError: The content cannot be written whole.
     """
     rest = memoryview(content)
     while rest:
@@ -288,17 +288,17 @@ def _write_whole(file: BinaryIO, content: bytes, offset: int) -> None:
 
 @contextmanager
 def _writing(path: Path, need: int) -> Iterator[None]:
-    """Tell what went wrong. A full disk is no outage: a restart would train up to the same record.
+    """Raise a fitting error for a failed write. A full disk is no outage: a restart would stop at the same record.
 
     Raises:
-        StateError: The disk, or a quota, is full; names what ``need`` bytes found.
+        StateError: The disk or a quota is full; the message compares ``need`` bytes with the free space.
         UnavailableError: The file cannot be written for another reason.
     """
     try:
         yield
     except OSError as error:
         free = free_in(path.parent)
-        # A limit on the size of files is no want of room, and yet: no restart gets beyond it.
+        # A limit on file sizes is not a lack of room, but a restart would not get beyond it either.
         if error.errno in {*FULL, errno.EFBIG}:
             raise StateError(
                 f"{path}: needs {need} bytes, {free}: {error.strerror}; make room, or raise the quota or the limit of "
@@ -311,16 +311,16 @@ def _writing(path: Path, need: int) -> Iterator[None]:
 
 @contextmanager
 def asking(storage: JournalStorage, folder: Path | None, doing: str) -> Iterator[None]:
-    """Name the journal in what its store says.
+    """Name the journal in the errors of its store.
 
     Args:
         storage: The journal.
-        folder: Where it lies on a file system, for how much room there is; ``None`` elsewhere.
-        doing: What is done to it: read, or written.
+        folder: Its folder on a file system, to show the free space; ``None`` elsewhere.
+        doing: What is done to the journal: read, or written.
 
     Raises:
-        StateError: The store has no room, or refuses it.
-        UnavailableError: It did not answer in time.
+        StateError: The store has no room, or refuses the call.
+        UnavailableError: The store did not answer in time.
     """
     try:
         yield
@@ -328,7 +328,7 @@ def asking(storage: JournalStorage, folder: Path | None, doing: str) -> Iterator
         raise UnavailableError(
             f"{storage}: the journal cannot be {doing}: {error}; resume once the store answers"
         ) from error
-    # Callers tell what is not there from what cannot be asked.
+    # Passed on, because callers distinguish a missing object from a failed call.
     except FileNotFoundError:
         raise
     except OSError as error:

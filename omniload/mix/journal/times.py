@@ -1,13 +1,14 @@
-"""Compute times as a trainer reported them: ``times/rank-R.jsonl`` in the run's folder, of bounded size.
+"""Compute times reported by a trainer: ``times/rank-R.jsonl`` in the run's folder, of bounded size.
 
-A line for each call::
+One line for each call::
 
     {"step": 12, "tokens": 16384, "squares": 21474836, "seconds": 0.031, "at": 1795947312.04}
 
-``at`` is when it was told, in seconds since 1970: a run that went back has times of the same steps from before.
+``at`` is the time of the report, in seconds since 1970, because a run that went back has earlier times of the same
+steps.
 
-They are figures, not state: what a fit of them came to is an edit of the run, and nothing else is resumed from them. A
-line that cannot be read is passed over with a warning.
+The times are figures, not state: the result of a fit is an edit of the run, and nothing else is resumed from them. A
+line that cannot be read is skipped with a warning.
 
 Shape suffixes:
     M  measurements
@@ -34,45 +35,45 @@ __all__ = ["NO_TIMES", "MeasuredTimes", "TimeLog", "require_seconds", "times_sin
 
 _LOG = get_logger(__name__)
 _LEAST_S = 1e-9
-"""Of one measurement: no row is computed with in a nanosecond."""
+"""Least time of one measurement: no row is computed in a nanosecond."""
 _LARGEST_S = 1e6
-"""Of one measurement: eleven days."""
+"""Largest time of one measurement: eleven days."""
 _LIMIT = 1 << 62
 _RANKS = 64
-"""Ranks whose times are read at most, evenly among all."""
+"""Largest number of ranks whose times are read, spread evenly among all ranks."""
 _LATEST_BYTES = 64 << 10
-"""Of each rank: about 600 measurements."""
+"""Bytes read of each rank: about 600 measurements."""
 _ALL_BYTES = 512 << 10
-"""Of all of them: what is read and fitted in a tenth of a second."""
+"""Bytes read of all ranks: an amount that is read and fitted in a tenth of a second."""
 _STEP = re.compile(rb'\{"step":([0-9]{1,18}),')
 
 
-# Equal only to itself: arrays have no truth.
+# No comparison by value, because arrays have no truth value.
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredTimes:
-    """What ranks took for rows that they trained on."""
+    """Compute times that ranks measured for rows."""
 
     ranks_M: NDArray[np.int64]
-    """Which rank took it; a number for each file."""
+    """Number of the rank that measured it; one number for each file."""
     tokens_M: NDArray[np.float64]
     """Tokens of the documents of the rows, without padding."""
     squares_M: NDArray[np.float64]
     """Sum of the squared lengths of these documents."""
     seconds_M: NDArray[np.float64]
-    """Time that their forward and backward pass took; at least a nanosecond."""
+    """Time of their forward and backward pass; at least a nanosecond."""
 
     def __len__(self) -> int:
         return len(self.seconds_M)
 
 
 class TimeLog:
-    """Takes the times that one rank reports. A disk that is full costs the figures, never the run."""
+    """Writes the times that one rank reports. A full disk costs the figures, never the run."""
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         self._log = BoundedLog(run_dir / "times" / f"rank-{rank}.jsonl", "compute times")
 
     def add(self, step: int, tokens: int, squares: int, seconds: float) -> None:
-        """Note the time of some rows of a step, as ``MeasuredTimes`` has them; of rows that hold nothing, none."""
+        """Write the time of some rows of a step, as in ``MeasuredTimes``; nothing is written for empty rows."""
         if not tokens:
             return
         line = {"step": step, "tokens": tokens, "squares": squares, "seconds": seconds}
@@ -81,10 +82,10 @@ class TimeLog:
 
 
 def require_seconds(seconds: object) -> float:
-    """Return a time that a loop reports, once it is seen to be one; a tensor of one value is.
+    """Return a time that a loop reports, after a check; a tensor of one value is accepted.
 
     Raises:
-        ConfigError: It is no number, or below a nanosecond.
+        ConfigError: It is not a number, or it is outside the limits.
     """
     try:
         found = float(seconds)  # type: ignore[arg-type]
@@ -100,12 +101,12 @@ def require_seconds(seconds: object) -> float:
 
 @system_refusals("the compute times of a run")
 def times_since(run_dir: Path, first: int, began_s: float = 0.0) -> MeasuredTimes:
-    """Return the latest times of steps from ``first`` on: 512 KiB of all, 64 KiB of each rank, of 64 ranks at most.
+    """Return the latest times of steps from ``first`` on: up to 512 KiB in all, 64 KiB of each rank, and 64 ranks.
 
     Args:
         run_dir: Folder of the run.
-        first: The first step that is asked for.
-        began_s: When the start began that they are of, as ``RunLife`` has it; times from before are of other work.
+        first: First step to read.
+        began_s: Time at which the current start began, as in ``RunLife``; earlier times belong to other work.
     """
     folder = run_dir / "times"
     names = logs_of_ranks(folder)
@@ -114,7 +115,7 @@ def times_since(run_dir: Path, first: int, began_s: float = 0.0) -> MeasuredTime
     found: list[tuple[int, int, int, float]] = []
     room = dict.fromkeys(chosen, min(_LATEST_BYTES, _ALL_BYTES // max(1, len(chosen))))
     for path, file in opened_logs(folder, chosen):
-        # The newer file of a rank comes first: what it leaves of the room is the older one's.
+        # The newer file of a rank comes first, and the older file gets the rest of the room.
         name = path.name.removesuffix(".1")
         latest, room[name] = _latest(file, room[name])
         for line in latest.splitlines(keepends=True):
@@ -126,7 +127,7 @@ def times_since(run_dir: Path, first: int, began_s: float = 0.0) -> MeasuredTime
             except (KeyError, TypeError, ValueError) as error:
                 _LOG.warning("%s: a damaged line is passed over: %r", path, error)
                 continue
-            # A run that went back, or began anew, has times of these steps that are of another start.
+            # If a run went back or began anew, its files have times of these steps from another start.
             if at_s >= began_s:
                 found.append((rank_of[name], *measured))
     return _measured(found)
@@ -143,14 +144,14 @@ def _measured(found: Sequence[tuple[int, int, int, float]]) -> MeasuredTimes:
 
 
 NO_TIMES = _measured(())
-"""Of a run whose ranks report none."""
+"""Times of a run whose ranks report none."""
 
 
 def _latest(file: BinaryIO, room: int) -> tuple[bytes, int]:
-    """Return the last whole lines of a file that fit into so many bytes, and how many are left."""
+    """Return the last whole lines of a file that fit into ``room`` bytes, and the number of bytes left."""
     size = file.seek(0, os.SEEK_END)
     start = max(0, size - room)
-    # From the byte before: where it is a newline, the first line is whole.
+    # From one byte before: if that byte is a newline, the first line is whole.
     file.seek(max(0, start - 1))
     latest = file.read(size - max(0, start - 1))
     if start:
@@ -159,7 +160,7 @@ def _latest(file: BinaryIO, room: int) -> tuple[bytes, int]:
 
 
 def _time_in(line: bytes) -> tuple[tuple[int, int, float], float]:
-    """Return what a line says, and when it was told; 0 of a release that did not note it."""
+    """Return the times in a line, and the time of the report; 0 if the release did not note it."""
     held = orjson.loads(line)
     tokens, squares = (whole_number(held[name], below=_LIMIT) for name in ("tokens", "squares"))
     seconds = float(held["seconds"])
