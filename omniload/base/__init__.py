@@ -1,4 +1,4 @@
-"""The floor every package stands on: errors, configuration, units, state, clock, retry, log, metrics, command line.
+"""The base of every package: errors, configuration, units, state, clock, retry, log, metrics, command line.
 
 Nothing here imports ray, torch or FUSE.
 """

@@ -1,10 +1,10 @@
-"""The ``omniload`` command: nouns are named by where they lie, so the floor imports nothing above it.
+"""The ``omniload`` command. Nouns are named by module and attribute, so this package imports nothing above it.
 
-Our own are listed here, those of other distributions come from entry points. A command that
-is over in a tenth of a second must not spend a third of it on looking through metadata.
+Our own nouns are listed here, and the nouns of other distributions come from entry points. A command that takes a
+tenth of a second must not spend a third of it on a search through metadata.
 
-Exit codes: 0 done, 1 a fault of ours, 2 configuration, 3 unavailable, 4 state, 5 integrity; 130 interrupted;
-141 nobody reads what is written, as behind ``| head``.
+Exit codes: 0 done, 1 a fault of ours, 2 configuration, 3 unavailable, 4 state, 5 integrity; 130 interrupted; 141 the
+output has no reader, as after ``| head``.
 """
 
 import atexit
@@ -39,7 +39,7 @@ __all__ = ["DURATION", "VARIABLES", "WAIT", "FiniteRange", "Verbs", "main"]
 
 _GROUP = "omniload.commands"
 _UNREAD_EXIT = 141
-"""Of a command whose reader has gone, as a shell has it of one that SIGPIPE ended."""
+"""Exit code of a command whose reader has gone, as a shell reports a command that SIGPIPE ended."""
 _OURS = {
     "env": (
         "snapshot.commands.env:command",
@@ -62,9 +62,9 @@ _OURS = {
         "Train the included MoE model through the data plane.",
     ),
 }
-"""Where our own nouns lie, the entry points of this distribution, and what ``--help`` says of each.
+"""Module and attribute of each of our own nouns, which are also entry points of this distribution, and its help line.
 
-The list of nouns is shown without loading any: together they take over a second.
+The list of nouns is shown without loading any of them, because loading all takes over a second.
 """
 
 _PREFIX = "OMNILOAD_"
@@ -77,15 +77,15 @@ VARIABLES = (
     "OMNILOAD_NODE",
     "OMNILOAD_STARTUP_LOG",
 )
-"""Variables of the environment that a user sets; rooms above this one read them."""
+"""Environment variables that a user sets; packages above this one read them."""
 
 
 _OF_A_SERVICE = re.compile(r"_PORT(_|$)|_SERVICE_(HOST|PORT)")
-"""Of variables that Kubernetes sets in every pod for a service: for one called omniload-node, ``..._NODE_PORT``."""
+"""Variables that Kubernetes sets in every pod for a service; for one called omniload-node, ``..._NODE_PORT``."""
 
 
 class _Guided(click.Group):
-    """A group that says which of its commands may be meant by a name that none has."""
+    """A group that suggests its nearest commands for an unknown name."""
 
     @override
     def resolve_command(
@@ -101,7 +101,7 @@ class _Guided(click.Group):
             ) from error
 
     def meant_by(self, ctx: click.Context, name: str) -> list[str]:
-        """Return commands, as they are typed, that ``name`` may stand for; none where it is one."""
+        """Return the commands, as typed, that ``name`` may stand for; empty if ``name`` is a command."""
         known = self.list_commands(ctx)
         return (
             [] if name in known else [f"{ctx.command_path} {each}" for each in _like(name, known)]
@@ -109,7 +109,7 @@ class _Guided(click.Group):
 
 
 class Nouns(_Guided):
-    """A group whose commands are the installed entry points, loaded when named."""
+    """A group whose commands are the installed entry points; each is loaded when it is named."""
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -126,7 +126,7 @@ class Nouns(_Guided):
 
     @override
     def meant_by(self, ctx: click.Context, name: str) -> list[str]:
-        """Return also the verbs of our nouns: whoever types one alone has left its noun out."""
+        """Return also the verbs of our nouns, because a user who types a verb alone has left out its noun."""
         if name in _OURS:
             return []
         if nouns := super().meant_by(ctx, name):
@@ -134,7 +134,7 @@ class Nouns(_Guided):
         return self.verbs_like(ctx, name)
 
     def verbs_like(self, ctx: click.Context, name: str, *, exactly: bool = False) -> list[str]:
-        """Return the verbs of our nouns, as they are typed, that have a name, or else one that is near."""
+        """Return the verbs of our nouns, as typed, that have a name, or otherwise verbs with a similar name."""
         verbs: dict[str, list[str]] = {}
         for noun, (place, _) in _OURS.items():
             with suppress(ImportError, OmniloadError):  # a noun whose extra is not installed
@@ -152,19 +152,19 @@ class Nouns(_Guided):
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the nouns and what each is for, from the table above; others are named alone."""
+        """Write the nouns and their help lines from the table above; other nouns are listed by name only."""
         lines = {name: line for name, (_, line) in _OURS.items()}
         _write_commands(self.list_commands(ctx), lines, formatter)
 
 
 class Verbs(_Guided):
-    """A group whose commands are named by where they lie, and loaded when they are named.
+    """A group whose commands are given by module and attribute, and loaded when they are named.
 
-    Their list is shown without loading any: together those of a noun take up to two seconds.
+    The list of commands is shown without loading any, because loading all commands of a noun takes up to two seconds.
 
     Args:
-        verbs: The module and the attribute of each, such as ``omniload.commands.check:check``, and what
-            ``--help`` says of it.
+        verbs: Module and attribute of each command, such as ``omniload.commands.check:check``, and its line in
+            ``--help``.
     """
 
     def __init__(self, *, verbs: Mapping[str, tuple[str, str]], **given: Any) -> None:  # noqa: ANN401 -- click's own
@@ -184,7 +184,7 @@ class Verbs(_Guided):
 
     @override
     def meant_by(self, ctx: click.Context, name: str) -> list[str]:
-        """Return also the verb of that name of another noun, where none of this one is near."""
+        """Return also verbs of that name of other nouns, if no verb of this noun is similar."""
         near, above = super().meant_by(ctx, name), ctx.parent
         if near or name in self._verbs or above is None or not isinstance(above.command, Nouns):
             return near
@@ -192,14 +192,14 @@ class Verbs(_Guided):
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the verbs and what each does, from the table."""
+        """Write the verbs and their help lines from the table."""
         lines = {name: line for name, (_, line) in self._verbs.items()}
         _write_commands(self.list_commands(ctx), lines, formatter)
 
 
 def _like(name: str, known: Sequence[str]) -> list[str]:
-    """Return the nearest two of what is known."""
-    # Imported here: nobody who types a command right waits for it.
+    """Return the two most similar of the known names."""
+    # Imported here, because a correctly typed command must not wait for it.
     from difflib import get_close_matches  # noqa: PLC0415
 
     return get_close_matches(name, known, n=2, cutoff=0.7)
@@ -213,7 +213,7 @@ def _write_commands(
 
 
 class FiniteRange(click.FloatRange):
-    """A range without ``nan`` and ``inf``: click's has ``nan`` in every range, and a wait of ``nan`` never ends."""
+    """A range without ``nan`` and ``inf``: in click, ``nan`` is in every range, and a wait of ``nan`` never ends."""
 
     @override
     def convert(
@@ -257,14 +257,14 @@ class _Duration(click.ParamType[float]):
 DURATION = _Duration(is_wait=False)
 """Type of an option that takes a duration in seconds, or with a unit."""
 WAIT = _Duration(is_wait=True)
-"""Type of an option that takes the limit of a wait so: more than 0, and no more than a thread can wait."""
+"""Type of an option for the limit of a wait, written like a duration: above 0, and not longer than threads can wait."""
 
 
 def _loaded(place: str) -> click.Command:
     module, _, name = place.partition(":")
     if module in sys.modules:
         return _checked(getattr(sys.modules[module], name), place)
-    # What is imported is never garbage: to look through it for some takes a tenth of a short command.
+    # Imported modules are never garbage, and searching them for garbage takes a tenth of a short command's time.
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -282,8 +282,8 @@ def _checked(command: object, place: str) -> click.Command:
 
 
 def _entry_points(*names: str) -> "Iterable[EntryPoint]":
-    """Return the nouns that installed distributions bring; of one name if it is given."""
-    # Imported here: it takes longer to load than a warm restore takes altogether.
+    """Return the nouns of installed distributions; only those of one name if it is given."""
+    # Imported here, because loading it takes longer than a whole warm restore.
     from importlib.metadata import entry_points  # noqa: PLC0415
 
     return entry_points(group=_GROUP, name=names[0]) if names else entry_points(group=_GROUP)
@@ -314,10 +314,10 @@ def omniload(log_level: str) -> None:
 
 
 def _variable_meant(name: str) -> str | None:
-    """Return the variable of ours that another may stand for; what is unlike all of them is somebody's own."""
+    """Return the variable of ours that a name may be a mistake for; dissimilar names belong to somebody else."""
     if name in VARIABLES or _OF_A_SERVICE.search(name):
         return None
-    # Without what they have in common, by which all would be alike.
+    # Compared without the common prefix, which would make all names similar.
     near = _like(name.removeprefix(_PREFIX), [each.removeprefix(_PREFIX) for each in VARIABLES])
     return f"{_PREFIX}{near[0]}" if near else None
 
@@ -325,10 +325,10 @@ def _variable_meant(name: str) -> str | None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with the code its errors carry."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A name of a file that is no UTF-8 is shown with its bytes spelt out, not refused; a bar of a terminal of
-        # another encoding, as under LC_ALL=C, of plain characters.
+        # A file name that is not valid UTF-8 is shown with its bytes escaped instead of being refused. On a terminal
+        # with another encoding, as under LC_ALL=C, bars are drawn with plain characters.
         sys.stdout.reconfigure(errors=SPELT_PLAINLY)
-    # At the very end, and behind all that others have done then: what is left goes with the process.
+    # At the very end, after all other exit handlers, because the process frees the rest anyway.
     atexit.register(gc.freeze)
     written = sys.stdout
     try:
@@ -344,19 +344,19 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         click.echo("interrupted", err=True)
         sys.exit(INTERRUPTED_EXIT)
     except SystemExit as end:
-        # Where a pipe has no reader both click, which puts another stream there, and rich end with 1.
+        # If a pipe has no reader, both click, which replaces the stream, and rich exit with code 1.
         is_unread = sys.stdout is not written or isinstance(end.__context__, BrokenPipeError)
         sys.exit(_UNREAD_EXIT if is_unread else end.code)
     except Exception as error:  # noqa: BLE001 -- the outermost loop: every error is told and ends it
         sys.exit(_tell(error))
-    # Out of its standalone mode click hands on what a verb returned, and ends nothing.
+    # Outside its standalone mode, click returns the result of a command and does not exit.
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _tell(error: Exception) -> int:
-    """Say what went wrong on standard error; return the exit code.
+    """Print the error to standard error; return the exit code.
 
-    What came from outside is one error with its remedy. Anything else is a fault of ours, shown
+    An error that comes from outside is printed with its remedy. Anything else is a fault of ours, which is printed
     with its traceback and never as something to try again.
     """
     refusal = _refusal(error)
@@ -371,7 +371,7 @@ def _tell(error: Exception) -> int:
 
 
 def _refusal(error: Exception) -> OmniloadError | None:
-    """Return the error as one of this project, where it is none of our own making."""
+    """Return the error as one of this project, or ``None`` if the error is a fault of ours."""
     match error:
         case OmniloadError():
             return error

@@ -1,4 +1,4 @@
-"""Time as something that can be handed in."""
+"""Clocks that can be passed as arguments, and limits of waits."""
 
 import math
 import time
@@ -19,39 +19,39 @@ __all__ = [
 
 Result = TypeVar("Result")
 _LATE_S = 1.0
-"""A wait that ends so much later than it was to says that its process did not run; less is a busy machine."""
+"""A wait that ends this much too late means that its process was stopped; shorter delays mean a busy machine."""
 LONGEST_WAIT_S = 2e9
-"""60 years, which every wait bears: locks, sockets and torch's stores raise ``OverflowError`` for some longer ones."""
+"""60 years: a wait that locks, sockets and torch's stores accept. For longer ones some raise ``OverflowError``."""
 
 
 def wait_of(timeout_s: object) -> float | None:
-    """Return how long who allows ``timeout_s`` waits; ``None`` for what is no finite length of time above 0."""
-    # The test says what must hold, so that NaN fails it.
+    """Return the wait for a given timeout; ``None`` if the timeout is not a finite number of seconds above 0."""
+    # The condition states what must be true, so that NaN fails it.
     if isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf:
         return float(min(timeout_s, LONGEST_WAIT_S))
     return None
 
 
 def overslept_s(asked_s: float, took_s: float) -> float:
-    """Return how much longer a wait took than it was to, where its own process was stopped in it; else 0.
+    """Return by how much a wait was too long if its own process was stopped meanwhile; otherwise 0.
 
-    A job that is suspended and goes on (SIGSTOP, a scheduler, the lid of a laptop) was late for nobody, and nobody for
-    it: what it waits for at that moment has the rest of its limit yet.
+    A job that is suspended and continued (by SIGSTOP, a scheduler, or a closed laptop) is not late, and neither are
+    the processes that it waits for. Therefore a wait at that moment keeps the rest of its limit.
 
     Args:
-        asked_s: What the wait was to take at most.
-        took_s: What it took.
+        asked_s: Longest intended duration of the wait.
+        took_s: Actual duration of the wait.
     """
     late_s = took_s - asked_s
     return late_s if late_s > _LATE_S else 0.0
 
 
 class Deadline:
-    """When what is waited for must be there; time in which this process is stopped does not count.
+    """The end of a limited wait; time in which this process is stopped does not count.
 
     Args:
         limit_s: Seconds from now.
-        now_s: A clock that never goes back.
+        now_s: A monotonic clock.
     """
 
     def __init__(self, limit_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -59,30 +59,31 @@ class Deadline:
         self.until = now_s() + limit_s
 
     def left_s(self) -> float:
-        """Return the seconds that are left."""
+        """Return the remaining seconds."""
         return self.until - self._now_s()
 
     def renew(self) -> None:
-        """Begin the limit anew."""
+        """Restart the limit."""
         self.until = self._now_s() + self.limit_s
 
     def wait(self, ended: Callable[[float], Result], longest_s: float) -> Result:
-        """Wait for ``longest_s`` at most by a function that is told how long, and return what that does."""
+        """Call ``ended`` with the longest time that it may wait, at most ``longest_s``, and return its result."""
         turn_s, began_s = max(0.0, min(self.left_s(), longest_s)), self._now_s()
         try:
             return ended(turn_s)
         finally:
             now_s = self._now_s()
-            # No more than the whole limit: the call may have begun it anew since, and others may wait for it too.
+            # At most the whole limit, because the call may have restarted it meanwhile, and others may share the
+            # deadline.
             most = max(self.until, now_s + self.limit_s)
             self.until = min(self.until + overslept_s(turn_s, now_s - began_s), most)
 
 
 class Clock(Protocol):
-    """Monotonic seconds, and a way to wait for them."""
+    """Monotonic seconds, and a way to wait."""
 
     def now_s(self) -> float:
-        """Return monotonic seconds since some fixed moment."""
+        """Return monotonic seconds since a fixed moment."""
         ...
 
     def sleep(self, duration_s: float) -> None:
@@ -103,7 +104,7 @@ class SystemClock(Clock):
 
 
 class FakeClock(Clock):
-    """A clock that moves only when told to; sleeping moves it."""
+    """A clock that moves only on request; sleeping moves it."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s

@@ -1,8 +1,8 @@
-"""Strict configuration: closed frozen models, faults that name file, line and key.
+"""Strict configuration: closed frozen models, and faults that name file, line and key.
 
-``load_yaml`` keeps the YAML tree beside the values, so that every fault, wherever pydantic
-found it, is reported as ``file:line: key: reason``, all at once. A rule that spans keys is
-one validator of the model around them, and names the key to change with ``fault_at``.
+``load_yaml`` keeps the YAML tree together with the values. Therefore every fault is reported as
+``file:line: key: reason``, all of them at once, wherever pydantic found it. A rule that concerns several keys is a
+validator of the model around them, and names the key to change with ``fault_at``.
 """
 
 import codecs
@@ -55,14 +55,14 @@ __all__ = [
 
 _MOST_FAULTS = 50
 _most_faults = ContextVar("most_faults", default=_MOST_FAULTS)
-"""Faults that are said of one file."""
+"""Number of faults that are reported of one file."""
 
 Location = tuple[str | int, ...]
 
 
 @contextmanager
 def every_fault() -> Iterator[None]:
-    """Have every fault of a file be said inside, and not as many as a person reads."""
+    """Report every fault of a file inside, instead of only as many as a person reads."""
     before = _most_faults.set(sys.maxsize)
     try:
         yield
@@ -77,7 +77,7 @@ class StrictModel(BaseModel):
 
     @override
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with some fields of other values; what was worked out of the fields is so anew."""
+        """Return a copy with new values for some fields; cached values computed from fields are computed again."""
         copied = super().model_copy(update=update, deep=deep)
         for name in copied.__dict__.keys() - type(self).model_fields.keys():
             del copied.__dict__[name]
@@ -92,7 +92,7 @@ def load_yaml(path: str | Path, model: type[Model]) -> Model:
 
     Args:
         path: The file.
-        model: What it must hold.
+        model: Model of its content.
 
     Returns:
         The validated model.
@@ -109,7 +109,7 @@ def read_text(file: Path) -> str:
     """Return the text of a YAML file.
 
     Raises:
-        ConfigError: There is no such file, it is none of settings, or not UTF-8.
+        ConfigError: There is no such file, it is not a file of settings, or it is not UTF-8.
     """
     content = read_small_file(file, most_bytes=LARGEST_TEXT_BYTES, what="a YAML file")
     try:
@@ -123,17 +123,17 @@ def read_text(file: Path) -> str:
 
 
 def line_of(file: Path, *at: str | int) -> int | None:
-    """Return the line of a key of a YAML file, or of the nearest one above it; None where it cannot be told now."""
+    """Return the line of a key of a YAML file, or of the nearest key above it; None if the file has changed."""
     try:
         root = _composed(read_text(file), str(file))
     except ConfigError:
-        return None  # it was changed since it was read
+        return None  # the file changed after it was read
     return None if root is None else _place(root, at, name="", is_missing=False)[1]
 
 
 @lru_cache(maxsize=1)
 def _composed(text: str, name: str) -> Node | None:
-    """Keep the tree that a line was asked of: of a thousand faults each would else compose it anew."""
+    """Cache the tree of the last query, because otherwise each of a thousand faults would compose it again."""
     return compose(text, name=name)
 
 
@@ -147,13 +147,13 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
 
 
 def validated(root: Node | None, model: type[Model], *, name: str, verb: str = "") -> Model:
-    """Build ``model`` of a tree; ``name`` stands for the file where the tree has none.
+    """Build ``model`` from a tree; ``name`` stands for the file if the tree has none.
 
     Args:
         root: The tree.
-        model: What it must hold.
+        model: Model of its content.
         name: The file, for messages.
-        verb: Command that says every fault of such a file by ``--all-faults``, where there is one.
+        verb: Command that reports every fault of such a file with ``--all-faults``, if there is one.
 
     Raises:
         ConfigError: As for ``load_yaml``.
@@ -161,17 +161,17 @@ def validated(root: Node | None, model: type[Model], *, name: str, verb: str = "
     try:
         return _validated({} if root is None or root.content is None else root.value, model)
     except ValidationError as error:
-        # Pydantic's own text says less, and would stand above ours wherever it is not caught.
+        # Pydantic's own text says less, and would be printed above ours if the error is not caught.
         remedy = f"; {verb} --all-faults {name} says every one" if verb else ""
         raise ConfigError("\n".join(_first(_faults(error, model, root, name), remedy))) from None
 
 
 def fault_at(message: str, *at: str | int) -> PydanticCustomError:
-    """Return what a validator raises to blame a key below the model or field that it checks.
+    """Return an error for a validator to raise that blames a key below the model or field that it checks.
 
     Args:
         message: Value found, limit and remedy.
-        at: Keys and indexes that lead from there to the value to change.
+        at: Keys and indexes from there to the value to change.
     """
     return PydanticCustomError("fault_at", "{said}", {"said": message, "at": at})
 
@@ -190,17 +190,18 @@ def _of_this_machine(path: str) -> str:
 
 
 LocalPath: TypeAlias = Annotated[str, AfterValidator(_of_this_machine)]
-"""Path of a file or folder that is opened as such: a URL would be taken for folders, its password shown with them."""
+"""Path of a file or folder that is opened as such. A URL is refused: it would be taken for a path, and its password
+shown."""
 
 
 def raise_faults(*checks: Iterable[PydanticCustomError]) -> None:
-    """Raise what several checks of a validator find, all of it at once.
+    """Raise all faults that several checks of a validator find, together.
 
     Args:
-        checks: Each yields the faults that it finds, or raises one; see ``fault_at``.
+        checks: Each check yields the faults that it finds, or raises one; see ``fault_at``.
 
     Raises:
-        ValidationError: There is one.
+        ValidationError: There is at least one fault.
     """
     found: list[PydanticCustomError] = []
     for check in checks:
@@ -215,10 +216,10 @@ def raise_faults(*checks: Iterable[PydanticCustomError]) -> None:
 
 
 def checked(fields: Mapping[str, object], model: type[Model], *, name: str) -> Model:
-    """Build ``model`` from what a program gives; ``name`` stands for it in messages.
+    """Build ``model`` from values of a program; ``name`` stands for them in messages.
 
     Raises:
-        ConfigError: It breaks the model; every fault on a line of its own as ``name: key: reason``.
+        ConfigError: The values break the model; each fault is on its own line as ``name: key: reason``.
     """
     try:
         return _validated(dict(fields), model)
@@ -228,7 +229,7 @@ def checked(fields: Mapping[str, object], model: type[Model], *, name: str) -> M
 
 
 def _validated(value: object, model: type[Model]) -> Model:
-    """Build ``model``; refuse afterwards what pydantic takes and nothing of ours can use."""
+    """Build ``model``, then refuse values that pydantic accepts but our code cannot use."""
     built = model.model_validate(value)
     unfit = [
         InitErrorDetails(type=fault, loc=location, input=given)
@@ -245,15 +246,15 @@ _TRUTH = PydanticCustomError("truth", "Input should be a number, not a truth")
 def _unfit(
     given: object, built: object, location: Location
 ) -> Iterator[tuple[Location, object, PydanticCustomError]]:
-    """Walk what was given beside what was built of it, for truths as numbers and for texts that are none."""
+    """Compare the given values with the built ones, and yield booleans used as numbers and invalid texts."""
     match given:
         case bool():
-            # To pydantic a truth is 0 or 1.
+            # Pydantic takes a boolean for 0 or 1.
             if isinstance(built, int | float) and not isinstance(built, bool):
                 yield location, given, _TRUTH
         case str() if not given.isascii():
-            # Python has a byte of a name that is not UTF-8 as half a surrogate pair, which no file can be
-            # given: the settings could be neither kept nor sent to another process.
+            # Python represents a byte of a name that is not UTF-8 as half a surrogate pair, which no file can store.
+            # Such settings could be neither kept nor sent to another process.
             if given.encode(errors="replace").decode() != given:
                 yield (
                     location,
@@ -273,23 +274,23 @@ def _unfit(
 
 
 class _Fault(NamedTuple):
-    """What pydantic found at a place."""
+    """A fault that pydantic found at a place."""
 
     at: Location
     is_missing: bool
-    """Whether a key is missing there."""
+    """Whether the fault is a missing key."""
     is_rule: bool
-    """Whether a rule of ours says it, and not the type of the value."""
+    """Whether one of our rules reports the fault, instead of the type of the value."""
     said: str
 
 
 def _found(error: ValidationError, model: type[BaseModel]) -> list[_Fault]:
-    """Return what to say of each fault, and where."""
+    """Return the message and the place of each fault."""
     found: list[_Fault] = []
     faults = error.errors(include_url=False)
     for fault in faults:
         loc = tuple(fault["loc"]) + tuple(fault.get("ctx", {}).get("at", ()))
-        # Looking for a near key takes a while: beyond what is shown, nobody reads it.
+        # Searching for a similar key takes time, so it is done only for the faults that are shown.
         unknown = fault["type"] == "extra_forbidden" and len(found) < _most_faults.get()
         tagless = fault["type"] == "union_tag_not_found"
         said = said_of_fault(fault, tags_at(model, loc) if tagless else ())
@@ -299,18 +300,18 @@ def _found(error: ValidationError, model: type[BaseModel]) -> list[_Fault]:
             said = said.replace("{type: TYPE, key: value}", meant).replace("{key: value}", meant)
         kind = fault["type"]
         found.append(_Fault(loc, kind == "missing", kind == "fault_at", said))
-    # A list whose items fail is also reported itself; the items say it better. What a rule says is no such report.
+    # If items of a list fail, pydantic also reports the list, which says less. Faults of our rules are kept.
     above = _above(fault.at for fault in found)
     return [fault for fault in found if fault.at not in above or fault.is_rule]
 
 
 def _above(locations: Iterable[Location]) -> set[Location]:
-    """Return all places that something of ``locations`` lies below."""
+    """Return all places above the given ones."""
     return {loc[:i] for loc in locations for i in range(1, len(loc))}
 
 
 def _first(faults: Iterable[str], remedy: str = "") -> Iterator[str]:
-    """Yield as many faults as a person reads, how many more there are, and ``remedy``, which shows them."""
+    """Yield as many faults as a person reads, then the number of further faults and a ``remedy`` that shows them."""
     every, most = list(faults), _most_faults.get()
     yield from every[:most]
     if (more := len(every) - most) > 0:
@@ -324,7 +325,7 @@ def _faults(
         (*_place(root, fault.at, name=name, is_missing=fault.is_missing), fault)
         for fault in _found(error, model)
     ]
-    # What may be of several types is reported as none of each; what is wrong in it, or a rule of ours, says it better.
+    # A union is reported as a fault of each of its types. A fault inside the value, or of one of our rules, says more.
     above = _above(location for _, _, location, _ in found)
     ruled = {location for _, _, location, fault in found if fault.is_rule}
     said: dict[tuple[str, int, Location], list[str]] = {}
@@ -340,18 +341,17 @@ def _faults(
 
 
 def _dotted(location: Sequence[str | int]) -> str:
-    # A key of dots alone would be lost among those between keys.
+    # A key that consists of dots would be lost among the dots between keys.
     return ".".join(part if part.strip(".") else repr(part) for part in map(str, location))
 
 
 def _place(
     root: Node | None, location: Location, *, name: str, is_missing: bool
 ) -> tuple[str, int, Location]:
-    """Find the file and the line of ``location``, and the part of it that exists there.
+    """Find the file and the line of ``location``, and the part of the location that exists there.
 
-    Pydantic puts the tag of a union into its locations; a part that the file does
-    not hold is left out, unless it is the key that is missing. The last part may stand deeper than the
-    location says, in what a model flattens.
+    Pydantic puts the tag of a union into its locations. A part that is not in the file is left out, unless it is the
+    missing key. The last part may be deeper than the location says, in the part that a model flattens.
     """
     node, shown = root, []
     file, line = (name, 1) if root is None else (root.file, root.line)
@@ -373,7 +373,7 @@ def _place(
 
 
 def _deeper(node: Node, part: str | int) -> Iterator[Location]:
-    """Yield where a key stands in the mappings below a value."""
+    """Yield the places of a key in the mappings below a value."""
     for key, (_, inner) in node.content.items() if isinstance(node.content, dict) else ():
         if isinstance(inner.content, dict) and part in inner.content:
             yield (key, part)

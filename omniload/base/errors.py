@@ -9,8 +9,8 @@
     +-- IntegrityError     stop; never retried nor skipped    exit 5
     +-- DefectError        report it: the fault is ours       exit 1
 
-Every message names the thing, the value found, the limit and the remedy. Errors
-hold one string, so they cross process boundaries unchanged; ``omniload.base.message_text`` says what is never in it.
+Every message names the thing, the value found, the limit and the remedy. Errors hold a single string, so they cross
+process boundaries unchanged. ``omniload.base.message_text`` removes what must never be in it.
 """
 
 import errno
@@ -44,7 +44,7 @@ class OmniloadError(Exception):
     exit_code: int = 1
 
     def __init__(self, message: str) -> None:
-        # One argument and no other: an exception is pickled as its class and its arguments.
+        # A single argument, because an exception is pickled as its class and its arguments.
         super().__init__(message_text(message))
 
 
@@ -118,15 +118,15 @@ _REFUSALS: dict[int, tuple[type[OmniloadError], str]] = {
         (UnavailableError, "see whether it can be reached from here, then try again"),
     ),
 }
-"""What the system refuses for a reason that lies outside: the class, and the remedy.
+"""Refusals of the system for outside reasons: the class of the error, and the remedy.
 
-Any other number, such as ``EBADF`` or ``EINVAL``, comes from asking wrongly: a fault of code.
+Any other number, such as ``EBADF`` or ``EINVAL``, comes from a wrong call, which is a fault of code.
 """
 
 
 def system_refusal(error: OSError | MemoryError) -> OmniloadError | None:
-    """Return what the system refused as an error of this project; ``None`` where code asked wrongly."""
-    # Raised by numpy too, with the size and the shape that were asked for.
+    """Return a refusal of the system as an error of this project; ``None`` if the call itself was wrong."""
+    # Numpy raises it too, with the requested size and shape.
     if isinstance(error, MemoryError):
         return UnavailableError(
             f"no memory is left ({error}); ask for less, such as a lower batch.tokens or "
@@ -145,13 +145,13 @@ def system_refusal(error: OSError | MemoryError) -> OmniloadError | None:
 
 @contextmanager
 def system_refusals(what: str) -> Iterator[None]:
-    """Tell what the system refuses inside, such as a folder that cannot be made, as an error of this project.
+    """Raise refusals of the system inside, such as a folder that cannot be created, as errors of this project.
 
     Args:
-        what: What is being done, such as ``the run's folder``, for messages.
+        what: Name of what is being done, such as ``the run's folder``, for messages.
 
     Raises:
-        OmniloadError: As ``system_refusal`` says; any other error passes as it is.
+        OmniloadError: The error from ``system_refusal``; any other error passes unchanged.
     """
     try:
         yield
@@ -163,10 +163,10 @@ def system_refusals(what: str) -> Iterator[None]:
 
 
 def shown_at_once(error: BaseException) -> None:
-    """Drop our frames from the traceback of an error that says what is wrong, and from those of its causes.
+    """Drop our frames from the traceback of an error that explains itself, and from its causes.
 
-    They stood, some sixty lines, above what a user is to read. What a user's own function raised keeps its frames, as
-    of a transform or a strategy, and a fault of ours, which is reported, keeps all.
+    Otherwise some sixty lines stand above the message for the user. Errors raised in a user's own function, such as a
+    transform or a strategy, keep its frames, and faults of ours, which are to be reported, keep all frames.
     """
     if not isinstance(error, OmniloadError) or isinstance(error, DefectError):
         return
@@ -179,7 +179,7 @@ def shown_at_once(error: BaseException) -> None:
 
 
 class ShownAtOnce(ContextDecorator):
-    """Shows an error that leaves a call of a user's at once; see ``shown_at_once``."""
+    """Shortens the traceback of an error that leaves a user's call; see ``shown_at_once``."""
 
     def __enter__(self) -> None:
         """Begin a call."""
@@ -187,7 +187,7 @@ class ShownAtOnce(ContextDecorator):
     def __exit__(
         self, kind: object, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        """Let go of our frames where an error leaves the call."""
+        """Drop our frames if an error leaves the call."""
         if error is not None:
             shown_at_once(error)
 
@@ -197,7 +197,7 @@ _OF_PYTHON = f"{Path(os.__file__).parent}{os.sep}"
 
 
 def _of_others(frames: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from its first frame on that is neither ours nor, as of a lock or a pool, Python's."""
+    """Return a traceback from its first frame that is neither ours nor Python's, such as that of a lock or a pool."""
     while frames is not None:
         file = frames.tb_frame.f_code.co_filename
         is_of_python = file.startswith(_OF_PYTHON) and "site-packages" not in file
@@ -208,15 +208,15 @@ def _of_others(frames: TracebackType | None) -> TracebackType | None:
 
 
 def project_error(error: BaseException, role: str) -> OmniloadError:
-    """Return an error as callers get it: one of this project, which crosses process boundaries.
+    """Return an error in the form for callers: an error of this project, which crosses process boundaries.
 
     Args:
-        error: What was raised.
-        role: Where, such as ``the planner``.
+        error: The error that was raised.
+        role: Name of the role in which it was raised, such as ``the planner``.
 
     Returns:
-        The error itself where it is one of ours; as ``system_refusal`` says where the system
-        refused a file, a socket or memory; ``DefectError`` for any other, which nobody foresaw.
+        The error itself if it is one of ours; the error from ``system_refusal`` if the system refused a file, a socket
+        or memory; ``DefectError`` for any other, unforeseen error.
     """
     if isinstance(error, OmniloadError):
         return error

@@ -1,8 +1,8 @@
-"""The optional parts of the distribution: the module that is missing, and the line that installs it.
+"""The optional parts of the distribution: the missing module, and the command that installs it.
 
-The import name ``omniload`` is also that of another project on the public index. A message that
-said ``pip install 'omniload[ray]'`` would put that project's files over ours, so the name of our
-distribution stands here once, and every message takes it from here.
+The import name ``omniload`` is also that of another project on the public index. A message with
+``pip install 'omniload[ray]'`` would overwrite our files with those of that project. Therefore the name of our
+distribution is defined here once, and every message uses it.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 DISTRIBUTION = "omniload-data"
-"""Name of this distribution on a package index; the packages it holds keep theirs."""
+"""Name of this distribution on a package index; the packages in it keep their names."""
 
 _NAMESAKE = "omniload"
 
@@ -44,7 +44,7 @@ EXTRA_OF = {
     "trio": "fuse",
     "wandb": "wandb",
 }
-"""Extra that brings a top-level module."""
+"""Extra that installs a top-level module."""
 
 
 def install_line(*extras: str) -> str:
@@ -57,10 +57,10 @@ def missing_extra(
 ) -> ConfigError:
     """Return the refusal of ``what``, which needs the module that ``error`` did not find.
 
-    ``extra`` names the one to install where several bring it.
+    ``extra`` names the extra to install if several bring the module.
 
     Raises:
-        ModuleNotFoundError: ``error`` itself, where no extra brings its module: a fault of ours.
+        ModuleNotFoundError: ``error`` itself, if no extra brings its module, which is a fault of ours.
     """
     module = (error.name or "").partition(".")[0]
     if module not in EXTRA_OF:
@@ -71,24 +71,25 @@ def missing_extra(
 
 
 def missing_client(error: ImportError) -> str:
-    """Return what a client of a store lacks, as it says itself, and the line that installs it where an extra does."""
-    # fsspec names the package in words, and in what was not found before them.
+    """Return what a client of a store lacks, in its own words, and the install command if an extra brings it."""
+    # fsspec names the package only in its text; the error before it has the name of the module.
     found = error.__cause__ if isinstance(error.__cause__, ImportError) else error
     extra = EXTRA_OF.get((found.name or "").partition(".")[0])
     return f"{error}; {install_line(extra)}" if extra else str(error)
 
 
 def refuse_namesake() -> None:
-    """Refuse to run where the other project of this name is installed into the same folder.
+    """Refuse to run if the other project of this name is installed into the same folder.
 
-    Both distributions hold a package ``omniload``: the one installed last has overwritten files of
-    the other, and neither can be trusted to run.
+    Both distributions contain a package ``omniload``. The one installed last has overwritten files of the other, so
+    neither can be trusted to run.
 
     Raises:
-        ConfigError: With the version found and the lines that mend it.
+        ConfigError: The other project is there; the message has its version and the commands that repair the
+            installation.
     """
     site = Path(omniload.__file__).parents[1]
-    # Beside our own files: a namesake elsewhere on the path lies over nothing.
+    # Only in our own folder, because a namesake elsewhere on the path overwrites nothing.
     for record in site.glob(f"{_NAMESAKE}-*.dist-info"):
         version = record.name.removeprefix(f"{_NAMESAKE}-").removesuffix(".dist-info")
         raise ConfigError(

@@ -1,11 +1,11 @@
-"""Logging: one logger tree; rich on a terminal, plain lines elsewhere, and in a run's folder a file for each role.
+"""Logging: one logger tree; rich on a terminal, plain lines elsewhere, and a file for each role in a run's folder.
 
-A thread speaks for a role inside ``RoleLog.speaking``; a process that is one role does so by ``speak_for``::
+A thread writes for a role inside ``RoleLog.speaking``; a process with a single role calls ``speak_for``::
 
     logger "omniload" ──▶ standard error         every line, as the program has set it up
                       └─▶ RUN/logs/ROLE.log      lines of the role that the thread speaks for; whole, then ROLE.log.1
 
-Whatever comes out at either end has its secrets taken out.
+Secrets are removed from everything that is written to either.
 """
 
 import logging
@@ -41,16 +41,16 @@ __all__ = [
 
 _ROOT = "omniload"
 ONCE = {"once": True}
-"""``extra`` of a line that says no more when it is said again: a command shows it once, a log of a role each time."""
+"""``extra`` of a line that says nothing new when repeated: a command shows it once, the log of a role each time."""
 _LARGEST_FILE_BYTES = 4 << 20
-"""A role keeps this file and the one before it."""
+"""Largest size of a role's file; the previous file is kept as well."""
 _LONGEST_LINE = 16 << 10
 _TAIL_BYTES = 64 << 10
 _LONGEST_SHOWN = 500
 
 
 class _Discreet(logging.Formatter):
-    """Shows no secret and sends a terminal no commands, be it in a message or in a traceback."""
+    """Hides secrets and escapes terminal control characters, both in messages and in tracebacks."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -58,16 +58,16 @@ class _Discreet(logging.Formatter):
 
 
 class _WithoutSecrets(logging.Filter):
-    """Takes secrets out of a line before any handler has it: those of a program that imports this know of none."""
+    """Removes secrets from a line before any handler gets it; handlers of importing programs do not hide them."""
 
     @override
     def filter(self, record: logging.LogRecord) -> bool:
-        # A line with the wrong arguments is told by the handler, and ends nobody's work.
+        # The handler reports a line with the wrong arguments; such a line must not end the work that logs it.
         with suppress(TypeError, ValueError):
             text = record.getMessage()
             if (clean := without_secrets(text)) != text:
                 record.msg, record.args = clean, ()
-        if record.exc_info:  # which formatters take in place of one that they would make
+        if record.exc_info:  # formatters use this text instead of formatting the exception
             record.exc_text = without_secrets(_PLAIN.formatException(record.exc_info))
         return True
 
@@ -76,7 +76,7 @@ _WITHOUT_SECRETS, _PLAIN = _WithoutSecrets(), logging.Formatter()
 
 
 class _NotAgain(logging.Filter):
-    """Leaves out what was said before of what is said ``ONCE``: a command may open a source many times."""
+    """Drops repetitions of lines that are marked ``ONCE``, because a command may open a source many times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,14 +94,14 @@ class _NotAgain(logging.Filter):
 
 
 class RoleLog(RotatingFileHandler):
-    """The lines of one role: a file that only its user may read or have made, of bounded size."""
+    """The lines of one role: a file of bounded size that only its user can read or can have created."""
 
     def __init__(self, path: Path, *, form: str = "%(asctime)s %(levelname)s %(message)s") -> None:
-        """Open the file behind what it holds.
+        """Open the file and append to it.
 
         Raises:
-            StateError: Something else lies there, or it is another user's.
-            OSError: It cannot be opened.
+            StateError: Something other than a file is there, or it belongs to another user.
+            OSError: The file cannot be opened.
         """
         self._ended = self._is_told = False
         super().__init__(
@@ -111,12 +111,12 @@ class RoleLog(RotatingFileHandler):
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """Path of the file."""
         return Path(self.baseFilename)
 
     @contextmanager
     def speaking(self) -> Iterator[None]:
-        """Have what this thread logs inside put here too."""
+        """Write what this thread logs inside into this file too."""
         token = _SPEAKER.set(self)
         try:
             yield
@@ -124,7 +124,7 @@ class RoleLog(RotatingFileHandler):
             _SPEAKER.reset(token)
 
     def note(self, level: int, text: str, error: BaseException | None = None) -> None:
-        """Write a line here and nowhere else, with the traceback of ``error``."""
+        """Write a line into this file only, with the traceback of ``error``."""
         traced = None if error is None else (type(error), error, error.__traceback__)
         self.handle(logging.LogRecord(_ROOT, level, "", 0, text, None, traced))
 
@@ -142,21 +142,21 @@ class RoleLog(RotatingFileHandler):
     @override
     def close(self) -> None:
         self._ended = True
-        with suppress(OSError):  # told before, of the line that did not fit
+        with suppress(OSError):  # reported before, for the line that did not fit
             super().close()
 
     @override
     def handleError(self, record: logging.LogRecord) -> None:
-        """Lose the line, and say so once: a full disk must not end the role."""
+        """Drop the line, and report it once: a full disk must not end the role."""
         if not self._is_told:
             self._is_told = True
             get_logger(__name__).warning("%s: lines are lost: %s", self.path, sys.exc_info()[1])
 
     @override
     def _open(self) -> TextIOWrapper:
-        # Without O_NONBLOCK a pipe that lies there would be waited for.
+        # Without O_NONBLOCK, opening a pipe at this path would wait.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        # A link in the run's folder would have another file of this user's written to.
+        # A link in the run's folder could lead to another file of this user, which must not be written to.
         descriptor = os.open(self.baseFilename, flags | os.O_CLOEXEC, 0o600)
         seen = os.fstat(descriptor)
         if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid():
@@ -167,21 +167,21 @@ class RoleLog(RotatingFileHandler):
         return open(descriptor, "a", encoding=self.encoding, errors=self.errors)  # noqa: PTH123 -- a descriptor
 
 
-# Of one thread: those that it starts speak for nobody until they say so.
+# Per thread: the threads that it starts write for no role until they say so.
 _SPEAKER: ContextVar[RoleLog | None] = ContextVar("omniload_role_log", default=None)
 
 
 class _ToRoles(logging.Handler):
-    """Hands a line to the log of the role that speaks."""
+    """Passes a line to the log of the role of the current thread."""
 
     process_role: RoleLog | None = None
-    """For threads that speak for none."""
+    """Log for threads without a role."""
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
         if (log := _SPEAKER.get() or self.process_role) is not None:
             log.handle(record)
-        # Python itself writes to standard error where no handler is set up; this one must not count as such.
+        # Python itself writes to standard error if no handler is set up, and this handler must not count as one.
         last = logging.lastResort
         if last is not None and record.levelno >= last.level and not self._has_others():
             last.handle(record)
@@ -196,13 +196,13 @@ _TO_ROLES = _ToRoles()
 
 
 class RoleLogs:
-    """The files of the roles that one process holds of a plane."""
+    """The log files of the roles that one process has in a plane."""
 
     latest: Path | None = None
     """Folder of the plane that this process opened or joined last."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Write below ``folder``, as ``logs_folder`` names it; without one, or on a host without the run's, nothing."""
+        """Write below ``folder``, as from ``logs_folder``; write nothing without it or on a host without its parent."""
         self._folder, self._logs = folder, dict[str, RoleLog]()
         if folder is not None and folder.parent.is_dir():
             RoleLogs.latest = folder
@@ -210,7 +210,7 @@ class RoleLogs:
             self._folder = None
 
     def of(self, role: str) -> RoleLog | None:
-        """Open the log of a role; a run goes on without one where it cannot be had."""
+        """Open the log of a role; ``None`` if it cannot be opened, because a run continues without logs."""
         if self._folder is None:
             return None
         if role in self._logs:
@@ -228,37 +228,37 @@ class RoleLogs:
         return log
 
     def close(self) -> None:
-        """Close them; lines that come later are lost."""
+        """Close all logs; later lines are lost."""
         for log in self._logs.values():
             log.close()
 
 
 def speak_for(log: RoleLog | None) -> None:
-    """Have whatever this process logs from now on, informative lines included, put into the log of its role."""
+    """Write everything that this process logs from now on, from level INFO on, into the log of its role."""
     _TO_ROLES.process_role = log
     if log is not None:
         logging.getLogger(_ROOT).setLevel(logging.INFO)
 
 
 def logs_folder(run_dir: Path) -> Path:
-    """Return the folder of the roles' lines in the folder of a run."""
+    """Return the folder of the roles' logs in the folder of a run."""
     return run_dir / "logs"
 
 
 def log_name(role: str) -> str:
-    """Return the name of the file of a role's lines."""
+    """Return the name of a role's log file."""
     return f"{role.replace(' ', '-')}.log"
 
 
 def place_of_lines(role: str) -> str:
-    """Say where the lines of a role of this process's plane are, as the end of a message; nothing without a file."""
+    """Return the path of the log of a role of this process's plane, as the end of a message; empty without a file."""
     path = RoleLogs.latest and RoleLogs.latest / log_name(role.removeprefix("the "))
     return f"; its lines: {path}" if path and path.is_file() else ""
 
 
 def last_line_of(path: Path) -> str:
-    """Return the last line of a log, fit to be shown on a terminal; nothing where there is none."""
-    # Imported here: it brings pydantic, which costs the start of every command a tenth of a second.
+    """Return the last line of a log, made safe for a terminal; empty if there is none."""
+    # Imported here, because it imports pydantic, which adds a tenth of a second to the start of every command.
     from omniload.base.reading import open_file  # noqa: PLC0415
 
     try:
@@ -274,22 +274,22 @@ def last_line_of(path: Path) -> str:
 def get_logger(name: str) -> logging.Logger:
     """Return the project's logger for a module; pass ``__name__``."""
     logger = logging.getLogger(name if name.startswith(f"{_ROOT}.") else f"{_ROOT}.{name}")
-    logger.addFilter(_WITHOUT_SECRETS)  # once: it is the same one
+    logger.addFilter(_WITHOUT_SECRETS)  # added only once, because it is the same object
     return logger
 
 
 def set_up_logging(level: str = "INFO", *, role: str = "") -> None:
-    """Send the project's log to standard error; ``role`` (``planner``, ``rank 1``) opens each line.
+    """Send the project's log to standard error; each line begins with ``role`` (``planner``, ``rank 1``).
 
-    Only the project's own logger is touched: a library that is imported into
-    somebody's program leaves the root logger alone.
+    Only the project's own logger is changed, because a library that is imported into a program must leave the root
+    logger alone.
     """
     handler: logging.Handler
-    stderr: TextIO | None = sys.stderr  # none where it was closed before this process began
+    stderr: TextIO | None = sys.stderr  # None if it was closed before this process began
     if stderr is None:
         handler = logging.NullHandler()
     elif stderr.isatty():
-        # Imported here: a quarter of the start of every command that nobody watches.
+        # Imported here, because it takes a quarter of the start of every command without a terminal.
         from rich.console import Console  # noqa: PLC0415
         from rich.logging import RichHandler  # noqa: PLC0415
 
@@ -304,8 +304,8 @@ def set_up_logging(level: str = "INFO", *, role: str = "") -> None:
         )
     handler.addFilter(_NotAgain())
     logger = logging.getLogger(_ROOT)
-    # What hands lines to roles stays: roles may begin before logging is set up.
+    # The handler of the roles' logs stays, because roles may begin before logging is set up.
     logger.handlers[:] = [handler, *(h for h in logger.handlers if h is _TO_ROLES)]
     logger.setLevel(level)
-    # Else a program that has set up the root logger would show each line twice.
+    # Otherwise a program that has set up the root logger would show each line twice.
     logger.propagate = False

@@ -1,12 +1,12 @@
-"""Values under a hard cap: the least recently used go first, and pinned ones stay.
+"""Values under a hard cap: the least recently used are removed first, and pinned ones stay.
 
 ::
 
     oldest                                newest
     [ a | b* | c | d ]  put(e) ------> [ b* | c | d | e ]      a is returned, b* is pinned
 
-One mechanism for all caches in memory: what is special to one of them (a time, a file to
-close, blocks that share memory) is in its values and its owner.
+One mechanism for all caches in memory. Whatever is special to one of them (a time, a file to close, blocks that share
+memory) is in its values and its owner.
 """
 
 import threading
@@ -29,11 +29,11 @@ class _Line(Generic[Value]):
 
 
 class Lru(Generic[Key, Value]):
-    """Values by key. Safe in threads: each call is one step.
+    """Values by key. Thread-safe: each call is atomic.
 
     Args:
-        capacity: Most of the sizes of all values together: bytes, or a number of values where
-            each has the size 1. ``used`` never exceeds it, but by what ``resize`` adds.
+        capacity: Limit of the sum of all sizes: bytes, or a number of values if each has size 1. ``used`` never
+            exceeds it, except by what ``resize`` adds.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -44,24 +44,24 @@ class Lru(Generic[Key, Value]):
 
     @property
     def used(self) -> int:
-        """Sizes of all values together."""
+        """Sum of the sizes of all values."""
         return self._used
 
     def __len__(self) -> int:
         return len(self._lines)
 
     def __contains__(self, key: object) -> bool:
-        # Without the lock: one look into a dictionary is one step of the interpreter.
+        # Without the lock, because one look into a dictionary is atomic in the interpreter.
         return key in self._lines
 
     def __iter__(self) -> Iterator[Key]:
-        """Yield the keys of this moment, the least recently used first."""
+        """Yield the current keys, the least recently used first."""
         with self._lock:
-            # A copy: whoever goes through the keys may put and pop meanwhile.
+            # A copy, because the caller may put and pop during the iteration.
             return iter(list(self._lines))
 
     def get(self, key: Key) -> Value | None:
-        """Return a value, and count that as a use; None where there is none."""
+        """Return a value and count this as a use; None if there is none."""
         with self._lock:
             line = self._lines.get(key)
             if line is None:
@@ -70,7 +70,7 @@ class Lru(Generic[Key, Value]):
             return line.value
 
     def peek(self, key: Key) -> Value | None:
-        """Return a value; no sign of use."""
+        """Return a value without counting this as a use."""
         line = self._lines.get(key)
         return line.value if line is not None else None
 
@@ -80,21 +80,21 @@ class Lru(Generic[Key, Value]):
             return [line.value for line in self._lines.values()]
 
     def size_of(self, key: Key) -> int:
-        """Return the size of a value; 0 where there is none."""
+        """Return the size of a value; 0 if there is none."""
         line = self._lines.get(key)
         return line.size if line is not None else 0
 
     def put(self, key: Key, value: Value, size: int = 1) -> list[tuple[Key, Value]]:
-        """Keep a value, in place of another of its key, whose pins it takes over.
+        """Store a value; it replaces an earlier value of its key and takes over its pins.
 
         Returns:
-            What had to go for it, the least recently used first; the value itself where even
-            all that may go would leave no room, and then nothing else went.
+            The removed values, the least recently used first. If removing all unpinned values would not make enough
+            room, the new value itself is returned, and nothing else is removed.
         """
         with self._lock:
             before = self._lines.pop(key, None)
             self._used -= before.size if before is not None else 0
-            # What has no size needs no room, also where pinned values exceed the capacity.
+            # A value without a size needs no room, even if pinned values exceed the capacity.
             gone = self._make_room(size) if size else []
             if gone is None:
                 return [(key, value)]
@@ -103,11 +103,11 @@ class Lru(Generic[Key, Value]):
             return gone
 
     def make_room(self, size: int, *, but: Key | None = None) -> list[tuple[Key, Value]] | None:
-        """Let values go until ``size`` more fits, those without a size, pinned ones and ``but`` excepted.
+        """Remove values until ``size`` more fits, except for those without a size, pinned ones and ``but``.
 
         Returns:
-            What went, the least recently used first; None where even all that may go would
-            leave no room, and then nothing went.
+            The removed values, the least recently used first; None if removing all such values would not make enough
+            room, and then nothing is removed.
         """
         with self._lock:
             return self._make_room(size, but)
@@ -118,7 +118,7 @@ class Lru(Generic[Key, Value]):
             return next((key for key, line in self._lines.items() if not line.pins), None)
 
     def resize(self, key: Key, size: int) -> None:
-        """Set the size of a value, without letting another go."""
+        """Set the size of a value without removing another."""
         with self._lock:
             line = self._lines[key]
             self._used += size - line.size
@@ -130,7 +130,7 @@ class Lru(Generic[Key, Value]):
             self._lines[key].pins += 1
 
     def unpin(self, key: Key) -> bool:
-        """Take a pin away; return whether it was the last."""
+        """Remove a pin; return whether it was the last."""
         with self._lock:
             line = self._lines[key]
             line.pins -= 1
@@ -142,7 +142,7 @@ class Lru(Generic[Key, Value]):
         return line is not None and line.pins > 0
 
     def pop(self, key: Key) -> Value | None:
-        """Remove a value, pinned or not, and return it; None where there is none."""
+        """Remove a value, pinned or not, and return it; None if there is none."""
         with self._lock:
             return self._popped(key) if key in self._lines else None
 
@@ -167,7 +167,7 @@ class Lru(Generic[Key, Value]):
         missing = self._used + size - self.capacity
         if missing <= 0:
             return []
-        # Chosen first: where all that may go is too little nothing goes.
+        # Chosen before removal: if there is not enough to remove, nothing is removed.
         leaving: list[Key] = []
         for key, line in self._lines.items():
             if line.size and not line.pins and key != but:

@@ -1,8 +1,8 @@
-"""What becomes of the text of every message, error or line of a log, before anybody reads it.
+"""Preparation of the text of every message, error and log line for display.
 
-Messages quote names, keys, paths and answers that others wrote. ``message_text`` is the one place that
-makes such a text fit for a terminal, whoever quoted it: no secret, no character that moves the cursor, colours what
-follows or turns its direction, and no name without an end.
+Messages quote names, keys, paths and answers that others wrote. ``message_text`` is the one place that makes such a
+text safe for a terminal: without secrets, without characters that move the cursor, change colours or turn the
+direction of the text, and without endless names.
 """
 
 import codecs
@@ -13,21 +13,21 @@ from omniload.base.secrets import without_secrets
 __all__ = ["SPELT_PLAINLY", "log_text", "message_text"]
 
 SPELT_PLAINLY = "omniload.spelt_plainly"
-"""What a stream does with characters that its encoding has none for: those we draw with become plain ones of the same
-width, and all others are spelt out, as by ``backslashreplace``."""
+"""Error handler for characters that a stream's encoding lacks: the characters of our drawings become plain ones of
+the same width, and all others are escaped, as by ``backslashreplace``."""
 _PLAIN = str.maketrans("█▉▊▋▌▍▎▏▓▇▆▅▄▃▂▁░·…±²◀▶", "#####|||%*+=-:._..~~2<>")
 
 _LONGEST_WORD = 1024
-"""Characters without white space: few paths and no key of settings have as many."""
+"""Longest shown run of characters without white space: few paths and no key of settings are as long."""
 _HEAD, _TAIL = 160, 80
-"""Characters of a longer one that are shown, of its start and its end: both say what it is the path or the key of."""
+"""Number of characters shown of the start and the end of a longer one, which identify the path or the key."""
 _LONGEST_LINE = 16 << 10
-"""Many names in one line are as long as one."""
+"""Largest length of a line: many names in one line are as long as one long name."""
 _WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 
 
 def message_text(text: str) -> str:
-    """Return a text as messages show it; one that was made before stays as it is."""
+    """Return a text as messages show it; a text that was prepared before stays unchanged."""
     text = log_text(text)
     if len(text) <= _LONGEST_WORD:
         return text
@@ -41,14 +41,14 @@ def message_text(text: str) -> str:
 
 
 def log_text(text: str) -> str:
-    """Return a text as a log keeps it: all of it, for a line of a library or of a user's program is nobody's to cut."""
-    # Spelt out first: what is spelt out may be a part of a URL's scheme.
+    """Return a text as a log keeps it: in full, because lines of libraries and users must not be shortened."""
+    # Escaped first, because escaping may produce a part of a URL's scheme.
     return without_secrets(_escaped(text))
 
 
 def _escaped(text: str) -> str:
-    """Return a text with what a terminal would not print spelt out; ends of lines and tabs stay."""
-    # The usual case in one look: every message and every line of a log comes by here.
+    """Return a text with characters that a terminal would not print escaped; line ends and tabs stay."""
+    # The usual case is decided by one check, because every message and every log line passes here.
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

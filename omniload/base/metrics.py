@@ -1,7 +1,7 @@
-"""The metrics registry: prometheus-client, one registry of our own.
+"""The metrics registry: prometheus-client, with one registry of our own.
 
-Metric names start with ``omniload_`` and end in their unit. A process that wants to
-be scraped calls ``serve``; it binds loopback unless told otherwise.
+Metric names start with ``omniload_`` and end in their unit. A process that is to be scraped calls ``serve``, which
+binds to loopback by default.
 """
 
 from collections.abc import Callable
@@ -19,9 +19,9 @@ __all__ = [
     "serve",
 ]
 
-# Not the library's own: a trainer may serve that one, and what else is in it is not ours to show.
+# Not the library's own registry: a trainer may serve that one, and its other metrics are not ours to show.
 REGISTRY = CollectorRegistry()
-"""Holds this project's metrics and no one else's."""
+"""Registry of this project's metrics only."""
 
 TOKENS_PLANNED = Counter(
     "omniload_tokens_planned",
@@ -64,13 +64,13 @@ def serve(port: int, *, address: str = "127.0.0.1") -> Callable[[], None]:
     """Answer scrapes of the registry at ``http://address:port/metrics`` from a daemon thread.
 
     Returns:
-        A function that ends it and frees the port.
+        A function that stops the server and frees the port.
     """
     server, thread = start_http_server(port, addr=address, registry=REGISTRY)
 
     def close() -> None:
         server.shutdown()
-        # Or the port stays taken, and a process could not open a second plane with it.
+        # Otherwise the port stays taken, and a process could not open a second plane with it.
         server.server_close()
         thread.join()
 

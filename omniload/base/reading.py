@@ -1,4 +1,4 @@
-"""Files of others and files that were kept: opened and never waited for, small ones read whole within a limit."""
+"""Reading users' files and kept files: opened without waiting, and small ones read whole within a limit."""
 
 import difflib
 import os
@@ -24,18 +24,18 @@ _KINDS = (
 
 
 def kind_of(mode: int) -> str:
-    """Return what lies at a path, from its mode: ``a file``, ``a folder``, ``a pipe``, ..."""
+    """Return the kind of what is at a path, from its mode: ``a file``, ``a folder``, ``a pipe``, ..."""
     return next((kind for holds, kind in _KINDS if holds(mode)), "something else")
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file that this project keeps; whatever else lies there is refused, not waited for.
+    """Open a file that this project keeps; anything else at the path is refused without waiting.
 
     Raises:
-        StateError: A pipe, a device or a folder lies there.
-        OSError: It cannot be opened.
+        StateError: A pipe, a device or a folder is at the path.
+        OSError: The file cannot be opened.
     """
-    # Without O_NONBLOCK, opening a pipe waits for whoever writes into it.
+    # Without O_NONBLOCK, opening a pipe waits for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -47,18 +47,18 @@ def open_file(path: Path) -> BinaryIO:
 def read_small_file(path: Path, *, most_bytes: int, what: str) -> bytes:
     """Read a file that a user named.
 
-    A pipe or a device is refused, not waited for: settings are read again, by others, later.
+    A pipe or a device is refused without waiting, because settings are read again later, by other processes.
 
     Args:
         path: The file.
         most_bytes: Largest size; a larger file is refused before it is read.
-        what: What it should hold, such as ``a file of settings``, for messages.
+        what: What the file should contain, such as ``a file of settings``, for messages.
 
     Raises:
-        ConfigError: There is no file of that size there, or it cannot be read.
+        ConfigError: There is no file up to that size at the path, or it cannot be read.
     """
     try:
-        # Without O_NONBLOCK, opening a pipe waits for whoever writes into it.
+        # Without O_NONBLOCK, opening a pipe waits for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file{_near(path)}; give the path of {what}") from None
@@ -74,8 +74,8 @@ def read_small_file(path: Path, *, most_bytes: int, what: str) -> bytes:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     finally:
         os.close(descriptor)
-    # The greater of both: what grew while it was read, or lies in ``/proc`` with a size of 0, is over the limit by
-    # what was held.
+    # The greater of both sizes: a file that grew during reading, or a file in ``/proc`` with a size of 0, shows its
+    # size only by what was read.
     if (size := max(status.st_size, len(held))) > most_bytes:
         raise ConfigError(
             f"{path}: holds {format_bytes(size)}, more than {format_bytes(most_bytes)}; is it {what}?"
@@ -84,7 +84,7 @@ def read_small_file(path: Path, *, most_bytes: int, what: str) -> bytes:
 
 
 def _near(path: Path) -> str:
-    """Return which name of the folder a mistyped one may stand for, as a question; empty where there is none."""
+    """Return the name in the folder that a mistyped name may stand for, as a question; empty if there is none."""
     near: list[str] = []
     with suppress(OSError):
         names = [each.name for each in path.parent.iterdir()]
@@ -93,17 +93,17 @@ def _near(path: Path) -> str:
 
 
 def read_kept_file(path: Path, *, most_bytes: int, what: str) -> bytes:
-    """Read a file that a program of ours wrote, as far as it can be what that wrote.
+    """Read a file that one of our programs wrote, within the limits of what it can have written.
 
     Args:
         path: The file.
         most_bytes: Largest size; a larger file is refused before it is read.
-        what: What it holds, such as ``a trace``, for messages.
+        what: Content of the file, such as ``a trace``, for messages.
 
     Raises:
-        FileNotFoundError: Nothing is there.
-        IntegrityError: It is larger, or no file.
-        OSError: It cannot be read.
+        FileNotFoundError: There is no file.
+        IntegrityError: The file is larger, or it is not a file.
+        OSError: The file cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -121,9 +121,9 @@ def read_kept_file(path: Path, *, most_bytes: int, what: str) -> bytes:
 
 
 def _held(descriptor: int, size_bytes: int, most_bytes: int) -> bytearray:
-    """Return what an open file holds; of a larger one nothing, of one that grows a little over the limit."""
+    """Return the content of an open file; empty if it is larger than the limit, and cut off just above if it grows."""
     held = bytearray()
-    # What grows, or has no size of its own, is held to the limit while it is read.
+    # A file that grows, or that reports no size, is limited while it is read.
     while (
         size_bytes <= most_bytes
         and len(held) <= most_bytes

@@ -1,4 +1,4 @@
-"""Retrying what may succeed later, and nothing else."""
+"""Retrying calls that may succeed later, and no others."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 def backoff_s(
     *, first_s: float = 0.1, longest_s: float = 5.0, attempts: int = 5
 ) -> Iterator[float]:
-    """Yield the waits between ``attempts`` attempts: each twice the one before, capped at ``longest_s``."""
+    """Yield the waits between ``attempts`` attempts: each is twice the previous, up to ``longest_s``."""
     wait_s = first_s
     for _ in range(attempts - 1):
         yield min(wait_s, longest_s)
@@ -28,23 +28,22 @@ def with_retries(
     on_retry: Callable[[UnavailableError, float], None] | None = None,
     left_s: Callable[[], float] = lambda: inf,
 ) -> Result:
-    """Call ``attempt`` until it answers, waiting ``waits_s`` between attempts.
+    """Call ``attempt`` until it succeeds, waiting ``waits_s`` between attempts.
 
-    Only ``UnavailableError`` is retried: an integrity or configuration error would
-    be the same the second time.
+    Only ``UnavailableError`` is retried, because an integrity or configuration error would occur again.
 
     Args:
-        attempt: What is tried.
+        attempt: The call to try.
         waits_s: Waits between attempts, in seconds.
-        sleep: Waits so many seconds.
-        on_retry: Told of every failed attempt that is repeated, and of the wait before.
-        left_s: Seconds left for all of it; a wait as long as that is not begun.
+        sleep: Waits for a number of seconds.
+        on_retry: Called before the wait with every failed attempt that is repeated, and with the wait.
+        left_s: Returns the seconds left for everything; a wait of at least that length is not begun.
 
     Raises:
-        UnavailableError: The last attempt's, noting how many there were if not one alone.
+        UnavailableError: The error of the last attempt, with a note on the number of attempts if there were several.
     """
     waited_s = 0.0
-    # No wait follows the last attempt: it is longer than whatever is left.
+    # No wait follows the last attempt, because an infinite wait is longer than the time left.
     for attempts, wait_s in enumerate((*waits_s, inf), 1):
         try:
             return attempt()

@@ -1,9 +1,9 @@
-"""Keeping secrets out of what is shown: one function for errors, logs, statistics and output.
+"""Removing secrets from what is shown: one function for errors, logs, statistics and output.
 
-Users write secrets into URLs (``s3://KEY:SECRET@bucket``, ``?sig=...``) and options, and the
-libraries below quote them in their errors. ``OmniloadError`` and the log pass every message through
-``without_secrets``; whatever else shows a URL does so itself. It takes out what looks
-like a secret in any URL, and every secret that was noted when it was given, however it is quoted.
+Users write secrets into URLs (``s3://KEY:SECRET@bucket``, ``?sig=...``) and options, and the libraries below quote
+them in their errors. ``OmniloadError`` and the log pass every message through ``without_secrets``; other code that
+shows a URL calls it too. The function removes what looks like a secret in any URL, and every secret that was
+registered when it was given, however it is quoted.
 """
 
 import re
@@ -22,12 +22,12 @@ __all__ = [
 
 HIDDEN = "***"
 _SHORTEST = 6
-"""Characters of a secret that is looked for anywhere: a shorter one is a part of too many words."""
+"""Shortest secret that is searched for anywhere: a shorter one is part of too many words."""
 _MOST_NOTED = 1024
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://(?:(?!::)[^\s'\"<>])+")
-"""Up to white space, quotes, or the ``::`` of a chained URL.
+"""A URL up to white space, quotes, or the ``::`` of a chained URL.
 
-The name of the scheme has a limit: without one, a word of n letters is looked at n * n times.
+The name of the scheme has a limit, because otherwise a word of n letters would take n * n steps.
 """
 _WORDS = (
     r"secret|passw|token|credential|signature|access_?key|account_?key|api_?key|sas|\bsig|\bauth"
@@ -48,27 +48,27 @@ def without_secrets(text: str) -> str:
     if _noted:
         with _lock:
             noted = list(_noted)
-        # The longest first: one may be a part of another.
+        # The longest first, because one secret may be part of another.
         for secret in sorted(noted, key=len, reverse=True):
             text = text.replace(secret, HIDDEN)
     return text
 
 
 def with_urls_hidden(text: str) -> str:
-    """Return ``text`` without what looks like a secret in any URL in it: the same in every process."""
+    """Return ``text`` without what looks like a secret in any URL in it; the result is the same in every process."""
     if "://" not in text:
         return text
     return _URL.sub(lambda found: _QUERY.sub(rf"\1{HIDDEN}", _without_user(found[0])), text)
 
 
 def names_secret(variable: str) -> bool:
-    """Tell whether a variable of the environment holds a secret, by its name."""
+    """Return whether an environment variable holds a secret, judged by its name."""
     return _VARIABLE.fullmatch(variable) is not None
 
 
 def note_secret(secret: str) -> None:
-    """Have ``secret`` taken out of whatever is shown, wherever it stands."""
-    # Libraries quote a secret as they were given it, or as it travelled.
+    """Register ``secret``, so that it is removed from everything that is shown."""
+    # Libraries quote a secret either as it was given or as it was encoded for sending.
     forms = {
         secret,
         unquote(secret),
@@ -80,23 +80,23 @@ def note_secret(secret: str) -> None:
         for form in forms:
             if len(form) >= _SHORTEST:
                 _noted[form] = None
-        # The oldest go: each one that is noted is looked for in every line that is shown.
+        # The oldest are dropped, because each registered secret is searched for in every line that is shown.
         while len(_noted) > _MOST_NOTED:
             del _noted[next(iter(_noted))]
 
 
 def note_secrets_of(url: str, options: Mapping[str, object] | None = None) -> None:
-    """Note the secrets of a URL and of options for its client."""
+    """Register the secrets of a URL and of options for its client."""
     head, mark, rest = url.partition("://")
     at, user = _user_in(rest) if mark and head else (0, "")
     if at and ":" in user:
         name, _, password = user.partition(":")
         note_secret(password)
-        note_secret(f"{user}@")  # short passwords, and what no pattern of a URL takes for one
-        # Of S3 the name is the id of an access key, which is nobody else's either.
+        note_secret(f"{user}@")  # short passwords, and text that the pattern of URLs does not match
+        # In a URL of S3 the name is the id of an access key, which must not be shown either.
         if head.lower() in {"s3", "s3a"}:
             note_secret(name)
-    # Not ``urlsplit``: it refuses a URL whose host is none, and its secrets are as secret.
+    # Not ``urlsplit``, because it refuses URLs with an invalid host, whose secrets must be hidden too.
     query = rest.partition("?")[2].partition("#")[0]
     for name, value in parse_qsl(query, keep_blank_values=True):
         if _IS_SECRET.match(name):
@@ -109,7 +109,7 @@ def note_secrets_of(url: str, options: Mapping[str, object] | None = None) -> No
 
 
 def _without_user(url: str) -> str:
-    """Return a URL without what stands ahead of its host, if that has a password, or may be a token."""
+    """Return a URL without user and password, if it has a password or the user may be a token."""
     head, _, rest = url.partition("://")
     at, user = _user_in(rest)
     is_secret = ":" in user or head.lower() in {"http", "https", "s3", "s3a"}
@@ -117,10 +117,10 @@ def _without_user(url: str) -> str:
 
 
 def _user_in(rest: str) -> tuple[int, str]:
-    """Return where the ``@`` behind user and password stands in the rest of a URL, and what is ahead; 0 for none."""
+    """Return the place of the ``@`` after user and password in the rest of a URL, and the text before it; 0 if none."""
     place, _, _ = rest.partition("/")
     if "@" not in place and ":" in place:
-        # A password that is not quoted may hold a slash; a host has a number behind its colon.
+        # An unquoted password may contain a slash, while a host has a number after its colon.
         port = place.rpartition(":")[2].partition("?")[0]
         place = place if (port.isascii() and port.isdecimal()) or not port else rest
     at = place.rfind("@")

@@ -1,4 +1,4 @@
-"""States as plain JSON: their version, and the digest that such JSON carries of itself."""
+"""States as plain JSON: their version, and the digest that such JSON contains of itself."""
 
 import hashlib
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 JsonObject: TypeAlias = dict[str, Json]
 
 SEAL = "blake2b"
-"""Key of the digest in an object that carries one."""
+"""Key of the digest in an object that contains one."""
 
 
 def require_version(state: Mapping[str, Json], version: int, *, of: str) -> None:
@@ -33,7 +33,7 @@ def require_version(state: Mapping[str, Json], version: int, *, of: str) -> None
         StateError: ``state["version"]`` is not ``version``.
     """
     found = state.get("version")
-    # By type: ``True`` equals 1, and is no version.
+    # Compared by type as well, because ``True`` equals 1 but is not a version.
     if type(found) is not int or found != version:
         raise StateError(
             f"{of} state has version {shown(found)}, this code reads {version}; "
@@ -42,12 +42,12 @@ def require_version(state: Mapping[str, Json], version: int, *, of: str) -> None
 
 
 def json_digest(value: Mapping[str, Json]) -> str:
-    """Return the BLAKE2b (16 bytes, hexadecimal) of an object as compact JSON with sorted keys.
+    """Return the BLAKE2b digest (16 bytes, hexadecimal) of an object as compact JSON with sorted keys.
 
     Raises:
-        TypeError: The value is not JSON, or holds an integer of more than 64 bits.
+        TypeError: The value is not JSON, or contains an integer of more than 64 bits.
     """
-    # Sorted: whoever wrote the object may have had its keys in another order than whoever checks it.
+    # Sorted, because the writer of the object may have had its keys in another order than the reader.
     data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
@@ -58,17 +58,17 @@ def sealed(value: Mapping[str, Json]) -> JsonObject:
 
 
 def unsealed(value: Mapping[str, Json], *, of: str) -> JsonObject:
-    """Return what was given to ``sealed``.
+    """Return the value that was given to ``sealed``.
 
-    The digest tells damage, not malice: whoever changes a value can make the digest anew. Whatever
-    reads the values checks their ranges as well.
+    The digest detects damage, not malice, because anyone who changes a value can also compute a new digest. Therefore
+    readers of the values check their ranges as well.
 
     Args:
         value: The object with its digest.
-        of: What it is, for messages.
+        of: Name of the object, for messages.
 
     Raises:
-        StateError: The digest is missing or does not fit.
+        StateError: The digest is missing or does not match.
     """
     content = {key: part for key, part in value.items() if key != SEAL}
     try:
@@ -84,10 +84,10 @@ def unsealed(value: Mapping[str, Json], *, of: str) -> JsonObject:
 
 
 def whole_number(value: Json, *, below: int, least: int = 0) -> int:
-    """Return ``value`` where it is an integer from ``least`` to under ``below``.
+    """Return ``value`` if it is an integer from ``least`` to under ``below``.
 
     Raises:
-        ValueError: It is another number, or no integer: ``true`` and ``3.0`` are none.
+        ValueError: It is another number, or not an integer: ``true`` and ``3.0`` are not integers here.
     """
     if type(value) is not int or not least <= value < below:
         raise ValueError(f"{shown(value)} is not a whole number from {least} to {below - 1}")
@@ -95,7 +95,7 @@ def whole_number(value: Json, *, below: int, least: int = 0) -> int:
 
 
 def shown(value: object) -> str:
-    """Return a value of JSON for a message; of one that may be nested deeper than ``repr`` goes, what it is."""
+    """Return a JSON value for a message; for an object or a list, which may be nested deeply, its kind and length."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     return f"{value!r:.60}"

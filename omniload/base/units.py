@@ -16,10 +16,10 @@ __all__ = [
 ]
 
 _PORT = re.compile(r"[0-9]{1,5}")
-# Below the first only root may listen.
+# Only root may listen below the first port.
 _FIRST_PORT, _LAST_PORT = 1024, 65_535
 _DIGITS = re.compile(r"[0-9]{1,19}")
-# Within bounds: a number of a million digits is no quantity, and takes long to work out.
+# Bounded, because a number of a million digits is not a quantity and takes long to convert.
 _NUMBER = re.compile(r"^\s*([0-9][0-9_]{0,29}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*$")
 
 _COUNT_OF_SUFFIX = {
@@ -58,7 +58,7 @@ def _split(text: str, suffixes: list[str]) -> tuple[str, str]:
 
 def _whole(text: str, scale_of: dict[str, int]) -> int:
     number, suffix = _split(text, list(scale_of))
-    # Decimal: as a float, 1.005k would be 1004.9999999999999.
+    # Decimal, because as a float 1.005k would be 1004.9999999999999.
     value = Decimal(number) * scale_of[suffix]
     if value != int(value):
         raise ValueError(f"{text!r:.60} is not a whole number of units")
@@ -84,10 +84,10 @@ def parse_bytes(value: object) -> object:
 
 
 def parse_ports(text: str) -> range | None:
-    """Return the ports that ``20000-20099`` means; ``None`` for an empty text.
+    """Return the range of ports that a text such as ``20000-20099`` means; ``None`` for an empty text.
 
     Raises:
-        ValueError: It is no range of ports above 1023.
+        ValueError: The text is not a range of ports above 1023.
     """
     if not text:
         return None
@@ -114,28 +114,28 @@ def parse_seconds(value: object) -> object:
 
 
 def decimal_of(text: str) -> int | None:
-    """Return the whole number that ASCII digits spell; None for any other text, and past 19 digits.
+    """Return the whole number written in ASCII digits; None for any other text, and for more than 19 digits.
 
-    ``str.isdecimal`` and ``str.isdigit`` take the digits of every script, and ``int`` refuses some of them
-    and texts that are long.
+    ``str.isdecimal`` and ``str.isdigit`` accept the digits of every script, while ``int`` refuses some of them and
+    long texts.
     """
     return int(text) if _DIGITS.fullmatch(text) else None
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """Write how many there are of something: ``1 rank``, ``2,048 ranks``; ``plural`` where it is no s that is added."""
+    """Write a count with its noun: ``1 rank``, ``2,048 ranks``; give ``plural`` if it is not formed with an s."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def so_often(count: float) -> str:
-    """Write how often something is done: ``once``, ``2.5 times``."""
+    """Write a number of times: ``once``, ``2.5 times``."""
     return "once" if count == 1 else f"{count:g} times"
 
 
 def format_bytes(size_bytes: float) -> str:
     """Write a size for people, in binary units with three significant digits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        # Rounded first: 1023.6 is written as 1 of the next unit, and not as 1024 of this one.
+        # Rounded first, so that 1023.6 is written as 1 of the next unit instead of 1024 of this one.
         if abs(round(size_bytes)) < 1024:
             return f"{size_bytes:.0f} B" if unit == "B" else f"{_short(size_bytes)} {unit}"
         size_bytes /= 1024
@@ -152,6 +152,6 @@ def format_count(count: float) -> str:
 
 
 def _short(value: float) -> str:
-    """Write three significant digits, and never an exponent."""
-    # From 999.5 on three digits would be written as 1e+03.
+    """Write three significant digits without an exponent."""
+    # From 999.5 on, three digits would be written as 1e+03.
     return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
