@@ -1,4 +1,4 @@
-"""Places of a gzip at which a decoder can start anew.
+"""Places in a gzip at which a decoder can start.
 
 Source:
     Mark Adler's zran.c; ``indexed_gzip`` finds the places.
@@ -24,36 +24,36 @@ _COPY_BYTES = 1 << 20
 
 
 class BrokenGzipError(IntegrityError):
-    """What was read is no whole gzip."""
+    """The data is not a complete gzip."""
 
 
 class GzipPlace(NamedTuple):
     """A place where decoding can start."""
 
     raw_offset: int
-    """Byte of the file; where ``bits`` are more than none, the first of them lie in the byte before."""
+    """Offset in the file; if ``bits`` is not 0, these bits are in the byte before."""
     offset: int
-    """Byte of what the file holds, decompressed."""
+    """Offset in the decompressed content."""
     bits: int
-    """High bits of the byte before that belong to what follows."""
+    """Number of high bits of the byte before that belong to what follows."""
     window: bytes
-    """What lies before, ``WINDOW_BYTES`` at most; empty at the start of a member."""
+    """Decompressed bytes before the place, at most ``WINDOW_BYTES``; empty at the start of a member."""
 
 
 @contextmanager
 def indexed_gzip(
     file: IO[bytes], *, spacing_bytes: int, what: str, extra: str | None = None
 ) -> Iterator["IndexedGzipFile"]:
-    """Read a gzip through the library that notes where it can be entered.
+    """Read a gzip through the library that notes where decoding can start.
 
     Args:
-        file: The gzip; it is left open.
-        spacing_bytes: Least distance of two places, decompressed, but for starts of members, which may be nearer.
-        what: What needs the library, for the message where it is missing.
-        extra: The extra that brings it, where that is not the first that does.
+        file: The gzip; it is not closed.
+        spacing_bytes: Least distance of two places, in decompressed bytes; starts of members may be nearer.
+        what: Name of what needs the library, for the message if it is missing.
+        extra: The extra that installs the library, if it is not the first one that does.
 
     Raises:
-        BrokenGzipError: What was read inside is no whole gzip.
+        BrokenGzipError: The data read inside is not a complete gzip.
         ConfigError: The library is not installed.
     """
     try:
@@ -69,17 +69,17 @@ def indexed_gzip(
     except (ZranError, CrcError, NotCoveredError) as error:
         raise BrokenGzipError(str(error)) from error
     except OSError as error:
-        # The library raises OSError itself, without a number; the system's and a store's say what they say.
+        # The library raises plain OSError without a number. Errors of the system and of a store pass unchanged.
         if error.errno is not None or type(error) is not OSError:
             raise
         raise BrokenGzipError(str(error)) from error
 
 
 def places_of(exported: bytes, raw_bytes: int) -> Iterator[GzipPlace]:
-    """Read the library's export, all that has bits and windows: a head, points, and a window for each that needs one.
+    """Read the export of the library: a head, points with their bits, and a window for each point that needs one.
 
     Args:
-        exported: What ``export_index`` wrote once ``build_full_index`` had read the gzip to its end.
+        exported: Output of ``export_index`` after ``build_full_index`` has read the gzip to its end.
         raw_bytes: Size of the file.
     """
     magic, version, _, _, stream_bytes, _, window_bytes, count = _HEAD.unpack_from(exported)
@@ -91,7 +91,7 @@ def places_of(exported: bytes, raw_bytes: int) -> Iterator[GzipPlace]:
         raw_offset, offset, bits, has_window = found
         window = exported[at : at + window_bytes] if has_window else b""
         at += len(window)
-        if offset >= stream_bytes:  # the end itself, where nothing is left to decode
+        if offset >= stream_bytes:  # the end itself, after which nothing is left to decode
             yield GzipPlace(raw_bytes, stream_bytes, 0, b"")
             return
         yield GzipPlace(raw_offset, offset, bits, window)

@@ -1,4 +1,4 @@
-"""Streams of deflate that are entered in their middle, and the memory that this takes."""
+"""Streams of deflate that are entered in their middle, with bounded memory."""
 
 import re
 import zlib
@@ -10,26 +10,26 @@ import zstandard
 __all__ = ["WINDOW_BYTES", "Inflater", "inflate", "unzstd"]
 
 WINDOW_BYTES = 32 << 10
-"""A deflate stream refers back so far and no further."""
+"""Longest distance to which a deflate stream refers back."""
 
-# Check and length at the end of a member of gzip, which a decoder of bare deflate leaves to us.
+# Size of checksum and length at the end of a gzip member, which a decoder of bare deflate does not read.
 _TRAILER_BYTES = 8
-# Given to a decoder at once: a member that ends early copies the rest of its piece.
+# Size of input that is given to a decoder at once, because a member that ends early copies the rest of its piece.
 _PIECE_BYTES = 16 << 10
-# Tools fill up a member with zeroes, as for a tape.
+# Some tools pad a member with zeros, as for a tape.
 _ZEROS = re.compile(rb"\0*")
 
 
 class Inflater:
-    """What a deflate stream holds from a place in its middle on, and the members of gzip that follow. Not thread-safe.
+    """The content of a deflate stream from a place in its middle, and of later gzip members. Not thread-safe.
 
-    It holds the window of the decoder and 16 KiB of what is compressed.
+    It keeps the window of the decoder and 16 KiB of compressed data in memory.
 
     Args:
-        raw: Returns the next bytes of the stream, at most as many as it is asked for, and none at its end. The first
-            of them is the byte that holds the first bit.
-        bits: How many high bits of the first byte belong to the stream, 1 to 7; 0 for all eight.
-        window: What the stream may refer back to.
+        raw: Returns the next bytes of the stream, at most as many as requested, and none at its end. The first byte is
+            the one that contains the first bit.
+        bits: Number of high bits of the first byte that belong to the stream, 1 to 7; 0 for all eight.
+        window: Bytes that the stream may refer back to.
 
     Source:
         RFC 1951, section 3.2; ``inflatePrime`` of zlib, which Python's module lacks.
@@ -40,20 +40,20 @@ class Inflater:
         self._decoder = (
             zlib.decompressobj(wbits=-15, zdict=window) if window else zlib.decompressobj(-15)
         )
-        # A stored block begins at a byte boundary, which a shift by the bits of the first byte would move. So
-        # those that belong to the block before are overwritten with the end of empty blocks, which say nothing.
+        # A stored block begins at a byte boundary, so the bits of the first byte cannot be shifted out. Instead, the
+        # bits of the previous block are overwritten with the end of empty blocks, which decode to nothing.
         if bits and (first := raw(1)):
             filler = _FILLERS[8 - bits]
             self._piece = filler[:-1] + bytes((first[0] >> (8 - bits) << (8 - bits) | filler[-1],))
 
     def read(self, size: int) -> bytes:
-        """Return the next ``size`` bytes; fewer where the stream ends before.
+        """Return the next ``size`` bytes; fewer if the stream ends before.
 
         Raises:
-            zlib.error: It is no such stream, or a member that was read from its head has another check.
+            zlib.error: The data is not such a stream, or a member that was read from its head has another checksum.
         """
         out = bytearray()
-        # A piece may hold the end of one member and the beginning of the next, as eStargz writes them.
+        # A piece may contain the end of one member and the beginning of the next, as eStargz writes them.
         while len(out) < size:
             if self._decoder.eof:
                 self._enter_member()
@@ -66,7 +66,7 @@ class Inflater:
         return bytes(out)
 
     def _enter_member(self) -> None:
-        """Go on behind the end of a member, its check and the zeroes that it may be filled up with."""
+        """Continue after the end of a member, its checksum and its possible padding with zeros."""
         left, self._trailer_bytes = self._trailer_bytes, 0
         while True:
             cut = min(left, len(self._piece))
@@ -83,27 +83,27 @@ def inflate(raw: bytes | memoryview, bits: int, window: bytes, size: int) -> byt
     """Return up to ``size`` bytes of a deflate stream entered in its middle.
 
     Args:
-        raw: From the byte that holds the first bit.
-        bits: How many high bits of the first byte belong to it, 1 to 7; 0 for all eight.
-        window: What the stream may refer back to.
-        size: Bytes wanted, at least 1.
+        raw: The data from the byte that contains the first bit.
+        bits: Number of high bits of the first byte that belong to the stream, 1 to 7; 0 for all eight.
+        window: Bytes that the stream may refer back to.
+        size: Number of bytes wanted, at least 1.
 
     Returns:
-        As many of them as ``raw`` holds; members of gzip that follow the first are read on.
+        As many bytes as ``raw`` contains; later gzip members are read as well.
 
     Raises:
-        zlib.error: It is no such stream.
+        zlib.error: The data is not such a stream.
     """
     return Inflater(BytesIO(raw).read, bits=bits, window=window).read(size)
 
 
 def _fillers() -> tuple[bytes, ...]:
-    """Return, for 0 to 7 bits, empty deflate blocks that end after as many bits of a byte."""
-    # With fixed codes an empty block has 10 bits, which reaches every even number.
+    """Return, for each of 0 to 7 bits, empty deflate blocks that end after that number of bits of a byte."""
+    # With fixed codes, an empty block has 10 bits, so several of them reach every even number.
     fixed, fixed_bits = 0b0000000_01_0, 10
-    # With dynamic codes and 19 code lengths it has 93, which reaches the odd ones.
-    # Codes of one bit for code lengths 1 and 18: 256 literals have none, "end of block" and
-    # one distance have a code of one bit, and the block is its end.
+    # With dynamic codes and 19 code lengths, an empty block has 93 bits, which reaches the odd numbers. Code lengths 1
+    # and 18 have codes of one bit: 256 literals have no code, "end of block" and one distance have a code of one bit,
+    # and the block consists of its end.
     dynamic, dynamic_bits = 0x35FFC10000000000081E004, 93
     found = []
     for wanted in range(8):
@@ -121,9 +121,9 @@ def unzstd(raw: bytes | memoryview, size: int) -> bytes:
     """Return the first ``size`` bytes of the frames in ``raw``, in memory bounded by ``size``.
 
     Raises:
-        zstandard.ZstdError: They do not decode.
+        zstandard.ZstdError: The frames do not decode.
     """
-    # Not ``decompress``: a frame that says how much it holds gets all of that, whatever the limit.
+    # Not ``decompress``, because a frame that states its size is decompressed in full, whatever the limit.
     decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27)
     with decoder.stream_reader(bytes(raw), read_across_frames=True) as reader:
         return reader.read(size)

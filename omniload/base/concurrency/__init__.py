@@ -1,1 +1,1 @@
-"""Threads, clients in forked processes, calls with a limit, and the calls that are under way."""
+"""Threads, clients in forked processes, calls with a time limit, and the calls in progress."""

@@ -1,4 +1,4 @@
-"""Calls to stores that are under way in this process: what a wait that is stuck can be blamed on."""
+"""Calls to stores that are in progress in this process, so that a stuck wait can be attributed to one of them."""
 
 import itertools
 import statistics
@@ -15,27 +15,27 @@ __all__ = [
 ]
 
 USUAL_CALL, RECENT_CALL = "usual_call_seconds", "recent_call_seconds"
-"""Figures of a process that reads: the median of what its last 64 calls took, and of the last eight, which tells of a
-store that has become slow long before the other."""
+"""Figures of a reading process: the median duration of its last 64 calls, and of the last eight, which shows much
+sooner that a store has become slow."""
 ENDED_CALLS = "ended_calls_total"
-"""Figure of how many have ended."""
+"""Figure: number of calls that have ended."""
 
 _numbers = itertools.count()
 _calls: dict[int, tuple[str, float]] = {}
-"""By number, so that the oldest comes first. One entry is set or removed at once, so no lock is needed."""
+"""Calls by number, so that the oldest comes first. Setting or removing one entry is atomic, so no lock is needed."""
 
 
-# A median of so many tells how a store is now: what it was an hour ago blames nobody.
+# The median of this many calls shows the present speed of a store; older calls would mislead.
 _ended_s: deque[float] = deque(maxlen=64)
-"""How long the last calls took."""
+"""Durations of the last calls."""
 _ENOUGH = 8
 _counted = itertools.count(1)
 _ended = [0]
-"""How many calls have ended; of threads that end one at once, a later one may say less for a moment."""
+"""Number of calls that have ended. If threads end calls at the same time, the number may briefly be too low."""
 
 
 class under_way:  # noqa: N801 -- said as a function is: ``with under_way(...)``
-    """Notes a call, such as ``reads /data/0.parquet: row group 3``, while it lasts."""
+    """Registers a call, such as ``reads /data/0.parquet: row group 3``, while it lasts."""
 
     __slots__ = ("_number", "_what")
 
@@ -52,12 +52,12 @@ class under_way:  # noqa: N801 -- said as a function is: ``with under_way(...)``
 
 
 def calls_under_way() -> list[tuple[str, float]]:
-    """Return the calls and the monotonic seconds at which they began, the oldest first."""
+    """Return the calls with the monotonic seconds at which they began, the oldest first."""
     return list(_calls.copy().values())
 
 
 def figures_of_calls() -> dict[str, float]:
-    """Return the figures of this process's calls: what they take, in seconds, once there were enough to tell."""
+    """Return the figures of this process's calls; durations, in seconds, only after enough calls."""
     figures: dict[str, float] = {ENDED_CALLS: _ended[0]}
     if len(ended_s := list(_ended_s)) >= _ENOUGH:
         figures[USUAL_CALL] = statistics.median(ended_s)

@@ -1,9 +1,9 @@
-"""Signals that wait while what they would break is under way.
+"""Signals that wait while an interruption would do damage.
 
-Ctrl-C raises ``KeyboardInterrupt`` between any two instructions of the main thread. Between a lock that is taken and
-the ``try`` that lets go of it, inside ``threading``, or below a library that makes another error of it, it leaves locks
-held and processes behind, or is lost. Inside ``SignalsHeld`` it is raised where nothing is half done: where a wait says
-so by ``let_signals_in``, or at the end.
+Ctrl-C raises ``KeyboardInterrupt`` between any two instructions of the main thread. It may come between taking a lock
+and the ``try`` that releases it, inside ``threading``, or below a library that turns it into another error. It then
+leaves locks held and processes behind, or it is lost. Inside ``SignalsHeld`` it is raised only where nothing is half
+done: where a wait calls ``let_signals_in``, or at the end.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -20,18 +20,18 @@ from typing import Self
 
 __all__ = ["SignalsHeld", "let_signals_in", "longest_turn_s"]
 
-# Each batch is asked for within: what ``signal`` puts around ``_signal``, to name handlers, takes eight times as long.
+# Entered for each batch: ``signal`` wraps ``_signal`` to name handlers, and that takes eight times as long.
 _NUMBERS = (int(signal.SIGTERM), int(signal.SIGINT))
 _LONGEST_S = 3.0
-"""A signal that has waited for so long is answered wherever the main thread is: in a read that hangs, for one."""
+"""Longest time that a signal waits; then it is answered wherever the main thread is, such as in a read that hangs."""
 _PID = os.getpid()
-"""The process that has loaded this, whose answers are known."""
+"""The process that loaded this module, whose handlers are known."""
 _TURN_S = 0.2
-"""Whoever waits while they are held looks so often."""
+"""Interval at which waits let signals in while they are held."""
 
 
 class _State:
-    """What is held; of the main thread alone, which has the handlers of a process."""
+    """The state of the held signals; only of the main thread, which has the handlers of a process."""
 
     def __init__(self) -> None:
         self._depth, self._ending, self._count = 0, 0, 0
@@ -60,13 +60,13 @@ class _State:
             self._ending = 0
         if self._depth:
             return
-        # One that is left in place, as by an error of the other's answer, passes on what comes.
+        # A handler left in place, as after an error in the other's answer, passes on what comes.
         for number in _NUMBERS:
             if _signal.getsignal(number) == self._note:
                 _signal.signal(number, self._answers[number])
         if self._came:
-            # A second Ctrl-C: what was opened is closed for the first one, which says all there is to say. At the end
-            # of the process Python would print that it ignores it.
+            # A second Ctrl-C is dropped: everything open is being closed for the first one, which says all there is to
+            # say. At the end of the process Python would print that it ignores the exception.
             is_over = not threading.main_thread().is_alive()
             if is_ending and (is_over or isinstance(sys.exc_info()[1], KeyboardInterrupt)):
                 self._came = [number for number in self._came if number != signal.SIGINT]
@@ -88,7 +88,7 @@ class _State:
         elif number not in self._came:
             self._came.append(number)
             if len(self._came) == 1:
-                # No ``Thread``: the main thread may be within the locks of that module.
+                # Not ``Thread``, because the main thread may be inside the locks of that module.
                 _thread.start_new_thread(self._remind, (self._count,))
 
     def _answer(self) -> None:
@@ -98,9 +98,10 @@ class _State:
             try:
                 self._answers[number](number, None)
             except BaseException as error:
-                # What is open is closed for it: the next one waits until that is done.
+                # Everything open is being closed for this signal, so the next one waits until that is done.
                 self._ending = min(1, self._depth)
-                # Also where another error is under way, as of a role that the same Ctrl-C has ended.
+                # Without a context, even if another error is being handled, such as that of a role that the same
+                # Ctrl-C ended.
                 raise error from None
 
     def _remind(self, count: int) -> None:
@@ -116,17 +117,17 @@ _STATE = _State()
 
 
 def _is_main() -> bool:
-    # A process that is forked may have answers that Python does not know, as a worker of torch's has to SIGTERM: what
-    # was put back in their place would be its parent's, and nobody could end it.
+    # A forked process may have handlers that Python does not know, such as that of a torch worker for SIGTERM.
+    # Restoring the handlers here would put back those of its parent, and nobody could end the process.
     return os.getpid() == _PID and threading.current_thread() is threading.main_thread()
 
 
 class SignalsHeld:
-    """Has SIGINT and SIGTERM wait inside, where they have an answer of Python's and this is the main thread.
+    """Makes SIGINT and SIGTERM wait inside, if Python handles them and this is the main thread.
 
     Args:
-        to_the_end: No wait inside lets them in, and Ctrl-C comes to nothing where ``KeyboardInterrupt`` is raised
-            already: for what closes.
+        to_the_end: For code that closes: no wait inside lets the signals in, and Ctrl-C is ignored if
+            ``KeyboardInterrupt`` has already been raised.
     """
 
     def __init__(self, *, to_the_end: bool = False) -> None:
@@ -136,7 +137,7 @@ class SignalsHeld:
         if self._holds:
             try:
                 _STATE.enter(to_the_end=self._to_the_end)
-            except BaseException:  # one that came before it was held
+            except BaseException:  # a signal that came before it was held
                 _STATE.leave()
                 raise
         return self
@@ -147,10 +148,10 @@ class SignalsHeld:
 
 
 def let_signals_in() -> None:
-    """Answer those that wait, if any: the caller waits, and what its answer raises leaves nothing half done."""
+    """Answer waiting signals, if any; to be called during waits, where an exception leaves nothing half done."""
     _STATE.let_in()
 
 
 def longest_turn_s() -> float:
-    """Return how long a wait may last until it lets signals in."""
+    """Return the longest time that a wait may last before it lets signals in."""
     return _TURN_S if _STATE.is_held else math.inf

@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class SingleFlight(Generic[Key, Result]):
-    """Calls by key: the first runs, those that come while it runs share its result. Safe in threads.
+    """Calls by key: the first call runs, and calls that come meanwhile share its result. Thread-safe.
 
     ::
 
@@ -20,7 +20,7 @@ class SingleFlight(Generic[Key, Result]):
         runs               |--------------|          |-----|
         answered                       1, 2, 3             4
 
-    A result may have begun before the call that gets it. Where it must not, see
+    A shared result may come from a run that began before the call. If this is not acceptable, see
     ``FreshSingleFlight`` in ``fusefs/vfs/session.py``.
     """
 
@@ -29,37 +29,37 @@ class SingleFlight(Generic[Key, Result]):
         self._running: dict[Key, Future[Result]] = {}
 
     def call(self, key: Key, fn: Callable[[], Result], *, within_s: float | None = None) -> Result:
-        """Return the result of ``fn``, run here or by another thread at this moment.
+        """Return the result of ``fn``, run by this thread or by another thread at this moment.
 
-        A run that failed says nothing of the next, nor does one that takes longer than
-        ``within_s``: the caller then runs ``fn`` itself, beside whatever else runs.
+        If the shared run fails, or takes longer than ``within_s``, the caller runs ``fn`` itself, in parallel to any
+        other run.
 
         Args:
-            key: Calls of one key share a run.
-            fn: Must not call with the same key: it would wait for itself.
-            within_s: Most seconds to wait for the run of another thread; None: as long as it takes.
+            key: Calls with the same key share a run.
+            fn: The function. It must not call with the same key, because it would wait for itself.
+            within_s: Longest wait for the run of another thread, in seconds; None for no limit.
 
         Raises:
-            Exception: What this call's own run raised.
+            Exception: The exception of this call's own run.
         """
         mine, theirs_of = self.claim((key,))
         if mine:
             return self._run(key, fn)
         theirs = theirs_of[key]
-        # Not ``result(within_s)``: it would raise here what the other's run raised.
+        # Not ``result(within_s)``, because it would raise the exception of the other run here.
         wait([theirs], within_s)
         if theirs.done() and theirs.exception() is None:
             return theirs.result()
         return fn()
 
     def claim(self, keys: Iterable[Key]) -> tuple[list[Key], dict[Key, "Future[Result]"]]:
-        """Part keys into those that this caller brings, and those that another one is bringing.
+        """Divide keys into those that this caller must bring, and those that another caller is bringing.
 
-        For results of which one request brings several. Each key of the first part must be given to
-        ``resolve``, whatever happens: others wait for it.
+        For requests that each bring several results. Each key of the first part must be given to ``resolve`` in any
+        case, because others wait for it.
 
         Returns:
-            Keys to bring, in order; of the others the result to come.
+            Keys to bring, in order; and for the other keys, their future results.
         """
         mine: list[Key] = []
         theirs: dict[Key, Future[Result]] = {}
@@ -73,7 +73,7 @@ class SingleFlight(Generic[Key, Result]):
         return mine, theirs
 
     def resolve(self, key: Key, result: Result) -> None:
-        """Give the result of a claimed key to all that wait for it."""
+        """Give the result of a claimed key to all callers that wait for it."""
         self._ended(key).set_result(result)
 
     def _run(self, key: Key, fn: Callable[[], Result]) -> Result:
@@ -87,5 +87,5 @@ class SingleFlight(Generic[Key, Result]):
 
     def _ended(self, key: Key) -> "Future[Result]":
         with self._lock:
-            # Before the result is told: a call that comes from here on begins a run of its own.
+            # Before the result is set, so that calls from here on begin their own run.
             return self._running.pop(key)

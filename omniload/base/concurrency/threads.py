@@ -1,9 +1,8 @@
-"""Threads that do not hold up the end of the process.
+"""Threads that do not delay the end of the process.
 
-The threads of ``concurrent.futures`` are waited for when Python ends: one that is stuck in a
-call to a store keeps a process alive that has nothing left to do. One that is left in such a call
-is no better off: where it waits in Python below native code, as a client of a store does below
-Arrow, it comes back while the interpreter is torn down, and aborts the process.
+Python waits at its end for the threads of ``concurrent.futures``, so a thread that is stuck in a call to a store keeps
+a process alive that has nothing left to do. Abandoning such a thread is no better: if it waits in Python below native
+code, as a client of a store does below Arrow, it returns while the interpreter is torn down, and aborts the process.
 """
 
 import atexit
@@ -26,14 +25,14 @@ __all__ = ["DaemonPool", "ending", "start_thread", "was_given_up"]
 _LOG = get_logger(__name__)
 _LEAVE_S = 5.0
 _PATIENT_S, _AGAIN_S = 0.25, 1.0
-"""How long a read may go on before it is given up, and before it is once more."""
+"""Time before a read is first given up, and between later attempts."""
 _END_S = 3.0
-"""How long reads are waited for at the end of the process: clients of ``fsspec`` notice within a second."""
+"""Longest wait for reads at the end of the process: clients of ``fsspec`` notice within a second."""
 _SILENT_S = 5.0
-"""Longest wait for a thread of which nothing is said."""
+"""Longest wait for a thread without a line in the log."""
 _LOOK_S = 0.02
 _MANY = 4
-"""Calls that a thread carries out between two looks where they wait for nothing."""
+"""Number of calls per thread between two looks from which on the calls evidently do not wait."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _of_reads: "WeakValueDictionary[int, DaemonPool]" = WeakValueDictionary()
@@ -41,19 +40,19 @@ _of_reads: "WeakValueDictionary[int, DaemonPool]" = WeakValueDictionary()
 
 
 class _GivenUp(BaseException):
-    """Raised in a thread for whose read nobody waits any more."""
+    """Raised in a thread whose read is no longer waited for."""
 
 
 class DaemonPool:
-    """A few daemon threads that carry out calls in the order they were submitted.
+    """A few daemon threads that carry out calls in the order of submission.
 
-    Reads are given up where the pool is closed, or the process ends, while they last: an error is raised in their
-    threads. It ends a wait for a store whose client looks now and then whether it was interrupted, as those of
-    ``fsspec`` do each second; one in native code goes on.
+    Reads in progress are given up when the pool is closed or the process ends: an error is raised in their threads.
+    The error ends a wait for a store if the client regularly checks for interrupts, as those of ``fsspec`` do each
+    second. A wait in native code continues.
     """
 
     def __init__(self, num_threads: int, name: str, *, reads: bool = False) -> None:
-        """Start no thread yet: each call starts one, up to ``num_threads``; ``reads`` says that calls only read."""
+        """Start no thread yet: each call starts one, up to ``num_threads``; ``reads`` means that calls only read."""
         self._most, self._name, self._reads = num_threads, name, reads
         self._threads: list[threading.Thread] = []
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
@@ -62,19 +61,20 @@ class DaemonPool:
         self._lock = threading.Lock()
         self._closed = False
         self._under_way: set[int] = set()
-        """Numbers of threads that carry out a call: one that has ended leaves its number to another."""
+        """Identifiers of threads that carry out a call; an ended thread's identifier may be reused."""
         if reads:
             _of_reads[id(self)] = self
 
     def submit(self, call: Callable[[], Result]) -> "Future[Result]":
-        """Have a thread carry out a call; after ``close`` the future is cancelled.
+        """Let a thread carry out a call; after ``close`` the future is cancelled.
 
         Raises:
             UnavailableError: The system gives no thread, and the pool has none yet.
         """
         future: Future[Result] = Future()
         with self._lock:
-            # In one step with ``close``: a call that is put behind the threads' ends would never be carried out.
+            # In one step with ``close``, because a call queued after the threads' end markers would never be carried
+            # out.
             if self._closed:
                 future.cancel()
                 return future
@@ -90,20 +90,20 @@ class DaemonPool:
         *,
         advance: Callable[[int], object] = lambda _: None,
     ) -> list[Result]:
-        """Return the results of a call for each item, in their order; the first error is raised.
+        """Return the results of a call for each item, in order; the first error is raised.
 
-        One thread begins, another is added whenever no call ends for a while, and one leaves while many do:
-        calls that wait for a store wait together, and those that do not would only pass the interpreter back
-        and forth, which made opening 1,000 sources cost three times as much.
+        One thread begins. Another is added whenever no call ends for a while, and one leaves while many calls end.
+        Therefore calls that wait for a store wait together. Calls that do not wait would only pass the interpreter
+        back and forth, which made opening 1,000 sources cost three times as much.
 
         Args:
-            call: What is done with each item.
+            call: Function to call with each item.
             items: The items.
-            advance: Called now and then with the number of calls that have ended since.
+            advance: Called now and then with the number of calls that have ended since the last time.
 
         Raises:
             CancelledError: The pool was closed before all calls had begun.
-            BaseException: What ``call`` raises, for the first item of those.
+            BaseException: The exception of ``call`` for the first item that failed.
         """
         every = list(items)
         waiting = deque(enumerate(every))
@@ -112,7 +112,7 @@ class DaemonPool:
         surplus = threading.Semaphore(0)
 
         def work() -> None:
-            # A permit of ``surplus`` is one thread that leaves; whichever takes it.
+            # A permit of ``surplus`` makes one thread leave, whichever takes it.
             while not self._closed and not surplus.acquire(blocking=False):
                 try:
                     number, item = waiting.popleft()
@@ -123,7 +123,7 @@ class DaemonPool:
         running: set[Future[None]] = set()
         told = 0
         while running or (waiting and not self._closed):
-            # The last of them may leave as one too many while something still waits.
+            # The last thread may have left as surplus while items still wait.
             if not running:
                 running.add(self.submit(work))
             _, running = wait(running, timeout=_LOOK_S)
@@ -139,7 +139,7 @@ class DaemonPool:
         return [answers[number].result() for number in range(len(every))]
 
     def close(self, limit_s: float) -> bool:
-        """Cancel what has not begun and wait for what has; return whether it ended within the limit."""
+        """Cancel calls that have not begun and wait for the others; return whether they ended within the limit."""
         with self._lock:
             first, self._closed = not self._closed, True
             threads = list(self._threads)
@@ -151,13 +151,14 @@ class DaemonPool:
         while True:
             wait_until_s = min(until_s, patient_until_s) if self._reads else until_s
             for thread in threads:
-                # One limit for all of them together: a hundred threads must not take a hundred times as long.
+                # One limit for all threads together, so that a hundred threads do not take a hundred times as long.
                 thread.join(max(0.0, wait_until_s - time.monotonic()))
             threads = [thread for thread in threads if thread.is_alive()]
             if not threads or wait_until_s == until_s:
                 return not threads
             self.give_up()
-            # Again: native code may have made another error of it, for which the store is asked once more.
+            # Repeated, because native code may have turned the error into another, after which the store is asked
+            # again.
             patient_until_s = time.monotonic() + _AGAIN_S
 
     def give_up(self) -> None:
@@ -171,7 +172,7 @@ class DaemonPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # What is stuck stays: whoever waits for it has given up.
+        # Stuck threads are left, because the waiting callers have given up.
         self.close(_LEAVE_S)
 
     def _add_thread(self) -> None:
@@ -180,7 +181,7 @@ class DaemonPool:
         try:
             start_thread(thread)
         except UnavailableError:
-            # Fewer carry out the same calls.
+            # The existing threads carry out the same calls.
             if not self._threads:
                 raise
         else:
@@ -193,7 +194,8 @@ class DaemonPool:
                 self._carry_out_all()
                 has_ended = True
             except _GivenUp:
-                # It came just behind the read. What follows is to be cancelled, and nothing else to be given up.
+                # The error came just after the read. Later calls are to be cancelled, and nothing else is to be given
+                # up.
                 with self._lock:
                     self._under_way.discard(threading.get_ident())
 
@@ -211,7 +213,7 @@ class DaemonPool:
             finally:
                 with self._lock:
                     self._under_way.discard(threading.get_ident())
-            # Waiting for its next call, a thread must not hold the last result: it may be a batch.
+            # A thread that waits for its next call must not keep the last result alive, which may be a batch.
             del future, call, taken
 
 
@@ -219,12 +221,12 @@ def start_thread(thread: threading.Thread) -> None:
     """Start a thread.
 
     Raises:
-        UnavailableError: The system gives no other one.
+        UnavailableError: The system gives no further thread.
     """
     try:
         thread.start()
     except RuntimeError as error:
-        # Python says no more, and has no class of its own for it.
+        # Python says no more, and has no specific class for this error.
         raise UnavailableError(
             f"no thread for {thread.name} ({error}, beside {threading.active_count()} of this process); raise the "
             "number of processes and threads of this user (ulimit -u) and of the container or the job (pids.max of its "
@@ -233,20 +235,20 @@ def start_thread(thread: threading.Thread) -> None:
 
 
 def was_given_up(done: "Future[Any]") -> bool:
-    """Tell whether a call that has ended, and was not cancelled, is a read that was given up."""
+    """Return whether a call that ended without being cancelled is a read that was given up."""
     return isinstance(done.exception(), _GivenUp)
 
 
 def ending(
     thread: threading.Thread, ended: threading.Event, limit_s: float, what: str
 ) -> Callable[[], None]:
-    """Return a function that sets ``ended`` and waits for a thread that ends by it.
+    """Return a function that sets ``ended`` and waits for the thread that ends by it.
 
     Args:
         thread: The thread.
-        ended: Tells it to end.
-        limit_s: Longest wait; a thread that takes longer is left.
-        what: What the thread does last, for the log, where that takes more than some seconds.
+        ended: Event that makes the thread end.
+        limit_s: Longest wait; a thread that takes longer is abandoned.
+        what: Last action of the thread, for the log if it takes more than some seconds.
     """
 
     def end() -> None:
@@ -264,7 +266,7 @@ def _carry_out(call: Callable[[], Result], future: "Future[Result]") -> None:
     try:
         future.set_result(call())
     except BaseException as error:  # noqa: BLE001 -- the future's to raise
-        # ``_GivenUp`` may come just behind the result.
+        # ``_GivenUp`` may come just after the result.
         if not future.done():
             future.set_exception(error)
 
@@ -277,7 +279,7 @@ def _carried_out(call: Callable[[Item], Result], item: Item) -> "Future[Result]"
 
 @atexit.register
 def _give_up_reads() -> None:
-    """End what still reads: a thread that comes back while the interpreter is torn down aborts the process."""
+    """End remaining reads, because a thread that returns while the interpreter is torn down aborts the process."""
     pools = [pool for ref in _of_reads.valuerefs() if (pool := ref()) is not None]
     for pool in pools:
         pool.give_up()

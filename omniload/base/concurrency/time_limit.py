@@ -1,4 +1,4 @@
-"""Calls that may never return, given a limit: those of stores, whose clients have waits of their own."""
+"""Time limits for calls that may never return, such as those of stores, whose clients wait on their own."""
 
 from collections import deque
 from collections.abc import Callable
@@ -16,45 +16,45 @@ Answer = TypeVar("Answer")
 
 _TOLD_EVERY_S = 10.0
 _LOOK_S = 1.0
-"""How long a wait goes on in native code, where it cannot be given up."""
+"""Interval of waits in native code, which cannot be interrupted."""
 _LEAVE_S = 5.0
 _LOG = get_logger(__name__)
 
 
 def call_within(limit_s: float, call: Callable[[], Answer], *, what: str) -> Answer:
-    """Return what ``call`` returns, if it does so within the limit.
+    """Return the result of ``call``, if it returns within the limit.
 
-    The call runs in a thread of its own, which is left behind where the limit passes: no
-    client of a store can be made to end a call. A line is logged every ten seconds.
+    The call runs in its own thread, which is abandoned if the limit passes, because no client of a store can be made
+    to end a call. A line is logged every ten seconds.
 
     Args:
-        limit_s: Most seconds to wait.
-        call: What may not return.
+        limit_s: Longest wait in seconds.
+        call: Function that may not return.
         what: Whom the call asks for what, for messages.
 
     Raises:
         UnavailableError: The limit passed.
-        BaseException: What ``call`` raises.
+        BaseException: The exception of ``call``.
     """
     with LimitedCalls(f"omniload-within-{what[:40]}") as calls:
         return calls.call(limit_s, call, what=what)
 
 
 class LimitedCalls:
-    """Many short calls with a limit each: a thread whose call has ended carries out the next one.
+    """Many short calls with a limit each; a thread whose call has ended carries out the next one.
 
-    Any thread may call; there are as many threads behind it as calls at one time.
+    Any thread may call. There are as many background threads as simultaneous calls.
     """
 
     def __init__(self, name: str) -> None:
-        """Start no thread yet; ``name`` is what they are called."""
+        """Start no thread yet; ``name`` is the name of the threads."""
         self._name = name
         self._idle: deque[DaemonPool] = deque()
 
     def call(self, limit_s: float, call: Callable[[], Answer], *, what: str) -> Answer:
-        """Return what ``call`` returns, as ``call_within`` does."""
+        """Return the result of ``call``, like ``call_within``."""
         try:
-            # The one that was idle last: a deque pops in one step, so that threads need no lock here.
+            # The thread that became idle last. A deque pops atomically, so no lock is needed here.
             pool = self._idle.pop()
         except IndexError:
             pool = DaemonPool(1, self._name)
@@ -65,7 +65,7 @@ class LimitedCalls:
             if answer.done():
                 self._idle.append(pool)
             else:
-                pool.close(0.0)  # its thread ends whenever the call does
+                pool.close(0.0)  # its thread ends when the call does
 
     def __enter__(self) -> Self:
         return self
@@ -82,7 +82,7 @@ def _answered(answer: "Future[Answer]", limit_s: float, what: str) -> Answer:
         try:
             return answer.result(timeout=patience_s)
         except FutureTimeoutError:
-            # The call itself raised one, or ended just behind the wait: it has answered either way.
+            # The call itself raised a timeout, or ended just after the wait; in both cases it has answered.
             if answer.done():
                 return answer.result()
         waited_s += patience_s

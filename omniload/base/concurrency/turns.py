@@ -1,4 +1,4 @@
-"""Turns of threads that share what hands out one thing after another."""
+"""Turns of threads that share one supply of batches."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,15 +15,16 @@ from omniload.base.errors import ConfigError, UnavailableError, shown_at_once
 __all__ = ["EachBatch", "ask_in_turn"]
 
 _LEAST_S = 0.001
-"""Seconds that a thread has at least that gets its turn as its timeout ends."""
+"""Least time, in seconds, for a thread that gets its turn just as its timeout ends."""
 T = TypeVar("T")
 
 
 class EachBatch(Iterator[T], Generic[T]):
-    """What follows, up to ``None``; ``end`` is then told how many batches there were.
+    """Iterates over batches up to ``None``, and then calls ``end`` with their number.
 
-    No generator: that is over once an error has left it, and says at the next call that the data has ended. Nor
-    ``iter`` with a sentinel: of two threads that share that, the one that finds the end has it drop the other's batch.
+    Not a generator, because after an error a generator is over and would report the end of the data at the next call.
+    Not ``iter`` with a sentinel either: if two threads share it, the thread that finds the end makes it drop the other
+    thread's batch.
     """
 
     def __init__(
@@ -49,25 +50,25 @@ def ask_in_turn(
     timeout: float | None,
     ask: Callable[[float | None, list[Callable[[], None]]], T],
 ) -> T:
-    """Ask for a batch while no other thread does; what its caller does not get stays the next one.
+    """Ask for a batch while no other thread does; a batch that its caller does not receive stays the next one.
 
     Args:
         one_asks: Held while a thread asks.
         timeout: Longest wait in seconds, for the turn and the batch.
-        ask: Is given what waiting for its turn has left of the timeout, and a list for what takes back the batch that
-            it counts as handed out.
+        ask: Receives the part of the timeout that is left after waiting for the turn, and a list for functions that
+            take back the batch that it counts as handed out.
 
     Raises:
-        ConfigError: Another thread asks, and the timeout is no length of time.
-        UnavailableError: Another thread waited for its batch for as long.
+        ConfigError: Another thread is asking, and the timeout is not a valid time.
+        UnavailableError: Another thread waited for its batch during the whole timeout.
     """
     take_back: list[Callable[[], None]] = []
     try:
         with SignalsHeld(), _turn_within(one_asks, timeout) as left_s:
             return ask(left_s, take_back)
     except BaseException as error:
-        # Ctrl-C between the count and the caller, most often as the turn ends: a state that is saved now, or a loop
-        # that goes on, as in a notebook, would leave that batch out.
+        # For example Ctrl-C, which may come between the count and the caller, most often as the turn ends. A state
+        # that is saved now, or a loop that continues, as in a notebook, would otherwise leave that batch out.
         for each in take_back:
             each()
         shown_at_once(error)
@@ -76,13 +77,13 @@ def ask_in_turn(
 
 @contextmanager
 def _turn_within(one_asks: RLock, timeout: float | None) -> Iterator[float | None]:
-    """Let one thread at a time ask for a batch; yields what waiting for its turn has left of the timeout."""
+    """Let one thread at a time ask for a batch; yields the part of the timeout that is left after waiting."""
     try:
         if not one_asks.acquire(blocking=False):
             began_s = time.monotonic()
             if timeout is not None and (timeout := wait_of(given := timeout)) is None:
                 raise ConfigError(f"timeout is {given!r}; give seconds above 0, or None")
-            # Without one, the waits of those before it end by ``runtime.batch_timeout``.
+            # Without a timeout, the waits of earlier threads end by ``runtime.batch_timeout``.
             if not one_asks.acquire(timeout=-1 if timeout is None else timeout):
                 raise UnavailableError(
                     f"another thread waits for a batch of this rank, and has not had it within {timeout:g} s: each "
@@ -92,8 +93,8 @@ def _turn_within(one_asks: RLock, timeout: float | None) -> Iterator[float | Non
                 timeout = max(timeout - (time.monotonic() - began_s), _LEAST_S)
         yield timeout
     finally:
-        # Tried: an interrupt comes before it is held, or just behind that, and nobody but the lock knows.
+        # Tried, because an interrupt may come just before or after the lock is taken, and only the lock knows which.
         try:  # noqa: SIM105 -- a call more, in which an interrupt would leave the lock held
             one_asks.release()
         except RuntimeError:
-            pass  # another thread's, or nobody's
+            pass  # another thread holds it, or none

@@ -1,4 +1,4 @@
-"""What only the kernel can do: calls that Python lacks, locks and processes that end with their holder or parent.
+"""Functions that only the kernel can provide: calls that Python lacks, and locks and processes that end with an owner.
 
-``exec_with_parent`` is also run as a file, by any interpreter: it imports the standard library only.
+``exec_with_parent`` is also run as a file, by any interpreter, so it imports only the standard library.
 """

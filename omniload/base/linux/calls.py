@@ -1,6 +1,6 @@
-"""Calls of Linux that Python 3.11 does not offer. Each raises ``OSError`` with the kernel's number.
+"""Calls of Linux that Python 3.11 does not offer. Each raises ``OSError`` with the kernel's error number.
 
-This is the only module that loads the C library, but for the two that are run as files.
+This is the only module that loads the C library, except for the two that are run as files.
 """
 
 import ctypes
@@ -37,85 +37,85 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 _MNT_DETACH = 2
 _PR_SET_THP_DISABLE = 41
 _OPENAT2 = 437
-"""Number of the call; one of those that are the same on every architecture."""
+"""Number of the call, which is the same on every architecture."""
 _BENEATH = 0x02 | 0x04 | 0x08
-"""Rules of resolving: no link of ``/proc``, no other link, nothing above the directory."""
+"""Rules for resolving paths: no link of ``/proc``, no other link, nothing above the directory."""
 _HOW = struct.Struct("=3Q")
-"""Flags, mode and rules of resolving: ``struct open_how``."""
+"""``struct open_how``: flags, mode and rules for resolving."""
 
 _STATFS_BYTES = 256
-"""More than ``struct statfs`` has on any architecture."""
+"""Larger than ``struct statfs`` on any architecture."""
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    """Put a file system at ``target``; an empty text says nothing."""
-    # None for an empty text: the kernel tells a null pointer from a text of no letters.
+    """Mount a file system at ``target``; empty texts are passed as null."""
+    # None for an empty text, because the kernel distinguishes a null pointer from an empty text.
     texts = [os.fsencode(text) or None for text in (source, target, kind)]
     data = os.fsencode(options) or None
     _checked(_libc().mount(*texts, ctypes.c_ulong(flags), data), target)
 
 
 def umount(target: str, *, lazily: bool = False) -> None:
-    """Take the topmost mount away; ``lazily`` it goes when nobody uses it any more."""
+    """Unmount the topmost mount; with ``lazily`` it is removed once nobody uses it any more."""
     _checked(_libc().umount2(os.fsencode(target), _MNT_DETACH if lazily else 0), target)
 
 
 def unshare(flags: int) -> None:
-    """Give this process namespaces of its own."""
+    """Give this process its own namespaces."""
     _checked(_libc().unshare(ctypes.c_int(flags)))
 
 
 def forgo_huge_pages() -> None:
-    """Have this process, and those that it starts, be given no huge pages from now on."""
+    """Disable huge pages from now on for this process and those that it starts."""
     numbers = [ctypes.c_ulong(each) for each in (1, 0, 0, 0)]
     _checked(_libc().prctl(ctypes.c_int(_PR_SET_THP_DISABLE), *numbers))
 
 
 def mallopt(option: int, value: int) -> None:
-    """Say how the C library holds the memory of this process.
+    """Set how the C library manages the memory of this process.
 
     Raises:
-        OSError: ``ENOSYS`` where it is not told, as musl's is; ``EINVAL`` where it refuses the value.
+        OSError: ``ENOSYS`` if the library has no such call, as musl; ``EINVAL`` if it refuses the value.
     """
     call = getattr(_libc(), "mallopt", None)
-    # Of this call 0 is the failure.
+    # 0 means failure for this call.
     if call is None or not call(ctypes.c_int(option), ctypes.c_int(value)):
         number = errno.ENOSYS if call is None else errno.EINVAL
         raise OSError(number, os.strerror(number))
 
 
 def syncfs(file: int) -> None:
-    """Make everything durable on the file system of an open file.
+    """Make everything on the file system of an open file durable.
 
     Raises:
-        OSError: ``EIO``, ``ENOSPC``: something could not be written.
+        OSError: Something could not be written, such as ``EIO`` or ``ENOSPC``.
     """
     _checked(_libc().syncfs(ctypes.c_int(file)))
 
 
 def kind_of_filesystem(file: int) -> int:
-    """Return the number by which statfs(2) names the kind of file system of an open file; 0 where it does not."""
+    """Return the number by which statfs(2) identifies the file system of an open file; 0 if it does not."""
     found = ctypes.create_string_buffer(_STATFS_BYTES)
     if _libc().fstatfs(ctypes.c_int(file), found) != 0:
         return 0
-    # The first field has 4 or 8 bytes, and no number of the kernel more than 4.
+    # The first field has 4 or 8 bytes, but no number of the kernel has more than 4.
     return int.from_bytes(found.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) & 0xFFFFFFFF
 
 
 def openat2(directory: int, path: bytes, flags: int, mode: int = 0) -> int:
-    """Open a path from a directory, through no link and to nothing above it; return the descriptor.
+    """Open a path below a directory, following no link and nothing above it; return the descriptor.
 
     Raises:
-        OSError: ``ENOSYS``, ``EPERM`` where kernel or sandbox do not have the call (Linux 5.6).
+        OSError: ``ENOSYS`` or ``EPERM`` if the kernel (before Linux 5.6) or the sandbox lacks the call.
     """
-    # Closed by exec, as Python's own calls have it: no child is to inherit the file.
+    # Closed by exec, like Python's own descriptors, because no child is to inherit the file.
     how = _HOW.pack(flags | os.O_CLOEXEC, mode, _BENEATH)
     size = ctypes.c_size_t(len(how))
     while True:
         found: int = _libc().syscall(
             ctypes.c_long(_OPENAT2), ctypes.c_int(directory), path, how, size
         )
-        # A call that a signal broke off is begun anew, as Python does with its own.
+        # A call that a signal interrupted is repeated, as Python does with its own calls.
         if found >= 0 or ctypes.get_errno() != errno.EINTR:
             return _checked(found, os.fsdecode(path))
 

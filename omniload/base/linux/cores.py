@@ -1,8 +1,8 @@
-"""How many cores a process may use, and how many processes and threads may begin yet: limits of its cgroup and user.
+"""Limits of the cgroup and the user: usable cores, and how many processes and threads may still be started.
 
-A container with a limit of 4 cores may run on all 200 of its machine, and is stopped for the rest of each tenth of a
-second once they have used what 4 give. Neither Python's counts nor the affinity tell. Where there is no room for a
-thread, native libraries abort the process, or wait for ever for what it was to do.
+A container with a limit of 4 cores may run on all 200 cores of its machine. It is stopped for the rest of each tenth
+of a second once it has used the time of 4 cores. Neither Python's counts nor the affinity show this limit. If there is
+no room for a thread, native libraries abort the process, or wait for ever for the thread's work.
 """
 
 import math
@@ -20,23 +20,23 @@ _MEMBERSHIP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _V1_CONTROLLER = "cpu"
 _PROCESSES = Path("/proc")
 _MANY = 1 << 13
-"""Where a user may have more, it is not looked for how many there are."""
+"""Limit from which on a user's running processes are not counted."""
 _STATUS = re.compile(r"^Uid:\s+([0-9]+).*^Threads:\s+([0-9]+)", re.MULTILINE | re.DOTALL)
 
 
 def cores_here(membership: Path = _MEMBERSHIP, groups: Path = _GROUPS) -> int:
-    """Return the cores that this process may use, at least 1; a part of a core counts as one.
+    """Return the number of cores that this process may use, at least 1; a part of a core counts as one.
 
     Args:
-        membership: The kernel's list of the cgroups of a process, of version 1, 2 or both.
-        groups: Where they are mounted; a container may see its own as the root.
+        membership: The kernel's list of a process's cgroups, of version 1, 2 or both.
+        groups: Folder where they are mounted; a container may see its own cgroup as the root.
     """
     quotas = _quotas(membership, groups)
     return max(1, min(len(os.sched_getaffinity(0)), *(math.ceil(each) for each in quotas), 1 << 20))
 
 
 def _quotas(membership: Path, groups: Path) -> Iterator[float]:
-    """Return the cores that each cgroup has that a process is in, from its own up to the root, where it has a quota."""
+    """Return the quota in cores of each cgroup of this process that has one, from its own up to the root."""
     for folder, is_v1 in _groups_of(_V1_CONTROLLER, membership, groups):
         if is_v1:
             yield from _quota(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
@@ -47,15 +47,15 @@ def _quotas(membership: Path, groups: Path) -> Iterator[float]:
 def _groups_of(
     controller: str, membership: Path = _MEMBERSHIP, groups: Path = _GROUPS
 ) -> Iterator[tuple[Path, bool]]:
-    """Return the folders of the cgroups that this process is in, each from its own up to the root.
+    """Return the folders of the cgroups of this process, from its own up to the root.
 
     Args:
-        controller: Name of it in cgroups of version 1.
+        controller: Name of the controller in cgroups of version 1.
         membership: As for ``cores_here``.
         groups: As for ``cores_here``.
 
     Returns:
-        A folder, and whether it is of version 1.
+        Each folder, and whether it is of version 1.
     """
     lines: list[str] = []
     with suppress(OSError):
@@ -72,7 +72,7 @@ def _groups_of(
 
 
 def _quota(*files: Path) -> Iterator[float]:
-    """Return the cores of a quota, in microseconds of each period; nothing where there is none, or no such file."""
+    """Return a quota in cores, from microseconds of each period; nothing without a quota or without the files."""
     with suppress(OSError, ValueError, ZeroDivisionError):
         quota_us, period_us = " ".join(each.read_text() for each in files).split()
         if quota_us not in {"max", "-1"}:
@@ -81,17 +81,17 @@ def _quota(*files: Path) -> Iterator[float]:
 
 @dataclass(frozen=True, slots=True)
 class TaskRoom:
-    """A limit of processes and threads, and what it leaves."""
+    """A limit of processes and threads, and the number that it leaves."""
 
     name: str
-    """What sets it."""
+    """Name of what sets the limit."""
     limit: int
     left: int
-    """At most: processes that cannot be seen from here count as well."""
+    """Largest possible number, because processes that cannot be seen from here count as well."""
 
 
 def task_room(processes: Path = _PROCESSES) -> TaskRoom | None:
-    """Return the limit that leaves the fewest processes and threads; ``None`` where there is none that is low."""
+    """Return the limit that leaves the fewest processes and threads; ``None`` if no low limit is set."""
     return min((*_of_groups(), *_of_user(processes)), key=lambda room: room.left, default=None)
 
 

@@ -1,4 +1,4 @@
-"""Locks on files and folders that the kernel ends with their holder, however that ends."""
+"""Locks on files and folders that the kernel releases when their holder ends, however it ends."""
 
 import errno
 import fcntl
@@ -20,20 +20,20 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 def locked(
     path: Path, *, shared: bool = False, waits: bool = True, writable: bool = False
 ) -> Iterator[int]:
-    """Hold the lock of a folder, or of a file, which is made where it is missing; yield its descriptor.
+    """Hold the lock of a folder, or of a file, which is created if it is missing; yield its descriptor.
 
     Args:
-        path: What is locked. Nothing is read or written there.
-        shared: Others that share may hold it as well.
-        waits: For a holder that does not share.
+        path: File or folder to lock. Nothing is read or written there.
+        shared: Whether others that share may hold the lock as well.
+        waits: Whether to wait for a holder that does not share.
         writable: Whether the caller writes through the descriptor.
 
     Raises:
         BlockingIOError: Another process holds it, and ``waits`` is off.
-        ConfigError: Its file system gives no locks.
-        OSError: The file cannot be made or locked.
+        ConfigError: The file system does not support locks.
+        OSError: The file cannot be created or locked.
     """
-    # A folder is opened, not made: O_CREAT on one is refused.
+    # A folder is opened without O_CREAT, which is refused for folders.
     flags = os.O_DIRECTORY if path.is_dir() else os.O_CREAT
     descriptor = os.open(
         path, flags | (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC, 0o644
@@ -42,7 +42,7 @@ def locked(
         how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         _lock(descriptor, how if waits else how | fcntl.LOCK_NB, path)
     except BaseException:
-        os.close(descriptor)  # and no more: to let go of it would be refused as well
+        os.close(descriptor)  # without unlocking, which would be refused as well
         raise
     try:
         yield descriptor
@@ -51,11 +51,11 @@ def locked(
 
 
 def _lock(descriptor: int, how: int, path: Path) -> None:
-    """Lock a file that is open; ``path`` is told of.
+    """Lock an open file; ``path`` is its name for messages.
 
     Raises:
-        ConfigError: Its file system gives no locks.
-        OSError: It cannot be locked; ``BlockingIOError`` where it is held.
+        ConfigError: The file system does not support locks.
+        OSError: The file cannot be locked; ``BlockingIOError`` if another process holds the lock.
     """
     try:
         fcntl.flock(descriptor, how)
@@ -70,20 +70,20 @@ def _lock(descriptor: int, how: int, path: Path) -> None:
 
 
 def _release(descriptor: int) -> None:
-    # Said, not only closed: a process that was forked meanwhile holds the descriptor as well.
+    # Unlocked explicitly, because a process that was forked meanwhile has the descriptor as well.
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
 def is_locked(path: Path) -> bool:
-    """Tell whether a process that runs has locked a file alone.
+    """Return whether a running process holds the exclusive lock of a file.
 
     Raises:
         OSError: The file cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # Shared: of several that ask at once none takes another's question for a holder.
+        # Shared, so that several simultaneous checks do not take each other for a holder.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -93,26 +93,28 @@ def is_locked(path: Path) -> bool:
 
 
 _held: "set[FileLock]" = set()
-"""Those of this process."""
+"""Locks of this process."""
 
 
 class FileLock:
-    """Holds a file. The file stays; what counts is the lock on it.
+    """Holds a file. The file stays; only the lock on it counts.
 
-    Of this process alone: one that is forked has no part in it, and does not keep it where this one is killed.
+    The lock belongs to this process only. A forked process has no part in it, and does not keep it if this process is
+    killed.
     """
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
-        """Take the file, which is made where it is missing.
+        """Lock the file, which is created if it is missing.
 
         Args:
             path: The file.
-            shared: Keep it from whoever wants it alone, and from nobody else: to ``is_locked`` nobody holds it.
+            shared: Only prevent exclusive locks; other shared locks are possible, and ``is_locked`` does not see this
+                lock.
 
         Raises:
-            BlockingIOError: Somebody holds it; the error's text names the process and its host.
-            ConfigError: Its file system gives no locks.
-            OSError: The file cannot be made or locked.
+            BlockingIOError: Another process holds it; the error's text names the process and its host.
+            ConfigError: The file system does not support locks.
+            OSError: The file cannot be created or locked.
         """
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._file = os.fstat(self._descriptor)
@@ -121,7 +123,7 @@ class FileLock:
             how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
             _lock(self._descriptor, how | fcntl.LOCK_NB, path)
         except BlockingIOError as error:
-            # Written behind the lock: whoever has only just taken it may not have said so yet.
+            # The holder writes its name after it has the lock, so a new holder may not have written it yet.
             holder = os.pread(self._descriptor, _LONGEST_HOLDER, 0).decode(errors="replace").strip()
             self._leave()
             raise BlockingIOError(error.errno, holder or "a process unknown") from None
@@ -130,35 +132,35 @@ class FileLock:
             raise
         if shared:
             return
-        # Only now: before the lock was taken these words were another's.
+        # Only now, because before the lock was taken the text belonged to another process.
         os.ftruncate(self._descriptor, 0)
         os.pwrite(
             self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0
         )
 
     def is_at(self, path: Path) -> bool:
-        """Tell whether a file is the one that it has: another has its place where that one was removed."""
+        """Return whether the file at a path is the locked one; it is another one if the locked file was removed."""
         try:
             return os.path.samestat(self._file, path.stat())
         except OSError:
             return False
 
     def close(self) -> None:
-        """Let go of the file; once more does nothing."""
+        """Release the file; a second call does nothing."""
         if self._descriptor < 0:
             return
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._leave()
 
     def _leave(self) -> None:
-        """Have the file open no more; a process that has it open yet goes on holding it."""
+        """Close the file without unlocking; another process that has it open keeps the lock."""
         _held.discard(self)
         os.close(self._descriptor)
         self._descriptor = -1
 
 
 def is_held_here(path: Path) -> bool:
-    """Tell whether a ``FileLock`` of this process has a file."""
+    """Return whether a ``FileLock`` of this process holds a file."""
     return any(lock.is_at(path) for lock in list(_held))
 
 
@@ -167,5 +169,5 @@ def _leave_to_parent() -> None:
         lock._leave()
 
 
-# A worker of somebody's DataLoader outlives a rank that was killed: others would take that for alive.
+# A DataLoader worker may outlive a killed rank, and others would take this for a living rank.
 os.register_at_fork(after_in_child=_leave_to_parent)

@@ -1,4 +1,4 @@
-"""Folders of this machine: what a glob matches, what lies in one, and links that lead to others."""
+"""Folders of this machine: matches of a glob, contents of a folder, and links to other folders."""
 
 import errno
 import fnmatch
@@ -19,20 +19,20 @@ _LOG = get_logger(__name__)
 
 
 def whole_path(path: str | Path) -> Path:
-    """Return a path from the root on, which means the same once this process is in another folder.
+    """Return an absolute path, which stays valid if this process changes its folder.
 
     Raises:
-        ConfigError: As ``working_folder``, where it is a relative one.
+        ConfigError: As for ``working_folder``, if the path is relative.
     """
     path = Path(path)
     return path if path.is_absolute() else working_folder() / path
 
 
 def working_folder() -> Path:
-    """Return the folder that this process is in, which relative paths start at.
+    """Return the current folder of this process, in which relative paths start.
 
     Raises:
-        ConfigError: It was removed, as that of a job whose scratch was cleaned.
+        ConfigError: The folder was removed, as when the scratch of a job was cleaned.
     """
     try:
         return Path.cwd()
@@ -47,12 +47,13 @@ def working_folder() -> Path:
 
 
 def matches_of(pattern: str, root: Path) -> list[str]:
-    """Return what a glob of this machine matches, as it is written from ``root`` on.
+    """Return the matches of a glob on this machine, as paths relative to ``root``.
 
-    As ``glob.glob`` has it: ``*`` takes no name that starts with a dot, and ``**`` any number of folders, also through
-    links. Other than there, a folder that may not be read is an error; no link leads back into a folder that it lies
-    in: its files would be there forty times, and behind two such links without end; and ``**`` goes through links once
-    to each folder: of seven that are linked to each other there would be 13,699.
+    As in ``glob.glob``, ``*`` matches no name that starts with a dot, and ``**`` matches any number of folders, also
+    through links. Three things differ. A folder that may not be read is an error. A link that leads back into a folder
+    that contains it is not followed: its files would appear forty times, and without end behind two such links. And
+    ``**`` follows links only once to each folder: for seven folders that are linked to each other, there would be
+    13,699 paths.
 
     Raises:
         OSError: A folder cannot be read.
@@ -72,7 +73,7 @@ def matches_of(pattern: str, root: Path) -> list[str]:
                 ]
         elif glob.has_magic(part):
             matches = re.compile(fnmatch.translate(part)).match
-            # Only what matches is looked at: of a link beside it nobody asked where it leads.
+            # Only matching names are examined, because where other links lead is irrelevant.
             here = [
                 f"{at}{each.name}" + "/" * (not is_last)
                 for at in here
@@ -90,18 +91,18 @@ def matches_of(pattern: str, root: Path) -> list[str]:
 
 
 def _folders(seeds: Sequence[str], root: Path) -> list[str]:
-    """Return folders and those in them, as ``**`` takes them; with a ``/`` behind each.
+    """Return folders and the folders in them, as matched by ``**``, each with a trailing ``/``.
 
-    What is there without a link comes first, then what is there behind one, by name: which of the names of a folder
-    is taken does not depend on the order in which a file system lists it.
+    Folders reached without a link come first, then those behind links, by name. Therefore the choice among the names
+    of one folder does not depend on the order in which a file system lists them.
     """
     taken = dict[str, None]()
     known = set[tuple[int, int]]()
     again = list[str]()
-    # Links behind the seed, name, and the folders that it lies in.
+    # Number of links after the seed, name, and the folders that contain it.
     waiting = list[tuple[int, str, frozenset[tuple[int, int]]]]()
     for seed in dict.fromkeys(seeds):
-        # Nothing lies in a link that leads nowhere, or to itself.
+        # Nothing is in a link that leads nowhere, or to itself.
         if (root / seed).is_dir():
             above = frozenset(_itself(parent) for parent in (root / seed).resolve().parents)
             heappush(waiting, (0, seed, above))
@@ -111,7 +112,8 @@ def _folders(seeds: Sequence[str], root: Path) -> list[str]:
             continue
         with suppress(FileNotFoundError, NotADirectoryError):
             itself = _itself(root / folder)
-            # Without a link there is one way to each: two of one number are of a file system that numbers none.
+            # Without a link there is one path to each folder: equal numbers then come from a file system without such
+            # numbers.
             if links and itself in around:
                 _LOG.warning(
                     "%s leads back into a folder that it lies in, and is not followed",
@@ -142,14 +144,14 @@ def _itself(folder: Path) -> tuple[int, int]:
 
 
 def _inside(folder: Path) -> list[os.DirEntry[str]]:
-    """Return what lies in a folder; nothing where it is gone."""
+    """Return the entries of a folder; empty if it is gone."""
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         return list(entries)
     return []
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder, or a link to one; a link that leads back to itself is none, as one to nothing."""
+    """Whether it is a folder, or a link to one; false for a link that leads to itself or to nothing."""
     try:
         return entry.is_dir()
     except OSError as error:
@@ -159,10 +161,10 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def held_in(folder: str) -> tuple[list[str], list[str]]:
-    """Return the files under a folder, and links in it to folders, which are not followed: they may lead in a circle.
+    """Return the files under a folder, and the links to folders in it, which are not followed, as they may be circular.
 
     Raises:
-        OSError: A folder cannot be read; what it holds would be left out and nobody would know.
+        OSError: A folder cannot be read; otherwise its files would be left out silently.
     """
 
     def refuse(error: OSError) -> None:

@@ -1,8 +1,8 @@
-"""SIGINT where nothing has to be cleaned up: while a command is imported, and once it is over.
+"""SIGINT while nothing has to be cleaned up: during the import of a command, and after it is over.
 
-A ``KeyboardInterrupt`` is of no use there. It is a traceback through whatever was imported; or it is lost, as
-one that comes in a callback of the import system is printed and ignored. This module is imported before
-that of the command line, so it imports little itself.
+A ``KeyboardInterrupt`` is of no use there. It prints a traceback through the modules being imported; or it is lost,
+because an interrupt in a callback of the import system is printed and ignored. This module is imported before that of
+the command line, so it imports little itself.
 """
 
 import os
@@ -18,12 +18,12 @@ __all__ = [
 ]
 
 INTERRUPTED_EXIT = 130
-"""Exit code of a command that SIGINT ended, as a shell gives it."""
+"""Exit code of a command that SIGINT ended, as in shells."""
 
 
 @contextmanager
 def ending_when_interrupted() -> Iterator[None]:
-    """Have SIGINT end the process at once inside, and raise ``KeyboardInterrupt`` again behind."""
+    """Make SIGINT end the process at once inside, and raise ``KeyboardInterrupt`` again afterwards."""
     is_ours = end_when_interrupted()
     try:
         yield
@@ -33,9 +33,9 @@ def ending_when_interrupted() -> Iterator[None]:
 
 
 def end_when_interrupted() -> bool:
-    """Have SIGINT end the process at once from now on; return whether it did not before.
+    """Make SIGINT end the process at once from now on; return whether this changed anything.
 
-    A handler of somebody else stays, and the signal stays ignored where it is, as in a job in the background.
+    A handler of another program stays, and an ignored signal stays ignored, as in a background job.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return False
@@ -47,6 +47,6 @@ def end_when_interrupted() -> bool:
 
 
 def end_as_interrupted(*_: object) -> None:
-    """End the process at once with exit code 130; buffers stay unwritten, for a write may be what was interrupted."""
+    """End the process at once with exit code 130; buffers are not written, as a write may have been interrupted."""
     os.write(2, b"interrupted\n")
     os._exit(INTERRUPTED_EXIT)

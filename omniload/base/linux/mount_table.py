@@ -16,7 +16,7 @@ __all__ = [
 ]
 
 _MOST_LINKS = 40
-"""As many as the kernel follows."""
+"""Number of links that the kernel follows."""
 
 
 class Mount(NamedTuple):
@@ -24,22 +24,22 @@ class Mount(NamedTuple):
 
     path: str
     kind: str
-    """``overlay``, ``fuse.omniload`` and the like."""
+    """Type of the file system: ``overlay``, ``fuse.omniload`` and the like."""
     source: str
     options: str
     device: str = ""
-    """Number of its device, as ``0:41``."""
+    """Number of its device, such as ``0:41``."""
 
 
 def mounts_here(process: Path = Path("/proc/self")) -> list[Mount]:
-    """Return the mounts of a process; names have any bytes. A dead mount stands there, and is not asked."""
+    """Return the mounts of a process; names may have any bytes. A dead mount is listed without being accessed."""
     return parse_mounts(os.fsdecode((process / "mountinfo").read_bytes()))
 
 
 def mount_point(path: str | os.PathLike[str]) -> str:
-    """Return the absolute real path of a mount point, without asking what is mounted there.
+    """Return the absolute real path of a mount point, without accessing what is mounted there.
 
-    ``os.path.realpath`` asks: where the process behind the mount is stopped, it never returns.
+    ``os.path.realpath`` accesses it, and never returns if the process behind the mount is stopped.
     """
     where = os.path.abspath(path)  # noqa: PTH100 -- resolve() would ask
     for _ in range(_MOST_LINKS):
@@ -48,7 +48,7 @@ def mount_point(path: str | os.PathLike[str]) -> str:
             return os.path.realpath(where)
         where = os.path.join(os.path.realpath(above), name)  # noqa: PTH118
         try:
-            # Of a root the kernel knows by itself that it is no link.
+            # The kernel knows without asking the mount that the root of a mount is not a link.
             where = os.path.join(os.path.dirname(where), os.readlink(where))  # noqa: PTH115, PTH118, PTH120
         except OSError:
             return where
@@ -56,7 +56,7 @@ def mount_point(path: str | os.PathLike[str]) -> str:
 
 
 def fuse_mount_at(path: str) -> Mount | None:
-    """Return the uppermost FUSE mount at an absolute real path, or None; the mount itself would have to answer."""
+    """Return the uppermost FUSE mount at an absolute real path, or None, without accessing the mount itself."""
     found = [each for each in mounts_here() if each.path == path and each.kind.startswith("fuse")]
     return found[-1] if found else None
 
@@ -64,13 +64,13 @@ def fuse_mount_at(path: str) -> Mount | None:
 def mounts_everywhere(
     processes: Path = Path("/proc"),
 ) -> Iterator[tuple[Path, list[Mount] | None]]:
-    """Yield a process of each mount namespace with what is mounted there: containers hold copies of mounts.
+    """Yield a process of each mount namespace with its mounts, because containers hold copies of mounts.
 
     Args:
         processes: The folder that shows processes.
 
     Yields:
-        The process's folder, and its mounts; ``None`` where this user may not look at them.
+        The process's folder, and its mounts; ``None`` if this user may not read them.
     """
     asked = set[str]()
     for folder in sorted(processes.glob("[0-9]*"), key=lambda path: int(path.name)):
@@ -89,11 +89,11 @@ def mounts_everywhere(
 
 
 def parse_mounts(text: str) -> list[Mount]:
-    """Read ``/proc/self/mountinfo``; the last mount of a path is the one that is seen."""
+    """Read ``/proc/self/mountinfo``; of several mounts at a path, the last one is visible."""
     found = []
     for line in filter(None, text.split("\n")):
         words = line.split(" ")
-        # Behind the sixth there are as many optional fields as there are, up to a lone dash.
+        # After the sixth field there are any number of optional fields, up to a single dash.
         rest = words[words.index("-", 6) + 1 :]
         found.append(Mount(_plain(words[4]), rest[0], _plain(rest[1]), _plain(rest[2]), words[2]))
     return found

@@ -1,4 +1,4 @@
-"""Where a server of this process listens, and which host this is: the kernel's network, looked at."""
+"""The kernel's network: the address at which a server of this process listens, and the identity of this host."""
 
 import errno
 import ipaddress
@@ -24,28 +24,28 @@ __all__ = [
 
 # For any other address, 127.0.0.2 included, Ray's servers listen on every interface (0004).
 LOOPBACK = "127.0.0.1"
-"""Where servers listen unless they are told otherwise."""
+"""Default address of servers."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
 _CONNECTED_S = 5.0
-"""Longest that a connection of this host to itself may take."""
+"""Longest time that a connection of this host to itself may take."""
 
 
 def host_id() -> str:
-    """Return what tells this host from others: the kernel's boot and this process's network namespace.
+    """Return an identifier of this host: the kernel's boot and this process's network namespace.
 
-    Names do not: containers share them, and so do network namespaces of one machine.
+    Host names are no identifiers, because containers share them, and so do network namespaces of one machine.
     """
-    # Of the boot, not of the disk: machines that were cloned share /etc/machine-id.
+    # The boot, not the disk, because cloned machines share /etc/machine-id.
     boot = _BOOT_ID.read_text(encoding="ascii").strip()
     return f"{boot}-{_NETWORK.stat().st_ino}"
 
 
 def require_reachable(address: str) -> None:
-    """Have this process connect to itself at an address of its host.
+    """Check that this process can connect to itself at an address of its host.
 
     Raises:
-        ConfigError: It cannot, as where the loopback interface of a container is down, or has IPv6 alone.
+        ConfigError: It cannot, for example because the loopback interface of a container is down, or has only IPv6.
     """
     try:
         with socket.create_server((address, 0)) as server:
@@ -64,10 +64,10 @@ def listening_address(bind: str, *, setting: str, toward: str | None = None) -> 
     """Return the IPv4 address of this host that a setting means.
 
     Args:
-        bind: Nothing for loopback; ``auto``; an interface (``eth0``); a network (``10.0.0.0/8``), of
-            which this host has one address; or an address of this host.
+        bind: Empty for loopback; ``auto``; an interface (``eth0``); a network (``10.0.0.0/8``) in which this host has
+            one address; or an address of this host.
         setting: Name of the setting, for messages.
-        toward: Host that ``auto`` looks towards; the address of the route to it is taken.
+        toward: Host for ``auto``; the address of the route to this host is taken.
 
     Raises:
         ConfigError: This host has no such address, or more than one.
@@ -93,19 +93,19 @@ def listening_address(bind: str, *, setting: str, toward: str | None = None) -> 
 def free_ports(
     address: str, ports: range | None, count: int, *, setting: str, why: str = ""
 ) -> list[int]:
-    """Return ports of ``address`` that nobody listens on now; another process may take one the next moment.
+    """Return currently free ports of ``address``; another process may take one of them at any moment.
 
     Args:
         address: IP address of this host.
         ports: The range; ``None`` for any.
-        count: So many.
-        setting: Name of what gives the range, for messages.
-        why: Why so many are needed, for messages.
+        count: Number of ports.
+        setting: Name of the setting with the range, for messages.
+        why: Reason for the number of ports, for messages.
 
     Raises:
-        ConfigError: The range has too few.
+        ConfigError: The range has too few free ports.
     """
-    # 0 is any that the kernel finds free.
+    # 0 is any port that the kernel finds free.
     candidates = [0] * count if ports is None else ports
     held: list[socket.socket] = []
     try:
@@ -113,15 +113,15 @@ def free_ports(
             if len(held) == count:
                 break
             probe = socket.socket()
-            # As servers do: for a minute the kernel remembers connections of whoever listened there before, of a job
-            # that is started again for one.
+            # Like servers: for a minute the kernel remembers connections of an earlier listener, such as that of a job
+            # that is started again.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((address, port))
             except OSError:
                 probe.close()
                 continue
-            # Held until all are found: none is found twice.
+            # Kept open until all are found, so that none is found twice.
             held.append(probe)
         found = [int(probe.getsockname()[1]) for probe in held]
     finally:
@@ -136,17 +136,17 @@ def free_ports(
 
 
 def why_not_bound(error: OSError, port: int) -> str:
-    """Return in words why a TCP port could not be had, with the process that has it where this user may know.
+    """Return why a TCP port could not be bound, with the process that has it if this user may know.
 
-    It looks through all connections of the host and open files of the user: for messages alone.
+    All connections of the host and open files of the user are searched, so this is only for messages.
     """
     why = error.strerror or str(error)
     if error.errno != errno.EADDRINUSE:
         return why
-    # Gone meanwhile, or another user's.
+    # The process ended meanwhile, or belongs to another user.
     with suppress(psutil.Error, OSError):
         for found in psutil.net_connections("tcp"):
-            # One that listens has an address; of others it may be empty.
+            # A listening connection has an address; other connections may have none.
             listens = found.status == psutil.CONN_LISTEN and found.laddr
             if listens and listens[1] == port and found.pid:
                 return f"{why}, by process {found.pid} ({psutil.Process(found.pid).name()})"
@@ -154,7 +154,7 @@ def why_not_bound(error: OSError, port: int) -> str:
 
 
 def interface_toward(host: str) -> str | None:
-    """Return the interface of this host that packets to ``host`` leave from; ``None`` where there is no way to it."""
+    """Return the interface of this host that packets to ``host`` leave from; ``None`` if there is no route."""
     try:
         address = _address_toward(host, "the interface")
     except ConfigError:
@@ -163,14 +163,14 @@ def interface_toward(host: str) -> str | None:
 
 
 def _address_toward(host: str | None, setting: str) -> str:
-    """Return the address that packets to ``host`` leave from. None is sent."""
+    """Return the address that packets to ``host`` leave from; no packet is sent."""
     if not host:
         raise ConfigError(
             f"{setting} is 'auto', which looks towards MASTER_ADDR, and that is not set; name an interface"
         )
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            # To the port of discard: a datagram socket connects without a word, and only then has an address.
+            # The discard port: a datagram socket connects without sending anything, and only then has an address.
             probe.connect((host, 9))
             return str(probe.getsockname()[0])
     except OSError as error:

@@ -1,1 +1,1 @@
-"""YAML files of settings: as a tree that knows its lines, and with the files that they include."""
+"""YAML files of settings, as trees that know their lines and with the files that they include."""

@@ -1,4 +1,4 @@
-"""What is said of a fault that pydantic found: the value, the limit and what to do, where its own words say less."""
+"""Messages for pydantic's faults: the value, the limit and what to do, if its own words say less."""
 
 import difflib
 import re
@@ -20,10 +20,10 @@ __all__ = [
 ]
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$"
-"""Of names that a user gives: they stand in labels of metrics, in names of files and in arguments ``NAME=WEIGHT``."""
+"""Pattern of names given by users, which appear in labels of metrics, file names and arguments ``NAME=WEIGHT``."""
 _SHOWN_WIDTH = 60
 _NEAR = 0.65
-"""How alike two keys are at least, for one to be meant as the other: ``images`` and ``tags`` are alike by 0.6."""
+"""Least similarity for a key to be suggested for another: that of ``images`` and ``tags`` is 0.6."""
 
 _LIMITS = {
     "greater_than_equal": ("ge", "at least {}"),
@@ -31,7 +31,7 @@ _LIMITS = {
     "less_than_equal": ("le", "at most {}"),
     "less_than": ("lt", "less than {}"),
 }
-"""Kinds of faults of pydantic for a number beyond a limit: where the limit is, and how it is said."""
+"""For pydantic's faults of a number beyond a limit: the key of the limit, and the words for it."""
 _WANTED = {
     "bool_type": "true or false",
     "dict_type": "a mapping, as {key: value}",
@@ -47,19 +47,19 @@ _WANTED = {
     "string_type": "a text",
     "tuple_type": "a list, as [first, second]",
 }
-"""What belongs in the place of a value of another type."""
+"""Description of the right kind of value, by kind of fault."""
 _EMPTY = {"string_too_short": "a text that is not empty", "too_short": "a list that is not empty"}
 _MOST_KEYS = 24
-"""Keys of a place that are said at most."""
+"""Largest number of keys that a message lists."""
 _SAID = {"extra_forbidden": "no such key", "missing": "is missing; give it"}
 
 
 def said_of_fault(fault: ErrorDetails, tags: Iterable[str] = ()) -> str:
-    """Return the value found, the limit and what to do, where pydantic says less.
+    """Return the value found, the limit and what to do, if pydantic says less.
 
     Args:
-        fault: What pydantic found.
-        tags: Where the key that says which kind a mapping is of is missing, the words that it may have.
+        fault: The fault that pydantic found.
+        tags: Possible values of the key that gives the kind of a mapping, if that key is missing.
     """
     kind, context, given = fault["type"], fault.get("ctx", {}), fault["input"]
     if kind in _LIMITS and isinstance(given, int | float | str):
@@ -80,7 +80,7 @@ def said_of_fault(fault: ErrorDetails, tags: Iterable[str] = ()) -> str:
 
 
 def _said_of_rest(fault: ErrorDetails) -> str:
-    """Return what is said of a word that is none of some, of a text that is too long, and of any other fault."""
+    """Return the message for an unknown word, for a text that is too long, and for any other fault."""
     kind, context, given = fault["type"], fault.get("ctx", {}), fault["input"]
     if kind == "literal_error":
         expected = str(context["expected"])
@@ -95,7 +95,7 @@ def _said_of_rest(fault: ErrorDetails) -> str:
 
 
 def _tag_wanted(fault: ErrorDetails, tags: Iterable[str]) -> str:
-    """Return what the key that says which kind a mapping is of may be, and what may be meant by what stands there."""
+    """Return the possible values of the key that gives the kind of a mapping, and the most similar one."""
     context, given = fault.get("ctx", {}), fault["input"]
     key = str(context["discriminator"]).strip("'")
     if fault["type"] == "union_tag_invalid":
@@ -111,10 +111,10 @@ def _tag_wanted(fault: ErrorDetails, tags: Iterable[str]) -> str:
 
 
 def _one_of(key: str | int, given: list[object]) -> str:
-    """Return the line that gives one of a list of texts, where one is taken; nothing of a list of anything else."""
-    # A URL may hold a secret.
+    """Return the line that gives one of a list of texts, for a key that takes one text; empty for any other list."""
+    # A URL may contain a secret.
     texts = [each for each in given if isinstance(each, str) and "://" not in each]
-    # Of what may be of several types the last part is the name of this one.
+    # In a union, the last part of the location is the name of the type.
     if not isinstance(key, str) or key == "str" or not texts or len(texts) < len(given):
         return ""
     first = texts[0]
@@ -123,7 +123,7 @@ def _one_of(key: str | int, given: list[object]) -> str:
 
 
 def _name_wanted(fault: ErrorDetails) -> str | None:
-    """Return what a name may be, and one that would do, where the fault is of a name."""
+    """Return the rule for names and a valid name, if the fault is that of a name."""
     if fault["type"] != "string_pattern_mismatch" or fault["ctx"]["pattern"] != NAME_PATTERN:
         return None
     fit = re.sub(r"[^A-Za-z0-9_.]+", "-", str(fault["input"])).strip("-_.")
@@ -132,7 +132,7 @@ def _name_wanted(fault: ErrorDetails) -> str | None:
 
 
 def joined(said: Iterable[str]) -> list[str]:
-    """Return what is said of one value, the types that it may have in one sentence."""
+    """Join messages about one value, with its possible types in one sentence."""
     wanted: dict[str, list[str]] = {}
     for each in said:
         found, gives, what = each.partition("; give ")
@@ -141,20 +141,20 @@ def joined(said: Iterable[str]) -> list[str]:
 
 
 def _plain(limit: object) -> str:
-    """Write a limit as a person does: powers as they are, no trailing ``.0``."""
+    """Write a limit as people do: powers as they are, and no trailing ``.0``."""
     return f"{limit:g}" if isinstance(limit, float) else f"{limit}"
 
 
 def value_shown(given: object) -> str:
-    """Return a value as a message shows it."""
+    """Return a value in the form for messages."""
     shown = repr(given)
     if "://" in shown:
-        return "a URL"  # it may hold a secret
+        return "a URL"  # which may contain a secret
     return shown if len(shown) <= _SHOWN_WIDTH else shown[:_SHOWN_WIDTH] + "..."
 
 
 def _input_shown(fault: ErrorDetails) -> str:
-    """Return the value that pydantic found, where its message leaves it out; no URL, which may hold a secret."""
+    """Return the value found by pydantic, if its message lacks it; never a URL, which may contain a secret."""
     given = fault["input"]
     said_by_us = {
         "value_error",
@@ -172,11 +172,11 @@ def _input_shown(fault: ErrorDetails) -> str:
 
 
 def said_of_unknown(model: type[BaseModel], location: tuple[str | int, ...]) -> str:
-    """Return what to do about an unknown key: the one that was meant, or the types that have it.
+    """Return the remedy for an unknown key: a similar key, or the types that have the key.
 
     Args:
-        model: Of the whole.
-        location: Keys that lead to it, and itself.
+        model: Model of the whole file.
+        location: Keys that lead to the unknown key, and the key itself.
     """
     tagged, key = location[:-1], location[-1]
     types = tags_at(model, tagged[:-1])
@@ -210,7 +210,7 @@ def said_of_unknown(model: type[BaseModel], location: tuple[str | int, ...]) -> 
 
 
 def _lists_with(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
-    """Return the lists beside an unknown key whose items have a key of that name."""
+    """Return the lists next to an unknown key whose items have a key of that name."""
     return sorted(
         name
         for above in _models_at(model, location[:-1])
@@ -221,13 +221,13 @@ def _lists_with(model: type[BaseModel], location: tuple[str | int, ...]) -> list
 
 
 def _near(model: type[BaseModel], location: tuple[str | int, ...]) -> str | None:
-    """Return the key that an unknown one may have been meant as, there or one level deeper."""
+    """Return the key that an unknown key may stand for, at the same place or one level deeper."""
     models = _models_at(model, location[:-1])
     known = {name: name for above in models for name in above.model_fields}
     for above in models:
         for name, field in above.model_fields.items():
             if get_origin(field.annotation) not in {None, Union, UnionType}:
-                continue  # of a list: no dotted name says which item
+                continue  # in a list, because a dotted name does not say which item
             for inner in _models_in(field.annotation):
                 for deeper in inner.model_fields:
                     known.setdefault(deeper, f"{name}.{deeper}")
@@ -236,7 +236,7 @@ def _near(model: type[BaseModel], location: tuple[str | int, ...]) -> str | None
 
 
 def written_out(model: type[BaseModel], location: tuple[str | int, ...], word: str) -> str:
-    """Return the mapping that a word may stand for, ``{policy: skip}`` for ``skip``: of the key that takes it."""
+    """Return the mapping that a word may stand for, such as ``{policy: skip}`` for ``skip``."""
     models = sorted(_models_at(model, location), key=lambda each: each.__name__)
     for known in models:
         for name, field in known.model_fields.items():
@@ -250,10 +250,11 @@ def written_out(model: type[BaseModel], location: tuple[str | int, ...], word: s
 
 
 def _models_at(model: type[BaseModel], location: tuple[str | int, ...]) -> set[type[BaseModel]]:
-    """Return what may lie at a place; of a union all that its tags, as far as they are given, leave."""
+    """Return the possible models at a place; in a union, those that match the tags, as far as given."""
     models = {model}
     for part in location:
-        # An index and a key of a dictionary are no fields: they stay with the models. A union's tag names one of them.
+        # An index or a key of a dictionary is not a field and keeps the models. The tag of a union selects one of
+        # them.
         fields = [known.model_fields[part] for known in models if part in known.model_fields]
         models = {known for known in models if part in _tags_of(known)} or models
         if fields:
@@ -262,19 +263,19 @@ def _models_at(model: type[BaseModel], location: tuple[str | int, ...]) -> set[t
 
 
 def tags_at(model: type[BaseModel], location: tuple[str | int, ...]) -> set[str]:
-    """Return the words that tell what may lie at a place from each other: ``csv``, ``parquet`` and so on."""
+    """Return the tags that distinguish the possible models at a place: ``csv``, ``parquet`` and so on."""
     return {tag for each in _models_at(model, location) for tag in _tags_of(each)}
 
 
 def _words_in(annotation: object) -> set[object]:
-    """Return the words that a field may be, one of a union among them."""
+    """Return the words that a field may have as its value, also within a union."""
     if get_origin(annotation) is Literal:
         return set(get_args(annotation))
     return {word for inner in get_args(annotation) for word in _words_in(inner)}
 
 
 def _tags_of(model: type[BaseModel]) -> tuple[str, ...]:
-    """Return the words that tell a model from others of a union."""
+    """Return the tags that distinguish a model from others of a union."""
     field = model.model_fields.get("type")
     return () if field is None else get_args(field.annotation)
 

@@ -1,4 +1,4 @@
-"""Files of settings that include others and name variables of the environment, as one tree.
+"""Files of settings that include others and name environment variables, read as one tree.
 
 ::
 
@@ -9,12 +9,13 @@
     sources:
       web: {shuffle: {window: 4Ki}}
 
-What the including file says counts: mappings are merged key by key, and anything else takes the place of what was
-included. Of several files the later counts. ``${NAME}`` is the variable's value, read as if it stood there, and in
-quotes a text; ``${NAME:-word}`` is ``word`` where the variable is not set or empty; ``$${`` is ``${``. A value has
-4,096 characters at most, and what variables make of a file is no larger than the largest file.
+The including file takes precedence: mappings are merged key by key, and any other value replaces the included one. Of
+several included files, the later one takes precedence. ``${NAME}`` is replaced by the variable's value, which is read
+as if it stood there, and as a text within quotes. ``${NAME:-word}`` is ``word`` if the variable is not set or empty,
+and ``$${`` is ``${``. A value has at most 4,096 characters, and a file with its variables replaced is no larger than
+the largest file.
 
-A file of ``version: 1`` is read as it stands.
+A file of ``version: 1`` is read without includes and variables.
 """
 
 import json
@@ -35,33 +36,33 @@ _INCLUDE = "include"
 _DEEPEST = 8
 _MOST_FILES = 64
 _LONGEST_VALUE = 4096
-"""Characters of a variable: a path has fewer."""
+"""Largest number of characters of a variable; paths are shorter."""
 _VARIABLE = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsTree:
-    """A file of settings and all that it includes."""
+    """A file of settings with all its includes."""
 
     root: Node | None
-    """Of the merged file; ``None`` where it is empty."""
+    """Root of the merged file; ``None`` if it is empty."""
     text: str
-    """YAML that says the same by itself: the file's own text where it includes nothing and names no variable."""
+    """Self-contained YAML with the same meaning: the file's own text if it has no includes and names no variable."""
 
 
 def read_settings(path: Path, environment: Mapping[str, str] | None = None) -> SettingsTree:
-    """Read a file of settings with what it includes.
+    """Read a file of settings with its includes.
 
     Args:
         path: The file. Names of included files start at the folder of the file that names them.
-        environment: Variables; those of this process if not given.
+        environment: Variables; by default, those of this process.
 
     Raises:
-        ConfigError: A file is missing, no YAML, or includes itself; a variable is not set, or is a secret.
+        ConfigError: A file is missing, is not YAML, or includes itself; or a variable is not set, or is a secret.
     """
     text = read_text(path)
     root = compose(text, name=str(path))
-    # One without a version is left to the model, which says that it is missing.
+    # A file without a version is left to the model, which reports that the version is missing.
     if root is None or not isinstance(root.content, dict) or _version(root) in {None, 1}:
         return SettingsTree(root=root, text=text)
     reading = _Reading(os.environ if environment is None else environment)
@@ -84,17 +85,17 @@ def _version(root: Node) -> object:
 
 
 class _Reading:
-    """Reads a file and those below it."""
+    """Reads a file and the files that it includes."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.files: list[Path] = []
         self.variables: set[str] = set()
         self._environment = environment
         self._characters = 0
-        """Of all words that name variables, as they came out."""
+        """Total number of characters of all words with variables, after replacement."""
 
     def file(self, path: Path, text: str, above: tuple[Path, ...]) -> Node:
-        """Return the tree of a file, with what it includes below what it says."""
+        """Return the tree of a file, merged with its includes."""
         self.files.append(path)
         if len(self.files) > _MOST_FILES:
             raise ConfigError(
@@ -107,7 +108,7 @@ class _Reading:
             raise ConfigError(
                 f"{path}:{root.line}: an included file holds keys and values; found none"
             )
-        # Taken out: the merged tree is what the model is built of, and it has no such key.
+        # Removed, because the merged tree becomes the model, which has no such key.
         entry = root.content.pop(_INCLUDE, None)
         merged = Node(line=root.line, content={}, file=str(path))
         for line, name in () if entry is None else _names(path, entry[1]):
@@ -117,7 +118,7 @@ class _Reading:
     def _included(self, by: Path, line: int, name: str, above: tuple[Path, ...]) -> Node:
         path = by.parent / name
         at = f"{by}:{line}: {_INCLUDE}: {name!r}"
-        # Read first: what cannot be opened, such as links in a circle, has no place to compare.
+        # Read first, because a file that cannot be opened, such as a circular link, has no place to compare.
         try:
             text = read_text(path)
         except ConfigError as error:
@@ -131,7 +132,7 @@ class _Reading:
         return self.file(path, text, above)
 
     def _expanded(self, word: str, place: str) -> str:
-        """Return a word with the values of its variables; ``place`` stands for where it is."""
+        """Return a word with its variables replaced; ``place`` is its place for messages."""
         expanded = _VARIABLE.sub(lambda found: self._value(found, place), word)
         self._characters += len(expanded)
         if self._characters > LARGEST_TEXT_BYTES:
@@ -150,13 +151,13 @@ class _Reading:
                 f"{place} holds '${{' that names no variable; write ${{NAME}} or ${{NAME:-word}}, or $${{ for the two "
                 "signs"
             )
-        # Before it is looked up: that it is not set must not be said of it either.
+        # Checked before the lookup, because even whether such a variable is set must not be shown.
         if names_secret(name):
             raise ConfigError(
                 f"{place} names ${{{name}}}, a secret by its name, and settings are kept with the run; leave it out: "
                 "clients of stores find their credentials in the environment by themselves"
             )
-        # Empty is as good as not set, as ``:-`` has it in a shell.
+        # Empty counts as not set, like ``:-`` in a shell.
         value = self._environment.get(name, "")
         if not value and otherwise is None:
             raise ConfigError(
@@ -183,17 +184,17 @@ def _names(path: Path, node: Node) -> list[tuple[int, str]]:
 
 
 def _over(below: Node, above: Node) -> Node:
-    """Merge two trees; what ``above`` says counts."""
+    """Merge two trees; ``above`` takes precedence."""
     if not isinstance(below.content, dict) or not isinstance(above.content, dict):
         return above
     entries = dict(below.content)
     for key, (line, node) in above.content.items():
         held = entries.get(key)
         entries[key] = line, node if held is None else _over(held[1], node)
-    # A fault of the whole mapping is blamed on the file that has the last word.
+    # A fault of the whole mapping is attributed to the file that takes precedence.
     return Node(line=above.line, content=entries, file=above.file)
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    # By what links lead to: a circle may go through a second name of a file.
+    # Compared after resolving links, because a circle may go through a second name of a file.
     return one.resolve() == other.resolve()

@@ -1,4 +1,4 @@
-"""Paths that a settings file names: from the file's folder, from a home, or whole."""
+"""Paths in a settings file: relative to the file's folder, relative to a home, or absolute."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ __all__ = ["path_from", "unnamed", "why_no_text"]
 
 
 def path_from(base_dir: Path, text: str, key: str) -> Path:
-    """Return the path that a setting names; ``file://`` before it and ``~`` at its beginning are understood.
+    """Return the path of a setting, with an optional ``file://`` prefix and ``~`` resolved.
 
     Args:
         base_dir: The folder of the settings file.
@@ -18,7 +18,7 @@ def path_from(base_dir: Path, text: str, key: str) -> Path:
         key: Its name, for messages.
 
     Raises:
-        ConfigError: No file can have that name, or nobody has that home.
+        ConfigError: No file can have that name, or there is no home of that user.
     """
     shown = repr(text[:100])
     if "\0" in text:
@@ -32,19 +32,19 @@ def path_from(base_dir: Path, text: str, key: str) -> Path:
 
 
 def unnamed(error: Exception) -> str:
-    """Return why this Python can name no file so, and the remedy; empty for any other error."""
-    # In UTF-8 it names all but halves of surrogate pairs, which are refused as such.
+    """Return why this Python cannot represent a file name, and the remedy; empty for any other error."""
+    # UTF-8 can encode everything except halves of surrogate pairs, which are refused elsewhere.
     if not isinstance(error, UnicodeEncodeError) or error.encoding == "utf-8":
         return ""
     return f"it has {error.object[error.start]!r}, and {_taken_as(error.encoding)}"
 
 
 def why_no_text(name: str, remedy: str) -> str:
-    """Return why a name of a file, as the system gave it, is no text, and what to do about it.
+    """Return why a file name, as given by the system, is not valid text, and what to do about it.
 
     Args:
         name: The name, with halves of surrogate pairs.
-        remedy: For one that is not UTF-8: of others Python is to be started otherwise.
+        remedy: Remedy for a name that is not UTF-8; for other names, Python has to be started differently.
     """
     try:
         os.fsencode(name).decode()

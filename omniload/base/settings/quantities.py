@@ -1,4 +1,4 @@
-"""Quantities as fields of configuration files: apart from ``units``, which many read where pydantic is not loaded."""
+"""Quantities as fields of configuration files; apart from ``units``, which is also used without pydantic."""
 
 from typing import Annotated
 

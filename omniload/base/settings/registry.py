@@ -1,6 +1,6 @@
-"""What installed distributions register by name: a mix file names a function, never a module.
+"""Functions that installed distributions register by name: a mix file names a function, never a module.
 
-Whoever installs a package vouches for it; whoever writes a file chooses among what is installed.
+The installer of a package vouches for it, and the author of a file chooses among the installed functions.
 """
 
 import difflib
@@ -15,21 +15,21 @@ from omniload.base.errors import ConfigError
 __all__ = ["FAILURES", "Registered", "registered"]
 
 FAILURES = (Exception, SystemExit)
-"""What a stranger's code may come to; ``sys.exit`` in a thread would end that alone, without a word."""
+"""Failures of code that is not ours; ``sys.exit`` in a thread would end only that thread, silently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
-    """A function, and whose it is."""
+    """A registered function and its distribution."""
 
     name: str
-    """As it is registered."""
+    """Name under which it is registered."""
     function: Callable[..., Any]
     distribution: str
-    """What was installed, and its version, as ``lab 1.2.0``."""
+    """Installed distribution and its version, such as ``lab 1.2.0``."""
 
 
-# Kept: a look through the metadata of all that is installed takes tens of milliseconds.
+# Cached, because a search through the metadata of all installed distributions takes tens of milliseconds.
 @cache
 def registered(group: str, name: str, built_in: Iterable[str] = ()) -> Registered:
     """Return the function that an installed distribution registers under ``name``.
@@ -37,10 +37,10 @@ def registered(group: str, name: str, built_in: Iterable[str] = ()) -> Registere
     Args:
         group: Group of entry points.
         name: The name.
-        built_in: Names that need no registering, for messages.
+        built_in: Names that need no registration, for messages.
 
     Raises:
-        ConfigError: None is registered, several are, or it cannot be imported.
+        ConfigError: No function is registered, several are, or the function cannot be imported.
     """
     found = [point for point in entry_points(group=group) if point.name == name]
     if len(found) != 1:
@@ -56,7 +56,7 @@ def registered(group: str, name: str, built_in: Iterable[str] = ()) -> Registere
     (point,) = found
     try:
         function = point.load()
-    # As it is imported, and no fault of ours.
+    # Raised during the import, so it is not a fault of ours.
     except FAILURES as error:
         raise ConfigError(
             f"{name!r} of the entry points {group!r} ({point.value}) cannot be imported: "

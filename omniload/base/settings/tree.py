@@ -1,8 +1,8 @@
-"""YAML as a tree of values that know their lines, within limits that hold before anything is held.
+"""YAML as a tree of values that know their lines, with limits that are checked before memory is used.
 
-A file is parsed once, event by event; nesting, aliases, tags and numbers are judged as they
-come, so a hostile file costs no more than the part of it that is within the limits. Plain words
-mean what YAML 1.2 says: ``yes`` and ``1:30`` are text, not a truth and a number of seconds.
+A file is parsed once, event by event. Nesting, aliases, tags and numbers are checked as they come, so a hostile file
+costs no more than its part within the limits. Plain words mean what YAML 1.2 says: ``yes`` and ``1:30`` are texts, not
+a boolean and a number of seconds.
 """
 
 import re
@@ -18,19 +18,19 @@ from omniload.base.units import format_bytes
 __all__ = ["LARGEST_TEXT_BYTES", "Node", "Value", "compose"]
 
 LARGEST_TEXT_BYTES = 1 << 20
-"""Largest file of settings: people write them, and a mix of 5,000 sources is half as large."""
+"""Largest size of a file of settings: people write them, and a mix of 5,000 sources is half as large."""
 _DEEPEST = 32
-"""Deepest nesting; no model of ours has a tenth of it below its root."""
+"""Deepest nesting; none of our models has a tenth of it below its root."""
 _MOST_VALUES = 100_000
-"""Most values once aliases are written out; what fits into the largest file without any."""
-# More than any setting has, and few: what ``int`` takes for a text grows by the square of its digits.
+"""Largest number of values with aliases expanded; as many as fit into the largest file without aliases."""
+# More than any setting needs, but few, because the time of ``int`` for a text grows with the square of its digits.
 _MOST_DIGITS = 40
 _MERGE = "<<"
 
-# libyaml's parser, where PyYAML was built with it: several times as fast.
+# The parser of libyaml, if PyYAML was built with it: several times as fast.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _UNQUOTED = re.compile(r"""(?:^|[:,{\[-])\s*(?:[*@%`]|[^\s'"#,{\[]+[{\[])""")
-"""A value that people write as a text, such as a glob, and YAML reads as something else."""
+"""A value that people write as a text, such as a glob, but that YAML reads as something else."""
 _IN_QUOTES = (
     'a text that begins with *, @ or %, or has { or [ in it, stands in quotes, as in "*.jsonl"'
 )
@@ -54,16 +54,16 @@ Value: TypeAlias = "Scalar | list[Value] | dict[str, Value]"
 
 @dataclass(slots=True, kw_only=True)
 class Node:
-    """A value of the file."""
+    """A value in the file."""
 
     line: int
-    """Line that it starts on, from 1."""
+    """Line on which it starts, from 1."""
     content: "Scalar | list[Node] | dict[str, tuple[int, Node]]"
     """A scalar, a list, or a mapping of keys to their lines and values."""
     file: str = ""
-    """File that it stands in, as messages call it."""
+    """Name of its file in messages."""
     size: int = 1
-    """Values in it, itself included, aliases written out."""
+    """Number of values in it, including itself, with aliases expanded."""
 
     @property
     def value(self) -> Value:
@@ -93,14 +93,14 @@ def compose(text: str, *, name: str, expand: Expand | None = None) -> Node | Non
 
     Args:
         text: The document.
-        name: Stands for its file in messages.
-        expand: Is given each value that is a word, and where it stands, and returns the word that is meant.
+        name: Name of its file in messages.
+        expand: Receives each scalar and its place, and returns the text to use instead.
 
     Returns:
-        Its root; ``None`` where it is empty.
+        Its root; ``None`` if it is empty.
 
     Raises:
-        ConfigError: It is no YAML, is beyond a limit, has tags, or gives a key twice.
+        ConfigError: The document is not YAML, exceeds a limit, has tags, or gives a key twice.
     """
     if (size := len(text.encode(errors="surrogatepass"))) > LARGEST_TEXT_BYTES:
         raise ConfigError(
@@ -114,7 +114,7 @@ def compose(text: str, *, name: str, expand: Expand | None = None) -> Node | Non
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
         line = 1 if mark is None else mark.line + 1
-        # Of a tab libyaml says only that it cannot start a token: the line shows where that came from.
+        # For a tab, libyaml says only that it cannot start a token, so the line is examined for the cause.
         said = "".join(text.splitlines()[line - 1 : line])
         if "\t" in said.removesuffix(said.lstrip()):
             problem += "; the line has a tab, which YAML takes no indentation of: use blanks"
@@ -159,11 +159,11 @@ class _Composer:
             raise self.fault(
                 line, f"{self._here} has the tag {event.tag}; tags are not read, leave it out"
             )
-        # This is recursive, and Python gives up at a thousand levels.
+        # The depth is limited because this is recursive, and Python gives up at a thousand levels.
         if len(self._path) > _DEEPEST:
             raise self.fault(line, f"nests deeper than {_DEEPEST} levels; no setting lies there")
         if event.anchor is not None:
-            self._anchors[event.anchor] = None  # not whole yet
+            self._anchors[event.anchor] = None  # not complete yet
         node = Node(line=line, content=None, file=self._name)
         match event:
             case yaml.ScalarEvent():
@@ -215,7 +215,7 @@ class _Composer:
             else:
                 entries[event.value] = line, value
             self._path.pop()
-        # What a mapping says itself counts, also where it stands before what is merged.
+        # A mapping's own keys take precedence, even if they stand before the merged mapping.
         return merged | entries
 
     def _merged(self, value: Node, line: int) -> dict[str, tuple[int, Node]]:
@@ -223,7 +223,7 @@ class _Composer:
         for node in value.content if isinstance(value.content, list) else [value]:
             if not isinstance(node.content, dict):
                 raise self.fault(line, f"{self._here} merges what is no mapping; give *NAME of one")
-            # Of several that are merged the earlier counts, as YAML 1.1 has it.
+            # Of several merged mappings, the earlier one takes precedence, as in YAML 1.1.
             found = node.content | found
         return found
 
@@ -243,10 +243,10 @@ class _Composer:
         return self._expand(word, f"{self._name}:{line}: {self._here}")
 
     def _plain(self, word: str, line: int) -> Scalar:
-        """Return what a word without quotes means in YAML 1.2."""
+        """Return the meaning of a word without quotes in YAML 1.2."""
         if word in _CONSTANTS:
             return _CONSTANTS[word]
-        # Refused: two readers of YAML would take two numbers from it.
+        # Refused, because two readers of YAML could read two different numbers.
         if _LEADING_ZERO.fullmatch(word):
             raise self.fault(
                 line,
