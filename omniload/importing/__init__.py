@@ -1,1 +1,1 @@
-"""Mix files of other tools, read into ours: faithful, or refused with what has no equivalent."""
+"""Imports of mix files of other tools: faithful, or refused with a list of what has no equivalent."""

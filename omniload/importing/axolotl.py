@@ -1,4 +1,4 @@
-"""axolotl's training file: datasets that are joined and shuffled, of text, of messages, or of pairs of answers.
+"""axolotl's training file: datasets of text, messages or pairs of answers, which are joined and shuffled.
 
 ::
 
@@ -11,7 +11,7 @@
       - {path: data/asked.jsonl, type: alpaca}       # with rl: dpo, of pairs: type: chat_template.default
       - {path: data/made.parquet}                    # ids and labels
 
-Datasets are joined there, so each goes through once: ``stop: each_once``, with weights by size.
+axolotl joins the datasets, so each is passed over once: ``stop: each_once``, with weights by size.
 """
 
 import os
@@ -39,13 +39,13 @@ _BY_HAND = "declare it by hand"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ChatForm:
-    """What a type of conversations is where its dataset does not say otherwise."""
+    """Defaults of a type of conversations, for what its dataset does not say."""
 
     column: str
     role: str
     content: str
     names_template: str
-    """Key of a dataset that names its template."""
+    """Key with which a dataset names its template."""
     template: str
 
 
@@ -65,20 +65,20 @@ _ASKED = {
     "oasst": (["INSTRUCTION"], "RESPONSE"),
     "summarizetldr": (["article"], "summary"),
 }
-"""Keys of prompt and answer, by types that put words of their own around them."""
+"""Keys of prompt and answer, for types that put their own words around them."""
 _PAIRS = {
     "argilla": "instruction", "icr": "input", "intel": "question", "prompt_pairs": "prompt", "argilla_chat": None,
     "ultra": None,
 }  # fmt: skip
-"""Key of the prompt, by types of pairs behind chatml and llama3; without one the answers are whole conversations."""
+"""Key of the prompt, for types of pairs under chatml and llama3; without it, the answers are whole conversations."""
 _ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
-"""Roles that stay as they are unless the file says otherwise."""
+"""Roles that keep their names unless the file says otherwise."""
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
-"""What axolotl knows beside them where a dataset names no roles, whatever its type."""
+"""Further roles that axolotl knows if a dataset names no roles, whatever its type."""
 
 
 def _read(document: object, asked: Asked) -> Imported:
-    """Return the mix of the training file whose content is ``document``."""
+    """Return the mix of the training file with the content ``document``."""
     found = Imported(base=Path.cwd(), stop="each_once")
     top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
     of_all = _of_all(top)
@@ -127,16 +127,16 @@ def _read(document: object, asked: Asked) -> Imported:
 
 
 def _tokenizer(top: Fields, asked: Asked) -> Path | None:
-    """Return the folder whose tokenizer axolotl takes, as far as it is here."""
+    """Return the folder of the tokenizer that axolotl uses, if it is on this machine."""
     model = top.take("base_model", str, "")
     model = top.take("base_model_config", str, "") or model
     return tokenizer_folder(top.take("tokenizer_config", str, "") or model, "base_model", asked)
 
 
 def _end(top: Fields, found: Imported, asked: Asked) -> None:
-    """Read when a run ends. Without a word of it, it goes through each dataset once."""
+    """Read when a run ends. By default, it passes over each dataset once."""
     epochs, steps = top.number("num_epochs"), top.number("max_steps", least=-1)
-    # As the trainer below axolotl has it: steps that are said stand above epochs.
+    # As in the trainer below axolotl, a number of steps takes precedence over epochs.
     if steps is not None and steps > 0:
         found.stop = "never"
         asked.report.note("max_steps", f"is {steps:g}, above num_epochs: train for so many steps")
@@ -152,17 +152,17 @@ def _end(top: Fields, found: Imported, asked: Asked) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OfAll:
-    """What the file says of all its datasets."""
+    """Settings of the file for all its datasets."""
 
     top: Fields
     template: str
-    """What it names; empty where it names none."""
+    """Name of the template; empty if the file names none."""
     every_token: bool
     """Whether prompts are trained on too."""
     overlong: str
-    """What becomes of a conversation that is longer than a row."""
+    """Treatment of a conversation that is longer than a row."""
     pairs: bool
-    """Whether datasets hold preference pairs."""
+    """Whether datasets contain preference pairs."""
 
 
 def _of_all(top: Fields) -> _OfAll:
@@ -184,7 +184,7 @@ def _of_all(top: Fields) -> _OfAll:
 
 
 def _read_rest(top: Fields) -> None:
-    """Refuse what else would change samples, and note what would not; the rest is of the training."""
+    """Refuse other keys that would change samples, and note keys that would not; the rest concerns the training."""
     top.refuse_if_set(
         {
             "pretraining_dataset": "datasets are known",
@@ -212,7 +212,7 @@ def _read_rest(top: Fields) -> None:
 def _dataset(
     dataset: Fields, asked: Asked, found: Imported, of_all: _OfAll
 ) -> tuple[str, JsonObject, float]:
-    """Return name, source and size in bytes of a dataset."""
+    """Return the name, the source and the size in bytes of a dataset."""
     path = dataset.need("path", str, "dataset")
     files = dataset.texts("data_files")
     name = new_name(dataset.take("name", str, "") or Path(path).stem, found.sources)
@@ -225,7 +225,7 @@ def _dataset(
         )
     source = source_of_path(wanted[0], dataset, asked, key="path")
     if len(wanted) > 1:
-        # All of the type of the first: a file that is of another, check names.
+        # All files get the type of the first; ``omniload mix check`` names a file of another type.
         source["path"] = [*wanted]
     kind = dataset.take("ds_type", str, "")
     if kind in _TYPES:
@@ -243,15 +243,15 @@ def _dataset(
         }
     )
     dataset.end()
-    # 1, not 0: of files on a store no size is known here, and a weight of 0 would leave them out.
+    # 1 instead of 0: the sizes of files on a store are unknown here, and a weight of 0 would leave them out.
     source = mixed_over_shards(source, asked)
     return name, source, max(size_of(wanted), 1.0)
 
 
 def _read_form(dataset: Fields, source: JsonObject, asked: Asked, of_all: _OfAll) -> None:
-    """Read what a record is: text, which is cut where it is too long, token ids, messages, or a pair of answers."""
+    """Read the kind of the records: text, which is cut if it is too long, token ids, messages, or a pair of answers."""
     form = dataset.take("type", str, "")
-    # Behind a colon a style of the same words.
+    # The part after a colon is a style of the same words.
     asked_form = _ASKED.get(form.partition(":")[0])
     if of_all.pairs:
         _read_pairs(dataset, source, asked, of_all, form)
@@ -286,7 +286,7 @@ def _read_form(dataset: Fields, source: JsonObject, asked: Asked, of_all: _OfAll
 def _read_pairs(
     dataset: Fields, source: JsonObject, asked: Asked, of_all: _OfAll, form: str
 ) -> None:
-    """Read which keys hold prompt and answers of a pair, and by which template they become text."""
+    """Read the keys of the prompt and the answers of a pair, and the template that turns them into text."""
     family, _, kind = form.partition(".")
     made: JsonObject = {"type": "preference"}
     if family == "chat_template" and kind in ("default", "argilla_chat"):
@@ -318,7 +318,7 @@ def _read_pairs(
 def _read_chat(
     dataset: Fields, source: JsonObject, asked: Asked, of_all: _OfAll, form: _ChatForm
 ) -> None:
-    """Read how a conversation becomes text, and what of it is trained on."""
+    """Read how a conversation becomes text, and which part of it is trained on."""
     source["text"] = dataset.take("field_messages", str, form.column)
     source["overlong"] = of_all.overlong
     tools = dataset.take("field_tools", str, "")
@@ -340,7 +340,7 @@ def _read_chat(
     trained = dataset.texts("roles_to_train")
     if dataset.take("train_on_inputs", bool, of_all.every_token) or trained == ["all"]:
         template["loss"] = "all"
-    # A role by its name in the data or in the template: either is known there.
+    # A role may have its name in the data or its name in the template; both are accepted.
     elif not {roles.get(role, role) for role in trained} <= {"assistant"}:
         dataset.refuse("roles_to_train", f"is {trained}; assistant alone is trained on, or all")
     source["transforms"] = [template]
@@ -349,7 +349,7 @@ def _read_chat(
 def _named_template(
     dataset: Fields, asked: Asked, of_all: _OfAll, key: str, usual: str
 ) -> JsonObject:
-    """Return the template that a key of the dataset names, or else the file for all of them."""
+    """Return the template that a key of the dataset names, or otherwise the template of the file."""
     named = dataset.peek(key) is not None or key in asked.report.left_out
     if of_all.template and not named:
         return _template(of_all.top, asked, of_all.template, "chat_template")
@@ -357,11 +357,11 @@ def _named_template(
 
 
 def _template(dataset: Fields, asked: Asked, named: str, key: str) -> JsonObject:
-    """Return the template of messages, where it is not that of the tokenizer; ``type`` names one by its words."""
+    """Return the template of messages, if it is not the tokenizer's; the key ``type`` implies its own words."""
     given_up = "chat_template" if key == "type" else key
     if asked.template is not None:
         return {"template": asked.template}
-    # A template that no key names is given up like one that a key does.
+    # A template that no key names is left out by the same option as one that a key names.
     if named != _OF_THE_TOKENIZER and given_up not in asked.report.left_out:
         dataset.refuse(
             key,
@@ -372,7 +372,7 @@ def _template(dataset: Fields, asked: Asked, named: str, key: str) -> JsonObject
 
 
 def _keys(dataset: Fields, form: _ChatForm) -> dict[str, str]:
-    """Return what messages call ``role`` and ``content``, as the transform ``chat`` has it."""
+    """Return the keys of the messages for ``role`` and ``content``, in the form of the transform ``chat``."""
     mapping = dataset.inner("message_property_mappings")
     keys = {}
     for key, usual in (("role", form.role), ("content", form.content)):
@@ -387,7 +387,7 @@ def _keys(dataset: Fields, form: _ChatForm) -> dict[str, str]:
 
 
 def _given_roles(dataset: Fields) -> dict[str, str]:
-    """Return what the template calls each role of the messages, as far as the dataset says it."""
+    """Return the template's name of each role of the messages, as far as the dataset gives it."""
     roles = dataset.inner("roles")
     given: dict[str, str] = {}
     for role in roles.keys:

@@ -1,4 +1,4 @@
-"""Files of other tools, read: YAML without its tags, JSON, or plain text; mappings know their lines."""
+"""Reading files of other tools: YAML without tags, JSON, or plain text; mappings know their lines."""
 
 import json
 import re
@@ -10,16 +10,16 @@ from omniload.base.settings.tree import LARGEST_TEXT_BYTES, Node, compose
 __all__ = ["Lined", "Place", "interpolated", "parsed"]
 
 _NAMED = re.compile(r"\$\{([^${}:]+)\}")
-"""A key of the file in the words of OmegaConf: ``${variables.max_seq_len}``."""
+"""A reference to a key of the file in the syntax of OmegaConf: ``${variables.max_seq_len}``."""
 _LONGEST = 4096
-"""Letters of a text with what it names."""
+"""Largest number of characters of a text with its references filled in."""
 
 Place: TypeAlias = tuple[str, int]
-"""A file, as messages call it, and a line of it, from 1."""
+"""A file by its name in messages, and a line in it, from 1."""
 
 
 class Lined(dict[str, object]):
-    """A mapping of a file that knows where it and its keys stand."""
+    """A mapping of a file that knows its place and those of its keys."""
 
     def __init__(self, content: dict[str, object], place: Place, places: dict[str, Place]) -> None:
         super().__init__(content)
@@ -27,16 +27,16 @@ class Lined(dict[str, object]):
 
 
 def parsed(text: str, name: str) -> object:
-    """Return what a file holds: a mapping or a list of YAML or JSON, or else its text.
+    """Return the content of a file: a mapping or a list from YAML or JSON, or otherwise its text.
 
-    Mappings are ``Lined``, but for JSON that is larger than any settings, whose lines are not looked for.
+    Mappings are ``Lined``, except in JSON files that exceed the size of settings, for which lines are not determined.
 
     Raises:
-        ConfigError: It begins as JSON and is none, or is no YAML.
+        ConfigError: The file begins like JSON but is not valid JSON, or it is not valid YAML.
     """
     if text.lstrip()[:1] in ("{", "["):
         try:
-            # Not as YAML, which forbids tabs, and is held to the size of settings.
+            # Not parsed as YAML, which forbids tabs and is limited to the size of settings.
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{name}: is no JSON: {error!s:.200}") from error
@@ -46,23 +46,23 @@ def parsed(text: str, name: str) -> object:
 
 
 def interpolated(document: object) -> object:
-    """Return a document with ``${a.b}`` in its texts replaced by the value of the key ``a.b``, as OmegaConf does.
+    """Return a document with each ``${a.b}`` in its texts replaced by the value of the key ``a.b``, as in OmegaConf.
 
-    What names no plain value of the file stays as it is written: ``${oc.env:HOME}``, a mapping, a text that names
-    itself.
+    A reference to anything but a plain value of the file stays as it is written: ``${oc.env:HOME}``, a mapping, or a
+    text that refers to itself.
     """
     return _Named(document).filled(document)
 
 
 class _Named:
-    """The plain values of a document by their keys, each looked for once, however many texts name it."""
+    """The plain values of a document by key; each is resolved once, however many texts refer to it."""
 
     def __init__(self, document: object) -> None:
         self._document = document
         self._known: dict[str, object] = {}
 
     def filled(self, value: object) -> object:
-        """Return a value with what its texts name."""
+        """Return a value with the references in its texts filled in."""
         match value:
             case Lined():
                 filled = {key: self.filled(inner) for key, inner in value.items()}
@@ -80,13 +80,13 @@ class _Named:
         if whole := _NAMED.fullmatch(text):
             return self._value_of(whole[1])
         filled = _NAMED.sub(lambda named: str(self._value_of(named[1])), text)
-        # A key that names another twice, and so on down, would double at every one.
+        # Limited, because texts that each refer twice to the next would double in length at every level.
         return filled if len(filled) <= _LONGEST else text
 
     def _value_of(self, key: str) -> object:
-        """Return the plain value of a key, or the text that names it where it has none."""
+        """Return the plain value of a key, or the reference itself if the key has no plain value."""
         if key not in self._known:
-            self._known[key] = f"${{{key}}}"  # what a text that names itself comes upon
+            self._known[key] = f"${{{key}}}"  # the result for a text that refers to itself
             found: object = self._document
             for part in key.split("."):
                 found = found.get(part, {}) if isinstance(found, dict) else {}
@@ -96,7 +96,7 @@ class _Named:
 
 
 def _tree(text: str, name: str) -> Node | None:
-    """Return the tree of JSON, as far as it is YAML."""
+    """Return the tree of JSON, as far as it is valid YAML."""
     if len(text) > LARGEST_TEXT_BYTES:
         return None
     try:
@@ -106,7 +106,7 @@ def _tree(text: str, name: str) -> Node | None:
 
 
 def _lined(value: object, node: Node | None) -> object:
-    """Return a value whose mappings know their lines, as far as ``node`` holds them."""
+    """Return a value whose mappings know their lines, as far as ``node`` contains them."""
     if node is None:
         return value
     match value, node.content:

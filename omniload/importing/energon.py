@@ -10,9 +10,9 @@
           - {weight: 5, path: ./web}
           - {weight: 2, path: ./more.yaml}     # another metadataset: weights multiply
 
-A leaf has a folder ``.nv-meta``: ``dataset.yaml`` says which member holds which field of a
-sample, ``split.yaml`` which shards are of the split, ``.info.json`` (once ``.info.yaml``) how many samples each has.
-Nothing that these files name is imported.
+A leaf has a folder ``.nv-meta``: ``dataset.yaml`` gives the member for each field of a sample, ``split.yaml`` the
+shards of the split, and ``.info.json`` (formerly ``.info.yaml``) the number of samples of each shard. Nothing that
+these files name is imported.
 """
 
 import json
@@ -35,18 +35,18 @@ from omniload.source.braces import expanded
 __all__ = ["TOOL"]
 
 _MOST_FILES = 1_000
-"""Metadatasets that are read for one."""
+"""Largest number of metadatasets that are read for one file."""
 _DEEPEST = 64
-"""Blends and files within each other; the walk goes down by calls, of which Python allows a thousand."""
+"""Largest depth of blends and files within each other; the walk is recursive, and Python allows a thousand calls."""
 _MOST_INFO_BYTES = 64 << 20
 _TEXT_FIELDS = ("text", "caption", "texts")
-"""Fields of Energon's sample types that hold text."""
+"""Fields of Energon's sample types that contain text."""
 _IMAGE_FIELDS = ("image", "images")
-"""Fields of them that hold images."""
+"""Fields of Energon's sample types that contain images."""
 
 
 def _read(document: object, asked: Asked) -> Imported:
-    """Return the training split of the metadataset whose content is ``document``."""
+    """Return the training split of the metadataset with the content ``document``."""
     found = Imported(base=asked.file.resolve().parent, level="sample")
     asked.report.note(
         "",
@@ -62,22 +62,22 @@ def _read(document: object, asked: Asked) -> Imported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Branch:
-    """Where the walk stands in the tree."""
+    """The current place in the tree."""
 
     files: tuple[Path, ...]
-    """The metadataset that is read, behind those that name it."""
+    """The metadataset that is read, preceded by those that lead to it."""
     weight: float = 1.0
     """Share of all samples."""
     tags: Mapping[str, str] = field(default_factory=dict)
     depth: int = 0
-    """Blends and files that it lies within."""
+    """Number of blends and files around it."""
 
     def part(self, share: float) -> Self:
         """Return a branch with a share of this one."""
         return replace(self, weight=self.weight * share, depth=self.depth + 1)
 
     def into(self, file: Path) -> Self:
-        """Return the branch of a metadataset that this one's names."""
+        """Return the branch of a metadataset that this branch's file names."""
         return replace(self, files=(*self.files, file), depth=self.depth + 1)
 
 
@@ -94,11 +94,11 @@ class _Reader:
         """Read the split ``part`` of one file."""
         *around, file = at.files
         where = str(file) if around else ""
-        # Only those that it lies within: two blends may name one file side by side.
+        # Only the files around it are checked, because two blends may name one file side by side.
         if file in around:
             self._report.refuse(where, f"is part of itself, by {around[-1]}")
             return
-        # Over the whole tree: where each file names two others, every level has twice as many.
+        # Counted over the whole tree: if each file names two others, the number doubles at every level.
         self._files += 1
         if self._files > _MOST_FILES:
             self._report.refuse(
@@ -113,7 +113,7 @@ class _Reader:
         splits = top.inner("splits")
         split = splits.inner(part)
         for other in splits.keys:
-            # Taken, whatever it is: what is left at the end is refused as unknown.
+            # Taken whatever the value is, because keys that are left at the end are refused as unknown.
             splits.take(other, object, None)
             self._report.note(splits.at(other), "is another split: declare it as an evaluation mix")
         top.end()
@@ -141,7 +141,7 @@ class _Reader:
         )
         if node.peek("blend") is not None:
             entries = [(entry, entry.number("weight")) for entry in node.items("blend")]
-            # All 0 is nothing to divide by: weights of which none is above 0 are refused with the mix.
+            # Not divided by 0 if all are 0; weights of which none is above 0 are refused together with the mix.
             total = sum(1.0 if share is None else share for _, share in entries) or 1.0
             for entry, share in entries:
                 self._node(entry, at.part((1.0 if share is None else share) / total))
@@ -154,7 +154,7 @@ class _Reader:
         node.end()
 
     def _epochs(self, node: Fields, at: _Branch) -> None:
-        """Read a blend by repetitions: the share of a dataset is how often its samples come in an epoch."""
+        """Read a blend by repetitions: a dataset's share is the number of its samples in an epoch."""
         entries = [(entry, entry.number("repetitions")) for entry in node.items("blend_epochized")]
         sizes = [
             (1.0 if times is None else times) * self._samples(entry, at.files[-1].parent)
@@ -165,7 +165,7 @@ class _Reader:
             self._node(entry, at.part(size / total))
 
     def _samples(self, entry: Fields, beside: Path) -> float:
-        """Return the samples of a leaf, which the share of an epoch is counted in."""
+        """Return the number of samples of a leaf, in which the share of an epoch is counted."""
         if "path" not in entry.keys:
             entry.refuse("repetitions", "count the samples of a dataset, and here are several")
             return 1.0
@@ -187,7 +187,7 @@ class _Reader:
         path = node.need("path", str, ".")
         part = node.take("split_part", str, "train")
         flavors = node.inner("subflavors")
-        # Energon takes any key; that of a tag is a name of ours.
+        # Energon accepts any key, while the key of a tag must be a valid name here.
         own = {new_name(key, ()): str(flavors.take(key, object, None)) for key in flavors.keys}
         at = replace(at, tags={**at.tags, **own})
         node.note({"shuffle_over_epochs_multiplier": "an epoch is shuffled by itself"})
@@ -203,7 +203,8 @@ class _Reader:
             return
         try:
             target = (at.files[-1].parent / path).resolve()
-        # Links in a circle, up to Python 3.12; and JSON can name what no path can, half a pair of UTF-16.
+        # Circular links raise up to Python 3.12; and JSON can contain texts that no path can, such as half a surrogate
+        # pair.
         except (RuntimeError, ValueError) as error:
             node.refuse("path", f"{path!r}: {error}")
             return
@@ -218,7 +219,7 @@ class _Reader:
         self._leaf(node, target, part, at)
 
     def _leaf(self, node: Fields, folder: Path, part: str, at: _Branch) -> None:
-        """Read a folder of shards, or a file of JSON lines, which has no splits and whose keys no file says."""
+        """Read a folder of shards, or a file of JSON lines, which has no splits and whose keys no file describes."""
         if folder.suffix == ".jsonl":
             if self._asked.text is None:
                 node.refuse(
@@ -237,10 +238,10 @@ class _Reader:
         self._add(folder.name, {"type": "webdataset", "path": paths, **members}, at)
 
     def _add(self, wanted: str, source: JsonObject, at: _Branch) -> None:
-        """Take a source in, under the name ``wanted`` if it is free."""
+        """Add a source, under the name ``wanted`` if it is free."""
         if at.tags:
             source["tags"] = dict(at.tags)
-        # A folder that the tree names twice is one source, and its weights add up.
+        # A folder that the tree names twice is one source, and its weights are added.
         same = (name for name, known in self._found.sources.items() if known == source)
         if (name := next(same, None)) is None:
             name = new_name(wanted, self._found.sources)
@@ -248,7 +249,7 @@ class _Reader:
         self.weights[name] = self.weights.get(name, 0.0) + at.weight
 
     def _members_of(self, node: Fields, folder: Path) -> JsonObject | None:
-        """Return the keys of a source that say where text and images of a sample are."""
+        """Return the keys of a source that give the places of text and images in a sample."""
         if self._asked.text is not None:
             return {"text": self._asked.text}
         file = folder / ".nv-meta" / "dataset.yaml"
@@ -274,7 +275,7 @@ class _Reader:
         )
 
     def _images_of(self, node: Fields, file: Path, fields: Mapping[str, object]) -> JsonObject:
-        """Return the keys of a source that make patches of its images; refuse what else a sample holds."""
+        """Return the keys of a source that turn its images into patches; refuse other contents of a sample."""
         images: list[Json] = []
         for name, member in sorted(fields.items()):
             if name in self._report.left_out:
@@ -291,7 +292,7 @@ class _Reader:
                 )
                 node.refuse("path", said)
             else:
-                # Several of which a sample has one are written so: jpg;png.
+                # Alternative members, of which each sample has one, are written like jpg;png.
                 images += [each.strip() for each in str(member).split(";")]
         if not images:
             return {}
@@ -304,9 +305,9 @@ class _Reader:
 
 
 def _counts(folder: Path) -> tuple[dict[object, object], str | None]:
-    """Return the samples of each shard, and why they cannot be told: of JSON, or of the YAML of an older Energon."""
+    """Return the samples of each shard, and why they are unknown; from JSON, or from the YAML of an older Energon."""
     kinds = [".info.json", ".info.yaml"]
-    # By os.path, which takes any text of the file: Path raises where one is longer than a path can be.
+    # By os.path, which accepts any text, while Path raises if a text is longer than a path can be.
     file = next((folder / kind for kind in kinds if os.path.isfile(folder / kind)), None)  # noqa: PTH113
     if file is None:
         return {}, f"neither {' nor '.join(kinds)} of {folder} is here"
@@ -324,7 +325,7 @@ def _counts(folder: Path) -> tuple[dict[object, object], str | None]:
 
 
 def _shards(folder: Path, part: str) -> tuple[list[str], str | None]:
-    """Return the shards of a split, as patterns within the folder, and what cannot be declared of them."""
+    """Return the shards of a split, as patterns within the folder, and what cannot be declared about them."""
     file = folder / ".nv-meta" / "split.yaml"
     try:
         settings = parsed(read_text(file), str(file))
@@ -339,7 +340,7 @@ def _shards(folder: Path, part: str) -> tuple[list[str], str | None]:
         [str(shard) for shard in named],
         {str(shard) for shard in excluded if shard} if isinstance(excluded, list) else set(),
     )
-    # A split names files of its folder: others would be read without anybody having named them.
+    # A split may only name files in its folder; other files would be read without the user having named them.
     if outside := [shard for shard in shards if ".." in Path(shard).parts or shard.startswith("/")]:
         return [], f"{file}: {outside[0]!r} is outside the folder"
     if unknown := sorted(dropped - set(shards)):

@@ -1,4 +1,4 @@
-"""Sources of files whose names or whose users tell what is in them."""
+"""Sources of files whose content is known from their names or from the user."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ __all__ = [
     "tokenizer_folder",
 ]
 
-# By the last suffix, of x.jsonl.zst .zst: what is packed that way is most often JSON lines.
+# By the last suffix, which is .zst for x.jsonl.zst: compressed files mostly contain JSON lines.
 _TYPES = {
     ".parquet": "parquet", ".jsonl": "jsonl", ".json": "jsonl", ".zst": "jsonl", ".gz": "jsonl", ".arrow": "arrow",
     ".csv": "csv", ".txt": "text", ".tar": "webdataset",
@@ -24,7 +24,7 @@ _TYPES = {
 
 
 def of_token_files(asked: Asked) -> Imported:
-    """Begin a mix of files of token ids, cut into rows as they lie; of documents where the user says what ends them."""
+    """Begin a mix of files of token ids, cut into rows as stored, or of documents if the user gives their end token."""
     if asked.documents == "apart":
         if asked.end_of_document is None:
             asked.report.refuse(
@@ -44,9 +44,9 @@ def of_token_files(asked: Asked) -> Imported:
 
 
 def numpy_source(paths: list[str], asked: Asked, *, dtype: str | None = None) -> JsonObject:
-    """Return a source of numpy tokens, of the type ``dtype`` if the user says no other.
+    """Return a source of numpy tokens, of the type ``dtype`` unless the user gives another.
 
-    Without a token that ends documents it is to be cut into rows; see ``Imported.sequences``.
+    Without a token that ends documents, the source is to be cut into rows; see ``Imported.sequences``.
     """
     source: JsonObject = {"type": "numpy", "path": [*paths] if len(paths) != 1 else paths[0]}
     if (known := asked.dtype or dtype) is not None:
@@ -67,9 +67,9 @@ def numpy_source(paths: list[str], asked: Asked, *, dtype: str | None = None) ->
 
 
 def mixed_over_shards(source: JsonObject, asked: Asked) -> JsonObject:
-    """Return a source in an order that is random over all its shards, as tools draw it that index or load them whole.
+    """Return a source in an order that is random over all its shards, like that of tools that index or load them whole.
 
-    By default ours stays near the order of the files.
+    By default, a source here stays near the order of the files.
     """
     asked.report.note(
         "",
@@ -80,7 +80,7 @@ def mixed_over_shards(source: JsonObject, asked: Asked) -> JsonObject:
 
 
 def source_of_path(path: str, fields: Fields, asked: Asked, *, key: str = "sources") -> JsonObject:
-    """Return a source of the files at a path, of the type that their names tell or the user says."""
+    """Return a source of the files at a path, of the type given by their names or by the user."""
     kind = asked.source_type or _kind_of(path)
     if kind is None:
         fields.refuse(
@@ -101,7 +101,7 @@ def source_of_path(path: str, fields: Fields, asked: Asked, *, key: str = "sourc
 
 
 def ids_with_labels(source: JsonObject, fields: Fields, asked: Asked) -> None:
-    """Have a source read token ids with labels beside them, as transformers keeps both; ``type`` is left out there."""
+    """Make a source read token ids and labels, as transformers stores both, for datasets without a ``type``."""
     if source["type"] not in ("parquet", "arrow", "jsonl"):
         fields.refuse(
             "type",
@@ -113,7 +113,7 @@ def ids_with_labels(source: JsonObject, fields: Fields, asked: Asked) -> None:
 
 
 def tokenizer_folder(named: str, key: str, asked: Asked) -> Path | None:
-    """Return the folder of a tokenizer that a key names; one of the hub, or with no ``tokenizer.json``, is noted."""
+    """Return the folder of the tokenizer that a key names; note a name without a ``tokenizer.json`` here instead."""
     if not named or (Path(named) / "tokenizer.json").is_file():
         return Path(named) if named else None
     asked.report.note(
@@ -124,19 +124,19 @@ def tokenizer_folder(named: str, key: str, asked: Asked) -> Path | None:
 
 
 def size_of(paths: list[str]) -> float:
-    """Return the bytes of local files and folders."""
+    """Return the total size of local files and folders in bytes."""
     total = 0
     for path in map(Path, paths):
         try:
             files = [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
             total += sum(file.stat().st_size for file in files)
-        except (OSError, ValueError):  # a text that no path can be is the latter, since Python 3.13
-            continue  # check says why it cannot be read
+        except (OSError, ValueError):  # the latter, since 3.13, for a text that no path can be
+            continue  # ``omniload mix check`` reports why it cannot be read
     return float(total)
 
 
 def _kind_of(path: str) -> str | None:
-    """Return the type of the files at a path: by its suffix, or, of a local folder, of the files in it."""
+    """Return the type of the files at a path, by its suffix or, for a local folder, by the files in it."""
     if kind := _TYPES.get(Path(path).suffix):
         return kind
     folder = Path(path)
@@ -145,8 +145,8 @@ def _kind_of(path: str) -> str | None:
             if (folder / "index.json").is_file():
                 return "mds"
             found = {_TYPES.get(file.suffix) for file in folder.iterdir()} - {None}
-            # Of a folder of two kinds none is guessed.
+            # A folder with two kinds of files has no obvious type.
             return found.pop() if len(found) == 1 else None
     except OSError:
-        return None  # check says why it cannot be read
+        return None  # ``omniload mix check`` reports why it cannot be read
     return None

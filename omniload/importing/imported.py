@@ -1,4 +1,4 @@
-"""What every tool's file comes to, and the mix file that is written of it."""
+"""The common form of every tool's file, and the mix file that is written from it."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -21,13 +21,13 @@ __all__ = ["Asked", "Imported", "leave_undrawn_out", "mix_text", "new_name"]
 
 _NAME_LENGTH = 100
 _PARTS_A_STEP = 8
-"""Microbatches of a step where nothing says how many tokens one holds."""
+"""Number of microbatches of a step if nothing gives their tokens."""
 _WIDTH = 110
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the user says beside the file: other tools keep it in code or on their command line."""
+    """Options of the user in addition to the file, for what other tools keep in code or on their command line."""
 
     file: Path
     """The file that is imported; relative paths in it start where its tool says."""
@@ -41,11 +41,11 @@ class Asked:
     end_of_document: int | None = None
     """Token that ends every document of flat files."""
     source_type: str | None = None
-    """Type of the sources, where their paths do not say."""
+    """Type of the sources, if their paths do not show it."""
     documents: Literal["joined", "apart"] | None = None
-    """Whether attention goes across the documents of a row that is cut from them."""
+    """Whether attention crosses the documents in a row that is cut from joined documents."""
     template: str | None = None
-    """File of the chat template, where the tool has one of its own."""
+    """File of the chat template, if the tool has its own template."""
     placeholder: int | str | None = None
     """Token that stands for the embeddings of an image."""
     state: Path | None = None
@@ -54,34 +54,34 @@ class Asked:
 
 @dataclass(slots=True, kw_only=True)
 class Imported:
-    """A mix of another tool in the words of a mix file."""
+    """A mix of another tool in the terms of a mix file."""
 
     base: Path
-    """Folder that relative paths start at."""
+    """Folder in which relative paths start."""
     sources: dict[str, JsonObject] = field(default_factory=dict)
     stages: list[tuple[int, dict[str, float]]] = field(default_factory=list)
-    """First step, or tokens before it, and weights of each stage."""
+    """First step of each stage, or tokens before it, and its weights."""
     stages_by: Literal["step", "tokens"] = "step"
-    """What stages are dated by."""
+    """Unit of the starts of stages."""
     level: Literal["token", "sample"] = "token"
     stop: Literal["never", "first_exhausted", "all_exhausted", "each_once"] = "never"
     epochs: float | None = None
-    """Times that a run goes through each source before it ends, in place of weights."""
+    """Number of passes over each source before the run ends, instead of weights."""
     total_tokens: int | None = None
-    """Tokens of the whole run, which the weights of its only stage share."""
+    """Tokens of the whole run, which are shared by the weights of its only stage."""
     sequences: bool = False
     """Whether a row is cut from the documents of one source, laid end to end, and weights count such rows."""
     documents: Literal["joined", "apart"] = "joined"
-    """Whether attention goes across the documents of such a row."""
+    """Whether attention crosses the documents in such a row."""
     method: Literal["best_fit", "concat_and_split", "none"] = "best_fit"
     overlong: Literal["split", "truncate"] = "split"
-    """What becomes of documents that are longer than a row."""
+    """Treatment of documents that are longer than a row."""
     splits: dict[str, float] = field(default_factory=dict)
     """Shares of the documents that are held out."""
     drawn: Mapping[str, Mapping[str, NDArray[np.int64]]] = field(default_factory=dict)
-    """Records that the first epoch of a source leaves out, by shard: the tool had drawn them."""
+    """Records that the first epoch of a source leaves out, by shard, because the tool had drawn them."""
     tokenizer: Path | None = None
-    """Folder of the model whose tokenizer the tool takes, where it is here."""
+    """Folder of the model whose tokenizer the tool uses, if it is on this machine."""
     seed: int | None = None
     row_tokens: int | None = None
     """Tokens of a row."""
@@ -92,9 +92,9 @@ class Imported:
 
 
 def leave_undrawn_out(found: Imported, report: Report) -> None:
-    """Leave out sources that have weight 0 in every stage, as other tools let one stand; a mix file does not."""
+    """Leave out sources with weight 0 in every stage, which other tools allow but a mix file does not."""
     drawn = {name for _, weights in found.stages for name, weight in weights.items() if weight}
-    # Of a mix without any weight nothing would be left to say what is wrong with it.
+    # A mix without any weight is kept, so that its error can be reported.
     for name in [name for name in found.sources if drawn and name not in drawn]:
         del found.sources[name]
         report.note(f"sources.{name}", "has weight 0 and was left out")
@@ -106,12 +106,12 @@ def leave_undrawn_out(found: Imported, report: Report) -> None:
 
 
 def new_name(wanted: str, taken: Iterable[str]) -> str:
-    """Return a name for a source that a mix file allows and nothing has yet."""
+    """Return a name for a source that a mix file allows and that is still free."""
     name = re.sub(r"[^A-Za-z0-9_.\-]+", "_", wanted).strip("_.-")[-_NAME_LENGTH:].lstrip("_.-")
     name, taken = name or "source", set(taken)
     if name not in taken:
         return name
-    # One of so many numbers is free, as fewer names are taken.
+    # One of these numbers is free, because there are more numbers than taken names.
     return next(
         new for number in range(2, len(taken) + 3) if (new := f"{name}_{number}") not in taken
     )
@@ -129,15 +129,15 @@ def mix_text(
     """Return the mix file.
 
     Args:
-        found: What the other tool's file came to.
-        notes: Lines of the report; they stand at the head of the file.
-        beside: Folder of the mix file: relative paths start there.
-        heading: Where it comes from.
-        sizes: ``seed``, ``row_tokens``, ``step_tokens``, ``micro_tokens`` as the user asks for them, or None.
-        tokenizer: The section of the mix file.
+        found: The imported mix.
+        notes: Lines of the report, which are written at the head of the file.
+        beside: Folder of the mix file, in which relative paths start.
+        heading: Origin of the mix.
+        sizes: ``seed``, ``row_tokens``, ``step_tokens``, ``micro_tokens`` as given by the user, or None.
+        tokenizer: The tokenizer section of the mix file.
 
     Raises:
-        ConfigError: A size or a tokenizer is nowhere said, or what was found is no mix.
+        ConfigError: A size or a tokenizer is missing, or the imported mix is not valid.
     """
     if tokenizer is None and (texts := [n for n, s in found.sources.items() if _holds_text(s)]):
         raise ConfigError(
@@ -147,7 +147,7 @@ def mix_text(
     step = _size(
         sizes["step_tokens"], found.step_tokens, "--batch", "tokens of a step over all ranks"
     )
-    # Of whole rows, as a step is here, whatever was asked for.
+    # Rounded down to whole rows, because a step consists of whole rows here.
     step = max(1, step // row) * row
     micro = sizes["micro_tokens"] or found.micro_tokens or step // _PARTS_A_STEP
     content: JsonObject = {
@@ -171,12 +171,12 @@ def mix_text(
     checked(content, MixConfig, name=heading.rstrip("."))
     head = "".join(map(_comment, (heading, *(f"- {note}" for note in notes))))
     body = yaml.safe_dump(content, sort_keys=False, width=_WIDTH, allow_unicode=True)
-    # Notes quote the other file; sources keep their URLs whole, as a run needs them.
+    # Notes quote the other file. Sources keep their whole URLs, because a run needs them.
     return without_secrets(head) + body
 
 
 def _drawn(found: Imported) -> JsonObject:
-    """Return what is drawn: amounts where the tool says epochs or a total, and else stages of weights."""
+    """Return what is drawn: amounts if the tool gives epochs or a total, otherwise stages of weights."""
     if found.epochs is not None:
         return {"amounts": {name: {"epochs": found.epochs} for name in found.sources}}
     if found.total_tokens is not None:
@@ -196,7 +196,7 @@ def _drawn(found: Imported) -> JsonObject:
 
 
 def _of_rows(source: JsonObject, row: int, documents: str) -> JsonObject:
-    """Return a source that gives rows: files of token ids are cut as they lie, documents are joined before."""
+    """Return a source of rows: files of token ids are cut as stored, and documents are joined before."""
     if source["type"] == "numpy":
         return {**source, "row_tokens": row}
     apart = {} if documents == "joined" else {"documents": documents}
@@ -204,8 +204,8 @@ def _of_rows(source: JsonObject, row: int, documents: str) -> JsonObject:
 
 
 def _comment(text: str) -> str:
-    """Return a text as a comment of one line, whatever it quotes; names that are not UTF-8 are spelt out too."""
-    # An end of a line in a key of the other file would end the comment, and what follows be a key of ours.
+    """Return a text as a comment of one line, whatever it quotes; names that are not UTF-8 are escaped too."""
+    # A line end in a key of the other file would end the comment, and the rest would become a key of the mix file.
     return f"# {''.join(c if c.isprintable() else repr(c)[1:-1] for c in text)}\n"
 
 
@@ -221,11 +221,11 @@ def _size(asked: int | None, found: int | None, option: str, what: str) -> int:
 
 
 def _paths(written: Json, base: Path, beside: Path) -> Json:
-    """Return paths as a mix file in ``beside`` says them."""
+    """Return paths as they are written in a mix file in ``beside``."""
     if isinstance(written, list):
         return [_paths(each, base, beside) for each in written]
     path = str(written)
     if "://" in path or Path(path).is_absolute() or base.resolve() == beside.resolve():
         return path
-    # The folder alone is resolved: the path may be a pattern.
+    # Only the folder is resolved, because the path may be a pattern.
     return str(base.resolve() / path)

@@ -1,4 +1,4 @@
-"""A state of another tool's loader, written as JSON: nothing that such a tool pickles is loaded."""
+"""States of other tools' loaders, written as JSON: pickles of such tools are never loaded."""
 
 import json
 from pathlib import Path
@@ -14,16 +14,16 @@ def read_json_state(path: Path, *, most_bytes: int, what: str, remedy: str) -> o
 
     Args:
         path: The file.
-        most_bytes: The most that a state of the tool has.
-        what: What it is, for messages.
-        remedy: How it is written as JSON.
+        most_bytes: Largest size of a state of the tool.
+        what: Name of the state, for messages.
+        remedy: How to write the state as JSON.
 
     Raises:
-        ConfigError: There is no such file, or a larger one.
-        StateError: It is a pickle, which is not loaded, or no JSON.
+        ConfigError: There is no such file, or it is too large.
+        StateError: The file is a pickle, which is not loaded, or not valid JSON.
     """
     content = read_small_file(path, most_bytes=most_bytes, what=what)
-    # Pickles from protocol 2 on, and the archive that torch writes since 1.6.
+    # The first bytes of pickles from protocol 2 on, and of the archives that torch writes since 1.6.
     if content[:1] == b"\x80" or content[:2] == b"PK":
         raise StateError(
             f"{path}: is a pickle, as torch.save writes it, which is never loaded; {remedy}"

@@ -11,9 +11,9 @@
           web: {local: data/web, split: train, proportion: 0.8}
           code: {local: data/code, split: train, proportion: 0.2}
 
-A stream has one of ``proportion``, ``repeat`` (epochs of it in one of the whole) and ``choose``
-(samples); without any its size counts. Sizes and epochs of one stream among several need the number of samples, which
-``index.json`` of the folder says. So does a state, which is one of Mosaic Streaming.
+A stream has one of ``proportion``, ``repeat`` (its epochs in one epoch of the whole) and ``choose`` (samples). Without
+any of them, its size counts. If there are several streams, sizes and epochs of a stream need its number of samples,
+which ``index.json`` of its folder gives. A state, which is one of Mosaic Streaming, needs these numbers too.
 """
 
 import json
@@ -62,19 +62,19 @@ _OF_DATASETS = {
     "batch_size": "--batch is over all ranks",
     "epoch_size": "train for so many steps",
 }
-"""Keys of a dataset that change no sample, and why."""
+"""Keys of a dataset that change no sample, and the reasons."""
 _OF_LOADERS = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "timeout")
 
 
 def _read(document: object, asked: Asked) -> Imported:
-    """Return the mix of the training file whose content is ``document``."""
-    # A sample is a row, of texts and of tokens: what is longer than max_seq_len is cut off, what is shorter padded.
+    """Return the mix of the training file with the content ``document``."""
+    # Each sample, of text or of tokens, is a row: longer samples are cut off at max_seq_len, shorter ones are padded.
     found = Imported(base=Path.cwd(), level="sample", method="none", overlong="truncate")
     asked.report.note(
         "",
         "each sample has a row of its own, cut at max_seq_len or padded, as there; pack.method best_fit fills rows",
     )
-    # Its own files say max_seq_len once and name it everywhere: ${max_seq_len}, ${variables.max_seq_len}.
+    # llm-foundry's own files give max_seq_len once and refer to it: ${max_seq_len}, ${variables.max_seq_len}.
     content = interpolated(document)
     top = Fields(content if isinstance(content, dict) else {}, "", asked.report)
     loader = top.inner("train_loader")
@@ -89,11 +89,11 @@ def _read(document: object, asked: Asked) -> Imported:
     rows = top.take("global_train_batch_size", int, 0)
     if found.row_tokens and rows > 0:
         found.step_tokens = rows * found.row_tokens
-    # Of any kind: "auto" is found out on the GPU there, and the mix then has parts of its own size.
+    # Read as any type: "auto" is determined on the GPU there, and the mix then gets parts of its default size.
     micro = top.take("device_train_microbatch_size", object, None)
     if found.row_tokens and isinstance(micro, int) and not isinstance(micro, bool):
         found.micro_tokens = micro * found.row_tokens
-    # Before the state: a state is a place in these streams, as many as there are and in this order.
+    # Streams come before the state, because a state is a place in these streams, in their number and order.
     streams = _read_streams(dataset, asked, found)
     if asked.state is not None:
         state = read_mosaic_state(asked.state)
@@ -119,15 +119,15 @@ def _read(document: object, asked: Asked) -> Imported:
     if top.peek("eval_loader") is not None:
         top.take("eval_loader", object, None)
         asked.report.note("eval_loader", "is not read: declare it as an evaluation mix")
-    top.take("variables", object, None)  # for other keys to name
+    top.take("variables", object, None)  # only other keys refer to it
     top.note_unread()
     return found
 
 
 def order_settings(dataset: Fields) -> OrderSettings:
-    """Read what a dataset says of its order, for a state; keys stay to be dealt with.
+    """Read a dataset's settings of its order, for a state; the keys stay unread.
 
-    What is wrong with one refuses the import.
+    A faulty key refuses the import.
     """
     shuffled = _peeked(dataset, "shuffle", bool, default=False)
     algorithm = _peeked(dataset, "shuffle_algo", str, "py1e")
@@ -176,10 +176,10 @@ def _peeked(dataset: Fields, key: str, kind: type[Value], default: Value) -> Val
 
 
 def _read_order(dataset: Fields, asked: Asked, found: Imported) -> None:
-    """Shuffle the sources, or leave them as stored: llm-foundry, as Mosaic Streaming below it, does by default."""
+    """Shuffle the sources, or leave them as stored, which is the default of llm-foundry and of Mosaic Streaming."""
     where, given = dataset.at("shuffle"), dataset.peek("shuffle")
     if dataset.take("shuffle", bool, False):
-        # As far as Mosaic's, which mixes shards: by default ours stays near the order of the files.
+        # As wide as Mosaic's shuffle, which mixes shards. By default, a source here stays near the order of the files.
         for source in found.sources.values():
             source["shuffle"] = {"method": "units"}
         said = "true is read as units of all shards in a random order, records mixed; shuffle.block_units: how far"
@@ -195,7 +195,7 @@ def _read_order(dataset: Fields, asked: Asked, found: Imported) -> None:
 
 
 def _read_streams(dataset: Fields, asked: Asked, found: Imported) -> list[Stream]:
-    """Read the streams, or the one that the dataset itself is; return them where a state is of them."""
+    """Read the streams, or the dataset itself as the only one; return them if a state needs them."""
     encoding = dataset.take("token_encoding_type", str, "int64")
     streams = dataset.inner("streams")
     named = [(name, streams.inner(name)) for name in streams.keys]
@@ -230,7 +230,7 @@ def _read_streams(dataset: Fields, asked: Asked, found: Imported) -> list[Stream
 def _stream(
     name: str, stream: Fields, folder: str, index: dict[str, object] | None, share: "_Share"
 ) -> Stream:
-    """Return a stream with its shards, whose sizes a state is of."""
+    """Return a stream with its shards, whose sizes a state depends on."""
     shards: dict[str, int] = {}
     file = f"{folder}/index.json"
     if index is None:
@@ -242,7 +242,7 @@ def _stream(
         try:
             described = shards_in(ShardFile(path=file, size_bytes=0, stamp=""), index)
             shards = {each.name: each.samples for each in described if each.samples}
-            # By name: two of one name are one entry, and every place behind them would be another's.
+            # By name: two shards of one name would be one entry, and every later place would belong to another record.
             if len(shards) < sum(each.samples > 0 for each in described):
                 stream.refuse("local", f"has a shard twice in {file}; replace the index")
         except OmniloadError as error:
@@ -251,17 +251,17 @@ def _stream(
 
 
 def _folder(local: str, remote: str, split: str) -> str:
-    """Return the local folder of a stream if its index is there, else the remote one."""
+    """Return the local folder of a stream if its index is there, otherwise the remote one."""
     folders = [
         folder.rstrip("/") + (f"/{split}" if split else "") for folder in (local, remote) if folder
     ]
-    # By os.path, which takes any text of the file: Path raises where one is longer than a path can be.
+    # By os.path, which accepts any text, while Path raises if a text is longer than a path can be.
     here = (folder for folder in folders if os.path.isfile(f"{folder}/index.json"))  # noqa: PTH113
     return next(here, folders[-1] if folders else "")
 
 
 def _index(folder: str) -> dict[str, object] | None:
-    """Return the index of a local MDS folder; None where there is none to read."""
+    """Return the index of a local MDS folder; None if it cannot be read."""
     try:
         content = read_small_file(
             Path(folder) / "index.json", most_bytes=_MOST_INDEX_BYTES, what="an index of MDS"
@@ -281,17 +281,17 @@ def _samples(index: dict[str, object]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Share:
-    """What sets the share of a stream."""
+    """The share of a stream."""
 
     key: str
     """``proportion``, ``repeat`` or ``choose``; empty for its size."""
     value: float
     weight: float
-    """Its weight by samples."""
+    """Its weight in samples."""
 
 
 def _share(stream: Fields, folder: str, index: dict[str, object] | None, *, alone: bool) -> _Share:
-    """Return the share of a stream; ``alone``: there is no other, and whatever it is makes one of the whole."""
+    """Return the share of a stream; ``alone``: it is the only stream, so its share is the whole."""
     given = {key: stream.number(key) for key in ("proportion", "repeat", "choose")}
     given = {key: value for key, value in given.items() if value is not None}
     if len(given) > 1:
@@ -315,7 +315,7 @@ def _share(stream: Fields, folder: str, index: dict[str, object] | None, *, alon
 
 
 def _columns(index: dict[str, object] | None) -> dict[str, str]:
-    """Return the columns that the first shard of an index says it has, with their encodings."""
+    """Return the columns in the first shard of an index, with their encodings."""
     match index:
         case {"shards": [{"column_names": list(names), "column_encodings": list(kinds)}, *_]}:
             return dict(zip(map(str, names), map(str, kinds), strict=False))
@@ -326,13 +326,13 @@ def _columns(index: dict[str, object] | None) -> dict[str, str]:
 def _source(
     folder: str, index: dict[str, object] | None, encoding: str, asked: Asked
 ) -> JsonObject:
-    """Return the source of an MDS folder: of its column ``tokens`` where it has one, else of its text."""
+    """Return the source of an MDS folder, with its column ``tokens`` if it has one, otherwise with its text."""
     columns = _columns(index)
     tokens = asked.tokens or ("tokens" if "tokens" in columns and asked.text is None else None)
     if tokens is None:
         return {"type": "mds", "path": folder, "text": asked.text or "text"}
     source: JsonObject = {"type": "mds", "path": folder, "tokens": tokens}
-    # Other encodings of MDS name their type; of bytes nothing in the folder says what the ids are.
+    # Other encodings of MDS include the type. For bytes, nothing in the folder gives the type of the ids.
     if columns.get(tokens, "bytes") == "bytes":
         source["dtype"] = asked.dtype or encoding
     return source

@@ -5,8 +5,8 @@
     0.7 data/web_text_document 0.3 data/code_text_document          --data-args-path
     {"train": ["0.7", "data/web_text_document", ...], "valid": ...}  --per-split-data-args-path
 
-Without weights Megatron draws each prefix in proportion to its tokens. Samples are rows of equal
-length, cut from documents of one prefix that are joined, and weights count them.
+Without weights, Megatron draws each prefix in proportion to its tokens. Samples are rows of equal length, cut from the
+joined documents of one prefix, and weights count such rows.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ __all__ = ["TOOL"]
 
 
 def _read(document: object, asked: Asked) -> Imported:
-    """Return the blend that ``document`` holds: the text of a file, or what JSON it is."""
+    """Return the blend in ``document``, which is the text of a file or its JSON content."""
     report = asked.report
     words = _words(document, asked)
     weights, prefixes = _weights_and_prefixes(words, asked)
@@ -49,7 +49,7 @@ def _read(document: object, asked: Asked) -> Imported:
             "attention and positions stay within documents, as in Megatron with --reset-attention-mask and "
             "--reset-position-ids; the last token of a document has no label, as there with --eod-mask-loss",
         )
-    # Of a file with a list for each split, Megatron takes no --split.
+    # For a file with a list for each split, Megatron accepts no --split.
     if not isinstance(document, dict):
         report.note(
             "",
@@ -70,7 +70,7 @@ def _words(document: object, asked: Asked) -> list[str]:
             if not words:
                 fields.refuse("train", "holds no prefix")
             fields.note(
-                # The second as NeMo calls it.
+                # NeMo calls the second one "validation".
                 dict.fromkeys(("valid", "validation", "test"), "declare it as an evaluation mix")
             )
             fields.end()
@@ -81,9 +81,9 @@ def _words(document: object, asked: Asked) -> list[str]:
 
 
 def _weights_and_prefixes(words: list[str], asked: Asked) -> tuple[list[float], list[str]]:
-    """Return weights and prefixes; without weights, numbers of tokens stand for them."""
+    """Return weights and prefixes; if there are no weights, the numbers of tokens are the weights."""
     numbers = [_number(word) for word in words[::2]]
-    # As Megatron tells them apart itself: weights if every other word is a number, from the first on.
+    # Distinguished as in Megatron: there are weights if every second word, beginning with the first, is a number.
     if len(words) % 2 == 0 and all(number is not None for number in numbers):
         for number, word, prefix in zip(numbers, words[::2], words[1::2], strict=True):
             if not 0 <= (number or 0.0) < float("inf"):
@@ -96,7 +96,7 @@ def _weights_and_prefixes(words: list[str], asked: Asked) -> tuple[list[float], 
         )
         return [1.0] * len(words), words
     if len(words) == 1:
-        return [1.0], words  # whatever its size
+        return [1.0], words  # the only prefix, whatever its size
     asked.report.note("", "prefixes without weights are drawn in proportion to their tokens")
     return [_tokens(prefix, asked) for prefix in words], words
 
@@ -109,10 +109,10 @@ def _number(word: str) -> float | None:
 
 
 def _tokens(prefix: str, asked: Asked) -> float:
-    """Return the tokens of a prefix: its bytes, by the size of one that the index beside it says."""
+    """Return the number of tokens of a prefix: its bytes, divided by the token size in the index next to it."""
     stem = Path(prefix.removesuffix(".bin"))
     try:
-        # Absolute: what lies beside a file is looked for in its folder.
+        # Absolute, because files next to it are searched in its folder.
         data = local_file(f"{stem.absolute()}.bin")
         return data.size_bytes / idx_head(beside(data, f"{stem.name}.idx")).dtype.itemsize
     except (OmniloadError, OSError, ValueError) as error:

@@ -1,18 +1,18 @@
-"""Which samples of an epoch Mosaic Streaming hands out first, as arithmetic.
+"""The order of Mosaic Streaming as arithmetic: which samples of an epoch it hands out first.
 
-An epoch is so many *places*, laid out over ``canonical_nodes`` equal stretches. The first ``drawn`` samples that
-any number of ranks take together are the first places of every stretch, dealt round::
+An epoch consists of *places*, laid out over ``canonical_nodes`` equal stretches. The first ``drawn`` samples that any
+number of ranks take together are the first places of every stretch, dealt in turn::
 
     stretch 0    0  3  6  9 | .  .        ten were drawn of three stretches
     stretch 1    1  4  7    | .  .
     stretch 2    2  5  8    | .  .
 
-Shards are shuffled over the places of all stretches once a run, then those of a stretch once an epoch, and
-samples within by one of five rules. Random draws are numpy's own, in the order in which Mosaic makes
-them, so a place holds the sample that it held there. The rules are those of streaming 0.6 to 0.13.
+Shards are shuffled over the places of all stretches once a run, then those of a stretch once an epoch, and the samples
+within them by one of five rules. Random draws come from numpy in the same order as in Mosaic, so a place holds the
+same sample as there. The rules are those of streaming 0.6 to 0.13.
 
 Shape suffixes:
-    S  streams        H  shards        U  units: shards, or parts of them, that an epoch goes through
+    S  streams        H  shards        U  units: shards, or parts of shards, in an epoch
     P  pieces of units within one stretch      N  places of one stretch
 """
 
@@ -36,33 +36,33 @@ __all__ = [
 
 _Ints = NDArray[np.int64]
 MOST_SAMPLES = 1 << 31
-"""Samples of an epoch, and of all streams: they are gone through in memory, 8 bytes each at most."""
+"""Largest number of samples of an epoch, and of all streams: they are processed in memory, up to 8 bytes each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderSettings:
-    """What a training file says of a dataset's order."""
+    """A training file's settings of the order of a dataset."""
 
     algorithm: str
-    """One of ``ALGORITHMS``; ``none`` where samples are not shuffled."""
+    """One of ``ALGORITHMS``; ``none`` if samples are not shuffled."""
     block_size: int | None
-    """Samples, where the file says it."""
+    """Number of samples, if the file gives it."""
     balanced: bool
-    """Whether every epoch chooses other samples of a stream that it does not go through whole."""
+    """Whether every epoch chooses other samples of a stream of which it draws only a part."""
     granularity: int
     epoch_size: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shuffle:
-    """How an epoch is shuffled."""
+    """The shuffling of an epoch."""
 
     algorithm: str
     """One of ``ALGORITHMS``."""
     seed: int
     epoch: int
     block_size: int
-    """Samples; two of the rules look at it."""
+    """Number of samples; only two of the rules use it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class _Stretch:
     """A stretch of places before its samples are shuffled: pieces of units, in the epoch's order."""
 
     begins_P: list[int]
-    """First sample of each piece, as samples are numbered before shuffling."""
+    """First sample of each piece, in the numbering before shuffling."""
     sizes_P: list[int]
 
     def samples(self, piece: int) -> _Ints:
@@ -91,12 +91,12 @@ def first_places(places: int, stretches: int, drawn: int) -> _Ints:
 
 
 def places_of(units_U: _Ints, stretches: int, shuffle: Shuffle) -> Iterator[_Ints]:
-    """Yield the sample at each place, a stretch at a time.
+    """Yield the sample at each place, one stretch at a time.
 
     Args:
         units_U: Samples of each unit, in the order of the dataset; each at least 1.
-        stretches: Canonical nodes; fewer than there are samples.
-        shuffle: How.
+        stretches: Number of canonical nodes; below the number of samples.
+        shuffle: The shuffling of the epoch.
     """
     return ALGORITHMS[shuffle.algorithm](units_U, stretches, shuffle)
 
@@ -104,24 +104,24 @@ def places_of(units_U: _Ints, stretches: int, shuffle: Shuffle) -> Iterator[_Int
 def chosen_of_streams(
     samples_S: _Ints, proportions_S: Sequence[float] | None, epoch_size: int, seed: int
 ) -> _Ints:
-    """Return the samples of each stream in an epoch of ``epoch_size``, by proportions or else by size."""
+    """Return the samples of each stream in an epoch of ``epoch_size``, by proportions if given, otherwise by size."""
     shares_S = np.array(samples_S if proportions_S is None else proportions_S, np.float64)
     shares_S /= shares_S.sum()
     chosen_S = (epoch_size * shares_S).astype(np.int64)
     missing = epoch_size - chosen_S.sum()
-    # Without replacement: of an index that came twice += would count one.
+    # Without replacement, because += counts a repeated index only once.
     chosen_S[np.random.default_rng(seed).choice(len(chosen_S), missing, replace=False)] += 1
     return chosen_S
 
 
 def chosen_of_shards(samples_H: _Ints, chosen: int, granularity: int, seed: int) -> _Ints:
-    """Return how many samples of each shard of a stream an epoch has, of ``chosen`` in all.
+    """Return how many samples of each shard of a stream are in an epoch, of ``chosen`` in all.
 
     Args:
         samples_H: Samples of each shard.
-        chosen: Samples of the stream.
-        granularity: Samples that are chosen of a shard at a time.
-        seed: Decides which.
+        chosen: Number of samples of the stream.
+        granularity: Number of samples that are chosen from a shard at a time.
+        seed: Seed of the choice.
     """
     whole, rest = divmod(chosen, int(samples_H.sum()))
     chosen_H = samples_H * whole
@@ -130,7 +130,7 @@ def chosen_of_shards(samples_H: _Ints, chosen: int, granularity: int, seed: int)
     picks_H = -(-samples_H // granularity)
     shards = np.repeat(np.arange(len(samples_H)), picks_H)
     sizes = np.full(len(shards), granularity, np.int64)
-    # The last pick of a shard has what is left of it.
+    # The last pick of a shard is the rest of it.
     sizes[np.cumsum(picks_H) - 1] = samples_H - (picks_H - 1) * granularity
     order = np.random.default_rng(seed).permutation(len(shards))
     before = np.cumsum(sizes[order]) - sizes[order]
@@ -140,15 +140,15 @@ def chosen_of_shards(samples_H: _Ints, chosen: int, granularity: int, seed: int)
 
 
 def _bounds(places: int, stretches: int) -> _Ints:
-    """Return where stretches begin, and the end."""
-    # In Python's numbers: the product passes 64 bits where both are large.
+    """Return the places where stretches begin, and the end."""
+    # Python integers, because the product exceeds 64 bits if both are large.
     return np.array([places * part // stretches for part in range(stretches + 1)], np.int64)
 
 
 def _stretches(
     units_U: _Ints, stretches: int, seed: int, epoch: np.random.Generator
 ) -> list[_Stretch]:
-    """Lay the units out over the stretches: shuffled once a run, cut, and shuffled within each."""
+    """Lay the units out over the stretches: shuffled once a run, cut, and shuffled within each stretch."""
     order = list(range(len(units_U)))
     np.random.default_rng(seed).shuffle(order)
     sizes_U = units_U[order]
@@ -194,7 +194,7 @@ def _within_pieces(units_U: _Ints, stretches: int, shuffle: Shuffle) -> Iterator
 
 
 def _within_units_too(units_U: _Ints, stretches: int, shuffle: Shuffle) -> Iterator[_Ints]:
-    """Shuffle the samples of a unit once a run, and those of each piece of it once an epoch."""
+    """Shuffle the samples of a unit once a run, and the samples of each of its pieces once an epoch."""
     once = np.random.default_rng(shuffle.seed)
     ends = np.cumsum(units_U)
     units = list(range(len(units_U)))
@@ -223,7 +223,7 @@ def _about(random: np.random.Generator, block_size: int) -> int:
 def _in_blocks(units_U: _Ints, stretches: int, shuffle: Shuffle) -> Iterator[_Ints]:
     random = np.random.default_rng(shuffle.seed + shuffle.epoch)
     laid = _stretches(units_U, stretches, shuffle.seed, random)
-    # For all stretches ahead of any block: the draws are Mosaic's, in Mosaic's order.
+    # For all stretches before any block, in the same order of draws as in Mosaic.
     shifts = random.integers(0, int(0.75 * shuffle.block_size), (stretches,)).tolist()
     for stretch, shift in zip(laid, shifts, strict=True):
         found = stretch.all_samples()
@@ -239,7 +239,7 @@ def _in_blocks(units_U: _Ints, stretches: int, shuffle: Shuffle) -> Iterator[_In
 
 
 def _in_ranges(units_U: _Ints, stretches: int, shuffle: Shuffle) -> Iterator[_Ints]:
-    """Move every sample of a piece by some places, as far as a block reaches to either side of the piece."""
+    """Move every sample of a piece by some places, as far as a block extends beyond both ends of the piece."""
     random = np.random.default_rng(shuffle.seed + shuffle.epoch)
     for stretch in _stretches(units_U, stretches, shuffle.seed, random):
         parts = [stretch.samples(p) for p in range(len(stretch.sizes_P))]
@@ -264,4 +264,4 @@ ALGORITHMS: Mapping[str, Callable[[_Ints, int, Shuffle], Iterator[_Ints]]] = {
     "py1s": _within_pieces,
     "py2s": _within_units_too,
 }
-"""The rules by Mosaic's names; ``none`` is no shuffling."""
+"""The rules by Mosaic's names; ``none`` means no shuffling."""

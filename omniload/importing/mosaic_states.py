@@ -1,8 +1,9 @@
-"""A state of Mosaic Streaming as the records that its unfinished epoch had drawn.
+"""States of Mosaic Streaming, turned into the records that their unfinished epoch had drawn.
 
-The state is five numbers; the order that they are a place in follows from the sizes of the shards and
-from settings of the training file (``omniload.importing.mosaic_order``). Here nothing is drawn again before
-the others of its source were: what was drawn more often than the least drawn record is left out of the first epoch.
+The state consists of five numbers. The order that they refer to follows from the sizes of the shards and from settings
+of the training file (``omniload.importing.mosaic_order``). A mix here draws no record again before it has drawn the
+others of its source. Therefore records that were drawn more often than the least drawn record are left out of the
+first epoch.
 
 Shape suffixes:
     S  streams      H  shards of a stream      R  samples of all streams, in their order
@@ -35,9 +36,9 @@ __all__ = ["INSTEAD", "MosaicState", "Stream", "drawn_of", "read_mosaic_state"]
 
 _MOST_BYTES = 1 << 20
 _MOST_DRAWS = 1 << 33
-"""Samples of all epochs, where each chooses others."""
+"""Largest number of samples of all epochs, if each epoch chooses other samples."""
 INSTEAD = "begin a new epoch with the saved model: import the mix without --state"
-"""What to do where a state cannot be gone on from."""
+"""Remedy if a run cannot resume from a state."""
 _AS_JSON = (
     "write its dataset's state as JSON, where the checkpoint is trusted: "
     "json.dump(loader.state_dict(), file), or of Composer's checkpoint state['state']['dataset_state']['train']"
@@ -46,11 +47,11 @@ _AS_JSON = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MosaicState:
-    """What Mosaic's ``state_dict`` gives."""
+    """The content of Mosaic's ``state_dict``."""
 
     epoch: int
     sample_in_epoch: int
-    """Samples that all ranks together had taken."""
+    """Number of samples that all ranks together had taken."""
     num_canonical_nodes: int
     shuffle_seed: int
 
@@ -59,7 +60,7 @@ class MosaicState:
         """Check a state.
 
         Raises:
-            StateError: It is none, or a number is out of its range.
+            StateError: It is not a state, or a number is out of its range.
         """
         known = {"epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed"}
         if missing := sorted(known - state.keys()):
@@ -67,10 +68,10 @@ class MosaicState:
                 f"the state has no {missing[0]}, and holds {', '.join(map(repr, list(state)[:6])) or 'nothing'}; "
                 "a state of Mosaic Streaming has epoch, sample_in_epoch, num_canonical_nodes and shuffle_seed"
             )
-        # The physical nodes are not needed: which samples were drawn does not rest on how many hosts drew them.
+        # The physical nodes are not needed, because the drawn samples do not depend on the number of hosts.
         if unknown := sorted(state.keys() - known - {"initial_physical_nodes"}):
             raise StateError(f"the state has {unknown[0]!r:.60}, which is not known; {INSTEAD}")
-        # Seeds of numpy are sums of these: none is negative, and none outgrows 64 bits.
+        # Sums of these numbers are seeds of numpy, which must not be negative or exceed 64 bits.
         below = {
             "epoch": 1 << 31,
             "sample_in_epoch": MOST_SAMPLES,
@@ -95,8 +96,8 @@ def read_mosaic_state(path: Path) -> MosaicState:
     """Read a state that was written as JSON.
 
     Raises:
-        ConfigError: There is no such file, or a larger one.
-        StateError: It is a checkpoint of torch, which is not loaded, or no state.
+        ConfigError: There is no such file, or it is too large.
+        StateError: The file is a torch checkpoint, which is not loaded, or not a state.
     """
     state = read_json_state(
         path, most_bytes=_MOST_BYTES, what="a state of Mosaic Streaming", remedy=_AS_JSON
@@ -116,37 +117,37 @@ class Stream:
     source: str
     """Name of the source that it becomes."""
     shards: Mapping[str, int]
-    """Samples of each shard that has any, by its name."""
+    """Number of samples of each shard that has any, by name of the shard."""
     key: str
-    """What sets its share: ``proportion``, ``repeat`` or ``choose``; empty for its size."""
+    """Kind of its share: ``proportion``, ``repeat`` or ``choose``; empty for its size."""
     value: float
 
     @property
     def samples_H(self) -> NDArray[np.int64]:
-        """Samples of each shard."""
+        """Number of samples of each shard."""
         return np.array(list(self.shards.values()), np.int64)
 
 
 def drawn_of(
     state: MosaicState, settings: OrderSettings, streams: Sequence[Stream], report: Report
 ) -> dict[str, dict[str, NDArray[np.int64]]]:
-    """Return which records of each shard are to be left out of the first epoch, by source.
+    """Return the records of each shard to leave out of the first epoch, by source.
 
     Args:
         state: The state.
-        settings: Of its dataset's order.
-        streams: The dataset's streams, in its order.
-        report: Told of every source, and of what refuses the import.
+        settings: Settings of the order of its dataset.
+        streams: The streams of the dataset, in order.
+        report: Receives a note on every source, and the faults.
     """
     sizes_S = np.array([stream.samples_H.sum() for stream in streams], np.int64)
     kinds = {stream.key == "proportion" for stream in streams}
-    # Each is told already, by its key.
+    # These faults are already reported by their keys.
     if report.faults or not streams or len(kinds) > 1:
         return {}
     if not sizes_S.all():
         report.refuse("", "a stream holds no sample, of which no state is known")
         return {}
-    # Each is a number, and yet two of 1e308 have no sum.
+    # Each value is finite, but the sum of two values such as 1e308 is not.
     total = sum(stream.value for stream in streams)
     if kinds == {True} and not 0 < total < math.inf:
         report.refuse("", f"the streams have proportions that sum to {total:g}; give shares of 1")
@@ -200,14 +201,14 @@ class _Epochs:
         self._sizes_S = sizes_S
         self._chosen_S = self._chosen()
         self.size = int(self._chosen_S.sum())
-        """Samples of an epoch."""
+        """Number of samples of an epoch."""
         self._whole = bool((self._chosen_S == sizes_S).all())
-        """Whether an epoch goes through every stream once."""
+        """Whether an epoch passes over every stream once."""
         self.block_size = max(4_000_000 // state.num_canonical_nodes, 1 << 18)
-        """Mosaic's, where the file does not say."""
+        """Default of Mosaic, if the file does not give a size."""
 
     def refused(self) -> str:
-        """Return why no records can be told; empty where they can."""
+        """Return why the drawn records cannot be determined; empty if they can."""
         state, most = self._state, max(self.size, int(self._sizes_S.sum()))
         if most > MOST_SAMPLES:
             return f"an epoch goes through {most} samples, more than {MOST_SAMPLES}; {INSTEAD}"
@@ -216,7 +217,7 @@ class _Epochs:
                 f"an epoch has {self.size} samples, not more than the {state.num_canonical_nodes} canonical nodes, so "
                 f"that samples come again in it; {INSTEAD}"
             )
-        # What makes an epoch even over ranks is drawn at its end.
+        # Samples that make an epoch even over ranks are drawn at its end.
         if state.sample_in_epoch > 2 * self.size:
             return (
                 f"{state.sample_in_epoch} samples were drawn of an epoch of {self.size}; is it of this data, and are "
@@ -234,12 +235,12 @@ class _Epochs:
         return ""
 
     def left_out(self) -> NDArray[np.bool_]:
-        """Return which samples were drawn more often than the least drawn one of their stream, ``[R]``."""
+        """Return which samples were drawn more often than the least drawn sample of their stream, ``[R]``."""
         counts_R = np.zeros(int(self._sizes_S.sum()), np.int32)
-        # Epochs that went through everything drew each record as often as any other.
+        # Epochs over everything draw each record equally often.
         if not self._whole:
             self._count_whole_epochs(counts_R)
-        samples: NDArray[np.int64] | None = None  # as they are numbered
+        samples: NDArray[np.int64] | None = None  # None: in their numbering
         if self._whole:
             units_U = np.concatenate([stream.samples_H for stream in self._streams])
         else:
@@ -256,7 +257,7 @@ class _Epochs:
             firsts.tolist(), places_of(units_U, stretches, shuffle), strict=True
         ):
             drawn = places[:first]
-            # Not ``counts_R[...] += 1``, by which a record that comes twice would count once.
+            # Not ``counts_R[...] += 1``, which would count a repeated record only once.
             np.add.at(counts_R, drawn if samples is None else samples[drawn], 1)
         bounds = [0, *np.cumsum(self._sizes_S).tolist()]
         return np.concatenate([counts_R[a:b] > counts_R[a:b].min() for a, b in pairwise(bounds)])
@@ -274,7 +275,7 @@ class _Epochs:
             stream.value * (size if stream.key == "repeat" else 1) if stream.key else size
             for stream, size in zip(streams, sizes_S.tolist(), strict=True)
         ]
-        # Capped, so that it fits an integer of numpy's; ``refused`` then says that it is too much.
+        # Capped to fit an integer of numpy; ``refused`` then reports that it is too much.
         return np.array([int(min(wanted, MOST_SAMPLES + 1)) for wanted in wanted_S], np.int64)
 
     def _count_whole_epochs(self, counts_R: NDArray[np.int32]) -> None:

@@ -11,7 +11,7 @@
     tokens: {sequence_length: 4096, micro_batch_size: 2, batch_accumulation_per_replica: 8}
     parallelism: {dp: 8}
 
-Steps begin at 1 there and at 0 here.
+Steps begin at 1 in nanotron and at 0 here.
 """
 
 from dataclasses import replace
@@ -36,7 +36,7 @@ _OF_TRAINING = (
 
 
 def _read(document: object, asked: Asked) -> Imported:
-    """Return the mix of the training file whose content is ``document``."""
+    """Return the mix of the training file with the content ``document``."""
     top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
     asked = _with_documents(top, asked)
     found = of_token_files(asked)
@@ -52,7 +52,7 @@ def _read(document: object, asked: Asked) -> Imported:
     if not found.stages:
         top.refuse("data_stages", "names no stage")
     found.stages.sort(key=lambda stage: stage[0])
-    # What is left of these is of the training, not of its data.
+    # The remaining keys in these mappings concern the training, not its data.
     for key in _OF_TRAINING:
         top.take(key, dict, {})
     asked.report.note(
@@ -64,7 +64,7 @@ def _read(document: object, asked: Asked) -> Imported:
 
 
 def _with_documents(top: Fields, asked: Asked) -> Asked:
-    """Return what is asked for, documents apart where the model has a mask of them."""
+    """Return the options of the user, with documents apart if the model has a mask of documents."""
     model = top.peek("model")
     config = model.get("model_config") if isinstance(model, dict) else None
     if (
@@ -97,15 +97,15 @@ def _read_stage(stage: Fields, asked: Asked, found: Imported) -> None:
         )
     found.seed = seed if found.seed is None else found.seed
     size = dataset.take("token_size_in_bytes", int, 0)
-    # As nanotron itself finds it where the file does not say.
+    # The same rule as in nanotron if the file does not give the size.
     if not size and (vocabulary := dataset.peek("vocab_size")) and is_count(vocabulary):
         size = 2 if vocabulary <= _MOST_OF_TWO_BYTES else 4
     weights: dict[str, float] = {}
     for folder, weight in _folders(dataset):
         name = _named(folder, found)
-        # Of one stage that says it, for all that have the folder.
+        # A size that one stage gives applies to all stages with the folder.
         known = _DTYPES.get(size) or found.sources.get(name, {}).get("dtype")
-        # Datatrove, which writes these folders, has indexes beside its files of tokens.
+        # Datatrove, which writes these folders, puts index files next to the token files.
         found.sources[name] = numpy_source(
             [folder.rstrip("/") + "/*.ds"],
             asked,
@@ -122,7 +122,7 @@ def _read_stage(stage: Fields, asked: Asked, found: Imported) -> None:
     limits = dataset.peek("dataset_max_tokens")
     if isinstance(limits, list) and not any(each is not None for each in limits):
         dataset.take("dataset_max_tokens", list, [])
-    # The first tokens of a folder, of which all epochs are: other samples, and not an end of the run.
+    # Only the first tokens of a folder, for all epochs: this changes the samples, not the end of the run.
     said = "a part of a folder cannot be declared: name a folder of fewer files"
     dataset.refuse_if_set({"dataset_max_tokens": said})
     dataset.note(
@@ -145,7 +145,7 @@ def _read_stage(stage: Fields, asked: Asked, found: Imported) -> None:
 
 
 def _named(folder: str, found: Imported) -> str:
-    """Return the name of a folder: the one that an earlier stage gave it, or a new one."""
+    """Return the name of a folder: the name from an earlier stage, or a new one."""
     for name, source in found.sources.items():
         if source["path"] == folder.rstrip("/") + "/*.ds":
             return name
@@ -153,7 +153,7 @@ def _named(folder: str, found: Imported) -> str:
 
 
 def _folders(dataset: Fields) -> list[tuple[str, float]]:
-    """Return the folders of a stage with their weights; without weights all are equal."""
+    """Return the folders of a stage with their weights; without weights, all are equal."""
     if "dataset_folder" not in dataset.keys:
         return []
     if isinstance(dataset.peek("dataset_folder"), dict):

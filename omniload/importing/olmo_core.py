@@ -1,4 +1,4 @@
-"""OLMo-core's source mixture: ratios of sources of numpy files, with limits to what is repeated.
+"""OLMo-core's source mixture: ratios of sources of numpy files, with limits on repetition.
 
 ::
 
@@ -24,11 +24,11 @@ __all__ = ["TOOL"]
 _LIST, _OF_A_DATASET, _OF_A_TRAINING = "source_list", "source_mixture_config", "dataset"
 _MOST = "max_repetition_ratio"
 _CLASS = "_CLASS_"
-"""Key that says of which class a mapping is, where OLMo-core has written it."""
+"""Key with the class of a mapping, in files that OLMo-core wrote."""
 
 
 def _holds(document: object) -> bool:
-    """Tell whether a document has a mixture somewhere, alone or as a part of what is said of a training."""
+    """Return whether a document contains a mixture, either alone or as part of the settings of a training."""
     has = has_sources(dict)
     for key in (_OF_A_TRAINING, _OF_A_DATASET, _LIST):
         if has(document):

@@ -1,4 +1,4 @@
-"""The tools whose files are known: a closed list of modules, each of which says what its files are and reads them."""
+"""The known tools: a closed list of modules, each of which recognizes and reads the files of its tool."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,30 +19,30 @@ TOOLS = (
     "torchdata",
     "veomni",
 )
-"""Tools as the command line names them; each is a module of this folder, which holds a ``TOOL``."""
+"""Names of the tools on the command line; each is a module in this folder that contains a ``TOOL``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A tool, by its files."""
+    """A tool and its files."""
 
     read: Callable[[object, Asked], Imported]
-    """Reads what a file holds."""
+    """Function that reads the content of a file."""
     sign: str
-    """What every file of it has, for messages."""
+    """Common feature of all its files, for messages."""
     holds: Callable[[object], bool]
-    """Whether a document has that, as far as a look tells."""
+    """Function that returns whether a document has this feature, at first sight."""
     no_state: str = "its states are not known here"
-    """Why no state of its loader is read; empty where one is."""
+    """Reason why no state of its loader is read; empty if states are read."""
 
 
 def has_key(*keys: str) -> Callable[[object], bool]:
-    """Return what tells whether a document is a mapping with one of ``keys``."""
+    """Return a function that tells whether a document is a mapping with one of ``keys``."""
     return lambda document: isinstance(document, dict) and any(key in document for key in keys)
 
 
 def has_sources(kind: type) -> Callable[[object], bool]:
-    """Return what tells whether a document lists ``sources`` of a kind."""
+    """Return a function that tells whether a document lists ``sources`` of a kind."""
 
     def holds(document: object) -> bool:
         sources = document.get("sources") if isinstance(document, dict) else None
@@ -53,7 +53,7 @@ def has_sources(kind: type) -> Callable[[object], bool]:
 
 def tool_of(name: str) -> Tool:
     """Return a tool by its name."""
-    # By name, as formats are: a command that imports one tool's file loads no other's reader.
+    # By name, like formats, so that a command that imports a file of one tool loads no other reader.
     tool = import_module(f"omniload.importing.{name.replace('-', '_')}").TOOL
     assert isinstance(tool, Tool), f"the module of {name} holds no TOOL"
     return tool
@@ -63,8 +63,8 @@ def read_as(name: str, document: object, asked: Asked) -> Imported:
     """Read a document as a file of the tool called ``name``.
 
     Raises:
-        ConfigError: It is no such file; what is wrong with one that is stands in ``asked.report``.
-        StateError: A state is asked for, and none of the tool is read, or this is none.
+        ConfigError: It is not such a file; faults in such a file are in ``asked.report``.
+        StateError: A state is given, but states of the tool are not read, or this is not a state.
     """
     tool = tool_of(name)
     if asked.state is not None and tool.no_state:
@@ -73,7 +73,7 @@ def read_as(name: str, document: object, asked: Asked) -> Imported:
             "name the records that were drawn under drawn_before, as docs/migrate/README.md says"
         )
     if not tool.holds(document):
-        # Only here are other tools loaded: most often the file is of one of them.
+        # Other tools are loaded only here, because the file most often belongs to one of them.
         others = [other for other in TOOLS if tool_of(other).holds(document)]
         remedy = (
             f"give --from {' or '.join(others)}" if others else "is it the file that was meant?"

@@ -1,16 +1,16 @@
-"""torchdata's ``StatefulDataLoader`` over a map dataset whose items are the records of files, one after the other.
+"""torchdata's ``StatefulDataLoader`` over a map dataset whose items are the records of files, one after another.
 
-The file holds the words of its call that decide an order::
+The file contains the arguments of its call that decide the order::
 
     dataset: [part-0.jsonl, part-1.jsonl]     # in the order in which the dataset counts their records
     batch_size: 8
     shuffle: true
 
-Its state is a place in one epoch: in the order of the files, or in a permutation that torch drew from a generator,
-whose state it holds. Both are worked out here without torch.
+Its state is a place in one epoch, either in the order of the files or in a permutation that torch drew from a
+generator, whose state it contains. Both orders are computed here without torch.
 
 Shape suffixes:
-    F  files      N  records of the dataset      D  records that were drawn
+    F  files      N  records of the dataset      D  drawn records
 """
 
 import re
@@ -45,7 +45,7 @@ _INDEXED = ("arrow", "csv", "jsonl", "parquet")
 _CONFIG: TypeAdapter[SourceConfig] = TypeAdapter(SourceConfig)
 _MOST_BYTES = 16 << 20
 _MOST_RECORDS = ((1 << 32) - 1) // 20
-"""Records that torch permutes by numbers of 32 bits; of more it takes others."""
+"""Number of records from which on torch permutes with other numbers than those of 32 bits."""
 _WORDS = 624
 _GENERATOR_BYTES = 5056
 _INSTEAD = "begin a new epoch with the saved model: import the mix without --state"
@@ -62,7 +62,7 @@ _OF_LOADERS = (
 
 
 def _read(document: object, asked: Asked) -> Imported:
-    """Return the mix of one source that a ``StatefulDataLoader`` reads, by the words of its call."""
+    """Return the mix of one source that a ``StatefulDataLoader`` reads, from the arguments of its call."""
     found = Imported(base=Path.cwd())
     top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
     files = top.texts("dataset")
@@ -122,8 +122,8 @@ def _state_in(path: Path) -> Mapping[str, Any]:
     """Read a state that was written as JSON.
 
     Raises:
-        ConfigError: There is no such file, or a larger one.
-        StateError: It is a pickle, which is not loaded, or no state of torchdata.
+        ConfigError: There is no such file, or it is too large.
+        StateError: The file is a pickle, which is not loaded, or not a state of torchdata.
     """
     state = read_json_state(
         path, most_bytes=_MOST_BYTES, what="a state of StatefulDataLoader", remedy=_AS_JSON
@@ -143,10 +143,10 @@ def _drawn(
     shuffles: bool,
     asked: Asked,
 ) -> dict[str, NDArray[np.int64]]:
-    """Return the records of each file that the unfinished epoch had drawn; none of one that is over.
+    """Return the records of each file that the unfinished epoch had drawn; empty if the epoch is over.
 
     Raises:
-        StateError: The order is not known from the state, or it is of another dataset or batch size, or damaged.
+        StateError: The state does not show the order, belongs to another dataset or batch size, or is damaged.
     """
     where = f"{asked.state}: "
     records_F = np.array([_records_in(file, source) for file in files], np.int64)
@@ -183,11 +183,11 @@ def _drawn(
 
 
 def _records_in(file: str, source: JsonObject) -> int:
-    """Return how many records a file holds, each of them an item of the dataset.
+    """Return the number of records of a file; each record is an item of the dataset.
 
     Raises:
-        ConfigError: Its settings are not known, or a line of it is blank.
-        OmniloadError: It cannot be read.
+        ConfigError: Its settings are not valid, or one of its lines is blank.
+        OmniloadError: The file cannot be read.
     """
     try:
         config = _CONFIG.validate_python({**source, "path": file})
@@ -202,10 +202,10 @@ def _records_in(file: str, source: JsonObject) -> int:
 
 
 def _require_no_blank_line(file: ShardFile) -> None:
-    """Refuse JSON lines with a blank one: it is a record here, and datasets pass over it.
+    """Refuse JSON lines with a blank line, which is a record here but which datasets may skip.
 
     Raises:
-        ConfigError: With the number of the line.
+        ConfigError: There is a blank line; the message has its number.
         OmniloadError: The file cannot be read.
     """
     with reading(file, "blank lines"):
@@ -218,7 +218,7 @@ def _require_no_blank_line(file: ShardFile) -> None:
 
 
 def _first_blank_line(file: ShardFile) -> int | None:
-    """Return the number of the first blank line of a file, from 1 on; ``None`` where it has none."""
+    """Return the number of the first blank line of a file, from 1; ``None`` if it has none."""
     before, held = 0, b"\n"  # as if a line had ended before the first one
     with stream_of(file) as stream:
         for chunk in chunks_of(stream, file):
@@ -226,7 +226,7 @@ def _first_blank_line(file: ShardFile) -> int | None:
             if (found := _BLANK_LINE.search(data)) is not None:
                 return before + data.count(b"\n", 0, found.start() + 1)
             before += data.count(b"\n")
-            # A line whose end is not read yet may be blank. However long it is, two bytes say so.
+            # A line whose end is not read yet may be blank. Two bytes represent it, however long it is.
             last = data.rfind(b"\n")
             held = b"" if last < 0 or data[last:].strip() else data[last : last + 2]
             before -= len(held[:1])
@@ -234,7 +234,7 @@ def _first_blank_line(file: ShardFile) -> int | None:
 
 
 def _shard_name(files: Sequence[str], number: int) -> str:
-    """Return the name of a file, with as many of its folders as tell it from the others."""
+    """Return the name of a file, with as many of its folders as needed to distinguish it from the others."""
     parts = [Path(file).resolve().parts for file in files]
     mine = parts[number]
     told = (
@@ -242,12 +242,12 @@ def _shard_name(files: Sequence[str], number: int) -> str:
         for length in range(1, len(mine))
         if sum(other[-length:] == mine[-length:] for other in parts) == 1
     )
-    # One that is named twice is told from itself by nothing, and is refused where it is read.
+    # A file that is listed twice cannot be distinguished, and is refused where it is read.
     return "/".join(next(told, mine[1:]))
 
 
 def _require_order(main: Mapping[str, Any], kept: Mapping[str, Any], shuffles: bool) -> None:
-    """Refuse a state that does not say the order in which its records were drawn."""
+    """Refuse a state that does not show the order in which its records were drawn."""
     known = {"samples_yielded", "sampler_iter_state"}
     if main["_index_sampler_state"] is not None or not kept.keys() <= known:
         raise StateError(
@@ -267,10 +267,10 @@ def _require_order(main: Mapping[str, Any], kept: Mapping[str, Any], shuffles: b
 def _require_batch_size(
     main: Mapping[str, Any], kept: Mapping[str, Any], batch_size: int, total: int
 ) -> None:
-    """Refuse a place that is of batches of another size, or of another dataset."""
+    """Refuse a place that belongs to another batch size or another dataset."""
     drawn = whole_number(main["_sampler_iter_yielded"], below=1 << 62)
     seen = whole_number(kept["samples_yielded"], below=1 << 62)
-    # The last batch of an epoch may be short, and no other.
+    # Only the last batch of an epoch may be short.
     if seen != min(drawn * batch_size, total) and seen != drawn * batch_size:
         raise StateError(
             f"the state is of {seen} records in {drawn} batches; the files hold {total} records, and batch_size is "
@@ -286,23 +286,23 @@ def first_of_permutation(total: int, count: int, generator: Sequence[int]) -> ND
     """Return the first numbers of ``torch.randperm(total, generator=...)`` on a CPU.
 
     Args:
-        total: Numbers that are permuted.
-        count: How many of them are wanted, ``D``.
+        total: Number of values that are permuted.
+        count: Number of wanted values, ``D``.
         generator: State of the generator before the permutation, as bytes: ``get_state()``.
 
     Returns:
         The numbers, ``[D]``.
 
     Raises:
-        StateError: There are more numbers than torch permutes in this way.
-        ValueError: It is no state of a generator.
+        StateError: There are more values than torch permutes in this way.
+        ValueError: The generator's state is not valid.
     """
     if total >= _MOST_RECORDS:
         raise StateError(
             f"the dataset has {total} records, and the order of {_MOST_RECORDS} or more is not known; {_INSTEAD}"
         )
     raw_D = _raw_numbers(generator, count)
-    # Fisher and Yates, from the front: a number that was moved stands where it was moved to.
+    # Fisher-Yates from the front; ``moved`` has the values that are no longer at their own places.
     steps = raw_D % (total - np.arange(count, dtype=np.int64))
     moved: dict[int, int] = {}
     found_D = np.empty(count, np.int64)
@@ -314,14 +314,14 @@ def first_of_permutation(total: int, count: int, generator: Sequence[int]) -> ND
 
 
 def _raw_numbers(generator: Sequence[int], count: int) -> NDArray[np.int64]:
-    """Return the next numbers of 32 bits of torch's generator on a CPU, a Mersenne Twister.
+    """Return the next 32-bit numbers of torch's generator on a CPU, a Mersenne Twister.
 
     Args:
         generator: Its state as bytes, ``[5056]``.
-        count: How many.
+        count: Number of values.
 
     Raises:
-        ValueError: It is no such state.
+        ValueError: The state is not valid.
     """
     held = np.asarray(generator)
     if held.shape != (_GENERATOR_BYTES,) or held.min() < 0 or held.max() > 255:
@@ -329,8 +329,8 @@ def _raw_numbers(generator: Sequence[int], count: int) -> NDArray[np.int64]:
             f"a generator has {_GENERATOR_BYTES} bytes, found {shown(list(generator))}"
         )
     data = held.astype(np.uint8).tobytes()
-    # seed (8 bytes), numbers left + 1 (4), whether it is seeded (4), the next one (8), words of 8 bytes each, and what
-    # normal distributions keep.
+    # seed (8 bytes), numbers left + 1 (4), whether it is seeded (4), the next number (8), words of 8 bytes each, and
+    # the state of normal distributions.
     left = int.from_bytes(data[8:12], sys.byteorder)
     words = np.frombuffer(data, np.uint64, _WORDS, 24)
     if not 1 <= left <= _WORDS or int(words.max()) >> 32:

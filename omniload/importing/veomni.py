@@ -10,7 +10,7 @@
     level: token                       # or sample
     stopping_strategy: all_exhausted   # first_exhausted, never_exhausted
 
-Weights hold from ``init_token`` up to ``end_token``, which becomes a stage from so many tokens.
+Weights apply from ``init_token`` up to ``end_token``; here they become a stage that starts after a number of tokens.
 """
 
 from pathlib import Path
@@ -42,7 +42,7 @@ def _read(document: object, asked: Asked) -> Imported:
     names = top.texts("names") or [Path(path).stem for path in paths]
     if not paths or len(names) != len(paths):
         top.refuse("names", f"holds {len(names)} names of {len(paths)} sources")
-    # Not strict: that they differ is told, and faults further down are too.
+    # Not strict, because different lengths are already reported, and later faults are to be reported too.
     for name, path in zip(names, paths, strict=False):
         found.sources[new_name(name, found.sources)] = source_of_path(path, top, asked)
     level = top.take("level", str, "sample")
@@ -87,11 +87,11 @@ def _read_stage(stage: Fields, begins: int | None, found: Imported) -> int | Non
 
     Args:
         stage: The entry.
-        begins: Where the one before ends; ``None`` where it does not say.
-        found: Takes its weights.
+        begins: End of the entry before; ``None`` if that entry does not give it.
+        found: Mix to which the weights are added.
 
     Returns:
-        Where it ends.
+        The end of the entry.
     """
     kind = stage.take("schedule_type", str, "const")
     first = begins if stage.peek("init_token") is None else stage.take("init_token", int, 0)
@@ -107,7 +107,7 @@ def _read_stage(stage: Fields, begins: int | None, found: Imported) -> int | Non
     if last is not None and first is not None and last <= first:
         stage.refuse("end_token", f"is {last}, and the entry begins at {first}")
     if kind != "const":
-        # How weights move in one of type changing is in no code that is published.
+        # Published code does not show how weights change in an entry of type changing.
         stage.refuse("schedule_type", f"is {kind!r}; const alone is known")
         for key in ("init_weights", "end_weights", "weights"):
             stage.take(key, list, [])
