@@ -1,4 +1,4 @@
-"""What is drawn: the YAML, weights at a step, order of a source, cursors, journal.
+"""The mix: the YAML, weights at a step, the order of a source, cursors, and the journal.
 
-Pure, but for the journal's file.
+Pure functions, except for the journal's file.
 """

@@ -138,12 +138,12 @@ class MixConfig(StrictModel):
     @classmethod
     def _version_1_means_what_it_meant(cls, content: object) -> object:
         if not isinstance(content, Mapping) or content.get("version") != 1:
-            if isinstance(content, Mapping) and "include" in content:  # a file's is put in before
+            if isinstance(content, Mapping) and "include" in content:  # a file's is already merged
                 raise fault_at(
                     "a mapping includes no files; give the path of the mix file", "include"
                 )
             return content
-        # Refused, not taken: releases that know no other version read these files as well, and must read the same.
+        # Refused, because releases that know no other version read these files too, and must read the same mix.
         if "include" in content:
             raise fault_at("include came with version 2; write version: 2", "include")
         mix = content.get("mix")
@@ -236,8 +236,7 @@ class MixConfig(StrictModel):
         """Hand down the splits: whoever is given a source is told what of it is drawn."""
         for name, source in self.sources.items():
             try:
-                # The one thing that is set behind the model's back: the dictionary is its own, and nobody has seen it
-                # yet.
+                # The only change of the validated model: the dictionary belongs to it, and nobody has seen it yet.
                 self.sources[name] = self.inherited(source)
             except PydanticCustomError as fault:
                 below = (fault.context or {}).get("at", ())
@@ -256,7 +255,7 @@ class MixConfig(StrictModel):
                 )
             unknown = sorted(stage.weights.keys() - self.sources.keys())
             for n, name in enumerate(unknown):
-                # Looking for a near name takes a while: nobody reads a thousand.
+                # Searching for a similar name takes time, so it is done only for the names that are shown.
                 near = difflib.get_close_matches(name, self.sources, n=1) if n < _SHOWN else ()
                 meant = f"did you mean {near[0]!r}? " if near else ""
                 yield fault_at(
@@ -312,7 +311,7 @@ class MixConfig(StrictModel):
         """
         return source.within(self.splits, self.split)
 
-    # Kept, as what follows: asked for with every report and step, and a mix may have thousands of sources.
+    # Cached, like those below: every report and step asks for it, and a mix may have thousands of sources.
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Source names, sorted; a source's number is its place here."""
@@ -329,7 +328,7 @@ class MixConfig(StrictModel):
         own: dict[str, str] = {}
         for source in self.sources.values():
             for n, c in source.own_columns.items():
-                own.setdefault(n, c.inside(n))  # the first decides, with which the run was opened
+                own.setdefault(n, c.inside(n))  # the first decides, as the run was opened with it
         return (*ALWAYS_USED, *(own.get(name, name) for name in self.batch.columns))
 
     @cached_property
@@ -373,7 +372,7 @@ class MixConfig(StrictModel):
     @cached_property
     def steps_at_once(self) -> int:
         """Steps that are planned, built and handed over together: what each costs beside its tokens is shared."""
-        # Half of what is ahead at most: one window is made while ranks take the other.
+        # At most half of the steps ahead, because one window is made while ranks take the other.
         most = min(_MOST_AT_ONCE, self.steps_ahead // 2)
         return max(1, min(_TOKENS_AT_ONCE // self.batch.tokens, most))
 

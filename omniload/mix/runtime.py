@@ -231,7 +231,7 @@ class RuntimeConfig(StrictModel):
     """Port where the planner's process answers Prometheus at ``/metrics``; 0 for none."""
     metrics_bind: str = ""
     """Where it does: loopback by default; otherwise as ``bind``."""
-    # Three heartbeats at least: with fewer, one that comes late would cost a role.
+    # At least three heartbeats, because with fewer a single late one would cost a role.
     silent_after: Annotated[Seconds, Field(ge=3)] = 10.0
     """A role on Ray that gave no heartbeat for so long is replaced; they come once a second, and late on a busy
     machine. One whose process has ended or is stopped is replaced at once."""
@@ -254,9 +254,10 @@ class RuntimeConfig(StrictModel):
         try:
             parts = urlsplit(journal)
         except ValueError:
-            # Brackets that do not close, or hold no address: what that says is no help to whoever wrote the URL.
+            # The URL has brackets that do not close, or that contain no address; Python's message would not help its
+            # author.
             parts = urlsplit("")
-        # Behind a user and a password, where there are such.
+        # The host follows a user and a password, if there are any.
         host = parts.netloc.rpartition("@")[2]
         wrong = ""
         if "://" not in journal or parts.scheme in {"", "mem"}:
@@ -284,7 +285,7 @@ class RuntimeConfig(StrictModel):
     def _is_where_one_listens(cls, bind: str) -> str:
         if bind in {"", "auto"} or _is_network(bind):
             return bind
-        # Almost any word may be an interface: of digits and dots alone it is an address with a slip.
+        # Almost any word may be an interface, but digits and dots alone are an address with a typo.
         if _INTERFACE.fullmatch(bind) and not _NUMBERS.fullmatch(bind):
             return bind
         raise ValueError(

@@ -60,7 +60,7 @@ SAMPLE_NAME = "__key__"
 _MEMBER = re.compile(r"\.[^/.][^/]{0,63}")
 
 Version = Annotated[int, Field(ge=1, lt=1 << 63)]
-# Left out where it is not given: a source without it is what it was to releases that did not know it.
+# Left out if it is not given, so that a source without it is the same as in releases that did not know it.
 LaterKey = Annotated[str | None, Field(min_length=1, exclude_if=lambda key: key is None)]
 
 
@@ -272,7 +272,7 @@ class WebDatasetSource(_Texts):
     @field_validator("columns", mode="after")
     @classmethod
     def _members_in_small_letters(cls, columns: OwnColumns) -> OwnColumns:
-        # Of one in capitals every sample would have the default.
+        # With a name in capitals, every sample would get the default.
         return {
             name: said.model_copy(update={"column": said.column.lower()})
             if said.column.startswith(".")
@@ -335,7 +335,7 @@ class CsvSource(_Texts):
     """Column of the text."""
     key: LaterKey = None
     """Column that a document is known by, for splits; else its content is."""
-    # Any character but the quote, which begins a field of its own kind.
+    # Any character except the quote, which begins a field of another kind.
     delimiter: Annotated[str, Field(pattern=r"^[\x09\x20-\x21\x23-\x7e]$")] = ","
     """What stands between fields: one character, such as a tab."""
     quoted: bool = True
