@@ -1,6 +1,6 @@
-"""The decoded units of a block, and the samples of records that are made of them.
+"""The decoded units of a block, and the samples that are made of their records.
 
-Of a unit there are records as the format gives them, or samples that a token cache held.
+For each unit there are either records, as the format returns them, or samples from a token cache.
 
 Shape suffixes:
     U  units of the block      R  records of the block      B  records of one unit      N  records asked for, or samples
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-import pyarrow.compute  # noqa: F401 -- here, and not by a reader's thread as it first compares: see omniload.mix.order
+import pyarrow.compute  # noqa: F401 -- not first in a reader's thread, as it compares: see omniload.mix.order
 from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged, Rows, numbers_of
@@ -27,30 +27,30 @@ from omniload.source.transforms.pipeline import Pipeline
 __all__ = ["Block", "DecodedBlocks", "UnitReader", "decoded_block"]
 
 _TOKENS = "tokens"
-"""Column of a block that holds token ids, or the text that they are made from."""
+"""Column of a block that contains the token ids, or the text that they are made from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitReader:
-    """How the units of a source are read, and what is drawn of them."""
+    """How the units of a source are read, and which of their records are drawn."""
 
     read: Callable[[int], Records]
-    """Decodes a unit; raises what is wrong with it."""
+    """Decodes a unit; raises an error if the unit is damaged."""
     note: Callable[[Records], None]
-    """Told of every unit, for its bad records; raises where there must be none."""
+    """Receives every unit to count its bad records; raises an error if bad records are not allowed."""
     drawn: Callable[[int, Records], NDArray[np.bool_] | None]
-    """Which records are drawn, ``[B]``; ``None`` for all."""
+    """Returns which records are drawn, ``[B]``; ``None`` for all."""
     takes_bad: bool
-    """Whether records that cannot be used are passed over."""
+    """Whether unusable records are passed over."""
     wants_keys: bool
-    """Whether ``drawn`` looks at what records are known by."""
+    """Whether ``drawn`` needs the keys of the records."""
     tokens: SourceTokens | None = None
-    """The entries of the source in a token cache, where there is one."""
+    """The entries of the source in a token cache, if there is one."""
 
     def usable_of(
         self, unit: int, records: Records, given_B: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Return which records of a unit give samples: decoded, not empty, and drawn."""
+        """Return which records of a unit give samples: records that are decoded, not empty, and drawn."""
         usable_B = given_B > records.bad_B
         drawn_B = self.drawn(unit, records)
         return usable_B if drawn_B is None else usable_B & drawn_B
@@ -58,25 +58,25 @@ class UnitReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _KeptSamples:
-    """The samples of a block that a token cache held; where a record lies that has one, or has none."""
+    """The samples of a block that came from a token cache, with the place of each record of the block."""
 
     held: HeldBlock
     is_sample_R: NDArray[np.bool_]
     places_R: NDArray[np.int64]
-    """Where each record lies, in ``held`` or among those that were decoded."""
+    """Place of each record, in ``held`` or among the decoded records."""
     spoilt_R: NDArray[np.bool_]
-    """Of samples: it could not be made, and why is in ``spoilt``."""
+    """Whether the sample of a record could not be made; the reason is in ``spoilt``."""
     spoilt: str
 
     @classmethod
     def of(cls, held: HeldBlock, units: Sequence["_Unit"]) -> "_KeptSamples":
-        """Show the samples of some of the units of a block."""
+        """Make an index of the samples of some units of a block."""
         counts_U = [len(unit.bad_B) for unit in units]
         is_sample_R = np.repeat([unit.spoilt_B is not None for unit in units], counts_U)
         return cls(
             held=held,
             is_sample_R=is_sample_R,
-            # A record lies behind as many of its kind as there are before it in the block.
+            # The place of a record is the number of records of its kind before it in the block.
             places_R=np.where(is_sample_R, np.cumsum(is_sample_R), np.cumsum(~is_sample_R)) - 1,
             spoilt_R=np.concatenate(
                 [
@@ -88,7 +88,7 @@ class _KeptSamples:
         )
 
     def of_rows(self, rows_N: NDArray[np.int64]) -> Samples:
-        """Return the samples of records, which all have one."""
+        """Return the samples of records. Each of the records must have a sample."""
         others = self.held.take(self.places_R[rows_N])
         bad_N = self.spoilt_R[rows_N]
         any_bad = bool(bad_N.any())
@@ -102,33 +102,33 @@ class _KeptSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Decoded units, their records end to end."""
+    """Decoded units with their records end to end."""
 
     units: tuple[int, ...]
     begins_U: NDArray[np.int64]
-    """First record of each unit."""
+    """First record of each unit, ``[U]``."""
     usable_R: NDArray[np.bool_]
-    """Decoded, not empty, and drawn."""
+    """Whether each record is decoded, not empty, and drawn."""
     bad_R: NDArray[np.bool_]
     records: HeldBlock | None
-    """Records of the units that were decoded; ``None`` where all are samples."""
+    """Records of the units that were decoded; ``None`` if all units came from the token cache."""
     kept: _KeptSamples | None
-    """Samples of the others; ``None`` where all were decoded."""
+    """Samples of the units that came from the token cache; ``None`` if all units were decoded."""
     filling: Filling | None = None
     is_whole: bool = False
-    """Whether all of its records are usable: they need not be looked at for each read."""
+    """Whether all records are usable, so that reads need not check each record."""
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Return the first record of each unit, and the first one behind it."""
+        """Return the first record of each unit, and the first record after the unit."""
         return list(pairwise([*self.begins_U.tolist(), len(self.usable_R)]))
 
     def places_of(self, rows_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the unit of each record, as the source numbers them, and its number within that."""
+        """Return the unit of each record, by its number in the source, and the number of the record in the unit."""
         at_N = np.searchsorted(self.begins_U, rows_N, side="right") - 1
         return np.asarray(self.units, np.int64)[at_N], rows_N - self.begins_U[at_N]
 
     def encoded(self, rows: Rows, pipeline: Pipeline, *, lent: bool = False) -> Samples:
-        """Return the samples of records before any transform of tokens; ``lent`` to whoever copies their tokens."""
+        """Return the samples of records before any transform of tokens; ``lent`` if the caller copies their tokens."""
         if self.kept is None:
             return self._made(rows, pipeline, lent=lent)
         rows_N = numbers_of(rows)
@@ -142,7 +142,7 @@ class Block:
             self._made(rows_N[~is_sample_N], pipeline),
         ]
         order = np.concatenate((np.flatnonzero(is_sample_N), np.flatnonzero(~is_sample_N)))
-        # The inverse of the order in which the parts have them: back to that which was asked for.
+        # The inverse of the order of the parts restores the requested order.
         return _merged(parts, np.argsort(order))
 
     def _made(self, rows: Rows, pipeline: Pipeline, *, lent: bool = False) -> Samples:
@@ -151,7 +151,7 @@ class Block:
         if not pipeline.takes_text:
             others = self.records.take(places, lent=_TOKENS if lent else None)
             return Samples(tokens=others.pop(_TOKENS), others=others)
-        # Text is gone once it is tokens; all else goes on, and must not keep the block.
+        # Text is dropped once it is tokenised. All other columns continue, and must not keep the block alive.
         texts = self.records.texts(_TOKENS, places)
         samples = pipeline.encoded(texts, self.records.take(places, without=_TOKENS))
         if self.filling is not None:
@@ -160,7 +160,7 @@ class Block:
 
 
 def _merged(parts: Sequence[Samples], order_N: NDArray[np.int64]) -> Samples:
-    """Return samples of several parts as one, in another order."""
+    """Return samples of several parts as one value, in another order."""
     names = parts[0].others
     bad = [
         np.zeros(len(part.tokens), np.bool_) if part.bad_N is None else part.bad_N for part in parts
@@ -180,24 +180,24 @@ def _taken(columns: list[Ragged], order_N: NDArray[np.int64]) -> Ragged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unit:
-    """What a block keeps of a unit beside its columns."""
+    """What a block keeps of a unit, apart from its columns."""
 
     bad_B: NDArray[np.bool_]
     usable_B: NDArray[np.bool_]
     spoilt_B: NDArray[np.bool_] | None = None
-    """``None`` where records were decoded."""
+    """Records whose samples could not be made; ``None`` if the records of the unit were decoded."""
     spoilt: str = ""
     to_fill: UnitToFill | None = None
-    """``None`` where samples were kept, or none are to be."""
+    """Writer of the cache entry of the unit; ``None`` if the samples were cached already or no cache is used."""
 
 
 class DecodedBlocks:
-    """The decoded block of a source; two of them where it stands at both. For one thread."""
+    """The decoded block of a source, or two blocks if the source was asked to stand at both. Not thread-safe."""
 
     def __init__(self) -> None:
         self._held: list[Block] = []
         self.is_new = True
-        """Whether none was decoded yet."""
+        """Whether no block has been decoded yet."""
 
     def of(
         self,
@@ -206,12 +206,12 @@ class DecodedBlocks:
         memory: BlockMemory,
         beside: Sequence[tuple[int, ...]] = (),
     ) -> Block:
-        """Return the records of ``units``: those at hand, or newly decoded ones in place of all but ``beside``."""
-        # A source of one block decodes once for all epochs: the units are the same, only the
-        # order of the rows is another.
+        """Return the records of ``units`` from memory, or decode them in place of all blocks except ``beside``."""
+        # A source of one block decodes once for all epochs, because its units stay the same and only the order of the
+        # rows changes.
         found = next((block for block in self._held if block.units == units), None)
         if found is None:
-            # The last block goes first: one more of them would be as much more memory.
+            # The last block is released first. Otherwise memory would have to hold one block more.
             self.let_go(but=beside)
             self.is_new = False
             found = decoded_block(units, reader, memory)
@@ -219,20 +219,20 @@ class DecodedBlocks:
         return found
 
     def let_go(self, but: Sequence[tuple[int, ...]] = ()) -> None:
-        """Let go of all, but for those of some units."""
+        """Release all blocks except the blocks of some units."""
         for block in self._held:
             if block.units not in but and block.filling is not None:
                 block.filling.keep_whole_units()
         self._held = [block for block in self._held if block.units in but]
 
     def keep_tokens(self, block: Block) -> None:
-        """Keep the tokens of a block that was read to its end, and take them from there in its next epoch."""
+        """Keep the tokens of a block that was read to its end, so that its next epoch takes them from the cache."""
         if block.filling is not None and block.filling.keep_whole_units():
             self._held = [each for each in self._held if each is not block]
 
 
 def decoded_block(units: tuple[int, ...], reader: UnitReader, memory: BlockMemory) -> Block:
-    """Return the records of units: samples of those that a token cache holds, the others decoded."""
+    """Return the records of units: samples from the token cache where it has them, and decoded records otherwise."""
     found: dict[int, _Unit] = {}
     samples = None
     if reader.tokens is not None:
@@ -269,7 +269,7 @@ def decoded_block(units: tuple[int, ...], reader: UnitReader, memory: BlockMemor
 def _kept_units(
     units: Sequence[int], reader: UnitReader, memory: BlockMemory, found: dict[int, _Unit]
 ) -> HeldBlock | None:
-    """Hold the samples of units that are kept, and enter those in ``found``."""
+    """Hold the cached samples of units, and add these units to ``found``."""
     assert reader.tokens is not None, "there is a cache"
     shape: Mapping[str, Ragged] | None = None
     bare: list[Ragged] = []
@@ -286,7 +286,8 @@ def _kept_units(
             found[unit] = _Unit(
                 bad_B=kept.bad_B, usable_B=usable_B, spoilt_B=kept.spoilt_B, spoilt=kept.spoilt
             )
-            # Of a unit without a sample it was not known which columns one has: blank ones keep all in step.
+            # When the entry of a unit without a sample was made, its columns were unknown. Blank columns keep all units
+            # in step.
             if kept.made_B.any():
                 shape = kept.others
             bare.append(kept.tokens)
@@ -298,12 +299,12 @@ def _kept_units(
             bare.clear()
         for tokens in bare:
             writer.append({_TOKENS: tokens})
-        # A block without a column could not be asked for any.
+        # A block without a column could not be asked for one.
         return memory.hold(writer.finish()) if found else None
 
 
 def _blank(shape: Mapping[str, Ragged], count: int) -> dict[str, Ragged]:
-    """Return columns as those of ``shape``, of so many records without a value."""
+    """Return columns like those of ``shape``, with ``count`` records without a value."""
     offsets = np.zeros(count + 1, np.int64)
     return {
         name: Ragged(values_V=np.empty(0, column.values_V.dtype), offsets=offsets)
@@ -312,10 +313,10 @@ def _blank(shape: Mapping[str, Ragged], count: int) -> dict[str, Ragged]:
 
 
 def _suffices(kept: EncodedUnit, usable_B: NDArray[np.bool_], reader: UnitReader) -> bool:
-    """Whether an entry has all that is drawn of a unit, and nothing to complain of better where it was found."""
+    """Return whether an entry has all that is drawn of a unit, and no fault that the shard itself shows better."""
     if reader.wants_keys and kept.keys_B is None:
         return False
-    # Which records are the first of their kind goes by other shards too, of which the entry's name says nothing.
+    # Other shards also decide which records are the first of their kind, but the name of the entry does not cover them.
     if (usable_B & ~kept.made_B).any():
         return False
     return reader.takes_bad or not (kept.bad_B.any() or kept.spoilt_B.any())
@@ -324,12 +325,12 @@ def _suffices(kept: EncodedUnit, usable_B: NDArray[np.bool_], reader: UnitReader
 def _decoded_units(
     units: Sequence[int], reader: UnitReader, memory: BlockMemory, found: dict[int, _Unit]
 ) -> HeldBlock:
-    """Hold the records of units, and enter those in ``found``."""
+    """Hold the records of units, and add these units to ``found``."""
     with memory.writing() as writer:
         for unit in units:
             records = reader.read(unit)
             reader.note(records)
-            # An entry of the cache holds no text that a key could be made of later.
+            # An entry of the cache has no text that a key could be made from later.
             if reader.wants_keys and records.keys_B is None and reader.tokens is not None:
                 records = replace(records, keys_B=content_keys(records.column))
             offsets = records.column.offsets
@@ -342,5 +343,5 @@ def _decoded_units(
             writer.append(
                 {_TOKENS: records.column, **records.others}, (_TOKENS,) if records.is_own else ()
             )
-            del records  # the next unit is decoded without this one
+            del records  # so that the next unit is decoded without this one in memory
         return memory.hold(writer.finish())

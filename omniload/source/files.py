@@ -1,4 +1,4 @@
-"""Files of a source: what one was when the source was opened, and guarded reading of it."""
+"""Files of a source: the state of a file when the source was opened, and guarded reading of it."""
 
 import errno
 import os
@@ -50,12 +50,12 @@ __all__ = [
 
 _LARGEST_NAME = 1_024
 _READ_BYTES = 1 << 30
-"""Bytes of one call; memory for all of them is taken before it is known how many there are."""
+"""Most bytes of one call, because the memory of a call is taken before the number of bytes is known."""
 _FILLED_BYTES = 9
 _ASKS_FOR_MEMORY = "Frame requires too much memory"
-"""As zstd says that a frame goes back further than its decoders hold."""
+"""Part of zstd's message about a frame that refers back further than its decoders can hold."""
 _SAYS_NO_RANGES = "support range requests"
-"""As fsspec says that a server sent a whole file."""
+"""Part of fsspec's message about a server that sent a whole file."""
 _OF_SYSTEM = (ConnectionError, TimeoutError, PermissionError, FileNotFoundError)
 _REFUSALS = frozenset(
     {
@@ -64,58 +64,57 @@ _REFUSALS = frozenset(
         "InvalidEndpointDiscoveryConfigurationError",
     }
 )
-"""Names of botocore, which is an extra: settings and credentials that are missing or wrong."""
+"""Class names of errors of botocore, which is an optional dependency: settings or credentials are missing or wrong."""
 
 
 @dataclass(slots=True)
 class Known:
-    """What is found out of a file later; the file itself stays as it was found."""
+    """Knowledge about a file that is added later; the facts of the file itself stay as they were found."""
 
     require_same: "Callable[[ShardFile, Sequence[str]], None] | None" = None
-    """Refuses it where other marks, of what stands beside it and its own, go with other content; see ``index``."""
+    """Raises if the marks of the file and of its companions differ and its content does, too; see ``index``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFile:
-    """One file of a source, as it was when the source was opened."""
+    """One file of a source, in the state in which the source was opened."""
 
     path: str
     """Path or URL, as messages show it."""
     size_bytes: int
-    """Its size."""
+    """Size of the file."""
     stamp: str
-    """What changes when the file is written again: modification time in ns, or a store's tag."""
+    """Value that changes if the file is written again: modification time in ns, or a store's tag."""
     mark: str = ""
-    """What changes with the content whatever time the file is given: inode and time of change, or a store's tag;
-    empty where a store has none."""
+    """Inode and time of change, or a store's tag, which change even if the old time is set; empty without tags."""
     remote: "fsspec.AbstractFileSystem | None" = None
-    """The store that holds it; ``None`` for a local file."""
+    """Store of the file; ``None`` for a local file."""
     beside: tuple["ShardFile", ...] = ()
-    """Files that it cannot be read without, such as the index that lies beside it."""
+    """Files that are needed to read this file, such as an index next to it."""
     part_of: tuple[str, int] | None = None
-    """Data set, and version of it, that it was found in; no part of what tells it from another file."""
+    """Data set, and its version, in which the file was found; it does not take part in comparisons of files."""
     kept: "KeptShard | None" = field(default=None, compare=False, repr=False)
-    """Its copy on this node; ``None`` where it has none."""
+    """Copy of the file on this node; ``None`` if there is none."""
     known: Known = field(default_factory=Known, compare=False, repr=False)
-    """What whoever found its units knows of it."""
+    """Knowledge that is added when the units of the file are found."""
 
     def open(self) -> pa.NativeFile:
         """Open the file for reading.
 
-        Local files are read, not mapped: a mapped file that is cut short kills the
-        process, and mapping was not faster (0 to 3 % of decoding Parquet). What says that
-        it is empty is not read at all: files of the kernel, such as ``/proc/kmsg``, say so and wait.
+        Local files are read, not mapped: a mapped file that is truncated kills the process, and mapping was not faster
+        (0 to 3 % of decoding Parquet). A file of size 0 is not read at all, because files of the kernel such as
+        ``/proc/kmsg`` have size 0 and a read of them blocks.
         """
         if self.size_bytes == 0:
             return pa.BufferReader(b"")
         if self.remote is None:
-            # As bytes: a name need not be UTF-8.
+            # Passed as bytes, because a name need not be UTF-8.
             return pa.OSFile(os.fsencode(self.path), "rb")
         file = opened(self.remote, self.path) if self.kept is None else self.kept.open()
         return pa.PythonFile(file, mode="r")
 
     def kept_in(self, cache: "ShardCache") -> "ShardFile":
-        """Return the file as it is read through a cache of shards; one of this machine is read as it is."""
+        """Return the file as it is read through a cache of shards; a local file is returned unchanged."""
         others = tuple(each.kept_in(cache) for each in self.beside)
         if self.remote is None:
             return replace(self, beside=others)
@@ -123,10 +122,10 @@ class ShardFile:
         return replace(self, beside=others, kept=kept)
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of each range; fewer where the file ends before it.
+        """Return the bytes of each range, or fewer if the file ends before the range does.
 
         Raises:
-            ConfigError: It lies on a server that gives whole files alone.
+            ConfigError: The file is on a server that only sends whole files.
             OSError: The file cannot be read.
         """
         if self.remote is None:
@@ -137,10 +136,10 @@ class ShardFile:
         return ranges_of(self.remote, self.path, self.size_bytes, ranges)
 
     def read_range(self, start: int, stop: int) -> bytes:
-        """Return the bytes from ``start`` to ``stop``, all of them.
+        """Return exactly the bytes from ``start`` to ``stop``.
 
         Raises:
-            IntegrityError: The file ends before.
+            IntegrityError: The file ends before ``stop``.
             OSError: The file cannot be read.
         """
         (data,) = self.read_ranges([(start, stop)])
@@ -152,12 +151,12 @@ class ShardFile:
         return data
 
     def require_unchanged(self) -> None:
-        """Refuse a file that is not the one the source was opened with, or stands beside another than then.
+        """Raise an error if this file, or a file it needs, is not the same as when the source was opened.
 
-        Of a store whose client keeps listings a change shows within ``LISTED_S``, as ``listings`` has it.
+        If the client of a store caches listings, a change is seen within ``LISTED_S``; see ``listings``.
 
         Raises:
-            IntegrityError: Its size, modification time or content differs, or it is gone.
+            IntegrityError: The size, modification time or content differs, or the file is gone.
             UnavailableError: The file system did not answer.
         """
         marks = [each._require_stamp() for each in (*self.beside, self)]
@@ -165,7 +164,7 @@ class ShardFile:
             self.known.require_same(self, marks)
 
     def _require_stamp(self) -> str:
-        """Refuse it where its size or its stamp is another, and return the mark that it has now; see above."""
+        """Raise if the size or the stamp has changed, as above, and return the present mark."""
         try:
             now, mark = self._now()
         except Exception as error:
@@ -173,7 +172,8 @@ class ShardFile:
                 raise IntegrityError(
                     f"{self.path}: gone since the source was opened; put it back, or start anew without it"
                 ) from None
-            # What is said of a path that is no file; an error of a store's client says nothing of the file.
+            # A local path that is no file raises ValueError; in a store's client, a ValueError says nothing of the
+            # file.
             if self.remote is None and isinstance(error, ValueError):
                 raise IntegrityError(
                     f"{self.path}: changed since the source was opened: {error}; put back what was there, or start anew"
@@ -186,7 +186,7 @@ class ShardFile:
         return mark
 
     def _now(self) -> tuple[tuple[int, str], str]:
-        """Return the size and the stamp that it has now, and its mark."""
+        """Return the present size, stamp and mark of the file."""
         if self.remote is None:
             status = _status_of(self.path)
             return (status.st_size, str(status.st_mtime_ns)), _mark_of(status)
@@ -195,9 +195,9 @@ class ShardFile:
 
 
 def _local_range(descriptor: int, start: int, stop: int) -> bytes:
-    """Return the bytes of a local file from ``start`` to ``stop``; fewer where it ends before."""
+    """Return the bytes of a local file from ``start`` to ``stop``, or fewer if the file ends before."""
     parts, at = [], start
-    # Less than was asked for is no end yet: Linux gives 2 GiB at once at most, and a network file system less.
+    # A short read is not yet the end of the file: Linux returns at most 2 GiB at once, and a network file system less.
     while at < stop and (data := os.pread(descriptor, min(stop - at, _READ_BYTES), at)):
         parts.append(data)
         at += len(data)
@@ -206,12 +206,12 @@ def _local_range(descriptor: int, start: int, stop: int) -> bytes:
 
 @contextmanager
 def reading(file: ShardFile, part: str = "") -> Iterator[None]:
-    """Read from ``file`` inside; say what went wrong in terms of the source.
+    """Read from ``file`` in this context, and raise errors in terms of the source.
 
     Raises:
-        ConfigError: Its server gives no parts of it.
-        IntegrityError: The file changed since the source was opened, before or while it
-            was read, or its bytes cannot be decoded.
+        ConfigError: The server of the file only sends whole files.
+        IntegrityError: The file changed since the source was opened, before or during the read, or it cannot be
+            decoded.
         UnavailableError: The file system did not answer.
     """
     where = f"{file.path}{part and f': {part}'}"
@@ -224,21 +224,21 @@ def reading(file: ShardFile, part: str = "") -> Iterator[None]:
         except Exception as error:
             _raise_fault(error, file, where)
             raise
-        # Before and behind: what was read in between is of the file that was opened.
+        # Checked before and after the read, so that the data is known to come from the file that was opened.
         file.require_unchanged()
 
 
 def _raise_fault(error: Exception, file: ShardFile, where: str) -> None:
-    """Raise what an error in reading says of a file or its store; one of code says nothing of either."""
+    """Raise the fault of a file or its store that an error shows. Return if the error is a fault of code."""
     if isinstance(error, ValueError) and _SAYS_NO_RANGES in str(error):
         raise no_ranges(file.path, "answers with all of it") from error
     decoding = isinstance(error, OSError | EOFError | UnicodeDecodeError | pa.ArrowException)
     if not decoding and not is_outage(error):
         return
-    # Decoders raise OSError itself. The system gives a number, a store's client a class: PermissionError of old keys.
+    # Decoders raise OSError themselves. The system sets errno, a store's client a class: PermissionError for old keys.
     of_system = isinstance(error, _OF_SYSTEM) or getattr(error, "errno", None)
     if file.remote is not None and (_is_gone(error) or (decoding and not of_system)):
-        # What was said of it before would say that it is there, and as it was.
+        # The cached listing would say that the file exists and is unchanged.
         look_anew(file.remote, file.path)
     file.require_unchanged()
     if of_system or not decoding:
@@ -257,7 +257,7 @@ def _raise_fault(error: Exception, file: ShardFile, where: str) -> None:
 
 
 def _refusal(what: str, error: Exception) -> UnavailableError:
-    """Return the error of a store that refuses ``what``; keys may be renewed, so each is worth another try."""
+    """Return the error for a store that refuses ``what``. It asks for a retry, because keys may be renewed."""
     remedy = "get the rights to it, and " if isinstance(error, PermissionError) else ""
     if getattr(error, "errno", None) == errno.EINVAL and "Bad Request" in str(error):
         remedy = "S3 answers so to a look with keys that have expired: renew them, and "
@@ -265,25 +265,25 @@ def _refusal(what: str, error: Exception) -> UnavailableError:
 
 
 def _ends_in_zeros(file: ShardFile) -> bool:
-    """Whether a file of gzip was filled up behind its end: its check and its length are no more than eight."""
+    """Return whether a gzip file has padding after its end: its check sum and length are at most eight bytes."""
     if not file.path.endswith((".gz", ".tgz")) or file.size_bytes < _FILLED_BYTES:
         return False
     return not any(file.read_range(file.size_bytes - _FILLED_BYTES, file.size_bytes))
 
 
 def is_outage(error: Exception) -> bool:
-    """Whether the system or a client of a store failed; a builtin such as ``KeyError`` is a fault of code."""
+    """Return whether the system or a client of a store failed. A builtin such as ``KeyError`` is a fault of code."""
     return isinstance(error, OSError) or type(error).__module__ != "builtins"
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether a client of S3 refuses what it was given, before anything is asked of the store."""
+    """Return whether an S3 client refuses its settings or arguments, before it asks the store."""
     kinds = type(error).__mro__
     return any(k.__module__.startswith("botocore") and k.__name__ in _REFUSALS for k in kinds)
 
 
 def said(error: Exception) -> str:
-    """Return one line of what a client of a store says, which may be a page."""
+    """Return the message of a store's client, which may be a page, as one line."""
     first, _, rest = (unnamed(error) or str(error)).strip().partition("\n")
     if first.endswith(":"):  # a heading alone says nothing
         first = f"{first} {rest.partition(chr(10))[0].strip()}"
@@ -291,19 +291,19 @@ def said(error: Exception) -> str:
 
 
 def shortened(text: str) -> str:
-    """Cut a text off that is too long for a message."""
+    """Truncate a text that is too long for a message."""
     return text if len(text) <= 300 else f"{text[:299]}…"
 
 
 def beside(file: ShardFile, name: str) -> ShardFile:
-    """Return a file that another one names, in its folder or under it.
+    """Return a file that another file names, in the folder of that file or below it.
 
     Args:
-        file: The file that names it.
-        name: A relative path, as read from there.
+        file: The file that has the name.
+        name: A path relative to the folder of the file.
 
     Raises:
-        IntegrityError: The name leads elsewhere, or there is no such file.
+        IntegrityError: The name leads out of the folder, or there is no such file.
         UnavailableError: The store did not answer.
     """
     parts = name.split("/")
@@ -320,7 +320,7 @@ def beside(file: ShardFile, name: str) -> ShardFile:
     try:
         return local_file(path) if file.remote is None else remote_file(file.remote, path)
     except Exception as error:
-        # S3 over HTTP answers 403 of what is not there to whoever may not list.
+        # S3 over HTTP answers 403 for a missing file if the client may not list the bucket.
         refused = getattr(error, "status", None) == HTTPStatus.FORBIDDEN
         if refused or isinstance(error, FileNotFoundError | ValueError):
             raise IntegrityError(
@@ -332,18 +332,18 @@ def beside(file: ShardFile, name: str) -> ShardFile:
 
 
 def _is_gone(error: Exception) -> bool:
-    """Whether nothing is at a path by now: a link that leads to itself answers no later than it does now."""
+    """Return whether a path has no file: missing, or a link to itself, which no later try would change."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return True
     return isinstance(error, OSError) and error.errno == errno.ELOOP
 
 
 def local_file(path: str) -> ShardFile:
-    """Look at a local file.
+    """Return a local file, after a look at its status.
 
     Raises:
-        OSError: It cannot be looked at.
-        ValueError: It is no file; the message says what it is.
+        OSError: The status cannot be read.
+        ValueError: The path is no file; the message says what it is.
     """
     status = _status_of(path)
     return ShardFile(
@@ -359,8 +359,8 @@ def _mark_of(status: os.stat_result) -> str:
 
 
 def _status_of(path: str) -> os.stat_result:
-    """Look at what is to be a local file; see ``local_file``."""
-    status = os.stat(path)  # noqa: PTH116 -- asked twice for each unit that is read
+    """Return the status of a path that must be a local file; see ``local_file``."""
+    status = os.stat(path)  # noqa: PTH116 -- called twice for each unit that is read
     if stat.S_ISREG(status.st_mode):
         return status
     if stat.S_ISDIR(status.st_mode):
@@ -373,10 +373,10 @@ def _status_of(path: str) -> os.stat_result:
 def remote_file(
     store: "fsspec.AbstractFileSystem", path: str, entry: dict[str, Any] | None = None
 ) -> ShardFile:
-    """Look at a file of a store, or take ``entry`` for what the store says of it.
+    """Return a file of a store from ``entry``, the store's description of it, or from a new look at the store.
 
     Raises:
-        ValueError: It is no file; the message says what it is.
+        ValueError: The path is no file; the message says what it is.
         Exception: What the store's client raises.
     """
     entry = noted(store, path, entry_of(store, path) if entry is None else entry)
@@ -396,5 +396,5 @@ def remote_file(
 
 
 def is_file(entry: dict[str, Any]) -> bool:
-    """Whether what a store says of a path is of a file."""
+    """Return whether a store's description of a path describes a file."""
     return bool(entry["type"] == "file")

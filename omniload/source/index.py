@@ -1,12 +1,10 @@
 """The index of a source: the units of every file, found once and kept.
 
-Finding them means reading footers or scanning for newlines, which for a large source
-takes longer than opening it should. The index is kept in ``cache_dir``, one file a
-source, with a digest of what each shard holds. What it says of a shard is used while the
-shard's size, modification time and mark are the same: a local file that was replaced shows in
-its inode and its time of change, which no copy preserves; on a store, in its tag. On a store
-that has no tags a shard replaced by one of the same size *and* time is taken for the old one
-until the index is deleted.
+Finding the units means reading footers or scanning for newlines, which takes too long for every opening of a large
+source. The index is therefore kept in ``cache_dir``, one file per source, with a digest of the content of each shard. A
+shard's entry is used while its size, modification time and mark are the same. A replaced local file has another inode
+and time of change, which no copy preserves; on a store, another tag. If a store has no tags, a shard that is replaced
+by one of the same size *and* time is not noticed until the index is deleted.
 """
 
 import hashlib
@@ -49,7 +47,7 @@ __all__ = [
 ]
 
 INDEX_VERSION = 3
-"""Version of the index file, in the metadata of its schema; another version is built anew."""
+"""Version of the index file, in the metadata of its schema; an index of another version is built anew."""
 
 _VERSION = b"omniload.index"
 _OF_A_FILE = ("path", "stamp", "mark", "size", "content")
@@ -65,22 +63,21 @@ _SCHEMA = pa.schema(
     ],
     metadata={_VERSION: str(INDEX_VERSION)},
 )
-"""A line for each shard. A zip of eleven arrays took four times as long to read, once for each of 1,000 sources."""
+"""One row per shard. A zip of eleven arrays took four times as long to read, for each of 1,000 sources."""
 
 _READERS, _HEAD_BYTES = 8, 64
 _REST, _AT_ONCE, _RAREST, _LONGEST_S = 100.0, 4, 4, 43_200.0
-"""Behind the n-th look at what a shard holds passes its time, times 100 to the n - 4, at most half a day."""
+"""After the n-th check of a shard's content, pause for its time, times 100 to the n - 4; half a day at most."""
 _log = get_logger(__name__)
 _NO_HOME = Path("~")
 _told: set[tuple[Path, int | None]] = set()
-"""Folders that were told of, each with the number of the error."""
+"""Folders that were warned of, each with the number of the error."""
 
 
 def index_folder(mix_path: Path) -> Path | None:
-    """Return the folder that keeps the indexes of a mix file's sources, under the user's cache folder.
+    """Return the folder for the indexes of a mix file's sources, under the user's cache folder.
 
-    ``None`` where the user has none, as a container's that no file of users names: nothing is kept, and that is warned
-    of once.
+    Without such a folder, as in a container that does not list its user, return ``None`` and warn once.
     """
     cache = os.environ.get("XDG_CACHE_HOME")
     try:
@@ -94,16 +91,16 @@ def index_folder(mix_path: Path) -> Path | None:
                 os.geteuid(),
             )
         return None
-    # Mix files of one name lie in many folders, and have indexes of their own.
+    # Mix files with the same name in different folders have indexes of their own.
     digest = hashlib.blake2b(os.fsencode(mix_path.resolve()), digest_size=6).hexdigest()
     return above / "omniload" / "index" / f"{mix_path.stem}.{digest}"
 
 
 def write_kept(path: Path, content: bytes) -> bool:
-    """Keep what was found of sources in a folder of indexes, whole or not at all; a run goes on without.
+    """Write findings about sources to a folder of indexes, completely or not at all; a run continues without them.
 
     Returns:
-        Whether it is kept.
+        Whether the content was written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +112,7 @@ def write_kept(path: Path, content: bytes) -> bool:
 
 
 def _tell_not_kept(folder: Path, error: OSError) -> None:
-    """Warn that a folder of indexes keeps nothing, and why: once in a process, not for each of 1,000 sources."""
+    """Warn that a folder of indexes cannot be written, and why: once in a process, not for each of 1,000 sources."""
     if (folder, error.errno) in _told:
         return
     _told.add((folder, error.errno))
@@ -131,7 +128,7 @@ def _tell_not_kept(folder: Path, error: OSError) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileUnits:
-    """Units of one file: their record counts, where each starts and stops, and a digest of what they hold."""
+    """Units of one file: their record counts, their starts and stops, and a digest of their content."""
 
     rows: NDArray[np.int64]
     starts: NDArray[np.int64]
@@ -141,21 +138,22 @@ class FileUnits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexCache:
-    """Where the index of a source is kept."""
+    """Place where the index of a source is kept."""
 
     folder: Path
-    """The folder; created when needed."""
+    """Folder of the index, which is created when needed."""
     source: str
     """Name of the source."""
 
     def path(self, kind: str) -> Path:
-        """Return the file that keeps units cut in the way ``kind`` says."""
-        # A file for each way of cutting: two mixes that cut one source in two ways do not write over each other's.
+        """Return the file for units that are cut in the way of ``kind``."""
+        # Each way has its own file, so that two mixes that cut a source in different ways do not overwrite each
+        # other's.
         digest = hashlib.blake2b(kind.encode(), digest_size=6).hexdigest()
         return self.folder / f"{self.source}.{digest}.index.arrow"
 
     def access_folder(self, kind: str) -> Path:
-        """Return the folder beside it that keeps where its compressed shards can be entered."""
+        """Return the folder next to the index that keeps entry points of the source's compressed shards."""
         path = self.path(kind)
         return path.with_name(path.name.removesuffix("index.arrow") + "access")
 
@@ -169,38 +167,38 @@ def index_of(
     unpacks: bool | None = False,
     anew: Collection[str] = (),
 ) -> UnitTable:
-    """Return the units of all files, building only what is not kept.
+    """Return the units of all files, building only what the index lacks.
 
     Args:
         files: The shards.
-        build: Finds the units of one file; called from several threads where there are several.
-        kind: Says how files are cut; units cut otherwise are not taken from the cache.
-        cache: Where the index is kept; ``None`` builds it every time.
-        unpacks: Whether the type reads compressed shards; ``None`` where its shards may begin in any way.
-        anew: Paths of shards that are built though they are kept.
+        build: Finds the units of one file; called from several threads if there are several files.
+        kind: Identifies how files are cut; cached units must be cut in the same way.
+        cache: Place of the index; ``None`` builds it every time.
+        unpacks: Whether the type reads compressed shards; ``None`` if its shards may begin with any bytes.
+        anew: Paths of shards that are built even if the index has them.
 
     Raises:
-        ConfigError: A unit claims more records than any may hold.
-        OmniloadError: What ``build`` raises, for the first file at fault.
+        ConfigError: A unit claims more records than the limit.
+        OmniloadError: What ``build`` raises, for the first damaged file.
     """
     kept = _load(cache.path(kind)) if cache else {}
     missing = [file for file in files if key_of_file(file) not in kept or file.path in anew]
     built: dict[str, FileUnits] = {}
     find = partial(_units_of, build=build, unpacks=unpacks)
-    if len(missing) == 1:  # of a thousand sources of one file, a thousand threads would be started
+    if len(missing) == 1:  # else a thousand sources of one file each would start a thousand threads
         built = {missing[0].path: find(missing[0])}
     elif missing:
         with DaemonPool(min(_READERS, len(missing)), "omniload-index", reads=True) as pool:
             found = pool.map(find, missing)
         built = dict(zip((file.path for file in missing), found, strict=True))
-    # Before an order is made of them, which takes memory by the count: a damaged head may claim any.
+    # Checked before an order takes memory in proportion to the count; a damaged head may claim any count.
     for path, unit in built.items():
         _require_records(path, unit.rows)
     units = [built.get(file.path) or kept[key_of_file(file)] for file in files]
     if cache and missing:
-        # Of these files alone: else an index would grow by every shard that there ever was.
+        # Only these files, because otherwise an index would grow by every shard that ever existed.
         _save(cache.path(kind), files, units)
-    # Weak: a format and its files would hold each other, and what is open, until garbage is looked for.
+    # Weak, because otherwise a format and its files would keep each other, and open files, until a garbage collection.
     again = WeakMethod(build) if isinstance(build, MethodType) else lambda: build
     for file, unit in zip(files, units, strict=True):
         if file.remote is None and unit.content:
@@ -211,41 +209,41 @@ def index_of(
         shards_U=np.repeat(np.arange(len(files)), counts),
         starts_U=_joined([unit.starts for unit in units]),
         stops_U=_joined([unit.stops for unit in units]),
-        # A file without records takes no part: one more or less leaves a source what it is.
+        # A file without records takes no part, so adding or removing one does not change the source.
         contents_F=tuple(unit.content if unit.rows.any() else "" for unit in units),
     )
 
 
 class _Content:
-    """What a local shard held when its units were found: looked at anew where its time of change is another.
+    """The content of a local shard when its units were found. It is read again if the time of change differs.
 
-    Another mode, owner, name or link changes that time too, and no byte. Not by the inode: where one is made up for
-    as long as a file is remembered, as by FUSE, it says nothing, and what is renamed into a place was changed then.
+    A new mode, owner, name or link changes that time, too, but no byte. The inode is not compared: FUSE may make it up
+    for as long as it remembers a file. A file that is renamed into place has a new time of change.
     """
 
     __slots__ = ("_content", "_due_s", "_find", "_looks", "_times")
 
     def __init__(self, content: str, find: "Callable[[], _Find | None]") -> None:
-        self._content, self._find = content, find  # which gives none once nobody reads by the units
-        self._times: list[str] | None = None  # as the file's mark says, which is not held twice
+        self._content, self._find = content, find  # which returns None once nothing uses the units
+        self._times: list[str] | None = None  # as in the file's mark, which is not stored twice
         self._due_s, self._looks = -math.inf, 0
 
     def __call__(self, file: ShardFile, marks: Sequence[str]) -> None:
-        """Refuse other content; see ``Known``. Raises as ``ShardFile.require_unchanged``."""
+        """Raise if the content differs; see ``Known``. Raises like ``ShardFile.require_unchanged``."""
         times = _times_of(marks)
         then = self._times or _times_of([each.mark for each in (*file.beside, file)])
         find = self._find()
         if find is None or times == then or (begin_s := time.monotonic()) < self._due_s:
             return
-        # As it was found: what is kept of places in it stays that of this shard.
+        # Without ``known``, as at the first look, so that kept entry points stay those of this shard.
         looked_at = replace(file, known=Known())
         with under_way(f"looks at what {file.path} holds"):
             try:
                 content = find(looked_at).content
             except (IntegrityError, ConfigError) as error:
-                looked_at.require_unchanged()  # which says more, where its size is another by now
+                looked_at.require_unchanged()  # its message is better if the size has changed
                 if isinstance(error.__cause__, MemoryError):
-                    raise  # as of a reader of somebody else's; it says nothing of the file
+                    raise  # memory is short because of other readers; this says nothing of the file
                 content = ""
         if content != self._content:
             changes = zip((*file.beside, file), then, times, strict=True)
@@ -253,23 +251,23 @@ class _Content:
             raise rewritten(each.path, each.size_bytes, since)
         _log.info("%s: its time of change is another, and it holds what it held", file.path)
         end_s, self._times, self._looks = time.monotonic(), times, self._looks + 1
-        # Where that time says nothing, as of file systems that make it up, looks are fewer, and never none.
+        # If the time of change means nothing, as on file systems that make it up, checks become rare but never stop.
         rest_s = (end_s - begin_s) * _REST ** min(self._looks - _AT_ONCE, _RAREST)
         self._due_s = end_s + min(rest_s, max(_LONGEST_S, (end_s - begin_s) * _REST))
 
 
 def _times_of(marks: Sequence[str]) -> list[str]:
-    """Return the times of change of marks of local files."""
+    """Return the times of change from marks of local files."""
     return [mark.rpartition("/")[2] for mark in marks]
 
 
 def _units_of(
     file: ShardFile, build: Callable[[ShardFile], FileUnits], *, unpacks: bool | None
 ) -> FileUnits:
-    """Find the units of a file; one that shows what it is instead is told as that, not as damaged.
+    """Find the units of a file. A sound file of another type is reported as such, not as damaged.
 
     Raises:
-        IntegrityError: It is sound, and none of its type.
+        IntegrityError: The file is sound, but has another type.
         OmniloadError: What ``build`` raises.
     """
     try:
@@ -288,7 +286,7 @@ _Find = Callable[[ShardFile], FileUnits]
 
 
 def key_of_file(file: ShardFile) -> _Key:
-    """Return what tells a shard from another, or from itself at another time: path, stamps, marks and size."""
+    """Return what tells a shard from others and from its earlier states: path, stamps, marks and size."""
     every = (file, *file.beside)
     return (
         file.path,
@@ -303,9 +301,9 @@ def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
 
 
 def _load(path: Path) -> dict[_Key, FileUnits]:
-    """Read the index; one that is missing, of another version or damaged counts as empty."""
+    """Read the index; a missing or damaged index, or one of another version, counts as empty."""
     try:
-        # Read, not mapped: a mapped file that is cut short kills the process.
+        # Read, not mapped, because a mapped file that is truncated kills the process.
         with open_file(path) as opened, pa.ipc.open_file(opened.read()) as stored:
             if (stored.schema.metadata or {}).get(_VERSION) != str(INDEX_VERSION).encode():
                 return {}
@@ -313,7 +311,7 @@ def _load(path: Path) -> dict[_Key, FileUnits]:
         _require_columns(table)
         units = {name: table[name].combine_chunks() for name in _OF_UNITS}
         stops_F = np.cumsum(_counts(units))
-        # Of all files end to end, and cut apart below without a copy.
+        # The numbers of all files lie end to end, and are divided below without a copy.
         numbers = {name: column.flatten().to_numpy() for name, column in units.items()}
         _require_units(**{f"{name}_U": column for name, column in numbers.items()})
         return {
@@ -335,7 +333,7 @@ def _load(path: Path) -> dict[_Key, FileUnits]:
 
 
 def _require_columns(table: pa.Table) -> None:
-    """Refuse a table that was written otherwise, whose offsets lead elsewhere, or that lacks a value."""
+    """Raise if the columns of a table differ, if its offsets are wrong, or if a value is missing."""
     if not table.schema.equals(_SCHEMA):
         raise ValueError(f"its columns are {', '.join(table.schema.names)}")
     table.validate(full=True)
@@ -347,7 +345,7 @@ def _counts(units: Mapping[str, pa.ListArray]) -> NDArray[np.int64]:
     """Return the units of each file, ``[F]``.
 
     Raises:
-        ValueError: A file has more of one column than of another.
+        ValueError: The columns of a file differ in length.
     """
     counts_F: NDArray[np.int64]
     counts_F, *others = (column.value_lengths().to_numpy() for column in units.values())
@@ -357,7 +355,7 @@ def _counts(units: Mapping[str, pa.ListArray]) -> NDArray[np.int64]:
 
 
 def _require_units(rows_U: NDArray[Any], starts_U: NDArray[Any], stops_U: NDArray[Any]) -> None:
-    """Refuse numbers that no file has."""
+    """Raise if the numbers cannot belong to any file."""
     if min(column.min(initial=0) for column in (rows_U, starts_U)) < 0:
         raise ValueError("a count or a start is negative")
     if rows_U.max(initial=0) > MAX_UNIT_RECORDS:
@@ -367,7 +365,7 @@ def _require_units(rows_U: NDArray[Any], starts_U: NDArray[Any], stops_U: NDArra
 
 
 def _require_records(path: str, rows_U: NDArray[Any]) -> None:
-    """Refuse a count that is no file's, before memory is taken for as many."""
+    """Raise for an impossible record count, before memory is taken for so many records."""
     unit = int(rows_U.argmax()) if len(rows_U) else 0
     if len(rows_U) and (records := int(rows_U[unit])) > MAX_UNIT_RECORDS:
         raise ConfigError(
@@ -377,7 +375,7 @@ def _require_records(path: str, rows_U: NDArray[Any]) -> None:
 
 
 def _save(path: Path, files: Sequence[ShardFile], units: Sequence[FileUnits]) -> None:
-    """Write the index whole or not at all; a run does not fail for want of it."""
+    """Write the index completely or not at all; a failure does not stop the run."""
     keys = [key_of_file(file) for file in files]
     columns = [
         # A name need not be UTF-8.
@@ -386,8 +384,8 @@ def _save(path: Path, files: Sequence[ShardFile], units: Sequence[FileUnits]) ->
         [unit.content for unit in units],
         *([getattr(unit, name) for unit in units] for name in _OF_UNITS),
     ]
-    # Not by ``write_kept``: a pipe that stands in its place goes, and a large index is in memory once.
-    # A name of its own: loaders, shadows and checks of a run may build one index at once.
+    # ``write_kept`` is not used: this replaces a pipe at the path, and has a large index only once in memory.
+    # The name is unique: loaders, shadows and checks of a run may build one index at the same time.
     unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

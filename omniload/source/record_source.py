@@ -1,4 +1,4 @@
-"""The source of records: reads them through a format, makes samples of them, and gives those by position.
+"""The source of records: reads records through a format, makes samples of them and returns the samples by position.
 
 Shape suffixes:
     N  samples        R  records of a block, or of a read
@@ -45,9 +45,9 @@ _LOG = get_logger(__name__)
 
 
 _MOST_AHEAD = 2
-"""Blocks that a source stands at: more would be passed over between two tellings of where the plane is."""
+"""Maximum number of blocks to decode ahead: the plane would pass a third block between two reports of its position."""
 _AT_ONCE = 256
-"""Records whose tokens are made at once, ahead of a run."""
+"""Records that are tokenised at once when tokens are made before a run."""
 _EVERY_RECORD, _UNKNOWN = RecordRules(), ShardDigests()
 _NONE, _NO_BAD = np.empty(0, np.int64), BadOfSpan()
 
@@ -55,7 +55,7 @@ _NONE, _NO_BAD = np.empty(0, np.int64), BadOfSpan()
 class RecordSource(Source):
     """Reads records through a format, in the order of the source, one decoded block at a time.
 
-    For one thread: the decoded block is replaced while reading.
+    Not thread-safe, because a read replaces the decoded block.
     """
 
     def __init__(
@@ -86,23 +86,23 @@ class RecordSource(Source):
             wants_keys=bool(rules.splits),
         )
         self._reason = ""
-        """What is wrong with the last record that was left out."""
+        """Fault of the last record that was left out; empty before the first."""
         self._memory, self._blocks = BlockMemory(), DecodedBlocks()
         self._files: HeldFiles | None = None
         self._sequences: tuple[object, Sequences] | None = None
 
     def keeping(self, tokens: SourceTokens | None) -> Self:
-        """Take samples from the entries of a token cache, and keep there what is made."""
+        """Take samples from the entries of a token cache, and add new ones to the cache."""
         self._reader = replace(self._reader, tokens=tokens)
         return self
 
     def looking_at(self, files: HeldFiles) -> Self:
-        """Look at the files of units that are at hand, too, as they are drawn from."""
+        """Check the files of units that are already in memory, too, whenever samples are drawn from those units."""
         self._files = files
         return self
 
     def share(self, memory: BlockMemory) -> None:
-        """Decode blocks within a budget that is shared with other sources, from the next block on."""
+        """Decode blocks within a budget that is shared with other sources, beginning with the next block."""
         self._memory = memory
 
     @override
@@ -117,7 +117,7 @@ class RecordSource(Source):
 
     @override
     def place_at(self, position: int) -> tuple[str, str]:
-        # A sequence joins records of its unit, and its position is that of none of them.
+        # A sequence joins several records of its unit, so its position belongs to none of them.
         if self._pipeline.concat is not None:
             return self.shards[self.shard_at(position)], ""
         found = self._order.locate(position, position + 1)
@@ -130,7 +130,7 @@ class RecordSource(Source):
 
     @override
     def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
-        # Sequences of two blocks would be held for as long as those of the second are drawn from.
+        # Otherwise the sequences of two blocks would be in memory for as long as reads draw from the second.
         most = _MOST_AHEAD if self._pipeline.concat is None else 1
         spans = list(islice(self._order.spans(start, max(stop, start + 1)), most))
         shares = [self._share_of(span, WHOLE, without).units for span in spans]
@@ -149,7 +149,7 @@ class RecordSource(Source):
     def read_part(
         self, start: int, stop: int, part: Part, without: tuple[int, ...] = ()
     ) -> SampleBlock:
-        """Return the samples of a range whose units are a part's; see ``read``."""
+        """Return the samples of a range, limited to the units of one part; see ``read``."""
         blocks = [
             block
             for span in self._order.spans(start, stop)
@@ -161,7 +161,7 @@ class RecordSource(Source):
         """Make the tokens of all records of a unit that a run draws, and keep them in the token cache.
 
         Returns:
-            How many there are, 0 where they are kept already, and whether they are kept now.
+            The number of tokens, 0 if the cache has them already, and whether they are in the cache now.
 
         Raises:
             OmniloadError: As for ``read``.
@@ -180,22 +180,22 @@ class RecordSource(Source):
         return tokens, is_kept
 
     def release(self) -> None:
-        """Let go of the decoded block; the next read decodes it again."""
+        """Release the decoded block; the next read decodes it again."""
         self._blocks.let_go()
         self._sequences = None
         self._order.let_go()
 
     def _read_span(self, span: Span, part: Part, without: tuple[int, ...]) -> SampleBlock | None:
-        """Return a part's samples of a span; ``None`` where no unit of the block is the part's."""
+        """Return a part's samples of a span; ``None`` if the part has no unit of the block."""
         share = self._share_of(span, part, without)
         if not share.units:
             return None
-        # Of a thousand sources the first record or two of each are waited for: the whole block is decoded behind that.
-        # What is kept of tokens, or joined, is of whole blocks.
+        # With a thousand sources, the plane first waits for one or two records of each source, so only their units are
+        # decoded at first. The whole block follows. The token cache and joined sequences need whole blocks.
         kept = self._pipeline.concat is not None or self._reader.tokens is not None
         if self._blocks.is_new and part is WHOLE and not kept:
             share = share.narrowed(self._format.units().rows_U)
-        # Of units that are at hand nothing else would look at their files, however often they are gone through.
+        # Nothing else would check the files of units in memory, no matter how many epochs draw from them.
         if self._files is not None:
             self._files.require_unchanged(share.units)
         if self._pipeline.concat is None:
@@ -208,7 +208,8 @@ class RecordSource(Source):
         left_N = self._rules.leaves(span.epoch, rows, block.places_of)
         positions = share.positions_N(span.start)
         bad_rows = bad = _NONE
-        # Nearly every block: a read of short records takes as long as what is looked at for each of them.
+        # This is the case for nearly every block. For short records, per-record checks would dominate the time of a
+        # read.
         is_whole = block.is_whole and left_N is np.True_
         if not is_whole:
             rows = rows_N = numbers_of(rows)
@@ -219,7 +220,8 @@ class RecordSource(Source):
         encoded = block.encoded(rows, self._pipeline)
         if block.filling is not None and block.filling.is_whole:
             self._blocks.keep_tokens(block)
-        # Kept before this: transforms of tokens go by the position, and an entry serves every epoch.
+        # The cache is filled before this point, because transforms of tokens depend on the position and an entry serves
+        # every epoch.
         samples = self._pipeline.of(encoded, positions)
         if samples.bad_N is not None:
             self._judge_samples(block, numbers_of(rows), samples)
@@ -234,13 +236,14 @@ class RecordSource(Source):
     def _joined(
         self, span: Span, units: tuple[int, ...], part: Part, without: tuple[int, ...]
     ) -> Sequences:
-        """Return the sequences of the block of a span: those at hand, or newly made ones in their place."""
+        """Return the sequences of the block of a span: the sequences in memory, or new ones that replace them."""
         whole = self._order.whole(span)
-        # Units alone decide them, but where documents go by the position, or are left out of the first epoch.
+        # Sequences depend only on the units, unless documents depend on the position or are left out of the first
+        # epoch.
         by_position = whole.start if self._pipeline.goes_by_position else 0
         key = (units, by_position, span.epoch == 0 and self._rules.drawn_before is not None)
         if self._sequences is None or self._sequences[0] != key:
-            self._sequences = None  # two of them would be twice the memory
+            self._sequences = None  # two of them would take twice the memory
             block = self._decoded(units)
             made = sequences_of(
                 block,
@@ -250,7 +253,8 @@ class RecordSource(Source):
                 memory=self._memory,
                 judge=partial(self._judge_samples, block),
             )
-            # Records are done with: an entry of the token cache is kept, and the next epoch reads that, or decodes.
+            # The records are no longer needed. An entry of the token cache is kept, so the next epoch reads it, or
+            # decodes.
             self._blocks.let_go()
             self._sequences = key, made
         return self._sequences[1]
@@ -265,7 +269,7 @@ class RecordSource(Source):
     def _bad_of(
         self, share: Share, rows_N: NDArray[np.int64], positions_N: NDArray[np.int64]
     ) -> BadOfSpan:
-        """Tell of bad records by their rows among the units of a share."""
+        """Describe bad records by their rows among the units of a share."""
         if not len(rows_N):
             return _NO_BAD
         begins_U = np.cumsum([0, *self._format.units().rows_U[list(share.units)].tolist()])
@@ -283,14 +287,16 @@ class RecordSource(Source):
     def _places(
         self, unit: int, place_of: Callable[[str, int, int, int], tuple[str, str]] | None = None
     ) -> Callable[[int], tuple[str, str]]:
-        """Return what says where a record of a unit stands, by its row; as ``place_of`` of the format says it."""
+        """Return a function from a row of a unit to the place of its record, as ``place_of`` of the format names it."""
         shard = int(self._order.shards_of(np.asarray([unit], np.int64))[0])
         path = self.shards[shard] if self.shards else ""
-        first = self._order.number_in_shard(unit, 0)  # once, as it goes through all units
+        first = self._order.number_in_shard(
+            unit, 0
+        )  # once, because the call goes through all units
         return partial(place_of or self._format.place_of, path, unit, first)
 
     def _judge_samples(self, block: Block, rows_N: NDArray[np.int64], samples: Samples) -> None:
-        """Raise or tell of records that could not be made samples, as ``on_error`` says."""
+        """Raise an error for records that could not be made into samples, or warn of them, as ``on_error`` says."""
         assert samples.bad_N is not None
         units, records = block.places_of(rows_N[samples.bad_N])
         place = self._places(int(units[0]))(int(records[0]))
@@ -304,10 +310,10 @@ class RecordSource(Source):
             self._tell(records.reason)
 
     def _tell(self, reason: str) -> None:
-        """Raise or tell of bad records, as ``on_error`` says. How many may be, its planner knows."""
+        """Raise an error for bad records or warn of them, as ``on_error`` says. The planner limits their number."""
         if self._rules.on_error.policy == "raise":
             raise self._unmendable(reason)
-        # Of the first, by which others like it are found: counts alone do not say what is wrong.
+        # The warning about the first record helps to find similar records; a count alone does not say what is wrong.
         if not self._reason:
             said = "sources.%s: %s; it is left out, as on_error says"
             _LOG.warning(said, self.name, reason, extra=ONCE)
@@ -329,14 +335,14 @@ def open_source(
     """Open a source to draw from it.
 
     Args:
-        spec: What the mix says of it.
-        token_cache: Where tokens of text are kept; ``None`` makes them each time.
-        shard_cache: Where shards of stores are kept on this node; ``None`` reads them from their stores each time.
-        calls: Carries out the listing of files, for whoever opens many; a thread of its own otherwise.
+        spec: The source as the mix declares it.
+        token_cache: Cache of the tokens of text; ``None`` makes the tokens each time.
+        shard_cache: Cache of remote shards on this node; ``None`` reads shards from their stores each time.
+        calls: Runs the listing of files, for a caller that opens many sources; by default a thread of this call does.
 
     Raises:
-        ConfigError: Files or columns are missing, the source holds no record, or text has no tokenizer.
-        IntegrityError: A shard is cut short or corrupt.
+        ConfigError: Files or columns are missing, the source has no record, or text has no tokenizer.
+        IntegrityError: A shard is truncated or corrupt.
         UnavailableError: A store did not answer.
     """
     name, config = spec.name, spec.config

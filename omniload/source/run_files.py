@@ -1,6 +1,6 @@
-"""Files that a path takes and nobody meant: those of a run, and splits that were held out.
+"""Files that a path matches by accident: the files of a run, and splits that were held out.
 
-Of a run no source may take any: a journal grows as it is read, and the next start would find other data.
+No source may take a file of a run, because a journal grows while it is read, so the next start would find other data.
 """
 
 import fnmatch
@@ -26,7 +26,7 @@ __all__ = ["may_be_of_run", "refuse_run_files", "require_apart", "split_of", "wa
 
 _LOG = get_logger(__name__)
 _SOON_THERE = (RUN_RECORD_NAME, "status.json", "logs/planner.log")
-"""Files that every run has in its folder, beside its journal."""
+"""Files that every run has in its folder, next to its journal."""
 _NAMES = frozenset(
     {
         *(RUN_RECORD_NAME, GROUPS_NAME, EDITS_NAME, REQUEST_NAME, ANSWER_NAME),
@@ -36,7 +36,7 @@ _NAMES = frozenset(
 _FOLDERS = frozenset({"logs", "losses", "rewards", "times"})
 _FIRST_BYTES = 64
 _OF_RUN = re.compile(rb'\s*\{\s*"version":\s*\d+,\s*"(?:base|lives)":')
-"""How a journal begins, and the record of a run."""
+"""The beginning of a journal, and of the record of a run."""
 _REMEDY = "narrow the pattern, or put run_dir elsewhere"
 _TRAINED_ON = "train"
 _SPLITS = {
@@ -45,31 +45,31 @@ _SPLITS = {
     **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("eval", "evaluation"), "eval"),
 }
-"""Names of splits, in small letters, and what each is called here."""
+"""Names of splits in lower case, and the name of each in messages."""
 _WORD = re.compile(r"[a-z]+")
 
 
 def may_be_of_run(path: str) -> bool:
-    """Whether a file is called as one of a run's folder is; what it is, its first bytes tell."""
+    """Return whether a file has the name of a file in a run's folder; its first bytes then decide."""
     above, _, name = path.rpartition("/")
     is_journal = name.startswith(JOURNAL_NAME)
     return is_journal or _lies_in_run(name) or above.rpartition("/")[2] in _FOLDERS
 
 
 def _lies_in_run(name: str) -> bool:
-    # Decisions on groups are moved aside, as the journal is.
+    # Decisions on groups are moved aside, like the journal.
     return name in _NAMES or name.startswith(f"{GROUPS_NAME}.")
 
 
 def refuse_run_files(where: str, files: Iterable[ShardFile]) -> None:
-    """Refuse files that a run keeps in its folder, of whichever run.
+    """Raise an error for files that a run, this one or another, keeps in its folder.
 
     Args:
-        where: What takes them: its place in the mix file, and the pattern.
-        files: Those that ``may_be_of_run``.
+        where: The place in the mix file, and the pattern.
+        files: Files for which ``may_be_of_run`` is true.
 
     Raises:
-        ConfigError: One of them is a run's.
+        ConfigError: One of the files belongs to a run.
     """
     folders = dict[str, bool]()
     for file in files:
@@ -80,8 +80,8 @@ def refuse_run_files(where: str, files: Iterable[ShardFile]) -> None:
                 f"goes on; {_REMEDY}"
             )
         if file.remote is not None:
-            continue  # a run keeps nothing but its journal on a store
-        folder = above if _lies_in_run(name) else os.path.dirname(above)  # noqa: PTH120 -- of many files
+            continue  # on a store, a run keeps nothing but its journal
+        folder = above if _lies_in_run(name) else os.path.dirname(above)  # noqa: PTH120 -- for many files
         if folder not in folders:
             folders[folder] = _is_run(folder)
         if folders[folder]:
@@ -112,23 +112,23 @@ def require_apart(
     has_journal: bool,
     taken: Callable[[str], bool],
 ) -> None:
-    """Refuse a pattern that takes files of a run's folder, which need not be there yet.
+    """Raise an error for a pattern that matches files of a run's folder, even if they do not exist yet.
 
     Args:
-        where: Its place in the mix file, and the pattern.
+        where: The place in the mix file, and the pattern.
         pattern: A path, folder or glob of this machine.
-        base_dir: Folder that relative paths start at.
+        base_dir: Folder that relative paths start from.
         run_dir: The run's folder.
         has_journal: Whether the run keeps its journal there.
-        taken: Whether a file of this name in a folder that a path names is read.
+        taken: Returns whether a file with a given name is read if a path names its folder.
 
     Raises:
-        ConfigError: It takes one of them; the next start would find data that this one had not.
+        ConfigError: The pattern matches such a file, so the next start would find data that this one did not have.
     """
     try:
         patterns = expanded(pattern) if "{" in pattern else [pattern]
     except ValueError:
-        return  # of its braces, which the listing tells
+        return  # the listing reports the fault in the braces
     paths = [run_dir.resolve() / name for name in (JOURNAL_NAME,) * has_journal + _SOON_THERE]
     for each in patterns:
         if soon := _takes(each.removeprefix("file://"), base_dir, paths, taken):
@@ -140,12 +140,12 @@ def require_apart(
 def _takes(
     pattern: str, base_dir: Path, paths: Sequence[Path], taken: Callable[[str], bool]
 ) -> Path | None:
-    """Return which of some files a pattern takes, as ``find_files`` does, once they are there."""
+    """Return the first of some files that a pattern would match, as ``find_files`` does, once they exist."""
     whole = base_dir / pattern
-    # A file that is named in full is there, or nothing begins; of those in braces there may be thousands.
+    # A file that is named in full must exist before a run begins, and braces may name thousands of such files.
     if not glob.has_magic(pattern) and not whole.is_dir():
         return None
-    # A bracket in the folder's own name is not a pattern.
+    # A bracket in the name of the base folder is not part of the pattern.
     fixed = 0 if pattern.startswith("/") else len(base_dir.parts)
     parts = whole.parts
     while fixed < len(parts) and not glob.has_magic(parts[fixed]):
@@ -164,7 +164,7 @@ def _takes(
 
 
 def _matches(parts: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether a glob takes a path, part by part; ``**`` stands for any number of folders, at its end for any file."""
+    """Return whether a glob matches a path, part by part; ``**`` matches any folders and, at its end, any file."""
     if not parts or not names:
         return not parts and not names
     if parts[0] == "**":
@@ -179,20 +179,21 @@ def _matches(parts: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def split_of(path: str) -> str | None:
-    """Return the split that a file, or the folder that holds it, is called by; ``None`` where neither is."""
+    """Return the split that the name of a file, or of its folder, stands for; ``None`` if neither does."""
     *_, folder, name = ("", *PurePosixPath(path.lower()).parts)
     word = _WORD.match(name)
     return _SPLITS.get(word.group() if word else "") or _SPLITS.get(folder)
 
 
 def warn_of_splits(where: str, paths: Iterable[str]) -> None:
-    """Warn where one pattern takes what is trained on and what was held out from that.
+    """Warn if one pattern matches both a training split and a held-out split.
 
-    Every file has to be called by a split: among others ``test.py`` is a name like any.
+    The warning requires that every file has the name of a split, because ``test.py`` among other files is an ordinary
+    name.
 
     Args:
-        where: What takes them: its place in the mix file, and the pattern.
-        paths: All files that the pattern takes.
+        where: The place in the mix file, and the pattern.
+        paths: All files that the pattern matches.
     """
     counts = Counter[str]()
     for path in paths:

@@ -9,28 +9,31 @@ __all__ = ["Source"]
 
 
 class Source(Protocol):
-    """Samples by position; position ``n * positions_per_epoch`` is the first of epoch ``n``, in an order of its own."""
+    """Samples by position.
+
+    Position ``n * positions_per_epoch`` is the first of epoch ``n``; each epoch has its own order.
+    """
 
     name: str
     """Name in the mix file."""
     positions_per_epoch: int
-    """Records of the source."""
+    """Number of records of the source."""
     fingerprint: str
-    """Digest of what decides the order; positions saved under another one do not hold."""
+    """Digest of everything that decides the order. Positions that were saved under another fingerprint are invalid."""
     shards_digest: str
-    """Digest of the names and sizes of the shards that hold records, in their order."""
+    """Digest of the names and sizes of the shards that have records, in their order."""
     content_digest: str
-    """Digest of what those shards hold."""
+    """Digest of the contents of those shards."""
     transforms_digest: str
-    """Digest of the files that transforms read; empty where they read none."""
+    """Digest of the files that transforms read; empty if the transforms read no file."""
     drawn_before_digest: str = ""
-    """Digest of the records that another loader had drawn; empty where none are left out for that."""
+    """Digest of the records that another loader has drawn already; empty if no record is left out for this reason."""
     shards: tuple[str, ...]
-    """Paths of the shards that hold records, by their numbers."""
+    """Paths of the shards that have records, by shard number."""
 
     @property
     def facts(self) -> SourceFacts:
-        """What the planner must know of the source."""
+        """Return the facts about the source that the planner needs."""
         return SourceFacts(
             positions_per_epoch=self.positions_per_epoch,
             order_digest=self.fingerprint,
@@ -41,7 +44,7 @@ class Source(Protocol):
         )
 
     def give_way(self) -> None:
-        """Drop decoded blocks where all sources hold too many (``BlockMemory.is_over``), and no disk takes them."""
+        """Release decoded blocks if all sources hold too much (``BlockMemory.is_over``) and no disk takes the rest."""
         ...
 
     def shard_at(self, position: int) -> int:
@@ -49,17 +52,20 @@ class Source(Protocol):
         ...
 
     def place_at(self, position: int) -> tuple[str, str]:
-        """Return the file of the record at a position, and its name in the file; of joined records only their shard."""
+        """Return the file of the record at a position and its name there; for joined records, only their shard."""
         ...
 
     def block_stop(self, position: int) -> int:
-        """Return the first position behind the block of a position: what is damaged of a block costs all of it."""
+        """Return the first position after the block of a position.
+
+        If a part of a block is damaged, the whole block is lost.
+        """
         ...
 
     def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
-        """Decode ahead the blocks that reads from ``start`` to ``stop`` will need, so that those wait for no store.
+        """Decode the blocks for reads from ``start`` to ``stop`` in advance, so that the reads wait for no store.
 
-        At most two blocks are held: the block of ``start``, and the next one where ``stop`` lies beyond the first.
+        At most two blocks are held: the block of ``start``, and the next block if ``stop`` lies beyond the first.
 
         Returns:
             The position up to which reads find their blocks decoded.
@@ -70,16 +76,15 @@ class Source(Protocol):
         ...
 
     def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> SampleBlock:
-        """Return the samples of positions ``start`` to ``stop``, which may span epochs.
+        """Return the samples of the positions from ``start`` to ``stop``, which may span epochs.
 
-        Records of the shards ``without`` keep their positions and give no sample; they are not read.
+        Records of the shards ``without`` keep their positions but give no sample; they are not read.
 
         Returns:
-            The same samples however a range is cut into reads, in this process and any other.
+            The same samples in every process, no matter how a range is divided into reads.
 
         Raises:
-            IntegrityError: A record or shard cannot be decoded, or changed since the source
-                was opened.
+            IntegrityError: A record or shard cannot be decoded, or has changed since the source was opened.
             UnavailableError: The store did not answer.
             ValueError: ``start`` is negative or after ``stop``.
         """

@@ -1,4 +1,4 @@
-"""What a source is opened with: one value, for whoever draws from it or only looks at it."""
+"""The parameters that a source is opened with, both for drawing samples and for inspecting the source."""
 
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -12,29 +12,29 @@ __all__ = ["SourceSpec"]
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """A source as a mix declares it, and the folders it is opened in."""
+    """A source as a mix declares it, and the folders that it uses."""
 
     name: str
     """Name in the mix; decides the order together with ``seed``."""
     config: SourceConfig
-    """What the mix says of it."""
+    """The entry of the source in the mix."""
     _: KW_ONLY
     base_dir: Path
-    """Folder that relative paths start at."""
+    """Folder that relative paths start from."""
     cache_dir: Path | None = None
-    """Folder that keeps the index; ``None`` builds it each time."""
+    """Folder that keeps the index; with ``None`` the index is built each time."""
     tokenizer: TokenizerConfig | None = None
-    """Tokenizer of the mix; needed when the source holds text."""
+    """Tokenizer of the mix; needed if the source has text."""
     seed: int = 0
     """Seed of the mix."""
     row_length: int | None = None
-    """Tokens of a row, which samples with images are cut to; ``None`` leaves them whole."""
+    """Tokens per row; samples with images are cut to this length. ``None`` leaves them whole."""
 
     @classmethod
     def of(
         cls, mix: MixConfig, name: str, base_dir: Path, cache_dir: Path | None = None
     ) -> "SourceSpec":
-        """Return a source of a mix with every column that it names, also those that no batch brings."""
+        """Return a source of a mix with all columns that it names, including columns that no batch contains."""
         return cls(
             name,
             mix.sources[name],
@@ -49,18 +49,18 @@ class SourceSpec:
     def drawn(
         cls, mix: MixConfig, name: str, base_dir: Path, cache_dir: Path | None = None
     ) -> "SourceSpec":
-        """Return a source as a run draws from it: columns that no batch brings are not read."""
+        """Return a source as a run draws from it: columns that no batch contains are not read."""
         spec = cls.of(mix, name, base_dir, cache_dir)
         return replace(spec, config=spec.config.using(mix.columns_used))
 
     @property
     def uncut(self) -> Self:
-        """The same with its samples left whole, for whoever measures them."""
+        """Return the same source with uncut samples, for measurements of their lengths."""
         return replace(self, row_length=None)
 
     @property
     def index_cache(self) -> IndexCache | None:
-        """Where its index is kept; ``None`` for nowhere."""
+        """The place where the index is kept; ``None`` if it is kept nowhere."""
         return (
             None if self.cache_dir is None else IndexCache(folder=self.cache_dir, source=self.name)
         )

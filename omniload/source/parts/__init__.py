@@ -1,1 +1,1 @@
-"""Parts of what is read: a column of a block, and the share of each of several readers in the units of every block."""
+"""Parts of reads: a column of a block, and each reader's share of the units of every block."""

@@ -1,4 +1,4 @@
-"""A source that several readers read at once. What it gives is what one reader gives.
+"""A source that several readers read at once, with the same samples as from one reader.
 
 ::
 
@@ -6,11 +6,10 @@
                       ──▶ part 1, reader 1   ─┼─▶ merged by position
                       ──▶ part 2, reader 2   ─┘
 
-A reader is a function of positions and holds nothing that cannot be read again. So each read may
-be divided among others than the one before it: while one is being opened, the rest read as they
-did. Of one that was lost the source reads the part itself, until another has its place: the rest
-keep their units, and what they have decoded of them. One may be a thread: decoding and tokenising
-let go of the interpreter.
+A reader is a function of positions, and everything it holds can be read again. So each read may be divided among other
+readers than the read before. While one reader is being opened, the others read as before. If a reader is lost, the
+source reads that part itself until a new reader has the place. The other readers keep their units and their decoded
+blocks. A reader may be a thread, because decoding and tokenising release the interpreter lock.
 """
 
 import threading
@@ -42,28 +41,30 @@ from omniload.source.stores.shard_cache import ShardCache
 __all__ = ["DividedSource", "ReadSoFar", "ThreadReader"]
 
 _LOST_MOST = 5
-"""Readers that may be lost in one place in a row without a read; the next one would most likely be lost too."""
+"""Losses in a row at one place without a read in between; after more, a new reader would most likely be lost too."""
 _AGAIN_S = 600.0
-"""After so long others are started again: there may be memory for them, or whatever ended them may be over."""
+"""Pause before readers are started again: memory may be free by then, or the cause of the losses may be gone."""
 _STORE_AWAY_S = 5.0
-"""The same where the store did not answer one that opened the source: that says nothing of readers. Each further time
-in a row it is twice as long, up to ``_AGAIN_S``: memory or descriptors may be wanting for good."""
+"""The same pause if the store did not answer when a reader opened the source, which says nothing of readers.
+
+It doubles each time in a row, up to ``_AGAIN_S``, because memory or descriptors may be short for good.
+"""
 _LOG = get_logger(__name__)
 _LOOK_S = 0.25
-"""From one look at readers that no read waits for to the next, as the roster looks at roles."""
+"""Interval between checks of readers that no read waits for, the same as for the roster's checks of roles."""
 _LEAVE_S = 1.0
-"""A read that takes longer is left alone: nobody hears of it."""
+"""Longest wait for a read at the end of a thread; a longer read is abandoned, because nothing needs its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSoFar:
-    """What all reads of a source have taken so far."""
+    """Totals over all reads of a source."""
 
     busy_s: float = 0.0
-    """Processor seconds of the busiest reader of each read, summed over reads."""
+    """Processor seconds of the busiest reader of each read, summed over the reads."""
     tokens: int = 0
     readers: int = 1
-    """Among how many the last read was divided."""
+    """Number of readers of the last read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,19 +72,19 @@ class _Place:
     """The place of one of the other readers of a source."""
 
     reader: PartReader | None = None
-    """Who has it; nobody while another is not started yet."""
+    """The reader in the place; ``None`` while its successor is not started yet."""
     is_open: bool = False
-    """Whether that one has the source open."""
+    """Whether this reader has opened the source."""
     takes_part: bool = False
-    """Whether reads are divided by it: from when all had the source open, until nobody follows one that was lost."""
+    """Whether it has a part of reads: from when all have opened the source until it is lost without a successor."""
     lost: int = 0
-    """How many were lost in a row without a read."""
+    """Losses in a row without a read."""
     again_s: float = 0.0
-    """When another is started, where the last one was lost for a reason that outlasts it."""
+    """Time at which the next reader is started, if the last loss had a lasting cause."""
 
 
 class DividedSource(Source):
-    """A source and its further readers. For one thread, as every source; ``divide`` and ``close`` for any."""
+    """A source and its further readers. Not thread-safe, except for ``divide`` and ``close``."""
 
     def __init__(
         self,
@@ -93,9 +94,9 @@ class DividedSource(Source):
         shards: ShardCache | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Have ``readers`` readers, this one included; the others are started at the first read, or ``at_once``.
+        """Have ``readers`` readers including this one. The others start at the first read, or ``at_once``.
 
-        What the others read of shards is counted by ``shards``.
+        ``shards`` counts what the other readers read from shards.
         """
         self.own, self._shards = own, shards
         self.name, self.positions_per_epoch = own.name, own.positions_per_epoch
@@ -109,29 +110,29 @@ class DividedSource(Source):
         self._others: list[_Place] = []
         self._closed = False
         self._away_s, self._away_until_s = _STORE_AWAY_S, 0.0
-        """Wait after the next one that cannot open the source, and when that after the last one ends."""
+        """Pause after the next reader that cannot open the source, and the end of the present pause."""
         self._look_s = 0.0
-        """When those that no read has asked are looked at."""
+        """Time of the next check of readers that no read waits for."""
         self._reads = threading.Lock()
         self._ends = threading.Lock()
 
     def divide(self, readers: int, *, at_once: bool = False) -> None:
-        """Have so many readers from the next read on. Those that are too many end now, or with the read under way.
+        """Set the number of readers from the next read on. Surplus readers end now, or with the read in progress.
 
-        Those that are missing are started with the next read, or ``at_once``, as those that are too many end.
+        Missing readers are started with the next read, or ``at_once``, that is when surplus readers would end.
         """
         self._wanted, self._at_once = readers, at_once
         self._settle()
 
     def look(self) -> None:
-        """Replace readers that have ended, or are stopped, between reads: the next read would wait for them first.
+        """Replace readers that have ended or stopped between reads; otherwise the next read would wait for them first.
 
-        Nobody is waited for; while a read is under way, that notices it.
+        This call does not block. If a read is in progress, that read notices lost readers.
         """
         if self._clock.now_s() < self._look_s:
             return
         if not self._reads.acquire(blocking=False):
-            return  # a read looks at them
+            return  # the read in progress checks them
         try:
             self._look_s = self._clock.now_s() + _LOOK_S
             self._see_others()
@@ -141,7 +142,7 @@ class DividedSource(Source):
 
     @property
     def lost(self) -> int:
-        """Readers that were lost in a row, where so many were that none follows for a while; else 0."""
+        """Return the number of readers lost in a row if it is so large that no new one starts for a while; else 0."""
         lost = max((place.lost for place in list(self._others)), default=0)
         return lost if lost > _LOST_MOST else 0
 
@@ -163,7 +164,8 @@ class DividedSource(Source):
 
     @override
     def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
-        # All of it here: the first reads are this reader's alone, until the others have the source open.
+        # This reader decodes everything, because it serves the first reads alone until the others have opened the
+        # source.
         return self.own.stand_at(start, stop, without)
 
     @override
@@ -184,10 +186,10 @@ class DividedSource(Source):
     def _read(
         self, start: int, stop: int, without: tuple[int, ...]
     ) -> tuple[SampleBlock, float, int]:
-        """Return what was read, what the busiest reader had to do beyond this one, and how many they were."""
+        """Return the samples, the busiest other reader's time beyond this reader's, and the number of readers."""
         taking = self._taking_part()
         of, asked, without_reader = len(taking) + 1, dict[int, Callable[[], PartRead]](), []
-        # Asked before this one reads: all of them work meanwhile.
+        # The others are asked before this reader reads, so that all work at the same time.
         for number, place in enumerate(taking, 1):
             if place.is_open and (reader := place.reader) is not None:
                 asked[number] = reader.read(start, stop, Part(number, of), without)
@@ -202,12 +204,13 @@ class DividedSource(Source):
         for number, answer in asked.items():
             try:
                 parts[number] = answer()
-                taking[number - 1].lost = 0  # a host that ends a process now and then is lived with
+                taking[number - 1].lost = 0  # a host that ends a process now and then is tolerated
             except (ReaderLostError, CancelledError) as error:
                 lost.append((taking[number - 1], error))
         if lost:
             self._lose(lost)
-            # With its own part, once: that is what it reads until others are there.
+            # The lost parts are read once with this reader's own number, as in later reads until the new readers are
+            # ready.
             beside = tuple(number for number in range(1, of) if number not in parts)
             mine = self.own.read_part(start, stop, Part(0, of, beside), without)
         if self._shards is not None:
@@ -215,38 +218,40 @@ class DividedSource(Source):
                 self._shards.add(part.traffic)
         if len(parts) == self._num_wanted():
             self._away_s = _STORE_AWAY_S
-            self._at_once = False  # more of them are started with a read
+            self._at_once = False  # further readers are started with a read
         beyond_s = max(0.0, max((part.busy_s for part in parts.values()), default=0.0) - mine_s)
         return merged([mine, *(part.block for part in parts.values())]), beyond_s, 1 + len(parts)
 
     def close(self) -> None:
-        """End the readers; what is read after that is read by this one."""
-        # First: a reader that is lost by this is not started anew. One that a read starts at this moment ends with it.
+        """End the other readers; later reads use this reader alone."""
+        # Set first, so that no reader is started for one that this call ends. A reader that a read is starting ends
+        # with the read.
         self._closed = True
         self._end_beyond(0)
 
     def _taking_part(self) -> list[_Place]:
-        """Return the places that this read is divided by; nobody is waited for."""
+        """Return the places that this read is divided among, without waiting for a reader."""
         if self._closed:
             return []
         self._end_beyond(self._num_wanted())
         self._start_missing()
         for facts in self._see_others():
-            # It was written anew between two openings: rows of two sources would be merged.
+            # The source was written again between two openings, so rows of two sources would be merged.
             if facts != self.facts:
                 raise StateError(
                     f"source {self.name!r}: another reader found {facts}, this one {self.facts}; "
                     "keep the files of a run as they are"
                 )
         there = [place for place in list(self._others) if place.reader is not None]
-        # All or as before: with each that opened by itself, units of the block would be decoded by others once more.
+        # All at once, because if readers joined one by one, units of the block would move between readers and be
+        # decoded again.
         if all(place.is_open for place in there):
             for place in there:
                 place.takes_part = True
         return [place for place in list(self._others) if place.takes_part]
 
     def _see_others(self) -> list[SourceFacts]:
-        """Return what those found that have the source open; replace those that are lost."""
+        """Return the facts that the opened readers have found; replace the readers that are lost."""
         found, lost = list[SourceFacts](), list[tuple[_Place, Exception]]()
         for place in list(self._others):
             try:
@@ -271,13 +276,16 @@ class DividedSource(Source):
                 place = self._others[number - 1]
             if place.reader is None and self._clock.now_s() >= place.again_s:
                 place.reader, place.is_open = self._start(number), False
-            if self._closed:  # meanwhile, by another thread, which has ended those that it saw
+            if (
+                self._closed
+            ):  # closed meanwhile by another thread, which has ended the readers that it saw
                 self._end(place)
                 return
 
     def _settle(self) -> None:
-        """End readers that are too many, unless a read is under way: that one does so at its end."""
-        # Looked at again once it is let go of: whoever wanted fewer meanwhile has left it to this thread.
+        """End surplus readers, unless a read is in progress; in that case, the read does so at its end."""
+        # Checked again after the release of the lock, because a caller that lowered the number meanwhile relied on this
+        # thread.
         while (self._are_too_many() or self._are_missing()) and self._reads.acquire(blocking=False):
             try:
                 self._end_beyond(self._num_wanted())
@@ -287,41 +295,41 @@ class DividedSource(Source):
                 self._reads.release()
 
     def _num_wanted(self) -> int:
-        """Return how many other readers there are to be."""
+        """Return the wanted number of other readers."""
         return 0 if self._closed else max(0, self._wanted - 1)
 
     def _are_too_many(self) -> bool:
         return len(self._others) > self._num_wanted()
 
     def _are_missing(self) -> bool:
-        """Tell whether some are to be started before a read wants them."""
+        """Return whether readers must be started before a read needs them."""
         now_s, others = self._clock.now_s(), list(self._others)
         is_due = any(place.reader is None and now_s >= place.again_s for place in others)
         return self._at_once and (is_due or len(others) < self._num_wanted())
 
     def _lose(self, lost: Sequence[tuple[_Place, Exception]]) -> None:
-        """Have others in the place of those that are lost; the rest go on as they do."""
+        """Start new readers in place of the lost ones; the others continue unchanged."""
         for place, error in lost:
             self._end(place)
             if self._closed:
                 continue
-            # An outage outlasts many that are started in it, and the reads here tell of it.
+            # An outage outlasts many readers that start during it, and the reads of this process report it.
             is_away = isinstance(error, UnavailableError) and not isinstance(error, ReaderLostError)
             place.lost += not is_away
             after_s = _AGAIN_S if place.lost > _LOST_MOST else self._outage_s() if is_away else 0.0
             place.again_s = self._clock.now_s() + after_s
-            # Nobody has its place for long: what it read is dealt to the rest.
+            # The place stays empty for long, so its part is divided among the others.
             place.takes_part = place.takes_part and not after_s
             done = "could not open it" if is_away else "was lost"
             what = f"another is tried in {after_s:.0f} s" if after_s else "another is started"
             _LOG.warning("source %s: a reader %s, %s: %s", self.name, done, what, error)
-            # Not with the next read: another opens the source beside what this process reads for it.
+            # Started before the next read, so that the new reader opens the source while this process reads its part.
             self._at_once = self._at_once or not after_s
         if self._at_once:
             self._start_missing()
 
     def _outage_s(self) -> float:
-        """Return how long none is started after one that could not open the source: once for all in one outage."""
+        """Return the pause after a reader that could not open the source; all readers share the pause of one outage."""
         now_s = self._clock.now_s()
         if now_s >= self._away_until_s:
             self._away_until_s = now_s + self._away_s
@@ -329,7 +337,7 @@ class DividedSource(Source):
         return self._away_until_s - now_s
 
     def _end_beyond(self, num: int) -> None:
-        """End the last of the other readers, until so many are left: those keep their numbers."""
+        """End the last of the other readers until ``num`` are left; those keep their numbers."""
         while True:
             with self._ends:
                 if len(self._others) <= num:
@@ -340,17 +348,17 @@ class DividedSource(Source):
     def _end(self, place: _Place) -> None:
         with self._ends:
             reader, place.reader, place.is_open = place.reader, None, False
-        # Not in the lock: Ray may take its time.
+        # Outside the lock, because Ray may take its time.
         if reader is not None:
             reader.close()
 
 
 class ThreadReader(PartReader):
-    """Opens the source once more, and reads its part of it."""
+    """Opens the source a second time in a thread, and reads its part there."""
 
     def __init__(self, open_part: Callable[[], OpenPart]) -> None:
         self._thread = DaemonPool(1, "omniload-part-reader", reads=True)
-        # In the thread that reads: a source is for one thread.
+        # Opened in the thread that reads, because a source is not thread-safe.
         self._opening = self._thread.submit(open_part)
 
     @override

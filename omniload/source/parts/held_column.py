@@ -24,19 +24,19 @@ __all__ = ["HeldColumn", "SpillFullError", "SpilledColumn"]
 
 
 _REFUSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
-"""A folder that is not to be written, as those of a container whose root is read-only."""
+"""Errors of a folder that cannot be written, such as a folder of a container whose root is read-only."""
 
 
 class SpillFullError(UnavailableError):
-    """The folder has no room just now, or may not be written: what it was to take stays in memory."""
+    """The folder has no room at present, or cannot be written; the data stays in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Spilling:
-    """Names the folder, and what to do, in what the system refuses inside.
+    """Adds the folder and the remedy to errors of the system in this context.
 
-    No generator: since Python 3.13 the frame of one is part of a cycle with the error, which would keep the frames
-    inside, and their blocks, until the garbage collector comes.
+    This is no generator: since Python 3.13, the frame of a generator is in a reference cycle with the error. The cycle
+    would keep the frames inside, and their blocks, until the garbage collector runs.
     """
 
     folder: Path
@@ -61,19 +61,19 @@ class HeldColumn:
     """One column of a block, in memory or in a file."""
 
     held: Pieces | pa.LargeBinaryArray
-    """Units where they are; or all of them end to end, where they are many, large, or in a file."""
+    """Units where they were decoded, or all units end to end if they are many, large, or in a file."""
     dtype: np.dtype[Any]
     mapped: mmap.mmap | None = None
-    """The file that holds the values; ``None`` where memory does."""
+    """Map of the file that has the values; ``None`` if they are in memory."""
 
     @property
     def values_bytes(self) -> int:
-        """What its values take of memory."""
+        """Memory that the values take."""
         return sum(values.size for values in self._values) if self.mapped is None else 0
 
     @property
     def size_bytes(self) -> int:
-        """What it takes of memory."""
+        """Memory that the column takes."""
         if isinstance(held := self.held, Pieces):
             return held.size_bytes
         return int(held.buffers()[1].size) + self.values_bytes
@@ -87,44 +87,45 @@ class HeldColumn:
 
     @property
     def _values(self) -> list[pa.Buffer]:
-        # Looked at once: a move in another thread sets it.
+        # Read only once, because a move in another thread sets it.
         if isinstance(held := self.held, Pieces):
             return held.values
         return [values for values in held.buffers()[2:] if values is not None]
 
     def take(self, rows: Rows, *, lent: bool = False) -> Ragged:
-        """Return records end to end in the order asked for; copied, unless what lies in memory is ``lent``."""
-        # In this order: a move in another thread sets the array first, and then the map.
+        """Return records end to end in the requested order; copied, unless they are in memory and ``lent``."""
+        # Read in this order, because a move in another thread sets the array first and the map after it.
         mapped, held = self.mapped, self.held
         if isinstance(held, Pieces):
             return held.take(rows, lent=lent)
         found = take(held, rows, self.dtype, lent=lent and mapped is None)
         if mapped is not None:
-            # What was looked at would count as memory of this process until the block ends.
+            # The pages that were read would count as memory of this process until the block ends.
             mapped.madvise(mmap.MADV_DONTNEED)
         return found
 
     def texts(self, rows: Rows) -> pa.Array:
-        """Return records as texts in the order asked for, which may be shown where they lie."""
+        """Return records as texts in the requested order; the texts may be views of the column."""
         if isinstance(held := self.held, Pieces):
             return held.texts(rows)
         return text_array(self.take(rows, lent=True))
 
     def move_to(self, folder: Path) -> None:
-        """Write its values to a file, and read them from there from now on."""
+        """Write the values to a file, and read them from there from now on."""
         if self.values_bytes:
             ends = offsets_of(self.lengths_R * self.dtype.itemsize)
             with _Spilling(folder), _nameless_file(folder) as file:
                 for values in self._values:
                     _add_to(file, memoryview(values))
                 shown = _mapped(file)
-            # A reader in another thread keeps what it began with. Offsets stay in memory: records are found by them.
+            # A reader in another thread keeps what it began with. Offsets stay in memory, because they locate the
+            # records.
             self.held = _binary(pa.py_buffer(ends), shown, len(ends) - 1)
             self.mapped = shown
 
 
 class SpilledColumn:
-    """A column while it is written to a file without a name. For one thread."""
+    """A column while it is written to a file without a name. Not thread-safe."""
 
     def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
         self._folder, self._dtype = folder, dtype
@@ -133,26 +134,26 @@ class SpilledColumn:
         self._lengths: list[NDArray[np.int64]] = []
 
     def append(self, part: Ragged) -> None:
-        """Add sequences behind those that are there.
+        """Append sequences to the file.
 
         Raises:
-            UnavailableError: The disk takes no more; nothing of it was added.
+            UnavailableError: The disk is full; nothing of the part was added.
         """
         with _Spilling(self._folder):
             _add_to(self._file, np.ascontiguousarray(part.values_V).data.cast("B"))
         self._lengths.append(part.lengths_N)
 
     def finish(self) -> HeldColumn:
-        """Return what was added, at least once; the column takes no more."""
+        """Return all parts as one column; at least one part is needed. Nothing can be added afterwards."""
         lengths_R = np.concatenate(self._lengths)
-        # Written as they came: only here is it known where each begins.
+        # The values were written as they came, so only now is the place of each record known.
         ends = offsets_of(lengths_R * self._dtype.itemsize)
         # An empty file cannot be mapped.
         shown = _mapped(self._file) if ends[-1] else None
         return HeldColumn(_binary(pa.py_buffer(ends), shown, len(lengths_R)), self._dtype, shown)
 
     def taken_back(self) -> Ragged | None:
-        """Return what was added, in memory, and close the file; ``None`` where nothing was."""
+        """Return all parts in memory and close the file; ``None`` if there is no part."""
         found: Ragged | None = None
         if self._lengths:
             held = self.finish()
@@ -161,7 +162,7 @@ class SpilledColumn:
         return found
 
     def close(self) -> None:
-        """Close the file; what is mapped stays."""
+        """Close the file; maps of it stay valid."""
         self._file.close()
 
 
@@ -171,25 +172,25 @@ def _binary(offsets: pa.Buffer, mapped: mmap.mmap | None, count: int) -> pa.Larg
 
 
 def _nameless_file(folder: Path) -> IO[bytes]:
-    """Open a new file that ends with the last process that has it, however that ends.
+    """Open a new file without a name, which vanishes with the last process that has it open.
 
     Raises:
-        OSError: The folder takes none.
+        OSError: The folder takes no file.
     """
-    # By O_TMPFILE where the file system has it: there is no moment at which the file has a name.
+    # With O_TMPFILE, if the file system has it, the file never has a name.
     file: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
     return file
 
 
 def _add_to(file: IO[bytes], data: memoryview) -> None:
-    """Write all of it where the file stands; of what cannot be written whole nothing is left there.
+    """Write all data at the end of the file. If it cannot be written completely, the file is left as it was.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The data cannot be written.
     """
     begin = file.tell()
     try:
-        # Not buffered: the system may take a part of what it is given.
+        # Not buffered, so the system may accept only a part of the data.
         while len(data):
             data = data[file.write(data) :]
     except OSError:
@@ -199,6 +200,6 @@ def _add_to(file: IO[bytes], data: memoryview) -> None:
 
 
 def _mapped(file: IO[bytes]) -> mmap.mmap:
-    """Show what a file holds, at least a byte; it stays when the file is closed."""
-    # Nobody else has the file, so it cannot be cut short under the map.
+    """Map the content of a file, at least one byte; the map stays valid when the file is closed."""
+    # No other process has the file, so it cannot be truncated under the map.
     return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)

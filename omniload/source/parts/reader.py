@@ -1,4 +1,4 @@
-"""Readers of parts of a source, beside the one that divides its reads among them."""
+"""Readers of parts of a source, which help the reader that divides its reads among them."""
 
 import time
 from collections.abc import Callable
@@ -22,31 +22,31 @@ class ReaderLostError(UnavailableError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRead:
-    """What a reader gives."""
+    """The answer of a reader."""
 
     block: SampleBlock
     traffic: Traffic
-    """What its shards took since it was asked before."""
+    """Traffic of its shards since the previous read."""
     busy_s: float
-    """Processor seconds that it has taken."""
+    """Processor seconds that the read took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenPart:
-    """A source that a reader has open, to read parts of it."""
+    """A source that a reader has opened to read parts of it."""
 
     source: RecordSource
     memory: BlockMemory = field(default_factory=BlockMemory)
-    """That of this reader alone, for decoded blocks."""
+    """Memory for decoded blocks of this reader alone."""
     memory_bytes: int | None = None
-    """What all readers of the source have of it together; ``None`` for any amount."""
+    """Memory limit of all readers of the source together; ``None`` for no limit."""
     shards: ShardCache | None = None
-    """That of this reader alone."""
+    """Shard cache of this reader alone."""
 
     def read(self, start: int, stop: int, part: Part, without: tuple[int, ...] = ()) -> PartRead:
-        """Read a part of a range, less some shards."""
+        """Read a part of a range, without some shards."""
         if self.memory_bytes is not None:
-            # As many share it as read at present; it holds from the next block on.
+            # The limit is divided by the present number of readers, from the next block on.
             self.memory.limit_bytes = self.memory_bytes // part.of
         began_s = time.thread_time()
         block = self.source.read_part(start, stop, part, without)
@@ -56,29 +56,29 @@ class OpenPart:
 
 
 class PartReader(Protocol):
-    """A reader of parts of a source. It opens the source for itself."""
+    """A reader of parts of a source, which opens the source for itself."""
 
     def facts(self) -> SourceFacts | None:
-        """Return what it found in the source; ``None`` while it is opening it.
+        """Return the facts that the reader found in the source; ``None`` while it is opening the source.
 
         Raises:
-            OmniloadError: It could not open it, or is lost.
+            OmniloadError: The reader could not open the source, or is lost.
         """
         ...
 
     def read(
         self, start: int, stop: int, part: Part, without: tuple[int, ...] = ()
     ) -> Callable[[], PartRead]:
-        """Begin to read a part of a range, less some shards; what is returned waits for it.
+        """Begin to read a part of a range, without some shards, and return a function that waits for the result.
 
-        That raises ``ReaderLostError`` where the reader is lost, or what the reader raised.
+        The function raises ``ReaderLostError`` if the reader is lost, or otherwise the error of the reader.
         """
         ...
 
     def close(self) -> None:
-        """End it, whatever it does."""
+        """End the reader at once, even if it is reading."""
         ...
 
 
 StartReader = Callable[[int], PartReader]
-"""Starts the further reader of a number, from 1."""
+"""Starts the further reader with a given number, from 1."""

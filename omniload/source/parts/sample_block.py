@@ -1,4 +1,4 @@
-"""The samples of a range of positions: those of several reads, or of several readers, become one block.
+"""The samples of a range of positions; blocks of several reads, or of several readers, are joined into one.
 
 Shape suffixes:
     N  samples
@@ -25,11 +25,11 @@ class BadOfSpan:
     """The bad records of a span."""
 
     positions_N: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """Their positions, rising."""
+    """Positions of the bad records, rising."""
     places: tuple[str, ...] = ()
-    """File and number there of each."""
+    """File of each record, and its number in the file."""
     reason: str = ""
-    """What is wrong with one of them, or with one that was decoded with them."""
+    """Fault of one of the records, or of a record that was decoded with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +37,9 @@ class SampleBlock:
     """The samples of the raw positions from ``table.start`` to ``table.stop``."""
 
     table: SampleTable
-    """What the planner knows of them."""
+    """Metadata of the samples for the planner."""
     tokens: Ragged
-    """Token ids (int32), one sequence a sample, in the order of the table."""
+    """Token ids (int32), one sequence per sample, in the order of the table."""
     others: Mapping[str, Ragged] = field(default_factory=dict)
     """Further columns by name, in the order of the table."""
 
@@ -52,10 +52,10 @@ class SampleBlock:
         subs_N: NDArray[np.int32],
         bad: "BadOfSpan",
     ) -> "SampleBlock":
-        """Return a block of the positions of a span, less samples that are empty."""
+        """Return a block of the positions of a span, without empty samples."""
         tokens, others = samples.tokens, dict(samples.others)
         lengths_N = tokens.lengths_N.astype(np.int32)
-        # An empty sample is none: it would be planned, and fill no row.
+        # An empty sample would be planned, but would fill no row.
         if not lengths_N.min(initial=1):
             given = np.flatnonzero(lengths_N)
             tokens, positions_N, subs_N = tokens.take(given), positions_N[given], subs_N[given]
@@ -79,7 +79,7 @@ class SampleBlock:
 
     @property
     def skipped(self) -> int:
-        """Records among the positions that could not be decoded and were left out."""
+        """Number of records among the positions that could not be decoded and were left out."""
         return len(self.table.bad_N)
 
     @classmethod
@@ -92,13 +92,13 @@ class SampleBlock:
 
 
 def joined(blocks: list[SampleBlock], start: int, stop: int) -> SampleBlock:
-    """Return blocks of rising positions as one of the positions from ``start`` to ``stop``."""
+    """Join blocks of rising positions into one block of the positions from ``start`` to ``stop``."""
     if not blocks:
         return SampleBlock.empty(start, stop)
-    # Most reads lie within one block: nothing is copied.
+    # Most reads lie within one block, which needs no copy.
     if len(blocks) == 1 and (blocks[0].table.start, blocks[0].table.stop) == (start, stop):
         return blocks[0]
-    # A block without a sample may lack the further columns, as may a unit that a token cache holds nothing of.
+    # A block without a sample may lack the further columns, like a unit that has no sample in the token cache.
     given = [block for block in blocks if len(block.table)] or blocks[:1]
     return SampleBlock(
         table=_table(start, stop, [block.table for block in blocks], given[0].table.metadata),
@@ -111,9 +111,9 @@ def joined(blocks: list[SampleBlock], start: int, stop: int) -> SampleBlock:
 
 
 def merged(blocks: Sequence[SampleBlock]) -> SampleBlock:
-    """Return what several readers have read of the same positions as one block.
+    """Merge blocks that several readers have read for the same positions.
 
-    Each record is with one of them; a reader that had no unit has no column but the tokens.
+    Each record comes from one reader. A reader that had no unit has the tokens as its only column.
     """
     first = blocks[0].table
     given = [block for block in blocks if len(block.table)]
@@ -123,7 +123,7 @@ def merged(blocks: Sequence[SampleBlock]) -> SampleBlock:
     bad_N, in_places = bad_N[in_order], tuple(places[i] for i in in_order.tolist())
     reason = _reason_of([block.table for block in blocks])
     if not given:
-        # A reader that had a unit knows the further columns, though none has a sample.
+        # A reader that had a unit knows the further columns, even if no reader has a sample.
         widest = max(blocks, key=lambda block: len(block.others))
         return replace(
             widest, table=replace(widest.table, bad_N=bad_N, reason=reason, places=in_places)
@@ -162,7 +162,7 @@ def _reason_of(tables: Sequence[SampleTable]) -> str:
 def _table(
     start: int, stop: int, tables: Sequence[SampleTable], known: Mapping[str, Ragged]
 ) -> SampleTable:
-    """Join tables; of those with samples each has the metadata that are ``known``."""
+    """Join tables; each table that has samples has the metadata ``known``."""
     nothing = np.empty(0, np.int32)
     return SampleTable(
         start=start,

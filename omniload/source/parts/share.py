@@ -1,7 +1,7 @@
-"""Which units of a block each reader of a source has.
+"""The units of a block that each reader of a source reads.
 
-Rows are permuted inside a block, so any range of positions lies in all of its units: whoever has
-every third unit has about a third of each read, and no unit is decoded by two readers::
+Rows are permuted inside a block, so any range of positions lies in all units of the block. A reader that has every
+third unit therefore has about a third of each read, and no unit is decoded by two readers::
 
     block        u0       u1       u2       u3          of one epoch
     reader       0        1        2        0           of 3; the next block begins with reader 1
@@ -26,11 +26,11 @@ class Part:
     """One reader's part of a source."""
 
     number: int
-    """From 0."""
+    """Number of the part, from 0."""
     of: int
-    """Parts of the source."""
+    """Number of parts of the source."""
     also: tuple[int, ...] = ()
-    """Numbers of further parts that it has as well: of readers that are lost, until others are there."""
+    """Numbers of further parts that this reader has: the parts of lost readers, until new readers are ready."""
 
 
 WHOLE = Part(0, 1)
@@ -38,17 +38,17 @@ WHOLE = Part(0, 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What of some positions of a block is one reader's."""
+    """One reader's share of some positions of a block."""
 
     units: tuple[int, ...]
-    """Its units, by rising number."""
+    """Units of the share, by rising number."""
     rows: Rows
-    """Rows of its positions, ``[N]``: numbers into its units laid end to end."""
+    """Rows of the positions, ``[N]``: numbers into the units laid end to end."""
     places_N: NDArray[np.int64] | None = None
-    """Its positions, by their place among those asked for; ``None`` where all are."""
+    """Places of the positions among the requested ones; ``None`` for all of them."""
 
     def positions_N(self, start: int) -> NDArray[np.int64]:
-        """Return its positions, where those asked for begin at ``start``."""
+        """Return the positions of the share, if the requested positions begin at ``start``."""
         if self.places_N is None:
             return np.arange(start, start + len(self.rows))
         return start + self.places_N
@@ -66,17 +66,19 @@ class Share:
         """Return the share of a part.
 
         Args:
-            part: Whose.
-            block: Number of the block in its epoch: blocks of few units begin with another reader each.
+            part: The part.
+            block: Number of the block in its epoch. Each block begins with another reader, which spreads blocks of few
+                units.
             units_U: Units of the block.
             row_counts: Rows of each unit of the source.
-            rows: Rows asked for, ``[N]``: numbers into all units laid end to end.
-            left_out_U: Units that are nobody's.
+            rows: Requested rows, ``[N]``: numbers into all units laid end to end.
+            left_out_U: Whether each unit belongs to no reader, ``[U]``.
         """
-        # Nearly every source: nothing is worked out.
+        # This is the case for nearly every source, and needs no computation.
         if part.of == 1 and left_out_U is None:
             return cls(units=tuple(units_U.tolist()), rows=rows)
-        # By the place in the block: numbers of units are up to the shuffle, and might all be one reader's.
+        # Chosen by the place in the block. The shuffle decides the numbers of units, so all of them might go to one
+        # reader.
         of_part_U = (np.arange(len(units_U)) + block) % part.of
         mine_U = (
             np.isin(of_part_U, (part.number, *part.also)) if part.also else of_part_U == part.number
@@ -93,12 +95,12 @@ class Share:
         )
 
     def narrowed(self, row_counts: NDArray[np.int64]) -> "Share":
-        """Return it with no units but those that its rows lie in, where that is half of them at most.
+        """Return the share without the units that have none of its rows, if at most half of the units have any.
 
         Args:
             row_counts: Rows of each unit of the source.
         """
-        # More rows than that lie in most units, as they are permuted over all of them.
+        # If there are more rows, most units have some of them, because rows are permuted over all units.
         if not 0 < 2 * len(self.rows) <= len(self.units):
             return self
         units_U, rows_N = np.asarray(self.units), numbers_of(self.rows)
@@ -121,7 +123,7 @@ def _moved_up(
     counts_U: NDArray[np.int64],
     kept_U: NDArray[np.bool_],
 ) -> NDArray[np.int64]:
-    """Return rows, which lie in these units, as units that are not kept take no room."""
+    """Return rows of these units, renumbered after the units that are not kept are removed."""
     gone_U: NDArray[np.int64] = np.cumsum(np.where(kept_U, 0, counts_U))
     moved_N: NDArray[np.int64] = rows_N - gone_U[which_N]
     return moved_N
