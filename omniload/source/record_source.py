@@ -290,9 +290,7 @@ class RecordSource(Source):
         """Return a function from a row of a unit to the place of its record, as ``place_of`` of the format names it."""
         shard = int(self._order.shards_of(np.asarray([unit], np.int64))[0])
         path = self.shards[shard] if self.shards else ""
-        first = self._order.number_in_shard(
-            unit, 0
-        )  # once, because the call goes through all units
+        first = self._order.number_in_shard(unit, 0)  # once, because it goes through all units
         return partial(place_of or self._format.place_of, path, unit, first)
 
     def _judge_samples(self, block: Block, rows_N: NDArray[np.int64], samples: Samples) -> None:

@@ -1,11 +1,11 @@
 """Arrow IPC streams and files, and the folders that Hugging Face ``save_to_disk`` writes.
 
-A batch is a unit. It is read by its range, together with the schema and the dictionaries that come
-before it: a unit is decoded as a stream of one batch.
+A batch is a unit. It is read by its range, together with the schema and the dictionaries before it, and is decoded as a
+stream of one batch.
 
-Messages are found without reading what they carry. One is a length, a flatbuffer that says how much follows, and
-that many bytes. A file is a stream between two magics, with a footer that repeats where its batches lie; so one
-walk serves both (https://arrow.apache.org/docs/format/Columnar.html, "Serialization and Interprocess
+Messages are found without reading their bodies. A message is a length, a flatbuffer that gives the size of the body,
+and the body. A file is a stream between two magics, with a footer that repeats the places of the batches. The same walk
+therefore serves both (https://arrow.apache.org/docs/format/Columnar.html, "Serialization and Interprocess
 Communication"). Every number is checked against the file before it is used.
 """
 
@@ -40,7 +40,7 @@ __all__ = ["FORMAT", "ArrowFormat", "messages_of"]
 
 _STATE = "state.json"
 _INDICES = ("_indices_files", "_indices_data_files")
-# The magic and two zeros; at the end the length of the footer, of four bytes, and the magic.
+# The magic and two zeros; at the end, the length of the footer in four bytes, and the magic.
 _FILE_HEAD = 8
 _FILE_MAGIC = b"ARROW1"
 _CONTINUATION = b"\xff\xff\xff\xff"
@@ -48,7 +48,7 @@ _END_OF_STREAM = _CONTINUATION + bytes(4)
 
 _FILE_TAIL = 10
 _AT_ONCE = 4 << 10
-"""Bytes that hold the head of most messages."""
+"""Bytes that contain the head of most messages."""
 _LARGEST_METADATA = 64 << 20
 # Numbers of ``MessageHeader`` in Arrow's ``Message.fbs``.
 _RECORD_BATCH = 3
@@ -65,7 +65,7 @@ class ArrowFormat(IndexedFormat):
         self._files, self._config, self._columns = files, config, TableColumns(config)
         kind = index_kind("arrow", config)
         self._units = index_of(files, self._index, kind=kind, cache=cache)
-        # Consecutive units mostly follow the same schema, which is read once.
+        # Consecutive units mostly have the same schema, which is read only once.
         self._before: tuple[int, list[tuple[int, int]], bytes] = -1, [], b""
 
     @override
@@ -95,7 +95,7 @@ class ArrowFormat(IndexedFormat):
     def _columns_of(
         self, unit: int, names: Sequence[str]
     ) -> tuple[dict[str, pa.ChunkedArray], str]:
-        """Return the columns of a batch that have a name among ``names``, and where it lies."""
+        """Return the columns of a batch whose names are among ``names``, and the place of the batch."""
         place = self._units[unit]
         file, where = self._files[place.shard], f"batch {unit - self._units.first_of(place.shard)}"
         with reading(file, where):
@@ -112,18 +112,18 @@ class ArrowFormat(IndexedFormat):
         return columns, f"{file.path}: {where}"
 
     def _stream_head(self, unit: int) -> bytes:
-        """Return what comes before a batch in its stream and is no batch: the schema, and dictionaries."""
+        """Return the schema and the dictionaries that come before a batch in its stream."""
         units = self._units
         shard = units[unit].shard
         first = units.first_of(shard)
-        # By numpy: this is asked for every batch, and looks at all before it.
+        # With numpy, because each batch asks for this, and every batch before it is visited.
         starts = units.starts_U[first : unit + 1]
         stops = np.concatenate(([0], units.stops_U[first:unit]))
         at = np.flatnonzero(stops < starts)
         gaps = list(zip(stops[at].tolist(), starts[at].tolist(), strict=True))
         if self._before[:2] != (shard, gaps):
             head = b"".join(self._files[shard].read_ranges(gaps))
-            # A file is a stream, behind its magic.
+            # A file is a stream after a magic.
             head = head[_FILE_HEAD:] if head.startswith(_FILE_MAGIC) else head
             self._before = shard, gaps, head
         return self._before[2]
@@ -136,7 +136,7 @@ class ArrowFormat(IndexedFormat):
             if not file.size_bytes:
                 raise IntegrityError(f"{file.path}: is empty, without a schema; replace it")
             for message in messages_of(file):
-                # All of every head, and a sample of what the messages carry.
+                # The digest covers every head, and a sample of the bodies.
                 digest.update(message.metadata)
                 # The first message is the schema.
                 schema_stop = schema_stop or message.stop
@@ -146,7 +146,7 @@ class ArrowFormat(IndexedFormat):
                     stops.append(message.stop)
             head = file.read_range(0, schema_stop)
             head = head[_FILE_HEAD:] if head.startswith(_FILE_MAGIC) else head
-            # A stream of a schema and nothing else.
+            # A stream that has only a schema.
             schema = pa.ipc.open_stream(head + _END_OF_STREAM).schema
             sampled = digest_of_ranges(file, even_ranges(file.size_bytes))
             require_table(schema, self._config, file.path)
@@ -166,7 +166,7 @@ class ArrowFormat(IndexedFormat):
 
 def _read_columns(data: pa.Buffer, columns: Sequence[str]) -> dict[str, pa.ChunkedArray]:
     schema = pa.ipc.open_stream(data).schema
-    # Columns are chosen by number, and so the schema is read before: others are not decoded.
+    # Columns are chosen by number, so the schema is read first; other columns are not decoded.
     outer = dict.fromkeys(outer_of(schema.names, column) for column in columns)
     columns = [column for column in outer if column in schema.names]
     options = pa.ipc.IpcReadOptions(
@@ -178,9 +178,9 @@ def _read_columns(data: pa.Buffer, columns: Sequence[str]) -> dict[str, pa.Chunk
 
 
 def _require_sound(column: pa.ChunkedArray) -> None:
-    """Refuse offsets and indices that lead out of the batch: whatever reads them would follow.
+    """Raise an error for offsets and indices that lead out of the batch, because a reader would follow them.
 
-    Text that is not UTF-8 is no fault here; that is told row by row.
+    Text that is not UTF-8 is not a fault here, because it is reported row by row.
 
     Raises:
         pa.ArrowInvalid: Says what is wrong.
@@ -202,26 +202,26 @@ def _require_sound_array(array: pa.Array) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Message:
-    """One message, where it lies."""
+    """One message, and its place in the file."""
 
     kind: str
     """``schema``, ``dictionary`` or ``batch``."""
     start: int
-    """Its first byte."""
+    """First byte of the message."""
     stop: int
-    """The byte after its body."""
+    """First byte after its body."""
     rows: int
-    """Rows of a batch; 0 for the others."""
+    """Rows of a batch; 0 for other messages."""
     metadata: bytes
-    """The flatbuffer."""
+    """Flatbuffer of the message."""
 
 
 def messages_of(file: ShardFile) -> Iterator[_Message]:
-    """Walk over the messages of a shard.
+    """Yield the messages of a shard.
 
     Raises:
-        IntegrityError: It is neither a stream nor a file, is cut short, or says of itself what cannot be.
-        OSError: It cannot be read.
+        IntegrityError: The shard is neither a stream nor a file, is truncated, or has impossible metadata.
+        OSError: The shard cannot be read.
     """
     at, end = _bounds(file)
     first = True
@@ -246,7 +246,7 @@ def _fault(file: ShardFile, at: int, what: str) -> IntegrityError:
 
 
 def _bounds(file: ShardFile) -> tuple[int, int]:
-    """Return where messages start, and where they stop at the latest."""
+    """Return the start of the messages, and an upper limit of their end."""
     size = file.size_bytes
     head = file.read_range(0, min(_FILE_HEAD, size))
     if head[: len(_FILE_MAGIC)] != _FILE_MAGIC:
@@ -261,20 +261,21 @@ def _bounds(file: ShardFile) -> tuple[int, int]:
         )
     if not 0 < footer <= size - _FILE_HEAD - _FILE_TAIL:
         raise _fault(file, size - _FILE_TAIL, f"a footer of {footer} bytes")
-    # What the footer says of its batches is not looked at: the walk finds them, and what is damaged there.
+    # The footer's list of batches is not used, because the walk finds the batches and any damage in them.
     return _FILE_HEAD, size - _FILE_TAIL - footer
 
 
 def _message(file: ShardFile, at: int, end: int) -> _Message | None:
-    """Return the message at a place; ``None`` where the stream says that it ends."""
+    """Return the message at a byte; ``None`` if the stream ends there."""
     head = file.read_range(at, min(at + _AT_ONCE, end))
-    prefix = 8 if head[:4] == _CONTINUATION else 4  # before Arrow 0.15 there was no mark
+    # Before Arrow 0.15 there was no continuation mark
+    prefix = 8 if head[:4] == _CONTINUATION else 4
     if len(head) < prefix:
         raise _fault(file, at, "the end of the file, and the stream has not ended")
     length = int.from_bytes(head[prefix - 4 : prefix], "little", signed=True)
     if length == 0:
         return None
-    # Before memory is taken for it: a damaged length is any number.
+    # Checked before memory is taken, because a damaged length may be any number.
     if not 8 <= length <= min(end - at - prefix, _LARGEST_METADATA):
         raise _fault(file, at, f"a message with {length} bytes of metadata")
     metadata = head[prefix : prefix + length]
@@ -295,7 +296,7 @@ def _message(file: ShardFile, at: int, end: int) -> _Message | None:
 
 
 def _read(metadata: bytes) -> tuple[int, int, int]:
-    """Return type, length of the body, and rows of a message (``Message.fbs`` of Arrow).
+    """Return the type, the body length, and the rows of a message (``Message.fbs`` of Arrow).
 
     Raises:
         IndexError: An offset leads out of the metadata.
@@ -310,8 +311,8 @@ def _read(metadata: bytes) -> tuple[int, int, int]:
 
 
 def _place(metadata: bytes, table: int, field: int) -> int:
-    """Return where a field of a flatbuffer's table lies; 0 where it is left out."""
-    # By hand, and not by the library of flatbuffers: that follows offsets wherever they lead.
+    """Return the place of a field in a flatbuffer's table; 0 if the field is absent."""
+    # Without the flatbuffers library, because the library follows offsets wherever they lead.
     vtable = table - _number(metadata, table, 4)
     if 4 + 2 * field >= _number(metadata, vtable, 2):
         return 0
@@ -331,7 +332,7 @@ def _number(metadata: bytes, at: int, size: int) -> int:
 
 
 def _shards(files: Sequence[ShardFile], _: object) -> tuple[ShardFile, ...]:
-    """Put the shards that a ``state.json`` lists in its place."""
+    """Replace each ``state.json`` by the shards that it lists."""
     found: list[ShardFile] = []
     for file in files:
         found.extend(_listed(file) if file.path.rpartition("/")[2] == _STATE else [file])

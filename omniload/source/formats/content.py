@@ -1,9 +1,9 @@
-"""Digests of what shards hold: two shards of one name and size are told apart by them.
+"""Digests of the contents of shards, which distinguish two shards of the same name and size.
 
-A Parquet shard is told by its whole footer, with the statistics of its row groups, and by
-ranges of the column that is read; a file of text by ranges of its bytes; JSON lines by every
-byte, for their newlines are searched anyway. Ranges are a sample: other data differs in them,
-a few bytes that were changed between them do not show.
+The digest of a Parquet shard covers the whole footer, with the statistics of its row groups, and ranges of the column
+that is read. The digest of a text file covers ranges of its bytes. The digest of JSON lines covers every byte, because
+all bytes are searched for newlines anyway. Ranges are a sample: other data differs in them, but a change of a few bytes
+between them is not noticed.
 """
 
 import hashlib
@@ -33,14 +33,14 @@ _SAMPLE_BYTES = 8 << 10
 """Bytes of one range."""
 _SAMPLES = 8
 _TAIL_BYTES = 8
-"""Length of the footer and the magic at the end of a Parquet file."""
+"""Length of the end of a Parquet file, which is the length of the footer and the magic."""
 
 
 def digest_of_ranges(file: ShardFile, ranges: Sequence[tuple[int, int]]) -> str:
-    """Return a digest of bytes of a shard; it says where they lie, too.
+    """Return a digest of ranges of a shard, which also covers their positions.
 
     Raises:
-        IntegrityError: The file is shorter than it was.
+        IntegrityError: The file is shorter than before.
         OSError: The file cannot be read.
     """
     return digest_of_read(file, ranges, file.read_ranges(ranges))
@@ -49,7 +49,7 @@ def digest_of_ranges(file: ShardFile, ranges: Sequence[tuple[int, int]]) -> str:
 def digest_of_read(
     file: ShardFile, ranges: Sequence[tuple[int, int]], read: Sequence[bytes]
 ) -> str:
-    """Return the same of bytes that were read; see ``digest_of_ranges``."""
+    """Return the same digest for bytes that were read already; see ``digest_of_ranges``."""
     digest = xxhash.xxh3_128()
     for (start, stop), data in zip(ranges, read, strict=True):
         if len(data) != stop - start:
@@ -63,7 +63,7 @@ def digest_of_read(
 
 
 def even_ranges(size_bytes: int) -> list[tuple[int, int]]:
-    """Return ranges spread over a file, its first and last bytes among them; all of a small one."""
+    """Return ranges that are spread over a file and include its first and last bytes; all of a small file."""
     if size_bytes <= _SAMPLES * _SAMPLE_BYTES:
         return [(0, size_bytes)]
     last = size_bytes - _SAMPLE_BYTES
@@ -74,7 +74,7 @@ def even_ranges(size_bytes: int) -> list[tuple[int, int]]:
 def parquet_ranges(
     file: ShardFile, metadata: "pq.FileMetaData", columns: Sequence[str]
 ) -> list[tuple[int, int]]:
-    """Return the footer, and ranges in the middle of the chunks of ``columns`` in row groups spread over the shard.
+    """Return the footer, and ranges from the middle of chunks of ``columns`` in row groups spread over the shard.
 
     Raises:
         IntegrityError: The footer is longer than the file.
@@ -92,36 +92,37 @@ def parquet_ranges(
     for group in (metadata.row_group(i) for i in groups):
         for chunk in (group.column(i) for i in range(group.num_columns)):
             path = f"{chunk.path_in_schema}."
-            # With the dots: a list is stored as ``tokens.list.element``, and ``text`` is not ``text_2``.
+            # Compared with the dot, because a list is stored as ``tokens.list.element``, and ``text`` is not
+            # ``text_2``.
             if not any(path.startswith(f"{column}.") for column in columns):
                 continue
             start = chunk.data_page_offset
             if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
-                # A chunk begins with its dictionary, where it has one.
+                # A chunk begins with its dictionary, if it has one.
                 start = min(start, chunk.dictionary_page_offset)
             begin = start + max(0, (chunk.total_compressed_size - _SAMPLE_BYTES) // 2)
-            # Places in a footer may be damaged: nothing behind the data is read by them.
+            # Offsets in a footer may be damaged, so no range goes beyond the data.
             stop = min(begin + _SAMPLE_BYTES, start + chunk.total_compressed_size, footer)
             ranges.append((min(begin, stop), stop))
     return ranges
 
 
 def _spread(count: int) -> Iterable[int]:
-    """Return up to ``_SAMPLES`` numbers below ``count``, spread over them."""
+    """Return up to ``_SAMPLES`` numbers below ``count``, evenly spread."""
     if count <= _SAMPLES:
         return range(count)
     return ((count - 1) * i // (_SAMPLES - 1) for i in range(_SAMPLES))
 
 
 def digested(digest: xxhash.xxh3_128, chunks: Iterable[pa.Buffer]) -> Iterator[pa.Buffer]:
-    """Pass chunks on, and feed them to ``digest`` on the way."""
+    """Yield the chunks, and update ``digest`` with each."""
     for chunk in chunks:
         digest.update(chunk)
         yield chunk
 
 
 def digest_of(files: Sequence[ShardFile]) -> str:
-    """Return a digest of names and sizes: the same wherever the files lie and whenever they were copied."""
+    """Return a digest of names and sizes, which does not depend on the folder or the time of a copy."""
     return digest_of_texts(
         " ".join(
             f"{each.size_bytes} {each.path.rpartition('/')[2]}" for each in (file, *file.beside)

@@ -1,11 +1,11 @@
-"""Comma-separated values with a header: one row is one record, of which one column is read or several.
+"""Comma-separated values with a header: each row is a record, of which one or several columns are read.
 
-Fields have no types: beside the text a condition, or a column of yours, reads them as the kind of value that it asks
-for, and a key as it stands. An empty field is no number, no truth and no key; of texts it is one.
+Fields have no types. Next to the text, a condition or a user's column reads a field as the type that it needs, and a
+key uses the field unchanged. An empty field is no number, boolean or key, but it is a text.
 
-A quoted field may hold newlines, so where a row ends depends on the quotes before it: an even number
-of them. That holds as long as quotes open and close fields (RFC 4180); a quote inside a field that is
-not quoted would turn everything behind it inside out, and is refused where it stands.
+A quoted field may contain newlines, so the end of a row depends on the quotes before it, whose number must be even.
+This is correct if quotes open and close fields (RFC 4180). A quote inside an unquoted field would invert the meaning of
+everything after it, so such a quote is refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +55,7 @@ _HEAD_BYTES = 16
 
 
 class CsvFormat(IndexedFormat):
-    """Reads a column of text, or several that become one object."""
+    """Reads a text column, or several columns that become one object."""
 
     holds_text = True
     units_are_bytes = True
@@ -65,12 +65,12 @@ class CsvFormat(IndexedFormat):
         self, files: Sequence[ShardFile], config: CsvSource, cache: IndexCache | None = None
     ) -> None:
         self._files, self._config = files, config
-        # With the column: the header is looked at for it when a shard is indexed, and never again. Of 2, compressed
-        # shards go to their end.
+        # The text column is part of the key, because the header is checked for it only when a shard is indexed. In
+        # version 2, the units of compressed shards go to the end of the shard.
         kind = f"csv 2/{config.delimiter}/{config.quoted}/{config.unit}/{config.text}"
         self._texts = (config.text, *config.beside_columns)
-        """Columns that make the text of a record."""
-        # Read here: a property of the configuration is worked out whenever it is asked for, and units are many.
+        """Columns that make up the text of a record."""
+        # Stored here, because a property of the configuration is computed at each access, and there are many units.
         self._key = config.key_column
         self._own = config.columns_read
         keys = () if self._key is None else (self._key,)
@@ -86,9 +86,9 @@ class CsvFormat(IndexedFormat):
         units, place = self._units, self._units[unit]
         file = self._files[place.shard]
         with reading(file, f"bytes {place.start} to {place.stop}"):
-            # The header goes in front of every unit: the column is found by its name.
+            # The header is put before every unit, so that columns are found by name.
             if codec_of(file) is None:
-                # It ends where the first unit begins.
+                # The header ends at the start of the first unit.
                 header = range_of(file, 0, units[units.first_of(place.shard)].start)
                 body = range_of(file, place.start, place.stop)
             else:
@@ -107,19 +107,19 @@ class CsvFormat(IndexedFormat):
     def _parsed(
         self, header: pa.Buffer, body: pa.Buffer, unit: Unit, path: str, before: int
     ) -> Records:
-        """Decode the rows of a unit, ``before`` of which its shard holds others; the header is no row."""
+        """Decode the rows of a unit after a header; ``before`` is the number of rows in the shard before the unit."""
         at = RowsAt(where=path, first=before)
-        # Arrow leaves a mark of the byte order out too, but not where it is read as Latin-1 below.
+        # Arrow removes a byte-order mark too, but not if the bytes are read as Latin-1 below.
         data = b"".join((memoryview(header), memoryview(body))).removeprefix(MARK)
         bad: dict[int, str] = {}
         try:
             columns = self._columns(data, self._names)
         except pa.ArrowInvalid:
-            # A row has too many fields or too few. Arrow hands such rows over as text and drops them;
-            # as Latin-1 any bytes are text, and commas, quotes and newlines stay what they are. The header too: Arrow
-            # would find no mark of the byte order there, and no name with letters beyond ASCII.
+            # A row has too many or too few fields. Arrow passes such a row to a handler as text, and drops it. As
+            # Latin-1, any bytes are text, and commas, quotes and newlines keep their meaning. Arrow then recognises no
+            # byte-order mark and no names beyond ASCII, so both are treated here.
             def note(row: csv.InvalidRow) -> str:
-                at = row.number - 2  # from 1, and the header is one
+                at = row.number - 2  # from 1, and the header counts as a row
                 bad[at] = f"has {row.actual_columns} fields, not {row.expected_columns}"
                 return "skip"
 
@@ -134,7 +134,7 @@ class CsvFormat(IndexedFormat):
             records, faults = self._records(held, at)
             return records.with_faults(faults, partial(row_at, at))
         rows = np.delete(np.arange(count), sorted(bad))
-        # Told by their numbers in the file, which those between them have a part in.
+        # Rows are named by their number in the file, for which the bad rows between them count.
         names = [f"{at.word} {before + row}" for row in rows.tolist()]
         records, faults = self._records(held, replace(at, names=names))
         records = _spread(records, rows, count)
@@ -144,7 +144,7 @@ class CsvFormat(IndexedFormat):
     def _records(
         self, columns: Mapping[str, pa.ChunkedArray], at: RowsAt
     ) -> tuple[Records, dict[int, str]]:
-        """Return the records of rows that could be parsed, and what is wrong with one beside its text, by its row."""
+        """Return the records of the rows that could be parsed, and the faults outside their texts, by row."""
         where, rows = self._config.where, len(columns[self._config.text])
         faults: dict[int, str] = {}
         kept_B = keys_B = None
@@ -190,15 +190,16 @@ class CsvFormat(IndexedFormat):
     ) -> list[pa.ChunkedArray]:
         table = csv.read_csv(
             pa.BufferReader(data),
-            # In one thread, else a bad row is told without its number; in one block, else a long row is refused.
+            # In one thread, because otherwise bad rows have no number; in one block, because otherwise a long row is
+            # refused.
             read_options=csv.ReadOptions(use_threads=False, block_size=len(data) + 1),
             parse_options=self._parse_options(note),
             convert_options=csv.ConvertOptions(
-                # Bytes: one row that is no text must not refuse all.
+                # Read as bytes, so that one row of invalid text does not make the whole unit fail.
                 check_utf8=False,
                 include_columns=list(names),
                 column_types=dict.fromkeys(names, pa.large_binary()),
-                # An empty field is an empty text, and no null.
+                # An empty field is an empty text, not a null.
                 strings_can_be_null=False,
             ),
         )
@@ -235,7 +236,7 @@ class CsvFormat(IndexedFormat):
         start, ends, content = int(ends[0]), ends[1:], digest.hexdigest()
         if plain:
             return byte_ranges(file, start, ends, unit_bytes=self._config.unit, content=content)
-        # Up to its last byte, behind which blank lines may lie.
+        # Up to the last byte, because blank lines may follow the last row.
         return whole_shard(file, start, rows.at, rows=len(ends), content=content)
 
     def _require_columns(self, file: ShardFile, stop: int) -> None:
@@ -245,7 +246,7 @@ class CsvFormat(IndexedFormat):
                 "is it of this type, with this delimiter?"
             )
         with stream_of(file) as stream:
-            # Of a header without rows the newline may be left out, and Arrow takes it for no row at all.
+            # A header without rows may lack its newline, and Arrow would then see no row at all.
             header = stream.read_buffer(stop).to_pybytes().removesuffix(_NEWLINES) + _NEWLINES
         names = csv.read_csv(
             pa.BufferReader(header), parse_options=self._parse_options()
@@ -253,7 +254,7 @@ class CsvFormat(IndexedFormat):
         odd = next((name for name in self._names if names.count(name) != 1), None)
         if odd is not None:
             has = "no column" if odd not in names else "more than one column"
-            # Quoted: pandas gives its index no name.
+            # Quoted, because pandas writes its index with an empty name.
             shown = ", ".join(map(repr, names))[:300]
             choice = (
                 said_of_choice("text", names) if odd == self._config.text else "correct the name"
@@ -265,13 +266,13 @@ class CsvFormat(IndexedFormat):
 
 
 def _from_latin(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    # Back to the bytes that they were before they were made text.
+    # Convert back to the original bytes.
     values = [value.decode().encode("latin-1") for value in column.to_pylist()]
     return pa.chunked_array([pa.array(values, pa.large_binary())])
 
 
 def _spread(records: Records, rows: NDArray[np.int64], count: int) -> Records:
-    """Put the rows that could be parsed in their places among so many; what stands between them is empty."""
+    """Put the parsed rows at their places among ``count`` rows; the rows between them are empty."""
 
     def spread(values: NDArray[Any], between: float) -> NDArray[Any]:
         found = np.full(count, between, values.dtype)
@@ -294,32 +295,32 @@ def _spread(records: Records, rows: NDArray[np.int64], count: int) -> Records:
 
 @dataclass(slots=True, kw_only=True)
 class _Rows:
-    """Finds where rows end, chunk by chunk; blank lines are no rows."""
+    """Finds the ends of rows, chunk by chunk; blank lines are not rows."""
 
     path: str
     quoted: bool
     delimiter: int
     at: int = 0
-    """Bytes seen."""
+    """Bytes read so far."""
     quotes: int = 0
-    """Quotes seen."""
+    """Quotes read so far."""
     before: int = _NEWLINE
     """The byte before the next chunk."""
     waits: bool = False
-    """Whether that is a carriage return, outside of quotes."""
+    """Whether this byte is a carriage return outside of quotes."""
     row_start: int = 0
     ends: list[NDArray[np.int64]] = field(default_factory=list)
 
     def take(self, data: NDArray[np.uint8]) -> None:
-        """Look at the next bytes.
+        """Process the next bytes.
 
         Raises:
-            IntegrityError: A quote, or a carriage return, stands where none can.
+            IntegrityError: A quote, or a carriage return, is at a place where none is allowed.
         """
         newlines = np.flatnonzero(data == _NEWLINE)
         returns = np.flatnonzero(data == _RETURN)
         previous = np.concatenate(([self.before], data[:-1])).astype(np.uint8)
-        # Behind a mark of the byte order the first row begins: a quote there opens its first field.
+        # The first row begins after a byte-order mark, so a quote there opens its first field.
         if self.at == 0 and bytes(data[: len(MARK)]) == MARK:
             self.row_start = len(MARK)
             previous[len(MARK) : len(MARK) + 1] = _NEWLINE
@@ -340,7 +341,7 @@ class _Rows:
         self.before = int(data[-1])
 
     def finished(self) -> NDArray[np.int64]:
-        """Return the byte after each row, the header among them.
+        """Return the end of each row, including the header.
 
         Raises:
             IntegrityError: A quoted field is still open.
@@ -357,12 +358,12 @@ class _Rows:
         return np.append(ends, self.at) if self.at > self.row_start else ends
 
     def _outside(self, quotes: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.bool_]:
-        # An even number of quotes before a place closes what they opened.
+        # An even number of quotes before a place means that all of them are closed.
         outside: NDArray[np.bool_] = (np.searchsorted(quotes, places) + self.quotes) % 2 == 0
         return outside
 
     def _require_openings(self, previous: NDArray[np.uint8], quotes: NDArray[np.int64]) -> None:
-        # Every second one opens a field; which ones, the quotes of earlier chunks decide.
+        # Every second quote opens a field; the quotes of earlier chunks decide which.
         opening = quotes[self.quotes % 2 :: 2]
         left = previous[opening]
         wrong = opening[
@@ -375,7 +376,7 @@ class _Rows:
             )
 
     def _require_pairs(self, data: NDArray[np.uint8], returns: NDArray[np.int64]) -> None:
-        """Refuse a carriage return outside of quotes with no newline behind it: readers differ in what it means."""
+        """Raise for a carriage return outside of quotes without a newline: readers disagree on its meaning."""
         last = len(data) - 1
         if self.waits and data[0] != _NEWLINE:
             raise self._alone(self.at - 1)

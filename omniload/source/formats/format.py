@@ -1,4 +1,4 @@
-"""The protocol of a format, and the words it is spoken in.
+"""The protocol of a format, and the types that it uses.
 
 Shape suffixes:
     U  units of a source      B  records of one unit        F  files of a source
@@ -44,66 +44,68 @@ __all__ = [
 ]
 
 COUNTED = "counted from "
-"""Behind what a record is called by its number: from where on."""
+"""Text after the number of a record in messages, before the start of the count."""
 
 FIRST_BYTES = 1 << 20
-"""Most bytes, decompressed, that are looked at for the first records of a source."""
+"""Most decompressed bytes that are read for the first records of a source."""
 LATER_BYTES = 1 << 16
-"""Most bytes, decompressed, that are looked at for the first records of a later file of it."""
+"""Most decompressed bytes that are read for the first records of each later file of a source."""
 FIRST_RECORDS = 64
-"""Most records that are looked at for the first of a source."""
+"""Most records that are decoded for the first records of a source."""
 MAX_UNIT_BYTES = LARGEST_UNIT_BYTES
-"""Largest unit that is decoded in memory at once, decompressed."""
+"""Largest decompressed unit that is decoded in memory at once."""
 BESIDE_CHATS = (
     ("tools", "are", ("tools",)),
     ("system", "is", ("system", "system_prompt")),
 )
-"""What may stand beside the messages of a conversation, as ``chat`` has it, and what those who write it call it."""
+"""Fields of ``chat`` that may accompany the messages of a conversation, with the names that data sets give them."""
 MAX_UNIT_RECORDS = 1 << 27
-"""Most records of a unit: their order alone takes 1 GiB of memory. A damaged head claims more than any file holds."""
+"""Most records of a unit: their order alone takes 1 GiB. A damaged head may claim more records than any file has."""
 
 
 class Unit(NamedTuple):
-    """One unit: where it lies, and how many records it holds."""
+    """One unit: its place, and the number of its records."""
 
     shard: int
     """Number of its shard."""
     start: int
-    """As ``UnitTable.starts_U``."""
+    """Start of the unit; see ``UnitTable.starts_U``."""
     stop: int
-    """As ``UnitTable.stops_U``."""
+    """End of the unit; see ``UnitTable.stops_U``."""
     rows: int
-    """Records in it."""
+    """Records of the unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitTable:
-    """What can be decoded on its own: row groups, byte ranges, groups of files."""
+    """The units of a source, which can be decoded separately: row groups, byte ranges, or groups of files."""
 
     rows_U: NDArray[np.int64]
     """Records in each unit."""
     shards_U: NDArray[np.int64]
-    """Number of the shard that holds it; never falling."""
+    """Number of the shard of each unit, never falling."""
     starts_U: NDArray[np.int64]
-    """Where the unit starts; a row group, a byte or a file, as the format counts."""
+    """Start of each unit: a row group, a byte or a file, depending on the format."""
     stops_U: NDArray[np.int64]
-    """Where it stops."""
+    """End of each unit, exclusive."""
     contents_F: tuple[str, ...] = ()
-    """Digest of what each file holds, in the order of the files; empty for one that holds no record."""
+    """Digest of the content of each file, in the order of the files; empty for a file without records."""
     are_whole_files: bool = False
-    """Whether a unit is a shard of its own and some files, of one record each, whose numbers ``starts_U`` and
-    ``stops_U`` are; else the number of a shard is that of its file."""
+    """Whether each unit is a shard of its own that consists of files, one record each.
+
+    If so, ``starts_U`` and ``stops_U`` are numbers of files; otherwise the number of a shard is the number of its file.
+    """
 
     def __len__(self) -> int:
         return len(self.rows_U)
 
     def __getitem__(self, unit: int) -> Unit:
-        """Return the unit of a number."""
+        """Return the unit with a number."""
         columns = (self.shards_U, self.starts_U, self.stops_U, self.rows_U)
         return Unit(*(int(column[unit]) for column in columns))
 
     def first_filled(self) -> int | None:
-        """Return the number of the first unit that holds a record; ``None`` where no unit does."""
+        """Return the number of the first unit that has a record; ``None`` if no unit has one."""
         filled = np.flatnonzero(self.rows_U)
         return int(filled[0]) if len(filled) else None
 
@@ -112,18 +114,18 @@ class UnitTable:
         return int(np.searchsorted(self.shards_U, shard))
 
     def rows_before(self, unit: int) -> int:
-        """Return how many records the shard of a unit holds before it."""
+        """Return the number of records in the shard of a unit before the unit."""
         return int(self.rows_U[self.first_of(int(self.shards_U[unit])) : unit].sum())
 
     def files_of(self, unit: int) -> range:
-        """Return the numbers of the files that a unit lies in."""
+        """Return the numbers of the files of a unit."""
         if self.are_whole_files:
             return range(int(self.starts_U[unit]), int(self.stops_U[unit]))
         shard = int(self.shards_U[unit])
         return range(shard, shard + 1)
 
     def records_F(self, files: int) -> NDArray[np.int64]:
-        """Return the records of each of so many files."""
+        """Return the number of records of each file, ``[F]``; ``files`` is the number of files."""
         if self.are_whole_files:
             return np.ones(files, np.int64)
         return np.bincount(self.shards_U, self.rows_U, minlength=files).astype(np.int64)
@@ -136,30 +138,33 @@ class Records:
     column: Ragged
     """Token ids (int32) or UTF-8 text (uint8) of each record."""
     bad_B: NDArray[np.bool_]
-    """True where a record could not be decoded; its sequence means nothing."""
+    """Whether each record could not be decoded, ``[B]``; the sequence of a bad record has no meaning."""
     reason: str = ""
-    """Where the first bad record is and what is wrong with it."""
+    """Place of the first bad record, and its fault."""
     others: Mapping[str, Ragged] = field(default_factory=dict)
-    """Further columns by name, a sequence a record; an aligned one has the lengths of ``column`` where that is good."""
+    """Further columns by name, one sequence per record.
+
+    Aligned columns have the lengths of ``column`` in good records.
+    """
     keys_B: NDArray[np.uint64] | None = None
-    """Hash of what each record is known by, where its source names that; see ``omniload.mix.schema.splits``."""
+    """Hash of the key of each record, ``[B]``, if the source names a key; see ``omniload.mix.schema.splits``."""
     is_own: bool = False
-    """Whether ``column`` lies in memory of its own, without room beyond it, so that a block holds it as it is."""
+    """Whether ``column`` owns its memory and has no spare room, so that a block can hold it without a copy."""
     kept_B: NDArray[np.bool_] | None = None
-    """False where a condition of the source leaves a record out; ``None`` where it has none."""
+    """False for records that a condition of the source leaves out, ``[B]``; ``None`` if there is no condition."""
 
     @classmethod
     def of_texts(cls, texts: "list[str | None]", reason: str = "") -> Self:
-        """Hold texts; ``None`` is a bad record."""
-        # Large: texts of a unit may be more than the 2 GiB that offsets of 32 bits reach.
+        """Make records of texts; ``None`` stands for a bad record."""
+        # Large strings, because the texts of a unit may exceed the 2 GiB that 32-bit offsets can address.
         array = pa.array(texts, pa.large_string())
         bad = np.fromiter((text is None for text in texts), np.bool_, len(texts))
         return cls(column=text_bytes(array), bad_B=bad, reason=reason)
 
     def first(self, count: int) -> "Records":
-        """Return the first records, as many as ``count``."""
+        """Return the first ``count`` records."""
         count = min(count, len(self.column))
-        # Keys and further columns are left behind: whoever looks at first records asks for texts and lengths.
+        # Keys and further columns are left out, because callers only need the texts and lengths of first records.
         offsets = self.column.offsets[: count + 1]
         column = Ragged(values_V=self.column.values_V[: offsets[-1]], offsets=offsets)
         bad_B = self.bad_B[:count]
@@ -171,11 +176,11 @@ class Records:
         )
 
     def with_faults(self, faults: Mapping[int, str], place: Callable[[int], str]) -> "Records":
-        """Return the records, of which further ones are bad.
+        """Return the records with further records marked as bad.
 
         Args:
-            faults: What is wrong with each of those, by its row.
-            place: Says where a row lies, as a reason begins.
+            faults: Fault of each further bad record, by row.
+            place: Returns the place of a row, for the beginning of a reason.
         """
         if not faults:
             return self
@@ -188,26 +193,26 @@ class Records:
 
     @property
     def usable_B(self) -> NDArray[np.bool_]:
-        """True where a record is sound, and no condition leaves it out."""
+        """True for each sound record that no condition leaves out."""
         return ~self.bad_B if self.kept_B is None else ~self.bad_B & self.kept_B
 
 
 class Format(Protocol):
-    """Cuts the files of a source into units and decodes one at a time. Not thread-safe."""
+    """Divides the files of a source into units and decodes one unit at a time. Not thread-safe."""
 
     units_are_bytes: bool = False
-    """Whether a unit is a range of bytes, of what is decompressed where a shard is compressed."""
+    """Whether a unit is a range of bytes; in a compressed shard, of decompressed bytes."""
     holds_text: bool
-    """Whether records are text, to be tokenised, or token ids."""
+    """Whether records are text, which must be tokenised, or token ids."""
     records_from: str = "0"
-    """What the first record of a shard is called, and where it stands."""
+    """Number or name of the first record of a shard in messages."""
 
     def units(self) -> UnitTable:
-        """Return the units of the source; they do not change while it is open.
+        """Return the units of the source; they do not change while the source is open.
 
         Raises:
-            ConfigError: A shard has no such column, or a unit is too large.
-            IntegrityError: A shard is cut short, corrupt, or changed.
+            ConfigError: A shard lacks the column, or a unit is too large.
+            IntegrityError: A shard is truncated, corrupt, or changed.
         """
         ...
 
@@ -215,17 +220,19 @@ class Format(Protocol):
         """Decode the records of a unit.
 
         Raises:
-            IntegrityError: The shard is cut short, corrupt, or changed since the source was
-                opened. Single bad records are marked instead.
+            IntegrityError: The shard is truncated, corrupt, or changed since the source was opened. Single bad records
+                are marked instead.
             UnavailableError: The store did not answer.
         """
         ...
 
     def sizes_U(self) -> NDArray[np.int64] | None:
-        """Return what the records of each unit take, ``[U]``, in bytes of one kind, for a few reads of footers at most.
+        """Return the bytes of the records of each unit, ``[U]``, all measured in the same way.
+
+        Reads a few footers at most.
 
         Returns:
-            Below 0 for a unit of which it is not known; ``None`` where none is.
+            Below 0 for a unit of unknown size; ``None`` if no size is known.
 
         Raises:
             OmniloadError: As for ``units``.
@@ -233,8 +240,8 @@ class Format(Protocol):
         units = self.units()
         return units.stops_U - units.starts_U if self.units_are_bytes else None
 
-    def reach(self, unit: int) -> None:  # noqa: ARG002 -- most formats are there at once
-        """Go to where a unit begins, where that takes anything: reading it then takes what its own bytes do.
+    def reach(self, unit: int) -> None:  # noqa: ARG002 -- most formats reach a unit directly
+        """Move to the start of a unit if this takes any work, so that reading the unit only has to read its own bytes.
 
         Raises:
             OmniloadError: As for ``read_unit``.
@@ -242,22 +249,24 @@ class Format(Protocol):
         return
 
     def name_of_record(self, number: int) -> str:
-        """Return what people call a record of a shard that has ``number`` before it."""
+        """Return the name in messages of the record that has ``number`` records before it in its shard."""
         return f"record {number}, {COUNTED}{self.records_from}"
 
     def place_of(self, shard: str, unit: int, before: int, row: int) -> tuple[str, str]:  # noqa: ARG002 -- of groups
-        """Return the path of the file that holds a record, and what people call the record there: nothing of all of it.
+        """Return the file of a record, and the record's name there; the name is empty if the file is the record.
 
         Args:
-            shard: Path of its shard.
-            unit: Number of its unit.
+            shard: Path of the shard.
+            unit: Number of the unit.
             before: Records of the shard before the unit.
-            row: Its row in the unit.
+            row: Row of the record in the unit.
         """
         return shard, self.name_of_record(before + row)
 
     def found_at(self, shard: str, unit: int, before: int, row: int) -> tuple[str, str]:
-        """Return what ``place_of`` does, by a name that is in the data, where records have one: it is read for that.
+        """Return the same as ``place_of``, but with the name that the data gives the record, if there is one.
+
+        The name is read from the data.
 
         Raises:
             OmniloadError: As for ``read_unit``.
@@ -268,20 +277,20 @@ class Format(Protocol):
         """Decode a few records from the start of the source, from at most about ``FIRST_BYTES`` or one unit.
 
         Returns:
-            Those records; none where even the first is larger.
+            The records; none if even the first record is larger.
 
         Raises:
             OmniloadError: As for ``read_unit``.
         """
         ...
 
-    def first_records_of(self, file: int) -> Records | None:  # noqa: ARG002 -- of tables an index sees every column
+    def first_records_of(self, file: int) -> Records | None:  # noqa: ARG002 -- the index of a table sees every column
         """Decode a few records from the start of a file, from at most about ``LATER_BYTES`` or one unit of text.
 
-        Where the first record is longer, that may be ``FIRST_BYTES``.
+        If the first record is longer, up to ``FIRST_BYTES`` are read.
 
         Returns:
-            Those records; ``None`` where an index says as much of a file, or they take more.
+            The records; ``None`` if the index says as much about the file, or if the records take more bytes.
 
         Raises:
             OmniloadError: As for ``read_unit``.
@@ -289,7 +298,7 @@ class Format(Protocol):
         return None
 
     def doubt(self) -> str:
-        """Say what of the first records is left out though it looks like a part of them; empty where nothing is.
+        """Describe data that the first records leave out although it looks like a part of them; empty if there is none.
 
         Raises:
             OmniloadError: As for ``read_unit``.
@@ -298,7 +307,7 @@ class Format(Protocol):
 
 
 class IndexedFormat(Format):
-    """A format whose units are known once it is open."""
+    """A format whose units are known once it is opened."""
 
     _units: UnitTable
 
@@ -312,21 +321,21 @@ class IndexedFormat(Format):
         return Records.of_texts([]) if unit is None else self._first_of(unit)
 
     def _first_of(self, unit: int) -> Records:
-        """Return the first records of a unit that holds some."""
+        """Return the first records of a unit that has records."""
         return self.read_unit(unit).first(FIRST_RECORDS)
 
 
 def require_as_indexed(path: str, unit: Unit, found: int, what: str = "records") -> None:
-    """Refuse a unit of bytes that holds another number of records than its index says.
+    """Raise an error for a unit of bytes that has another number of records than its index says.
 
     Args:
-        path: Of its shard.
-        unit: Where it lies, and how many records it had.
-        found: Records that it holds now.
-        what: What the format calls its records.
+        path: Path of the shard.
+        unit: The unit as the index describes it.
+        found: Number of records that the unit has now.
+        what: Name of the format's records in the plural.
 
     Raises:
-        IntegrityError: The shard was written anew since.
+        IntegrityError: The shard was rewritten since it was indexed.
     """
     if found != unit.rows:
         raise IntegrityError(
@@ -336,16 +345,16 @@ def require_as_indexed(path: str, unit: Unit, found: int, what: str = "records")
 
 
 def said_of_place(place: tuple[str, str]) -> str:
-    """Return a place as ``Format.place_of`` gives it, for a message."""
+    """Return the text for a place from ``Format.place_of``, for a message."""
     return ": ".join(filter(None, place))
 
 
 def doubt_of_beside(transforms: Sequence[TransformConfig], filled: Collection[str]) -> str:
-    """Say whether what stands beside conversations is not read, or is looked for where it is not; empty if all is well.
+    """Describe fields next to conversations that are unread, or missing where they are read; empty if all is well.
 
     Args:
-        transforms: Of the source.
-        filled: Keys or columns under which any of the first records has something.
+        transforms: Transforms of the source.
+        filled: Keys or columns that have a value in any of the first records.
     """
     chat = encoding_of(transforms)
     if not isinstance(chat, MessageTransform) or getattr(chat, "form", "chat") == "text":
@@ -360,7 +369,7 @@ def doubt_of_beside(transforms: Sequence[TransformConfig], filled: Collection[st
                 f"the first records have {there!r} beside their messages, which {what} not read: say {key}: {there} in "
                 f"the transform {chat.type}, unless it is to be left out"
             )
-        # One inside another is looked for in its place alone.
+        # A nested field is only looked for in its own place.
         if named is not None and named not in filled and "." not in named:
             return (
                 f"none of the first records has {key} under {named!r}, which the transform {chat.type} names: correct "
@@ -370,14 +379,14 @@ def doubt_of_beside(transforms: Sequence[TransformConfig], filled: Collection[st
 
 
 def doubt_of_prompt(transforms: Sequence[TransformConfig], there: Collection[str]) -> str:
-    """Say which part of a prompt none of the first lines has; empty where there is none such.
+    """Name the part of a prompt that none of the first lines has; empty if there is no such part.
 
     Args:
-        transforms: Of the source.
-        there: Keys that any of the first lines has, whatever lies under them.
+        transforms: Transforms of the source.
+        there: Keys that any of the first lines has, with any value.
     """
     completion = encoding_of(transforms)
-    # A prompt under one key is in every line, or its line is a bad one.
+    # If the prompt is one key, each line has it or is a bad line.
     if not isinstance(completion, CompletionTransform) or isinstance(completion.prompt, str):
         return ""
     absent = next((key for key in completion.asks if key not in there and "." not in key), None)

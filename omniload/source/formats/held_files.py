@@ -1,4 +1,4 @@
-"""Files whose units are at hand decoded: nothing of them is read any more, and yet each is to be what it was."""
+"""Checks of files whose units are decoded in memory: they are not read again, but they must not change either."""
 
 import os
 import time
@@ -17,21 +17,21 @@ from omniload.source.formats.format import UnitTable
 __all__ = ["HeldFiles"]
 
 _EVERY_S = 5.0
-"""Seconds after which a file is looked at again."""
+"""Seconds between two checks of a file."""
 _REST = 100
-"""Of the time of one look, how much passes before the next: file systems that are slow are asked less."""
+"""Pause after a check, as a multiple of its duration, so that slow file systems are asked less often."""
 
 
 class HeldFiles:
-    """The local files of a source, each looked at now and then while its units are drawn from. For one thread.
+    """The local files of a source. Each is checked now and then while its units are drawn from. Not thread-safe.
 
-    What is at hand outlasts an outage, and a folder that is away: whoever decodes the next unit tells of either. So a
-    store, which takes a request to be asked, is not looked at here.
+    Decoded units survive an outage or a missing folder; the next decoding reports either. A file on a store is not
+    checked here, because the check would cost a request.
 
     Args:
         units: Units of the source.
-        files: Its files, by number.
-        now_s: A clock that never goes back.
+        files: Files of the source, by number.
+        now_s: A monotonic clock.
     """
 
     def __init__(
@@ -42,16 +42,18 @@ class HeldFiles:
     ) -> None:
         self._units, self._files, self._now_s = units, files, now_s
         self._due_F = np.full(len(files), -np.inf)
-        """When each is to be looked at again; those of stores never."""
+        """Time of the next check of each file, ``[F]``; infinite for files on stores."""
         self._due_F[[file.remote is not None for file in files]] = np.inf
         self._last: tuple[tuple[int, ...], NDArray[np.int64]] = (), np.empty(0, np.int64)
-        """Units that were asked for last, and their files."""
+        """Units of the last call, and their files."""
 
     def require_unchanged(self, units: tuple[int, ...]) -> None:
-        """Refuse a file of some units that is no more what the source was opened with, if its time has come.
+        """Raise an error if a file of the units differs from the file that was opened.
+
+        Checks a file only when it is due.
 
         Raises:
-            IntegrityError: Its size or modification time differs.
+            IntegrityError: The size or modification time of a file differs.
         """
         if units != self._last[0]:
             numbers = sorted(set(chain.from_iterable(map(self._units.files_of, units))))

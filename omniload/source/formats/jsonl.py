@@ -1,8 +1,7 @@
-"""Lines of JSON: shards are cut into ranges of bytes, of compressed ones as they are decompressed.
+"""Lines of JSON. Shards are divided into ranges of bytes, and compressed shards into ranges of decompressed bytes.
 
-Every line is read as by itself, by ``parsing.json_lines``, so what a line holds never depends on
-its neighbours, nor on the unit that it falls into. A line that cannot be used keeps its
-position, so mending it later moves no other record.
+``parsing.json_lines`` reads every line separately, so the content of a line never depends on its neighbours, or on the
+unit that it falls into. A line that cannot be used keeps its position, so repairing it later moves no other record.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,12 +76,14 @@ from omniload.source.sample_tags import LineTags, Tags
 __all__ = ["FORMAT", "JsonlFormat"]
 
 _UNMARKED = "/unmarked"
-"""Behind the digest of a file with a byte-order mark: it is left out, where releases before read a bad line."""
+"""Suffix of the digest of a file with a byte-order mark, which is removed; earlier releases read a bad line instead."""
 _FIRST_LINES = 256
-"""Lines that are looked at for what stands beside what is read."""
+"""Lines that are checked for fields next to the fields that are read."""
 _LONG_LINE = 1 << 14
-"""Bytes of a line, in the mean, from which on each is parsed by itself: as quick as many at once, and what must be
-looked at before those is looked at by the parser."""
+"""Mean bytes of a line from which each line is parsed separately.
+
+This is as fast as parsing many lines at once, which needs a check beforehand that the parser then makes itself.
+"""
 
 
 class JsonlFormat(IndexedFormat):
@@ -96,7 +97,7 @@ class JsonlFormat(IndexedFormat):
         self._files, self._unit_bytes = files, config.unit
         self.holds_text = config.holds_text
         self._lines = _TextLines(config) if config.holds_text else TokenLines(config)
-        # Whatever key is read, lines are cut alike: one index serves all.
+        # Files are divided in the same way for every key, so one index serves all keys.
         kind = f"lines/{config.unit}"
         self._kept = cache.path(kind) if cache else None
         self._points = KeptPoints(cache, kind)
@@ -105,14 +106,14 @@ class JsonlFormat(IndexedFormat):
         self._units = index()
         if config.shuffle.method == "units":
             far = [file for i, file in enumerate(files) if self._last_start(i) > NEAR_BYTES]
-            # An index that an earlier release kept says nothing of places.
+            # An index from an earlier release has no entry points.
             if anew := {file.path for file in far if self._points.farthest(file) is None}:
                 self._units = index(anew=anew)
             require_near(far, self._points)
         self._points.keep_only(files)
 
     def _last_start(self, file: int) -> int:
-        """Return where the last unit of a file starts, decompressed; of a plain one 0, as all of it is near."""
+        """Return the decompressed start of the last unit of a file; 0 for a plain file, which is read at any byte."""
         first, behind = map(self._units.first_of, (file, file + 1))
         is_packed = codec_of(self._files[file]) is not None
         return int(self._units.starts_U[behind - 1]) if is_packed and behind > first else 0
@@ -130,7 +131,7 @@ class JsonlFormat(IndexedFormat):
                 data = self._compressed.range_of(file, start, stop, number=number, is_last=is_last)
         if not start:
             data = self._unmarked(data, place.shard)
-        # Lines are told by their number in the file, as editors count them.
+        # Messages give the number of a line in its file, as editors count.
         records = self._lines.records(data, file.path, units.rows_before(unit) + 1)
         require_as_indexed(file.path, place, len(records.column), "lines")
         return records
@@ -145,7 +146,7 @@ class JsonlFormat(IndexedFormat):
 
     @override
     def name_of_record(self, number: int) -> str:
-        # A line is a record, and editors count lines from 1.
+        # A record is a line, and editors count lines from 1.
         return f"line {number + 1}"
 
     @override
@@ -159,7 +160,7 @@ class JsonlFormat(IndexedFormat):
     @override
     def first_records_of(self, file: int) -> Records | None:
         shard = self._files[file]
-        # The first line may be longer than what holds a few of most files.
+        # The first line may be longer than the bytes that have several lines of most files.
         looks = (_first_lines_of(shard, size_bytes) for size_bytes in (LATER_BYTES, FIRST_BYTES))
         data = next(filter(len, looks), None)
         return None if data is None else self._lines.records(data, shard.path, first_line=1)
@@ -172,13 +173,13 @@ class JsonlFormat(IndexedFormat):
         _, data = first
         held = list[dict[str, object]]()
         for line in data.to_pybytes().split(NEWLINES)[:_FIRST_LINES]:
-            with suppress(BadLineError):  # told by whoever reads records
+            with suppress(BadLineError):  # a read of the records reports it
                 held.append(object_of(line) or {})
         return self._lines.doubt(held)
 
     def _first_lines(self) -> tuple[ShardFile, pa.Buffer] | None:
         """Return the first shard that has lines, and its first whole lines."""
-        # By its records, not by its size: what is compressed has bytes, and may hold no line.
+        # Chosen by its records, because a compressed file has bytes even if it has no line.
         unit = self._units.first_filled()
         if unit is None:
             return None
@@ -205,15 +206,16 @@ class JsonlFormat(IndexedFormat):
             is_large = packed and size > SMALL_BYTES
             if is_large and (points := points_of(file, stream, size)) is not None:
                 self._points.keep(file, AccessPoints.of(points, units, digests))
-        # Of every byte: newlines are looked for in all of them anyway.
+        # The digest covers every byte, because all bytes are searched for newlines anyway.
         content = digest.hexdigest()
         return replace(units, content=f"{content}{_UNMARKED}" if is_marked(head) else content)
 
     def _unmarked(self, data: pa.Buffer, shard: int) -> pa.Buffer:
-        """Return what a file begins with, without a byte-order mark.
+        """Return the beginning of a file without a byte-order mark.
 
         Raises:
-            IntegrityError: It is a bad line by an index of an earlier release, and to runs that went by that.
+            IntegrityError: The index comes from an earlier release, for which the mark made a bad line; so do the runs
+                that used it.
         """
         if is_marked(data) and not self._units.contents_F[shard].endswith(_UNMARKED):
             if self._kept is not None:
@@ -229,57 +231,57 @@ def _first_lines_of(file: ShardFile, most_bytes: int) -> pa.Buffer:
     """Return the first whole lines of a file."""
     with reading(file, "its first lines"), stream_of(file) as stream:
         data = stream.read_buffer(most_bytes)
-    # What is cut off in the middle is no line.
+    # A line that is cut off is left out.
     cut = len(data) == most_bytes
     return behind_mark(data.slice(0, data.to_pybytes().rfind(NEWLINES) + 1) if cut else data)
 
 
 _Line: TypeAlias = tuple[bytes, int, bool, Tags]
-"""The text of a line, the hash of what it is known by, whether it is drawn from at all, and its tags."""
+"""The text of a line, the hash of its key, whether it is drawn from at all, and its tags."""
 
 
 class _TextLines:
     """Reads the text under one key of every line."""
 
     def __init__(self, config: JsonlSource) -> None:
-        # Read here: a property of the configuration is worked out whenever it is asked for.
+        # Stored here, because a property of the configuration is computed at each access.
         self._key, self._nested, self._known_by = config.text, config.is_nested, config.key_column
         self._beside, self._may_lack = config.beside_columns, config.may_lack_beside
         self._transforms = config.transforms
         self._where, self._tags = config.where, LineTags(config.columns_read)
         self._blank: _Line = (b"", 0, True, self._tags.blank)
-        # Nothing but a text under one key, and values of the whole record: of many lines at once.
+        # Only a text under one key and values of whole records can be read from many lines at once.
         is_alone = not (self._nested or self._beside or self._where or self._known_by is not None)
         fields = [(self._key, str, False), *self._tags.fields]
         self._plain = PlainLines.of(fields) if is_alone else None
 
     @property
     def doubts(self) -> bool:
-        """Whether what stands beside the text may be meant to be read."""
+        """Whether fields next to the text may be meant to be read."""
         return self._nested
 
     def doubt(self, lines: Sequence[Mapping[str, object]]) -> str:
-        """Say what the first objects of lines have beside conversations that is not read; empty where nothing."""
+        """Describe unread fields next to conversations in the first lines; empty if there are none."""
         filled = {key for line in lines for key, value in line.items() if value}
         return doubt_of_beside(self._transforms, filled) or doubt_of_prompt(
             self._transforms, {key for line in lines for key in line}
         )
 
     def records(self, data: pa.Buffer, path: str, first_line: int) -> Records:
-        """Read line after line.
+        """Read the records of lines.
 
         Args:
             data: Whole lines.
-            path: Of their file.
-            first_line: Number of the first in the file.
+            path: Path of their file.
+            first_line: Number of the first line in the file.
         """
-        # As many bytes as the lines are all that texts can be: of Latin letters that are no escapes about that.
+        # Texts take at most as many bytes as the lines; Latin letters without escapes take about as many.
         layer = Layer(len(data), np.dtype(np.uint8))
         keys, kept, bad, reason, are_texts = [], [], [], "", True
         tags = self._tags.gathered()
         for part, ends in parts_of(data):
-            # Lines of strict JSON give their texts in one pass; of others each is judged by itself, and so are long
-            # ones that hold little else: whatever else they hold would become objects of Python.
+            # Lines of strict JSON give their texts in one pass. Other lines are judged separately. So are long lines
+            # that have little other content, because in the slow path their other content would become Python objects.
             is_long = len(part) >= _LONG_LINE * len(ends)
             many = None if is_long and are_texts else self._plain
             texts = many.read(part, ends) if many is not None else None
@@ -297,12 +299,12 @@ class _TextLines:
             for each in tags_L:
                 tags.add(each)
             are_texts = 2 * sum(map(len, found_L)) >= len(part)
-            # Each was written as UTF-8 here: nothing is left to look at.
+            # Each text was encoded as UTF-8 here, so no check is needed.
             layer.lay(text_bytes(pa.array(found_L, pa.large_binary()).view(pa.large_string())))
             keys.append(np.array(keys_L, np.uint64))
             kept.append(np.array(kept_L, np.bool_))
             bad.append(read.bad_L)
-        # Keys and conditions are of lines that are read one by one, all of them.
+        # Keys and conditions come only from lines that are read one by one, and then from all of them.
         nothing = np.zeros(0, np.bool_)
         records = Records(
             column=layer.finish(),
@@ -318,10 +320,10 @@ class _TextLines:
         return with_others(records, tags.columns(), where)
 
     def _read(self, line: bytes | memoryview) -> _Line:
-        """Return what a line holds.
+        """Return the content of a line.
 
         Raises:
-            BadLineError: It has no text.
+            BadLineError: The line has no text.
         """
         value = object_of(line)
         if value is None:
@@ -337,7 +339,7 @@ class _TextLines:
 
 
 def _long_lines(part: NDArray[np.uint8], ends: NDArray[np.int64]) -> list[memoryview]:
-    """Show lines where they lie."""
+    """Return views of lines."""
     stops = ends.tolist()
     begins = [0, *(stop + 1 for stop in stops[:-1])]
     return [part.data[begin:stop] for begin, stop in zip(begins, stops, strict=True)]

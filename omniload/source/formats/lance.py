@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT", "LanceFormat"]
 
 _MOST_ROWS = 1 << 16
-"""Rows of a unit at most: a value that all rows share takes no room as stored."""
+"""Most rows of a unit: a value that all rows share takes no room in storage."""
 _VERSIONS = "_versions"
 _MOST_VERSIONS = 1_000
-"""Versions that are looked at for the one that a run read before."""
+"""Most versions that are searched for the version that a run read before."""
 
 
 class LanceFormat(IndexedFormat):
-    """Reads columns of text, of token ids or of images, a range of rows at a time; deleted rows are not there."""
+    """Reads columns of text, of token ids or of images, a range of rows at a time, without deleted rows."""
 
     def __init__(
         self, files: Sequence[ShardFile], config: LanceSource, cache: IndexCache | None = None
@@ -85,14 +85,14 @@ class LanceFormat(IndexedFormat):
         return self._columns.doubt({name: table[name] for name in there})
 
     def _rows(self, unit: int, rows: int, columns: Sequence[str]) -> tuple[pa.Table, RowsAt]:
-        """Return the first rows of a unit, and where they lie."""
+        """Return the first rows of a unit, and their place."""
         shard, start, _, _ = self._units[unit]
         file = self._files[shard]
         dataset, number = self._places[file.path]
         part = f"rows {start} to {start + rows}"
         with reading(file, part):
             table = dataset.take(number, start, start + rows, columns)
-            # What is damaged may lead out of the column: whatever reads it would follow.
+            # Offsets of damaged data may lead out of the column, and code that reads them would follow them.
             for name in table.column_names:
                 table[name].validate()
         if len(table) != rows:
@@ -105,11 +105,11 @@ class LanceFormat(IndexedFormat):
         held = [file, *file.beside]
         with reading(file, "its rows"):
             rows = dataset.rows_of(number)
-            # Lance keeps no checksums: a sample of every file stands for what it holds.
+            # Lance keeps no checksums, so the digest is a sample of every file.
             content = [digest_of_ranges(each, even_ranges(each.size_bytes)) for each in held]
-            if rows:  # a file that is cut short says so at the first row
+            if rows:  # a truncated file fails at its first row
                 dataset.take(number, 0, 1, self._read)
-        # Lists of deleted rows are no part of what is decoded.
+        # Lists of deleted rows are not part of the decoded data.
         stored = sum(each.size_bytes for each in held if each.path.endswith(".lance"))
         step = max(1, min(_MOST_ROWS, self._config.unit * rows // max(stored, 1)))
         starts = np.arange(0, rows, step, dtype=np.int64)
@@ -129,9 +129,9 @@ def _dataset(
 
 
 def _places_of(files: Sequence[ShardFile]) -> dict[str, tuple["LanceDataset", int]]:
-    """Return the data set of each shard, at the version that it was found in, and its fragment's number there."""
+    """Return the data set of each shard, at the version in which it was found, and the number of its fragment."""
     places: dict[str, tuple[LanceDataset, int]] = {}
-    # At the version in which they were found: by now another may be the newest.
+    # At this version, because another version may be the newest now.
     for found, store in {file.part_of: file.remote for file in files}.items():
         assert found is not None, "its data set found it"
         dataset = _dataset(*found, store)
@@ -149,9 +149,10 @@ def _found(source: str, config: LanceSource, base_dir: Path) -> tuple[ShardFile,
 def _at_versions(
     source: str, config: LanceSource, base_dir: Path, shards_digest: str
 ) -> LanceSource:
-    """Return the source with the versions that ``shards_digest`` is of, or the newest.
+    """Return the source with the version that ``shards_digest`` belongs to, or the newest versions.
 
-    Which of the versions of one data set it was is found by going back; of several data sets it is not.
+    The version of a single data set is found by a search from the newest version back. For several data sets there is
+    no search.
     """
     if config.version is not None:
         return config
@@ -159,7 +160,7 @@ def _at_versions(
         datasets = _datasets(source, config, base_dir)
         if shards_digest and len(datasets) == 1:
             (newest,) = datasets
-            # From the newest back: a run that goes on read one of the last.
+            # From the newest back, because a resumed run most likely read one of the last versions.
             for version in range(newest.version, max(0, newest.version - _MOST_VERSIONS), -1):
                 if _digest_at(newest, version) == shards_digest:
                     return config.model_copy(update={"version": version})
@@ -167,17 +168,17 @@ def _at_versions(
 
 
 def _digest_at(dataset: "LanceDataset", version: int) -> str:
-    """Return the digest of the shards of a version, as a run keeps it; empty where it is no longer there."""
+    """Return the digest of the shards of a version, as a run computes it; empty if the version no longer exists."""
     try:
         found = dataset.at(version)
-        # Of shards that hold records, as a run's own digest is.
+        # Only shards that have records, as in the digest of a run.
         return digest_of([shard for i, shard in enumerate(found.shards) if found.rows_of(i)])
     except (ConfigError, IntegrityError, pa.ArrowInvalid):
         return ""
 
 
 def _datasets(source: str, config: LanceSource, base_dir: Path) -> list["LanceDataset"]:
-    """Return the data sets that patterns name, in the order of the patterns and of their names, each once."""
+    """Return the data sets that patterns name, in the order of patterns and names, each once."""
     roots: dict[str, fsspec.AbstractFileSystem | None] = {}
     for pattern in config.paths:
         where = f"sources.{source}.path: {shortened(pattern)!r}"
@@ -209,7 +210,7 @@ def _in_stores(pattern: str, where: str) -> dict[str, fsspec.AbstractFileSystem]
     found: dict[str, fsspec.AbstractFileSystem] = {}
     for each in _expanded(pattern, where):
         store, path = url_to_fs(each)
-        # A data set that others write to has versions by now that no listing of before holds.
+        # Other writers may have added versions that a cached listing does not have.
         store.invalidate_cache(path)
         named = [path.rstrip("/")] if _is_root(store, path) else _matching_in(store, path)
         found |= {url_in(store, root): store for root in named}
@@ -220,7 +221,7 @@ def _in_stores(pattern: str, where: str) -> dict[str, fsspec.AbstractFileSystem]
 
 def _is_root(store: fsspec.AbstractFileSystem, path: str) -> bool:
     try:
-        # Every data set has a folder of versions, whatever it is called itself.
+        # Every data set has a folder of versions, whatever its own name is.
         return bool(store.info(f"{path.rstrip('/')}/{_VERSIONS}")["type"] == "directory")
     except FileNotFoundError:
         return False
@@ -233,8 +234,8 @@ def _matching_in(store: fsspec.AbstractFileSystem, path: str) -> list[str]:
 
 
 def _roots(pattern: str, base_dir: Path, where: str) -> list[str]:
-    """Return the data sets of a pattern: folders that hold versions."""
-    # A folder may be called as a pattern is written.
+    """Return the data sets of a pattern, which are folders that have versions."""
+    # The name of a folder may look like a pattern.
     every = [pattern] if os.path.lexists(base_dir / pattern) else _expanded(pattern, where)
     named = [
         str(base_dir / name)
@@ -273,7 +274,7 @@ def _in_order(names: Iterable[str]) -> list[str]:
 def _opened(
     files: Sequence[ShardFile], config: LanceSource, cache: IndexCache | None
 ) -> LanceFormat:
-    # Lance asks the system and the store as it opens: what they refuse is told of the source.
+    # Lance accesses the system and the store when it opens; their refusals are reported for the source.
     with listing("a Lance data set"):
         return LanceFormat(files, config, cache)
 

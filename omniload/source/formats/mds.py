@@ -1,4 +1,4 @@
-"""MDS, the shards of Mosaic's streaming: a table of offsets, and samples end to end.
+"""MDS, the shards of Mosaic's streaming library: a table of offsets, and samples end to end.
 
 A shard, all numbers little-endian::
 
@@ -7,7 +7,7 @@ A shard, all numbers little-endian::
     the columns as JSON           (index.json says the same)
     N samples
 
-What a sample holds, and what ``index.json`` says of each shard, is read by ``parsing.mds_shards``.
+``parsing.mds_shards`` reads the content of a sample, and the description of each shard in ``index.json``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,9 +61,9 @@ _INTEGERS = {"int": np.dtype("<i8")} | {
 _NUMBERS = _INTEGERS | {f"float{8 * width}": np.dtype(f"<f{width}") for width in (2, 4, 8)}
 """Encodings of numbers, and their types."""
 _KINDS = {"text": {_TEXT}, "number": {*_NUMBERS, "str_int", "str_float", "str_decimal"}}
-"""Encodings of the values that conditions ask for; none has truths."""
+"""Encodings of values for each kind of condition; no encoding is boolean."""
 _KEYS = {_TEXT, *_INTEGERS}
-"""Encodings of what a document may be known by."""
+"""Encodings that a key of a document may have."""
 
 
 class MdsFormat(IndexedFormat):
@@ -78,14 +78,14 @@ class MdsFormat(IndexedFormat):
     ) -> None:
         self.holds_text = config.holds_text
         self._files, self._described, self._config = files, described, config
-        # Read here: a property of the configuration is worked out whenever it is asked for, and units are many.
+        # Stored here, because a property of the configuration is computed at each access, and there are many units.
         self._key = config.key_column
         self._own = config.columns_read
         self._names = {config.column, *config.where, *filter(None, [self._key])}
         self._names.update(self._own.values())
         self._of_path = {file.path: each for file, each in zip(files, described, strict=True)}
         for file, each in zip(files, described, strict=True):
-            # Here and not as shards are indexed: a kept index serves every column.
+            # Checked here, not when shards are indexed, because a kept index serves every column.
             require_column(file.path, each, config)
             _require_asked(file.path, each, config)
         self._units = index_of(
@@ -114,7 +114,7 @@ class MdsFormat(IndexedFormat):
     def _records(
         self, columns: Mapping[str, tuple[Ragged, str]], where: RowsAt, count: int
     ) -> Records:
-        """Return so many samples of some columns, each with its encoding, as records."""
+        """Return ``count`` samples of some columns, each with its encoding, as records."""
         name, asked = self._config.column, self._config.where
 
         def value_at(column: str, i: int) -> str | int | float:
@@ -162,7 +162,7 @@ class MdsFormat(IndexedFormat):
                     f"{file.path}: its samples end at byte {offsets[-1]} of {described.size_bytes}; replace it"
                 )
             content = digest_of_ranges(file, even_ranges(file.size_bytes))
-        # A compressed shard is decompressed whole for any part of it.
+        # A compressed shard is decompressed completely, whatever part of it is read.
         unit_bytes = self._config.unit if whole is None else MAX_UNIT_BYTES
         found = cuts(offsets[1:] - offsets[0], unit_bytes)
         require_sizes(file, offsets[found[1:]] - offsets[found[:-1]])
@@ -170,15 +170,15 @@ class MdsFormat(IndexedFormat):
 
 
 def _decompressed(file: ShardFile, described: MdsShard) -> bytes | None:
-    """Return the bytes of a compressed shard, no more than its index says; ``None`` for a plain file.
+    """Return the bytes of a compressed shard, at most as many as its index says; ``None`` for a plain file.
 
     Raises:
-        ConfigError: They are more than are held in memory at once.
-        IntegrityError: They are more or fewer than the index says.
+        ConfigError: The shard is larger than the limit of decoding in memory.
+        IntegrityError: The shard has more or fewer bytes than the index says.
     """
     if not described.zipped or not file.path.endswith(described.zipped):
         return None
-    # Before memory is taken: the index is a file like any other, and may be damaged.
+    # Checked before memory is taken, because the index may be damaged like any other file.
     if described.size_bytes > MAX_UNIT_BYTES:
         raise ConfigError(
             f"{file.path}: holds {described.size_bytes} bytes when decompressed, more than {MAX_UNIT_BYTES}, and a "
@@ -195,14 +195,14 @@ def _decompressed(file: ShardFile, described: MdsShard) -> bytes | None:
 
 
 def _range_of(file: ShardFile, whole: bytes | None, start: int, stop: int) -> bytes:
-    """Return a range of a shard, out of what was decompressed where it is compressed."""
+    """Return a range of a shard, from the decompressed bytes if the shard is compressed."""
     if whole is not None:
         return whole[start:stop]
     return file.read_range(start, stop) if stop > start else b""
 
 
 def _offsets(file: ShardFile, whole: bytes | None, start: int, stop: int) -> NDArray[np.int64]:
-    """Return the first byte of samples ``start`` to ``stop``, and of the one after them."""
+    """Return the first byte of samples ``start`` to ``stop``, and of the sample after them."""
     begin, end = 4 * (1 + start), 4 * (2 + stop)
     data = _range_of(file, whole, begin, end)
     if len(data) < end - begin:
@@ -220,10 +220,10 @@ def _require_rising(file: ShardFile, offsets: NDArray[np.int64], described: MdsS
 
 
 def _require_asked(path: str, described: MdsShard, config: MdsSource) -> None:
-    """Refuse a shard without a column of keys or conditions, or with another kind of one.
+    """Raise an error for a shard that lacks a column of keys or conditions, or has one of another kind.
 
     Raises:
-        ConfigError: With what the shard has.
+        ConfigError: Names the columns of the shard.
     """
     if (key := config.key_column) is not None:
         encoding = encoding_in(path, described, key, by=" for key")
@@ -243,10 +243,10 @@ def _require_asked(path: str, described: MdsShard, config: MdsSource) -> None:
 
 
 def _require_numbers(path: str, described: MdsShard, column: str, inside: str) -> None:
-    """Refuse a column of the user's own that holds no numbers that fit its type.
+    """Raise an error for a user's column without numbers that fit its type.
 
     Raises:
-        ConfigError: With what the shard has.
+        ConfigError: Names the content of the shard.
     """
     name, dtype = name_outside(inside), column_kind(inside).dtype
     encoding = encoding_in(path, described, column, by=f" for columns.{name}")
@@ -276,14 +276,14 @@ def _require_numbers(path: str, described: MdsShard, column: str, inside: str) -
 def _with_numbers(
     records: Records, inside: str, values: Ragged, encoding: str, where: RowsAt
 ) -> Records:
-    """Add a column of a user's own to records; a record that it does not fit is bad."""
+    """Add a user's column to records; a record whose numbers do not fit the column is bad."""
     kind, lengths_B = column_kind(inside), records.column.lengths_N
     column, unlike_B, is_array_B = numbers_in(values, encoding, kind.dtype)
 
     def fault_of(row: int) -> str:
         if not is_array_B[row]:
             return "is no array of numbers"
-        # As stored: in the type wanted another number stands in the place of one that it does not hold.
+        # In the stored type, because a conversion to the wanted type would replace a number that does not fit.
         stored = numbers_of(values[row], encoding, kind.dtype)
         return fault_of_numbers(stored, inside, int(lengths_B[row]))
 
@@ -294,7 +294,7 @@ def _with_numbers(
 def _with_tag(
     records: Records, inside: str, values: Ragged, encoding: str, where: RowsAt
 ) -> Records:
-    """Add a column of a user's own of whole samples; a record without such a value is bad."""
+    """Add a user's column with one value per sample to records; a record without such a value is bad."""
     stored = _NUMBERS.get(encoding)
     if stored is None:
         return with_others(records, {inside: pa.chunked_array([text_array(values)])}, where)
@@ -312,10 +312,10 @@ def _with_tag(
 
 
 def _value_of(cell: bytes, column: str, encoding: str) -> str | int | float:
-    """Return what a sample holds in a column of texts or of numbers.
+    """Return the value of a sample in a column of texts or numbers.
 
     Raises:
-        BadLineError: Its bytes are none of such.
+        BadLineError: The bytes do not encode such a value.
     """
     dtype = _NUMBERS.get(encoding)
     if dtype is not None and len(cell) == dtype.itemsize:
@@ -334,7 +334,7 @@ def _value_of(cell: bytes, column: str, encoding: str) -> str | int | float:
 
 
 def _shards(files: Sequence[ShardFile], _: object) -> tuple[ShardFile, ...]:
-    """Put the shards that an index lists in its place, each by its plain file; compressed ones where both are there."""
+    """Replace each index by its shards, by their plain or compressed files; compressed ones if both are there."""
     found: list[tuple[str, ShardFile]] = []
     for file in files:
         folder, _, name = file.path.rpartition("/")
@@ -356,13 +356,13 @@ def _present(index: ShardFile, described: MdsShard) -> ShardFile:
 
 
 def _opened(files: Sequence[ShardFile], config: MdsSource, cache: IndexCache | None) -> MdsFormat:
-    # Each read once, and not for each of its shards.
+    # Each index is read once, not once for each of its shards.
     indexes = {file.beside[0].path: file.beside[0] for file in files}
     described: dict[str, MdsShard] = {}
     for path, index in indexes.items():
         folder = path.rpartition("/")[0]
         for each in shards_in(index, read_json(index)):
-            # By both names: a shard may be there compressed or not.
+            # Under both names, because a shard may be present compressed or plain.
             described |= {f"{folder}/{name}": each for name in (each.name, each.zipped) if name}
     return MdsFormat(files, [described[file.path] for file in files], config, cache)
 

@@ -1,6 +1,6 @@
-"""Megatron's indexed datasets: token ids end to end in ``.bin``, and where documents lie in ``.idx``.
+"""Megatron's indexed datasets: token ids end to end in ``.bin``, and the places of documents in ``.idx``.
 
-A document is a range of sequences, and so a range of bytes, for sequences lie end to end.
+A document is a range of sequences. Sequences lie end to end, so a document is also a range of bytes.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ __all__ = ["FORMAT", "MegatronFormat"]
 
 
 class MegatronFormat(IndexedFormat):
-    """Reads documents of token ids; a unit is a range of them, numbered within their shard."""
+    """Reads documents of token ids; a unit is a range of documents, numbered within their shard."""
 
     holds_text = False
 
@@ -53,7 +53,7 @@ class MegatronFormat(IndexedFormat):
         file = self._files[shard]
         with reading(file, "its first documents"):
             places = _places(file, start, stop)
-        # As many whole documents as lie within the bytes that may be looked at.
+        # Take as many whole documents as lie within the limit of bytes.
         inside = int(np.searchsorted(places.bytes_N, places.bytes_N[0] + FIRST_BYTES, "right")) - 1
         return self._read(shard, start, start + inside) if inside else _records(Ragged.of([]))
 
@@ -74,7 +74,7 @@ class MegatronFormat(IndexedFormat):
             head = idx_head(index)
             ends = _document_ends(file, index, head)
             content = digest_of_ranges(index, even_ranges(index.size_bytes))
-            # Of both files: other ids may lie under the same index.
+            # The digest covers both files, because other ids may belong to the same index.
             if file.size_bytes:
                 content += digest_of_ranges(file, even_ranges(file.size_bytes))
         found = cuts(ends, self._unit_bytes)
@@ -84,11 +84,11 @@ class MegatronFormat(IndexedFormat):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Places:
-    """Where documents lie in the ``.bin``."""
+    """The places of documents in the ``.bin``."""
 
     dtype: np.dtype[Any]
     bytes_N: NDArray[np.int64]
-    """First byte of each, and the byte after the last."""
+    """First byte of each document, and the end of the last."""
 
 
 def _records(column: Ragged) -> Records:
@@ -102,10 +102,10 @@ def _array(index: ShardFile, at: int, count: int, dtype: str) -> NDArray[np.int6
 
 
 def _document_ends(file: ShardFile, index: ShardFile, head: IdxHead) -> NDArray[np.int64]:
-    """Return the byte after each document, all of the index having been checked.
+    """Return the end of each document in bytes, after a check of the whole index.
 
     Raises:
-        IntegrityError: A number leads elsewhere than into the ``.bin``, or is not where the one before ends.
+        IntegrityError: A number leads out of the ``.bin``, or a document does not begin at the end of the one before.
     """
     lengths = _array(index, HEAD_BYTES, head.sequences, "<i4")
     _refuse(index, lengths < 0, lengths, "sequence {} has the length {}")
@@ -152,7 +152,7 @@ def _places(file: ShardFile, start: int, stop: int) -> _Places:
     (index,) = file.beside
     head = idx_head(index)
     documents = _array(index, head.documents_at + 8 * start, stop - start + 1, "<i8")
-    # Looked at again, though it was when the source was opened: numbers that were changed since would be read anywhere.
+    # Checked again, because numbers that were changed since then would lead to reads anywhere.
     first, last = int(documents[0]), int(documents[-1])
     if not 0 <= first <= last <= head.sequences or (np.diff(documents) < 0).any():
         raise IntegrityError(
@@ -160,7 +160,7 @@ def _places(file: ShardFile, start: int, stop: int) -> _Places:
             "the file is not the one that was indexed, start anew"
         )
     lengths = _array(index, HEAD_BYTES + 4 * first, last - first, "<i4") * head.dtype.itemsize
-    # One pointer: sequences lie end to end, so lengths say where the others begin.
+    # One pointer is enough: sequences lie end to end, so the lengths give the other starts.
     (begin,) = _array(index, head.pointers_at + 8 * first, 1, "<i8") if last > first else (0,)
     ends = begin + offsets_of(lengths)
     if lengths.min(initial=0) < 0 or begin < 0 or ends[-1] > file.size_bytes:
@@ -168,12 +168,12 @@ def _places(file: ShardFile, start: int, stop: int) -> _Places:
             f"{index.path}: documents {start} to {stop} lie in bytes {begin} to {ends[-1]} of {file.size_bytes}; "
             "the file is not the one that was indexed, start anew"
         )
-    # Documents count sequences of the whole file, and ends those from the first one here on.
+    # Documents count the sequences of the whole file, but ends begin with the first sequence here.
     return _Places(dtype=head.dtype, bytes_N=ends[documents - first])
 
 
 def _shards(files: Sequence[ShardFile], _: object) -> tuple[ShardFile, ...]:
-    """Pair every ``.bin`` with its ``.idx``, whichever of them was named."""
+    """Pair every ``.bin`` with its ``.idx``, whichever of the two was named."""
     found: dict[str, ShardFile] = {}
     for file in files:
         folder, _, name = file.path.rpartition("/")
@@ -183,10 +183,10 @@ def _shards(files: Sequence[ShardFile], _: object) -> tuple[ShardFile, ...]:
                 f"{file.path}: is neither .bin nor .idx; name the .bin files, or the prefix of both"
             )
         path = f"{folder}/{stem}.bin"
-        # A glob may name both files of a pair.
+        # A glob may match both files of a pair.
         if path not in found:
             data = file if suffix == "bin" else beside(file, f"{stem}.bin")
-            # Both are looked at before each read: an index without its ids, or another's, is no data set.
+            # Both files are checked before each read, because an index must belong to its ids.
             found[path] = replace(data, beside=(beside(file, f"{stem}.idx"),))
     return tuple(found.values())
 

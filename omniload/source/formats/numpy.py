@@ -1,8 +1,8 @@
 """Token ids in ``.npy`` files and in flat files, as nanoGPT and OLMo keep them.
 
-A file is one run of ids. Documents end with a token of their own, or there are rows of one length:
-those of a matrix, those that ``row_tokens`` cuts, or else the whole file. Units are ranges of bytes. Of rows that say
-what ends a document it is known where documents begin inside. Columns lie in files beside, of which a unit has the
+A file is one run of ids. Documents end with a special token, or records are rows of a fixed length: the rows of a
+matrix, the rows that ``row_tokens`` cuts, or else the whole file. Units are ranges of bytes. For rows with an
+end-of-document token, the documents inside a row are known. Columns are in separate files, of which a unit takes the
 values of its own tokens.
 
 Shape suffixes:
@@ -49,28 +49,28 @@ __all__ = ["FORMAT", "NumpyFormat"]
 
 _SCAN_BYTES = 8 << 20
 _FEWEST_IDS = 64
-"""Ids that it takes to doubt their width."""
+"""Fewest ids from which the width of ids can be doubted."""
 _LARGEST_VOCABULARY = 1 << 24
-"""No vocabulary has as many tokens: an id above is two narrower ones."""
+"""No vocabulary has this many tokens; a larger id is two narrower ids."""
 _WIDER = {1: "uint16", 2: "uint32", 4: "int64"}
-"""What ids of so many bytes may be halves of; nothing is wider than eight."""
+"""Wider type of which ids of a given size may be halves; no type has more than eight bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """How the ids of a file lie."""
+    """The layout of the ids in a file."""
 
     start: int
     """First byte of the ids."""
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     row: int
-    """Ids of a row; 0 where a token ends documents."""
+    """Ids of a row; 0 if a token ends documents."""
     columns: list[ColumnFile]
-    """Those that lie in files beside."""
+    """Columns that are in separate files."""
 
     def ids_before(self, at: int) -> int:
-        """Return how many ids lie before a byte of the file."""
+        """Return the number of ids before a byte of the file."""
         return (at - self.start) // self.dtype.itemsize
 
 
@@ -86,7 +86,7 @@ class NumpyFormat(IndexedFormat):
         self._files, self._config = files, config
         cut = (config.dtype, config.header, config.end_of_document, config.row_tokens, config.unit)
         kind = f"numpy/{'/'.join(map(str, cut))}"
-        # Read here: a property of the configuration is worked out whenever it is asked for, and units are many.
+        # Stored here, because a property of the configuration is computed at each access, and there are many units.
         self._columns = config.columns_read
         if self._columns:
             kind += f"/{list(self._columns.items())}"
@@ -109,7 +109,7 @@ class NumpyFormat(IndexedFormat):
 
     @override
     def first_records(self) -> Records:
-        # By its records, not by its size: an empty array has a header.
+        # Chosen by its records, because an empty array still has a header.
         unit = self._units.first_filled()
         if unit is None:
             return Records(column=Ragged.of([]), bad_B=np.zeros(0, np.bool_))
@@ -117,29 +117,29 @@ class NumpyFormat(IndexedFormat):
         ids, layout = self._first_ids(shard)
         offsets = self._offsets(ids, layout)
         if layout.start + ids.nbytes < self._files[shard].size_bytes:
-            offsets = offsets[:-1]  # the last may be cut off
+            offsets = offsets[:-1]  # the last record may be cut off
         return self._records(ids[: offsets[-1]], offsets, shard, 0, 0)
 
     @override
     def doubt(self) -> str:
-        """Say that the ids look as if they had another width, or that no document of a shard has an end."""
+        """Say if the ids appear to have another width, or if no document of a shard has an end."""
         unit = self._units.first_filled()
         if unit is None:
             return ""
         shard = self._units[unit].shard
         ids, layout = self._first_ids(shard)
-        # What .npy says of itself is right.
+        # The type in the header of .npy is reliable.
         if self._config.dtype is not None and (said := _width_doubted(ids)):
             return f"{self._files[shard].path}: {said}"
         return "" if layout.row else self._without_an_end()
 
     def _without_an_end(self) -> str:
-        """Say of which shards all ids are one document, and that it has no end."""
+        """Name the shards in which all ids are one document without an end."""
         rows_S = np.bincount(self._units.shards_U, self._units.rows_U, len(self._files))
         alone = np.flatnonzero(rows_S == 1)
         if not len(alone):
             return ""
-        # Of one shard: a source may have thousands, in a store, and the same tool has written them.
+        # Only one shard is checked, because a source may have thousands in a store, all written by the same tool.
         file, layout = self._files[alone[0]], self._layout_of(int(alone[0]))
         size = layout.dtype.itemsize
         with reading(file, "its last id"):
@@ -160,7 +160,7 @@ class NumpyFormat(IndexedFormat):
         )
 
     def _first_ids(self, shard: int) -> tuple[NDArray[Any], _Layout]:
-        """Return the first ids of a shard, as they are stored."""
+        """Return the first ids of a shard, in the type in which they are stored."""
         file = self._files[shard]
         with reading(file, "its first ids"):
             layout = self._layout_of(shard)
@@ -174,12 +174,12 @@ class NumpyFormat(IndexedFormat):
         return self._layout[1]
 
     def _offsets(self, ids_V: NDArray[Any], layout: _Layout) -> NDArray[np.int64]:
-        """Return where records start among the ids of a unit, and where the last stops."""
+        """Return the starts of records among the ids of a unit, and the end of the last record."""
         if layout.row:
             stops = np.arange(layout.row, len(ids_V), layout.row)
         else:
             stops = np.flatnonzero(ids_V == self._config.end_of_document) + 1
-            # Where a unit ends is added below, with an end of a document there or without.
+            # The end of the unit is added below, whether or not a document ends there.
             stops = stops[stops < len(ids_V)]
         return np.concatenate(([0], stops, [len(ids_V)] if len(ids_V) else [])).astype(np.int64)
 
@@ -191,7 +191,7 @@ class NumpyFormat(IndexedFormat):
         ids_before: int,
         before: int,
     ) -> Records:
-        """Show ids of a shard as records, before which so many ids, and records, lie."""
+        """Return ids of a shard as records; ``ids_before`` ids and ``before`` records of the shard come before them."""
         config = self._config
         remedy = " (or correct dtype and header)" if config.dtype is not None else ""
         at = RowsAt(where=self._files[shard].path, first=before, word="record")
@@ -205,7 +205,7 @@ class NumpyFormat(IndexedFormat):
         starts = np.flatnonzero(ids_V == config.end_of_document) + 1
         others = {**records.others, DOCUMENT_STARTS: starts_in(starts, offsets)}
         if LOSS_MASK in others:
-            # Nothing before it predicts the first token of a document.
+            # Nothing before the first token of a document predicts that token.
             values_V = others[LOSS_MASK].values_V.copy()
             values_V[starts[starts < len(values_V)]] = False
             others[LOSS_MASK] = replace(others[LOSS_MASK], values_V=values_V)
@@ -215,13 +215,13 @@ class NumpyFormat(IndexedFormat):
         digest = xxhash.xxh3_128()
         with reading(file, "ids"):
             layout = _layout(file, self._config, self._columns)
-            # Before all of a long file is looked at for the ends of documents.
+            # Checked before a long file is searched for the ends of documents.
             for column in layout.columns:
                 if not column_kind(column.inside).is_tag:
                     column.require_tokens(layout.shape, file)
             if layout.row:
                 ends = _row_ends(file, layout)
-                # Rows are cut without a look at them, and so a sample is digested.
+                # Rows are cut without reading them, so the digest covers a sample.
                 digest.update(digest_of_ranges(file, even_ranges(file.size_bytes)).encode())
             else:
                 ends = _document_ends(file, layout, self._config.end_of_document, digest)
@@ -240,11 +240,11 @@ class NumpyFormat(IndexedFormat):
 
 
 def _width_doubted(ids_V: NDArray[Any]) -> str:
-    """Say that ids look as if they were stored in another width than they are read in; empty where they do not."""
+    """Say if ids appear to be stored in another width than they are read in; empty if they do not."""
     dtype = ids_V.dtype
     if len(ids_V) < _FEWEST_IDS:
         return ""
-    # Little-endian: the upper half of a wider id lies behind the lower one.
+    # In little-endian order, the upper half of a wider id follows the lower half.
     wider = _WIDER.get(dtype.itemsize)
     if wider and not ids_V[1::2].any() and ids_V[::2].any():
         return (
@@ -270,7 +270,7 @@ def _row_ends(file: ShardFile, layout: _Layout) -> NDArray[np.int64]:
 def _document_ends(
     file: ShardFile, layout: _Layout, end: int | None, digest: xxhash.xxh3_128
 ) -> NDArray[np.int64]:
-    """Return the byte after each document, from the first id; every byte is fed to ``digest``."""
+    """Return the end of each document in bytes from the first id, and update ``digest`` with every byte."""
     size = layout.dtype.itemsize
     found = [np.empty(0, np.int64)]
     for at, data in _chunks(file, layout.start):
@@ -283,21 +283,21 @@ def _document_ends(
 
 
 def _chunks(file: ShardFile, at: int) -> Iterator[tuple[int, bytes]]:
-    # A multiple of every width of an id, so that none is cut.
+    # A multiple of every width of an id, so that no id is cut.
     for start in range(at, file.size_bytes, _SCAN_BYTES):
         yield start, file.read_range(start, min(start + _SCAN_BYTES, file.size_bytes))
 
 
 def _layout(file: ShardFile, config: NumpySource, columns: Mapping[str, str]) -> _Layout:
-    """Read how a file lies, and the files of its columns beside it, and compare it with the file's size.
+    """Read the layout of a file and of its columns' files, and compare it with the file's size.
 
     Raises:
-        ConfigError: The file says nothing of its type and neither does the mix file, or it holds no ids.
-        IntegrityError: Its size does not fit what it says.
+        ConfigError: Neither the file nor the mix file gives the type of the ids, or the file has no ids.
+        IntegrityError: The size of the file does not match its header.
     """
     head = file.read_range(0, min(LARGEST_HEADER, file.size_bytes)) if file.size_bytes else b""
     is_npy = head.startswith(MAGIC)
-    # Flat files are called so too: where a dtype is stated one is taken for that.
+    # Flat files may have this suffix as well; with a stated dtype, the file counts as flat.
     if not is_npy and file.path.lower().endswith(".npy") and config.dtype is None:
         raise IntegrityError(
             f"{file.path}: begins with {head[:6]!r}, not {MAGIC!r}; replace it, or state dtype if it is flat"
@@ -311,7 +311,7 @@ def _layout(file: ShardFile, config: NumpySource, columns: Mapping[str, str]) ->
     else:
         start, dtype = config.header, np.dtype(config.dtype)
         shape = (max(0, file.size_bytes - start) // dtype.itemsize,)
-    # In numbers of Python: a damaged shape would wrap round in those of numpy.
+    # Python integers, because a damaged shape would overflow numpy's.
     stop = start + prod(shape) * dtype.itemsize
     if stop != file.size_bytes:
         raise IntegrityError(
@@ -330,7 +330,7 @@ def _layout(file: ShardFile, config: NumpySource, columns: Mapping[str, str]) ->
             "documents, or row_tokens"
         )
     largest, end = np.iinfo(dtype).max, config.end_of_document
-    # Else nothing in the file would equal it, and all of it would be one document.
+    # Otherwise nothing in the file could equal the token, and the whole file would be one document.
     if end is not None and end > largest:
         raise ConfigError(
             f"{file.path}: holds ids of {dtype}, up to {largest}, and end_of_document is {end}; name the token that "
@@ -341,7 +341,7 @@ def _layout(file: ShardFile, config: NumpySource, columns: Mapping[str, str]) ->
 
 
 def _npy_header(file: ShardFile, head: bytes) -> tuple[int, np.dtype[Any], tuple[int, ...]]:
-    """Return where the array starts, its type and its shape."""
+    """Return the start of the array, its type and its shape."""
     found = npy_array(file.path, head)
     dtype, shape = found.dtype, found.shape
     in_columns = found.is_fortran and len(shape) == 2
@@ -359,7 +359,7 @@ def _npy_header(file: ShardFile, head: bytes) -> tuple[int, np.dtype[Any], tuple
 
 
 def _shards(files: Sequence[ShardFile], config: NumpySource) -> tuple[ShardFile, ...]:
-    """Put the files of columns beside those of tokens."""
+    """Attach the files of columns to the files of tokens."""
     return shards_with_columns(files, config.columns_read, config.passed_over)
 
 

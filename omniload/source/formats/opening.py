@@ -1,8 +1,7 @@
-"""From what a mix file says of a source to the format that reads it.
+"""Opens the format that reads a source, as the mix file describes it.
 
-The table of formats is the closed list of types in ``omniload.mix.sources``; the module of a type
-has its name, and is imported when a source of that type is opened: a loader of JSON lines does not
-pay for the others.
+The table of formats is the closed list of types in ``omniload.mix.sources``. The module of a type has the name of the
+type. It is imported when a source of that type is opened, so a loader of JSON lines does not import the other formats.
 """
 
 from dataclasses import dataclass
@@ -38,37 +37,37 @@ __all__ = [
 ]
 
 _HEAD_BYTES = 512
-"""Bytes that show what a file is: a tar archive says so at byte 257."""
+"""Bytes of a file that show its type; the mark of a tar archive is at byte 257."""
 _OF_TEXTS = bytes(range(9, 0xF8))
-"""Those that are neither below a tab, nor above the first byte of any character of UTF-8."""
+"""Bytes from the tab to the highest first byte of a UTF-8 character."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardDigests:
-    """Digests of the shards that hold records, in their order, and their paths."""
+    """Digests and paths of the shards that have records, in their order."""
 
     names: str = ""
-    """Of their names and sizes."""
+    """Digest of their names and sizes."""
     contents: str = ""
-    """Of what they hold."""
+    """Digest of their contents."""
     paths: tuple[str, ...] = ()
-    """The path of each, by its number."""
+    """Path of each shard, by its number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenFormat:
-    """A format and the files it reads."""
+    """A format and the files that it reads."""
 
     format: Format
     files: tuple[ShardFile, ...]
     digests_all: bool
-    """Whether the digest of a shard covers every byte of it."""
+    """Whether the digest of a shard covers every byte of the shard."""
 
     def shard_digests(self) -> ShardDigests:
-        """Return the digests of the shards that hold records."""
+        """Return the digests of the shards that have records."""
         units = self.format.units()
         contents_F = units.contents_F
-        # A file without records takes no part: one more or less leaves a source what it is.
+        # A file without records takes no part, so adding or removing one does not change the source.
         used = [i for i, content in enumerate(contents_F) if content]
         filled = np.flatnonzero(units.rows_U)
         first_units = filled[np.unique(units.shards_U[filled], return_index=True)[1]]
@@ -79,14 +78,14 @@ class OpenFormat:
         )
 
     def held_files(self) -> HeldFiles:
-        """Return what looks at the files of units that are held decoded."""
+        """Return an object that checks the files of decoded units."""
         return HeldFiles(self.format.units(), self.files)
 
     def require_records(self, spec: SourceSpec) -> int:
-        """Return how many records its files hold.
+        """Return the number of records of the source.
 
         Raises:
-            ConfigError: They hold none.
+            ConfigError: The source has no record.
         """
         if records := int(self.format.units().rows_U.sum()):
             return records
@@ -95,16 +94,19 @@ class OpenFormat:
         )
 
     def _path_of(self, unit: int) -> str:
-        """Return the path of the shard of a unit; of one of several files as none of them is called."""
+        """Return the path of the shard of a unit.
+
+        A shard of several files gets a name that is not the path of any of them.
+        """
         numbers = self.format.units().files_of(unit)
-        # Whoever names one of the files does not mean the others: a name of a group is no path.
+        # The path of one file would suggest that only this file is meant, so the name of a group is no path.
         others = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
         return self.files[numbers[0]].path + others
 
 
 def spec_of(kind: str) -> FormatSpec:
-    """Return the format of a type, which is one of ``SOURCE_TYPES``."""
-    # Before anything is imported by that name: it comes from a file.
+    """Return the format of a type in ``SOURCE_TYPES``."""
+    # Checked before an import under this name, because the name comes from a file.
     assert kind in SOURCE_TYPES, f"{kind} is no type of a source"
     spec = import_module(f"omniload.source.formats.{kind}").FORMAT
     assert isinstance(spec, FormatSpec), f"the module of {kind} holds no FORMAT"
@@ -114,10 +116,10 @@ def spec_of(kind: str) -> FormatSpec:
 def shards_of(
     name: str, config: SourceConfig, *, base_dir: Path, calls: LimitedCalls | None = None
 ) -> tuple[ShardFile, ...]:
-    """Find the files of a source, none of them opened but where one lists others.
+    """Find the files of a source without opening them, except for files that list others.
 
     Raises:
-        ConfigError: Files are missing, or of names that the format does not know.
+        ConfigError: Files are missing, or the format does not know their names.
         UnavailableError: A store did not answer.
     """
     spec = spec_of(config.type)
@@ -132,17 +134,17 @@ def shards_of(
 def require_apart_from_run(
     name: str, config: SourceConfig, *, base_dir: Path, run_dir: Path, has_journal: bool
 ) -> None:
-    """Refuse a source that takes files of the run that reads it, which need not be there yet.
+    """Raise an error for a source that takes files of the run that reads it, even if they do not exist yet.
 
     Args:
-        name: Its name.
-        config: What the mix file says of it.
-        base_dir: Folder that relative paths start at.
+        name: Name of the source.
+        config: Entry of the source in the mix file.
+        base_dir: Folder that relative paths start from.
         run_dir: The run's folder.
         has_journal: Whether the run keeps its journal there.
 
     Raises:
-        ConfigError: It takes one of them.
+        ConfigError: The source takes such a file.
     """
 
     def taken(file: str) -> bool:
@@ -158,13 +160,14 @@ def require_apart_from_run(
 def at_versions(
     name: str, config: SourceConfig, *, base_dir: Path, shards_digest: str = ""
 ) -> SourceConfig:
-    """Return a source with the versions of its data sets named, where its type has versions: they stay, as a run reads.
+    """Return a source that names the versions of its data sets, if its type has versions, so that they stay fixed.
 
     Args:
-        name: Its name.
-        config: What the mix file says of it.
-        base_dir: Folder that relative paths start at.
-        shards_digest: Of the shards that an earlier part of the run read; their version is taken, if it is there.
+        name: Name of the source.
+        config: Entry of the source in the mix file.
+        base_dir: Folder that relative paths start from.
+        shards_digest: Digest of the shards that an earlier attempt of the run read. Their version is taken if it
+            exists.
 
     Raises:
         OmniloadError: As for ``shards_of``.
@@ -180,11 +183,11 @@ def at_versions(
 def open_format(
     spec: SourceSpec, *, shard_cache: ShardCache | None = None, calls: LimitedCalls | None = None
 ) -> OpenFormat:
-    """Find the files of a source, and index their units; a cache of shards, where there is one, reads for it.
+    """Find the files of a source, and index their units; files are read through a shard cache if there is one.
 
     Raises:
-        ConfigError: Files or columns are missing, or the files are of another format.
-        IntegrityError: A shard is cut short or corrupt.
+        ConfigError: Files or columns are missing, or the files have another format.
+        IntegrityError: A shard is truncated or corrupt.
         UnavailableError: A store did not answer.
     """
     files = shards_of(spec.name, spec.config, base_dir=spec.base_dir, calls=calls)
@@ -194,9 +197,9 @@ def open_format(
 
 
 def open_shards(spec: SourceSpec, files: tuple[ShardFile, ...]) -> OpenFormat:
-    """Index the units of the files of a source; raises as ``open_format`` does."""
+    """Index the units of the files of a source. Raises like ``open_format``."""
     name, config, form = spec.name, spec.config, spec_of(spec.config.type)
-    # What finds its data sets by itself has seen what they are.
+    # A format that finds its data sets by itself has checked their type.
     found = () if form.find is not None else files
     for file in next(((each, *each.beside) for each in found if each.size_bytes), ()):
         if other := _other_type(form, file):
@@ -215,10 +218,10 @@ def open_shards(spec: SourceSpec, files: tuple[ShardFile, ...]) -> OpenFormat:
 
 
 def _require_shuffled(name: str, config: SourceConfig, units: int) -> None:
-    """Refuse a shuffle of more units than are held together.
+    """Raise an error for a full shuffle of more units than can be decoded together.
 
     Raises:
-        ConfigError: With their number.
+        ConfigError: Names the number of units.
     """
     if config.shuffle.method == "full" and units > MOST_BLOCK_UNITS:
         raise ConfigError(
@@ -233,9 +236,9 @@ def _head_of(file: ShardFile) -> bytes:
 
 
 def _other_type(spec: FormatSpec, file: ShardFile) -> str | None:
-    """Return the type that a file shows to be, where that is another one.
+    """Return the type that the first bytes of a file show, if it is another type.
 
-    Text that is none is a bad record, with a reason of its own; so only bytes that no text holds are looked at.
+    Only bytes that cannot occur in text count, because invalid text is a bad record with a reason of its own.
     """
     if spec.names.never or not file.size_bytes:
         return None
@@ -246,9 +249,9 @@ def _other_type(spec: FormatSpec, file: ShardFile) -> str | None:
 
 
 def _called_type(spec: FormatSpec, config: SourceConfig, file: ShardFile) -> str | None:
-    """Return the type that a file is called as, where its own begins otherwise and has no such names."""
+    """Return the type that the name of a file suggests, if its beginning does not match its own type and names."""
     name = PurePath(file.path).name
-    # A flat file of a stated dtype may begin with anything, and be called anything.
+    # A flat file with a stated dtype may have any name and any first bytes.
     is_flat = getattr(config, "dtype", None) is not None
     if is_flat or not spec.magic or spec.names.taken(name) or not file.size_bytes:
         return None

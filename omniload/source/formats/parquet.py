@@ -1,4 +1,4 @@
-"""Parquet shards: one row group is one unit, one column is read."""
+"""Parquet shards: each row group is a unit, and one column is read."""
 
 import itertools
 from collections.abc import Sequence
@@ -36,27 +36,30 @@ __all__ = ["FORMAT", "ParquetFormat"]
 
 _FIRST_ROWS = 64
 _FOOTERS = 8
-"""Footers that are read for the sizes of row groups, at most."""
+"""Most footers that are read for the sizes of row groups."""
 _GROUPS = 16
-"""Row groups of a shard whose sizes are taken from its footer, at most: each has as many numbers as columns."""
+"""Most row groups of a shard whose sizes are read from its footer, which has figures for every column of each."""
 _TEXT_AT_ONCE, _MOST_AT_ONCE = 1 << 20, 16 << 20
-"""Bytes of texts that are decoded at once, about: what a core has in its cache; and at most, for whole pages."""
+"""Bytes of texts that are decoded at once: a target that fits in a core's cache, and a maximum for whole pages."""
 _PAGE_ROWS = 1_024
-"""Pages end at multiples of so many rows, as Arrow and most others write them. Room for what is left of a page is made
-for each part of it that is decoded, and parts of two pages are moved as the second is begun."""
+"""Rows of a page: Arrow and most other writers end pages at multiples of this number.
+
+Each part of a page that is decoded takes room for the rest of the page, and a part that spans two pages is moved when
+the second page begins.
+"""
 _INDEX_BYTES, _HEADS_BYTES = 4, 1 << 16
-"""What a row takes at most that is a number into a dictionary, and what pages take beside their rows, about."""
+"""Most bytes of a row that is a number into a dictionary, and approximate bytes of pages apart from their rows."""
 _LEAST_SHARED = 4
-"""Rows for each text of a dictionary from which on it is quicker to read numbers into it."""
+"""Rows for each text of a dictionary from which reading numbers into the dictionary is faster."""
 _MOST_TIMES, _ROOM_BYTES = 16, 64 << 20
-"""Times the bytes of its file, or else bytes, that room for the texts of a row group is made at first, at most."""
+"""Limits of the first room for the texts of a row group: a multiple of the file's size, or this many bytes if more."""
 _NO_TABLE = pa.table({})
 _IMAGES_AT_ONCE = 16
-"""Rows whose images are decoded before what they take is looked at."""
+"""Rows whose images are decoded before their size is checked."""
 
 
 class ParquetFormat(Format):
-    """Reads a column of text or of lists of integers."""
+    """Reads a column of text or of lists of integers, one row group at a time."""
 
     def __init__(
         self, files: Sequence[ShardFile], config: ParquetSource, cache: IndexCache | None = None
@@ -65,14 +68,14 @@ class ParquetFormat(Format):
         self._files, self._config, self._columns = files, config, TableColumns(config)
         kind = index_kind("parquet", config)
         self._units = index_of(files, self._index, kind=kind, cache=cache)
-        # Consecutive units mostly share a shard; its footer is parsed once.
+        # Consecutive units mostly share a shard, whose footer is parsed only once.
         self._opened: tuple[int, pq.ParquetFile] | None = None
         self._indexed: pq.ParquetFile | None = None
-        """The same, to read what its dictionaries hold and numbers into them."""
+        """The same shard, opened to read its dictionaries and the numbers into them."""
         self._shares_texts = True
-        """Whether rows had texts in common where that was looked at last, so that dictionaries are worth it."""
+        """Whether rows had texts in common at the last check, which makes dictionaries worth their cost."""
         self._leaf: int | None = None
-        """Where the texts of the opened shard stand among its columns; ``None`` where they do not come as they lie."""
+        """Number of the text column of the opened shard; ``None`` if its texts cannot be copied as they are stored."""
 
     @override
     def units(self) -> UnitTable:
@@ -88,7 +91,7 @@ class ParquetFormat(Format):
             if laid is None:
                 laid = self._laid_texts(opened, group, self._files[shard].size_bytes)
             columns = self._columns.all if laid is None else self._columns.others
-            # In one thread: loaders are many, and each has a core of its own.
+            # In one thread, because there are many loaders, and each has a core of its own.
             table = (
                 opened.read_row_group(group, columns=list(columns), use_threads=False)
                 if columns
@@ -109,7 +112,8 @@ class ParquetFormat(Format):
         units = self._units
         filled = np.unique(units.shards_U[units.rows_U > 0])
         sizes_U = np.full(len(units), -1)
-        # Evenly: where each shard is a unit or two, those of one say nothing. A footer takes a store one read.
+        # Spread evenly: if each shard has one or two units, the first shard says little. A footer costs a store one
+        # read.
         for shard in filled[evenly(len(filled), _FOOTERS)].tolist() if len(filled) else ():
             file, of_shard = self._files[shard], np.flatnonzero(units.shards_U == shard)
             of_shard = of_shard[evenly(len(of_shard), _GROUPS)]
@@ -139,16 +143,17 @@ class ParquetFormat(Format):
 
     @cached_property
     def _first(self) -> tuple[pa.Table, str] | None:
-        """The first rows of the source, of those columns that are read or doubted, and where they lie."""
+        """The first rows of the source, in the columns that are read or doubted, and their place."""
         unit = self._units.first_filled()
         if unit is None:
             return None
         shard, group, _, _ = self._units[unit]
         file = self._files[shard]
         part = f"row group {group}, its first rows"
-        # Opened for this look alone, and closed: a check looks at a thousand sources, and reads on in none.
+        # The shard is opened only for this look, because a check looks at a thousand sources and continues to read
+        # none.
         with reading(file, part), _open(file) as opened:
-            # A row group may be of a gigabyte, of which a few rows are looked at.
+            # A row group may have a gigabyte, but only a few of its rows are needed.
             batches = opened.iter_batches(
                 _FIRST_ROWS,
                 row_groups=[group],
@@ -160,7 +165,8 @@ class ParquetFormat(Format):
     def _images_of(self, shard: pq.ParquetFile, group: int, path: str) -> pa.ChunkedArray | None:
         """Read the column of images a few rows at a time, within a limit.
 
-        A footer counts what is written: one image that a dictionary holds for all rows is many when decoded.
+        A footer gives the size as written, but an image that a dictionary stores once for all rows becomes many when
+        decoded.
         """
         column = self._config.images
         if column is None:
@@ -178,10 +184,10 @@ class ParquetFormat(Format):
     def _indexed_texts(
         self, shard: pq.ParquetFile, number: int, group: int
     ) -> tuple[Ragged, NDArray[np.bool_]] | None:
-        """Return the texts of a row group that is written as a dictionary; see ``_laid_texts``.
+        """Return the texts of a row group that is written with a dictionary; see ``_laid_texts``.
 
-        What the dictionary holds is looked at once, and each text copied once, to where it stays. Where nearly every
-        row has a text of its own that takes a fifth longer, and the source is read without it from then on.
+        The dictionary is checked once, and each text is copied once to its final place. If nearly every row has a
+        different text, this takes a fifth longer, and later row groups of the source are read without the dictionary.
         """
         chunk = self._chunk_of(shard, group) if self._shares_texts else None
         if chunk is None or not _is_indexed(chunk):
@@ -196,12 +202,12 @@ class ParquetFormat(Format):
         parts, nulls = [], []
         for chunk in chunks:
             held, null_B = text_bytes(chunk.dictionary), nulls_of(chunk)
-            # Not to_numpy(), which loads pandas where it is installed, in a thread of a reader.
+            # Not to_numpy(), which imports pandas, if it is installed, in a reader's thread.
             places_B = np.from_dlpack(chunk.indices.fill_null(0)).astype(np.int64)
-            # Arrow does not look. Whoever decodes the row group as a whole tells what is wrong with it.
+            # Arrow does not check this. The decoding of the whole row group then reports the fault.
             if not (is_utf8(held.values_V, held.offsets) and _are_within(places_B, len(held))):
                 return None
-            # One more, of no bytes, is what stands where a row is null.
+            # A further, empty entry of the dictionary stands for null.
             places_B[null_B] = len(held)
             ends = np.append(held.offsets, held.offsets[-1:])
             parts.append(Pieces([Ragged(values_V=held.values_V, offsets=ends)]).take(places_B))
@@ -213,16 +219,16 @@ class ParquetFormat(Format):
     ) -> tuple[Ragged, NDArray[np.bool_]] | None:
         """Return the texts of a row group end to end, and which are null, ``[B]``.
 
-        A few are decoded at a time: they are copied in the cache of a core, while Arrow moves what it decodes
-        whenever that outgrows its room, and pages that it moves to are new ones. ``None`` where texts do not come as
-        they lie, or one is not UTF-8: the row group is then read as a whole.
+        A few texts are decoded at a time and copied while they are in a core's cache. Arrow would otherwise move its
+        output to new pages whenever it outgrows its room. The result is ``None`` if the texts cannot be copied as they
+        are stored, or if a text is not UTF-8; the row group is then read as a whole.
         """
         chunk = self._chunk_of(shard, group)
         if chunk is None:
             return None
-        # Of lengths and values as they are written; of a dictionary it is less than they take.
+        # This is the size of lengths and values as written; with a dictionary, texts take more than this size.
         size_bytes, rows = chunk.total_uncompressed_size, chunk.num_values
-        # A damaged footer claims more than any file holds.
+        # A damaged footer may claim more than any file has.
         most_bytes = max(_MOST_TIMES * file_bytes, _ROOM_BYTES)
         column, at_once = self._columns.texts[0], _rows_at_once(rows, size_bytes)
         layer, nulls = None, []
@@ -232,7 +238,7 @@ class ParquetFormat(Format):
             texts = batch.column(0)
             values_V, ends = lying(texts, PLAIN_TEXTS[texts.type])
             if layer is None:
-                # As if all were like the first, where that is more; and a little.
+                # The size if all texts are like the first ones, if that is more, and a margin.
                 likely_bytes = len(values_V) * rows // max(1, len(texts)) * 17 // 16
                 likely_bytes = min(max(size_bytes, likely_bytes), most_bytes)
                 layer = Layer(likely_bytes, np.dtype(np.uint8), min(rows, most_bytes // 8))
@@ -244,9 +250,10 @@ class ParquetFormat(Format):
         return layer.finish(), np.concatenate(nulls)
 
     def _chunk_of(self, shard: pq.ParquetFile, group: int) -> pq.ColumnChunkMetaData | None:
-        """Return what a footer says of the texts of a row group, which come as they lie; ``None`` where they do not.
+        """Return the footer's entry for the texts of a row group; ``None`` if they cannot be copied as they are stored.
 
-        Neither where a damaged footer has another column in its place: whoever reads the row group as a whole tells.
+        Also ``None`` if a damaged footer has another column in this place; the read of the whole row group reports the
+        damage.
         """
         metadata, leaf = shard.metadata.row_group(group), self._leaf
         if leaf is None or leaf >= metadata.num_columns:
@@ -256,10 +263,10 @@ class ParquetFormat(Format):
 
     def _shard(self, shard: int) -> pq.ParquetFile:
         if self._opened is None or self._opened[0] != shard:
-            # Let go of first: two footers at once are not needed, and may be large.
+            # Released first, because a footer may be large, and two at once are not needed.
             self._opened = self._indexed = None
             self._opened = shard, _open(self._files[shard])
-            # Worked out here: a schema of Arrow is made of that of Parquet whenever it is asked for.
+            # Computed here, because each access to the Arrow schema converts it from Parquet's schema.
             self._leaf = _leaf_of(self._opened[1], self._columns.texts)
         return self._opened[1]
 
@@ -279,7 +286,7 @@ class ParquetFormat(Format):
 
 
 def _size_of(group: pq.RowGroupMetaData, column: str) -> int:
-    """Return the bytes of a column in a row group, decompressed, as its footer counts them."""
+    """Return the decompressed bytes of a column in a row group, according to the footer."""
     chunks = (group.column(i) for i in range(group.num_columns))
     return sum(
         chunk.total_uncompressed_size
@@ -289,31 +296,31 @@ def _size_of(group: pq.RowGroupMetaData, column: str) -> int:
 
 
 def _rows_at_once(rows: int, size_bytes: int) -> int:
-    """Return how many rows of a row group are decoded at once: whole pages, unless those are large."""
+    """Return how many rows of a row group are decoded at once: whole pages, unless the pages are large."""
     at_once = max(1, rows * _TEXT_AT_ONCE // max(1, size_bytes))
     whole = -(-at_once // _PAGE_ROWS) * _PAGE_ROWS
     most = max(1, rows * _MOST_AT_ONCE // max(1, size_bytes))
-    # At least one, also of none: Arrow is asked for as many.
+    # At least one, even for an empty row group, because Arrow needs a positive number.
     return max(1, min(rows, whole if min(rows, whole) <= most else at_once))
 
 
 def _leaf_of(shard: pq.ParquetFile, names: Sequence[str]) -> int | None:
-    """Return where a column of texts stands that come as they lie; ``None`` where they do not, or are of several."""
+    """Return the number of the text column, if it is the only one and its texts can be copied as stored."""
     name, *others = names
     schema = shard.schema_arrow
-    # One inside another comes with what is around it.
+    # A nested column comes with the columns around it.
     if others or name not in schema.names or schema.field(name).type not in PLAIN_TEXTS:
         return None
     leaves = [i for i in range(len(shard.schema)) if shard.schema.column(i).path == name]
-    # A column ``a.b`` beside objects ``a`` that have a ``b``: by this name Arrow reads both.
+    # For a column ``a.b`` next to objects ``a`` with a field ``b``, Arrow reads both under this name.
     return leaves[0] if len(leaves) == 1 else None
 
 
 def _is_indexed(chunk: pq.ColumnChunkMetaData) -> bool:
-    """Whether the rows of a column are numbers into a dictionary, by what its pages take.
+    """Return whether the rows of a column are numbers into a dictionary, judged by the size of its pages.
 
-    False also where what does not fit the dictionary is written by differences, as parquet-rs and parquet-java do in
-    pages of version 2: Arrow reads no numbers from those.
+    False also if rows that do not fit the dictionary are delta-encoded, as by parquet-rs and parquet-java in pages of
+    version 2, because Arrow reads no numbers from such pages.
     """
     if not chunk.has_dictionary_page:
         return False
@@ -321,7 +328,7 @@ def _is_indexed(chunk: pq.ColumnChunkMetaData) -> bool:
         return False
     of_dictionary = chunk.data_page_offset - chunk.dictionary_page_offset
     of_rows = chunk.total_compressed_size - of_dictionary
-    # Of what does not fit a dictionary the pages hold texts, and are larger than that.
+    # If the dictionary overflows, the pages contain texts, and are larger than this.
     return bool(of_rows <= _INDEX_BYTES * chunk.num_values + _HEADS_BYTES)
 
 
@@ -330,10 +337,10 @@ def _are_within(places_B: NDArray[np.int64], count: int) -> bool:
 
 
 def _require_room(size_bytes: int, path: str, group: int) -> None:
-    """Refuse a row group whose images are more than are decoded in memory at once.
+    """Raise an error for a row group whose images exceed the limit of decoding in memory.
 
     Raises:
-        ConfigError: With what to do.
+        ConfigError: Says what to do.
     """
     if size_bytes > MAX_UNIT_BYTES:
         raise ConfigError(
@@ -345,9 +352,9 @@ def _require_room(size_bytes: int, path: str, group: int) -> None:
 def _open(
     file: ShardFile, *, metadata: pq.FileMetaData | None = None, indexed: Sequence[str] = ()
 ) -> pq.ParquetFile:
-    """Open a shard, whose footer may be known; columns ``indexed`` are given as dictionaries and numbers into them."""
-    # Pages written with a checksum are checked against it; without one the flag costs nothing. A reader that
-    # buffers before it reads keeps the bytes of its last row group for as long as it is open: in each source.
+    """Open a shard, with its metadata if known; columns ``indexed`` come as dictionaries and numbers into them."""
+    # Pages that were written with a checksum are checked against it; for others the flag costs nothing. With
+    # pre-buffering, each source would keep the bytes of its last row group while the reader is open.
     return pq.ParquetFile(
         file.open(),
         metadata=metadata,

@@ -1,4 +1,4 @@
-"""Files of a format of one's own, which a registered reader cuts into units and decodes.
+"""Files of a custom format, which a registered reader divides into units and decodes.
 
 ::
 
@@ -7,8 +7,9 @@
         def units(self, file: pa.NativeFile) -> Iterable[tuple[int, int, int]]: ...    start, stop, records
         def read(self, file: pa.NativeFile, start: int, stop: int) -> pa.Array: ...    texts, or lists of ids
 
-What a unit starts and stops at is for the reader to say: bytes of the file, or numbers of frames. The index of the
-source keeps it, so ``units`` looks at a shard once. Where a reader fails, the shard is at fault: it is told with it.
+The reader defines the start and the stop of a unit, for example as bytes of the file or numbers of frames. The index of
+the source keeps them, so ``units`` runs once per shard. If a reader fails, the shard is considered damaged, and the
+error names it.
 """
 
 import inspect
@@ -49,13 +50,13 @@ _TEXTS = frozenset(
         *(pa.binary(), pa.large_binary(), pa.null()),
     }
 )
-"""What becomes text: bytes that are UTF-8 too, and nulls alone."""
+"""Types that become text, including UTF-8 bytes and nulls without a type."""
 _NO_SHARD = frozenset({".tmp", ".temp", ".partial", ".part", ".crc", ".lock", ".swp", ".bak"})
-"""Suffixes of files that are no shards; any other may be."""
+"""Suffixes of files that are never shards; files with other suffixes may be."""
 
 
 class _Reader(Protocol):
-    """What a registered class makes; see the top of the module."""
+    """An instance of a registered class; see the top of the module."""
 
     def units(self, file: pa.NativeFile) -> Iterable[tuple[int, int, int]]: ...
 
@@ -63,7 +64,7 @@ class _Reader(Protocol):
 
 
 class RegisteredFormat(IndexedFormat):
-    """Has a reader of somebody else's cut and decode, and holds it to what it said."""
+    """Lets a registered reader divide and decode shards, and checks that its results are consistent."""
 
     def __init__(
         self,
@@ -74,8 +75,8 @@ class RegisteredFormat(IndexedFormat):
         """Find the reader, and the units of the shards.
 
         Raises:
-            ConfigError: Nothing installed registers it, or it does not take these options.
-            IntegrityError: A shard cannot be cut.
+            ConfigError: No installed package registers the reader, or the reader does not take these options.
+            IntegrityError: A shard cannot be divided into units.
         """
         self.holds_text = config.holds_text
         self._files, self._config = files, config
@@ -83,10 +84,10 @@ class RegisteredFormat(IndexedFormat):
         self._make: Callable[..., Any] = found.function
         options = orjson.dumps(config.options, option=orjson.OPT_SORT_KEYS).decode()
         self._identity = f"{found.name} of {found.distribution}"
-        # Of another version it may cut otherwise, or decode to other records.
+        # Another version of the reader may divide shards differently, or decode other records.
         self._kind = f"registered {self._identity} {config.holds} {options}"
         self._reader = self._made()
-        # One that is worked on keeps its version: what it cuts otherwise by now, no index says.
+        # A reader under development changes without a new version, so its code is part of the key as well.
         kind = f"{self._kind} {_code_of(self._make)}"
         self._units = index_of(files, self._index, kind=kind, cache=cache, unpacks=None)
 
@@ -106,7 +107,7 @@ class RegisteredFormat(IndexedFormat):
                     file, where, f"gives {len(column)} records, and has said that there are {rows}"
                 )
             wanted = _TYPES[self._config.holds]
-            # Arrow would write numbers out as text, and take truths for ids.
+            # Arrow would convert numbers to text, and booleans to ids.
             if not _FITS[self._config.holds](column.type):
                 raise self._refused(file, where, f"gives {column.type}, not {wanted}")
             try:
@@ -134,7 +135,7 @@ class RegisteredFormat(IndexedFormat):
         return reader
 
     def _index(self, file: ShardFile) -> FileUnits:
-        # Shards are indexed side by side, and a reader is for one thread.
+        # Shards are indexed in parallel, and a reader is not thread-safe.
         reader = self._made()
         with reading(file, "its units"):
             with file.open() as opened:
@@ -150,7 +151,7 @@ class RegisteredFormat(IndexedFormat):
         )
 
     def _checked(self, file: ShardFile, found: Sequence[object]) -> NDArray[np.int64]:
-        """Return starts, stops and records of the units of a shard, ``[U, 3]``."""
+        """Return starts, stops and record counts of the units of a shard, ``[U, 3]``."""
         units: list[tuple[int, int, int]] = []
         places: set[tuple[int, int]] = set()
         for number, said in enumerate(found):
@@ -162,7 +163,7 @@ class RegisteredFormat(IndexedFormat):
                     f"{MAX_UNIT_RECORDS:,} records",
                 )
             start, stop, rows = unit
-            # Its records would come twice in every epoch.
+            # The records of this unit would come twice in every epoch.
             if rows and (start, stop) in places:
                 raise self._refused(
                     file,
@@ -178,9 +179,9 @@ class RegisteredFormat(IndexedFormat):
         try:
             return ask()
         except (OmniloadError, OSError):
-            raise  # of the store, which is tried again
+            raise  # a fault of the store, which is tried again
         except MemoryError as error:
-            # Says nothing of the shard.
+            # This says nothing about the shard.
             raise ConfigError(
                 f"{file.path}: {where}: reader {self._identity} has no memory left; give the process more, or have the "
                 "reader cut smaller units"
@@ -197,7 +198,7 @@ class RegisteredFormat(IndexedFormat):
 
 
 def _unit_of(said: Any) -> tuple[int, int, int] | None:  # noqa: ANN401
-    """Return the three whole numbers that a reader says of a unit, numpy's too; ``None`` where they are not that."""
+    """Return the three integers of a unit from a reader, including numpy's; ``None`` for anything else."""
     try:
         start, stop, rows = map(operator.index, said)
     except (TypeError, ValueError):
@@ -213,7 +214,7 @@ def _are_texts(found: pa.DataType) -> bool:
 
 
 def _are_ids(found: pa.DataType) -> bool:
-    # Of a unit of empty lists alone Arrow knows no more than that.
+    # Arrow gives the values of a unit of empty lists the type null.
     return is_list(found) and (
         pa.types.is_integer(found.value_type) or pa.types.is_null(found.value_type)
     )
@@ -223,14 +224,14 @@ _FITS = {"text": _are_texts, "tokens": _are_ids}
 
 
 def _code_of(made: object) -> str:
-    """Return a digest of the file that a class is written in; empty where nobody can say which that is."""
+    """Return a digest of the source file of a class; empty if the file cannot be found."""
     try:
         return _digest_of_code(made)
     except (TypeError, OSError):
         return ""
 
 
-# Kept: what was imported goes on as it is while its file is edited, as under a notebook.
+# Cached, because an imported class stays as it is while its file is edited, for example in a notebook.
 @cache
 def _digest_of_code(made: object) -> str:
     return xxhash.xxh3_64_hexdigest(Path(inspect.getfile(cast("type", made))).read_bytes())
@@ -241,7 +242,7 @@ def _type_of(value: object) -> str:
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options as a class expects them: a list for several values."""
+    """Return options as a class expects them, with a list for several values."""
     return {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
 
 

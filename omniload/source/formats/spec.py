@@ -1,4 +1,4 @@
-"""What a module of a format hands over: one value that says what its files are called and who reads them."""
+"""What a module of a format provides: one value with the names of its files and the functions that read them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,43 +13,50 @@ from omniload.source.patterns import FileNames
 __all__ = ["FormatSpec", "Magic"]
 
 Magic = tuple[tuple[int, bytes], ...]
-"""Where a file of a format holds which bytes; all of them together show what it is."""
+"""Pairs of offset and bytes that a file of a format contains; a match of all pairs identifies the format."""
 
 
 def _as_found(files: Sequence[ShardFile], _: object) -> tuple[ShardFile, ...]:
-    # Most formats: every file that is named is a shard.
+    # In most formats, every named file is a shard.
     return tuple(files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatSpec:
-    """A format, as the registry holds it."""
+    """A format as the registry stores it."""
 
     what: str
-    """What a file of it is, such as ``a Parquet file``, for messages."""
+    """Noun for a file of the format in messages, such as ``a Parquet file``."""
     names: FileNames
-    """What its files are called."""
+    """Names of its files."""
     open: Callable[[Sequence[ShardFile], Any, IndexCache | None], Format]
-    """Opens the shards of a source of this type: the shards, what the mix file says, where their index is kept."""
+    """Opens the shards of a source, from the shards, the entry in the mix file, and the place of the index."""
     magic: tuple[Magic, ...] = ()
-    """Bytes that a file of it holds, one of these; none where it may begin with anything."""
+    """Alternatives for the bytes that a file of the format contains; empty if a file may begin with any bytes."""
     digests_all: bool = False
-    """Whether the digest of a shard covers every byte of it, and not a sample."""
+    """Whether the digest of a shard covers every byte, not a sample."""
     knows_columns: bool = False
-    """Whether whoever opens a source looks at the columns of all its files: one that lacks what is named is refused."""
+    """Whether opening a source checks the columns of all its files, and refuses a file without a named column."""
     shards: Callable[[Sequence[ShardFile], Any], tuple[ShardFile, ...]] = _as_found
-    """From the files that the patterns name, and what the mix file says, to the shards, where a file lists others or
-    needs one beside it."""
+    """Returns the shards for the files that the patterns name, and the entry in the mix file.
+
+    Needed if a file lists other files, or needs a companion file.
+    """
 
     find: Callable[[str, Any, Path], tuple[ShardFile, ...]] | None = None
-    """Finds the shards of a source by itself, where a data set is a folder whose files say nothing of what they are:
-    name of the source, what the mix file says, and the folder that relative paths start at."""
+    """Finds the shards of a source whose data set is a folder of files that do not show their type.
+
+    Takes the name of the source, its entry in the mix file, and the folder that relative paths start from.
+    """
     at_versions: Callable[[str, Any, Path, str], Any] | None = None
-    """Returns what a mix file says of a source with the versions of its data sets named: those whose shards have a
-    digest, where some have; else the newest. Takes the name, what the file says, the folder, and the digest."""
+    """Returns the entry of a source in the mix file with the versions of its data sets named.
+
+    Takes the name, the entry, the folder, and a digest. The versions are those whose shards have this digest, if there
+    are any, else the newest.
+    """
 
     def matches(self, head: bytes) -> bool:
-        """Whether a file that begins with ``head`` shows that it is of this format."""
+        """Return whether ``head``, the beginning of a file, identifies this format."""
         return any(
             all(head[at : at + len(mark)] == mark for at, mark in marks) for marks in self.magic
         )

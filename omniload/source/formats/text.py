@@ -1,4 +1,4 @@
-"""Plain text: one file is one record, and files are read in groups."""
+"""Plain text: each file is a record, and files are read in groups."""
 
 import codecs
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ _NO_TEXT = frozenset(
         *(".bin", ".npy", ".npz", ".pt", ".safetensors", ".so", ".pyc", ".png", ".jpg", ".pdf"),
     }
 )
-"""Suffixes of files that are no text; any other may be."""
+"""Suffixes of files that are not text; files with other suffixes may be."""
 
 _BEGINNINGS = (
     (b"PAR1", "a Parquet file"),
@@ -44,11 +44,11 @@ _BEGINNINGS = (
 )
 _TAR_AT = 257
 _MARK = "\ufeff"
-"""Says how a file is coded where it stands at its beginning (a byte-order mark), and is no letter of the text there."""
+"""Byte-order mark, which shows the encoding at the beginning of a file and is not part of the text there."""
 
 
 class TextFormat(IndexedFormat):
-    """Reads files whole; ``files_per_unit`` of them, in order, are a unit and a shard of the order."""
+    """Reads whole files; ``files_per_unit`` files, in order, form a unit, which is also a shard of the order."""
 
     holds_text = True
 
@@ -56,8 +56,8 @@ class TextFormat(IndexedFormat):
         self, files: Sequence[ShardFile], config: TextSource, cache: IndexCache | None = None
     ) -> None:
         self._files = files
-        # File by file: however many are read together, the index is the same.
-        # The 2: an index of a release before has the digest of a file with a mark as if that were read.
+        # Indexed file by file, so that the index does not depend on the size of groups. The 2 excludes indexes of an
+        # earlier release, whose digest of a file with a mark assumed that the mark was read.
         found = index_of(files, _indexed, kind="text/2", cache=cache)
         starts = np.arange(0, len(files), config.files_per_unit)
         stops = np.minimum(starts + config.files_per_unit, len(files))
@@ -108,17 +108,17 @@ def _first_of(file: ShardFile, most_bytes: int) -> Records:
     """Return the beginning of a file as a record."""
     with reading(file, "its first bytes"), file.open() as opened:
         data = opened.read(most_bytes)
-    # A character may be cut in two at the end.
+    # A character may be cut at the end.
     text, fault = _text_of(data, whole=len(data) < most_bytes)
     return Records.of_texts([text], fault and f"{file.path}: {fault}")
 
 
 def _text_of(data: bytes, *, whole: bool = True) -> tuple[str | None, str]:
-    """Return the text of a file, or ``None`` and what is wrong with it."""
+    """Return the text of a file, or ``None`` and its fault."""
     if fault := _fault_of(data):
         return None, fault
     try:
-        # The incremental one lets half a character stand at the end, where that is not the end of the file.
+        # The incremental decoder accepts half a character at the end, unless the end is the end of the file.
         text = codecs.getincrementaldecoder("utf-8")().decode(data, final=whole)
     except UnicodeDecodeError as error:
         return None, f"is not UTF-8: {error}"
@@ -126,8 +126,8 @@ def _text_of(data: bytes, *, whole: bool = True) -> tuple[str | None, str]:
 
 
 def _fault_of(data: bytes) -> str:
-    """Return what shows that a file is no text, or nothing."""
-    # By name, though most of them hold a byte that no text does: that would say less.
+    """Return the evidence that a file is not text; empty if there is none."""
+    # Named by its type, which says more than the byte that no text has, although most such files have one.
     kind = next((kind for start, kind in _BEGINNINGS if data.startswith(start)), None)
     if data[_TAR_AT : _TAR_AT + 5] == b"ustar":
         kind = "a tar archive"
@@ -142,15 +142,15 @@ def _fault_of(data: bytes) -> str:
 
 
 def _indexed(file: ShardFile) -> FileUnits:
-    """Return a file as one record, with a digest of ranges of it."""
+    """Return a file as one record, with a digest of ranges of the file."""
     ranges = even_ranges(file.size_bytes)
     with reading(file):
         read = file.read_ranges(ranges)
         content = digest_of_read(file, ranges, read)
-    # Releases before read the mark as a letter: what they kept of such a file, or went on from, is of another text.
+    # Earlier releases read the mark as a letter, so their token caches and states belong to another text.
     if read[0].startswith(_MARK.encode()):
         content = f"{content}/unmarked"
-    # A file that is empty is a record too: numbers of records are those of files.
+    # An empty file is a record too, because the number of a record is the number of its file.
     one = np.ones(1, np.int64)
     return FileUnits(rows=one, starts=one - 1, stops=one, content=content)
 

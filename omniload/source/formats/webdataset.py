@@ -1,7 +1,7 @@
-"""WebDataset: tar archives whose neighbouring members of one key are a sample.
+"""WebDataset: tar archives in which neighbouring members with the same key form a sample.
 
-The key of ``a/b.seg.json`` is ``a/b``, its extension ``seg.json``. An archive is walked once, header by
-header, for where samples start; a unit is a range of whole samples. Compressed archives are one unit.
+The key of ``a/b.seg.json`` is ``a/b``, and its extension is ``seg.json``. An archive is walked once, header by header,
+to find the starts of samples. A unit is a range of whole samples. A compressed archive is one unit.
 """
 
 from collections.abc import Sequence
@@ -58,11 +58,11 @@ __all__ = ["FORMAT", "WebDatasetFormat"]
 
 _WINDOW_BYTES = 64 << 10
 _IMAGES = frozenset({"bmp", "gif", "jpeg", "jpg", "png", "webp"})
-"""What members are called that are most likely images, of the kinds that can be decoded."""
+"""Extensions of members that are probably images, of the kinds that can be decoded."""
 
 
 class WebDatasetFormat(IndexedFormat):
-    """Reads the text in one member of each sample, and images in others."""
+    """Reads the text in one member of each sample, and images in other members."""
 
     holds_text = True
 
@@ -70,16 +70,16 @@ class WebDatasetFormat(IndexedFormat):
         self, files: Sequence[ShardFile], config: WebDatasetSource, cache: IndexCache | None = None
     ) -> None:
         self._files, self._config = files, config
-        # Read here: a property of the configuration is worked out whenever it is asked for, and samples are many.
+        # Stored here, because a property of the configuration is computed at each access, and there are many samples.
         self._known_by = config.key_column
         self._object = config.text if config.text.endswith("json") else "json"
-        """Extension of the member that is an object, for conditions, columns and what a document is known by."""
+        """Extension of the member that is an object, for conditions, columns and keys of documents."""
         self._own = MemberTags(config.columns_read) if config.columns_read else None
-        # The 3: an index of a release before knows of no links, or of hard ones alone.
+        # The 3 excludes indexes of earlier releases, which ignored links, or all but hard links.
         kind = f"webdataset/3/{config.unit}"
         self._units = index_of(files, self._index, kind=kind, cache=cache, unpacks=True)
         self._keys: dict[int, list[str]] = {}
-        """Of units that were asked about: an audit asks about each piece of a step."""
+        """Keys of the units that were asked for, because an audit asks for each piece of a step."""
 
     @override
     def read_unit(self, unit: int) -> Records:
@@ -88,14 +88,14 @@ class WebDatasetFormat(IndexedFormat):
 
     @override
     def first_records_of(self, file: int) -> Records | None:
-        # A unit is the least that is read: it has the images beside the text, and is all of a compressed archive.
+        # The smallest read is a unit, which includes images next to the text, and is the whole of a compressed archive.
         if self._config.images or codec_of(self._files[file]) is not None:
             return None
         units = np.flatnonzero((self._units.shards_U == file) & (self._units.rows_U > 0))
         return self.read_unit(int(units[0])).first(FIRST_RECORDS)
 
     def _samples_of(self, unit: int) -> tuple[memoryview, int, list[Sample]]:
-        """Return the bytes of a unit, where they start in the archive, and the samples in them."""
+        """Return the bytes of a unit, their start in the archive, and the samples in them."""
         place = self._units[unit]
         file, start, stop = self._files[place.shard], place.start, place.stop
         with reading(file, f"bytes {start} to {stop}"):
@@ -114,7 +114,7 @@ class WebDatasetFormat(IndexedFormat):
         return shard, f"sample {self._keys[unit][row]!a}"
 
     def _headers_of(self, unit: int) -> list[Sample]:
-        """Return the samples of a unit, of which headers alone are read where the archive is not compressed."""
+        """Return the samples of a unit; only headers are read, unless the archive is compressed."""
         place = self._units[unit]
         file = self._files[place.shard]
         if codec_of(file) is not None:
@@ -185,15 +185,15 @@ class WebDatasetFormat(IndexedFormat):
         ]
 
     def _read(self, sample: Sample, data: memoryview, start: int) -> tuple[str, int, bool, Tags]:
-        """Return the text of a sample, the hash of what it is known by, whether it is drawn from at all, and its tags.
+        """Return the text of a sample, the hash of its key, whether it is drawn from at all, and its tags.
 
         Raises:
-            BadLineError: It has none.
+            BadLineError: The sample has no text.
         """
         where, key, own, held = self._config.where, self._known_by, self._own, None
         asked = where or key not in {None, SAMPLE_NAME}
         if asked or (own is not None and own.wants_object):
-            # Asked for by columns alone, each of which has a default, an object may be missing.
+            # If only columns need the object, and each of them has a default, the object may be missing.
             if asked or self._object in sample.members or not (own and own.may_lack_object):
                 member = held_by(sample, self._object, data, start, {self._object})
                 held = _object_in(member, self._object)
@@ -217,10 +217,10 @@ class WebDatasetFormat(IndexedFormat):
     def _text(
         self, sample: Sample, data: memoryview, start: int, held: dict[str, object] | None
     ) -> str:
-        """Return the text of a sample, of which ``held`` is the object where that was read."""
+        """Return the text of a sample; ``held`` is its object if the object was read."""
         config, extension = self._config, self._config.text
         member = held_by(sample, extension, data, start, {extension, *config.images})
-        # Of ``seg.json`` as well: all behind the first dot is the extension.
+        # This includes ``seg.json``, because everything after the first dot is the extension.
         if extension.endswith("json"):
             if held is None:
                 return text_of(member, config.key, nested=config.is_nested).decode()
@@ -235,19 +235,19 @@ class WebDatasetFormat(IndexedFormat):
         plain = codec_of(file) is None
         with reading(file, "headers"):
             archive = _plain(file, 0, file.size_bytes) if plain else _decompressed(file)
-            # Every header is digested as it is read; of what members hold, a sample is.
+            # The digest covers every header as it is read, and a sample of the bodies.
             archive.digest = digest
             starts: list[int] = []
             stop = 0
             for sample in samples_of(members_of(archive)):
                 starts.append(sample.start)
-                # Members that belong to no sample may lie behind the last one: they are read by nobody.
+                # Members without a sample may follow the last sample, and are not read.
                 stop = max(member.next for member in sample.members.values())
             if file.size_bytes:
                 digest.update(digest_of_ranges(file, even_ranges(file.size_bytes)).encode())
         content = digest.hexdigest()
         if not plain:
-            # From its first byte on, whatever lies before the first sample.
+            # From the first byte, even if something comes before the first sample.
             return whole_shard(file, 0, archive.stop, rows=len(starts), content=content)
         ends = np.array([*starts[1:], stop] if starts else [], np.int64)
         begin = starts[0] if starts else 0
@@ -255,15 +255,15 @@ class WebDatasetFormat(IndexedFormat):
 
 
 def _named(sample: Sample) -> str:
-    """Return what a sample is called, and where it lies."""
+    """Return the name of a sample, and its place."""
     return f"sample {sample.key!a} at byte {sample.start}"
 
 
 def _object_in(member: memoryview, extension: str) -> dict[str, object]:
-    """Return the object of a member; one that is blank holds none.
+    """Return the object of a member; a blank member is an empty object.
 
     Raises:
-        BadLineError: It is no JSON object; says which member.
+        BadLineError: The member is not a JSON object; the message names the member.
     """
     try:
         found = object_of(member)
@@ -275,12 +275,12 @@ def _object_in(member: memoryview, extension: str) -> dict[str, object]:
 
 
 def _plain(file: ShardFile, at: int, stop: int) -> TarBytes:
-    """Return whole members of an archive, whose headers are read through a window: small ones come with the one before.
+    """Return whole members of an archive. Headers are read through a window, which includes small members.
 
     Args:
         file: The archive.
-        at: Where the first of them begins.
-        stop: Where the last of them ends.
+        at: Start of the first member.
+        stop: End of the last member.
     """
     window = [0, b""]
 
@@ -288,7 +288,7 @@ def _plain(file: ShardFile, at: int, stop: int) -> TarBytes:
         at, held = window
         assert isinstance(at, int)
         assert isinstance(held, bytes)
-        # Headers come in order: what lies before the window is not asked for again.
+        # Headers come in order, so data before the window is not needed again.
         if not at <= start <= stop <= at + len(held):
             at = start
             held = file.read_range(start, min(max(stop, start + _WINDOW_BYTES), file.size_bytes))
@@ -299,7 +299,7 @@ def _plain(file: ShardFile, at: int, stop: int) -> TarBytes:
 
 
 def _decompressed(file: ShardFile) -> TarBytes:
-    # Headers lie all over the archive, and there is no way to one but through what lies before.
+    # Headers are spread over the archive, and each is only reached by decompressing everything before it.
     chunks: list[pa.Buffer] = []
     size = 0
     with stream_of(file) as stream:

@@ -276,9 +276,7 @@ class DividedSource(Source):
                 place = self._others[number - 1]
             if place.reader is None and self._clock.now_s() >= place.again_s:
                 place.reader, place.is_open = self._start(number), False
-            if (
-                self._closed
-            ):  # closed meanwhile by another thread, which has ended the readers that it saw
+            if self._closed:  # meanwhile, by a thread that has ended the readers it saw
                 self._end(place)
                 return
 
