@@ -1,1 +1,1 @@
-"""Records to samples: what a source's ``transforms`` do to whole batches of them."""
+"""From records to samples: the ``transforms`` of a source, applied to batches of records."""

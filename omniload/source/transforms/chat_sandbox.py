@@ -1,4 +1,4 @@
-"""The sandbox that chat templates run in. The only ``import jinja2`` beside the report's."""
+"""The sandbox that chat templates run in. Apart from the report, only this module imports jinja2."""
 
 import json
 import re
@@ -18,11 +18,14 @@ from omniload.base.extras import install_line
 __all__ = ["TemplateError", "environment"]
 
 _SOUND = (3, 1, 6)
-"""Release of Jinja that closed the known ways out of its sandbox. Other packages bring it too, of any age, as torch."""
+"""Release of Jinja that closed the known ways out of its sandbox.
+
+Other packages, such as torch, install any release.
+"""
 
 
 class _Generation(Extension):
-    """``{% generation %} ... {% endgeneration %}``: what the assistant says."""
+    """The block ``{% generation %} ... {% endgeneration %}``, which contains the words of the assistant."""
 
     tags = {"generation"}  # noqa: RUF012 -- as Jinja declares it
 
@@ -39,14 +42,14 @@ class _Generation(Extension):
 
 
 def environment(begin: str, end: str) -> ImmutableSandboxedEnvironment:
-    """Return a sandbox with the filters and functions that templates of models use.
+    """Return a sandbox with the filters and functions that the templates of models use.
 
     Args:
-        begin: Put before what a generation block renders.
-        end: Put behind it.
+        begin: Mark before the output of a generation block.
+        end: Mark after it.
 
     Raises:
-        ConfigError: Jinja is of a release whose sandbox templates get out of.
+        ConfigError: The installed release of Jinja has a sandbox that templates can escape from.
     """
     found = version("jinja2")
     if tuple(map(int, re.findall(r"\d+", found)[:3])) < _SOUND:
@@ -54,13 +57,13 @@ def environment(begin: str, end: str) -> ImmutableSandboxedEnvironment:
             f"a chat template is a program of a stranger, and jinja2 {found}, which is installed, has known ways out "
             f"of its sandbox; {'.'.join(map(str, _SOUND))} has closed them: {install_line('chat')} --upgrade"
         )
-    # Blanks around blocks go as in transformers, for which templates are written.
+    # Blanks around blocks are removed as in transformers, for which templates are written.
     env = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    # Among the globals: an extension is made by its environment, which hands it nothing else.
+    # Stored in the globals, because an extension receives nothing but its environment.
     env.globals["_generation_marks"] = (begin, end)
-    # By this name templates refuse a conversation.
+    # Templates call this function to refuse a conversation.
     env.globals["raise_exception"] = _raise
     env.filters["tojson"] = _to_json
     return env
@@ -71,13 +74,13 @@ def _raise(message: str) -> NoReturn:
 
 
 def _to_json(
-    value: Any,  # noqa: ANN401 -- whatever a conversation holds
+    value: Any,  # noqa: ANN401 -- any value in a conversation
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON as templates expect it: Jinja's own filter escapes for HTML."""
+    """Return JSON as templates expect it; Jinja's own filter would escape it for HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

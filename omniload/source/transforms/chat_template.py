@@ -1,7 +1,7 @@
-"""Chat templates: a conversation to text, and where in it the assistant speaks.
+"""Chat templates: make text of a conversation, and find the words of the assistant in it.
 
-Templates are programs of strangers: Jinja's immutable sandbox runs them, with the names that
-``transformers`` defines for them and no others.
+Templates are programs of unknown authors. They run in Jinja's immutable sandbox, with only the names that
+``transformers`` defines for them.
 """
 
 import re
@@ -36,43 +36,43 @@ __all__ = [
 
 _LARGEST_BYTES = 16 << 20
 _BEGIN, _END = "\ufdd0", "\ufdd1"
-"""Mark a generation block while a template runs: noncharacters, which no text may hold."""
+"""Marks around a generation block while a template runs: noncharacters, which no text may contain."""
 _ESCAPED = re.compile(r"\\u[fF][dD]{2}[01]")
-"""A mark as JSON may escape it; behind another backslash these letters are text."""
+"""A mark as JSON may escape it; after another backslash, these letters are ordinary text."""
 _ASSISTANT = "assistant"
 _BLOCK = re.compile(r"\{%[-+]?\s*generation\b")
 _FAULTS = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
-"""Errors of a running template: an operation that the values do not allow, or recursion without an end."""
+"""Errors of a running template: an operation that the values do not allow, or endless recursion."""
 _SHOWN = 160
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The text of a conversation."""
+    """The text of a conversation, with the parts that are trained on."""
 
     text: str
     spans: Sequence[tuple[int, int]]
-    """What the assistant says, in order: first character of each part, and the first one behind it."""
+    """Parts that the assistant says, in order: first character of each part, and the first character after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateFiles:
-    """A template as it was found."""
+    """A template and its special tokens as they were found."""
 
     path: Path
     source: str
     tokens: Mapping[str, str]
-    """Special tokens by the names that templates know them by, such as ``eos_token``."""
+    """Special tokens under the names that templates use, such as ``eos_token``."""
 
 
 class ChatTemplate:
-    """A compiled template. Safe to use from several threads."""
+    """A compiled template. Thread-safe."""
 
     def __init__(self, files: TemplateFiles, *, date: str | None = None) -> None:
-        """Compile.
+        """Compile the template.
 
         Raises:
-            ConfigError: It is no template, or Jinja is not installed.
+            ConfigError: The template is invalid, or Jinja is not installed.
         """
         try:
             jinja = import_module("omniload.source.transforms.chat_sandbox")
@@ -83,7 +83,8 @@ class ChatTemplate:
         env = jinja.environment(_BEGIN, _END)
         if date is not None:
             day = datetime.fromisoformat(date)
-            # Without a date there is no such function: a template that asks for the day gives other tokens tomorrow.
+            # Without a date the function is missing, because a template that uses the current day gives other tokens
+            # tomorrow.
             env.globals["strftime_now"] = day.strftime
         try:
             self._template = env.from_string(files.source)
@@ -91,16 +92,17 @@ class ChatTemplate:
             raise ConfigError(
                 f"{files.path}: is no chat template: {error}; name another under transforms.template"
             ) from error
-        # Asked of the source: a conversation in which nobody answers renders no mark, and is marked all the same.
+        # Found in the source, because a conversation without an answer renders no mark, although its template has
+        # marks.
         self._marks = bool(_BLOCK.search(files.source))
 
     @property
     def path(self) -> Path:
-        """Where the template was found."""
+        """Path of the file in which the template was found."""
         return self._files.path
 
     def text_of(self, messages: list[Any]) -> str:
-        """Return the text of messages alone; raises as ``render``."""
+        """Return the text of messages alone. Raises like ``render``."""
         text = self._rendered({"tools": None, "documents": None}, messages)
         return text.replace(_BEGIN, "").replace(_END, "")
 
@@ -116,19 +118,19 @@ class ChatTemplate:
         """Return the text of a conversation.
 
         Args:
-            record: JSON: a list of messages, or an object that holds one.
-            wants_spans: Whether to find what the assistant says; it costs a rendering a turn where the
-                template has no generation blocks.
-            names: What its messages call their keys and roles.
-            placed: Replaces the variables of the template, where a conversation has images.
-            system: What the system says before the messages, unless they begin with that; empty for nothing.
+            record: JSON of a list of messages, or of an object that has one.
+            wants_spans: Whether to find the words of the assistant. Without generation blocks in the template, this
+                costs one rendering per turn.
+            names: Names of keys and roles in the messages.
+            placed: Replaces the variables of the template for a conversation with images.
+            system: System text before the messages, unless they begin with their own; empty for none.
 
         Raises:
-            BadConversationError: It is no conversation, or the template refuses it.
+            BadConversationError: The record is no conversation, or the template refuses it.
         """
         variables = variables_of(record, names)
         variables["messages"] = begun_by(system, variables["messages"])
-        # Before it is rendered: a mark in a text would be taken for that of a block.
+        # Checked before rendering, because a mark in a text would be taken for the mark of a block.
         require_no_marks(record, variables)
         if placed is not None:
             variables = placed(variables)
@@ -139,19 +141,19 @@ class ChatTemplate:
         return Rendered(marked, spans)
 
     def render_answer(self, prompt: list[Any], answer: list[Any]) -> Rendered:
-        """Return the text of a prompt and an answer to it, and where the answer stands in it.
+        """Return the text of a prompt with an answer, and the place of the answer in it.
 
         Args:
-            prompt: Messages that are read.
+            prompt: Messages that are not trained on.
             answer: Messages that are trained on.
 
         Raises:
-            BadConversationError: The template refuses them, or what it makes of the prompt depends on the answer.
+            BadConversationError: The template refuses the messages, or the text of the prompt depends on the answer.
         """
         nothing: dict[str, Any] = {"tools": None, "documents": None}
         asked = self._rendered(nothing, prompt, prompts=True)
         whole = self._rendered(nothing, [*prompt, *answer])
-        # Of a pair the answer is trained on, whatever blocks the template marks.
+        # The answer is trained on, whatever blocks the template marks.
         whole = whole.replace(_BEGIN, "").replace(_END, "")
         asked = asked.replace(_BEGIN, "").replace(_END, "")
         if not whole.startswith(asked):
@@ -162,16 +164,17 @@ class ChatTemplate:
         return Rendered(whole, ((len(asked), len(whole)),))
 
     def _spans(self, variables: dict[str, Any], text: str) -> list[tuple[int, int]]:
-        """Return what each turn of the assistant adds behind the prompt for it."""
+        """Return the span that each turn of the assistant adds after its prompt."""
         messages, spans = variables["messages"], []
         for i, message in enumerate(messages):
             if message.get("role") != _ASSISTANT:
                 continue
             prompt = self._rendered(variables, messages[:i], prompts=True)
             is_last = i == len(messages) - 1
-            # The text ends with the last turn: it is not rendered a second time.
+            # The text ends with the last turn, so that turn is not rendered a second time.
             through = text if is_last else self._rendered(variables, messages[: i + 1])
-            # Some templates leave out what was thought in earlier turns, or add a system text by what comes later.
+            # Some templates leave out the thoughts of earlier turns, or add a system text that depends on later
+            # messages.
             if not (through.startswith(prompt) and text.startswith(through)):
                 raise BadConversationError(
                     f"message {i}: what the assistant says cannot be told from what the template adds: its text "
@@ -184,7 +187,7 @@ class ChatTemplate:
     def _rendered(
         self, variables: dict[str, Any], messages: list[Any], *, prompts: bool = False
     ) -> str:
-        # ``variables`` holds the whole conversation; where turns are told apart, a part of it is rendered.
+        # ``variables`` has the whole conversation; to tell turns apart, only a part of it is rendered.
         context = {**self._files.tokens, **variables, "messages": messages}
         try:
             return str(self._template.render(context, add_generation_prompt=prompts))
@@ -195,8 +198,8 @@ class ChatTemplate:
 
 
 def require_no_marks(record: str, value: object) -> None:
-    """Refuse a record, JSON of ``value``, in which a text holds what marks generation blocks."""
-    # Nearly every record holds neither, and is looked at no further.
+    """Raise an error for a record, the JSON of ``value``, with a text that contains the marks of generation blocks."""
+    # Nearly every record contains neither mark, and needs no further check.
     if (
         _BEGIN in record
         or _END in record
@@ -209,7 +212,7 @@ def require_no_marks(record: str, value: object) -> None:
 
 
 def _unmarked(marked: str) -> Rendered:
-    """Take the marks out, and say where they stood; a block within another counts as a part of it."""
+    """Remove the marks, and return their places; a block within another block counts as a part of it."""
     parts: list[str] = []
     spans: list[tuple[int, int]] = []
     at = depth = begin = 0
@@ -228,17 +231,17 @@ def _unmarked(marked: str) -> Rendered:
 
 
 def read_template(template: Path | None, beside: Path) -> TemplateFiles:
-    """Find a template and the special tokens it uses.
+    """Find a template and the special tokens that it uses.
 
     Args:
-        template: The file that the mix names; ``None`` looks for one in ``beside``.
+        template: File that the mix names; ``None`` looks for one in ``beside``.
         beside: Folder of the tokenizer.
 
     Raises:
-        ConfigError: There is none, or a file is damaged.
+        ConfigError: No template is found, or a file is damaged.
     """
     config = _settings(beside / "tokenizer_config.json")
-    # What ``tokenizer_config.json`` says counts where both say it.
+    # ``tokenizer_config.json`` takes precedence if both files name a token.
     said = {
         key: value.get("content") if isinstance(value, dict) else value
         for found in (_settings(beside / "special_tokens_map.json"), config)

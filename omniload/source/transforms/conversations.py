@@ -1,6 +1,7 @@
-"""Conversations as records hold them: messages under any keys, tools beside them, and what a chat template is given.
+"""Conversations in records: messages under configurable keys, tools next to them, and the input of chat templates.
 
-A record is JSON of a list of messages, or of an object that holds one under ``messages``, with tools and documents.
+A record is the JSON of a list of messages, or of an object that has the list under ``messages``, with tools and
+documents.
 """
 
 import json
@@ -31,17 +32,20 @@ __all__ = [
 ]
 
 AS_TEMPLATES_SAY = MessageNames()
-"""Messages that call their keys and roles as chat templates do."""
+"""Messages with the names of keys and roles that chat templates use."""
 _SYSTEM = "system"
 _OF_SYSTEM = (_SYSTEM, "developer")
-"""Roles of a message that says how a model is to behave."""
+"""Roles of messages that tell a model how to behave."""
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-"""Keys of what was thought before an answer. Templates read it by two of these names, and are given the first that a
-message has by both, as transformers does."""
+"""Keys of the thoughts before an answer.
+
+Templates read the thoughts under two of these names. As in transformers, both names receive the first one that a
+message has.
+"""
 _SHOWN = 160
-"""Letters of a value that a message quotes."""
+"""Letters of a value that an error message quotes."""
 _SHOWN_OF_KEY = 60
-"""Those of one that a message quotes behind its key."""
+"""Letters of a value that an error message quotes after its key."""
 
 
 class BadConversationError(IntegrityError):
@@ -49,10 +53,10 @@ class BadConversationError(IntegrityError):
 
 
 def variables_of(record: str, names: MessageNames) -> dict[str, Any]:
-    """Return the variables that a template is rendered with for a record: messages, tools and documents.
+    """Return the variables for rendering a record with a template: messages, tools and documents.
 
     Raises:
-        BadConversationError: It is no list of messages of those names.
+        BadConversationError: The record has no list of messages under these names.
     """
     wanted = f"{names.role} and {names.content}"
     try:
@@ -76,8 +80,8 @@ def variables_of(record: str, names: MessageNames) -> dict[str, Any]:
 
 
 def texts_in(value: object) -> Iterator[str]:
-    """Give every text in a value of JSON, keys of objects too."""
-    # No recursion: a value of somebody's may nest as deep as JSON may, deeper than Python's calls.
+    """Yield every text in a JSON value, including keys of objects."""
+    # Without recursion, because JSON may nest deeper than Python can call.
     left = [value]
     while left:
         each = left.pop()
@@ -90,7 +94,7 @@ def texts_in(value: object) -> Iterator[str]:
 
 
 def texts_of_arguments(record: str) -> Iterator[str]:
-    """Give the arguments of tool calls in a conversation that are texts; nothing of what is none."""
+    """Yield the arguments of tool calls that are texts; yield nothing for a record that is no conversation."""
     with suppress(ValueError, TypeError, AttributeError):
         value = orjson.loads(record)
         messages = value["messages"] if isinstance(value, dict) and "messages" in value else value
@@ -104,16 +108,16 @@ def texts_of_arguments(record: str) -> Iterator[str]:
 def with_beside(
     record: str, messages_key: str, tools_key: str | None, system_key: str | None
 ) -> tuple[str, str]:
-    """Return a conversation and the tools beside it as what ``ChatTemplate.render`` takes; and a system text.
+    """Return a conversation with its tools in the form that ``ChatTemplate.render`` takes, and its system text.
 
     Args:
-        record: JSON of an object with all, as it was read; messages and tools may be texts that are JSON themselves.
-        messages_key: What the record calls its messages.
-        tools_key: What it calls the tools, where they are read; a null is none.
-        system_key: What it calls the text of the system, where that is read; a null is none.
+        record: JSON of an object with all fields as they were read; messages and tools may be texts of JSON themselves.
+        messages_key: Key of the messages.
+        tools_key: Key of the tools, if tools are read; null counts as none.
+        system_key: Key of the system text, if it is read; null counts as none.
 
     Raises:
-        BadConversationError: Its tools are no list, nor JSON of one, or what is said of the system is no text.
+        BadConversationError: The tools are neither a list nor JSON of a list, or the system text is no text.
     """
     found = orjson.loads(record)
     messages, tools = (None if key is None else found[key] for key in (messages_key, tools_key))
@@ -130,22 +134,22 @@ def with_beside(
         try:
             messages = orjson.loads(messages)
         except orjson.JSONDecodeError:
-            return str(messages), ""  # of which is told what any other text is told
+            return str(messages), ""  # it is reported like any other text
     given = {"messages": messages} if isinstance(messages, list) and messages else messages
-    # What is no conversation is told as the record has it: under no key of ours, without tools.
+    # A record that is no conversation is reported as it is, without our keys and without tools.
     if tools is not None and isinstance(given, dict) and given.get("messages"):
         given = given | {"tools": tools}
     try:
         return orjson.dumps(given).decode(), system
-    except TypeError as error:  # it writes what nests 254 deep, and reads four times that
+    except TypeError as error:  # it writes at most 254 levels, but reads four times as many
         raise BadConversationError(f"cannot be written as JSON: {error}") from error
 
 
 def system_in(found: Mapping[str, object], key: str | None) -> str:
-    """Return what the system says by an object of several keys; empty where it says nothing, or no key is named.
+    """Return the system text of an object with several keys; empty if it has none, or if no key is named.
 
     Raises:
-        BadConversationError: It is no text.
+        BadConversationError: The value is no text.
     """
     system = "" if key is None else found[key]
     if system is not None and not isinstance(system, str):
@@ -154,22 +158,22 @@ def system_in(found: Mapping[str, object], key: str | None) -> str:
 
 
 def begun_by(system: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages behind one of the system, where there is such a text and they do not begin with their own."""
+    """Return messages after a system message, if there is a system text and they do not begin with their own."""
     if not system or messages[0].get("role") in _OF_SYSTEM:
         return messages
     return [{"role": _SYSTEM, "content": system}, *messages]
 
 
 def named(number: int, message: object, names: MessageNames) -> dict[str, Any]:
-    """Return a message by the names that templates know.
+    """Return a message under the names that templates use.
 
     Raises:
-        BadConversationError: It lacks a key that is named, or its role is none of those that are.
+        BadConversationError: The message lacks a named key, or its role is not among the named roles.
     """
     if (
         not isinstance(message, dict)
         or not isinstance(message.get(names.role), str)
-        # By its own name it may be missing: of a message that calls a tool there may be none.
+        # Under its default name, the content may be missing, because a message that calls a tool may have none.
         or (names.content != "content" and names.content not in message)
     ):
         raise BadConversationError(
@@ -184,8 +188,8 @@ def named(number: int, message: object, names: MessageNames) -> dict[str, Any]:
             f"{', '.join(names.roles):.{_SHOWN}}; say there what the template calls it"
         )
     keys = {names.role: "role", names.content: "content"}
-    # Of two keys that would have one name, that counts which the mix names. A null is no key, as to transformers: where
-    # one message of a table has a key, it is a null of all others.
+    # If two keys would get the same name, the key that the mix names counts. As in transformers, null means that a key
+    # is missing: in a table, a key of one message is null in all others.
     named = {
         keys.get(key, key): value
         for key, value in given.items()
@@ -201,7 +205,7 @@ def text_under(key: str, value: object) -> str:
     """Return the text under a key.
 
     Raises:
-        BadConversationError: It is none, or an empty one.
+        BadConversationError: The value is no text, or an empty one.
     """
     if not isinstance(value, str) or not value:
         raise BadConversationError(f"{key} is {_quoted(value)}, not a text that says something")
@@ -211,13 +215,13 @@ def text_under(key: str, value: object) -> str:
 def messages_under(
     key: str, value: object, names: MessageNames, *, role: str = "assistant"
 ) -> list[Any]:
-    """Return the messages under a key, by the names that templates know.
+    """Return the messages under a key, under the names that templates use.
 
-    A message alone, or the text of one by ``role``, stands for a list of it. A text that is JSON of a list of messages
-    is that list: a column of texts can hold no other.
+    A single message, or the text of one by ``role``, counts as a list. A text that is the JSON of a list of messages is
+    read as this list, because a column of texts can hold it in no other form.
 
     Raises:
-        BadConversationError: There is something else, or a message that ``named`` refuses.
+        BadConversationError: The value is something else, or includes a message that ``named`` refuses.
     """
     if isinstance(value, str) and value:
         written = _written_in(value, names)
@@ -243,7 +247,7 @@ def _are_messages(value: object, names: MessageNames) -> TypeIs[list[dict[str, A
 
 
 def _written_in(text: str, names: MessageNames) -> list[dict[str, Any]] | None:
-    """Return the messages that a text is JSON of; ``None`` for any other text, which is what somebody says."""
+    """Return the messages whose JSON a text is; ``None`` for any other text, which is the text of a message."""
     if not text.lstrip().startswith("["):
         return None
     try:
@@ -254,17 +258,17 @@ def _written_in(text: str, names: MessageNames) -> list[dict[str, Any]] | None:
 
 
 def require_answer(key: str, asked: list[Any], answer: list[Any], *, by: str, remedy: str) -> None:
-    """Refuse an answer that holds the prompt once more, as sets write it that keep a text of the prompt besides.
+    """Raise an error for an answer that repeats the prompt, as in data sets that also keep the prompt as a text.
 
     Args:
         key: Key of the answer.
         asked: Messages of the prompt.
-        answer: Those of the answer.
-        by: What the prompt is called.
-        remedy: What to do about it.
+        answer: Messages of the answer.
+        by: Name of the prompt.
+        remedy: Remedy for the error message.
 
     Raises:
-        BadConversationError: It begins with what the prompt begins with.
+        BadConversationError: The answer begins with the first message of the prompt.
     """
     if asked and answer and _said(answer[0]) == _said(asked[0]):
         raise BadConversationError(
@@ -281,8 +285,8 @@ def _quoted(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Return the beginning of a value as JSON, for a message."""
+    """Return the beginning of a value as JSON, for an error message."""
     try:
         return json.dumps(value)[:_SHOWN]
-    except RecursionError:  # JSON of somebody's may be read to a depth at which Python writes none
+    except RecursionError:  # JSON may be read to a depth that Python cannot write
         return "what nests too deep to be shown"

@@ -1,6 +1,6 @@
-"""Samples, and how text becomes them: documents as they are, conversations, prompts with an answer, preference pairs.
+"""Samples, and the encoders that make them of text: documents, conversations, prompts with an answer, and pairs.
 
-Of all but documents there is a mask of what is answered. A pair is a prompt with its chosen answer, and behind it the
+All but documents have a mask of the answer. A pair has a prompt with its chosen, then with its rejected answer::
 prompt with the rejected one::
 
     tokens        p p p c c c | p p p r r
@@ -56,35 +56,35 @@ _NOTHING = Rendered("", ())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """One sample a record; an empty one is none."""
+    """One sample per record; an empty sample counts as none."""
 
     tokens: Ragged
     """Token ids (int32)."""
     others: Mapping[str, Ragged] = field(default_factory=dict)
-    """Further columns by name; an aligned one has the lengths of ``tokens``."""
+    """Further columns by name; aligned columns have the lengths of ``tokens``."""
     extents: Ragged | None = None
-    """Of each encoded image of a record, in turns: its first token and the first behind it, with what stands around it,
-    and how many images of the columns it is: itself, or its tiles (int32). ``None`` where there are no images."""
+    """Three numbers (int32) per encoded image of a record: its first token and the first token after it,
+    both including the text around the image, and 1 or the number of its tiles; ``None`` without images."""
     bad_N: NDArray[np.bool_] | None = None
-    """True where a record could not be made a sample, which is then empty; ``None`` where all could."""
+    """Whether a record could not be made into a sample, which is then empty, ``[N]``; ``None`` if all could."""
     reason: str = ""
-    """What is wrong with the first bad record."""
+    """Fault of the first bad record."""
 
 
 class Encoder(Protocol):
-    """Turns the records of a source of text into samples."""
+    """Makes samples of the records of a text source."""
 
     def encode(self, texts: pa.Array) -> Samples:
-        """Return the sample of each record, whatever others stand beside it."""
+        """Return the sample of each record, which does not depend on the other records."""
         ...
 
-    def doubt(self, texts: pa.Array) -> str:  # noqa: ARG002 -- of most there is none
-        """Say what seems not to be meant in the samples of these records; empty where nothing does."""
+    def doubt(self, texts: pa.Array) -> str:  # noqa: ARG002 -- most have none
+        """Describe what is probably unintended in the samples of these records; empty if there is nothing."""
         return ""
 
 
 class PlainEncoder(Encoder):
-    """Tokenises a document as it is."""
+    """Tokenises documents without changes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -95,16 +95,16 @@ class PlainEncoder(Encoder):
 
 
 class ChatEncoder(Encoder):
-    """Renders conversations one by one and tokenises them together."""
+    """Renders conversations one by one, and tokenises them together."""
 
     def __init__(
         self, template: ChatTemplate, tokenizer: Tokenizer, chat: ChatTransform, key: str = ""
     ) -> None:
-        """Take what the mix file says; ``key`` is that of the messages, where more is read beside them."""
+        """Store the configuration; ``key`` is the key of the messages if further fields are read."""
         self._template, self._tokenizer, self._names = template, tokenizer, chat.messages
         self._key, self._tools, self._system = key, chat.tools, chat.system
         self.masks = chat.loss == "assistant"
-        """Whether what the assistant says is told from the rest."""
+        """Whether the words of the assistant are masked separately."""
 
     @override
     def encode(self, texts: pa.Array) -> Samples:
@@ -121,7 +121,7 @@ class ChatEncoder(Encoder):
     def doubt(self, texts: pa.Array) -> str:
         for record in texts.to_pylist():
             arguments = [text for text in texts_of_arguments(record) if _escaped(text) != text]
-            with suppress(BadConversationError):  # told by whoever makes samples
+            with suppress(BadConversationError):  # reported when samples are made
                 text = self.rendered(record).text if arguments else ""
                 if any(_escaped(each) in text and each not in text for each in arguments):
                     return (
@@ -135,7 +135,7 @@ class ChatEncoder(Encoder):
         record: str,
         placed: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
     ) -> Rendered:
-        """Return the text of a conversation; arguments and errors as of ``ChatTemplate.render``."""
+        """Return the text of a conversation; arguments and errors as for ``ChatTemplate.render``."""
         system = ""
         if self._tools is not None or self._system is not None:
             record, system = with_beside(record, self._key, self._tools, self._system)
@@ -145,17 +145,17 @@ class ChatEncoder(Encoder):
 
 
 def _escaped(text: str) -> str:
-    """Return a text as JSON writes it within quotes."""
+    """Return a text as JSON writes it between quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 class PreferenceEncoder(Encoder):
-    """Renders both sides of each pair, and tokenises all of them together.
+    """Renders both sides of each preference pair, and tokenises all of them together.
 
     Args:
-        config: What the mix file says.
+        config: The transform in the mix file.
         chosen: Key of the chosen answer.
-        template: For pairs of messages; ``None`` for texts.
+        template: Template for pairs of messages; ``None`` for pairs of texts.
         tokenizer: Tokenizer of the mix.
     """
 
@@ -181,17 +181,17 @@ class PreferenceEncoder(Encoder):
         of_prompt: Callable[[Sequence[Mapping[str, Any]]], list[Any]] = list,
         of_answer: Callable[[Sequence[Mapping[str, Any]]], list[Any]] = list,
     ) -> tuple[Rendered, Rendered]:
-        """Return the texts of a pair, with what is trained on.
+        """Return the texts of a pair, with the parts that are trained on.
 
         Args:
-            record: JSON of an object with its keys.
-            of_prompt: Makes of the messages of the prompt what the template is given.
-            of_answer: Makes it of those of an answer.
+            record: JSON of an object with the keys of the pair.
+            of_prompt: Converts the messages of the prompt to the form that the template takes.
+            of_answer: Does the same for the messages of an answer.
 
         Raises:
-            BadConversationError: It is no pair, or the template refuses it.
+            BadConversationError: The record is no pair, or the template refuses it.
         """
-        # It was written by us, of several keys of a record.
+        # The record was written by omniload from several keys.
         found, config = orjson.loads(record), self._config
         if self._template is None:
             assert config.prompt is not None, "the model has seen to it"
@@ -212,7 +212,7 @@ class PreferenceEncoder(Encoder):
                 require_answer(key, asked, side, by=config.prompt, remedy=remedy)
         else:
             pairs = zip(*sides, strict=False)
-            # What both sides begin with is what was asked.
+            # The common beginning of both sides is the prompt.
             alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             asked, sides = sides[0][:alike], [side[alike:] for side in sides]
             if asked and not any(sides):
@@ -220,7 +220,7 @@ class PreferenceEncoder(Encoder):
                     f"{self._chosen} and {config.rejected} are alike to their end, a tie, which prefers nothing"
                 )
         for key, side in zip(keys, sides, strict=True):
-            # Two answers that are alike to their end leave nothing behind what they share.
+            # If one answer is a beginning of the other, nothing is left of it after the common part.
             if not asked or not side:
                 raise BadConversationError(
                     f"{key} has {len(side)} messages behind a prompt of {len(asked)}; a pair has a prompt and two "
@@ -235,9 +235,9 @@ class CompletionEncoder(Encoder):
     """Renders each prompt with its answer, and tokenises all of them together.
 
     Args:
-        config: What the mix file says.
+        config: The transform in the mix file.
         answer: Key of the answer.
-        template: For messages; ``None`` for texts.
+        template: Template for messages; ``None`` for texts.
         tokenizer: Tokenizer of the mix.
     """
 
@@ -269,13 +269,13 @@ class CompletionEncoder(Encoder):
         )
 
     def rendered(self, record: str) -> Rendered:
-        """Return the text of a prompt and its answer, with what is trained on.
+        """Return the text of a prompt with its answer, and the parts that are trained on.
 
         Args:
-            record: JSON of an object with its keys.
+            record: JSON of an object with the keys of prompt and answer.
 
         Raises:
-            BadConversationError: One of them says nothing, or the template refuses them.
+            BadConversationError: The prompt or the answer is empty, or the template refuses them.
         """
         found, key, config = orjson.loads(record), self._answer, self._config
         if self._template is None:
@@ -298,7 +298,7 @@ class CompletionEncoder(Encoder):
         return self._template.render_answer(asked, answer)
 
     def _asked(self, found: Mapping[str, object]) -> str:
-        """Return the text of a prompt, of which parts may be missing where it has several."""
+        """Return the text of a prompt. If the prompt has several parts, some of them may be missing."""
         config = self._config
         if isinstance(config.prompt, str):
             return text_under(config.prompt, found[config.prompt])
@@ -313,10 +313,11 @@ class CompletionEncoder(Encoder):
 def _rendered(
     texts: pa.Array, render: Callable[[str], Sequence[Rendered]], sides: int = 1
 ) -> tuple[list[Rendered], NDArray[np.bool_], str]:
-    """Render records; one that is none keeps its place among the others, and has no token.
+    """Render records; a record that cannot be rendered keeps its place, and has no token.
 
     Returns:
-        So many texts of each record; which records are bad, ``[N]``; and what is wrong with the first of them.
+        The texts of each record, ``sides`` for each; which records are bad, ``[N]``; and the fault of the first of
+        them.
     """
     rendered, reason = list[Rendered](), ""
     bad_N = np.zeros(len(texts), np.bool_)
@@ -337,23 +338,23 @@ def _joined(prompt: str, answer: str) -> Rendered:
 def _tokens_of(
     rendered_S: Sequence[Rendered], template: ChatTemplate | None, tokenizer: Tokenizer
 ) -> tuple[Ragged, Ragged]:
-    """Return token ids and masks of prompts with an answer; around texts stands what begins and ends a document."""
+    """Return token ids and masks of prompts with an answer; texts get the tokens that begin and end a document."""
     tokens_S, mask_S = tokenizer.encode_spans(
         [each.text for each in rendered_S],
         [each.spans for each in rendered_S],
-        # What a template writes is meant as special tokens; what stands in a text of somebody's is text.
+        # A template writes special tokens on purpose; in a user's text, the same characters are text.
         special=template is not None,
     )
     if template is not None:
         return tokens_S, mask_S
     begin, end = tokenizer.begin_of_document_id, tokenizer.end_of_document_id
-    # Where it ends is learnt, where it begins is told.
+    # The end of a document is trained on, its beginning is not.
     marks = (None if begin is None else 0, None if end is None else 1)
     return around_documents(tokens_S, begin, end), around_documents(mask_S, *marks)
 
 
 def pairs_of(tokens_S: Ragged, mask_S: Ragged, bad_N: NDArray[np.bool_], reason: str) -> Samples:
-    """Make a sample of every two sides; a pair of which a side trains on nothing is bad."""
+    """Make a sample of every two sides; a pair is bad if one of its sides trains on nothing."""
     silent = "an answer has no token; both sides of a pair say something"
     made = _answered(tokens_S, mask_S, bad_N, reason or silent, sides=2)
     there_N = made.tokens.lengths_N > 0
@@ -367,19 +368,19 @@ def pairs_of(tokens_S: Ragged, mask_S: Ragged, bad_N: NDArray[np.bool_], reason:
 def _answered(
     tokens_S: Ragged, mask_S: Ragged, bad_N: NDArray[np.bool_], reason: str, *, sides: int = 1
 ) -> Samples:
-    """Make a sample of so many prompts with an answer; one of which an answer trains on nothing is bad.
+    """Make a sample of every ``sides`` prompts with an answer; it is bad if one of the answers trains on nothing.
 
     Args:
-        tokens_S: Their token ids.
-        mask_S: What is trained on.
+        tokens_S: Token ids of the prompts with an answer.
+        mask_S: Mask of the tokens that are trained on.
         bad_N: Records that are bad already.
-        reason: What is wrong with the first of those; without such, what is said of an answer of no token.
-        sides: Prompts with an answer that a record has.
+        reason: Fault of the first of these, if there are any, else the message for an answer without a token.
+        sides: Prompts with an answer per record.
     """
     firsts_S, seen = tokens_S.offsets[:-1], offsets_of(mask_S.values_V)
-    # To its end: a span is marked up to the token that its last character begins in, and more may hold the rest of it.
+    # A span is marked up to the token in which its last character begins, but further tokens may hold the rest of it.
     mask_V = seen[1:] > np.repeat(seen[firsts_S], tokens_S.lengths_N)
-    # The first token of a side follows nothing: else the last one of the side before it would predict it.
+    # The first token of a side has no predecessor; otherwise the last token of the side before it would predict it.
     mask_V[firsts_S[tokens_S.lengths_N > 0]] = False
     trained = offsets_of(mask_V)
     trained_NS = (trained[tokens_S.offsets[1:]] - trained[firsts_S]).reshape(-1, sides)
@@ -387,7 +388,7 @@ def _answered(
     silent_N = there_N & (trained_NS == 0).any(axis=1)
     bad_N, there_N = bad_N | silent_N, there_N & ~silent_N
     sizes_N = np.diff(tokens_S.offsets[::sides])
-    # A pair is there whole or not at all.
+    # A pair is kept completely or not at all.
     keeps_V = np.repeat(there_N, sizes_N)
     offsets = offsets_of(sizes_N * there_N)
     return Samples(

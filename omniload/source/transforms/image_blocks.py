@@ -1,4 +1,4 @@
-"""One encoded image as what goes into a sample: its tokens, whole, and the patches of each image among them.
+"""One encoded image as a part of a sample: its whole tokens, and the patches of each of its tiles.
 
 ::
 
@@ -27,16 +27,16 @@ _MARKERS_TRIED = 2
 
 @dataclass(frozen=True, slots=True)
 class ImageBlock:
-    """An image of a record, as its tiles where it is cut into some."""
+    """An image of a record, divided into tiles if its configuration says so."""
 
     tokens: NDArray[np.int32]
-    """What stands around it among them: begin and end, and words of tiles."""
+    """Tokens of the image with the text around it: begin and end, and words of tiles."""
     runs: Sequence[tuple[int, int]]
-    """First placeholder of each image in ``tokens``, and how many it has."""
+    """First placeholder of each tile in ``tokens``, and the number of its placeholders."""
     grids: Sequence[tuple[int, int]]
-    """Rows and columns of patches of each image."""
+    """Rows and columns of patches of each tile."""
     patches: NDArray[np.uint8]
-    """Patches of all of them, ``[P, V]``, image by image."""
+    """Patches of all tiles, ``[P, V]``, tile by tile."""
 
 
 class ImageBlocks:
@@ -49,16 +49,16 @@ class ImageBlocks:
         row_length: int | None,
         around: int = 0,
     ) -> None:
-        """Resolve special tokens, and try the words of tiles.
+        """Resolve special tokens, and try out the words of tiles.
 
         Args:
-            config: What the mix says.
-            tokenizer: Of the words of tiles.
-            row_length: Tokens of a row, which an image must fit; ``None`` where no rows are made.
-            around: Tokens around each image that stand in the text, and must fit with it.
+            config: The transform in the mix file.
+            tokenizer: Tokenizer for the words of tiles.
+            row_length: Tokens of a row, which an image must fit; ``None`` if no rows are made.
+            around: Tokens of the text around each image, which must fit the row together with it.
 
         Raises:
-            ConfigError: A token is not in the vocabulary, or words of tiles hold the placeholder; or Pillow is not
+            ConfigError: A token is not in the vocabulary, the words of tiles contain the placeholder, or Pillow is not
                 installed.
         """
         try:
@@ -69,7 +69,7 @@ class ImageBlocks:
             [memoryview, ImagesTransform], tuple[list[NDArray[np.uint8]], tuple[int, int]]
         ] = decoding.decoded
         self.library: str = decoding.LIBRARY
-        """The library that decodes, and its version."""
+        """Library that decodes images, with its version."""
         self._config, self._tokenizer = config, tokenizer
         self._row_length, self._around = row_length, around
         self._placeholder = token_id(tokenizer, "placeholder", config.placeholder)
@@ -78,7 +78,7 @@ class ImageBlocks:
             for name, token in (("begin", config.begin), ("end", config.end))
         )
         self.special = np.array([*self._begin, self._placeholder, *self._end])
-        """Tokens that stand for an image or around it, which no text holds."""
+        """Tokens of an image or around it, which no text may contain."""
         self._words: dict[str, NDArray[np.int32]] = {"": np.empty(0, np.int32)}
         for grid in ((1, 1), (1, 2)):
             self._words_between(grid)
@@ -87,7 +87,7 @@ class ImageBlocks:
         """Return an image, the ``number``-th of its record.
 
         Raises:
-            BadImageError: It is none, or no row holds it.
+            BadImageError: The data is no image, or the image does not fit a row.
         """
         config = self._config
         try:
@@ -114,20 +114,21 @@ class ImageBlocks:
         return ImageBlock(tokens, runs, grids, np.concatenate(patches))
 
     def _words_between(self, tiled: tuple[int, int]) -> list[NDArray[np.int32]]:
-        """Return the tokens before each image that one is cut into, and behind the last."""
+        """Return the tokens before each tile of an image, and after the last tile."""
         if self._config.tiles is None:
             return [self._words[""]] * 2
         texts = words_of(tiled, self._config.tiles)
         for text in texts:
             if text not in self._words:
-                # Kept: there are as many as tiles, and each image has some of them.
+                # Cached, because there are as many texts as tiles, and each image uses some of them.
                 self._words[text] = self._ids(text)
         return [self._words[text] for text in texts]
 
     def _ids(self, text: str) -> NDArray[np.int32]:
         named = self._config.placeholder
         if isinstance(named, str) and token_apart(self._tokenizer, named) is not None:
-            # Between placeholders, as it stands: some tokenizers begin a text with a token of their own.
+            # Tokenised between placeholders, as in a sample, because some tokenizers begin a text with a token of their
+            # own.
             around = f"{named}{text}{named}"
             ids = self._tokenizer.encode_spans([around], [()])[0].values_V
             inner = ids[1:-1]
@@ -142,7 +143,7 @@ class ImageBlocks:
 
 
 def token_apart(tokenizer: Tokenizer, marker: str) -> int | None:
-    """Return the token of a marker that is one wherever it stands; ``None`` where it is a text like others."""
+    """Return the token of a marker that is a single token in any context; ``None`` if the marker is ordinary text."""
     token = tokenizer.id_of(marker)
     if token is None:
         return None

@@ -1,7 +1,7 @@
-"""Encoded images to pixels of the size that patches want.
+"""Decodes encoded images to pixels, in the size that patches need.
 
-What an image says of itself is not trusted: its size is seen to before a pixel is decoded, and its
-format is one of a closed list.
+The header of an image is not trusted. Its size is checked before a pixel is decoded, and its format must be on a closed
+list.
 """
 
 import struct
@@ -20,11 +20,11 @@ from omniload.source.transforms.image_tiles import grid_of, tiles_of
 __all__ = ["LIBRARY", "decoded"]
 
 LIBRARY = f"Pillow {PIL.__version__}"
-"""The library that decodes and resizes: another one may give other pixels."""
+"""Library that decodes and resizes images; another version may give other pixels."""
 
-# Its formats are loaded here: a process that is forked while a reader's thread loads them could never load them.
+# Formats are loaded here, because a process forked while a reader's thread loads them could never load them.
 Image.preinit()
-# A closed list: Pillow takes dozens, among them EPS, which it hands to a program (Ghostscript).
+# A closed list, because Pillow supports dozens, among them EPS, which it passes to a program (Ghostscript).
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _FAULTS = (
     OSError,
@@ -37,35 +37,35 @@ _FAULTS = (
     struct.error,
     zlib.error,
 )
-"""What Pillow raises of bytes that are no image, or half of one."""
+"""Errors of Pillow for bytes that are no image, or a truncated one."""
 _TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
-"""What it raises of an image of more pixels than its own limit."""
+"""Errors of Pillow for an image of more pixels than Pillow's own limit."""
 
 
 def decoded(
     data: bytes | memoryview, config: ImagesTransform
 ) -> tuple[list[NDArray[np.uint8]], tuple[int, int]]:
-    """Return the pixels of an image, turned upright and resized to whole tokens; or its tiles and thumbnail.
+    """Return the pixels of an image, turned upright and resized to whole tokens, or its tiles and thumbnail.
 
-    Each is ``[height, width, 3]``. Beside them the rows and columns of tiles, 1 and 1 of an image that is not cut. Of
-    several frames the first one counts. Transparency is left out: what lies under it shows. Of 16 bits of a colour the
-    upper 8 count.
+    Each array is ``[height, width, 3]``. The second result is the rows and columns of tiles, 1 and 1 for an undivided
+    image. Only the first frame counts. Transparency is dropped, so the colours under it show. Colours of 16 bits keep
+    their upper 8 bits.
 
     Raises:
-        BadImageError: It is none, is cut short, or has more pixels than ``max_pixels``.
+        BadImageError: The data is no image, is truncated, or has more pixels than ``max_pixels``.
     """
     try:
-        # Reads the head alone: the size is looked at before a pixel takes memory.
+        # Only the header is read, so that the size is checked before pixels take memory.
         with Image.open(BytesIO(data), formats=_FORMATS) as image:
             width, height = image.size
             if width * height > config.max_pixels:
                 raise BadImageError(
                     f"has {width} x {height} pixels, more than max_pixels {config.max_pixels}"
                 )
-            # Turned before it is resized: a quarter turn changes height and width.
+            # Turned before resizing, because a quarter turn swaps height and width.
             upright = _of_eight_bits(ImageOps.exif_transpose(image)).convert("RGB")
     except _TOO_LARGE as error:
-        # It is refused before its size is told, and by a limit that is above ours.
+        # Pillow refuses the image before its size is known, and by a limit above ours.
         raise BadImageError(
             f"has too many pixels for Pillow itself, more than max_pixels {config.max_pixels}"
         ) from error
@@ -73,7 +73,7 @@ def decoded(
         if isinstance(error, BadImageError):
             raise
         said = f"{type(error).__name__}: {error!s:.160}"
-        if isinstance(error, PIL.UnidentifiedImageError):  # which shows an object in memory
+        if isinstance(error, PIL.UnidentifiedImageError):  # whose message shows an object in memory
             said = f"it begins with {bytes(data[:8])!r}, as no {', '.join(_FORMATS)} does"
         raise BadImageError(f"of {len(data)} bytes cannot be decoded: {said}") from error
     tiles = config.tiles
@@ -88,13 +88,13 @@ def decoded(
 
 
 def _resized(image: Image.Image, height: int, width: int) -> NDArray[np.uint8]:
-    # Bicubic, as most encoders of images are trained with.
+    # Bicubic, because most image encoders are trained with it.
     return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC), np.uint8)
 
 
 def _of_eight_bits(image: Image.Image) -> Image.Image:
-    """Return grey of 16 bits as grey of 8; others as they are, for Pillow reads colours of 16 bits so itself."""
+    """Return 16-bit grey as 8-bit grey, and other images unchanged, because Pillow converts 16-bit colours itself."""
     if not image.mode.startswith("I"):
         return image
-    # ``convert`` would cut off at 255, which most of its values are above: the image would be white.
+    # ``convert`` would clip at 255, below most values, so the image would be white.
     return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

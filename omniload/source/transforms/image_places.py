@@ -1,11 +1,12 @@
-"""Where images stand in the text of a record: at markers of a text, and at parts of messages.
+"""The places of images in the text of a record: at markers in a text, or at parts of messages.
 
 ::
 
     [{"type": "image"}, {"type": "text", "text": "What is it?"}]     parts, as OpenAI and Hugging Face have them
     "<image> What is it?"                                            a text with a marker, as LLaVA has it
 
-Either is given to the template of a model as it takes it, which writes a marker of its own for each image.
+Both forms are converted to the form that the template of a model takes. The template writes its own marker for each
+image.
 """
 
 import base64
@@ -36,44 +37,44 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Laid:
-    """A record: its text, with a marker wherever an image belongs, and its images in the order of the markers."""
+    """A record: its text, with a marker at the place of each image, and its images in the order of the markers."""
 
     sides: tuple[Rendered, ...]
-    """One of a text or a conversation; of a pair two, each with a marker for every image."""
+    """One text for a document or a conversation; two for a pair, each with a marker for every image."""
     images: Sequence[Bytes]
     """Encoded images."""
 
 
 class Layout(Protocol):
-    """Says of records where their images belong."""
+    """Finds the places of images in records."""
 
     marker: str
-    """What stands in a text for an image."""
+    """Marker of an image in a text."""
     sides: int
-    """Texts of a record."""
+    """Texts per record."""
     masks: bool
-    """Whether spans of a text are trained on; else all of it is."""
+    """Whether only spans of a text are trained on; otherwise the whole text is."""
     ends: bool
-    """Whether the tokenizer's end of a document is put behind a text."""
+    """Whether the tokenizer's end of a document is added after a text."""
     special: bool
-    """Whether special tokens in a text are meant: a template writes them."""
+    """Whether special tokens in a text are intended, because a template writes them."""
     tried: str
-    """What a template writes of an image and a text, the marker among it; empty where there is none."""
+    """Output of a template for an image and a text, including the marker; empty without a template."""
     around: tuple[str, str] = ("", "")
-    """What a processor writes into the text before and behind each image, which stays with it."""
+    """Text that a processor writes before and after each image, and that stays with the image."""
 
     def of(self, record: str, images: Sequence[Bytes]) -> Laid:
-        """Return a record with its images in their places.
+        """Return a record with its images at their places.
 
         Raises:
-            BadImageError: Images and places do not match.
-            BadConversationError: It is no conversation, or the template refuses it.
+            BadImageError: The images do not match the places.
+            BadConversationError: The record is no conversation, or the template refuses it.
         """
         ...
 
 
 class TextLayout(Layout):
-    """Texts that are documents, with markers in them; in one without, images come first."""
+    """Texts that are documents, with markers; in a text without a marker, images come first."""
 
     sides, masks, ends, special, tried = 1, False, True, False, ""
 
@@ -89,18 +90,18 @@ class TextLayout(Layout):
 
 
 class _Places:
-    """The places of one record's images, as its messages come to them."""
+    """The places of the images of one record, in the order of its messages."""
 
     def __init__(self, form: MessageForm) -> None:
         self._form = form
         self._found: list[int | str | Bytes | None] = []
-        """The image of each place: of its own, by its number, by a name, or the next one."""
+        """Image of each place: the data itself, a number, a name, or ``None`` for the next image."""
 
     def __len__(self) -> int:
         return len(self._found)
 
     def of_variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a template is given, its messages in the form that it takes."""
+        """Return the variables of a template, with messages in the form that it takes."""
         for name in ("tools", "documents"):
             self._require_none(variables.get(name))
         return {**variables, "messages": self.of_messages(variables["messages"])}
@@ -109,7 +110,8 @@ class _Places:
         """Return messages in the form that the template takes.
 
         Raises:
-            BadConversationError: A text holds what the template writes for an image, or a part is none.
+            BadConversationError: A text contains the marker that the template writes for an image, or a part is
+                invalid.
         """
         return [self._of_message(i, message) for i, message in enumerate(messages)]
 
@@ -134,7 +136,7 @@ class _Places:
         return {**message, "content": content if is_text and form.takes_texts else parts}
 
     def _cut(self, text: str) -> list[dict[str, Any]]:
-        """Return a text as parts: texts, and images where markers stand."""
+        """Return a text as parts: texts, and images at the markers."""
         parts: list[dict[str, Any]] = []
         for i, piece in enumerate(text.split(self._form.text_marker)):
             if i:
@@ -146,12 +148,12 @@ class _Places:
     def _part(self, where: str, part: object) -> dict[str, Any]:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise BadConversationError(f"{where} is {shown(part)}, not an object with a type")
-        # A table has every field in every part, and a template asks which there are.
+        # In a table, every part has every field, but a template checks which fields exist.
         given = {key: value for key, value in part.items() if value is not None}
         if given["type"] == "text":
             if not isinstance(given.get("text"), str):
                 raise BadConversationError(f"{where} is {shown(part)}, not a text")
-            # Nor has a text the empty image of a table: templates ask for that key too.
+            # The empty image field of a table is removed from a text, because templates check for this key too.
             return {key: value for key, value in given.items() if key not in _IMAGE_KEYS}
         if given["type"] not in _IMAGE_TYPES:
             raise BadConversationError(
@@ -164,11 +166,11 @@ class _Places:
 
     def _image(self, held: int | str | Bytes | None) -> dict[str, Any]:
         self._found.append(held)
-        # Alike for all, whatever a record calls them: it is what templates know.
+        # The same for all records, because templates expect this form.
         return {"type": "image"}
 
     def _require_none(self, value: object) -> None:
-        """Refuse a text that would be taken for an image once it is rendered."""
+        """Raise for a text that would be taken for an image after rendering."""
         form = self._form
         for mark in {form.words.marker, form.placeholder}:
             if any(mark in text for text in texts_in(value)):
@@ -180,10 +182,10 @@ class _Places:
         """Return the image of each place.
 
         Args:
-            beside: Images beside the messages, which parts name by their numbers, or take in order.
+            beside: Images next to the messages, which parts refer to by number, or take in order.
 
         Raises:
-            BadImageError: Images and places do not match.
+            BadImageError: The images do not match the places.
         """
         own = [found for found in self._found if isinstance(found, np.ndarray)]
         numbers = [found for found in self._found if isinstance(found, int)]
@@ -212,7 +214,7 @@ class _Places:
         ]
 
     def require_written(self, rendered: Rendered) -> None:
-        """Refuse a text in which the template left an image out, or wrote another."""
+        """Raise for a text in which the template left out an image, or wrote a further one."""
         marker = self._form.words.marker
         written = rendered.text.count(marker)
         if written != len(self):
@@ -223,17 +225,17 @@ class _Places:
 
 
 def _named(where: str, part: Mapping[str, object]) -> tuple[str | None, int | None]:
-    """Return what names the image of a part: a URL or a name, and a number.
+    """Return what refers to the image of a part: a URL or a name, and a number.
 
     Raises:
-        BadConversationError: Something else does. Passed over, it would have images taken in another order.
+        BadConversationError: Something else refers to it. Ignoring it would assign images in another order.
     """
     url = number = None
     for key in _IMAGE_KEYS:
         held = part.get(key)
         if isinstance(held, dict):
             held = _held_in(held)
-        # A bool is an int to Python, and no number of an image.
+        # A bool is an int in Python, but not the number of an image.
         if isinstance(held, int) and not isinstance(held, bool):
             number = held if number is None else number
         elif isinstance(held, str) and key != "index":
@@ -245,7 +247,7 @@ def _named(where: str, part: Mapping[str, object]) -> tuple[str | None, int | No
 
 
 def _held_in(image: Mapping[str, object]) -> object:
-    """Return the URL of an image of OpenAI's, or the bytes of Hugging Face's, as a URL, or their path."""
+    """Return the URL of an image in OpenAI's form, or the bytes, as a URL, or path of one in Hugging Face's form."""
     return next((image[key] for key in ("url", "bytes", "path") if image.get(key)), None)
 
 
@@ -257,12 +259,12 @@ def _decoded(where: str, url: str) -> Bytes:
                 f"{where}: its image is {head!r:.{_SHOWN}}, not of base64; write {_DATA}image/png{_BASE64}..."
             )
         return np.frombuffer(base64.b64decode(data, validate=True), np.uint8)
-    except ValueError as error:  # of letters that are no ASCII Python has no error of its own
+    except ValueError as error:  # Python has no error of its own for non-ASCII letters
         raise BadConversationError(f"{where}: its image is not base64: {error}") from error
 
 
 class ChatLayout(Layout):
-    """Conversations with images, rendered one by one."""
+    """Conversations with images, which are rendered one by one."""
 
     sides, ends, special = 1, False, True
 
@@ -283,7 +285,7 @@ class ChatLayout(Layout):
 
 
 class PairLayout(Layout):
-    """Preference pairs whose prompt has images, which both sides show."""
+    """Preference pairs whose prompt has images, which both sides include."""
 
     sides, masks, ends, special = 2, True, False, True
 
@@ -312,7 +314,7 @@ class PairLayout(Layout):
 
 
 class TextPairLayout(Layout):
-    """Preference pairs of texts, with markers in the prompt; to one without, images come first, on both sides."""
+    """Preference pairs of texts with markers in the prompt; without a marker, images come first, on both sides."""
 
     sides, masks, ends, special, tried = 2, True, True, False, ""
 
@@ -325,7 +327,7 @@ class TextPairLayout(Layout):
             return Laid(sides=(Rendered("", ()),) * 2, images=())
         sides = self._encoder.sides(record)
         for side in sides:
-            # Of a side its answer is trained on, and the prompt before it is all the rest.
+            # The answer of a side is trained on, and the rest is the prompt before it.
             (first, stop), *_ = side.spans
             if self.marker in side.text[first:stop]:
                 raise BadImageError(_IN_ANSWER)

@@ -1,4 +1,4 @@
-"""Into which tiles an image is cut, and what words stand between them. Pure.
+"""The tiles that an image is divided into, and the words between them. Pure.
 
 ::
 
@@ -25,17 +25,17 @@ __all__ = ["grid_of", "tiles_of", "words_of"]
 
 
 def grid_of(height: int, width: int, tiles: ImageTiles) -> tuple[int, int]:
-    """Return the rows and columns of tiles that an image is cut into; 1 and 1 of one that is not cut.
+    """Return the rows and columns of tiles that an image is divided into; 1 and 1 for an undivided image.
 
     Source:
-        ``GotOcr2ImageProcessor`` and ``Idefics3ImageProcessor`` of transformers: the same for every size, ties among
-        them.
+        ``GotOcr2ImageProcessor`` and ``Idefics3ImageProcessor`` of transformers, with equal results for every size,
+        including ties.
     """
     if tiles.max_tiles is not None:
         return _nearest(height, width, tiles)
     height, width = _to_longest_edge(height, width, tiles)
     size, aspect = tiles.size, width / height
-    # The longer side first: the other one follows from it by the aspect, and may then fill one more tile.
+    # The longer side comes first. The other side follows from the aspect ratio, and may then fill one more tile.
     if width >= height:
         columns = math.ceil(width / size)
         return math.ceil(int(columns * size / aspect) / size) or 1, columns
@@ -48,7 +48,7 @@ def _nearest(height: int, width: int, tiles: ImageTiles) -> tuple[int, int]:
     best, least = (1, 1), math.inf
     for rows, columns in _grids(tiles.min_tiles, tiles.max_tiles or 1):
         apart = abs(aspect - columns / rows)
-        # Of grids that are as near the larger one, unless it has twice the pixels of the image.
+        # Of two equally close grids, the larger wins, unless it has twice the pixels of the image or more.
         if apart < least or (apart == least and area > 0.5 * tiles.size**2 * rows * columns):
             best, least = (rows, columns), apart
     return best
@@ -56,7 +56,7 @@ def _nearest(height: int, width: int, tiles: ImageTiles) -> tuple[int, int]:
 
 @lru_cache(maxsize=16)
 def _grids(fewest: int, most: int) -> tuple[tuple[int, int], ...]:
-    """Return rows and columns that make so many tiles: the fewest tiles first, and of as many the most rows."""
+    """Return the grids with an allowed number of tiles, by rising number; among equals, the most rows first."""
     found = [
         (rows, columns)
         for columns in range(1, most + 1)
@@ -69,7 +69,7 @@ def _grids(fewest: int, most: int) -> tuple[tuple[int, int], ...]:
 def _to_longest_edge(height: int, width: int, tiles: ImageTiles) -> tuple[int, int]:
     longest, aspect = tiles.longest_edge, width / height
     assert longest is not None, "the model has seen to it"
-    # Whole and even, and one pixel at least.
+    # Whole and even, and at least one pixel.
     if width >= height:
         other = int(longest / aspect)
         return max(1, other + other % 2), longest
@@ -78,14 +78,14 @@ def _to_longest_edge(height: int, width: int, tiles: ImageTiles) -> tuple[int, i
 
 
 def tiles_of(pixels_HW3: NDArray[np.uint8], size: int) -> list[NDArray[np.uint8]]:
-    """Cut an image of whole tiles into them, in reading order."""
+    """Divide an image that consists of whole tiles into its tiles, in reading order."""
     height, width, colours = pixels_HW3.shape
     cut = pixels_HW3.reshape(height // size, size, width // size, size, colours)
     return list(cut.swapaxes(1, 2).reshape(-1, size, size, colours))
 
 
 def words_of(grid: tuple[int, int], tiles: ImageTiles) -> list[str]:
-    """Return the text before each image that one is cut into, and what is left behind the last."""
+    """Return the text before each tile of an image, and the text after the last tile."""
     rows, columns = grid
     if rows * columns == 1:
         return [tiles.before_alone, ""]
@@ -104,7 +104,7 @@ def words_of(grid: tuple[int, int], tiles: ImageTiles) -> list[str]:
 
 
 def _filled(words: str, *values: int) -> str:
-    """Return the words before a tile with its row, column and number; other braces stand as they are."""
+    """Return the words before a tile with its row, column and number filled in; other braces stay unchanged."""
     known = dict(zip(TILE_WORDS, map(str, values), strict=True))
-    # In one pass: what is filled in is not looked at again.
+    # In one pass, so that filled-in text is not replaced again.
     return re.sub(rf"\{{({'|'.join(TILE_WORDS)})\}}", lambda found: known[found[1]], words)

@@ -1,4 +1,4 @@
-"""Images and text together: patches, and placeholders for them among the tokens.
+"""Images and text together: patches, and placeholders among the tokens.
 
 ::
 
@@ -8,7 +8,7 @@
 
 Shape suffixes:
     N  records        I  images of one record
-    S  texts of records: one each, or of a pair its two sides in turns
+    S  texts of records: one per record, or the two sides of a pair alternately
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,17 +39,17 @@ _EXTENTS = "extents"
 
 @dataclass(slots=True)
 class _Batch:
-    """Records that are made samples together; a bad one has an empty text and no image."""
+    """Records that are made into samples together; a bad record has an empty text and no image."""
 
     sides: int
-    """Texts of a record."""
+    """Texts per record."""
     rendered_S: list[Rendered] = field(default_factory=list)
     images_S: list[Sequence[ImageBlock]] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)
-    """What is wrong with the bad records."""
+    """Faults of the bad records, by number."""
 
     def leave_out(self, found: Mapping[int, str]) -> None:
-        """Make records bad by one of their texts: its number, and what is wrong with it."""
+        """Mark records as bad, given the numbers of their texts with a fault for each."""
         for s, reason in found.items():
             record = s // self.sides
             self.reasons.setdefault(record, reason)
@@ -58,7 +58,7 @@ class _Batch:
 
 
 class ImageEncoder:
-    """Decodes the images of records one by one and tokenises their texts together."""
+    """Decodes the images of records one by one, and tokenises the texts together."""
 
     def __init__(
         self,
@@ -70,13 +70,13 @@ class ImageEncoder:
         """Resolve special tokens.
 
         Args:
-            config: What the mix says.
-            tokenizer: Of the text around the images.
-            row_length: Tokens of a row, which an image must fit; ``None`` where no rows are made.
-            layout: Says where images belong; by default records are texts with markers.
+            config: The transform in the mix file.
+            tokenizer: Tokenizer for the text around the images.
+            row_length: Tokens of a row, which an image must fit; ``None`` if no rows are made.
+            layout: Finds the places of images; by default, records are texts with markers.
 
         Raises:
-            ConfigError: A token is not in the vocabulary, or stands in the text of a template; or Pillow is not
+            ConfigError: A token is not in the vocabulary, or occurs in the text of a template, or Pillow is not
                 installed.
         """
         self._config, self._tokenizer = config, tokenizer
@@ -85,7 +85,7 @@ class ImageEncoder:
         self._around = around[0], around[1]
         self._blocks = ImageBlocks(config, tokenizer, row_length, len(around.values_V))
         self.library = self._blocks.library
-        """The library that decodes, and its version."""
+        """Library that decodes images, with its version."""
         self._marker_id = (
             token_apart(tokenizer, self._layout.marker) if self._layout.special else None
         )
@@ -100,11 +100,11 @@ class ImageEncoder:
             )
 
     def encode(self, texts: pa.Array, others: Mapping[str, Ragged]) -> Samples:
-        """Return the sample of each record, and what further columns it has beside its images.
+        """Return the sample of each record, with its further columns.
 
         Args:
-            texts: The text of each record.
-            others: Columns of the records; the encoded images are taken out, where there is a column of them.
+            texts: Text of each record.
+            others: Columns of the records; the column of encoded images is removed if there is one.
         """
         columns, layout = dict(others), self._layout
         data, sizes = columns.pop(ENCODED, None), columns.pop(ENCODED_SIZES, None)
@@ -139,12 +139,12 @@ class ImageEncoder:
         return replace(samples, others={**columns, **samples.others})
 
     def _images(self, laid: Laid) -> list[ImageBlock]:
-        """Return the images of a record, which are held together, for each of its sides."""
+        """Return the images of a record, for each of its sides, within the limit of images in memory."""
         made: list[ImageBlock] = []
         left = self._config.max_record_patches
         for number, part in enumerate(laid.images):
             made.append(self._blocks.of(part.data, number))
-            # After each, not once all are decoded: a record may name thousands.
+            # Checked after each image, because a record may name thousands.
             left -= len(made[-1].patches) * len(laid.sides)
             if left < 0:
                 raise BadImageError(
@@ -154,7 +154,7 @@ class ImageEncoder:
         return made
 
     def _words(self, batch: _Batch) -> tuple[Ragged, Ragged]:
-        """Return the tokens before, between and behind images, text by text, and which of them are trained on."""
+        """Return the tokens before, between and after images, text by text, and the mask of the trained ones."""
         if self._marker_id is not None:
             words, mask = self._words_whole(batch, self._marker_id)
         else:
@@ -164,7 +164,7 @@ class ImageEncoder:
         return words, mask
 
     def _words_apart(self, rendered_S: Sequence[Rendered]) -> tuple[Ragged, Ragged]:
-        """Tokenise what lies around markers piece by piece: a marker is no token that stands by itself."""
+        """Tokenise the text around markers piece by piece, because the marker is not a token of its own."""
         marker, segments, spans = self._layout.marker, [], []
         for each in rendered_S:
             at = 0
@@ -179,11 +179,11 @@ class ImageEncoder:
                     ]
                 )
                 at = stop + len(marker)
-        # Not ``encode``, which puts the end of a document behind every segment.
+        # Not ``encode``, which adds the end of a document after every segment.
         return self._tokenizer.encode_spans(segments, spans, special=self._layout.special)
 
     def _words_whole(self, batch: _Batch, marker_id: int) -> tuple[Ragged, Ragged]:
-        """Tokenise texts whole, and cut at the tokens of markers: so a model's own processor has them."""
+        """Tokenise whole texts, and cut them at the tokens of markers, as a model's own processor does."""
         while True:
             tokens, mask = self._tokenizer.encode_spans(
                 [each.text for each in batch.rendered_S], [each.spans for each in batch.rendered_S]
@@ -203,7 +203,7 @@ class ImageEncoder:
                 }
             )
         ends = np.sort(np.concatenate((np.flatnonzero(is_marker_V), tokens.offsets[1:])))
-        # Markers are taken out, and what lay before each and at the end of each text is a piece.
+        # Markers are removed; the text before each marker, and at the end of each text, is a piece.
         offsets = np.concatenate(([0], ends - before[ends]))
         return (
             Ragged(values_V=tokens.values_V[~is_marker_V], offsets=offsets),
@@ -211,9 +211,9 @@ class ImageEncoder:
         )
 
     def _marked(self, words: Ragged, batch: _Batch) -> dict[int, str]:
-        """Return what is wrong with texts whose words hold a token that stands for an image, or beside one.
+        """Return the faults of texts whose words contain a token that belongs to an image.
 
-        Such a token would be trained on, and a placeholder has no image. A tokenizer reads the name of a special
+        Such a token would be trained on, and a placeholder would have no image. A tokenizer reads the name of a special
         token in a text as that token.
         """
         at_V = np.flatnonzero(np.isin(words.values_V, self._blocks.special))
@@ -229,7 +229,7 @@ class ImageEncoder:
     def _joined(
         self, words: Ragged, mask: Ragged, images_S: Sequence[Sequence[ImageBlock]]
     ) -> dict[str, Ragged]:
-        """Return tokens and the columns of images: words and images in turns, between the ends of the document."""
+        """Return tokens and the columns of images: words and images alternately, between the ends of the document."""
         begin, end = (
             [] if token is None or not self._layout.ends else [np.array([token], np.int32)]
             for token in (self._tokenizer.begin_of_document_id, self._tokenizer.end_of_document_id)
@@ -247,10 +247,10 @@ class ImageEncoder:
                     for first, count in images[k].runs:
                         own += [length + first, count]
                     parts.append(block)
-                    # Neither an image is trained on, nor what stands around it.
+                    # Neither an image nor the text around it is trained on.
                     trained.append(np.zeros(len(block), np.bool_))
                     length += len(block)
-            # What is bad or empty has no ends either: it would be a sample of them alone.
+            # Bad and empty records get no ends either, because these alone would make a sample.
             if length > len(begin):
                 parts = [*begin, *parts, *end]
                 trained = [np.zeros(len(begin), np.bool_), *trained, np.ones(len(end), np.bool_)]
@@ -267,7 +267,7 @@ class ImageEncoder:
             IMAGES: Ragged.of(
                 [
                     np.concatenate([none, *(i.patches.reshape(-1) for i in own)])
-                    # Once for all sides: a batch has them for each.
+                    # Once for all sides, because a batch has the images for each side.
                     for own in images_S[:: self._layout.sides]
                 ],
                 np.uint8,
@@ -283,7 +283,7 @@ class ImageEncoder:
     def _extents(
         self, words: Ragged, images_S: Sequence[Sequence[ImageBlock]], begin: int
     ) -> Ragged:
-        """Return where each image begins and ends, with what stands around it, and how many images it is."""
+        """Return the begin and end of each image with the text around it, and the number of its tiles."""
         before, behind = self._around
         found, at = [], 0
         for images in images_S:
@@ -291,7 +291,7 @@ class ImageEncoder:
             for k, image in enumerate(images):
                 ahead, next_ = words[at + k], words[at + k + 1]
                 length += len(ahead)
-                # As far as they are tokens of their own: a text may end in a new line that becomes one with theirs.
+                # Only as far as they are tokens of their own, because a line end before them may merge with theirs.
                 first = length - _alike(ahead[taken:][::-1], before[::-1])
                 length += len(image.tokens)
                 taken = _alike(next_, behind)
@@ -302,7 +302,7 @@ class ImageEncoder:
 
 
 def _alike(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-    """Return how many tokens two sequences begin with alike."""
+    """Return the length of the common beginning of two sequences of tokens."""
     least = min(len(one), len(other))
     differ = np.flatnonzero(one[:least] != other[:least])
     return int(differ[0]) if len(differ) else least
@@ -316,7 +316,7 @@ def _paired(samples: Samples, bad_N: NDArray[np.bool_]) -> Samples:
     """Make a sample of every two sides, each with the images of its prompt."""
     tokens_S, columns = samples.tokens, dict(samples.others)
     made = pairs_of(tokens_S, columns.pop(LOSS_MASK), bad_N, samples.reason)
-    # Those of a rejected side count from the first token of the chosen one.
+    # The places in a rejected side count from the first token of the chosen side.
     moved_S = np.where(np.arange(len(tokens_S)) % 2, np.roll(tokens_S.lengths_N, 1), 0)
     images_N = columns.pop(IMAGES)
     columns[IMAGE_PLACES] = _moved(columns[IMAGE_PLACES], moved_S, (1, 0))
@@ -334,14 +334,14 @@ def _paired(samples: Samples, bad_N: NDArray[np.bool_]) -> Samples:
 
 
 def _moved(column_S: Ragged, by_S: NDArray[np.int64], places: Sequence[int]) -> Ragged:
-    """Return a column of images with what counts tokens moved; ``places`` says which numbers of each image do."""
+    """Return a column of images with token positions moved; ``places`` says which numbers are positions."""
     by_I = np.repeat(by_S, column_S.lengths_N // len(places)).astype(np.int32)
     values = column_S.values_V.reshape(-1, len(places)) + by_I[:, None] * np.array(places, np.int32)
     return replace(column_S, values_V=values.reshape(-1))
 
 
 def _of_pairs(column_S: Ragged, there_N: NDArray[np.bool_]) -> Ragged:
-    """Return a column of sides as one of pairs, empty for those that are not there."""
+    """Return a column of sides as a column of pairs, empty for pairs that are left out."""
     return _those_there(replace(column_S, offsets=column_S.offsets[::2]), there_N)
 
 

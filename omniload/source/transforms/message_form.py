@@ -1,7 +1,7 @@
-"""What a template takes for the content of a message, and what becomes of what it writes for an image.
+"""The content of messages that a template takes, and the text around images that a processor adds.
 
-What it takes is seen by having it render a message of each form. What it writes for an image, the processor of its
-model replaces by placeholders with words around them.
+The form is found by rendering a message of each form. The processor of a model replaces the template's marker of an
+image by placeholders with words around them.
 """
 
 from dataclasses import dataclass, replace
@@ -16,36 +16,36 @@ from omniload.source.transforms.conversations import BadConversationError
 __all__ = ["MessageForm"]
 
 _SAID = "a word about it"
-"""Text of the messages by which a template is tried."""
+"""Text of the messages for trying a template."""
 _SHOWN = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageForm:
-    """What a template takes for the content of a message, and writes for an image."""
+    """The content of messages that a template takes, and what it writes for an image."""
 
     words: ImageWords
-    """What it writes for an image, and what a processor puts around the placeholders in its place."""
+    """Marker that the template writes for an image, and the words that a processor puts around the placeholders."""
     placeholder: str
-    """What stands for the placeholders in a text that is tokenised."""
+    """Text for the placeholders of an image in a text that is tokenised."""
     takes_parts: bool
-    """Whether content may be a list of parts; else it is a text, with the marker in it."""
+    """Whether the content may be a list of parts; otherwise it is a text that contains the marker."""
     takes_texts: bool
-    """Whether content may be a text."""
+    """Whether the content may be a text."""
     text_marker: str
-    """What stands for an image in the text of a message, as it lies in a record."""
+    """Marker of an image in the text of a message of a record."""
     tried: str
-    """What the template writes of an image and a text, as it is tokenised."""
+    """Output of the template for an image and a text, as it is tokenised."""
 
     @classmethod
     def of(cls, template: ChatTemplate, words: ImageWords, images: ImagesTransform) -> Self:
-        """Find out what a template takes.
+        """Find the form that a template takes.
 
         Raises:
-            ConfigError: It writes no such marker for an image, or the placeholder would stand there twice.
+            ConfigError: The template does not write this marker for an image, or the placeholder would appear twice.
         """
         marker, around = words.marker, words.before + words.after
-        # The token itself, which a tokenizer keeps apart from what stands around it; of a number nothing is known.
+        # A named token, because a tokenizer separates it from the text around it; nothing is known of a number.
         named = around and isinstance(images.placeholder, str)
         placeholder = str(images.placeholder) if named else marker
         if placeholder in around:
@@ -56,7 +56,7 @@ class MessageForm:
         plain = _tried(template, _SAID)
         takes_texts = plain is not None and _SAID in plain
         parts = _tried(template, [{"type": "image"}, {"type": "text", "text": _SAID}])
-        # What is made for texts writes the list itself, as Python or JSON shows it, or fails at it.
+        # A template for texts writes the list itself, as Python or JSON shows it, or fails.
         takes_parts = (
             parts is not None
             and parts.count(_SAID) == 1
@@ -85,7 +85,7 @@ class MessageForm:
         return replace(form, tried=tried.text)
 
     def written_out(self, rendered: Rendered) -> Rendered:
-        """Return what a template has written with the words of a processor for each image; none of them is trained on.
+        """Return the output of a template with a processor's words around each image; none of them is trained on.
 
         ::
 

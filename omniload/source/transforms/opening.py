@@ -1,4 +1,4 @@
-"""From what a mix file says of a source to what makes its records samples."""
+"""Makes the pipeline of a source, from its entry in the mix file."""
 
 import hashlib
 from pathlib import Path
@@ -42,8 +42,7 @@ def open_pipeline(spec: SourceSpec) -> Pipeline:
     """Open the tokenizer, and the files that transforms read.
 
     Raises:
-        ConfigError: There is no tokenizer for text, or a file is missing or damaged, or a token or a function is
-            unknown.
+        ConfigError: Text has no tokenizer, a file is missing or damaged, or a token or function is unknown.
     """
     config, tokenizer = spec.config, spec.tokenizer
     pipeline = _opened(spec)
@@ -55,7 +54,7 @@ def open_pipeline(spec: SourceSpec) -> Pipeline:
             ]
         )
     filling = [each for each in config.transforms if isinstance(each, MiddleTransform)]
-    # The one that is open already: tokenizers are kept by their files.
+    # This returns the tokenizer that is open already, because tokenizers are cached by their files.
     opened = open_tokenizer(tokenizer, spec.base_dir) if tokenizer is not None and filling else None
     return pipeline.with_fillers({each: _filler(spec, each, opened) for each in filling})
 
@@ -68,7 +67,8 @@ def _opened(spec: SourceSpec) -> Pipeline:
         raise ConfigError(f"sources.{name} holds text and there is no tokenizer; add a tokenizer")
     opened = open_tokenizer(tokenizer, spec.base_dir)
     first, images = encoding_of(config.transforms), config.images_transform
-    # A template that the mix file names lies where other paths of it start; one that it does not, with the tokenizer.
+    # A template that the mix file names is relative to the mix file; otherwise the template is in the tokenizer's
+    # folder.
     folder = spec.base_dir, folder_of(tokenizer, spec.base_dir)
     if isinstance(first, MessageTransform) and images is None:
         return _of_messages(name, config, first, opened, folder=folder)
@@ -82,9 +82,9 @@ def _opened(spec: SourceSpec) -> Pipeline:
     elif isinstance(first, ChatTransform | PreferenceTransform):
         layout, read = _layout_of(name, config, first, opened, folder=folder)
     encoder = ImageEncoder(images, opened, spec.row_length, layout)
-    # Another version may decode to other pixels: a resume under it is refused.
+    # Another version may decode to other pixels, so a resume under it is refused.
     digest = hashlib.blake2b(encoder.library.encode(), digest_size=6).hexdigest()
-    # A pair is never cut, with images or without.
+    # A pair is never cut, with or without images.
     cut_at = None if isinstance(first, PreferenceTransform) else spec.row_length
     return Pipeline(encoder, config.transforms, f"{read} {digest}".strip(), cut_at)
 
@@ -119,7 +119,7 @@ def _layout_of(
     *,
     folder: tuple[Path, Path],
 ) -> tuple[Layout, str]:
-    """Return what says where images of conversations belong, and the digest of the template."""
+    """Return the layout for images in conversations, and the digest of the template."""
     template, digest = _template_of(name, transform, folder)
     words, images = transform.image_words, config.images_transform
     assert words is not None, "the model has seen to it"
@@ -136,20 +136,20 @@ def _layout_of(
 
 
 def _text_key(config: SourceConfig) -> str:
-    """Return the key or column of the text; empty of a source whose records have no such."""
+    """Return the key or column of the text; empty for a source without one."""
     return str(getattr(config, "column", None) or getattr(config, "text", None) or "")
 
 
 def _template_of(
     name: str, config: MessageTransform, folder: tuple[Path, Path]
 ) -> tuple[ChatTemplate, str]:
-    """Return the template that a transform names, compiled, and its digest."""
+    """Return the compiled template that a transform names, and its digest."""
     base_dir, beside = folder
     try:
         files = read_template(base_dir / config.template if config.template else None, beside)
         return ChatTemplate(files, date=config.date), _digest_of(files)
     except ConfigError as error:
-        # The message names the file of the template, and not which source asked for it.
+        # The message names the file of the template, but not the source.
         error.add_note(f"transforms of sources.{name}")
         raise
 
@@ -160,7 +160,7 @@ def _filler(
     """Find the tokens of a transform in the vocabulary.
 
     Raises:
-        ConfigError: One is not there.
+        ConfigError: A token is missing.
     """
     marks = []
     size = 0 if tokenizer is None else tokenizer.vocab_size
@@ -169,7 +169,7 @@ def _filler(
         found = (
             mark if isinstance(mark, int) else None if tokenizer is None else tokenizer.id_of(mark)
         )
-        # A model has no embedding for an id that its tokenizer does not reach.
+        # A model has no embedding for an id beyond the tokenizer's vocabulary.
         if found is None or (tokenizer is not None and found >= size):
             has = (
                 "there is no tokenizer" if tokenizer is None else f"the tokenizer has {size} others"
@@ -179,7 +179,7 @@ def _filler(
                 "or its id"
             )
         marks.append(found)
-    # A flat file says which token ends its documents, which need not be the tokenizer's.
+    # The source may name its own end of document, which need not be the tokenizer's.
     end = getattr(spec.config, "end_of_document", None)
     if end is None and tokenizer is not None:
         end = tokenizer.end_of_document_id
@@ -194,6 +194,6 @@ def _filler(
 
 
 def _digest_of(files: TemplateFiles) -> str:
-    # Special tokens too: a template writes them, and another one would be other text.
+    # The digest covers special tokens, because a template writes them, and others would change the text.
     tokens = "\0".join(f"{key}={value}" for key, value in sorted(files.tokens.items()))
     return hashlib.blake2b(f"{files.source}\0{tokens}".encode(), digest_size=6).hexdigest()

@@ -1,6 +1,6 @@
-"""From records to samples: an encoder where they are text, then transforms in the order of the mix file.
+"""From records to samples: an encoder for text, then transforms in the order of the mix file.
 
-Samples are cut off by a length clamp, left out by a filter, and cut to rows; never within an image.
+Samples are truncated by a length clamp, left out by a filter, and cut to rows, but never within an image.
 
 Shape suffixes:
     N  records, each a sample or none        K  records that a function of text kept        I  images of one sample
@@ -52,7 +52,7 @@ __all__ = [
 
 
 class Pipeline:
-    """Makes records samples: an encoder where they are text, then transforms in the order of the file."""
+    """Makes samples of records: an encoder for text, then transforms in the order of the mix file."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class Pipeline:
         self._functions: tuple[MapFunction | None, ...] = (None,) * len(transforms)
         self._row_length = row_length
         self.concat = next((each for each in transforms if isinstance(each, ConcatTransform)), None)
-        """The transform that joins documents, which is not done here: it is of a whole unit."""
+        """Transform that joins documents. It is applied elsewhere, because it needs a whole unit."""
         self.digest = digest
-        """Digest of the files and libraries that transforms depend on, and whose functions they call; else empty."""
+        """Digest of the files, libraries and functions that transforms depend on; empty if there are none."""
 
     @property
     def takes_text(self) -> bool:
@@ -77,16 +77,16 @@ class Pipeline:
 
     @property
     def goes_by_position(self) -> bool:
-        """Whether a record gives another sample at another position."""
+        """Whether the sample of a record depends on its position."""
         return bool(self._fillers)
 
     def with_fillers(self, fillers: Mapping[MiddleTransform, MiddleFiller]) -> Self:
-        """Return the pipeline with what its transforms of type ``fim`` are done by."""
+        """Return the pipeline with the implementation of its transforms of type ``fim``."""
         self._fillers.update(fillers)
         return self
 
     def with_functions(self, functions: Sequence[MapFunction | None]) -> Self:
-        """Return the pipeline with the functions of its transforms of type ``map``, ``None`` for the others."""
+        """Return the pipeline with functions for its transforms of type ``map`` and ``None`` for the others."""
         self._functions = tuple(functions)
         called = [each.identity for each in self._functions if each is not None]
         self.digest = ", ".join((*([self.digest] if self.digest else []), *called))
@@ -98,17 +98,17 @@ class Pipeline:
         others: Mapping[str, Ragged] = NO_COLUMNS,
         positions_N: NDArray[np.int64] | None = None,
     ) -> Samples:
-        """Return the samples of records of text, which have further columns ``others``; see ``of``."""
+        """Return the samples of text records with further columns ``others``; see ``of``."""
         return self.of(self.encoded(texts, others), positions_N)
 
     def encoded(self, texts: pa.Array, others: Mapping[str, Ragged] = NO_COLUMNS) -> Samples:
-        """Return the samples of records of text before any transform of tokens: they depend on the text alone."""
+        """Return the samples of text records before any transform of tokens. They depend only on the text."""
         count, rows_K = len(texts), None
         for config, function in zip(self._transforms, self._functions, strict=True):
             if function is not None and is_of_text(config):
                 texts, left = function.of_texts(texts)
                 if left is not None:
-                    # Each function sees what the one before it left: its rows are rows of those.
+                    # Each function receives the output of the one before it, so its rows are rows of that output.
                     rows_K = left if rows_K is None else rows_K[left]
         if rows_K is None:
             return self._encoded(texts, others)
@@ -123,7 +123,7 @@ class Pipeline:
         return replace(made, others={**others, **made.others}) if others else made
 
     def doubt(self, records: Records, rows_N: NDArray[np.int64]) -> str:
-        """Say what seems not to be meant in the samples of some records; empty where nothing does."""
+        """Describe what is probably unintended in the samples of some records; empty if there is nothing."""
         if self._encoder is None or isinstance(self._encoder, ImageEncoder):
             return ""
         column = records.column
@@ -131,12 +131,12 @@ class Pipeline:
         return self._encoder.doubt(texts)
 
     def of_records(self, records: Records, rows_N: NDArray[np.int64]) -> Samples:
-        """Return the samples of some records of a unit, with what is needed to make them alone."""
+        """Return the samples of some records of a unit, with only the columns that the samples need."""
         column = records.column
         taken = take(as_binary(column), rows_N, column.values_V.dtype)
         if not self.takes_text:
             return self.of(Samples(tokens=taken))
-        # Lengths are asked for: of further columns images alone decide them.
+        # The caller asks for lengths, and among further columns only images affect them.
         needed = records.others if isinstance(self._encoder, ImageEncoder) else NO_COLUMNS
         others = {
             name: take(as_binary(other), rows_N, other.values_V.dtype)
@@ -145,11 +145,12 @@ class Pipeline:
         return self.of_texts(text_array(taken), others)
 
     def of(self, samples: Samples, positions_N: NDArray[np.int64] | None = None) -> Samples:
-        """Return the samples of records that are token ids; where documents are joined, as they are before that.
+        """Return the samples of records that are token ids, before documents are joined.
 
         Args:
             samples: The records.
-            positions_N: Where they stand in the source; ``None`` for an estimate, to which that is all one.
+            positions_N: Positions of the records in the source; ``None`` for an estimate, which does not depend on
+                them.
         """
         for config, function in zip(self._transforms, self._functions, strict=True):
             match config:
@@ -168,13 +169,13 @@ class Pipeline:
                 case ConcatTransform():
                     break
                 case ChatTransform() | CompletionTransform() | PreferenceTransform():
-                    pass  # the encoder
+                    pass  # done by the encoder
                 case ImagesTransform() | MapTransform():
-                    pass  # the encoder, or before it
+                    pass  # done by the encoder, or before it
         return samples
 
     def of_sequences(self, samples: Samples) -> Samples:
-        """Return samples that documents were joined to, with those empty that are left out."""
+        """Return samples of joined documents, with samples that are left out emptied."""
         assert self.concat is not None, "documents are joined"
         for config in self._transforms[self._transforms.index(self.concat) :]:
             if isinstance(config, FilterTransform):
@@ -182,15 +183,15 @@ class Pipeline:
         return samples
 
     def cut(self, samples: Samples) -> tuple[Samples, NDArray[np.int64], NDArray[np.int32]] | None:
-        """Return samples with images cut to rows, as ``cut_to_rows`` does; ``None`` where nothing is cut."""
-        # Text is cut by the packer, which knows what else a row holds; an image must be whole before that.
+        """Return samples with images, cut to rows like in ``cut_to_rows``; ``None`` if nothing is cut."""
+        # The packer cuts text, because it knows what else is in a row; images must be whole before that.
         if self._row_length is None or samples.extents is None:
             return None
         return cut_to_rows(samples, self._row_length)
 
 
 def _before_images(extents: Ragged, lengths_N: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return ``lengths_N``, less where one would cut an image or what stands around it: there, up to that."""
+    """Return ``lengths_N``, reduced where a sample would end within an image or its surrounding text."""
     out_N = lengths_N.copy()
     for i in np.flatnonzero(extents.lengths_N).tolist():
         begins_I, ends_I = extents[i].reshape(-1, 3).T[:2]
@@ -203,12 +204,12 @@ def _before_images(extents: Ragged, lengths_N: NDArray[np.int64]) -> NDArray[np.
 def _first_images(
     samples: Samples, extents: Ragged, lengths_N: NDArray[np.int64]
 ) -> tuple[dict[str, Ragged], Ragged]:
-    """Return the columns of the images that lie before the end of shortened samples, and where those images lie."""
+    """Return the columns of the images before the end of shortened samples, and the extents of those images."""
     kept = [
         extents[i].reshape(-1, 3)[extents[i][1::3] <= length]
         for i, length in enumerate(lengths_N.tolist())
     ]
-    # Tiles of an image are kept together, or left out.
+    # The tiles of an image are kept together, or left out together.
     counts = np.array([int(each[:, 2].sum()) for each in kept], np.int64)
     starts = np.zeros(len(counts), np.int64)
     images = _images_between(samples.others, np.arange(len(counts)), starts, counts)
@@ -218,15 +219,15 @@ def _first_images(
 def cut_to_rows(
     samples: Samples, row_length: int
 ) -> tuple[Samples, NDArray[np.int64], NDArray[np.int32]]:
-    """Cut samples that are longer than a row into several, between images.
+    """Cut samples that are longer than a row into several samples, between images.
 
     Args:
-        samples: As records gave them, with their images; each of those, its tiles together, fits a row.
+        samples: Samples of records with images; each image, with all its tiles, fits a row.
         row_length: Tokens of a row.
 
     Returns:
-        Samples of at most a row each, all but the last of a record cut as late as images allow; of
-        which sample each is a part; and its number among the parts.
+        Samples of at most a row each; all but the last of a record are cut as late as images allow. Also, for each, the
+        number of its original sample, and its number among the parts.
     """
     lengths_N = samples.tokens.lengths_N
     everything = np.arange(len(lengths_N))
@@ -244,7 +245,7 @@ def cut_to_rows(
     ranges = [np.searchsorted(places[i][::2], (a, b)) for i, a, b in parts]
     firsts, lasts = (np.array([r[k] for r in ranges], np.int64) for k in (0, 1))
     others = _images_between(samples.others, owner, firsts, lasts)
-    # Places count from the first token of the part that they are in.
+    # Places count from the first token of their part.
     others[IMAGE_PLACES].values_V[::2] -= np.repeat(
         starts, others[IMAGE_PLACES].lengths_N // 2
     ).astype(np.int32)
@@ -256,10 +257,10 @@ def cut_to_rows(
 
 
 def _bounds(length: int, extents_I3: NDArray[np.int32], row_length: int) -> list[int]:
-    """Return where a sample of ``length`` tokens is cut, its begin and end among them."""
+    """Return the cuts of a sample of ``length`` tokens, including its begin and end."""
     begins_I, ends_I = extents_I3[::3], extents_I3[1::3]
     bounds = [0]
-    # Ends, for an image and what stands around it fit a row: the encoder refuses others.
+    # This loop ends, because an image with its surrounding text fits a row; the encoder refuses others.
     while length - bounds[-1] > row_length:
         stop = bounds[-1] + row_length
         inside = np.flatnonzero((begins_I < stop) & (stop < ends_I))
@@ -275,7 +276,7 @@ def _cut(
     *,
     aligned: bool,
 ) -> Ragged:
-    if not aligned:  # each part has what belongs to the whole
+    if not aligned:  # each part has the values of the whole sample
         return column.take(owner_N)
     begins = column.offsets[owner_N]
     values, offsets = gather_ranges(
@@ -290,10 +291,10 @@ def _images_between(
     firsts_N: NDArray[np.int64],
     lasts_N: NDArray[np.int64],
 ) -> dict[str, Ragged]:
-    """Return the columns of images ``firsts_N`` to before ``lasts_N`` of the samples ``owner_N``, copied."""
+    """Return copies of the columns of images ``firsts_N`` to ``lasts_N``, exclusive, of the samples ``owner_N``."""
     grids, places, images = (others[name] for name in (GRIDS, IMAGE_PLACES, IMAGES))
     patches = grids.values_V[::2].astype(np.int64) * grids.values_V[1::2]
-    # Values of a patch: within a source all have as many.
+    # Values per patch, which are equal within a source.
     depth = len(images.values_V) // max(1, int(patches.sum()))
     before = offsets_of(patches * depth)
     first_image = grids.offsets[owner_N] // 2
@@ -305,19 +306,19 @@ def _images_between(
         (IMAGES, images, before[firsts], before[lasts]),
     ):
         values, offsets = gather_ranges(np.ascontiguousarray(column.values_V), a, b)
-        # Copied, for places are moved in it: what is gathered may lie in memory of Arrow's, which is read alone.
+        # Copied, because places are changed below, and gathered values may be in read-only memory of Arrow.
         made[str(name)] = Ragged(values_V=values.copy(), offsets=offsets)
     return made
 
 
 def _clamped(samples: Samples, config: ClampTransform) -> Samples:
-    """Return the first tokens of each sample; an image that would be cut is left out, and all behind it."""
+    """Return the first tokens of each sample; an image that would be cut is left out with everything after it."""
     lengths_N = samples.tokens.lengths_N
     return _shortened(samples, np.minimum(lengths_N, config.tokens))
 
 
 def _filtered(samples: Samples, config: FilterTransform) -> Samples:
-    """Return the samples with those empty that are left out."""
+    """Return the samples, with samples that are left out emptied."""
     lengths_N = samples.tokens.lengths_N
     kept_N = (lengths_N >= config.min_tokens) & (lengths_N <= config.max_tokens)
     if config.min_trained_tokens:
@@ -329,12 +330,12 @@ def _filtered(samples: Samples, config: FilterTransform) -> Samples:
 
 def _sums(mask: Ragged) -> NDArray[np.int64]:
     before = offsets_of(mask.values_V)
-    # By running sums: ``reduceat`` gives the next value for an empty sample, and not 0.
+    # By running sums, because ``reduceat`` gives the next value for an empty sample, not 0.
     return before[mask.offsets[1:]] - before[mask.offsets[:-1]]
 
 
 def _shortened(samples: Samples, lengths_N: NDArray[np.int64]) -> Samples:
-    """Cut the tokens of each sample, and what is aligned with them, to so many, or fewer: images stay whole."""
+    """Truncate samples and their aligned columns to ``lengths_N`` tokens, or fewer so that images stay whole."""
     # Most batches have nothing to cut, and are not copied.
     if np.array_equal(lengths_N, samples.tokens.lengths_N):
         return samples

@@ -1,4 +1,4 @@
-"""Documents of a unit joined end to end, and cut into sequences of one length.
+"""Joins the documents of a unit end to end, and cuts them into sequences of one length.
 
 ::
 
@@ -6,9 +6,9 @@
     sequences   |s0      |s1      |s2      |s3 |          of N tokens; the last of a unit may be short
     begin in    d0       d1       d2       d3             a record gives the sequences that begin in it
 
-So a position stays that of a record, and what it gives is decided by its unit alone: no order, no rank and no epoch has
-a part in it, but for documents that themselves go by the position or are left out of the first epoch. Whoever reads a
-position makes the sequences of its block, once for all of its positions.
+The position of a record stays the same, and its sequences depend only on its unit: not on the order, the rank or the
+epoch, unless documents themselves depend on the position or are left out of the first epoch. A read makes the sequences
+of a whole block, once for all its positions.
 
 Shape suffixes:
     R  records of the block      Q  sequences      N  some of its records
@@ -38,7 +38,7 @@ __all__ = ["Sequences", "concatenated", "sequences_of"]
 
 _TOKENS = "tokens"
 _TOGETHER = 512
-"""Texts that are tokenised at once: their tokens fit memory that the process has at hand, without new pages."""
+"""Texts that are tokenised at once, so that their tokens fit memory that the process has already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,9 @@ class Sequences:
 
     held: HeldBlock
     firsts_R: NDArray[np.int64]
-    """First sequence of each record, and behind the last one how many there are, ``[R + 1]``."""
+    """First sequence of each record, followed by the number of sequences, ``[R + 1]``."""
     skipped_R: NDArray[np.bool_]
-    """Records that could not be decoded, or made tokens."""
+    """Records that could not be decoded or tokenised."""
 
     def of_span(
         self,
@@ -57,7 +57,7 @@ class Sequences:
         share: Share,
         bad_of: Callable[[NDArray[np.int64], NDArray[np.int64]], BadOfSpan],
     ) -> SampleBlock:
-        """Return what the records of a span give that are a share; ``bad_of`` tells of bad rows and their positions."""
+        """Return the samples of one share of a span; ``bad_of`` describes bad rows, given their positions."""
         rows_N, positions_N = numbers_of(share.rows), share.positions_N(span.start)
         firsts_N = self.firsts_R[rows_N]
         counts_N = self.firsts_R[rows_N + 1] - firsts_N
@@ -75,13 +75,13 @@ class Sequences:
 
 
 def concatenated(samples: Samples, config: ConcatTransform) -> tuple[Samples, NDArray[np.int64]]:
-    """Join samples end to end, and cut them into sequences; no token is copied.
+    """Join samples end to end, and cut them into sequences without copying tokens.
 
     Args:
-        samples: Documents, with no columns but aligned ones; empty ones are none.
-        config: Tokens of a sequence, the last one may have fewer; and whether documents stay apart. Then the column
-            ``document_starts`` says where each begins inside a sequence, and no mask trains on its first token, which
-            nothing before it predicts.
+        samples: Documents with aligned columns only; empty documents are ignored.
+        config: Tokens of a sequence, of which the last may have fewer, and whether documents stay separate. If they do,
+            the column ``document_starts`` has the starts of documents inside a sequence. No mask then trains on the
+            first token of a document, which nothing before it predicts.
 
     Returns:
         The sequences, and the number of the document in which each begins, never falling, ``[Q]``.
@@ -89,7 +89,7 @@ def concatenated(samples: Samples, config: ConcatTransform) -> tuple[Samples, ND
     offsets = samples.tokens.offsets
     begin, stop = int(offsets[0]), int(offsets[-1])
     bounds = np.append(np.arange(begin, stop, config.tokens), stop)
-    # From the right: of documents that begin at one place all but the last are empty.
+    # From the right, because of documents that begin at the same place, all but the last are empty.
     owners_Q = np.searchsorted(offsets, bounds[:-1], side="right") - 1
 
     def cut(column: Ragged) -> Ragged:
@@ -97,7 +97,7 @@ def concatenated(samples: Samples, config: ConcatTransform) -> tuple[Samples, ND
 
     others = {name: cut(column) for name, column in samples.others.items()}
     if config.documents == "apart":
-        # Of documents that begin at one place all but one are empty.
+        # Of documents that begin at the same place, all but one are empty.
         starts = np.unique(offsets[:-1][samples.tokens.lengths_N > 0]) - begin
         others[DOCUMENT_STARTS] = starts_in(starts, bounds - begin)
         if (mask := others.get(LOSS_MASK)) is not None and mask.values_V[starts].any():
@@ -119,15 +119,15 @@ def sequences_of(
     """Join the documents of each unit of a block.
 
     Args:
-        block: Its records, or samples that a token cache held.
+        block: Records of the block, or samples from a token cache.
         whole: All positions of the block, and the share of its units.
-        left_R: Records that take part, of those that give samples at all.
-        pipeline: Makes records samples.
-        memory: Where sequences are held.
-        judge: Told of records that could not be made samples; raises where there must be none.
+        left_R: Records that take part, among those that give samples at all.
+        pipeline: Makes samples of records.
+        memory: Memory for the sequences.
+        judge: Receives records that could not be made into samples; raises if bad records are not allowed.
 
     Raises:
-        IntegrityError: Of ``judge``; or more sequences begin in a record than a record may give.
+        IntegrityError: From ``judge``, or because more sequences begin in a record than the limit.
     """
     assert pipeline.concat is not None, "documents are joined"
     together = _TOGETHER if pipeline.takes_text else max(1, len(block.usable_R))
@@ -140,11 +140,11 @@ def sequences_of(
         for begin, stop in block.ranges():
             rows_N = begin + np.flatnonzero((block.usable_R & left_R)[begin:stop])
             laid: dict[str, Layer] = {}
-            # Once at least: of a unit without a document too it is known which columns there are.
+            # At least once, because the columns must be known even for a unit without a document.
             parts = range(0, max(1, len(rows_N)), together)
             for at in parts:
                 rows = rows_N[at : at + together]
-                # Lent, as sequences are held elsewhere before the block goes.
+                # Lent, because the sequences are stored elsewhere before the block is released.
                 made = pipeline.of(block.encoded(rows, pipeline, lent=True), positions_R[rows])
                 if made.bad_N is not None:
                     judge(rows, made)
@@ -168,16 +168,16 @@ def sequences_of(
 
 
 def _lay(laid: dict[str, Layer], part: Samples, parts: int) -> None:
-    """Lay all columns of a part of a unit behind those of the parts before."""
+    """Append all columns of a part of a unit."""
     for name, column in {_TOKENS: part.tokens, **part.others}.items():
         if name not in laid:
-            # As if all parts were like the first, and a little more.
+            # The size if all parts are like the first, and a margin.
             likely_bytes = column.values_V.nbytes * parts * 17 // 16
             laid[name] = Layer(likely_bytes, column.values_V.dtype)
         laid[name].lay(column)
 
 
 def _samples_of(laid: Mapping[str, Layer]) -> Samples:
-    """Return the documents of a unit, of which all columns were laid end to end."""
+    """Return the documents of a unit whose columns were all laid end to end."""
     others = {name: column.finish() for name, column in laid.items()}
     return Samples(tokens=others.pop(_TOKENS), others=others)

@@ -1,16 +1,16 @@
-"""Functions of users that map batches of records, held to what they may do.
+"""Users' functions that map batches of records, with checks of their results.
 
 ::
 
     def strip(texts: pa.LargeStringArray, *, marker: str = "--") -> pa.Array: ...     of: text
     def shift(tokens: pa.LargeListArray, *, by: int = 0) -> pa.Array: ...             of: tokens, lists of int32
 
-A batch is whatever is read together, so a record must not depend on those beside it: else a resume, which cuts
-batches elsewhere, would give other samples. The first batch is mapped whole and in halves, and a function that gives
-two answers is refused.
+The size of a batch depends on the read, so a record must not depend on other records of its batch. Otherwise a resume,
+which forms other batches, would give other samples. The first batch is mapped as a whole and in halves, and a function
+that gives different results is refused.
 
 Shape suffixes:
-    N  records of a batch        K  those that a map of text leaves in
+    N  records of a batch        K  records that a map of text leaves in
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,13 +36,13 @@ _LOOKED_AT = 64
 
 
 class MapFunction:
-    """A registered function with its options. For one thread."""
+    """A registered function with its options. Not thread-safe."""
 
     def __init__(self, source: str, config: MapTransform) -> None:
         """Find the function.
 
         Raises:
-            ConfigError: Nothing installed registers it, or it cannot be imported.
+            ConfigError: No installed package registers the function, or it cannot be imported.
         """
         self._config = config
         self._where = f"sources.{source}.transforms: map {config.function!r}"
@@ -55,14 +55,14 @@ class MapFunction:
 
     @property
     def identity(self) -> str:
-        """The function, and the distribution that it is of: part of what a run is."""
+        """Name of the function and of its distribution, which is part of the fingerprint of a run."""
         return f"{self._registered.name} of {self._registered.distribution}"
 
     def of_texts(self, texts: pa.Array) -> tuple[pa.Array, NDArray[np.int64] | None]:
-        """Return the texts that are left in, and which those are; ``None`` for all.
+        """Return the texts that are left in, and their rows; ``None`` for all rows.
 
         Raises:
-            ConfigError: The function fails, or does what it may not.
+            ConfigError: The function fails, or its result is not allowed.
         """
         import pyarrow.compute as pc  # noqa: PLC0415 -- it takes longer to load than a check takes for 300 sources
 
@@ -75,7 +75,7 @@ class MapFunction:
         return made.take(pa.array(left_K)), left_K
 
     def of_samples(self, samples: Samples) -> Samples:
-        """Return the samples with other tokens; one that is left out is empty.
+        """Return the samples with new tokens; a sample that is left out is empty.
 
         Raises:
             ConfigError: As for ``of_texts``.
@@ -84,7 +84,7 @@ class MapFunction:
         given_N = np.flatnonzero(tokens.lengths_N)
         if not len(given_N):
             return samples
-        lists = pa.LargeListArray.from_arrays(  # without the empty ones, which take no room
+        lists = pa.LargeListArray.from_arrays(  # without empty lists, which take no room
             pa.array(np.append(tokens.offsets[given_N], tokens.offsets[-1])),
             pa.array(np.ascontiguousarray(tokens.values_V, np.int32)),
         )
@@ -99,14 +99,14 @@ class MapFunction:
 
     def _called(self, records: pa.Array) -> pa.Array:
         made = self._asked(records)
-        # One record alone shows nothing, and the next batch is looked at.
+        # A single record shows nothing, so the next batch is checked instead.
         if not self._trusted and len(records) > 1:
             self._require_alone(records, made)
             self._trusted = True
         return made
 
     def _asked(self, records: pa.Array) -> pa.Array:
-        """Call the function, and see that what it gives has a record of the right type for each that it was given."""
+        """Call the function, and check that its result has a record of the right type for each input record."""
         try:
             made = self._registered.function(records, **_plain(self._config.options))
         except FAILURES as error:
@@ -122,7 +122,8 @@ class MapFunction:
                 f"gives {len(made)} records for {len(records)}; leave one out by a null in its place, with drops: true"
             )
         try:
-            # What fits is taken: a function may give strings of 32-bit offsets, or ids of another width.
+            # The result is cast if it fits, because a function may return strings with 32-bit offsets, or ids of
+            # another width.
             made = made.cast(self._type)
         except pa.ArrowException as error:
             raise self._refused(f"gives {made.type}, not {self._type}: {error!s:.120}") from error
@@ -138,10 +139,10 @@ class MapFunction:
             )
 
     def _require_alone(self, records: pa.Array, made: pa.Array) -> None:
-        """Refuse a function that decides of a record by those beside it, or by chance, as far as a batch shows."""
-        # A few: it is the price of a first batch, and what looks beside itself shows at once.
+        """Raise for a function whose result depends on other records or on chance, as far as one batch shows."""
+        # Only a few records, because the check makes the first batch slower, and most such functions show at once.
         looked_at = np.arange(min(len(records), _LOOKED_AT))
-        # Copied: functions take offsets and values of lists apart, which a slice has too many of.
+        # Copied, because functions access the offsets and values of lists, and a slice has all of its parent's.
         halves = [records.take(pa.array(rows)) for rows in np.array_split(looked_at, 2)]
         again = pa.concat_arrays([self._asked(half) for half in halves])
         if not again.equals(made.slice(0, len(again))):
@@ -156,7 +157,7 @@ class MapFunction:
 
 
 def spread(samples: Samples, rows_K: NDArray[np.int64], count: int) -> Samples:
-    """Return samples of ``count`` records, of which those in ``rows_K`` have some; the others are empty."""
+    """Return samples of ``count`` records; the records ``rows_K`` have the given samples, and others are empty."""
     bad_N = None
     if samples.bad_N is not None:
         bad_N = np.zeros(count, np.bool_)
@@ -177,7 +178,7 @@ def _scattered(column: Ragged, rows_K: NDArray[np.int64], count: int) -> Ragged:
 
 
 def _plain(options: Mapping[str, object]) -> dict[str, object]:
-    """Return options as a function expects them: a list for several values."""
+    """Return options as a function expects them, with a list for several values."""
     return {
         key: list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
         for key, value in options.items()
