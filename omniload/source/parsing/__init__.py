@@ -1,1 +1,1 @@
-"""What formats share: columns of Arrow, lines of JSON, archives, indexes, compressed streams, cuts."""
+"""Parsers that formats share: columns of Arrow, lines of JSON, archives, indexes, compressed streams, cutting."""

@@ -1,4 +1,4 @@
-"""Columns of Arrow tables as records: texts and lists of token ids, whatever file they came from.
+"""Columns of Arrow tables as records: texts and lists of token ids, from any type of file.
 
 Shape suffixes:
     B  rows of a unit        V  values of all sequences together
@@ -57,21 +57,23 @@ __all__ = [
 ]
 
 _NO_TEXT = b"\xff"
-"""Stands for a row that cannot be decoded: no UTF-8 holds it, so whoever checks texts finds it."""
+"""Stands for a row that cannot be decoded: no UTF-8 contains it, so every check of texts finds it."""
 
 
 Holds: TypeAlias = Literal["text", "tokens", "nested", "nested images"]
-"""What the column of records holds; ``nested`` is text, or lists and objects that become JSON. Of those with images
-among them bytes become ``data:`` URLs, as JSON has them; of others they are written as Python shows them."""
+"""Content of the column of records; ``nested`` is text, or lists and objects that become JSON.
+
+In ``nested images``, bytes become ``data:`` URLs; in ``nested``, they are written as Python shows them.
+"""
 TableSource: TypeAlias = ArrowSource | LanceSource | ParquetSource
-"""A source whose shards have columns with types."""
+"""A source whose shards have typed columns."""
 
 
 def index_kind(type_: str, config: TableSource) -> str:
-    """Return what an index of a table is kept under: whatever was looked at in its shards' schemas, and as what.
+    """Return the key of the index of a table: the columns that were checked in the schemas of shards, and their kinds.
 
-    A source that asks for a column as another kind of value, or in another place, finds no index, so its
-    shards are looked at again.
+    If a source needs a column as another kind of value, or in another place, the key differs, so the shards are checked
+    again.
     """
     read = [
         *(type_, config.holds, config.column, config.columns_read),
@@ -83,13 +85,13 @@ def index_kind(type_: str, config: TableSource) -> str:
 
 
 def require_table(schema: pa.Schema, config: TableSource, path: str) -> None:
-    """Refuse a shard that lacks a column which the source reads, or has another type of one.
+    """Raise an error for a shard that lacks a column which the source reads, or has it with another type.
 
     Raises:
-        ConfigError: With what the shard has.
+        ConfigError: Names the columns of the shard.
     """
     _require_column(schema, config.column, path, config.holds, is_main=True)
-    # Of a shard without a tool in any row writers know nothing but that: its column is one of nulls.
+    # If no row of a shard has a tool, writers know no type for the column, which is then a column of nulls.
     may_lack = config.may_lack_beside
     for column in config.beside_columns:
         _require_column(schema, column, path, config.holds, may_be_null=column in may_lack)
@@ -109,10 +111,12 @@ def _require_column(
     is_main: bool = False,
     may_be_null: bool = False,
 ) -> None:
-    """Refuse a shard without the column, or with another type of it; ``is_main``: the one of ``text`` or ``tokens``.
+    """Raise an error for a shard that lacks a column, or has it with another type.
+
+    ``is_main`` marks the column of ``text`` or ``tokens``.
 
     Raises:
-        ConfigError: With what the shard has.
+        ConfigError: Names the columns of the shard.
     """
 
     def fits(type_: pa.DataType) -> bool:
@@ -143,7 +147,7 @@ def kept_of(
     columns: Table,
     rows: int,
 ) -> NDArray[np.bool_] | None:
-    """Return which rows conditions leave, ``[B]``; ``None`` where there is no condition."""
+    """Return the rows that meet the conditions, ``[B]``; ``None`` if there is no condition."""
     if not where:
         return None
     return kept_columns(where, {name: column_of(columns, name) for name in where}, rows)
@@ -156,14 +160,14 @@ def records_of(
     kept_B: NDArray[np.bool_] | None = None,
     named: Sequence[str] = (),
 ) -> Records:
-    """Show a column as records; ``require_table`` has seen its type.
+    """Return a column as records; ``require_table`` has checked its type.
 
     Args:
         column: The column.
-        where: Its place, for reasons.
-        holds: What it holds.
-        kept_B: Which rows conditions leave; what is wrong with another is all one, and no reason names it.
-        named: Names that the column has in the file, for reasons; several where it is made of several.
+        where: Place of the column, for reasons.
+        holds: Content of the column.
+        kept_B: Rows that meet the conditions; a fault in another row does not matter, and no reason names it.
+        named: Names of the column in the file, for reasons; several if it is made of several columns.
     """
     if holds == "tokens":
         return token_records(column, where, kept_B, named)
@@ -171,7 +175,7 @@ def records_of(
         chunks = [_as_json(chunk, holds) for chunk in column.chunks]
         column = pa.chunked_array(chunks, pa.large_string())
     found = _text_column(column)
-    # Some text is not UTF-8: which of them is looked for row by row, as no column of Arrow's tells.
+    # Some text is not UTF-8; Arrow does not say which, so the column is checked row by row.
     if found is None:
         return _checked(column, where, kept_B, named)
     return laid_out(found, nulls_of(column), where, kept_B, named)
@@ -186,7 +190,7 @@ def laid_out(
     *,
     is_own: bool = False,
 ) -> Records:
-    """Show a column that lies end to end as records; a null is a bad one. ``is_own`` as of ``Records``."""
+    """Return a column that lies end to end as records; a null is a bad record. ``is_own`` is as in ``Records``."""
     bad_B = null_B if kept_B is None else null_B & kept_B
     reason = (
         f"{row_at(where, int(bad_B.argmax()))}: {said_of_columns(named)}is null"
@@ -197,16 +201,16 @@ def laid_out(
 
 
 def texts_in(table: Table, names: Sequence[str], holds: Holds) -> pa.ChunkedArray:
-    """Return what records are made of: one column as it is, or several as objects."""
+    """Return the content of records: one column unchanged, or several columns as objects."""
     if len(names) == 1:
         return column_of(table, names[0])
     return as_objects({name: column_of(table, name) for name in names}, holds)
 
 
 def as_objects(columns: Mapping[str, pa.ChunkedArray], holds: Holds = "nested") -> pa.ChunkedArray:
-    """Return rows of several columns as objects in JSON: a column of text.
+    """Return rows of several columns as JSON objects, in a column of text.
 
-    A row with a text that is not UTF-8 is no text either, so that it is told of as one.
+    A row with a text that is not UTF-8 becomes invalid UTF-8 itself, so that it is reported as such.
     """
     rows = zip(*(_values_of(column) for column in columns.values()), strict=True)
     written = (
@@ -217,7 +221,7 @@ def as_objects(columns: Mapping[str, pa.ChunkedArray], holds: Holds = "nested") 
 
 
 def _as_json(values: pa.Array, holds: Holds) -> pa.Array:
-    """Write nested values as JSON; a null stays one, and what is not UTF-8 stays none."""
+    """Write nested values as JSON; nulls stay null, and invalid UTF-8 stays invalid."""
     return _as_texts(
         value if value is None or value is _NO_TEXT else _json(value, holds)
         for value in _values_of(values)
@@ -225,10 +229,10 @@ def _as_json(values: pa.Array, holds: Holds) -> pa.Array:
 
 
 def _values_of(column: pa.Array | pa.ChunkedArray) -> list[object]:
-    """Return a column as values of Python; ``_NO_TEXT`` for a row that holds a text that is not UTF-8."""
+    """Return a column as Python values, with ``_NO_TEXT`` for a row that contains a text that is not UTF-8."""
     try:
         listed: list[object] = column.to_pylist()
-    except UnicodeDecodeError:  # of any row
+    except UnicodeDecodeError:  # in any row
         listed = [_value_of(each) for each in column]
     return listed
 
@@ -256,10 +260,10 @@ def _as_texts(written: Iterable[bytes | None]) -> pa.Array:
 
 
 def _require_others(schema: pa.Schema, columns: Mapping[str, str], path: str) -> None:
-    """Refuse a shard without one of the further columns, or with another type of it.
+    """Raise an error for a shard that lacks a further column, or has it with another type.
 
     Raises:
-        ConfigError: With what the shard has.
+        ConfigError: Names the columns of the shard.
     """
     for inside, column in columns.items():
         name, kind = name_outside(inside), column_kind(inside)
@@ -287,7 +291,7 @@ def _require_others(schema: pa.Schema, columns: Mapping[str, str], path: str) ->
 
 
 def _is_tag(found: pa.DataType, kind: ColumnKind) -> bool:
-    """Whether a column may have the values of whole records; writers know no type of one that is null in every row."""
+    """Return whether a column may have values of whole records; a column that is always null has no type."""
     if pa.types.is_null(found):
         return kind.default is not None
     if kind.dtype == np.uint8:
@@ -299,10 +303,10 @@ def _is_tag(found: pa.DataType, kind: ColumnKind) -> bool:
 
 
 def _require_key(schema: pa.Schema, key: str | None, path: str) -> None:
-    """Refuse a shard without the column of keys, or with another type of it.
+    """Raise an error for a shard that lacks the column of keys, or has it with another type.
 
     Raises:
-        ConfigError: With what the shard has.
+        ConfigError: Names the columns of the shard.
     """
     if key is None:
         return
@@ -312,11 +316,11 @@ def _require_key(schema: pa.Schema, key: str | None, path: str) -> None:
 
 
 def with_keys(records: Records, column: pa.ChunkedArray | None, where: RowsAt | str) -> Records:
-    """Add what records are known by; a record without it is bad. An integer is its decimal digits."""
+    """Add the keys of records; a record without a key is bad. An integer key becomes its decimal digits."""
     if column is None:
         return records
     null_B = nulls_of(column) & records.usable_B
-    # Numbers become digits as text, and text is taken as bytes: a key need not be UTF-8.
+    # Numbers become digits as text, and text is taken as bytes, because a key need not be UTF-8.
     texts = column.cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
     return replace(
         records,
@@ -328,7 +332,7 @@ def with_keys(records: Records, column: pa.ChunkedArray | None, where: RowsAt | 
 
 
 def _is_text(found: pa.DataType) -> bool:
-    if pa.types.is_dictionary(found):  # of views Arrow gives nobody the values
+    if pa.types.is_dictionary(found):  # Arrow does not return the values of views in dictionaries
         return found.value_type in PLAIN_TEXTS
     return found in {*PLAIN_TEXTS, pa.string_view()}
 
@@ -338,11 +342,12 @@ def _is_tokens(found: pa.DataType) -> bool:
 
 
 def _text_column(column: pa.ChunkedArray) -> Ragged | None:
-    """Show texts as bytes; ``None`` where one is not UTF-8."""
+    """Return texts as bytes; ``None`` if a text is not UTF-8."""
     chunks = column.chunks if column.type in PLAIN_TEXTS else column.cast(pa.large_string()).chunks
     try:
         for chunk in chunks:
-            # Arrow takes the bytes of a text as they are; at one that is no UTF-8 a whole batch could not be tokenised.
+            # Arrow takes the bytes of a text unchanged, and one text that is not UTF-8 would make a batch fail to
+            # tokenise.
             chunk.validate(full=True)
     except pa.ArrowInvalid:
         return None
@@ -358,7 +363,7 @@ def _checked(
     """Decode text row by row, to find the rows that are not UTF-8."""
     texts: list[str | None] = []
     reason = ""
-    # As bytes: no text of Python could be made of the one that is looked for.
+    # As bytes, because Python cannot decode the row that is searched for.
     for row, value in enumerate(column.cast(pa.large_binary()).to_pylist()):
         try:
             texts.append(None if value is None else value.decode())

@@ -1,4 +1,4 @@
-"""What a file begins with that is not what its source reads, though it is sound, and the command that mends it."""
+"""First bytes of sound files that are not what their source reads, and the command that converts such a file."""
 
 import re
 from collections.abc import Iterator
@@ -27,9 +27,9 @@ __all__ = [
 ]
 
 MARK = b"\xef\xbb\xbf"
-"""The byte-order mark of UTF-8: no letter where it begins a file."""
+"""The byte-order mark of UTF-8, which is not a letter at the beginning of a file."""
 _BLANK_LINE = pa.py_buffer(b"\n")
-# By the name, as every reader of such shards goes by it; what is none fails as it is decompressed.
+# By the name, like in all readers of such shards; if the name is wrong, decompression fails.
 _CODEC_OF_SUFFIX = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip", ".tgz": "gzip"}
 
 _PACKED = {
@@ -42,12 +42,12 @@ _UNPACKED = {
     b"\x1f\x8b\x08": "is compressed by gzip, as no file of this type is; unpack it: gzip -dc < FILE > NEW",
     b"\x28\xb5\x2f\xfd": "is compressed by zstd, as no file of this type is; unpack it: zstd -dc < FILE > NEW",
 }
-"""Of files of a type that has a compression of its own, or none."""
+"""Remedies for files of types that have a compression of their own, or none."""
 _MARKS = {
     "gzip": (b"\x1f\x8b",),
     "zstd": (b"\x28\xb5\x2f\xfd", *(bytes([i]) + b"*M\x18" for i in range(80, 96))),
 }
-"""What begins a file of a codec; of zstd a frame without content, too."""
+"""First bytes of files of each codec, including a zstd frame without content."""
 _NOT_READ = {
     b"PK\x03\x04": "is a zip archive, which is not read; unpack it: unzip FILE",
     b"FEA1": (
@@ -64,12 +64,12 @@ _STAND_INS = {
     b"<html": "is a page of HTML, as a server sends in the place of a file; fetch the file anew",
 }
 _CODINGS = {
-    # The longer ones first: they begin as those of two bytes do.
+    # Longer marks come first, because they begin with the marks of two bytes.
     b"\xff\xfe\0\0": "UTF-32",
     b"\0\0\xfe\xff": "UTF-32",
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
-    # Lines of JSON behind the first one, or in a file without a mark of its byte order.
+    # Lines of JSON after the first line, or in a file without a byte-order mark.
     b'{\0"\0': "UTF-16LE",
     b'\0{\0"': "UTF-16",
 }
@@ -79,23 +79,23 @@ _OF_FILES = re.compile(
     r"; (give the file a name that |unpack it: |write it as UTF-8: |save the file as UTF-8 "
     r"|of a file that is one list, |write each on a line )"
 )
-"""How remedies begin, here and of ``json_lines``, that are of a whole file, whichever record showed what it is."""
+"""Beginnings of remedies, here and in ``json_lines``, that concern a whole file, whichever record showed the fault."""
 
 
 def mends_all(reason: str) -> bool:
-    """Tell whether what is said of a record says what to do with its whole file: no other remedy is of any use."""
+    """Return whether the reason for a bad record gives a remedy for the whole file, so that no other remedy helps."""
     return bool(_OF_FILES.search(reason))
 
 
 def codec_of(file: ShardFile) -> str | None:
-    """Return how a shard is compressed, by its name; ``None`` where it is plain."""
+    """Return the compression of a shard, according to its name; ``None`` for a plain shard."""
     return _CODEC_OF_SUFFIX.get(PurePosixPath(file.path).suffix.lower())
 
 
 def said_of_beginning(data: bytes) -> str:
-    """Return what the first bytes of a file, or of a line of it, show it to be and what mends it; empty where nothing.
+    """Return what the first bytes of a file, or of a line, show the file to be, with a remedy; empty if nothing.
 
-    As a predicate of the file, with ``FILE`` for its name.
+    The text is a predicate of the file, with ``FILE`` for its name.
     """
     for magic, said in _PACKED.items():
         if data.startswith(magic):
@@ -107,13 +107,13 @@ def said_of_beginning(data: bytes) -> str:
 
 
 def said_of_stand_in(data: bytes) -> str:
-    """Return what the first bytes of a file show to lie in the place of data; empty where nothing."""
+    """Return what the first bytes show to be in the place of the data; empty if nothing."""
     begins = data.lower()
     return next((said for mark, said in _STAND_INS.items() if begins.startswith(mark)), "")
 
 
 def said_of_unpacked(data: bytes, codec: str) -> str:
-    """Return what the first bytes of what a codec gave show to be packed once more, and what mends it; or nothing."""
+    """Return what decompressed first bytes show to be compressed once more, with a remedy; empty if nothing."""
     within = next((name for name, marks in _MARKS.items() if data.startswith(marks)), "")
     if not within:
         return ""
@@ -124,12 +124,12 @@ def said_of_unpacked(data: bytes, codec: str) -> str:
 
 
 def said_of_shard(head: bytes, codec: str | None, *, unpacks: bool | None) -> str:
-    """Return what the first bytes of a shard that cannot be read show it to be; empty where it may be damaged.
+    """Return what the first bytes of an unreadable shard show it to be; empty if the shard may be damaged.
 
     Args:
-        head: Its first bytes.
-        codec: How it is compressed by its name; ``None`` where it is plain.
-        unpacks: Whether its type reads compressed shards; ``None`` where its shards may begin in any way.
+        head: First bytes of the shard.
+        codec: Compression of the shard, according to its name; ``None`` for a plain shard.
+        unpacks: Whether the type reads compressed shards; ``None`` if its shards may begin with any bytes.
     """
     if unpacks is None:
         return said_of_stand_in(head)
@@ -146,34 +146,34 @@ def said_of_shard(head: bytes, codec: str | None, *, unpacks: bool | None) -> st
 
 
 def is_marked(data: pa.Buffer | bytearray) -> bool:
-    """Tell whether what a file begins with is a byte-order mark."""
+    """Return whether the beginning of a file is a byte-order mark."""
     return bytes(data[: len(MARK)]) == MARK
 
 
 def behind_mark(data: pa.Buffer) -> pa.Buffer:
-    """Return lines that begin a file without a byte-order mark; one of nothing else is a blank line."""
+    """Return lines from the beginning of a file without a byte-order mark; a mark alone becomes a blank line."""
     if not is_marked(data):
         return data
     return data.slice(len(MARK)) if data.size > len(MARK) else _BLANK_LINE
 
 
 def noting(head: bytearray, chunks: Iterator[pa.Buffer]) -> Iterator[pa.Buffer]:
-    """Return what a file holds as it is, and add as many of its first bytes to ``head`` as a mark has."""
+    """Yield the chunks of a file, and copy its first bytes, as many as a mark has, to ``head``."""
     for chunk in chunks:
         head += memoryview(chunk)[: len(MARK) - len(head)]
         yield chunk
 
 
 def no_zeros(chunks: Iterator[pa.Buffer], file: ShardFile, first_bytes: int) -> Iterator[pa.Buffer]:
-    """Refuse what begins like a device or a file with a hole: it may be of terabytes, and have no line.
+    """Raise an error for a file that begins like a device or a hole: it may have terabytes, and no line.
 
     Args:
-        chunks: What it holds, in order.
+        chunks: Content of the file, in order.
         file: The file.
-        first_bytes: Of its first records.
+        first_bytes: Bytes that the first records may take.
 
     Raises:
-        ConfigError: It is zeros as far as its first records would reach.
+        ConfigError: These first bytes are all zeros.
     """
     first = next(chunks, None)
     if first is None:

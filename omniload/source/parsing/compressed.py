@@ -1,4 +1,4 @@
-"""Shards that may be compressed: what they hold, in order, and one range of it."""
+"""Shards that may be compressed: their content in order, and single ranges of it."""
 
 import os
 import threading
@@ -37,32 +37,34 @@ __all__ = [
 _SCAN_BYTES = 8 << 20
 _HEAD_BYTES = 16
 _NEAR_BYTES = 1 << 20
-"""What is decompressed on the way to a range sooner than a nearer place is looked for."""
+"""Bytes up to which decompressing to a range is faster than a search for a nearer entry point."""
 _UNDECODABLE = (IntegrityError, EOFError, zlib.error, zstandard.ZstdError)
 _log = get_logger(__name__)
 _LARGE_BYTES = 64 << 20
-"""Bytes of a unit from which on it is told that it is decoded whole: 16 times those of a plain one."""
+"""Size of a unit from which ``doubt`` reports that it is decoded as a whole: 16 times the size of a plain unit."""
 _MOST_BEGUN = 64
-"""Shards that a process keeps decompressed in part, some 3 MiB each: sources beyond that begin theirs anew."""
+"""Most shards that a process keeps partly decompressed, about 3 MiB each; further sources begin their shards again."""
 _MOST_TIMES = 500
-"""Of what is larger than a unit may be: most bytes that a byte becomes. Text of web pages becomes 3 to 10 times as
-large, and a bomb of zstd tens of thousands of times."""
+"""Most decompressed bytes per compressed byte, for shards that are larger than a unit may be.
+
+The text of web pages expands 3 to 10 times, and a zstd bomb tens of thousands of times.
+"""
 
 
 def stream_of(file: ShardFile) -> pa.NativeFile:
-    """Open the decompressed bytes of a shard; Arrow raises on a stream that is cut short."""
+    """Open the decompressed bytes of a shard. Arrow raises an error for a truncated stream."""
     codec = codec_of(file)
     opened = file.open()
     return opened if codec is None else pa.CompressedInputStream(opened, codec)
 
 
 def scan_of(file: ShardFile) -> pa.NativeFile | FrameStream:
-    """Open what a shard holds from its first byte to its last, for whoever asks for its places behind that."""
+    """Open the content of a shard from the first to the last byte, for a caller that needs entry points afterwards."""
     return FrameStream(file) if codec_of(file) == "zstd" else stream_of(file)
 
 
 def chunks_of(stream: pa.NativeFile | FrameStream, file: ShardFile) -> Iterator[pa.Buffer]:
-    """Read the stream of a shard to its end; raises ``IntegrityError`` where it gives what is compressed once more."""
+    """Read the stream of a shard to its end. Raises ``IntegrityError`` for content that is compressed once more."""
     chunk, codec = stream.read_buffer(_SCAN_BYTES), codec_of(file)
     if codec is not None and (said := said_of_unpacked(chunk[:_HEAD_BYTES].to_pybytes(), codec)):
         raise IntegrityError(f"{file.path}: {said}")
@@ -72,16 +74,16 @@ def chunks_of(stream: pa.NativeFile | FrameStream, file: ShardFile) -> Iterator[
 
 
 def range_of(file: ShardFile, start: int, stop: int) -> pa.Buffer:
-    """Return a range of what a shard holds; of a compressed one the whole, from 0.
+    """Return a range of the content of a shard; for a compressed shard the whole content, from 0.
 
     Raises:
-        IntegrityError: It holds less, or a compressed one more.
+        IntegrityError: The shard has less content, or a compressed shard has more.
     """
     with stream_of(file) as stream:
         if codec_of(file) is None:
             stream.seek(start)
         data = stream.read_buffer(stop - start)
-        # Read to its end: only there does a stream say that it was cut short, or that its check is wrong.
+        # Read to the end, because only there does a stream report that it is truncated, or that its checksum is wrong.
         more = codec_of(file) is not None and len(stream.read_buffer(1)) > 0
     _require_indexed(file, start, stop, data, more=more)
     return data
@@ -90,7 +92,7 @@ def range_of(file: ShardFile, start: int, stop: int) -> pa.Buffer:
 def _require_indexed(
     file: ShardFile, start: int, stop: int, data: pa.Buffer, *, more: bool
 ) -> None:
-    """Refuse a range that holds less than its index says, or has ``more`` behind it."""
+    """Raise for a range that has fewer bytes than its index says, or has ``more`` after it."""
     if len(data) != stop - start or more:
         raise IntegrityError(
             f"{file.path}: bytes {start} to {stop} gave {'more' if more else len(data)}; "
@@ -99,10 +101,10 @@ def _require_indexed(
 
 
 def require_held_whole(file: ShardFile, size_bytes: int) -> None:
-    """Refuse a compressed shard that is too large: it is decoded whole.
+    """Raise an error for a compressed shard that is too large, because it is decoded as a whole.
 
     Raises:
-        ConfigError: With the limit.
+        ConfigError: Gives the limit.
     """
     if size_bytes > MAX_UNIT_BYTES:
         raise ConfigError(
@@ -117,13 +119,13 @@ def doubt_of_wholes(
     sizes_U: NDArray[np.int64],
     together: int,
 ) -> str:
-    """Say whether compressed shards, each of them one unit, are large to be decoded whole; empty where none is.
+    """Describe compressed shards that are single units and large to decode as a whole; empty if there are none.
 
     Args:
         files: The shards.
         shards_U: Number of the shard of each unit.
-        sizes_U: Bytes of each, decompressed.
-        together: Units that are held decoded together.
+        sizes_U: Decompressed bytes of each unit.
+        together: Units that are in memory together.
     """
     large = [
         (int(size), files[shard].path)
@@ -141,10 +143,10 @@ def doubt_of_wholes(
 
 
 def no_bomb(chunks: Iterator[pa.Buffer], file: ShardFile) -> Iterator[pa.Buffer]:
-    """Refuse a compressed shard that becomes many times what text does: it may be without an end.
+    """Raise an error for a compressed shard that expands far more than text does, because it may be endless.
 
     Raises:
-        ConfigError: With the limit.
+        ConfigError: Gives the limit.
     """
     size_bytes = 0
     for chunk in chunks:
@@ -165,24 +167,24 @@ class _Begun:
     stream: ByteStream
     at: int = 0
     digests_U: NDArray[np.uint64] | None = None
-    """What its units are compared with, where it was entered in its middle."""
+    """Digests that its units are compared with, if it was entered in its middle."""
 
 
 class _WrongPlaceError(Exception):
-    """What came by way of a place is not what was found of the shard."""
+    """The data after an entry point is not the data that was indexed."""
 
 
 @contextmanager
 def _compared(*, is_entered: bool) -> Iterator[None]:
-    """Read inside from a shard; where it was entered in its middle, nothing that goes wrong says anything of it.
+    """Read from a shard in this context. If it was entered in its middle, no error shows damage of the shard.
 
     Raises:
-        _WrongPlaceError: It was entered so, and does not decode, or is not what was indexed.
+        _WrongPlaceError: The shard was entered in its middle, and cannot be decoded, or differs from the index.
     """
     try:
         yield
     except (*_UNDECODABLE, OSError, pa.ArrowException) as error:
-        # Decoders raise OSError itself, without a number; the system's and a store's say what they say.
+        # Decoders raise OSError itself without a number; errors of the system or of a store are passed on.
         is_of_system = isinstance(error, OSError) and (type(error) is not OSError or error.errno)
         if not is_entered or is_of_system:
             raise
@@ -192,35 +194,35 @@ def _compared(*, is_entered: bool) -> Iterator[None]:
 class ForwardReader:
     """Ranges of the compressed shards of a source. Not thread-safe.
 
-    A range behind the one before it takes what lies between them. Any other one takes the shard from the nearest place
-    before it where that can be entered, or from its first byte.
+    For a range after the previous one, only the data between them is decompressed. For any other range, decompression
+    begins at the nearest entry point before it, if there is one, or at the first byte.
 
     Args:
-        kept: Places of the shards. What is read by way of one is compared with what was found when they were indexed,
-            so that none is believed.
+        kept: Entry points of the shards. Data that is read by way of an entry point is compared with the digests from
+            the index, so a wrong entry point is noticed.
     """
 
     def __init__(self, kept: KeptPoints | None = None) -> None:
         self._kept = kept
         self._known: tuple[ShardFile, AccessPoints | None] | None = None
-        """Places of the shard that was asked for last."""
+        """Entry points of the last shard that was asked for."""
         self._disbelieved: dict[str, NDArray[np.uint64]] = {}
-        """Shards that are entered at their first byte alone, as a place was wrong, and digests of their units."""
+        """Digests of the units of shards that are only entered at their first byte, after a wrong entry point."""
 
     def range_of(
         self, file: ShardFile, start: int, stop: int, *, number: int, is_last: bool
     ) -> pa.Buffer:
-        """Return a range of what a shard holds.
+        """Return a range of the content of a shard.
 
         Args:
             file: The shard.
-            start: Its first byte.
-            stop: The byte behind its last.
-            number: Of the unit that the range is, among those of the shard.
-            is_last: Whether nothing is behind it.
+            start: First byte of the range.
+            stop: Byte after its last.
+            number: Number of the unit that the range is, among the units of the shard.
+            is_last: Whether nothing comes after the range.
 
         Raises:
-            IntegrityError: The shard holds less, more behind the last range, or other bytes than were indexed.
+            IntegrityError: The shard has less, has more after the last range, or has other bytes than were indexed.
         """
         try:
             data = self._range_of(file, start, stop, number=number, is_last=is_last)
@@ -242,7 +244,7 @@ class ForwardReader:
         with _compared(is_entered=begun.digests_U is not None):
             data = begun.stream.read_buffer(stop - start)
             begun.at += len(data)
-            # Only at its end does a stream say that it was cut short, or that its check is wrong.
+            # Only at its end does a stream report that it is truncated, or that its checksum is wrong.
             more = is_last and len(begun.stream.read_buffer(1)) > 0
             _require_indexed(file, start, stop, data, more=more)
             if begun.digests_U is not None and not _is_unit(begun.digests_U, number, data):
@@ -254,7 +256,7 @@ class ForwardReader:
         return data
 
     def reach(self, file: ShardFile, start: int) -> None:
-        """Decompress a shard up to where a range starts."""
+        """Decompress a shard up to the start of a range."""
         try:
             begun = self._reached(file, start)
         except _WrongPlaceError as error:
@@ -263,7 +265,7 @@ class ForwardReader:
         _BEGUN.keep(self, begun)
 
     def _reached(self, file: ShardFile, start: int) -> _Begun:
-        # Taken, not looked at: what fails in the middle is begun anew.
+        # Taken out, so that after an error in the middle the shard is begun again.
         begun = _BEGUN.take(self)
         if begun is not None and (begun.file is not file or begun.at > start):
             begun = None
@@ -276,12 +278,12 @@ class ForwardReader:
             while begun.at < start:
                 skipped = begun.stream.read_buffer(min(start - begun.at, _SCAN_BYTES))
                 if not len(skipped):
-                    break  # shorter than it was: the range says so
+                    break  # shorter than before, which the read of the range reports
                 begun.at += len(skipped)
         return begun
 
     def _entered(self, file: ShardFile, start: int, at: int) -> _Begun | None:
-        """Enter a shard at the last place before a range; ``None`` where that is no nearer than ``at``."""
+        """Enter a shard at the last entry point before a range; ``None`` if that is not nearer than ``at``."""
         if self._kept is None or file.path in self._disbelieved:
             return None
         if self._known is None or self._known[0] is not file:
@@ -296,7 +298,7 @@ class ForwardReader:
             return _Begun(file, entered(file, point), point.place, points.digests_U)
 
     def _disbelieve(self, file: ShardFile, error: _WrongPlaceError) -> None:
-        """Enter a shard at its first byte from now on, and go on comparing its units."""
+        """Enter a shard only at its first byte from now on, and continue to compare its units."""
         _log.warning(
             "%s: cannot be entered where its index says (%s); it is read from its first byte, which is as exact and "
             "takes longer: remove the index, and it is made anew",
@@ -309,13 +311,13 @@ class ForwardReader:
 
 
 def _is_unit(digests_U: NDArray[np.uint64], number: int, data: pa.Buffer) -> bool:
-    """Whether a range holds what the unit of a number did when the shard was indexed."""
-    # As lists: a shard may have had fewer units.
+    """Return whether a range has the content that a unit of this number had when the shard was indexed."""
+    # As lists, because the shard may have had fewer units.
     return bool(digests_U[number : number + 1].tolist() == [xxhash.xxh3_64_intdigest(data)])
 
 
 class _BegunShards:
-    """Shards that readers go on with, at most ``_MOST_BEGUN``; those that waited longest are closed."""
+    """Shards that readers will continue, at most ``_MOST_BEGUN``; the shards that waited longest are closed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -332,7 +334,7 @@ class _BegunShards:
                 self._of.pop(longest).stream.close()
 
     def let_go(self) -> None:
-        """Begin with none, as a forked process must: it has the place in an open file in common with its parent."""
+        """Drop all shards, as a forked process must, because it shares the offset of an open file with its parent."""
         self._lock = threading.Lock()  # another thread of the parent may have held it
         self._of = WeakKeyDictionary()
 

@@ -1,4 +1,4 @@
-"""Conditions on the columns of records: a record at a time, and whole columns at once; both say the same.
+"""Conditions on the columns of records, with equal results for single records and for whole columns.
 
 Shape suffixes:
     B  records of a unit
@@ -29,12 +29,12 @@ _IS_KIND: Mapping[str, Callable[[pa.DataType], bool]] = {
 
 
 def keeps(where: Mapping[str, Condition], record: Mapping[str, object]) -> bool:
-    """Tell whether all conditions hold for a record, such as the object of a line; a null is left out.
+    """Return whether a record, such as the object of a line, meets all conditions; a record with a null does not.
 
     Raises:
-        BadLineError: It has no such key, or a value of another kind.
+        BadLineError: A key is missing, or a value is of another kind.
     """
-    # All of them are looked up first: a key that is missing is told whatever the others say.
+    # All keys are looked up first, so that a missing key is reported whatever the other values are.
     found = {key: value_in(record, key) for key in where}
     for key, value in found.items():
         wanted = wanted_kind(where[key])
@@ -46,15 +46,16 @@ def keeps(where: Mapping[str, Condition], record: Mapping[str, object]) -> bool:
 def kept_records(
     where: Mapping[str, Condition], record: Callable[[int], Mapping[str, object]], count: int
 ) -> tuple[NDArray[np.bool_], dict[int, str]]:
-    """Tell of which records all conditions hold, one at a time.
+    """Return which records meet all conditions, checking one record at a time.
 
     Args:
         where: The conditions.
-        record: Returns what a record of a number has under their columns; a ``BadLineError`` of it is a fault.
+        record: Returns the values of a record, by its number, under the columns of the conditions; its ``BadLineError``
+            is a fault.
         count: Records of the unit.
 
     Returns:
-        Which are kept, ``[B]``, those with a fault among them, and what is wrong with each of these.
+        Which records are kept, ``[B]``, including records with a fault, and the fault of each of these.
     """
     kept_B, faults = np.ones(count, np.bool_), {}
     for i in range(count):
@@ -66,13 +67,13 @@ def kept_records(
 
 
 def value_of_text(cell: bytes, column: str, condition: Condition) -> object:
-    """Return what a field of a file without types holds, as the kind of value that a condition asks for.
+    """Return the value of a field of a file without types, as the kind of value that a condition needs.
 
-    An empty field is an empty text, and null where a number or a truth is asked for. What cannot be read as the kind
-    stays a text, which is of another kind than the one that is asked for.
+    An empty field is an empty text, or null if a number or a boolean is needed. A field that cannot be read as this
+    kind stays a text, which is of a wrong kind.
 
     Raises:
-        BadLineError: It is not UTF-8.
+        BadLineError: The field is not UTF-8.
     """
     try:
         text = cell.decode()
@@ -96,7 +97,7 @@ def _holds(condition: Condition, value: object) -> bool:
 
 
 def _limits(condition: Between) -> tuple[float, float]:
-    """Return the limits of a range; NaN lies in none."""
+    """Return the limits of a range; NaN is outside of every range."""
     return (
         -inf if condition.at_least is None else condition.at_least,
         inf if condition.at_most is None else condition.at_most,
@@ -109,24 +110,24 @@ def _values(condition: Condition) -> tuple[Value, ...]:
 
 
 def wanted_kind(condition: Condition) -> str:
-    """Return the kind of value that a condition asks for, as ``kind_of`` names it."""
+    """Return the kind of value that a condition needs, as ``kind_of`` names it."""
     kind = "number" if isinstance(condition, Between) else kind_of(_values(condition)[0])
     assert kind is not None, "the model has seen to it"
     return kind
 
 
 def require_where(schema: pa.Schema, where: Mapping[str, Condition], path: str) -> None:
-    """Refuse a shard without a column that is asked for, or with another type of it.
+    """Raise an error for a shard that lacks a column of a condition, or has it with another type.
 
     Raises:
-        ConfigError: With what the shard has.
+        ConfigError: Names the columns of the shard.
     """
     for column, condition in where.items():
         found = type_asked_for(schema, column, path, by="where")
-        # Views within a dictionary are refused: Arrow gives nobody their values.
+        # Views within a dictionary are refused, because Arrow does not return their values.
         is_read = pa.types.is_dictionary(found) and found.value_type != pa.string_view()
         values = found.value_type if is_read else found
-        # Writers know no type of a column that is null in every row of a shard.
+        # Writers know no type for a column that is null in every row of a shard.
         if not (pa.types.is_null(values) or _IS_KIND[wanted_kind(condition)](values)):
             raise ConfigError(
                 f"{path}: column {column!r} is {found}, not a {wanted_kind(condition)}, as where.{column} asks for"
@@ -136,7 +137,7 @@ def require_where(schema: pa.Schema, where: Mapping[str, Condition], path: str) 
 def kept_columns(
     where: Mapping[str, Condition], columns: Mapping[str, pa.ChunkedArray], rows: int
 ) -> NDArray[np.bool_]:
-    """Tell of which rows all conditions hold, ``[B]``; ``require_where`` has seen the types."""
+    """Return which rows meet all conditions, ``[B]``; ``require_where`` has checked the types."""
     each = (_kept(condition, columns[column]) for column, condition in where.items())
     return reduce(np.logical_and, each, np.ones(rows, np.bool_))
 
@@ -144,26 +145,26 @@ def kept_columns(
 def _kept(condition: Condition, column: pa.ChunkedArray) -> NDArray[np.bool_]:
     import pyarrow.compute as pc  # noqa: PLC0415 -- it takes longer to load than a check takes for 300 sources
 
-    # Read as its values: an index into a dictionary says nothing of order.
+    # Read as its values, because the order of dictionary indices is not the order of the values.
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_null(column.type):
         return np.zeros(len(column), np.bool_)
-    if column.type == pa.string_view():  # which Arrow does not look up
+    if column.type == pa.string_view():  # which Arrow's lookup does not support
         column = column.cast(pa.large_string())
     if isinstance(condition, Between):
         least, most = _limits(condition)
         if pa.types.is_integer(column.type):
-            # As Python compares those of lines: beyond 2^53 one would become a float that is another number.
+            # Compared like Python's integers in lines; beyond 2^53, an integer would become a float with another value.
             values = column.fill_null(0).to_numpy()
             least, most = (_whole(limit, of) for limit, of in ((least, ceil), (most, floor)))
         else:
             values = column.cast(pa.float64()).to_numpy()
-        # Whether a null stands there is asked at last: what stands in its place is any number.
+        # Nulls are excluded at the end, because the value in the place of a null may be any number.
         kept: NDArray[np.bool_] = (values >= least) & (values <= most) & _there(column)
         return kept
     wanted = [value for value in _values(condition) if _fits(value, column.type)]
-    if pa.types.is_float16(column.type):  # which Arrow does not look up
+    if pa.types.is_float16(column.type):  # which Arrow's lookup does not support
         column = column.cast(pa.float32())
     found = pc.is_in(column, value_set=pa.array(wanted, column.type))
     kept = np.asarray(found.to_numpy(), np.bool_)
@@ -179,7 +180,7 @@ def _there(column: pa.ChunkedArray) -> NDArray[np.bool_]:
 
 
 def _fits(value: Value, kind: pa.DataType) -> bool:
-    """Tell whether a column of this type can hold exactly this value."""
+    """Return whether a column of this type can represent exactly this value."""
     try:
         held = pa.scalar(int(value) if pa.types.is_integer(kind) else value, kind).as_py()
     except (pa.ArrowInvalid, OverflowError):

@@ -1,4 +1,4 @@
-"""Cuts the records of a shard into units of about one size.
+"""Divides the records of a shard into units of about one size.
 
 Shape suffixes:
     N  records of a shard        U  units of a shard
@@ -23,21 +23,21 @@ _NEWLINE = 10
 
 
 def cuts(ends_N: NDArray[np.int64], unit_bytes: int) -> NDArray[np.int64]:
-    """Return the number of the record that each unit starts with, and at last the number of records.
+    """Return the first record of each unit, followed by the number of records.
 
     A unit ends with the record that brings it to ``unit_bytes``.
 
     Args:
-        ends_N: Byte after each record, from the first byte of the first; never falling.
+        ends_N: Byte after each record, counted from the first byte of the first record; never falling.
         unit_bytes: Size of a unit.
 
     Returns:
-        Numbers of records ``[U + 1]``, rising from 0; 0 alone where there is no record.
+        Numbers of records, ``[U + 1]``, rising from 0; only 0 if there is no record.
     """
     found = [0]
     start = 0
     while found[-1] < len(ends_N):
-        # A search for each unit, and not a look at each record: a shard of tokens has millions.
+        # One search per unit instead of a loop over records, because a shard of tokens has millions of records.
         cut = int(np.searchsorted(ends_N, start + unit_bytes)) + 1
         found.append(min(max(cut, found[-1] + 1), len(ends_N)))
         start = int(ends_N[found[-1] - 1])
@@ -47,14 +47,14 @@ def cuts(ends_N: NDArray[np.int64], unit_bytes: int) -> NDArray[np.int64]:
 def byte_ranges(
     file: ShardFile, start: int, ends_N: NDArray[np.int64], *, unit_bytes: int, content: str
 ) -> FileUnits:
-    """Cut records that lie end to end into units, each a range of bytes.
+    """Divide records that lie end to end into units, each a range of bytes.
 
     Args:
         file: The shard.
         start: First byte of the first record.
         ends_N: Byte after each record; never falling.
         unit_bytes: Size of a unit, as for ``cuts``.
-        content: Digest of what the shard holds.
+        content: Digest of the content of the shard.
 
     Raises:
         ConfigError: As for ``require_sizes``.
@@ -67,14 +67,14 @@ def byte_ranges(
 
 
 def whole_shard(file: ShardFile, start: int, stop: int, *, rows: int, content: str) -> FileUnits:
-    """Make a shard one unit: of a compressed one no part can be read without what lies before it.
+    """Make one unit of a compressed shard, because no part of it can be read without the data before it.
 
     Args:
         file: The shard.
         start: First byte, decompressed.
-        stop: The byte after the last.
-        rows: Its records; without any it has no unit.
-        content: Digest of what it holds.
+        stop: Byte after the last.
+        rows: Records of the shard; a shard without records has no unit.
+        content: Digest of the content of the shard.
 
     Raises:
         ConfigError: As for ``require_sizes``.
@@ -89,12 +89,12 @@ def whole_shard(file: ShardFile, start: int, stop: int, *, rows: int, content: s
 def line_ranges(
     chunks: Iterator[pa.Buffer], unit_bytes: int, digests: list[int] | None = None
 ) -> FileUnits:
-    """Cut a file of lines at the first newline after every ``unit_bytes``; nothing of it is digested for ``content``.
+    """Divide a file of lines at the first newline after every ``unit_bytes``; its ``content`` stays empty.
 
     Args:
-        chunks: What it holds, in order.
+        chunks: Content of the file, in order.
         unit_bytes: Size of a unit.
-        digests: What the xxh3 of each unit is added to.
+        digests: List that the xxh3 digest of each unit is appended to.
     """
     rows: list[int] = []
     stops: list[int] = []
@@ -118,7 +118,7 @@ def line_ranges(
             digest.update(chunk[taken:])
         carried += len(ends) - done
         at += len(data)
-        # Whatever follows: a file of zeros may be of terabytes.
+        # Checked here, because a file of zeros may have terabytes without a newline.
         if at - start > MAX_UNIT_BYTES:
             ended = False
             break
@@ -137,10 +137,10 @@ def line_ranges(
 
 
 def require_sizes(file: ShardFile, sizes_U: NDArray[np.int64]) -> None:
-    """Refuse a unit that is too large to be decoded at once.
+    """Raise an error for a unit that is too large to be decoded at once.
 
     Raises:
-        ConfigError: A single record makes such a unit, or ``unit`` is set so.
+        ConfigError: A single record makes up such a unit, or ``unit`` is too large.
     """
     if (largest := int(sizes_U.max(initial=0))) > MAX_UNIT_BYTES:
         raise ConfigError(

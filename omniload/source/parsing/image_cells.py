@@ -1,4 +1,4 @@
-"""Encoded images of records, as formats hand them on: bytes end to end, and the size of each.
+"""Encoded images of records in the form that formats return: bytes end to end, and the size of each image.
 
 Shape suffixes:
     B  records of a unit
@@ -28,7 +28,7 @@ __all__ = [
 ENCODED = "encoded_images"
 """Column of a block: bytes of all images of a record, end to end."""
 ENCODED_SIZES = "encoded_image_sizes"
-"""Column of a block: bytes of each of them."""
+"""Column of a block: size of each of these images in bytes."""
 _FIELD, _PATH = "bytes", "path"
 _TEXTS = frozenset({pa.string(), pa.large_string(), pa.string_view()})
 
@@ -45,10 +45,10 @@ def encoded_columns(images_B: Sequence[Sequence[bytes | memoryview]]) -> dict[st
 
 
 def require_images(schema: pa.Schema, column: str, path: str) -> None:
-    """Refuse a shard without the column of images, or with another type of it.
+    """Raise an error for a shard that lacks the column of images, or has it with another type.
 
     Raises:
-        ConfigError: With what the shard has.
+        ConfigError: Names the columns of the shard.
     """
     found = type_asked_for(schema, column, path, by="images", remedy="name the one that has them")
     if not _is_image(found.value_type if is_list(found) else found):
@@ -59,16 +59,16 @@ def require_images(schema: pa.Schema, column: str, path: str) -> None:
 
 
 def with_images(records: Records, column: pa.ChunkedArray, where: RowsAt | str) -> Records:
-    """Add the images of a column to records; a null or an empty one is no image, and a path without bytes is bad.
+    """Add the images of a column to records. A null or empty value is no image; a path without bytes is bad.
 
     Args:
         records: The records.
-        column: Their cells.
-        where: Its place, for reasons.
+        column: Column of the images.
+        where: Place of the column, for reasons.
     """
     images_B = [cell for chunk in column.chunks for cell in _images_of(chunk)]
     lost_B = np.concatenate([np.zeros(0, np.bool_), *map(_paths_alone, column.chunks)])
-    # What else is wrong with a record that is left out already is all one.
+    # Faults in a record that is left out anyway do not matter.
     lost_B &= records.usable_B
     reason = (
         f"{row_at(where, int(lost_B.argmax()))}: an image has a path and no {_FIELD}, and nothing is read from other "
@@ -89,7 +89,7 @@ def _images_of(cells: pa.Array) -> Iterator[list[bytes]]:
     import pyarrow.compute as pc  # noqa: PLC0415 -- it takes longer to load than a check takes for 300 sources
 
     flat, lengths_B = _flat(cells)
-    # What stands beside the bytes, such as a path, is not decoded: it need not be UTF-8.
+    # Fields next to the bytes, such as a path, are not decoded, because they need not be UTF-8.
     values = pc.struct_field(flat, _FIELD) if pa.types.is_struct(flat.type) else flat
     found = iter(values.to_pylist())
     for length in lengths_B.tolist():
@@ -97,7 +97,7 @@ def _images_of(cells: pa.Array) -> Iterator[list[bytes]]:
 
 
 def _paths_alone(cells: pa.Array) -> NDArray[np.bool_]:
-    """Return which cells hold an image that is a path alone, on whichever machine it was written, ``[B]``."""
+    """Return which cells have an image that is only a path, in the style of any operating system, ``[B]``."""
     import pyarrow.compute as pc  # noqa: PLC0415 -- it takes longer to load than a check takes for 300 sources
 
     flat, lengths_B = _flat(cells)
@@ -117,11 +117,11 @@ def _paths_alone(cells: pa.Array) -> NDArray[np.bool_]:
 
 
 def _flat(cells: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
-    """Return what may be images, end to end, and how many of them each cell has."""
+    """Return the possible images end to end, and the number of them in each cell."""
     if not is_list(cells.type):
         return cells, np.ones(len(cells), np.int64)
     lengths = cells.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    # By ``flatten``, which leaves out what lies under a null; ``values`` would not.
+    # ``flatten`` leaves out values under a null, which ``values`` would include.
     return cells.flatten(), lengths.astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Lance data sets: which version is read, what files its fragments are, and rows of them. The only ``import lance``.
+"""Lance data sets: the version that is read, the files of its fragments, and rows of them. The only ``import lance``.
 
 A data set is a folder::
 
@@ -6,7 +6,7 @@ A data set is a folder::
     data/ID.lance            columns of the rows of a fragment; more of them where columns were added later
     _deletions/*             which rows of a fragment are gone
 
-Lance reads with threads of its own, from a store with a client of its own. It keeps no checksums.
+Lance reads with its own threads, and from a store with its own client. It keeps no checksums.
 """
 
 import errno
@@ -48,9 +48,9 @@ __all__ = ["LanceDataset"]
 _LARGEST = (1 << 64) - 1
 _FIRST_ROWS, _MOST_ROWS = 64, 4_096
 _SLICE_BYTES = 64 << 20
-"""Bytes of rows that are decoded before their sum is looked at, as far as the rows before them tell."""
+"""Bytes of rows that are decoded before their sum is checked, estimated from the rows before them."""
 _LOOKERS = 16
-"""Files of a store that are looked at at once: data sets have thousands, and a store answers for one at a time."""
+"""Files of a store that are checked at once, because data sets have thousands and a store answers one at a time."""
 _OF_SYSTEM = re.compile(r"\(os error (\d+)\)")
 _OF_STORE = re.compile(
     r"Generic (?:S3|GCS|MicrosoftAzure) error|Error performing [A-Za-z ]+ https?://|Failed to get AWS credentials"
@@ -58,10 +58,10 @@ _OF_STORE = re.compile(
 _STATUS = re.compile(r"status code: (\d{3})")
 _REFUSES = "lacked the necessary privileges"
 _NOT_THERE = frozenset({"404", "416"})
-"""What a server answers of a file that is not there, or not as long as the data set says."""
+"""Status codes of a server for a file that is missing, or shorter than the data set says."""
 _PLACE = re.compile(r", (/[^ ,]*\.rs|library/[^ ,]*):[0-9:]+")
 _asked_in: list[int] = []
-"""The process in which Lance was asked first, and which has its threads."""
+"""The process in which Lance was first used, and in which its threads run."""
 
 
 class LanceDataset:
@@ -70,22 +70,23 @@ class LanceDataset:
     def __init__(
         self, root: str, version: int | None, store: fsspec.AbstractFileSystem | None = None
     ) -> None:
-        """Open the version, or the newest.
+        """Open the version, or the newest one.
 
         Args:
-            root: Its folder, or a URL of it where it lies in a store.
+            root: Folder of the data set, or its URL in a store.
             version: The version.
             store: The store; ``None`` for a folder.
 
         Raises:
-            ConfigError: There is no such version, its name is not UTF-8, or Lance cannot be told of the store.
-            IntegrityError: It cannot be opened.
+            ConfigError: The version does not exist, its name is not UTF-8, or Lance does not support a setting of the
+                store.
+            IntegrityError: The version cannot be opened.
             OSError: The file system or the store did not answer.
         """
         self.root, self._store = root, store
         self._files: dict[str, ShardFile] = {}
-        """Files that were looked at, by their names."""
-        # Else what the library says of it is taken for damage.
+        """Files that were checked, by name."""
+        # Otherwise the error of the library would be taken for damage.
         if root != root.encode(errors="replace").decode():
             raise ConfigError(
                 f"{root}: is a name that is not UTF-8, which Lance does not take; rename the folder, or name a link "
@@ -104,22 +105,22 @@ class LanceDataset:
             ) from error
         self.version: int = self._library.version
         self._looked_at: set[int] = set()
-        """Fragments whose deletions were looked at."""
+        """Fragments whose deletions were checked."""
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of its rows."""
+        """Columns of the rows."""
         return self._library.schema
 
     @property
     def shards(self) -> tuple[ShardFile, ...]:
-        """Its fragments, in the order of their rows: a file of data, beside it those of later columns and of deletions.
+        """Fragments of the version, in row order: a data file each, with files of later columns and deletions.
 
-        A fragment that versions share is the same shard in them.
+        A fragment that several versions share is the same shard in all of them.
 
         Raises:
-            ConfigError: Its files lie in another data set.
-            IntegrityError: One of them is not there.
+            ConfigError: Files of the version are in another data set.
+            IntegrityError: A file is missing.
         """
         held = []
         for fragment in self._fragments:
@@ -137,13 +138,13 @@ class LanceDataset:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Paths of its shards, in their order; none of them is looked at."""
+        """Paths of the shards, in order; no file is checked."""
         return tuple(
             f"{self.root}/{_in_data(fragment.metadata.files[0])}" for fragment in self._fragments
         )
 
     def at(self, version: int) -> "LanceDataset":
-        """Return another version; files that both have are not looked at again.
+        """Return another version; files that both versions have are not checked again.
 
         Raises:
             OmniloadError: As for opening it.
@@ -153,19 +154,19 @@ class LanceDataset:
         return other
 
     def rows_of(self, number: int) -> int:
-        """Return how many rows of a fragment are not deleted."""
+        """Return the number of rows of a fragment that are not deleted."""
         with _told():
             return int(self._fragments[number].count_rows())
 
     def take(self, number: int, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
-        """Return rows of a fragment, those that are deleted not counted.
+        """Return rows of a fragment, without counting deleted rows.
 
         A few rows are decoded first, then as many at once as their sizes allow.
 
         Raises:
-            ConfigError: They are more than is decoded in memory at once.
-            IntegrityError: Which rows are deleted cannot be told.
-            pa.ArrowInvalid: They cannot be decoded.
+            ConfigError: The rows exceed the limit of decoding in memory.
+            IntegrityError: The deleted rows cannot be determined.
+            pa.ArrowInvalid: The rows cannot be decoded.
         """
         self._require_deletions(number)
         fragment, size_bytes = self._fragments[number], 0
@@ -185,17 +186,17 @@ class LanceDataset:
                     f"unit at most {format_bytes(MAX_UNIT_BYTES)}; lower unit"
                 )
             at, each = until, size_bytes // max(1, until - start) + 1
-            # By what the rows before took: Lance says nothing of the size of rows that it has not decoded.
+            # Estimated from the rows before, because Lance does not give the size of rows that are not decoded.
             rows = max(1, min(_MOST_ROWS, _SLICE_BYTES // each))
         return pa.concat_tables(parts)
 
     def _require_deletions(self, number: int) -> None:
-        """Look at which rows of a fragment are gone, once, before Lance does: damage there may end the process.
+        """Check the list of a fragment's deleted rows once, before Lance reads it: damage in it may end the process.
 
-        Few rows are a file of Arrow. Many are a bitmap, which Lance alone reads.
+        A short list is an Arrow file. A long one is a bitmap, which only Lance reads.
 
         Raises:
-            IntegrityError: They cannot be read, are more or fewer than was written, or lie outside of the fragment.
+            IntegrityError: The list cannot be read, has a wrong number of rows, or names rows outside of the fragment.
         """
         fragment = self._fragments[number]
         gone = fragment.deletion_file()
@@ -218,9 +219,9 @@ class LanceDataset:
         self._looked_at.add(number)
 
     def _look_at(self, names: Sequence[str]) -> None:
-        """Look at files that were not looked at before."""
+        """Check files that were not checked before."""
         new = [name for name in dict.fromkeys(names) if name not in self._files]
-        # A folder answers at once, and few files of a store sooner than threads are started.
+        # A folder answers at once, and a few files of a store are checked faster than threads are started.
         if self._store is None or len(new) < _LOOKERS:
             found = [self._file(name) for name in new]
         else:
@@ -229,10 +230,10 @@ class LanceDataset:
         self._files.update(zip(new, found, strict=True))
 
     def _require_size(self, file: ShardFile, size_bytes: int | None) -> None:
-        """Refuse a file of another size than its data set says.
+        """Raise an error for a file whose size differs from its data set's manifest.
 
         Raises:
-            IntegrityError: It is of another.
+            IntegrityError: The size differs.
         """
         # Earlier releases of Lance wrote no sizes.
         if size_bytes and file.size_bytes != size_bytes:
@@ -255,11 +256,11 @@ class LanceDataset:
             ) from None
 
     def _found(self, name: str) -> ShardFile:
-        """Look at a file.
+        """Return a file after a look at it.
 
         Raises:
-            FileNotFoundError: It is not there.
-            ValueError: It is no file.
+            FileNotFoundError: The file is missing.
+            ValueError: The path is no file.
             OSError: The system did not answer.
             UnavailableError: The store did not answer.
         """
@@ -278,12 +279,12 @@ class LanceDataset:
             ) from error
 
     def _require_manifest(self, version: int) -> None:
-        """Refuse a version that is not there.
+        """Raise an error for a version that does not exist.
 
         Raises:
-            ConfigError: It is not.
+            ConfigError: The version does not exist.
         """
-        # Newer data sets count down, so that a listing of a store begins with the newest.
+        # Newer data sets count down, so that the listing of a store begins with the newest version.
         for name in (f"{_LARGEST - version:020}", f"{version}"):
             with suppress(FileNotFoundError, ValueError):
                 self._found(f"_versions/{name}.manifest")
@@ -300,16 +301,16 @@ def _in_data(file: lance.fragment.DataFile) -> str:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Raise what Lance raises as what decoders of Arrow raise, and what the system or a store refused as that.
+    """Convert Lance's errors to those of Arrow's decoders, or of the system or store that refused.
 
-    Lance raises the same classes for all of it, so what it says decides.
+    Lance raises the same classes for all faults, so the text of the error decides.
 
     Raises:
-        pa.ArrowInvalid: With what Lance says, without places in its source.
-        OSError: With the number that the system gave.
-        PermissionError: A store does not let us in.
+        pa.ArrowInvalid: Has Lance's message, without places in its source code.
+        OSError: Has the number that the system gave.
+        PermissionError: A store denied access.
         ConnectionError: A store did not answer, or answered with an error of its own.
-        StateError: This process was forked after Lance was asked.
+        StateError: This process was forked after Lance had been used.
     """
     _require_threads()
     try:
@@ -317,13 +318,13 @@ def _told() -> Iterator[None]:
     except OmniloadError:
         raise
     except BaseException as error:
-        # A fault of its Rust is no ``Exception``; anything else is a fault of ours.
+        # A panic of its Rust code is no ``Exception``; any other error is a fault of omniload.
         known = isinstance(error, OSError | ValueError | RuntimeError | pa.ArrowException)
         if not known and type(error).__name__ != PANIC:
             raise
         told = _PLACE.sub("", str(error))
-        line = shortened(told.partition("\n")[0])  # the next ones are what a server wrote in XML
-        # Its own classes have no number: it stands in the words.
+        line = shortened(told.partition("\n")[0])  # the next lines are a server's XML
+        # Lance's own classes have no error number, so the number is read from the text.
         if number := _OF_SYSTEM.search(told):
             raise OSError(int(number[1]), line) from error
         status = _STATUS.search(told)
@@ -335,12 +336,12 @@ def _told() -> Iterator[None]:
 
 
 def _require_threads() -> None:
-    """Refuse to ask Lance in a process that was forked after it was asked.
+    """Raise an error in a process that was forked after Lance had been used.
 
-    Lance starts new threads there, and yet such a process hung or crashed in one of fifteen tries.
+    Lance starts new threads in such a process, but the process hung or crashed in one of fifteen tries.
 
     Raises:
-        StateError: It was.
+        StateError: The process was forked after Lance had been used.
     """
     if not _asked_in:
         _asked_in.append(os.getpid())

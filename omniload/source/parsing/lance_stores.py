@@ -1,8 +1,8 @@
-"""Stores that Lance reads by itself: from the client that we ask to what Lance is told, so that both ask one store.
+"""Stores that Lance reads by itself: converts settings of our client to Lance's, so that both ask the same store.
 
-Lance takes credentials that nobody names where the clients of fsspec do: from the environment, a file of the user's,
-or the machine. What a setting of fsspec names is handed on; one that cannot be is refused, since Lance would ask
-another store than we do, or in another name.
+Like the clients of fsspec, Lance finds unnamed credentials in the environment, in a file of the user, or on the
+machine. Settings that a user gives fsspec are passed on. A setting that cannot be passed on is refused, because Lance
+would ask another store, or ask it under another identity.
 """
 
 import json
@@ -25,8 +25,11 @@ LIMITS = {
     "client_retry_timeout": "30",
     "download_retry_count": "1",
 }
-"""Lance asks six times on its own as it opens a data set: of a server that accepts and never answers it tells after
-3 minutes, and with the limits of its own, which try each four times, after 12."""
+"""Limits for Lance, which tries six times when it opens a data set.
+
+With them, a server that accepts connections but never answers is reported after 3 minutes. Lance's own limits, with
+four tries for each, would take 12 minutes.
+"""
 
 _OF_FSSPEC = frozenset(
     {
@@ -37,7 +40,7 @@ _OF_FSSPEC = frozenset(
         *("timeout", "requests_timeout", "connection_timeout", "read_timeout", "cache_timeout"),
     }
 )
-"""Settings of fsspec's own reading, which decide nothing about which store is asked, or in whose name."""
+"""Settings of fsspec's own reading, which affect neither the store nor the identity."""
 _OF_S3_CLIENT = {
     "aws_access_key_id": "key",
     "aws_secret_access_key": "secret",
@@ -47,20 +50,20 @@ _AWS = re.compile(r"https://s3[.-]?[a-z0-9.-]*\.amazonaws\.com(\.cn)?/?")
 
 
 def url_in(store: fsspec.AbstractFileSystem, path: str) -> str:
-    """Return the URL by which Lance finds what a client of fsspec finds at ``path``.
+    """Return the URL with which Lance finds what a client of fsspec finds at ``path``.
 
     Raises:
-        ConfigError: Lance reads no such store.
+        ConfigError: Lance does not read such a store.
     """
     return f"{_known(store)[0]}://{path}"
 
 
 def options_for(store: fsspec.AbstractFileSystem) -> dict[str, str]:
-    """Return what Lance is told of a store; secrets in it are noted, so that no message shows them.
+    """Return Lance's options for a store. Secrets in them are registered, so that no message shows them.
 
     Raises:
-        ConfigError: Lance reads no such store, or cannot be told a setting of its client.
-        Exception: What the client raises where it has to connect first.
+        ConfigError: Lance does not read such a store, or lacks an option for a setting of its client.
+        Exception: What the client raises if it has to connect first.
     """
     options = LIMITS | _known(store)[1](store)
     note_secrets_of("", options)
@@ -96,22 +99,22 @@ def _s3_options(store: fsspec.AbstractFileSystem) -> dict[str, str]:
     waits = {"connect_timeout", "read_timeout", "retries", "max_pool_connections"}
     _require_told("s3 config_kwargs", settings, waits)
     found = {
-        # s3fs takes each of them under two names.
+        # s3fs accepts each of them under two names.
         name: getattr(store, attribute) or client.get(name)
         for name, attribute in _OF_S3_CLIENT.items()
     }
     options = {name: value for name, value in found.items() if value}
-    # Our client signs nothing then, whatever keys are set beside it.
+    # In this case our client signs nothing, whatever keys are set as well.
     if store.anon:
         options = {"aws_skip_signature": "true"}
     if store.requester_pays:
         options["aws_request_payer"] = "true"
-    # Of the client as it is connected: an endpoint may stand in a variable or in a file of the user's.
+    # Taken from the connected client, because the endpoint may come from a variable or a file of the user.
     endpoint, region = store.s3.meta.endpoint_url, store.s3.meta.region_name
     if not _AWS.fullmatch(endpoint):
         options |= _endpoint("aws_endpoint", endpoint) | {"aws_region": region}
     elif named := client.get("region_name") or store.session.get_config_variable("region"):
-        # Where none is named Lance asks Amazon for the bucket's; the client's is a guess, which it may be led from.
+        # If no region is named, Lance asks Amazon for the bucket's region; the client's region is only a guess.
         options["aws_region"] = named
     return options
 
@@ -128,12 +131,12 @@ def _gcs_options(store: fsspec.AbstractFileSystem) -> dict[str, str]:
         options["google_skip_signature"] = "true"
     elif isinstance(token, Mapping) and token.get("type") == "service_account":
         options["google_service_account_key"] = json.dumps(dict(token))
-    # gcsfs takes a path, what the file holds, or the name of a way to find one.
+    # gcsfs accepts a path, the content of the file, or the name of a method.
     elif isinstance(token, str) and os.path.isfile(token):  # noqa: PTH113
         options["google_application_credentials"] = token
     elif token not in (None, "google_default", "cloud"):
         raise _untold("gs", "token")
-    # gcsfs looks there too.
+    # gcsfs uses this variable, too.
     endpoint = given.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
     return options | (_endpoint("google_base_url", endpoint) if endpoint else {})
 
@@ -145,7 +148,7 @@ def _azure_options(store: fsspec.AbstractFileSystem) -> dict[str, str]:
         store.storage_options,
         {*keys, "account_name", "connection_string", "anon", "assume_container_exists"},
     )
-    # It says in one text what the other settings say one by one.
+    # The connection string includes the other settings.
     parts = (part.partition("=") for part in (store.connection_string or "").split(";"))
     named = {name: value for name, _, value in parts}
     account = store.account_name or named.get("AccountName") or store.service_client.account_name
@@ -154,10 +157,10 @@ def _azure_options(store: fsspec.AbstractFileSystem) -> dict[str, str]:
         "sas_token": store.sas_token or named.get("SharedAccessSignature"),
     }
     options = {f"azure_storage_{name}": value for name, value in told.items() if value}
-    # True unless it is said otherwise: credentials that are there count.
+    # True by default; credentials take precedence.
     if store.anon and not options:
         options["azure_skip_signature"] = "true"
-    # A signature may stand behind the question mark.
+    # A signature may follow the question mark.
     endpoint = store.service_client.url.partition("?")[0].rstrip("/")
     if endpoint != f"https://{account}.blob.core.windows.net":
         options |= _endpoint("azure_storage_endpoint", endpoint)
@@ -165,16 +168,16 @@ def _azure_options(store: fsspec.AbstractFileSystem) -> dict[str, str]:
 
 
 def _endpoint(name: str, url: str) -> dict[str, str]:
-    """Name a server; Lance takes one without TLS only where that is said twice."""
+    """Return the option for a server; Lance accepts one without TLS only with a second option."""
     plain = {"allow_http": "true"} if url.startswith("http://") else {}
     return {name: url, **plain}
 
 
 def _require_told(what: str, given: Mapping[str, Any], told: Collection[str]) -> None:
-    """Refuse a setting that Lance would not know of.
+    """Raise an error for a setting that Lance would not know.
 
     Raises:
-        ConfigError: With its name, never its value.
+        ConfigError: Names the setting, never its value.
     """
     for name, value in given.items():
         if value and name not in told and name not in _OF_FSSPEC:
@@ -194,11 +197,11 @@ _STORES: Mapping[str, tuple[str, Callable[[fsspec.AbstractFileSystem], dict[str,
     "gs": ("gs", _gcs_options),
     "abfs": ("az", _azure_options),
 }
-"""Protocol of a client of fsspec: the scheme of Lance's URL, and what Lance is told of the client's store."""
+"""For each protocol of fsspec: the scheme of Lance's URL, and the function that makes Lance's options."""
 SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
-"""Schemes of URLs of these stores."""
+"""Schemes of the URLs of these stores."""
 IN_ITS_PLACE = (
     "it reads folders, s3://, gs:// and az://: mount the store with omniload fs mount and name the folder there, or "
     "copy the data set"
 )
-"""What to do about any other."""
+"""Remedy for any other store."""

@@ -1,4 +1,4 @@
-"""Chunks of litdata: told by the index that lies beside them, for their bytes could be ids of tokens."""
+"""Chunks of litdata, which are recognised by the index next to them, because their bytes could be token ids."""
 
 import re
 from collections.abc import Sequence
@@ -18,13 +18,15 @@ _HEAD_BYTES = 4 << 10
 
 
 def refuse_chunks(files: Sequence[ShardFile]) -> None:
-    """Refuse files that have the name of a chunk and an index of litdata beside them; others cost nothing.
+    """Raise an error for files that have the name of a chunk and an index of litdata next to them.
+
+    Files with other names cost nothing.
 
     Raises:
-        ConfigError: One is such a file.
+        ConfigError: A file is such a chunk.
         UnavailableError: The store did not answer.
     """
-    # One of each folder: a store is asked twice for it.
+    # One file per folder, because each check costs a store two requests.
     called_so = {
         file.path.rpartition("/")[0]: file for file in reversed(files) if _CHUNK.search(file.path)
     }
@@ -39,9 +41,9 @@ def refuse_chunks(files: Sequence[ShardFile]) -> None:
 def _index_is_of_litdata(file: ShardFile) -> bool:
     try:
         index = beside(file, "index.json")
-    except IntegrityError:  # there is none
+    except IntegrityError:  # there is no index
         return False
     with reading(index, "its beginning"):
-        # An entry for each chunk may follow; keys are sorted, so the first says whose it is.
+        # Entries for chunks may follow; keys are sorted, so the first key shows that the index is litdata's.
         head = index.read_range(0, min(_HEAD_BYTES, index.size_bytes))
     return _INDEX.match(head) is not None

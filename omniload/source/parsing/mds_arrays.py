@@ -1,7 +1,7 @@
-"""Arrays in samples of MDS: token ids, and numbers of columns of a user's own.
+"""Arrays in samples of MDS: token ids, and numbers of a user's columns.
 
-An array is the bytes of its numbers. What the index leaves out of ``ndarray:TYPE:SHAPE`` stands before each: a code of
-the type, and one of the shape with its numbers.
+An array is the bytes of its numbers. The parts of ``ndarray:TYPE:SHAPE`` that the index leaves out come before each
+array: a code for the type, and a code for the shape with its numbers.
 
 Shape suffixes:
     N  samples of a unit        V  bytes of a column, or its numbers
@@ -35,7 +35,7 @@ DTYPE_OF_CODE = {
         *((64, "<u8"), (65, "<i8"), (18, "<f2"), (34, "<f4"), (66, "<f8")),
     )
 }
-"""Types of numbers by the code that stands before an array that says its own."""
+"""Types of numbers, by the code that comes before an array with its own type."""
 _INTEGERS = {code: each for code, each in DTYPE_OF_CODE.items() if each.kind != "f"}
 INTEGERS_BY_NAME = {each.name: each for each in _INTEGERS.values()}
 """Types that token ids may have."""
@@ -43,16 +43,16 @@ INTEGERS_BY_NAME = {each.name: each for each in _INTEGERS.values()}
 
 @dataclass(slots=True, kw_only=True)
 class _BadSamples:
-    """Which samples of a unit hold no token ids, and what is wrong with the first of them."""
+    """The samples of a unit that have no token ids, and the fault of the first of them."""
 
     bad_N: NDArray[np.bool_]
     kept_N: NDArray[np.bool_] | None = None
-    """Which conditions leave: of the others nothing is said."""
+    """Samples that meet the conditions; faults of others are not reported."""
     first: int = -1
     said: str = ""
 
     def note(self, wrong_N: NDArray[np.bool_], say: Callable[[int], str]) -> None:
-        """Take in samples that are wrong; what is said of one before stands."""
+        """Add bad samples; an earlier reason stays."""
         told_N = wrong_N if self.kept_N is None else wrong_N & self.kept_N
         if told_N.any():
             at = int(told_N.argmax())
@@ -68,21 +68,21 @@ def ids_in(
     place: tuple[RowsAt, str],
     kept_B: NDArray[np.bool_] | None = None,
 ) -> Records:
-    """Read the arrays of a column; what is none, or holds something else than token ids, is a bad record.
+    """Read the arrays of a column; a sample without an array, or with other values than token ids, is a bad record.
 
     Args:
-        values: The bytes of each sample.
-        encoding: What the index says of the column.
-        dtype: Type of ids where they are bytes.
-        place: That of the samples, and the name of the column.
-        kept_B: Which samples conditions leave; what is wrong with another is all one.
+        values: Bytes of each sample.
+        encoding: Encoding of the column in the index.
+        dtype: Type of the ids if they are bytes.
+        place: Place of the samples, and the name of the column.
+        kept_B: Samples that meet the conditions; faults of others do not matter.
     """
     faults = _BadSamples(bad_N=np.zeros(len(values), np.bool_), kept_N=kept_B)
     kind, _, rest = encoding.partition(":")
     named, _, shape = rest.partition(":")
     starts, stops = values.offsets[:-1].copy(), values.offsets[1:]
     types: list[np.dtype[Any]]
-    # ``ndarray:TYPE:SHAPE``: what is left out there stands before each array.
+    # The parts that ``ndarray:TYPE:SHAPE`` leaves out come before each array.
     if kind == "bytes" or named:
         types = [np.dtype(dtype) if kind == "bytes" else INTEGERS_BY_NAME[named]]
         chosen = np.zeros(len(values), np.int64)
@@ -99,7 +99,7 @@ def ids_in(
         starts += 1
     if kind == "ndarray" and not shape:
         codes = _bytes_at(values, starts, faults)
-        # The shape: how many numbers in the upper bits of its code, in the lower ones how wide each is.
+        # The shape: the upper bits of its code are the number of dimensions, the lower bits the width of each.
         starts += 1 + (codes >> 2) * (1 << (codes & 3))
     column = _cast(values.values_V, starts, stops, types, chosen, faults)
     reason = ""
@@ -114,7 +114,7 @@ def _bytes_at(values: Ragged, places: NDArray[np.int64], faults: _BadSamples) ->
     faults.note(places >= values.offsets[1:], lambda _: "has an array that is cut short")
     if not len(values.values_V):
         return np.zeros(len(places), np.int64)
-    # Of those that are cut short any byte.
+    # For a truncated array, any byte.
     return values.values_V[np.minimum(places, len(values.values_V) - 1)].astype(np.int64)
 
 
@@ -126,7 +126,7 @@ def _cast(
     chosen: NDArray[np.int64],
     faults: _BadSamples,
 ) -> Ragged:
-    """Read ranges of bytes as token ids, each of the type that was chosen for it; of what is wrong nothing."""
+    """Read ranges of bytes as token ids, each with its chosen type; a faulty range gives no ids."""
     widths = np.array([each.itemsize for each in types] or [1], np.int64)[chosen]
     sizes = stops - starts
     faults.note(
@@ -144,7 +144,7 @@ def _cast(
         wrong_N = np.zeros(len(chosen), np.bool_)
         wrong_N[mine[wrong_B]] = True
         faults.note(wrong_N, partial(_fault_of_owner, ids_V, ends, mine))
-        # Nearly always: a writer gives a column one type.
+        # This is nearly always so, because a writer gives a column one type.
         if len(types) == 1:
             return part
         counts = np.diff(ends)
@@ -157,7 +157,7 @@ def _cast(
 def _fault_of_owner(
     ids_V: NDArray[Any], ends: NDArray[np.int64], mine: NDArray[np.int64], sample: int
 ) -> str:
-    """Say what is wrong with the ids of a sample, by its place in the column, not among those of one type."""
+    """Describe the fault in the ids of a sample, whose number counts samples of all types."""
     at = int(np.searchsorted(mine, sample))
     return fault_of(ids_V[ends[at] : ends[at + 1]])
 
@@ -165,15 +165,15 @@ def _fault_of_owner(
 def numbers_in(
     values: Ragged, encoding: str, dtype: np.dtype[Any]
 ) -> tuple[Ragged, NDArray[np.bool_], NDArray[np.bool_]]:
-    """Read arrays of numbers in one type.
+    """Read arrays of numbers as one type.
 
     Args:
-        values: The bytes of each sample.
-        encoding: What the index says of the column: ``bytes`` or ``ndarray``, of numbers.
-        dtype: Type wanted, and that of bytes.
+        values: Bytes of each sample.
+        encoding: Encoding of the column in the index: ``bytes`` or ``ndarray``, of numbers.
+        dtype: Wanted type, which is also the type of plain bytes.
 
     Returns:
-        The numbers, none where there is no array; which samples do not fit the type; and which hold an array.
+        The numbers, none for a sample without an array; which samples do not fit the type; and which have an array.
     """
     stored, is_array_N = _stored_in(values, encoding, dtype)
     parts, owners, odd = [], [np.zeros(0, np.int64)], [np.zeros(0, np.bool_)]
@@ -188,12 +188,12 @@ def numbers_in(
 
 
 def numbers_of(cell_V: NDArray[np.uint8], encoding: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the numbers of one sample as they are stored, to say which of them its column cannot have.
+    """Return the numbers of one sample as they are stored, to find the number that its column cannot have.
 
     Args:
-        cell_V: Its bytes.
-        encoding: As for ``numbers_in``, as is ``dtype``.
-        dtype: Type wanted.
+        cell_V: Bytes of the sample.
+        encoding: As for ``numbers_in``.
+        dtype: Wanted type, as for ``numbers_in``.
     """
     values = Ragged(values_V=cell_V, offsets=np.array([0, len(cell_V)]))
     ((_, numbers_V, _),), _ = _stored_in(values, encoding, dtype)
@@ -203,13 +203,13 @@ def numbers_of(cell_V: NDArray[np.uint8], encoding: str, dtype: np.dtype[Any]) -
 def _stored_in(
     values: Ragged, encoding: str, dtype: np.dtype[Any]
 ) -> tuple[list[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]], NDArray[np.bool_]]:
-    """Return of each type that is stored its samples, their numbers and offsets; and which samples hold an array."""
+    """Return for each stored type its samples, with their numbers and offsets; and which samples have an array."""
     kind, _, rest = encoding.partition(":")
     named, _, shape = rest.partition(":")
     faults = _BadSamples(bad_N=np.zeros(len(values), np.bool_))
     starts, stops = values.offsets[:-1].copy(), values.offsets[1:]
     if kind == "bytes" or named:
-        # Booleans are bytes of 0 and 1.
+        # Booleans are stored as bytes of 0 and 1.
         stored = np.dtype(named) if named else np.dtype(np.uint8) if dtype == np.bool_ else dtype
         codes = np.full(len(values), next(c for c, each in DTYPE_OF_CODE.items() if each == stored))
     else:

@@ -1,10 +1,10 @@
-"""Shards of MDS: what ``index.json`` says of each, checked before it is used, and columns cut out of samples.
+"""Shards of MDS: their descriptions in ``index.json``, checked before use, and columns cut out of samples.
 
-A sample holds the length (uint32) of each of its columns whose size differs from sample to sample, and then its
-columns, end to end. Columns are cut out of all samples of a unit at once.
+A sample has the length (uint32) of each of its columns of varying size, followed by its columns, end to end. Columns
+are cut out of all samples of a unit at once.
 
 Shape suffixes:
-    N  samples of a unit        K  columns of differing size        V  bytes of a column
+    N  samples of a unit        K  columns of varying size        V  bytes of a column
 """
 
 from collections.abc import Mapping
@@ -34,24 +34,24 @@ class MdsShard:
     """One shard as the index describes it."""
 
     name: str
-    """Plain file."""
+    """Name of the plain file."""
     zipped: str
-    """Compressed file; empty where there is none."""
+    """Name of the compressed file; empty if there is none."""
     samples: int
     size_bytes: int
-    """Bytes of the plain file."""
+    """Size of the plain file."""
     columns: tuple[str, ...]
     encodings: tuple[str, ...]
     sizes: tuple[int, ...]
-    """Bytes that each column takes in every sample; 0 where they differ."""
+    """Bytes of each column in every sample; 0 for a column of varying size."""
 
 
 def shards_in(index: ShardFile, value: Mapping[str, Any]) -> list[MdsShard]:
     """Return the shards that an index lists.
 
     Raises:
-        ConfigError: Its version, format or compression is not read.
-        IntegrityError: It is no index of MDS.
+        ConfigError: The version, format or compression is not supported.
+        IntegrityError: The file is no index of MDS.
     """
     if "chunks" in value and "shards" not in value:
         raise ConfigError(
@@ -76,7 +76,7 @@ def _shard(where: str, value: object) -> MdsShard:
         )
     raw, zipped = value.get("raw_data"), value.get("zip_data")
     compression = value.get("compression")
-    # Behind the colon stands how hard it was compressed, which a reader need not know.
+    # The compression level follows the colon, and a reader need not know it.
     if zipped is not None and str(compression).partition(":")[0] != "zstd":
         raise ConfigError(
             f"{where}: is compressed by {shown(compression)}; zstd is read, or nothing: "
@@ -101,7 +101,7 @@ def _shard(where: str, value: object) -> MdsShard:
         size_bytes=_count(where, "raw_data.bytes", raw.get("bytes")),
         columns=columns,
         encodings=encodings,
-        # Null where samples differ in it.
+        # Null if the size varies between samples.
         sizes=tuple(_count(where, "column_sizes", size or 0) for size in sizes),
     )
 
@@ -111,14 +111,14 @@ def _fault(where: str, key: str, value: object) -> IntegrityError:
 
 
 def _count(where: str, key: str, value: object) -> int:
-    # Offsets of a shard are of 32 bits: no count of it is larger.
+    # Offsets of a shard have 32 bits, so no count is larger.
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
         raise _fault(where, key, value)
     return value
 
 
 def _file(where: str, value: object) -> str:
-    # A name in text, or an object with a size beside it.
+    # A name as text, or an object with the name and a size.
     name = value.get("basename") if isinstance(value, dict) else value
     if not isinstance(name, str):
         raise _fault(where, "basename", name)
@@ -133,10 +133,10 @@ def _texts(where: str, value: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def require_column(path: str, described: MdsShard, config: MdsSource) -> None:
-    """Refuse a shard without the column that a source reads, or with one of another kind.
+    """Raise an error for a shard that lacks the column that a source reads, or has one of another kind.
 
     Raises:
-        ConfigError: With what the shard has.
+        ConfigError: Names the columns of the shard.
     """
     encoding = encoding_in(path, described, config.column)
     kind, _, rest = encoding.partition(":")
@@ -160,10 +160,10 @@ def require_column(path: str, described: MdsShard, config: MdsSource) -> None:
 
 
 def encoding_in(path: str, described: MdsShard, column: str, *, by: str = "") -> str:
-    """Return the encoding of a column that a field of the source, ``by``, asks for.
+    """Return the encoding of a column that a field of the source, ``by``, names.
 
     Raises:
-        ConfigError: It is not there, or more than once; with what the shard has.
+        ConfigError: The column is missing, or exists more than once; names the columns of the shard.
     """
     shown_columns = ", ".join(described.columns)[:300]
     if column not in described.columns:
@@ -189,13 +189,13 @@ def column_in(
     """Cut a column out of samples that lie end to end.
 
     Raises:
-        IntegrityError: The columns of a sample do not fill it.
+        IntegrityError: The columns of a sample do not fill the sample.
     """
     number = described.columns.index(column)
     sizes = np.array(described.sizes, np.int64)
     differing = np.flatnonzero(sizes == 0)
     begins_N, ends_N = offsets[:-1], offsets[1:]
-    # Only columns that differ have a length in front; the others have the one that the index says.
+    # Only columns of varying size have a length in front; the index gives the sizes of other columns.
     head = 4 * len(differing)
     if len(begins_N) and int((ends_N - begins_N).min()) < head:
         at = int((ends_N - begins_N).argmin())

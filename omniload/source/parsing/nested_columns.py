@@ -1,6 +1,6 @@
-"""Columns of tables by name, those inside others too: ``meta.lang`` is the field ``lang`` of the objects in ``meta``.
+"""Columns of tables by name, including nested ones: ``meta.lang`` is the field ``lang`` of the objects in ``meta``.
 
-A column that is called so as a whole comes first. In a row whose object is null, what is inside is null.
+A column whose whole name matches comes first. In a row with a null object, its fields are null.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,11 +13,11 @@ __all__ = ["Table", "column_of", "outer_of", "said_of_fields", "types_of"]
 Table: TypeAlias = Mapping[str, pa.ChunkedArray] | pa.Table
 """Columns of one unit by name."""
 _SHOWN = 12
-"""Fields that a message names."""
+"""Most fields that a message names."""
 
 
 def types_of(fields: Iterable[pa.Field], name: str) -> list[pa.DataType]:
-    """Return the types of all columns of a name; of one that is inside another at most one."""
+    """Return the types of all columns with a name; for a nested column, at most one type."""
     held = list(fields)
     exact = [field.type for field in held if field.name == name]
     outer, dot, rest = name.partition(".")
@@ -28,23 +28,23 @@ def types_of(fields: Iterable[pa.Field], name: str) -> list[pa.DataType]:
 
 
 def column_of(table: Table, name: str) -> pa.ChunkedArray:
-    """Return a column of some; ``types_of`` has found it in their schema."""
+    """Return a column of a table, whose schema ``types_of`` has checked."""
     if name in (table.column_names if isinstance(table, pa.Table) else table):
         return table[name]
     outer, _, rest = name.partition(".")
     around = table[outer]
-    # Flattened, a null of the object is one of each of its fields.
+    # Flattening turns a null object into a null in each of its fields.
     names = [field.name for field in around.type]
     return column_of(dict(zip(names, around.flatten(), strict=True)), rest)
 
 
 def outer_of(names: Collection[str], name: str) -> str:
-    """Return which of the columns of a table is read for a name: itself, or the one that it is inside."""
+    """Return the column of a table that is read for a name: the column itself, or the column that it is nested in."""
     return name if name in names else name.partition(".")[0]
 
 
 def said_of_fields(fields: Iterable[pa.Field], name: str) -> str:
-    """Return what is said of a name that reaches inside a column of objects, and finds nothing; empty of any other."""
+    """Return the message about a name that leads into a column of objects and finds nothing; empty for other names."""
     outer, dot, _ = name.partition(".")
     around = [field.type for field in fields if field.name == outer] if dot else []
     if not around:

@@ -1,4 +1,4 @@
-"""Files that list the shards of a data set, as some formats have one beside them."""
+"""Files that list the shards of a data set, which some formats keep next to the shards."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,15 +13,15 @@ from omniload.source.parsing.json_lines.lines import lacks_memory, said_of_no_me
 __all__ = ["listed_once", "read_json"]
 
 _LARGEST_JSON = 256 << 20
-"""Bytes of a file that lists shards at most: a million of them."""
+"""Largest file that lists shards, enough for a million of them."""
 
 
 def read_json(file: ShardFile) -> dict[str, Any]:
-    """Read a file that lists shards: one JSON object.
+    """Read a file that lists shards, as one JSON object.
 
     Raises:
-        ConfigError: Memory is lacking to read it.
-        IntegrityError: It is too large, or no JSON object.
+        ConfigError: There is not enough memory to read it.
+        IntegrityError: The file is too large, or no JSON object.
         UnavailableError: The file system did not answer.
     """
     if file.size_bytes > _LARGEST_JSON:
@@ -47,14 +47,14 @@ def read_json(file: ShardFile) -> dict[str, Any]:
 
 
 def listed_once(shards: Iterable[tuple[str, ShardFile]]) -> tuple[ShardFile, ...]:
-    """Return the shards that lists name, each with its list first among the files beside it.
+    """Return the shards that lists name, each with its list as the first file it needs.
 
     Args:
-        shards: Of each its path, whether the file there is read or one that holds the same otherwise, and what is read.
+        shards: Path of each shard, whichever file with its content is read, and this file.
 
     Raises:
-        ConfigError: One is named twice: its samples would be drawn twice in every epoch, and its name would say of
-            neither which is meant.
+        ConfigError: A shard is named twice. Its samples would be drawn twice in every epoch, and its name would be
+            ambiguous.
     """
     found: dict[str, ShardFile] = {}
     every = list(shards)

@@ -1,6 +1,6 @@
-"""Rows of a table as records: the text or token ids of each, and the masks, scores, texts, keys and images beside them.
+"""Rows of a table as records: text or token ids, with masks, scores, further texts, keys and images.
 
-Each format of tables (Arrow, Lance, Parquet) reads columns in its own way; what becomes of them is the same.
+Each table format (Arrow, Lance, Parquet) reads columns in its own way, but makes records of them in the same way.
 
 Shape suffixes:
     B  rows of a unit        V  values of all rows together
@@ -54,27 +54,27 @@ __all__ = ["TableColumns", "doubt_of_labels", "fault_of_numbers", "numbers_as", 
 
 
 class TableColumns:
-    """The columns that a source reads of its tables, and the records that their rows make."""
+    """The columns that a source reads from its tables, and the records of their rows."""
 
     def __init__(self, config: TableSource) -> None:
-        # Read here: a property of the configuration is worked out whenever it is asked for, and units are many.
+        # Stored here, because a property of the configuration is computed at each access, and there are many units.
         self._config, self._holds, self._key = config, config.holds, config.key_column
         self.texts = (config.column, *config.beside_columns)
-        """Columns that make the text, or the token ids, of a record."""
+        """Columns that make up the text, or the token ids, of a record."""
         keys = () if self._key is None else (self._key,)
         self._further = config.columns_read
         self.others = tuple(dict.fromkeys((*self._further.values(), *keys, *config.where)))
-        """Columns beside these, but for images."""
+        """Further columns, except images."""
         self.all = tuple(dict.fromkeys((*self.texts, *self.others)))
-        """Every column but images."""
+        """All columns except images."""
         self.doubted = self._doubted()
-        """Columns that the source does not name, and that look as if it should; see ``doubt``."""
+        """Columns that the source does not name, although it probably should; see ``doubt``."""
 
     def doubt(self, first: Mapping[str, pa.ChunkedArray]) -> str:
-        """Say which of the columns ``doubted`` has something in the first rows; empty where none has.
+        """Describe which of the columns ``doubted`` have values in the first rows; empty if none has.
 
         Args:
-            first: Those of the columns that there are.
+            first: The existing ones of these columns.
         """
         there = [name for name in self.doubted if name in first]
         filled = [name for name in there if first[name].null_count < len(first[name])]
@@ -88,7 +88,7 @@ class TableColumns:
                 return ()
             read = {self._config.column, *self._config.beside_columns}
             return tuple(name for *_, names in BESIDE_CHATS for name in names if name not in read)
-        # A mask of their own makes labels one column of many.
+        # A mask of their own makes labels an ordinary column.
         masked = not {LABELS, LOSS_MASK}.isdisjoint(self._further)
         return (LABELS,) if self._holds == "tokens" and not masked else ()
 
@@ -98,13 +98,13 @@ class TableColumns:
         where: RowsAt | str,
         laid: tuple[Ragged, NDArray[np.bool_]] | None = None,
     ) -> Records:
-        """Return records without what stands beside their text or token ids.
+        """Return records with only their text or token ids.
 
         Args:
-            table: The columns ``texts``, and those of conditions.
+            table: The columns ``texts``, and the columns of conditions.
             where: Place of the rows, for reasons.
-            laid: The texts end to end, and which of them are null, ``[B]``, where ``table`` has no column of them;
-                they lie in memory of their own.
+            laid: Texts end to end, and which of them are null, ``[B]``, if ``table`` has no column of them; they own
+                their memory.
         """
         conditions = self._config.where
         if laid is None:
@@ -122,12 +122,12 @@ class TableColumns:
         images: pa.ChunkedArray | None,
         laid: tuple[Ragged, NDArray[np.bool_]] | None = None,
     ) -> Records:
-        """Return whole records; a record that something beside its text does not fit is bad.
+        """Return complete records; a record whose further columns do not fit its text is bad.
 
         Args:
             table: The columns ``all``.
             where: As for ``_text_records``.
-            images: Column of images, where the source has one.
+            images: Column of images, if the source has one.
             laid: As for ``_text_records``.
         """
         records = self._text_records(table, where, laid)
@@ -138,7 +138,7 @@ class TableColumns:
 
 
 def doubt_of_labels(column: pa.ChunkedArray) -> str:
-    """Say whether lists of labels leave out tokens, which are all trained on where the source does not name them."""
+    """Say whether labels mask out tokens, all of which are trained on if the source does not name the labels."""
     if not is_list(column.type) or not pa.types.is_integer(column.type.value_type):
         return ""
     if not pc.any(pc.equal(column.combine_chunks().flatten(), IGNORE_LABEL)).as_py():
@@ -152,15 +152,15 @@ def doubt_of_labels(column: pa.ChunkedArray) -> str:
 def with_others(
     records: Records, columns: Mapping[str, pa.ChunkedArray], where: RowsAt | str
 ) -> Records:
-    """Add further columns to records; a record that one of them does not fit is bad.
+    """Add further columns to records; a record that a column does not fit is bad.
 
-    A null does not fit, nor a list that holds one, a mask or a column of yours of another length than the tokens, a
-    number that the type of its column does not hold, a label of another token, or a text that is not UTF-8, or of yours
-    too long. In place of a null a column of yours of whole samples has its default, where it has one. Labels become
-    the mask.
+    These values do not fit: a null, or a list with a null; a mask or a user's column whose length differs from the
+    tokens; a number outside of the column's type; a label of another token; and a text that is not UTF-8, or, in a
+    user's column, too long. A null in a user's column of whole samples becomes the column's default, if it has one.
+    Labels become the mask.
     """
     for name, column in columns.items():
-        # What else is wrong with a record that is left out already is all one.
+        # Faults in a record that is left out anyway do not matter.
         other = _other(name, column, where, records)
         unlike_B = other.unlike_B & records.usable_B
         reason = records.reason
@@ -179,11 +179,11 @@ def with_others(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Other:
-    """A further column in the type that it is kept in."""
+    """A further column, in the type in which it is kept."""
 
     column: Ragged
     unlike_B: NDArray[np.bool_]
-    """Which rows hold something else; what stands in their place means nothing."""
+    """Rows that do not fit; their values have no meaning."""
 
 
 def _other(name: str, column: pa.ChunkedArray, where: RowsAt | str, records: Records) -> _Other:
@@ -202,13 +202,14 @@ def _other(name: str, column: pa.ChunkedArray, where: RowsAt | str, records: Rec
 
 
 def _mask_of(labels: _Other, tokens: Ragged) -> _Other:
-    """Show labels as a mask: a token is trained on whose label is its own id, and one whose label is ``-100`` is not.
+    """Return labels as a mask: a label equal to its token's id is trained on, and the label ``-100`` is not.
 
-    A row with any other label is unlike: labels that were shifted, or are of another text, are no mask of its tokens.
+    A row with any other label does not fit, because shifted labels, or labels of another text, are no mask of its
+    tokens.
     """
     is_label_V = labels.column.values_V != IGNORE_LABEL
     alike = np.flatnonzero(~labels.unlike_B)
-    # Rows of other lengths have no token beside each label, and are left out.
+    # Rows of other lengths have no pairs of token and label, and are left out.
     found, own = labels.column, tokens
     if len(alike) < len(found):
         found, own = found.take(alike), own.take(alike)
@@ -223,7 +224,7 @@ def _mask_of(labels: _Other, tokens: Ragged) -> _Other:
 def _tag(
     column: pa.ChunkedArray, kind: ColumnKind, where: RowsAt | str, records: Records
 ) -> _Other:
-    """Show values of whole records, with the default of their column in place of nulls."""
+    """Return values of whole records, with the default of the column in place of nulls."""
     if kind.dtype == np.uint8:
         texts = column.cast(pa.large_string())
         if kind.default is not None:
@@ -238,7 +239,7 @@ def _tag(
     null_B = nulls_of(column)
     if kind.default is None or not null_B.any():
         return other
-    # A value a row: a row's number is that of its value.
+    # Each row has one value, so the number of a row is the number of its value.
     values_V = np.where(null_B, kind.default_V, other.column.values_V)
     return _Other(
         column=replace(other.column, values_V=values_V), unlike_B=other.unlike_B & ~null_B
@@ -256,7 +257,7 @@ def _numbers(column: pa.ChunkedArray, kind: ColumnKind) -> _Other:
 
 
 def _kept_as(rows: pa.Array, dtype: np.dtype[Any]) -> tuple[Ragged, NDArray[np.bool_]]:
-    """Show lists of numbers, or numbers, each of which stands for a list of one; and which do not fit the type."""
+    """Return lists of numbers, or single numbers as lists of one, and which rows do not fit the type."""
     if is_list(rows.type):
         values, offsets = rows.flatten(), list_offsets(rows)
     else:
@@ -273,24 +274,24 @@ def numbers_as(
     dtype: np.dtype[Any],
     unlike_B: NDArray[np.bool_],
 ) -> tuple[Ragged, NDArray[np.bool_]]:
-    """Show numbers of rows that lie end to end in the type of a column; rows that do not fit it join ``unlike_B``."""
+    """Convert the numbers of rows to the type of a column; rows that do not fit it are added to ``unlike_B``."""
     odd_V = _odd(values_V, dtype)
     if odd_V is not None:
         unlike_B[np.searchsorted(offsets[1:], np.flatnonzero(odd_V), side="right")] = True
-    with np.errstate(over="ignore", invalid="ignore"):  # those are odd
+    with np.errstate(over="ignore", invalid="ignore"):  # these values are odd already
         return Ragged(values_V=values_V.astype(dtype, copy=False), offsets=offsets), unlike_B
 
 
 def _odd(values_V: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_] | None:
-    """Return which values do not fit the type that a column is kept in; ``None`` where all do."""
+    """Return which values do not fit the type of a column; ``None`` if all do."""
     if values_V.dtype == np.bool_ or np.can_cast(values_V.dtype, dtype):
         return None
     odd_V: NDArray[np.bool_]
     if dtype == np.bool_:
         odd_V = (values_V != 0) & (values_V != 1)
     elif dtype.kind == "f":
-        # What is infinite or no number is written so; what becomes infinite is another number.
-        # By both sides: the least integer of a type has no positive of that type.
+        # Infinity and NaN are stored unchanged, but a finite number that becomes infinite is another number. Both
+        # bounds are compared, because the least integer of a type has no positive counterpart.
         most = float(np.finfo(dtype).max)
         odd_V = np.isfinite(values_V) & ((values_V < -most) | (values_V > most))
     else:
@@ -300,7 +301,7 @@ def _odd(values_V: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_] | No
 
 
 def _fault(name: str, cell: pa.Scalar, tokens: NDArray[Any]) -> str:
-    """Say what is wrong with a cell that does not fit a record of these tokens."""
+    """Describe why a cell does not fit a record with these tokens."""
     kind = column_kind(name)
     if not cell.is_valid:
         return f"is null{', and no default is given' if kind.is_tag else ''}"
@@ -327,7 +328,7 @@ def _fault_of_text(cell: pa.Scalar) -> str:
 
 
 def fault_of_numbers(values_V: NDArray[Any], name: str, tokens: int) -> str:
-    """Say what is wrong with the numbers of a column of a record of so many tokens."""
+    """Describe the fault in a column's numbers for a record with this number of tokens."""
     kind = column_kind(name)
     if kind.aligned and len(values_V) != tokens:
         return f"has {len(values_V)} values for {tokens} tokens"

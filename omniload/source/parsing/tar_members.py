@@ -1,8 +1,8 @@
-"""Members of a tar archive: where each lies, its name and its size checked before they are used.
+"""Members of a tar archive: the place of each, with name and size checked before use.
 
-Archives of POSIX (ustar, pax) and of GNU (long names, sizes in base 256). Nothing is unpacked: a name
-is a key, and still one that leads out of a folder is refused, for whatever wrote it meant no good. Neighbours of one
-key are a sample, as WebDataset has it.
+Reads archives of POSIX (ustar, pax) and of GNU (long names, sizes in base 256). Nothing is unpacked, and a name is only
+a key. A name that leads out of a folder is refused all the same, because its author meant harm. Neighbours with the
+same key form a sample, as in WebDataset.
 """
 
 import zlib
@@ -20,27 +20,27 @@ from omniload.source.parsing.json_lines.lines import BadLineError
 __all__ = ["Link", "Member", "Sample", "TarBytes", "held_by", "members_of", "samples_of"]
 
 Link: TypeAlias = Literal["hard", "symbolic"]
-"""What stands in an archive for a file whose bytes lie elsewhere."""
+"""Entry of an archive for a file whose bytes are elsewhere."""
 
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
 _ADLER = 65_521
-# ``7`` is a file that was to lie in one piece; to a reader it is a file.
+# Type ``7`` is a contiguous file, which is an ordinary file to a reader.
 _FILES = frozenset({b"0", b"\0", b"7"})
 _LINKS: dict[bytes, Link] = {b"1": "hard", b"2": "symbolic"}
 _EMPTY = frozenset({*_LINKS, b"3", b"4", b"5", b"6"})
-"""Links, devices, folders, pipes: they hold no bytes."""
+"""Links, devices, folders and pipes, which have no bytes."""
 _SPARSE = b"GNU.sparse."
-"""Begins the keys by which pax says that a member is a map of a file's parts, and the parts."""
+"""Prefix of the pax keys that mark a sparse member: a map of the parts of a file, followed by the parts."""
 _LOOK_BEHIND = 64 << 10
-"""Bytes behind the end that are looked at: writers fill up to 10 KiB with zeros, and some drives to 64."""
+"""Bytes after the end that are checked: writers add up to 10 KiB of zeros, and some tape drives up to 64 KiB."""
 _LARGEST_HEADER = 1 << 20
 _LARGEST_NAME = 4_096
 _ELSEWHERE: dict[Link, tuple[str, str]] = {
     "hard": (" in the archive", "--hard-dereference"),
     "symbolic": ("", "--dereference"),
 }
-"""Where the bytes of a link lie, and the option by which tar packs those in its place."""
+"""Place of the bytes of a link, and the option of tar that packs the bytes instead of the link."""
 _RENAMED = "give the file another name, and pack the archive anew"
 _NOT_SPARSE = "pack the archive anew without tar's --sparse"
 
@@ -53,15 +53,15 @@ class Member:
     header: int
     """First byte of its headers."""
     start: int
-    """First byte of what it holds."""
+    """First byte of its content."""
     stop: int
-    """The byte after."""
+    """Byte after its content."""
     link: Link | None = None
-    """Which link it is: its bytes are those of another member, or of a file that may be in no archive."""
+    """Type of the link; its bytes are in another member, or in a file that may be in no archive."""
 
     @property
     def next(self) -> int:
-        """First byte of the next member's header."""
+        """First byte of the header of the next member."""
         return -(-self.stop // _BLOCK) * _BLOCK
 
 
@@ -73,17 +73,17 @@ class TarBytes:
     at: int
     """First byte."""
     stop: int
-    """The byte after the last."""
+    """Byte after the last."""
     fetch: Callable[[int, int], bytes | memoryview]
-    """Returns a range of it."""
+    """Returns a range of the archive."""
     digest: xxhash.xxh3_128 | None = None
-    """Is fed every header."""
+    """Digest that is updated with every header."""
 
     def read(self, start: int, size: int, what: str) -> bytes:
-        """Return bytes of it.
+        """Return bytes of the archive.
 
         Raises:
-            IntegrityError: It ends before.
+            IntegrityError: The archive ends before.
         """
         if start + size > self.stop:
             raise self.fault(
@@ -94,20 +94,20 @@ class TarBytes:
     def fault(
         self, at: int, what: str, remedy: str = "the archive is cut short or corrupt, replace it"
     ) -> IntegrityError:
-        """Return what is wrong at a byte, and what mends it."""
+        """Return the error for a fault at a byte, with its remedy."""
         return IntegrityError(f"{self.path}: byte {at} of {self.stop}: {what}; {remedy}")
 
 
 def members_of(archive: TarBytes, *, ends: bool = True) -> Iterator[Member]:
-    """Walk over the files of an archive; links are files too, whose bytes lie elsewhere.
+    """Yield the files of an archive, including links, whose bytes are elsewhere.
 
     Args:
         archive: The archive, or whole members of it.
         ends: Whether a block of zeros must end it.
 
     Raises:
-        IntegrityError: It is cut short, a header's checksum is wrong, a header says what cannot be, or another archive
-            lies behind its end.
+        IntegrityError: The archive is truncated, a header has a wrong checksum or impossible values, or another archive
+            follows.
     """
     at, began = archive.at, None
     said: dict[str, str] = {}
@@ -115,7 +115,7 @@ def members_of(archive: TarBytes, *, ends: bool = True) -> Iterator[Member]:
         if at == archive.stop and not ends and began is None:
             return
         header = archive.read(at, _BLOCK, "a header")
-        # One block of zeros is an end: writers leave the second one out, or many behind it.
+        # A single block of zeros is an end, because writers leave the second one out, or write many.
         if header == _ZEROS:
             _require_end(archive, at, began, ends=ends)
             return
@@ -124,12 +124,12 @@ def members_of(archive: TarBytes, *, ends: bool = True) -> Iterator[Member]:
             archive.digest.update(header)
         began = at if began is None else began
         body = at + _BLOCK
-        # Said of the member behind it; several of them may stand before one.
+        # These headers describe the next member, which may have several of them.
         if kind in {b"x", b"g", b"L", b"K"}:
             said |= _announced(archive, kind, body, size)
             at = body + -(-size // _BLOCK) * _BLOCK
             continue
-        # In a header of octal digits a file ends at 8 GiB: larger ones say their size before it.
+        # The octal digits of a header end at 8 GiB; larger members state their size in a header before theirs.
         size = _stated(archive, at, said.get("size"), size)
         if kind not in _FILES | _EMPTY:
             raise _unread(archive, at, kind)
@@ -150,18 +150,18 @@ def members_of(archive: TarBytes, *, ends: bool = True) -> Iterator[Member]:
 
 
 def _unread(archive: TarBytes, at: int, kind: bytes) -> IntegrityError:
-    """Return what is wrong with a member of a type that is not read, which tar knows or nobody does."""
+    """Return the error for a member of an unsupported type, which tar may or may not know."""
     if kind == b"S":
         return archive.fault(at, "a sparse member, whose bytes are not its file's", _NOT_SPARSE)
     what = f"a member of type {kind!r}, which is not read"
-    # Labels, parts of an archive of several volumes, dumps of folders, and what Solaris and star write.
+    # Labels, parts of multi-volume archives, dumps of folders, and types of Solaris and star.
     if kind in {b"A", b"D", b"I", b"M", b"N", b"V", b"X"}:
         return archive.fault(at, what, "pack the files anew as one archive without it")
     return archive.fault(at, what)
 
 
 def _require_end(archive: TarBytes, at: int, began: int | None, *, ends: bool) -> None:
-    """Refuse an end in mid-member, and what lies behind one: samples of a second archive would be missing unsaid."""
+    """Raise for an end within a member, or data after the end: a second archive would silently be missing."""
     if began is not None:
         raise archive.fault(at, "an end, where a member was announced")
     if not ends:
@@ -175,10 +175,10 @@ def _require_end(archive: TarBytes, at: int, began: int | None, *, ends: bool) -
 
 
 def _size(archive: TarBytes, at: int, header: bytes) -> int:
-    """Return the size that a header states, once its checksum is right."""
+    """Return the size in a header, after a check of its checksum."""
     stated = _number(archive, at, header[148:156])
     own = sum(header[148:156]) - 8 * ord(" ")
-    # Adler-32 holds the sum of the bytes, and zlib adds twenty times faster than Python.
+    # Adler-32 includes the sum of the bytes, and zlib adds twenty times faster than Python.
     if ((zlib.adler32(header) & 0xFFFF) - 1 - own - stated) % _ADLER:
         raise archive.fault(
             at, f"a header whose checksum is {sum(header) - own}, and not {stated} as it says"
@@ -211,19 +211,19 @@ def _stated(archive: TarBytes, at: int, text: str | None, size: int) -> int:
 
 
 def _announced(archive: TarBytes, kind: bytes, body: int, size: int) -> dict[str, str]:
-    """Read what a header says of the member after it: its path and size."""
+    """Read the path and the size that a header gives for the next member."""
     if size > _LARGEST_HEADER:
         raise archive.fault(body, f"a header of {format_bytes(size)}")
     data = archive.read(body, size, "a header")
     if archive.digest is not None:
         archive.digest.update(data)
-    # The name of what a link leads to, and links hold no bytes.
+    # The target of a link, which does not matter, because links have no bytes.
     if kind == b"K":
         return {}
     if kind == b"L":
         return {"path": _text(archive, body, data.partition(b"\0")[0])}
     found = dict(_pairs(archive, body, data))
-    # Of times and owners nothing is read. A path for all members would make one sample of them.
+    # Times and owners are ignored. A path for all members would make one sample of them.
     if kind == b"g" and found.keys() & {"path", "size"}:
         raise archive.fault(
             body,
@@ -234,7 +234,7 @@ def _announced(archive: TarBytes, kind: bytes, body: int, size: int) -> dict[str
 
 
 def _pairs(archive: TarBytes, body: int, data: bytes) -> Iterator[tuple[str, str]]:
-    """Read records of pax: a length in decimal, a space, ``key=value``, a newline."""
+    """Yield the records of pax: a length in decimal, a space, ``key=value``, a newline."""
     at = 0
     while at < len(data):
         digits, _, _ = data[at : at + 20].partition(b" ")
@@ -256,7 +256,7 @@ def _pairs(archive: TarBytes, body: int, data: bytes) -> Iterator[tuple[str, str
 
 def _name(archive: TarBytes, at: int, header: bytes) -> str:
     name = header[:100].partition(b"\0")[0]
-    # GNU keeps times where POSIX keeps the front part of a long name.
+    # GNU stores times where POSIX stores the first part of a long name.
     prefix = header[345:500].partition(b"\0")[0] if header[257:263] == b"ustar\0" else b""
     return _text(archive, at, prefix + b"/" + name if prefix else name)
 
@@ -269,7 +269,7 @@ def _text(archive: TarBytes, at: int, name: bytes) -> str:
 
 
 def _checked(archive: TarBytes, at: int, name: str) -> str:
-    """Return a name that stays inside the archive; ``./`` before it is left out."""
+    """Return a name that stays inside the archive, without a leading ``./``."""
     plain = name.removeprefix("./").rstrip("/")
     parts = plain.split("/")
     if name in {".", "./"}:
@@ -287,24 +287,24 @@ def _checked(archive: TarBytes, at: int, name: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Sample:
-    """The members of one key."""
+    """The members with one key."""
 
     key: str
     start: int
     members: dict[str, Member]
     twice: str = ""
-    """An extension that two of them have."""
+    """Extension that two of the members have."""
 
 
 def samples_of(members: Iterator[Member]) -> Iterator[Sample]:
-    """Group neighbours of one key; members without an extension, and ``__meta__`` ones, belong to none."""
+    """Group neighbours by key; members without an extension, and ``__meta__`` members, belong to no sample."""
     current: Sample | None = None
     for member in members:
         folder, slash, name = member.name.rpartition("/")
         stem, dot, extension = name.partition(".")
         if not stem or not dot or (stem.startswith("__") and stem.endswith("__")):
             continue
-        # In small letters, as the library of WebDataset has it.
+        # In lower case, as in the library of WebDataset.
         key, extension = f"{folder}{slash}{stem}", extension.lower()
         if current is None or current.key != key:
             if current is not None:
@@ -313,7 +313,7 @@ def samples_of(members: Iterator[Member]) -> Iterator[Sample]:
         if member.link == "hard" and extension in current.members:
             continue  # a file that was packed twice
         if extension in current.members:
-            # Told as a bad record when it is read: the archive is not refused for one.
+            # Reported as a bad record when it is read, so that the archive is not refused for it.
             current.twice = extension
         current.members[extension] = member
     if current is not None:
@@ -323,17 +323,17 @@ def samples_of(members: Iterator[Member]) -> Iterator[Sample]:
 def held_by(
     sample: Sample, extension: str, data: memoryview, start: int, read: AbstractSet[str]
 ) -> memoryview:
-    """Return what the member of an extension holds.
+    """Return the content of the member with an extension.
 
     Args:
         sample: The sample.
-        extension: That of the member.
+        extension: Extension of the member.
         data: Bytes of the archive.
-        start: Where they begin in it.
-        read: Extensions of the members that are read with it, none of which may be a link.
+        start: Place of these bytes in the archive.
+        read: Extensions of the members that are read together, none of which may be a link.
 
     Raises:
-        BadLineError: There is no such member, or there are two of any.
+        BadLineError: The member is missing, or two members have one of the extensions.
     """
     for name, each in sample.members.items():
         if each.link is not None and read & {name, name.rpartition(".")[2]}:

@@ -1,7 +1,7 @@
-"""Lists of token ids in Arrow's memory as records, and what is wrong with one that is none.
+"""Lists of token ids in Arrow's memory as records, and the faults of invalid lists.
 
-Rows, records and samples are counted from 0 in what is said of them, as pyarrow, pandas, ``datasets`` and MDS index
-them; lines of a text file from 1, as editors do.
+Messages count rows, records and samples from 0, as pyarrow, pandas, ``datasets`` and MDS index them. They count lines
+of a text file from 1, as editors do.
 """
 
 import json
@@ -39,25 +39,25 @@ __all__ = [
 
 _INT32_MAX = np.iinfo(np.int32).max
 _OFFERED = 3
-"""Columns that a message offers."""
+"""Most columns that a message offers."""
 _PLAIN = re.compile(
     r"(?!(?:y|n|yes|no|on|off|true|false|null)\Z)[a-z_]\w*", re.ASCII | re.IGNORECASE
 )
-"""A name that YAML takes for a text without quotes."""
+"""Matches names that YAML reads as text without quotes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsAt:
-    """Where rows lie, for what is said of them."""
+    """Place of rows, for messages."""
 
     where: str
-    """The file, or the part of it in which rows are counted."""
+    """File, or the part of a file, in which rows are counted."""
     first: int = 0
-    """Number there of the first of the rows, from 0."""
+    """Number of the first row there, from 0."""
     word: str = "row"
-    """What the format calls one."""
+    """The format's word for a row."""
     names: Sequence[str] = ()
-    """What each row is called, where that is not ``word`` and its number."""
+    """Name of each row, if it is not ``word`` and the number."""
 
     @override
     def __str__(self) -> str:
@@ -65,19 +65,19 @@ class RowsAt:
 
 
 def row_at(where: RowsAt | str, row: int) -> str:
-    """Return the place of one of the rows that lie somewhere, as a message begins."""
+    """Return the place of a row, as the beginning of a message."""
     at = where if isinstance(where, RowsAt) else RowsAt(where=where)
     return f"{at.where}: {at.names[row] if at.names else f'{at.word} {at.first + row}'}"
 
 
 def said_of_columns(named: Sequence[str]) -> str:
-    """Return the columns of a fault, as its message begins; nothing where they have no name."""
+    """Return the columns of a fault, as the beginning of its message; empty if they have no name."""
     names = " or ".join(map(repr, named))
     return f"column {names} " if names else ""
 
 
 def said_of_choice(key: str, names: Sequence[str]) -> str:
-    """Return the lines of a mix file that read one of some columns: ``write text: title or text: body``."""
+    """Return the lines of a mix file that would choose among columns: ``write text: title or text: body``."""
     fit = [name for name in names if name and names.count(name) == 1]
     if not fit:
         return "name another column"
@@ -91,14 +91,14 @@ def said_of_choice(key: str, names: Sequence[str]) -> str:
 def rows_of_ids(
     ids_V: NDArray[Any], offsets: NDArray[np.int64]
 ) -> tuple[Ragged, NDArray[np.bool_]]:
-    """Show integers of rows that lie end to end as token ids; int32 is not copied where all are some.
+    """Return integers of rows that lie end to end as token ids; int32 is not copied if all are valid.
 
     Args:
         ids_V: The integers.
-        offsets: Number of the integer that each row begins with, and of the one behind the last.
+        offsets: First integer of each row, followed by the number of integers.
 
     Returns:
-        The rows, and which of them hold a negative integer or one that is larger than a token id.
+        The rows, and which of them have a negative integer, or one that is larger than any token id.
     """
     wrong_B = np.zeros(len(offsets) - 1, np.bool_)
     if _are_ids(ids_V):
@@ -117,14 +117,14 @@ def id_records(
     named: Sequence[str] = (),
     remedy: str = "",
 ) -> Records:
-    """Show integers of rows that lie end to end as records; one that holds what is no token id is a bad one.
+    """Return integers of rows that lie end to end as records; a row with an invalid token id is a bad record.
 
     Args:
         ids_V: The integers.
-        offsets: Number of the integer that each row begins with, and of the one behind the last.
-        where: Where the rows lie.
-        named: What their column is called; nothing where it has no name.
-        remedy: What mends a shard, where it is not the shard that is wrong.
+        offsets: First integer of each row, followed by the number of integers.
+        where: Place of the rows.
+        named: Names of their column; empty if it has no name.
+        remedy: Remedy, if the fault is not in the shard.
     """
     column, bad_B = rows_of_ids(ids_V, offsets)
     reason = ""
@@ -136,16 +136,16 @@ def id_records(
 
 
 def fault_of(ids_V: NDArray[Any]) -> str:
-    """Say what is wrong with the integers of a row that are not all token ids."""
+    """Describe the fault in the integers of a row that are not all token ids."""
     return f"holds token id {ids_V[_wrong(ids_V)][0]}; a token id is from 0 to {_INT32_MAX}"
 
 
 def _are_ids(ids_V: NDArray[Any]) -> bool:
     dtype = ids_V.dtype
-    # Types that fit need no look at their values.
+    # Types whose whole range fits need no check of values.
     if not len(ids_V) or (dtype.kind == "u" and np.can_cast(dtype, np.int32)):
         return True
-    # Without a sign a negative one is larger than any token id: one look finds both.
+    # As unsigned integers, negative ones are larger than any token id, so one comparison finds both.
     most = min(_INT32_MAX, int(np.iinfo(dtype).max))
     return int(ids_V.view(f"{dtype.byteorder}u{dtype.itemsize}").max()) <= most
 
@@ -156,7 +156,7 @@ def _wrong(ids_V: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def nulls_of(column: pa.ChunkedArray | pa.Array) -> NDArray[np.bool_]:
-    """Return which rows of a column are null, ``[B]``: also those that a dictionary has a null for."""
+    """Return which rows of a column are null, ``[B]``, including rows that are null in a dictionary."""
     if pa.types.is_dictionary(column.type):
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
         if any(chunk.dictionary.null_count for chunk in chunks):
@@ -172,13 +172,13 @@ def token_records(
     kept_B: NDArray[np.bool_] | None,
     named: Sequence[str],
 ) -> Records:
-    """Show lists of token ids as records; one that is null, or holds something else than token ids, is a bad one.
+    """Return lists of token ids as records; a row that is null, or has other values than token ids, is bad.
 
     Args:
         column: The lists.
-        where: Its place, for reasons.
-        kept_B: Which rows conditions leave; what is wrong with another is all one.
-        named: What it is called there; nothing where it has no name.
+        where: Place of the column, for reasons.
+        kept_B: Rows that meet the conditions; faults of others do not matter.
+        named: Names of the column there; empty if it has no name.
     """
     parts, wrong = [], [np.zeros(0, np.bool_)]
     for chunk in column.chunks:
@@ -198,7 +198,7 @@ def token_records(
 
 
 def _fault_at(column: pa.ChunkedArray, row: int) -> str:
-    """Say what is wrong with a list that is no record."""
+    """Describe the fault in a list that is no record."""
     values = column[row].values
     if values is None:
         return "is null"
@@ -208,18 +208,18 @@ def _fault_at(column: pa.ChunkedArray, row: int) -> str:
 
 
 def list_offsets(lists: pa.Array) -> NDArray[np.int64]:
-    """Return where the lists of an array begin among its flattened values, and where the last ends."""
+    """Return the starts of the lists of an array among its flattened values, and the end of the last list."""
     if pa.types.is_fixed_size_list(lists.type) or lists.null_count:
         lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         return offsets_of(lengths)
     stored = lists.offsets.to_numpy()
-    # A slice begins somewhere in the values; ``flatten`` has cut them there.
+    # A slice begins somewhere in the values; ``flatten`` has cut the values there.
     offsets: NDArray[np.int64] = stored.astype(np.int64) - int(stored[0])
     return offsets
 
 
 def holed(values: pa.Array, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which lists hold a null, of values that lie end to end."""
+    """Return which lists have a null among values that lie end to end."""
     holed_B = np.zeros(len(offsets) - 1, np.bool_)
     if values.null_count:
         holed_B[np.searchsorted(offsets[1:], np.flatnonzero(nulls_of(values)), side="right")] = True
@@ -227,28 +227,28 @@ def holed(values: pa.Array, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _ragged(lists: pa.Array) -> tuple[Ragged, NDArray[np.bool_]]:
-    """Show a list array as token ids, and which lists hold something else; int32 without nulls is not copied."""
+    """Return a list array as token ids, and which lists are invalid; int32 without nulls is not copied."""
     values, offsets = lists.flatten(), list_offsets(lists)
     holed_B = holed(values, offsets)
     if values.null_count:
-        # In place of them a token id, so that those of the other rows are looked at.
+        # A valid token id replaces the nulls, so that the ids of the other rows are checked.
         values = values.fill_null(0)
     found, wrong_B = rows_of_ids(values.to_numpy(), offsets)
     return found, holed_B | wrong_B
 
 
 def is_list(found: pa.DataType) -> bool:
-    """Return whether a column holds lists."""
+    """Return whether a column has lists."""
     return isinstance(found, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
 
 
 def type_asked_for(
     schema: pa.Schema, column: str, path: str, *, by: str, remedy: str = ""
 ) -> pa.DataType:
-    """Return the type of a column of the shard at ``path`` that a field of its source, ``by``, asks for.
+    """Return the type of a column that a field of the source, ``by``, names, in the shard at ``path``.
 
     Raises:
-        ConfigError: It is not there, or more than once; with what the shard has.
+        ConfigError: The column is missing, or exists more than once; names the columns of the shard.
     """
     if len(found := types_of(schema, column)) == 1:
         return found[0]

@@ -1,1 +1,1 @@
-"""Arrays of numbers in files: heads of ``.npy`` and of Megatron's ``.idx``, and values that lie beside token ids."""
+"""Arrays of numbers in files: headers of ``.npy`` and of Megatron's ``.idx``, and values that accompany token ids."""

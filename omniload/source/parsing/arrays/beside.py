@@ -1,4 +1,4 @@
-"""Columns of numbers in files beside those of token ids: one value for each token of a file, or for each record.
+"""Columns of numbers in separate files: one value for each token of a file of token ids, or for each record.
 
 ::
 
@@ -6,7 +6,7 @@
     a.weights.npy  1 .5  1  1  1 .2  1          of tokens, or of labels
     a.year.npy     1999     2024                of samples
 
-They are aligned by position alone, so how many values there are is held against the tokens before any is used.
+Values and tokens are only aligned by position, so the number of values is compared with the tokens before use.
 
 Shape suffixes:
     B  records of a unit        V  values of all records together
@@ -36,25 +36,25 @@ __all__ = ["ColumnFile", "column_files", "shards_with_columns", "with_column", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnFile:
-    """A column of one file of tokens, in a file of its own whose values are as many as they have to be."""
+    """A column of one file of tokens, in a file of its own with the right number of values."""
 
     inside: str
-    """What the column is called inside."""
+    """Name of the column inside omniload."""
     file: ShardFile
     start: int
     """First byte of its values."""
     dtype: np.dtype[Any]
-    """As they are stored; of booleans a byte each."""
+    """Type of the stored values; a boolean is stored as a byte."""
     shape: tuple[int, ...]
-    """As it is stored; of a flat file all values in one run."""
+    """Shape of the stored array; a flat file has all values in one run."""
 
     @property
     def count(self) -> int:
-        """Its values."""
+        """Number of values."""
         return prod(self.shape)
 
     def values(self, first: int, stop: int) -> NDArray[Any]:
-        """Return some of its values.
+        """Return a range of the values.
 
         Raises:
             OmniloadError: As for ``reading``.
@@ -67,12 +67,12 @@ class ColumnFile:
             return np.frombuffer(self.file.read_range(begin, end), self.dtype)
 
     def require_tokens(self, shape: tuple[int, ...], of: ShardFile) -> None:
-        """Refuse a file that has not a value for each token, or a matrix of another shape than that of the tokens.
+        """Raise an error for a file without exactly one value per token, or a matrix of another shape than the tokens.
 
-        Values in one run are taken beside a matrix too: they have no rows that could be others.
+        Values in one run are also accepted for a matrix of tokens, because they have no rows that could differ.
 
         Raises:
-            IntegrityError: With both numbers, or both shapes.
+            IntegrityError: Gives both numbers, or both shapes.
         """
         self.require_count(prod(shape), of)
         if len(shape) > 1 and len(self.shape) > 1 and self.shape != shape:
@@ -83,10 +83,10 @@ class ColumnFile:
             )
 
     def require_count(self, wanted: int, of: ShardFile) -> None:
-        """Refuse a file that has another number of values than the tokens, or records, that they are of.
+        """Raise an error for a file whose number of values differs from the number of tokens, or records.
 
         Raises:
-            IntegrityError: With both numbers.
+            IntegrityError: Gives both numbers.
         """
         what = "records" if column_kind(self.inside).is_tag else "tokens"
         if self.count != wanted:
@@ -99,15 +99,16 @@ class ColumnFile:
 def shards_with_columns(
     files: Sequence[ShardFile], columns: Mapping[str, str], passed_over: Sequence[str]
 ) -> tuple[ShardFile, ...]:
-    """Put the files of columns beside each file of tokens; files that are called as those are no shards.
+    """Attach the files of columns to each file of tokens; files with the name of a column's file are not shards.
 
     Args:
-        files: What the patterns of the source name.
-        columns: The name of each column's file, with ``*`` for that of the tokens, by the name of the column inside.
-        passed_over: Such names, those of columns that are not read too.
+        files: Files that the patterns of the source match.
+        columns: Name of each column's file, with ``*`` for the name of the tokens' file, by the inside name of the
+            column.
+        passed_over: Such names, including those of columns that are not read.
 
     Raises:
-        ConfigError: A file of a column is missing, or no file, or all files are called as one.
+        ConfigError: A column's file is missing or no file, or all files have the name of a column's file.
         UnavailableError: A store did not answer.
     """
     if not passed_over:
@@ -139,7 +140,7 @@ def _beside(file: ShardFile, inside: str, named: str) -> ShardFile:
         return beside(file, _name(file, named))
     except IntegrityError as error:
         name, cause = name_outside(inside), error.__cause__
-        # What is no file says what it is, and then what to write of a pattern, which a column has none of.
+        # The error for a path that is no file also has a remedy for patterns, which a column does not have.
         found = str(cause).partition(";")[0] if isinstance(cause, ValueError) else "is not there"
         raise ConfigError(
             f"{_path(file, named)}: {found}, and columns.{name} is read from it beside {file.path}; write a file there "
@@ -149,12 +150,12 @@ def _beside(file: ShardFile, inside: str, named: str) -> ShardFile:
 
 
 def column_files(file: ShardFile, columns: Mapping[str, str]) -> list[ColumnFile]:
-    """Return what the files beside one of tokens are, in the order of the columns.
+    """Return the column files of a file of tokens, in the order of the columns.
 
     Raises:
-        ConfigError: One holds no numbers, or such as its column does not take.
-        IntegrityError: One cannot be read as what it says of itself.
-        OSError: One cannot be read.
+        ConfigError: A file has no numbers, or numbers that its column does not accept.
+        IntegrityError: A file does not match its own header.
+        OSError: A file cannot be read.
     """
     return [_column_file(inside, held) for inside, held in zip(columns, file.beside, strict=True)]
 
@@ -166,7 +167,7 @@ def _column_file(inside: str, file: ShardFile) -> ColumnFile:
     if head.startswith(MAGIC):
         array = npy_array(file.path, head)
         start, dtype, shape = array.start, array.dtype, array.shape
-        # Rows of a matrix lie end to end in C order alone.
+        # Rows of a matrix lie end to end only in C order.
         if not array.holds_numbers or (array.is_fortran and len(array.shape) > 1):
             order = " in Fortran order" * array.is_fortran
             raise ConfigError(
@@ -186,7 +187,7 @@ def _column_file(inside: str, file: ShardFile) -> ColumnFile:
             f"{file.path}: holds {dtype}, and columns.{name_outside(inside)} is of {wanted}; write integers, or say "
             "dtype: float32"
         )
-    # Of a boolean any byte may be stored: what is neither 0 nor 1 is told as it is.
+    # Any byte may be stored for a boolean; bytes other than 0 and 1 are reported as they are.
     stored = np.dtype(np.uint8) if dtype.kind == "b" else dtype
     return ColumnFile(inside=inside, file=file, start=start, dtype=stored, shape=shape)
 
@@ -194,13 +195,13 @@ def _column_file(inside: str, file: ShardFile) -> ColumnFile:
 def with_column(
     records: Records, column: ColumnFile, values_V: NDArray[Any], where: RowsAt
 ) -> Records:
-    """Add a column to records; one with a number that its type does not hold is bad.
+    """Add a column to records; a record with a number outside of the column's type is bad.
 
     Args:
         records: Records of a unit.
         column: The column.
-        values_V: Its values for them, as they are stored.
-        where: Where the records lie.
+        values_V: Its values for the records, as they are stored.
+        where: Place of the records.
     """
     kind, count = column_kind(column.inside), len(records.column)
     offsets = np.arange(count + 1) if kind.is_tag else records.column.offsets
@@ -224,18 +225,18 @@ def with_numbers(
     fault_of: Callable[[int], str],
     where: RowsAt,
 ) -> Records:
-    """Add a column of numbers to records; those that it does not fit are bad, but for what is left out already.
+    """Add a column of numbers to records; records that it does not fit are bad, except for those already left out.
 
     Args:
         records: Records of a unit.
-        inside: What the column is called inside.
-        column: The numbers of each, in the type of the column.
-        unlike_B: Which of them do not fit the records.
-        fault_of: Says what is wrong with those of a record.
-        where: Where the records lie.
+        inside: Name of the column inside omniload.
+        column: Numbers of each record, in the type of the column.
+        unlike_B: Rows whose numbers do not fit the record.
+        fault_of: Describes the fault in the numbers of a row.
+        where: Place of the records.
     """
     rows = np.flatnonzero(unlike_B & records.usable_B).tolist()
-    # Of the first alone it is told: thousands may be bad, and each is looked at as it is stored.
+    # Only the first fault is described: thousands of rows may be bad, and a description reads the stored values.
     faults = dict.fromkeys(rows, "")
     for row in rows[:1]:
         faults[row] = f"{name_outside(inside)} {fault_of(row)}"

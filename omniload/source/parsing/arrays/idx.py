@@ -23,7 +23,7 @@ from omniload.source.files import ShardFile
 __all__ = ["HEAD_BYTES", "MAGIC", "IdxHead", "idx_head"]
 
 MAGIC = b"MMIDIDX\0\0"
-"""What every such file begins with."""
+"""First bytes of every such file."""
 HEAD_BYTES = 34
 _DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype("u1"),
@@ -38,7 +38,7 @@ _NO_IDS = {6: "float64", 7: "float32"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdxHead:
-    """What the head of an index says; sizes agree with the file's."""
+    """Content of the header of an index; its sizes agree with the size of the file."""
 
     dtype: np.dtype[Any]
     sequences: int
@@ -46,21 +46,21 @@ class IdxHead:
 
     @property
     def pointers_at(self) -> int:
-        """Where the first bytes of sequences stand."""
+        """Place of the first bytes of sequences."""
         return HEAD_BYTES + 4 * self.sequences
 
     @property
     def documents_at(self) -> int:
-        """Where the boundaries of documents stand."""
+        """Place of the boundaries of documents."""
         return self.pointers_at + 8 * self.sequences
 
 
 def idx_head(index: ShardFile) -> IdxHead:
-    """Read the head of an index and compare what it says with the size of the file.
+    """Read the header of an index, and compare it with the size of the file.
 
     Raises:
-        ConfigError: It is of a version or a type of ids that is not read.
-        IntegrityError: It is no index, or not as long as it says.
+        ConfigError: The version, or the type of the ids, is not supported.
+        IntegrityError: The file is no index, or its size does not match its header.
     """
     size = index.size_bytes
     head = index.read_range(0, min(HEAD_BYTES, size))
@@ -74,7 +74,7 @@ def idx_head(index: ShardFile) -> IdxHead:
             f"{index.path}: begins with {head[:9]!r}, not {MAGIC!r}: it is no index of Megatron's, or of the "
             "oldest kind (TNTIDX); write it anew"
         )
-    # Its numbers are sizes of arrays: they are held against the size of the file before any is read.
+    # Its numbers are sizes of arrays, so they are compared with the size of the file before an array is read.
     version, code = int.from_bytes(head[9:17], "little"), head[17]
     sequences = int.from_bytes(head[18:26], "little")
     boundaries = int.from_bytes(head[26:34], "little")
@@ -89,7 +89,7 @@ def idx_head(index: ShardFile) -> IdxHead:
             f"{', '.join(map(str, _DTYPES))}"
         )
     wanted = HEAD_BYTES + 12 * sequences + 8 * boundaries
-    # A mode is a byte for each sequence, behind all the rest.
+    # The mode of a sequence is one byte, after all other data.
     if size == wanted + sequences and sequences:
         raise ConfigError(
             f"{index.path}: has a mode for each of its {sequences} sequences: it is multimodal, which is not read"

@@ -1,4 +1,4 @@
-"""The head of ``.npy``: where an array begins, its type and its shape. Nothing of it is unpickled, ever."""
+"""The header of ``.npy``: the start of an array, its type and its shape. Nothing in it is ever unpickled."""
 
 import os
 import threading
@@ -15,24 +15,25 @@ from omniload.base.errors import IntegrityError
 __all__ = ["LARGEST_HEADER", "MAGIC", "NpyArray", "npy_array", "number_of_npy"]
 
 MAGIC = b"\x93NUMPY"
-"""What every such file begins with."""
+"""First bytes of every such file."""
 LARGEST_HEADER = 64 << 10
-"""Bytes of a head at most."""
+"""Most bytes of a header."""
 _NUMBERS = "biuf"
-"""Kinds of numpy's types that are numbers: no objects, which a file holds as a pickle, and no texts."""
+"""Kinds of numpy types that are numbers: no objects, which a file stores as a pickle, and no texts."""
 
 
 class _Parser:
-    """Whose turn it is to parse.
+    """The lock for parsing headers.
 
-    Python 3.11 counts how deep it is in a literal for all threads together: two that meet there end in a SystemError.
+    Python 3.11 counts the depth of a literal for all threads together, so two threads that parse at once cause a
+    SystemError.
     """
 
     turn = threading.Lock()
 
     @classmethod
     def begin_anew(cls) -> None:
-        """Have nobody's turn be: a forked process lacks the thread whose it was."""
+        """Release the lock, because a forked process lacks the thread that may have held it."""
         cls.turn = threading.Lock()
 
 
@@ -41,18 +42,18 @@ os.register_at_fork(after_in_child=_Parser.begin_anew)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NpyArray:
-    """What the head of an array says."""
+    """Content of the header of an array."""
 
     start: int
     """First byte of its values."""
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     is_fortran: bool
-    """Whether the first of its dimensions runs fastest."""
+    """Whether its first dimension varies fastest."""
 
     @property
     def count(self) -> int:
-        """Its values. In numbers of Python: a damaged shape would wrap round in those of numpy."""
+        """Number of values, as a Python integer, because a damaged shape would overflow numpy's."""
         return prod(self.shape)
 
     @property
@@ -62,14 +63,14 @@ class NpyArray:
 
 
 def npy_array(path: str, head: bytes) -> NpyArray:
-    """Read the head of an array.
+    """Read the header of an array.
 
     Args:
-        path: Of its file, for messages.
-        head: The first bytes, at most ``LARGEST_HEADER``.
+        path: Path of the file, for messages.
+        head: First bytes of the file, at most ``LARGEST_HEADER``.
 
     Raises:
-        IntegrityError: It cannot be read, or says what cannot be.
+        IntegrityError: The header cannot be read, or has impossible values.
     """
     read = np.lib.format
     opened = BytesIO(head)
@@ -78,7 +79,7 @@ def npy_array(path: str, head: bytes) -> NpyArray:
         read_header = {
             (1, 0): read.read_array_header_1_0,
             (2, 0): read.read_array_header_2_0,
-            # Other than version 2 in the coding of names of fields alone, and no array of numbers has fields.
+            # Differs from version 2 only in the encoding of field names, and no array of numbers has fields.
             (3, 0): read.read_array_header_2_0,
         }.get(version)
         if read_header is None:
@@ -86,7 +87,7 @@ def npy_array(path: str, head: bytes) -> NpyArray:
                 f"{path}: is of version {version[0]}.{version[1]} of .npy, and versions 1.0 to 3.0 are read; "
                 "write it anew by numpy.save, or replace it"
             )
-        # A header is a literal of Python, which takes the parser's time and stack: numpy refuses long ones if told to.
+        # A header is a Python literal, which takes time and stack to parse; numpy refuses long ones if it is asked to.
         with _Parser.turn:
             shape, fortran, dtype = read_header(opened, max_header_size=LARGEST_HEADER)
     except (ValueError, EOFError, SyntaxError, RecursionError, TokenError) as error:
@@ -101,14 +102,14 @@ def npy_array(path: str, head: bytes) -> NpyArray:
 
 
 def number_of_npy(name: str, data: bytes) -> bool | int | float:
-    """Return the number that a small file of ``.npy`` holds.
+    """Return the number in a small ``.npy`` file.
 
     Args:
-        name: What the file is called.
-        data: All of it.
+        name: Name of the file.
+        data: Whole content of the file.
 
     Raises:
-        IntegrityError: It is no array of one number.
+        IntegrityError: The file is no array of one number.
     """
     found = npy_array(name, data[:LARGEST_HEADER])
     if not found.holds_numbers or found.count != 1:

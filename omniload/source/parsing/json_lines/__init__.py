@@ -1,1 +1,1 @@
-"""Lines of JSON: what one of them holds, many of them at once, and the texts or token ids that they are read for."""
+"""Lines of JSON: the content of single lines, of many lines at once, and the texts or token ids in them."""

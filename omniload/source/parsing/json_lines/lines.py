@@ -1,8 +1,8 @@
-"""What one line of a JSONL file holds: its text, or what is wrong with it.
+"""The content of one line of a JSONL file: its text, or its fault.
 
-A line is one JSON object. Three things are borne beside what RFC 8259 allows, as long as the
-text itself is sound, because common writers put them into other keys: ``NaN`` and ``Infinity``,
-numbers out of the range of a double, and escapes of half a surrogate pair.
+A line is one JSON object. Three extensions of RFC 8259 are accepted if the text itself is sound, because common writers
+produce them under other keys: ``NaN`` and ``Infinity``, numbers outside of the range of a double, and escapes of half a
+surrogate pair.
 """
 
 import json
@@ -33,24 +33,24 @@ __all__ = [
 ]
 
 LARGEST_DEPTH = 512
-"""Deepest nesting of a line that strict JSON does not cover; one within strict JSON may have 1,024."""
+"""Deepest nesting of a line that is not strict JSON; a line of strict JSON may have 1,024 levels."""
 
 MISSING = object()
-"""Stands for a value that is nowhere."""
+"""Stands for a missing value."""
 ALL_GO_TO = 1_024
-"""Nesting that no reader of lines refuses for its depth alone."""
+"""Nesting that every reader of lines accepts."""
 _BLANK = b" \t\r"
 _SHOWN_KEYS, _SHOWN_WIDTH = 12, 40
-# A string that does not end reaches to the end: the search takes one pass, whatever it is given.
+# A string without an end reaches to the end of the line, so the search takes one pass for any input.
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[{\]}]', re.DOTALL)
 _TIMES_IN_MEMORY = 12
-"""Bytes that orjson asks for at once to read a byte of JSON."""
+"""Bytes of memory that orjson allocates per byte of JSON."""
 _MOST_DIGITS = 20
-"""Of an integer of 64 bits, its sign among them. Python itself refuses to read one of more than 4,300 digits."""
+"""Longest 64-bit integer, including its sign. Python itself refuses an integer of more than 4,300 digits."""
 
 
 def _integer(text: str) -> int | float:
-    """Read an integer as orjson does: one that 64 bits do not hold becomes a float."""
+    """Read an integer as orjson does: an integer that does not fit into 64 bits becomes a float."""
     if len(text) <= _MOST_DIGITS and -(1 << 63) <= (value := int(text)) < 1 << 64:
         return value
     return float(text)
@@ -64,23 +64,21 @@ _NUMBER = re.compile(
 
 
 class BadLineError(IntegrityError):
-    """A line without a usable text; the message says why, as a predicate of the line."""
+    """A line without a usable text; the message is a predicate of the line."""
 
 
 def text_of(line: bytes | memoryview, key: str, *, nested: bool = False) -> bytes:
     """Return the text under ``key`` of a line as UTF-8; a blank line is an empty text.
 
-    A key that is given twice counts with its last value. The answer depends on the bytes of
-    the line alone.
+    If a key is given twice, its last value counts. The result depends only on the bytes of the line.
 
     Args:
-        line: The line without its newline; a carriage return before that is white space.
+        line: The line without its newline; a carriage return before the newline is white space.
         key: Key of the text.
-        nested: Whether a list or an object is taken too, as JSON.
+        nested: Whether a list or an object is accepted too, as JSON.
 
     Raises:
-        BadLineError: The line is no JSON object, has no such key, or its value is no string of
-            whole characters.
+        BadLineError: The line is no JSON object, lacks the key, or the value is no string of complete characters.
     """
     value = object_of(line)
     return b"" if value is None else text_in(value, key, nested=nested)
@@ -91,27 +89,27 @@ _BEGUN = {
     b"[": f"begins a list that goes over several lines; {_LINES_OF_LIST}",
     b"{": "begins an object that goes over several lines; write each on a line of its own: jq -c . FILE",
 }
-"""What a line is that is none, though the file is sound."""
+"""Descriptions of lines that show a file to be sound, but not of JSON lines."""
 
 
 def object_of(line: bytes | memoryview) -> dict[str, object] | None:
-    """Return the object of a line; ``None`` of a blank one.
+    """Return the object of a line; ``None`` for a blank line.
 
     Raises:
         BadLineError: The line is no JSON object.
-        ConfigError: Memory is lacking to tell.
+        ConfigError: There is not enough memory to decide.
     """
     value: object
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         try:
-            # Blank lines are few: they are looked for once JSON has refused one.
+            # Blank lines are rare, so they are only looked for after JSON has refused a line.
             if not bytes(line).strip(_BLANK):
                 return None
             value = _leniently(bytes(line), error)
         except MemoryError:
-            # Not a bad line: which lines are bad must not depend on what else a process holds.
+            # Not a bad line, because which lines are bad must not depend on other memory of the process.
             raise ConfigError(f"the line {said_of_no_memory(len(line))}, or split it") from None
     if not isinstance(value, dict):
         lines = f"; {_LINES_OF_LIST}" if isinstance(value, list) else ""
@@ -120,12 +118,12 @@ def object_of(line: bytes | memoryview) -> dict[str, object] | None:
 
 
 def lacks_memory(error: orjson.JSONDecodeError) -> bool:
-    """Whether orjson gave up for want of memory, which it says as if the text were at fault."""
+    """Return whether orjson ran out of memory, which it reports as if the text were at fault."""
     return "memory" in error.msg
 
 
 def said_of_no_memory(size_bytes: int) -> str:
-    """Return what a text of JSON takes that there is no memory for, as a predicate of it, and a remedy."""
+    """Return the message that JSON of some size needs more memory than there is, as a predicate, with a remedy."""
     return (
         f"holds {format_bytes(size_bytes)}, and {_TIMES_IN_MEMORY} times as much memory, which it takes to read, is "
         "not to be had; give the process more"
@@ -154,15 +152,15 @@ def text_in(value: dict[str, object], key: str, *, nested: bool = False) -> byte
 def object_in(
     value: dict[str, object], keys: Sequence[str], may_lack: Collection[str] = ()
 ) -> bytes:
-    """Return what stands under several keys of an object, as an object in JSON.
+    """Return the values under several keys of an object, as an object in JSON.
 
     Args:
         value: The object.
         keys: The keys.
-        may_lack: Those that may be missing, and are null then.
+        may_lack: Keys that may be missing, which then become null.
 
     Raises:
-        BadLineError: There is no such key, or its value cannot be written as JSON.
+        BadLineError: A key is missing, or a value cannot be written as JSON.
     """
     found = {key: (value_at if key in may_lack else value_in)(value, key) for key in keys}
     try:
@@ -172,22 +170,22 @@ def object_in(
 
 
 def key_in(value: dict[str, object], key: str) -> bytes:
-    """Return what a line is known by, under ``key`` of its object: a text, or an integer in decimal digits.
+    """Return the key of a line under ``key`` of its object: a text, or an integer in decimal digits.
 
     Raises:
-        BadLineError: There is no such key, or it holds something else.
+        BadLineError: The key is missing, or has another value.
     """
     known_by = value_in(value, key)
-    # A bool is an int to Python, and nobody's key.
+    # A bool is an int in Python, but no key.
     if isinstance(known_by, bool) or not isinstance(known_by, str | int):
         raise BadLineError(f"{key!r} is {known_by!r:.40}, not a text or an integer, as a key is")
     return _utf8(str(known_by), key)
 
 
 def number_in(text: str) -> int | float | None:
-    """Return the number that a text is, read as one of a line is; ``None`` where it is none.
+    """Return the number in a text, read like the number of a line; ``None`` if the text is no number.
 
-    Written as any program does: ``7``, ``+7``, ``.5``, ``5.``, ``1E-3``, ``inf``, ``nan``, with blanks around it.
+    All usual forms are accepted: ``7``, ``+7``, ``.5``, ``5.``, ``1E-3``, ``inf``, ``nan``, with blanks around them.
     """
     stripped = text.strip(" \t")
     found = _NUMBER.fullmatch(stripped)
@@ -197,10 +195,10 @@ def number_in(text: str) -> int | float | None:
 
 
 def value_in(value: Mapping[str, object], key: str) -> object:
-    """Return what stands under a key of an object.
+    """Return the value under a key of an object.
 
     Raises:
-        BadLineError: There is no such key; says which there are.
+        BadLineError: The key is missing; the message names the existing keys.
     """
     found = value_at(value, key)
     if found is MISSING:
@@ -218,9 +216,9 @@ def value_in(value: Mapping[str, object], key: str) -> object:
 
 
 def value_at(value: Mapping[str, object], key: str) -> object:
-    """Return what stands under a key, or, of ``meta.lang``, under ``lang`` of the object under ``meta``.
+    """Return the value under a key; for ``meta.lang``, also the value under ``lang`` of the object under ``meta``.
 
-    A key that is called so as a whole comes first. Inside a null all is null; ``MISSING`` is what is nowhere.
+    A key whose whole name matches comes first. Everything inside a null is null; a missing value is ``MISSING``.
     """
     if key in value:
         return value[key]
@@ -244,8 +242,8 @@ def _leniently(line: bytes, strict: orjson.JSONDecodeError) -> object:
     """Read a line that strict JSON refuses.
 
     Raises:
-        BadLineError: It is no JSON in the wider sense either; says what strict JSON said.
-        MemoryError: Memory is lacking to tell.
+        BadLineError: The line is no JSON in the wider sense either; has the message of strict JSON.
+        MemoryError: There is not enough memory to decide.
     """
     refusal = BadLineError(f"is not JSON: {strict}")
     begun = line.strip()
@@ -253,9 +251,9 @@ def _leniently(line: bytes, strict: orjson.JSONDecodeError) -> object:
         begun = b"["
     if what := said_of_beginning(line) or _BEGUN.get(begun) or said_of_stand_in(line):
         raise BadLineError(what)
-    # Told by itself: an editor shows nothing there, and the line looks sound.
+    # Has its own message, because an editor does not show a mark, and the line looks sound.
     if line.startswith(MARK):
-        # Within a file: at its beginning it is left out.
+        # Only within a file; at the beginning of the file, the mark is removed.
         raise BadLineError(
             "begins with a byte-order mark; save the file as UTF-8 without one, or take it off: "
             "sed -i 's/^\\xef\\xbb\\xbf//' FILE"
@@ -264,7 +262,7 @@ def _leniently(line: bytes, strict: orjson.JSONDecodeError) -> object:
         text = line.decode()
     except UnicodeDecodeError as error:
         raise BadLineError(f"is not JSON: not UTF-8: {error}") from error
-    # The reader below recurses: without a limit, how deep it comes would depend on who calls.
+    # The reader below recurses, and without a limit its depth would depend on the caller's.
     if (depth := _depth(text)) > ALL_GO_TO:
         raise BadLineError(
             f"nests {depth:,} brackets deep, and a line is read to {ALL_GO_TO:,}; write it flatter"
@@ -286,7 +284,7 @@ def _leniently(line: bytes, strict: orjson.JSONDecodeError) -> object:
 
 
 def _depth(text: str) -> int:
-    """Return how deep brackets nest outside of strings."""
+    """Return the depth of nested brackets outside of strings."""
     depth = deepest = 0
     for found in _STRING_OR_BRACKET.finditer(text):
         if found[0] in {"[", "{"}:
@@ -298,7 +296,7 @@ def _depth(text: str) -> int:
 
 
 def _shown(value: Mapping[str, object]) -> str:
-    """List keys for a message: a few, short, and nothing that a terminal would obey."""
+    """List keys for a message: a few short ones, without control characters for a terminal."""
     names = [ascii(name)[1:-1] if not name.isprintable() else name for name in sorted(value)]
     short = [
         name if len(name) <= _SHOWN_WIDTH else name[: _SHOWN_WIDTH - 1] + "…" for name in names

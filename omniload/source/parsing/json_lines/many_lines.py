@@ -1,4 +1,4 @@
-"""Many lines of strict JSON at once: what stands under some keys of each.
+"""The values under some keys of many lines of strict JSON, read at once.
 
 Shape suffixes:
     L  lines of a part
@@ -24,28 +24,30 @@ __all__ = ["NEWLINES", "Integer", "LineField", "LinesRead", "PlainLines", "one_b
 Found = TypeVar("Found")
 
 LineField: TypeAlias = tuple[str, Any, bool]
-"""A key, the type of its values, which refer to no line, and whether a line may lack it, and has ``None`` then."""
+"""A key, the type of its values, which refer to no line, and whether a line may lack it, which gives ``None``."""
 Integer = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-"""One of 64 bits; a line that has a larger one is read by itself."""
+"""A 64-bit integer; a line with a larger one is read separately."""
 NEWLINES = b"\n"
 _NEWLINE, _RETURN, _BRACE, _CLOSING_BRACE = b"\n\r{}"
 _CASE = _BRACE ^ ord("[")
-"""What a brace has more than a bracket."""
+"""Difference between the codes of a brace and a bracket."""
 _PART_BYTES = 1 << 18
-"""Lines that are held as objects of Python at once: what a core has in its cache, with what becomes of them."""
+"""Bytes of lines that are Python objects at the same time, so that they and their results fit a core's cache."""
 _FAR_APART = 1 << 10
-"""Bytes of a line, in the mean, from which on newlines are looked for one after the other: C's search is four times as
-quick as a look at each byte by numpy, and a call of it takes as long as some hundred bytes."""
+"""Mean bytes of a line from which newlines are searched one after another.
+
+C's search is four times as fast as numpy's check of every byte, but each call takes as long as a few hundred bytes.
+"""
 
 
 class PlainLines:
-    """What stands under some keys of lines of strict JSON, of many lines at once: in a third of the time of one by one.
+    """Reads the values under some keys of many lines of strict JSON at once, in a third of the time of single lines.
 
-    Values are those that ``object_of`` finds, where they are of the types that are asked for. The values of other keys
-    are passed over, and made into nothing. What is read in a wider sense is left to ``object_of``, and so is what would
-    be read otherwise here: bytes of other keys that are no UTF-8 are looked for in all bytes at once, lines that
-    hold more or less than one object by what stands around newlines, and values that nest deeper than any reader may go
-    by their brackets.
+    The values are the same as those of ``object_of``, if they have the expected types. The values of other keys are
+    skipped, and no objects are made of them. Lines that are only valid in a wider sense are left to ``object_of``, and
+    so are lines that would be read differently here. Three checks find them: bytes of other keys that are not UTF-8, by
+    a check of all bytes; lines with more or less than one object, by the characters around newlines; and values that
+    nest too deep, by their brackets.
     """
 
     def __init__(self, decoder: msgspec.json.Decoder[Any], fields: Sequence[str]) -> None:
@@ -53,15 +55,15 @@ class PlainLines:
 
     @classmethod
     def of(cls, fields: Sequence[LineField]) -> Self | None:
-        """Return what reads the values of some keys.
+        """Return a reader of the values of some keys.
 
-        ``None`` where a key has letters that a line writes as escapes, or may be one inside another.
+        ``None`` if lines write a key with escapes, or if a key may be nested in another.
         """
         if any("." in key for key, _, _ in fields):
             return None
         try:
             names = [f"field_{i}" for i in range(len(fields))]
-            # Not looked at by the collector: a line refers to values, which refer to no line.
+            # Not tracked by the garbage collector, because a line refers to values, but no value refers to a line.
             line = msgspec.defstruct(
                 "Line",
                 [
@@ -80,15 +82,15 @@ class PlainLines:
             return None
 
     def read(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> list[list[Any]] | None:
-        """Return what lines have under each key: a list for each key.
+        """Return the values under each key: a list for each key.
 
         Args:
             data: Whole lines, at least one.
-            ends: Where each ends: the place of its newline, or the end of ``data``.
+            ends: End of each line: the place of its newline, or the end of ``data``.
 
         Returns:
-            ``None`` where any line asks for a closer look: it is blank, begins or ends with white space, is read
-            leniently or not at all, or has no value of its type under a key.
+            ``None`` if any line needs a closer look: it is blank, begins or ends with white space, is only valid in a
+            wider sense or not at all, or lacks a value of the right type.
         """
         whole = Ragged(values_V=data, offsets=np.array([0, len(data)]))
         if not (
@@ -101,17 +103,17 @@ class PlainLines:
             found = self._decoder.decode_lines(data.data)
         except (msgspec.MsgspecError, RecursionError):
             return None
-        # A newline within an object is white space there, and two objects may stand in one line.
+        # A newline within an object is white space, and two objects may be on one line.
         if len(found) != len(ends):
             return None
         return [list(map(attrgetter(name), found)) for name in self._fields]
 
 
 def _are_apart(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
-    """Whether each line begins and ends with a brace, but for a carriage return that all end with.
+    """Return whether each line begins and ends with a brace, apart from a carriage return at the end of all lines.
 
-    No value goes on over a newline between such lines: it is none of its strings, which hold no newline, and between
-    the braces of two objects within one stands a comma. So each line holds an object or more of its own.
+    No value continues over a newline between such lines: strings have no newline, and a comma separates the braces of
+    two objects inside an object. So each line has one or more objects of its own.
     """
     lasts = ends - 1
     if data[lasts[0]] == _RETURN:
@@ -126,8 +128,8 @@ def _are_apart(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
 
 
 def _are_flat(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
-    """Whether no line has brackets enough to nest deeper than every reader of lines may go."""
-    # A line that nests has two brackets a level: most are too short.
+    """Return whether no line has enough brackets to nest deeper than every reader accepts."""
+    # Each level of nesting takes two brackets, for which most lines are too short.
     if ends[0] < 2 * ALL_GO_TO and (ends[1:] - ends[:-1]).max(initial=0) <= 2 * ALL_GO_TO:
         return True
     opening = (data | _CASE) == _BRACE
@@ -139,12 +141,12 @@ def _are_flat(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinesRead(Generic[Found]):
-    """What lines gave that were read one by one."""
+    """Results of lines that were read one by one."""
 
     found: list[Found]
     bad_L: NDArray[np.bool_]
     reason: str
-    """Where the first bad one is and what is wrong with it."""
+    """Place of the first bad line, and its fault."""
 
 
 def one_by_one(
@@ -154,14 +156,14 @@ def one_by_one(
     path: str,
     first_line: int,
 ) -> LinesRead[Found]:
-    """Read each line by itself.
+    """Read each line separately.
 
     Args:
         lines: The lines.
-        read: Returns what a line gives, or refuses it.
-        bad: What stands for a line that is refused.
-        path: Of their file.
-        first_line: Number of the first in the file.
+        read: Returns the content of a line, or raises ``BadLineError``.
+        bad: Result for a bad line.
+        path: Path of their file.
+        first_line: Number of the first line in the file.
     """
     found, bad_L, reason = [], np.zeros(len(lines), np.bool_), ""
     for i, line in enumerate(lines):
@@ -177,9 +179,9 @@ def one_by_one(
 
 
 def parts_of(data: pa.Buffer) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-    """Cut lines into parts of which none is much longer than ``_PART_BYTES``, and say where each line ends.
+    """Divide lines into parts that are not much longer than ``_PART_BYTES``, with the end of each line.
 
-    The last line of all needs no newline.
+    The very last line needs no newline.
     """
     every: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
     part_bytes, apart = _PART_BYTES, 0
@@ -190,7 +192,7 @@ def parts_of(data: pa.Buffer) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.in
         if len(part) == len(every) and part[-1] != _NEWLINE:
             ends = np.append(ends, len(part))
         elif not len(ends):
-            part_bytes *= 2  # one line is longer than that
+            part_bytes *= 2  # a single line is longer than that
             continue
         part_bytes = _PART_BYTES
         yield part[: ends[-1] + 1], ends
@@ -198,7 +200,7 @@ def parts_of(data: pa.Buffer) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.in
 
 
 def _newlines(part: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the places of newlines that are few."""
+    """Return the places of a few newlines."""
     held, places = part.tobytes(), []
     at = held.find(NEWLINES)
     while at >= 0:

@@ -1,4 +1,4 @@
-"""Token ids of every line, and what stands beside them: masks, labels, scores, texts and values of a user's own.
+"""Token ids of every line, with masks, labels, scores, texts and values of a user's columns.
 
 Shape suffixes:
     L  lines of a part        V  values of all lines together
@@ -41,18 +41,18 @@ from omniload.source.sample_tags import LineTags, Tags
 __all__ = ["TokenLines"]
 
 _Values: TypeAlias = NDArray[Any] | bytes
-"""What one line has under a key: numbers, or a text in UTF-8."""
+"""Value of a line under a key: numbers, or a text in UTF-8."""
 _FITTING: Mapping[str, tuple[tuple[type, ...], str]] = {
     "f": ((int, float), "numbers"),
     "b": ((bool, int), "0 and 1, or booleans"),
 }
-"""What Python has for numbers of a type, and what they are called in a message; of others integers."""
+"""Python types of the numbers of a type, and their name in messages; other types are integers."""
 _Line: TypeAlias = tuple[tuple[_Values, ...], int, bool, Tags]
-"""What a line has under each key, the hash of what it is known by, whether it is drawn from at all, and its tags."""
+"""Values of a line under each key, the hash of its key, whether it is drawn from at all, and its tags."""
 
 
 class TokenLines:
-    """Reads token ids under one key of every line, and further columns under others."""
+    """Reads token ids under one key of every line, and further columns under other keys."""
 
     def __init__(self, config: JsonlSource) -> None:
         further = config.columns_read
@@ -73,10 +73,10 @@ class TokenLines:
         fields = [*(each.field for each in self._read_of_line), *self._tags.fields]
         self._plain = PlainLines.of(fields) if is_alone else None
         self.doubts = {LABELS, LOSS_MASK}.isdisjoint(further)
-        """Whether a column that is not named may say which tokens are trained on."""
+        """Whether an unnamed column may say which tokens are trained on."""
 
     def doubt(self, lines: Sequence[Mapping[str, object]]) -> str:
-        """Say whether objects of lines have labels that leave out tokens; empty where none has."""
+        """Say whether lines have labels that mask out tokens; empty if none has."""
         labels = [
             held for line in lines if isinstance(held := line.get(LABELS), list) and len(held)
         ]
@@ -84,12 +84,12 @@ class TokenLines:
         return doubt_of_labels(pa.chunked_array([pa.array(whole, pa.large_list(pa.int64()))]))
 
     def records(self, data: pa.Buffer, path: str, first_line: int) -> Records:
-        """Read line after line.
+        """Read the records of lines.
 
         Args:
             data: Whole lines.
-            path: Of their file.
-            first_line: Number of the first in the file.
+            path: Path of their file.
+            first_line: Number of the first line in the file.
         """
         columns: list[list[pa.Array]] = [[] for _ in self._read_of_line]
         keys, kept, bad = [np.zeros(0, np.uint64)], [np.zeros(0, np.bool_)], [np.zeros(0, np.bool_)]
@@ -120,23 +120,23 @@ class TokenLines:
             pa.chunked_array(parts, each.type)
             for parts, each in zip(columns, self._read_of_line, strict=True)
         ]
-        # Keys and conditions are of lines that are read one by one, all of them.
+        # Keys and conditions come only from lines that are read one by one, and then from all of them.
         kept_B = np.concatenate(kept) if self._where else None
         records = token_records(laid[0], where, kept_B, ())
         records = replace(
             _with_bad_lines(records, np.concatenate(bad), reason),
             keys_B=np.concatenate(keys) if self._known_by is not None else None,
-            # Ids are wider as they are read, and a copy by now.
+            # Ids are wider when they are read, so they have been copied by now.
             is_own=True,
         )
         beside = dict(zip(self._beside, laid[1:], strict=True))
         return with_others(records, beside | tags.columns(), where)
 
     def _read(self, line: bytes | memoryview) -> _Line:
-        """Return what a line holds.
+        """Return the content of a line.
 
         Raises:
-            BadLineError: It lacks something, or has something else in its place.
+            BadLineError: A value is missing, or of another type.
         """
         value = object_of(line)
         if value is None:
@@ -149,7 +149,7 @@ class TokenLines:
 
 
 def _with_bad_lines(records: Records, bad_B: NDArray[np.bool_], reason: str) -> Records:
-    """Return records, of which lines that could not be read are bad too; those have no token."""
+    """Return records in which lines that could not be read are bad too; these have no token."""
     if not bad_B.any():
         return records
     is_first = not records.bad_B.any() or bad_B.argmax() < records.bad_B.argmax()
@@ -166,17 +166,17 @@ class _Numbers:
 
     key: str
     wide: np.dtype[Any]
-    """What JSON has is held in: whoever narrows it sees what is too large."""
+    """Type for reading JSON, wide enough that a later check finds numbers that are too large."""
     fits: tuple[type, ...]
-    """Types that Python has for them."""
+    """Python types of the numbers."""
     said: str
-    """What they are called in a message."""
+    """Name of the numbers in messages."""
     may_be_one: bool = False
-    """Whether a number stands for a list of one."""
+    """Whether a single number stands for a list of one."""
 
     @classmethod
     def of(cls, name: str, key: str) -> "_Numbers":
-        """Return what reads a column, by its name inside."""
+        """Return the reader of a column, by its inside name."""
         kind = column_kind(name)
         fits, said = _FITTING.get(kind.dtype.kind, ((int,), "integers"))
         wide = np.dtype(np.float64 if kind.dtype.kind == "f" else np.int64)
@@ -184,17 +184,17 @@ class _Numbers:
 
     @property
     def blank(self) -> NDArray[Any]:
-        """Of a line that gives no sample."""
+        """Value for a line that gives no sample."""
         return np.zeros(0, self.wide)
 
     @property
     def type(self) -> pa.DataType:
-        """Of its arrays."""
+        """Type of the arrays."""
         return pa.large_list(pa.from_numpy_dtype(self.wide))
 
     @property
     def field(self) -> LineField:
-        """What is read of many lines at once."""
+        """Field for reading many lines at once."""
         one: Any = float if self.wide.kind == "f" else Integer
         one = one | bool if bool in self.fits else one
         return self.key, one | list[one] if self.may_be_one else list[one], False
@@ -203,7 +203,7 @@ class _Numbers:
         """Return the numbers of a line.
 
         Raises:
-            BadLineError: It has something else under its key.
+            BadLineError: The line has something else under its key.
         """
         found = value_in(line, self.key)
         held = [found] if self.may_be_one and not isinstance(found, list) else found
@@ -221,7 +221,7 @@ class _Numbers:
             ) from None
 
     def array_of_many(self, lines: Sequence[Any]) -> pa.Array:
-        """Return the numbers of lines, as they were read at once."""
+        """Return the numbers of lines that were read at once."""
         lists = lines
         if self.may_be_one:
             lists = [each if isinstance(each, list) else [each] for each in lines]
@@ -241,19 +241,19 @@ class _Numbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Texts:
-    """A text under a key of every line, beside its token ids."""
+    """A text under a key of every line, next to its token ids."""
 
     key: str
     blank: bytes = b""
 
     @property
     def type(self) -> pa.DataType:
-        """Of its arrays."""
+        """Type of the arrays."""
         return pa.large_string()
 
     @property
     def field(self) -> LineField:
-        """What is read of many lines at once."""
+        """Field for reading many lines at once."""
         return self.key, str, False
 
     def value_in(self, line: dict[str, object]) -> bytes:
@@ -261,9 +261,9 @@ class _Texts:
         return text_in(line, self.key)
 
     def array_of_many(self, lines: Sequence[Any]) -> pa.Array:
-        """Return the texts of lines, as they were read at once."""
+        """Return the texts of lines that were read at once."""
         return pa.array(lines, pa.large_string())
 
     def array_of_each(self, lines: Sequence[Any]) -> pa.Array:
-        """Return the texts of lines that were read one by one: each was written as UTF-8 here."""
+        """Return the texts of lines that were read one by one, and encoded as UTF-8 here."""
         return pa.array(lines, pa.large_binary()).view(pa.large_string())
