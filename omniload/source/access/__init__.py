@@ -1,1 +1,1 @@
-"""Where compressed shards can be entered in their middle: found once, kept, and compared with what is read."""
+"""Entry points in the middle of compressed shards: found once, kept, and verified at each read."""

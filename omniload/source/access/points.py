@@ -1,4 +1,4 @@
-"""Places at which a compressed shard can be entered, and what keeps them.
+"""Places at which decompression of a shard can start, and the store that keeps them.
 
 Shape suffixes:
     P  places of a shard, rising      U  units of a shard
@@ -42,61 +42,60 @@ __all__ = [
 ]
 
 ACCESS_VERSION = 2
-"""Version of a file of places, in its first line; one of another version counts as missing."""
+"""Version of a file of places, in its first line; a file of another version counts as missing."""
 
 SMALL_BYTES = 8 << 20
-"""What a shard holds, decompressed, up to which it is entered at its first byte alone."""
+"""Largest decompressed shard that is only entered at its first byte."""
 NEAR_BYTES = 64 << 20
-"""What may be decompressed on the way to a unit where units are read in any order."""
+"""Most bytes that may be decompressed before a unit if units are read in any order."""
 
 _KEY, _SUFFIX = "omniload.access", ".access"
 _HEAD_BYTES, _MOST_BITS = 4 << 10, 7
 _HELD_BYTES = 64 << 20
-"""Places of all shards of a source together that are held in memory where no folder keeps them."""
+"""Total memory for places of a source's shards if no folder keeps them."""
 _UNUSED_S = 7 * 24 * 3600.0
-"""For how long places that nobody read stay though they are of no shard of the source: of an edited file, a run that
-is under way may read others."""
+"""Time that unread places of a former shard stay, because a run in progress may use them after an edit of a file."""
 _LEFTOVER_S = 3600.0
-"""For how long a draft may be of somebody who writes."""
+"""Age up to which a draft may belong to a living writer."""
 _log = get_logger(__name__)
 
 
 class Point(NamedTuple):
-    """A place where decoding can start."""
+    """A place where decompression can start."""
 
     raw: int
-    """Byte of the file; where ``bits`` are more than none, the first of them lie in the byte before."""
+    """Byte of the file; if ``bits`` is not 0, the first bits are in the byte before."""
     place: int
-    """Byte of what the shard holds, decompressed."""
+    """Byte of the decompressed content."""
     bits: int = 0
-    """High bits of the byte before that belong to what follows; of gzip alone."""
+    """Number of high bits of the byte before that belong to the data after the place; only for gzip."""
     window: bytes = b""
-    """What lies before, of gzip alone."""
+    """Decompressed bytes before the place; only for gzip."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessPoints:
-    """Where a shard can be entered, and a digest of each of its units: what is read by way of a place is compared."""
+    """The entry points of a shard, with a digest of each unit, which verifies reads by way of an entry point."""
 
     raws_P: NDArray[np.int64]
     places_P: NDArray[np.int64]
-    """Rising, from above 0: at its first byte every shard can be entered."""
+    """Decompressed places, rising, above 0, because every shard can be entered at its first byte."""
     bits_P: NDArray[np.uint8]
     windows_P: tuple[bytes, ...]
-    """As ``Point.window``, compressed with zstd; empty where a place needs none."""
+    """Windows as in ``Point.window``, compressed with zstd; empty if a place needs none."""
     digests_U: NDArray[np.uint64]
-    """xxh3 of what each unit holds, decompressed."""
+    """xxh3 of the decompressed content of each unit."""
     farthest_bytes: int
     """Most bytes from a place, or from the first byte, to the start of a unit that is entered there."""
 
     @classmethod
     def of(cls, points: Sequence[Point], units: FileUnits, digests: Sequence[int]) -> Self:
-        """Hold what was found of a shard.
+        """Return the entry points of a shard.
 
         Args:
-            points: Its places, rising.
-            units: Its units.
-            digests: Of each unit.
+            points: Places, rising.
+            units: Units of the shard.
+            digests: Digest of each unit.
         """
         places_P = np.array([point.place for point in points], np.int64)
         nearest_U = np.concatenate(([0], places_P))[
@@ -115,7 +114,7 @@ class AccessPoints:
         )
 
     def before(self, start: int) -> Point | None:
-        """Return the last place that is not behind a byte; ``None`` where that is the first byte of the shard."""
+        """Return the last place at or before a byte; ``None`` if this is the first byte of the shard."""
         at = int(np.searchsorted(self.places_P, start, side="right")) - 1
         if at < 0:
             return None
@@ -129,26 +128,26 @@ class AccessPoints:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that it takes, about."""
+        """Approximate memory of the entry points."""
         return sum(map(len, self.windows_P)) + 64 * len(self.raws_P) + 8 * len(self.digests_U)
 
 
 class KeptPoints:
-    """Places of the shards of a source: a file for each shard beside the index, or in memory where nothing is kept.
+    """Entry points of a source's shards: a file for each shard next to the index, or in memory if nothing is kept.
 
     Args:
-        cache: Where the index of the source is kept.
-        kind: How its files are cut, as for ``index_of``.
+        cache: Place of the source's index.
+        kind: Way in which files are divided, as for ``index_of``.
     """
 
     def __init__(self, cache: IndexCache | None, kind: str) -> None:
         self._folder = None if cache is None else cache.access_folder(kind)
         self._held: Lru[str, AccessPoints] = Lru(_HELD_BYTES)
         self._is_new = False
-        """Whether something was kept since what is not of the source was looked for."""
+        """Whether something was stored since the last search for files of other shards."""
 
     def keep(self, file: ShardFile, points: AccessPoints) -> None:
-        """Keep what was found of a shard, in place of what was found before."""
+        """Store the entry points of a shard, in place of earlier ones."""
         self._is_new = True
         kept = self._folder is not None and write_kept(
             self._path(self._folder, file), _encoded(file, points)
@@ -157,7 +156,7 @@ class KeptPoints:
             self._held.put(file.path, points, points.size_bytes)
 
     def of(self, file: ShardFile) -> AccessPoints | None:
-        """Return what is kept of a shard as it is now; ``None`` where nothing is, or what is kept is damaged."""
+        """Return the entry points of a shard in its present state; ``None`` if there are none or they are damaged."""
         held = self._held.get(file.path)
         if held is not None or self._folder is None:
             return held
@@ -174,7 +173,7 @@ class KeptPoints:
             return None
 
     def farthest(self, file: ShardFile) -> int | None:
-        """Return ``AccessPoints.farthest_bytes`` of a shard without its places; ``None`` where nothing is kept."""
+        """Return ``AccessPoints.farthest_bytes`` of a shard without its places; ``None`` if nothing is kept."""
         if (held := self._held.get(file.path)) is not None:
             return held.farthest_bytes
         if self._folder is None:
@@ -186,9 +185,9 @@ class KeptPoints:
             return None
 
     def keep_only(self, files: Sequence[ShardFile]) -> None:
-        """Once something was kept, remove what is of other shards: a folder would grow by all that there ever were.
+        """Remove the files of other shards after something was stored; otherwise the folder would only grow.
 
-        What was read within ``_UNUSED_S`` stays, and so does a draft that may be written on.
+        Files that were read within ``_UNUSED_S`` stay, and so does a draft that may still be written.
         """
         if self._folder is None or not self._is_new:
             return
@@ -211,22 +210,22 @@ class KeptPoints:
 
 
 def _used(path: Path) -> BinaryIO:
-    """Open a file of places, and note that it is in use.
+    """Open a file of places, and mark it as used.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
-    # Of another account, or a disk that is read alone: it is as old as it was.
+    # The file may belong to another user, or be on a read-only disk; its time then stays as it is.
     with suppress(OSError):
         os.utime(path)
     return open_file(path)
 
 
 def require_near(files: Sequence[ShardFile], kept: KeptPoints) -> None:
-    """Refuse shards whose units are far from where they can be entered, where those are read in any order.
+    """Raise an error for shards whose units are far from any entry point, if units are read in any order.
 
     Raises:
-        ConfigError: With what mends it.
+        ConfigError: Gives the remedy.
     """
     for file in files:
         distance = kept.farthest(file)
@@ -238,7 +237,7 @@ def require_near(files: Sequence[ShardFile], kept: KeptPoints) -> None:
 
 
 def _said_of(file: ShardFile, distance: int | None) -> str:
-    """Return why a shard cannot be entered near everything in it, and what mends that."""
+    """Return the reason why a shard has no near entry points everywhere, with the remedy."""
     if codec_of(file) == "gzip" and find_spec("indexed_gzip") is None:
         return f"of gzip a package finds where, which is not installed; {install_line('gzip')}"
     if distance is None:
@@ -252,17 +251,17 @@ def _said_of(file: ShardFile, distance: int | None) -> str:
 
 
 class _OtherShardError(ValueError):
-    """What is kept is of another shard, or of this one at another time."""
+    """The file belongs to another shard, or to another state of this one."""
 
 
 def _stamped(file: ShardFile) -> str:
-    """Return a digest of what tells a shard from another, or from itself at another time."""
+    """Return a digest that distinguishes a shard from others and from its earlier states."""
     key = "\0".join(map(str, key_of_file(file))).encode(errors="surrogateescape")
     return hashlib.blake2b(key, digest_size=16).hexdigest()
 
 
 def _encoded(file: ShardFile, points: AccessPoints) -> bytes:
-    """Return a line of JSON, and behind it the columns one after the other, little-endian, and all windows."""
+    """Return a line of JSON, followed by the columns in little-endian order, and all windows."""
     body = b"".join(
         [
             points.raws_P.astype("<i8").tobytes(),
@@ -285,10 +284,10 @@ def _encoded(file: ShardFile, points: AccessPoints) -> bytes:
 
 
 def _head_of(data: bytes, file: ShardFile) -> dict[str, int | str]:
-    """Read the first line of what is kept of a shard.
+    """Read the first line of a file of entry points.
 
     Raises:
-        ValueError: It is none of this version, or not of this shard as it is now.
+        ValueError: The line has another version, or belongs to another shard or another state of this one.
     """
     head = orjson.loads(data.partition(b"\n")[0])
     if not isinstance(head, dict) or head.get(_KEY) != ACCESS_VERSION:
@@ -301,10 +300,10 @@ def _head_of(data: bytes, file: ShardFile) -> dict[str, int | str]:
 
 
 def _decoded(data: bytes, file: ShardFile) -> AccessPoints:
-    """Read what is kept of a shard.
+    """Read a file of entry points.
 
     Raises:
-        ValueError: As for ``_head_of``, or it was altered or cut short.
+        ValueError: As for ``_head_of``, or the file was altered or truncated.
     """
     head = _head_of(data, file)
     body = data.partition(b"\n")[2]

@@ -1,7 +1,8 @@
-"""Compressed shards as streams: scanned for where they can be entered, on the pass that cuts them, and entered there.
+"""Compressed shards as streams, which find entry points while a shard is divided into units, and enter at them.
 
-Of zstd these are starts of frames: what a frame is compressed to shows in the heads of its blocks, and what it holds as
-it is decompressed. Of gzip they are starts of members, and places in their middle, with the 32 KiB before each.
+For zstd, entry points are starts of frames. The heads of its blocks give the compressed size of a frame, and
+decompression gives its content size. For gzip, entry points are starts of members, and places within them with the 32
+KiB of content before each.
 
 Source:
     RFC 8878, section 3.1, for frames and blocks of zstd.
@@ -25,29 +26,29 @@ from omniload.source.parsing.beginnings import codec_of
 __all__ = ["ByteStream", "FrameStream", "entered", "points_of"]
 
 _GZIP_BYTES = 8 << 20
-"""Decompressed, between two places of gzip: what an entry takes at most beside what is wanted."""
+"""Decompressed bytes between two gzip entry points: the most that an entry costs before the wanted data."""
 _MOST_PLACES = 512
-"""Places of a shard of gzip at most, 32 KiB each before they are compressed: of a large one they lie further apart."""
+"""Most entry points of a gzip shard, with 32 KiB each before compression; in a large shard they are further apart."""
 _GROUP_BYTES = 128 << 10
-"""Of the file, between two places of zstd: smaller frames are entered at the first of several."""
+"""Bytes of the file between two zstd entry points: of several smaller frames, only the first is an entry point."""
 _MOST_FRAMES = 1 << 16
-"""Places of a shard of zstd at most."""
+"""Most entry points of a zstd shard."""
 
 _READ_BYTES = 1 << 20
 _FRAME, _SKIPPED, _SKIPPED_MASK = 0xFD2FB528, 0x184D2A50, 0xFFFFFFF0
 _HEAD_BYTES, _BLOCK_BYTES, _CHECK_BYTES = 8, 3, 4
-"""Of a frame: the head of one that is skipped, more than is looked at of any other."""
+"""Bytes of a frame's head (a skippable one's, more than is read of others), of a block's head, and of a checksum."""
 _SAME_BYTES, _NO_BLOCK = 1, 3
-"""Kinds of blocks: one byte many times, and one that is reserved."""
+"""Types of blocks: one byte many times, and a reserved type."""
 _log = get_logger(__name__)
 _told: set[str] = set()
 
 
 class ByteStream(Protocol):
-    """What a shard holds from some byte on."""
+    """The content of a shard from some byte on."""
 
     def read_buffer(self, size: int) -> pa.Buffer:
-        """Return the next ``size`` bytes; fewer at the end of the shard."""
+        """Return the next ``size`` bytes, or fewer at the end of the shard."""
         ...
 
     def close(self) -> None:
@@ -56,7 +57,7 @@ class ByteStream(Protocol):
 
 
 def entered(file: ShardFile, point: Point) -> ByteStream:
-    """Open what a shard holds from one of its places on; what comes is to be compared with what was found there."""
+    """Open the content of a shard from an entry point on; the caller must compare it with the kept digests."""
     raw = file.open()
     raw.seek(point.raw - (1 if point.bits else 0))
     is_zstd = codec_of(file) == "zstd"
@@ -67,7 +68,7 @@ def entered(file: ShardFile, point: Point) -> ByteStream:
 
 
 class _InflatedStream:
-    """What a shard of gzip holds from one of its places on."""
+    """The content of a gzip shard from an entry point on."""
 
     def __init__(self, raw: pa.NativeFile, point: Point) -> None:
         self._raw = raw
@@ -81,10 +82,10 @@ class _InflatedStream:
 
 
 class FrameStream:
-    """What a shard of zstd holds, in order; raises what ``pyarrow.CompressedInputStream`` does, which decompresses.
+    """The content of a zstd shard in order; raises the same errors as ``pyarrow.CompressedInputStream``.
 
-    A stream of Arrow is given some whole frames, and the next the following ones, so that it is known how much lies
-    before each. What is no frame is given to it as it lies: it judges.
+    An Arrow stream decompresses some whole frames, and the next stream the following frames, so that the content before
+    each is known. Bytes that are no frame are passed on unchanged, so that Arrow judges them.
     """
 
     def __init__(self, file: ShardFile) -> None:
@@ -92,7 +93,7 @@ class FrameStream:
         self._stream: pa.NativeFile | None = None
         self._at = 0
         self.points: list[Point] = []
-        """Places that were found so far."""
+        """Entry points that were found so far."""
 
     def __enter__(self) -> Self:
         return self
@@ -112,11 +113,11 @@ class FrameStream:
         self._frames.file.close()
 
     def read_buffer(self, size: int) -> pa.Buffer:
-        """Return the next ``size`` bytes; fewer at the end of the shard."""
+        """Return the next ``size`` bytes, or fewer at the end of the shard."""
         parts: list[pa.Buffer] = []
         while size:
             if self._stream is None:
-                # One stream at least: of a file without a byte Arrow says what it says of the whole.
+                # At least one stream is made, so that Arrow's judgement of an empty file is used.
                 if self._at and self._frames.ended():
                     break
                 self._stream = self._entered()
@@ -132,7 +133,7 @@ class FrameStream:
         return filled[0] if len(filled) == 1 else pa.py_buffer(b"".join(filled))
 
     def _entered(self) -> pa.NativeFile:
-        """Return a stream of the frames behind those that were read."""
+        """Return a stream of the frames after those that were read."""
         if self._at:
             self.points.append(Point(self._frames.at, self._at))
         if len(self.points) > _MOST_FRAMES:
@@ -143,43 +144,43 @@ class FrameStream:
 
 
 class _Frames:
-    """The bytes of a file of zstd, some whole frames at a time: a file that ends with a frame, and begins again."""
+    """The bytes of a zstd file, some whole frames at a time: a file that ends after a frame, and then begins again."""
 
     closed = False
 
     def __init__(self, file: pa.NativeFile) -> None:
         self.file, self.group_bytes = file, _GROUP_BYTES
         self.at = 0
-        """Bytes of the file that were given on."""
+        """Bytes of the file that were passed on."""
         self._held, self._held_at = b"", 0
-        """What was read of the file, and from where on."""
+        """Bytes that were read from the file, and their start."""
         self._next = 0
-        """Where the next head begins: of a frame, or of a block within one."""
+        """Place of the next head, of a frame or of a block within one."""
         self._is_checked: bool | None = None
-        """Whether a check ends the frame that is read; ``None`` between two frames."""
+        """Whether the present frame ends with a checksum; ``None`` between two frames."""
         self._began = 0
         self._stop: int | None = None
-        """Where the frames end that are given on now, once that is known."""
+        """End of the present frames, once it is known."""
         self._is_blind = False
-        """Whether something that is no frame was found, behind which there are no places."""
+        """Whether something that is no frame was found, after which there are no entry points."""
 
     def begin(self) -> None:
-        """Give on the next frames."""
+        """Begin the next frames."""
         self._began, self._stop = self.at, None
 
     def ended(self) -> bool:
-        """Whether no byte of the file is left."""
+        """Return whether the file has no more bytes."""
         return self.at == self._held_at + len(self._held) and not self._read_on()
 
     def readable(self) -> bool:
-        """Answer as a file does."""
+        """Return true, as a file that can be read."""
         return True
 
     def close(self) -> None:
-        """Stay open for the next frames."""
+        """Do nothing, because the file stays open for the next frames."""
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes, at most ``size``; none where the last of some frames has ended."""
+        """Return the next bytes, at most ``size``; none after the last of the present frames."""
         if self.at == self._stop or self.ended():
             return b""
         self._walk()
@@ -187,33 +188,33 @@ class _Frames:
         if self._stop is not None:
             stop = min(stop, self._stop)
         elif not self._is_blind:
-            # A head that is held in part is looked at before it is given on.
+            # A head that is only partly in memory is read completely before it is passed on.
             stop = min(stop, self._next)
         data = self._held[self.at - self._held_at : min(stop, self.at + size) - self._held_at]
         self.at += len(data)
         return data
 
     def _read_on(self) -> bool:
-        """Hold more of the file; say whether there was more."""
+        """Read more of the file; return whether there was more."""
         more = self.file.read(_READ_BYTES)
         self._held, self._held_at = self._held[self.at - self._held_at :] + more, self.at
         return bool(more)
 
     def _walk(self) -> None:
-        """Look at the heads of frames and blocks that are held."""
+        """Read the heads of frames and blocks in memory."""
         while self._stop is None and not self._is_blind:
             at = self._next - self._held_at
             if at >= len(self._held):
                 return
             if self._step(self._held[at : at + _HEAD_BYTES]):
                 continue
-            # It is held in part. What lies before it is given on first.
+            # The head is incomplete. The bytes before it are passed on first.
             if self.at < self._next:
                 return
             self._is_blind = not self._read_on()
 
     def _step(self, head: bytes) -> bool:
-        """Go from one head to the next; return whether it was whole."""
+        """Advance from one head to the next; return whether the head was complete."""
         if self._is_checked is None:
             return self._step_frame(head)
         if len(head) < _BLOCK_BYTES:
@@ -236,7 +237,7 @@ class _Frames:
         if magic & _SKIPPED_MASK == _SKIPPED:
             self._next += _HEAD_BYTES + int.from_bytes(head[4:], "little")
             return True
-        # Sizes of what the frame holds and of its window are not asked for.
+        # The content size and the window size of a frame are not needed.
         said = head[4]
         is_single, holds, dictionary = said >> 5 & 1, said >> 6, said & 3
         self._is_blind = magic != _FRAME or bool(said >> 3 & 1)
@@ -248,12 +249,12 @@ class _Frames:
 def points_of(
     file: ShardFile, scanned: "pa.NativeFile | FrameStream", size_bytes: int
 ) -> list[Point] | None:
-    """Return the places of a shard that was scanned to its end; ``None`` where a package is missing that finds them.
+    """Return the entry points of a fully scanned shard; ``None`` if the package that finds them is missing.
 
     Args:
         file: The shard.
-        scanned: As ``compressed.scan_of`` returned it.
-        size_bytes: What the shard holds, decompressed.
+        scanned: Result of ``compressed.scan_of``.
+        size_bytes: Decompressed size of the shard.
     """
     if isinstance(scanned, FrameStream):
         return scanned.points
@@ -261,13 +262,13 @@ def points_of(
 
 
 def _gzip_points(file: ShardFile, size_bytes: int) -> list[Point] | None:
-    """Return places of a shard of gzip; none where it is small, ``None`` where the package that finds them is missing.
+    """Return the entry points of a gzip shard: none if it is small, ``None`` if the needed package is missing.
 
-    The shard is read once more. What is no whole gzip has no places: whoever reads it says so.
+    The shard is read once more. Data that is no complete gzip stream has no entry points; reading it reports the fault.
 
     Args:
         file: The shard.
-        size_bytes: What it holds, decompressed.
+        size_bytes: Decompressed size of the shard.
     """
     spacing = max(_GZIP_BYTES, math.ceil(size_bytes / _MOST_PLACES))
     if size_bytes <= spacing:
@@ -291,7 +292,7 @@ def _gzip_points(file: ShardFile, size_bytes: int) -> list[Point] | None:
         _log.info("%s: is read from its first byte: %s", file.path, error)
         return []
     points: list[Point] = []
-    # Starts of small members are places however near they are to one another.
+    # Starts of small members are entry points, however close they are.
     wanted = spacing
     for place in places_of(exported.getvalue(), file.size_bytes):
         if wanted <= place.offset < size_bytes:

@@ -1,4 +1,4 @@
-"""What copies of a shared directory take, in a file whose lock its writer holds; who uses which, which leave first."""
+"""The account of the bytes of a shared directory, written under a lock; who uses which copy, and which leave first."""
 
 import fcntl
 import os
@@ -12,21 +12,21 @@ import xxhash
 
 __all__ = ["NAME_BYTES", "Leaving", "believe", "in_use", "is_believed", "note", "noted"]
 
-_SUM = struct.Struct("<QQ")  # bytes that are taken, and the same with every bit turned over
+_SUM = struct.Struct("<QQ")  # used bytes, and the same with every bit inverted
 _EVERY_BIT = (1 << 64) - 1
 NAME_BYTES = 16
-"""Bytes of the name of a copy, where processes say which they use."""
+"""Bytes of the name of a copy in the files of processes that use copies."""
 _USER_NAME = re.compile("[0-9a-f]{32}")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def note(account: int, used: int) -> None:
-    """Write what is taken."""
+    """Write the used bytes to an account."""
     os.pwrite(account, _SUM.pack(used, used ^ _EVERY_BIT), 0)
 
 
 def noted(account: int) -> int | None:
-    """Return what an account says; ``None`` where it says nothing that can be believed."""
+    """Return the used bytes of an account; ``None`` if its content is not credible."""
     found = os.pread(account, _SUM.size, 0)
     if len(found) != _SUM.size:
         return None
@@ -35,19 +35,19 @@ def noted(account: int) -> int | None:
 
 
 def is_believed(account: int) -> bool:
-    """Tell whether an account was counted since this machine started, and where it lies now."""
-    # After a power cut, or of a folder that was copied, it may say too little.
+    """Return whether an account was counted since this machine started, and in this place."""
+    # After a power failure, or in a copied folder, the number may be too small.
     birth = _birth_of(account)
     return bool(birth) and os.pread(account, len(birth), _SUM.size) == birth
 
 
 def believe(account: int) -> None:
-    """Note that it was counted."""
+    """Mark an account as counted."""
     os.pwrite(account, _birth_of(account), _SUM.size)
 
 
 def _birth_of(account: int) -> bytes:
-    """Return 16 bytes that are others after a start of the machine, and for another file; none where it tells none."""
+    """Return 16 bytes that differ after a restart of the machine and between files; empty if the system gives none."""
     with suppress(OSError):
         status = os.fstat(account)
         return xxhash.xxh3_128_digest(
@@ -57,7 +57,7 @@ def _birth_of(account: int) -> bytes:
 
 
 def in_use(users: Path) -> set[str]:
-    """Return the copies that living processes use; what dead ones left is removed."""
+    """Return the copies that living processes use; the files of dead processes are removed."""
     names: set[str] = set()
     for path in users.iterdir():
         if not _USER_NAME.fullmatch(path.name):
@@ -74,25 +74,25 @@ def in_use(users: Path) -> set[str]:
     return names
 
 
-_COPY = struct.Struct("<16sQ")  # its name, and when it was used last, in ns
+_COPY = struct.Struct("<16sQ")  # name, and time of the last use in ns
 
 
 class Leaving:
-    """Copies as one look found them, the one that leaves first ahead; of each 24 bytes.
+    """Copies from one look at a directory, in the order in which they leave; 24 bytes for each.
 
-    It is believed of no copy: one that was used since has another time than is said here, and is passed over.
+    The order is only a hint: a copy that was used since has another time than recorded here, and is skipped.
     """
 
     def __init__(self) -> None:
         self._last_first = bytearray()
 
     def find(self, copies: Iterable[tuple[str, int]]) -> None:
-        """Hold other copies, each with when it was used last, in ns."""
+        """Replace the copies, each with the time of its last use in ns."""
         lines = [_COPY.pack(bytes.fromhex(name), used_ns) for name, used_ns in copies]
         self._last_first = bytearray().join(reversed(lines))
 
     def take(self) -> Iterator[tuple[str, int]]:
-        """Take copies off, one after the other, as far as they are asked for."""
+        """Yield and remove copies, as many as the caller takes."""
         while self._last_first:
             name, used_ns = _COPY.unpack(self._last_first[-_COPY.size :])
             del self._last_first[-_COPY.size :]

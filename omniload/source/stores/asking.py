@@ -1,7 +1,7 @@
-"""Ranges of a file of a store, what tells one version of it from another, and one store from another.
+"""Reads ranges of a file of a store, and distinguishes versions of a file, and stores.
 
-And whether a store answers at all. Clients of stores try again by themselves: for minutes where a host takes
-connections and says nothing, as behind a firewall, or a quarter of an hour where none takes them, as of HDFS.
+Also checks whether a store answers at all. Clients of stores retry by themselves: for minutes if a host accepts
+connections and says nothing, as behind a firewall, or for a quarter of an hour if HDFS accepts none.
 """
 
 import re
@@ -43,58 +43,58 @@ __all__ = [
 _TAG_KEYS = ("ETag", "etag")
 _STAMP_KEYS = (
     *(*_TAG_KEYS, "mtime", "LastModified", "last_modified", "updated", "Last-Modified"),
-    *("modification_time", "modificationTime", "created"),  # the first two are of clients of HDFS
+    *("modification_time", "modificationTime", "created"),  # the first two are from clients of HDFS
 )
 _LEAST_MS = 1e11
-"""From here on a number is of milliseconds, as HDFS counts; in seconds it would be the year 5138."""
+"""Least number that counts milliseconds, as HDFS does; in seconds it would be the year 5138."""
 _HTTP = ("http://", "https://")
 _NOT_THERE = (404, 410)
 _MUCH_BYTES = 8 << 20
 _TAG_OF_A_TIME = re.compile('"?([0-9a-f]{8})-[0-9a-f]+"?')
-"""As nginx makes them, and others after it: seconds since 1970, and the size."""
+"""Tag in the form of nginx and others: seconds since 1970, and the size."""
 _SETTLED_S = 60.0
-"""How old a time of writing must be to tell versions apart for ever: finer than any store's, and any clock's, error."""
+"""Age from which a modification time identifies a version for ever: more than any error of a store or a clock."""
 _GIVE_RANGES: set[str] = set()
-"""Servers that gave a part of a file."""
+"""Servers that returned a part of a file."""
 
 
 def stamp_of(entry: Mapping[str, Any]) -> str:
-    """Return what changes when a file is written again; empty where its store says nothing of it."""
-    # The first that there is, a tag before any time: it changes with the content.
+    """Return a value that changes when a file is written again; empty if its store gives none."""
+    # The first existing key; tags come before times, because a tag changes with the content.
     return next((str(entry[key]) for key in _STAMP_KEYS if entry.get(key)), "")
 
 
 def tag_of(entry: Mapping[str, Any]) -> str:
-    """Return a store's tag of the content of a file; empty where it has none."""
+    """Return a store's tag of the content of a file; empty if there is none."""
     return next((str(entry[key]) for key in _TAG_KEYS if entry.get(key)), "")
 
 
 def is_settled(stamp: str, tag: str, now_s: float) -> bool:
-    """Tell whether a stamp stands for one content for ever, and not for the time until it is looked at again.
+    """Return whether a stamp identifies one content for ever, not only until the next look.
 
-    A tag does, unless it is made of a time. A time of writing does once it is past: two writes within one second may
-    bear the same one.
+    A tag does, unless it is made of a time. A modification time does once it is past, because two writes within one
+    second may have the same time.
 
     Args:
-        stamp: As ``stamp_of`` has it.
-        tag: As ``tag_of`` has it.
-        now_s: The time, in seconds since 1970.
+        stamp: From ``stamp_of``.
+        tag: From ``tag_of``.
+        now_s: Present time, in seconds since 1970.
     """
     if tag:
         if (made := _TAG_OF_A_TIME.fullmatch(tag)) is not None:
             return now_s - int(made[1], 16) > _SETTLED_S
-        # A weak one stands for what means the same, not for the same bytes.
+        # A weak tag stands for equal meaning, not for equal bytes.
         return not tag.startswith("W/")
     written_s = _seconds_of(stamp)
     return written_s is not None and now_s - written_s > _SETTLED_S
 
 
 def _seconds_of(stamp: str) -> float | None:
-    """Return a time of writing in seconds since 1970; ``None`` of what is none."""
+    """Return a modification time in seconds since 1970; ``None`` for any other stamp."""
     with suppress(ValueError):
         written_s = float(stamp)
         return written_s / 1000 if written_s > _LEAST_MS else written_s
-    for read in (datetime.fromisoformat, parsedate_to_datetime):  # the second as HTTP writes them
+    for read in (datetime.fromisoformat, parsedate_to_datetime):  # the second reads times of HTTP
         with suppress(ValueError):
             written = read(stamp)
             return written.replace(tzinfo=written.tzinfo or UTC).timestamp()
@@ -102,11 +102,11 @@ def _seconds_of(stamp: str) -> float | None:
 
 
 def entry_of(store: "fsspec.AbstractFileSystem", path: str) -> dict[str, Any]:
-    """Return what a store says of a path.
+    """Return a store's description of a path.
 
     Raises:
         FileNotFoundError: Nothing is there.
-        Exception: What else the store's client raises.
+        Exception: Any other error of the store's client.
     """
     try:
         entry: dict[str, Any] = store.info(path)
@@ -120,7 +120,7 @@ def opened(store: "fsspec.AbstractFileSystem", path: str, **options: str) -> IO[
 
     Raises:
         FileNotFoundError: Nothing is there.
-        Exception: What else the store's client raises.
+        Exception: Any other error of the store's client.
     """
     try:
         file: IO[bytes] = store.open(path, "rb", **options)
@@ -130,8 +130,8 @@ def opened(store: "fsspec.AbstractFileSystem", path: str, **options: str) -> IO[
 
 
 def _answer_of(error: FileNotFoundError, path: str) -> Exception:
-    """Return what a server answered, where that is another thing than that nothing is there."""
-    # fsspec says that of a server of HTTP whatever its answer was, and where it gave none.
+    """Return the answer of a server, if it says something else than that nothing is there."""
+    # fsspec raises this error for any answer of an HTTP server, and for none.
     cause = error.__cause__
     said_so = getattr(cause, "status", None) in _NOT_THERE or isinstance(cause, ValueError)
     if said_so or not isinstance(cause, Exception) or not path.startswith(_HTTP):
@@ -145,22 +145,22 @@ def ranges_of(
     size_bytes: int,
     ranges: Sequence[tuple[int, int]],
 ) -> list[bytes]:
-    """Return the bytes of each range of a file; fewer where the file ends before it.
+    """Return the bytes of each range of a file, or fewer if the file ends before the range does.
 
     Args:
-        store: The store that holds it.
+        store: Store of the file.
         path: The file.
-        size_bytes: Its size, as it is known.
-        ranges: First byte and the one behind the last, of each.
+        size_bytes: Known size of the file.
+        ranges: First byte of each range, and the byte after its last.
 
     Raises:
-        ConfigError: It lies on a server that gives whole files alone.
+        ConfigError: The file is on a server that only sends whole files.
         Exception: What the store's client raises.
     """
     if size_bytes > _MUCH_BYTES and path.startswith(_HTTP):
         _require_ranges(store, path)
     starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
-    # All together: a client of a store asks for them side by side.
+    # All at once, because a client of a store requests them in parallel.
     found: list[bytes] = store.cat_ranges([path] * len(ranges), starts, stops, on_error="raise")
     for data, (start, stop) in zip(found, ranges, strict=True):
         if len(data) > stop - start:
@@ -171,13 +171,13 @@ def ranges_of(
 
 
 def is_other(then: tuple[int, str], now: tuple[int, str]) -> bool:
-    """Tell whether size and stamp of a file are others by now."""
-    # Clients quote a tag in one answer and not in another.
+    """Return whether the size or stamp of a file has changed."""
+    # Clients quote a tag in one answer but not in another.
     return (then[0], then[1].strip('"')) != (now[0], now[1].strip('"'))
 
 
 def changed(path: str, then: tuple[int, str], now: tuple[int, str]) -> IntegrityError:
-    """Return what is said of a file whose size and stamp are others than when its source was opened."""
+    """Return the error for a file whose size or stamp has changed since its source was opened."""
     return IntegrityError(
         f"{path}: changed since the source was opened: {then[0]} bytes written at {_when(then[1])}, now {now[0]} at "
         f"{_when(now[1])}; positions no longer hold, put back what was there, or start anew"
@@ -185,11 +185,11 @@ def changed(path: str, then: tuple[int, str], now: tuple[int, str]) -> Integrity
 
 
 def rewritten(path: str, size_bytes: int, since: str) -> IntegrityError:
-    """Return what is said of a local file whose size and times of writing are the same, and what it holds is not.
+    """Return the error for a local file of unchanged size and modification time, but with other content.
 
     Args:
         path: The file.
-        size_bytes: Its size.
+        size_bytes: Size of the file.
         since: Its time of change, as a stamp.
     """
     return IntegrityError(
@@ -200,14 +200,14 @@ def rewritten(path: str, size_bytes: int, since: str) -> IntegrityError:
 
 
 def _when(stamp: str) -> str:
-    """Return a stamp for people: one that counts nanoseconds, as of local files, as a time."""
+    """Return a stamp for people: a number of nanoseconds, as for local files, becomes a time."""
     if not re.fullmatch(r"[0-9]{18,19}", stamp):
         return stamp
     return f"{datetime.fromtimestamp(int(stamp) // 10**9, UTC):%Y-%m-%d %H:%M:%S}.{stamp[-9:]} UTC"
 
 
 def no_ranges(path: str, why: str) -> ConfigError:
-    """Return what is said of a server that gives whole files alone."""
+    """Return the error for a server that only sends whole files."""
     return ConfigError(
         f"{path}: is on a server that gives no parts of a file: it {why}; name a server that answers requests for "
         "ranges (206), or copy the files"
@@ -215,7 +215,7 @@ def no_ranges(path: str, why: str) -> ConfigError:
 
 
 def identity_of(store: "fsspec.AbstractFileSystem") -> str:
-    """Return what tells a store from another: what it was opened with, but for secrets, which may change."""
+    """Return what distinguishes a store from others: its settings, but without secrets, which may change."""
     said = _plain(
         {"kind": type(store).__name__, "args": list(store.storage_args), **store.storage_options}
     )
@@ -223,7 +223,7 @@ def identity_of(store: "fsspec.AbstractFileSystem") -> str:
 
 
 def _plain(value: object) -> object:
-    """Return a setting without secrets, and without what is the same in no two processes."""
+    """Return a setting without secrets, and without values that differ between processes."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items() if not names_secret(str(k))}
     if isinstance(value, list | tuple):
@@ -232,16 +232,16 @@ def _plain(value: object) -> object:
 
 
 def _require_ranges(store: "fsspec.AbstractFileSystem", url: str) -> None:
-    """Ask a server once for a part of a file: fsspec would hold the whole of a large one before it can be told.
+    """Ask a server once for a part of a file, because fsspec would otherwise load a large file completely first.
 
     Raises:
-        ConfigError: It gives none.
-        OSError: It cannot be asked.
+        ConfigError: The server sends no parts.
+        OSError: The server cannot be asked.
     """
     host = url.partition("://")[2].partition("/")[0]
     if host in _GIVE_RANGES:
         return
-    # Of the second byte: what begins at the first one may be the whole file, cut off by the client.
+    # From the second byte, because an answer from the first byte may be a whole file that the client cut off.
     with opened(store, url, cache_type="none") as file:
         file.seek(1)
         try:
@@ -256,15 +256,15 @@ def _is_url(pattern: str) -> bool:
 
 
 def store_of(url: str) -> str:
-    """Return what tells the store of a URL: its scheme, and its host or its bucket."""
+    """Return what identifies the store of a URL: its scheme, and its host or bucket."""
     scheme, _, rest = url.partition("://")
-    # Without the user, who may have a password.
+    # Without the user, which may include a password.
     return f"{scheme}://{rest.partition('/')[0].rpartition('@')[2]}"
 
 
 def ask_store(url: str) -> None:
-    """Ask the store of a pattern for the folder that it begins with, whatever that is there."""
-    # Imported here: a mix of local files never needs it, and it takes a twentieth of a check to load.
+    """Ask the store of a pattern for the folder that the pattern begins with, whatever is there."""
+    # Imported here, because a mix of local files never needs it, and loading it takes a twentieth of a check.
     from fsspec.core import url_to_fs  # noqa: PLC0415
 
     note_secrets_of(url)
@@ -283,15 +283,15 @@ def silent_stores(
     limit_s: float,
     ask: Callable[[str], object] = ask_store,
 ) -> dict[str, list[str]]:
-    """Ask the stores of some sources, side by side, and return those that gave no answer.
+    """Ask the stores of some sources in parallel, and return the stores that gave no answer.
 
     Args:
-        patterns: Of each source, by its name.
-        limit_s: Seconds that a store has to answer, or to refuse.
-        ask: Asks the store of a pattern; whatever it raises is an answer.
+        patterns: Patterns of each source, by its name.
+        limit_s: Seconds for a store to answer or refuse.
+        ask: Asks the store of a pattern; any error counts as an answer.
 
     Returns:
-        Names of the sources of each such store, by what tells it.
+        Names of the sources of each such store, by its identity.
     """
     first: dict[str, str] = {}
     names: dict[str, list[str]] = {}
@@ -308,11 +308,11 @@ def silent_stores(
         with suppress(Exception):
             ask(url)
 
-    # A thread each: one that waits for a store that says nothing carries out no other's call.
+    # One thread each, because a thread that waits for a silent store runs no other call.
     pool = DaemonPool(len(first), "omniload-asking", reads=True)
     asked = {store: pool.submit(partial(answers, url)) for store, url in first.items()}
     wait(asked.values(), timeout=limit_s)
-    # No client of a store can be made to end a call: what waits is left behind, and given up as the process ends. A
-    # client that came back while the interpreter is torn down would crash it.
+    # A call of a store's client cannot be cancelled, so waiting threads are abandoned until the process ends. A client
+    # that returned during the shutdown of the interpreter would crash it.
     pool.close(0.0)
     return {store: names[store] for store, answer in asked.items() if not answer.done()}

@@ -1,4 +1,4 @@
-"""Blocks of a shard: which a range touches, which side by side are one request, and a range of what is at hand."""
+"""Blocks of a shard: the blocks of a range, the blocks of one request, and a range made of blocks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -22,45 +22,45 @@ __all__ = [
 ]
 
 BLOCK_BYTES = 256 << 10
-"""Bytes of a block, which is kept and checked as one: little enough for a footer, and 200 GB have 6 MB of checksums."""
+"""Bytes of a block, which is stored and checked as a whole: fine enough for a footer; 200 GB have 6 MB of checksums."""
 
 _PAGE = 4096
 CLAIMED = 1
-"""Stands for the checksum of a block that has its room and no bytes yet, or damaged ones."""
+"""Stands for the checksum of a block that has room on the disk but no bytes yet, or damaged ones."""
 
 _Range = tuple[int, int]
 
 
 def span_of(version: CopyVersion, block: int) -> _Range:
-    """Return where a block begins, and its bytes."""
+    """Return the start and the size of a block."""
     start = block * BLOCK_BYTES
     return start, min(BLOCK_BYTES, version.size_bytes - start)
 
 
 def room_for(size_bytes: int, block: int) -> int:
-    """Return what a block of a shard of so many bytes takes on the disk: whole pages."""
+    """Return the room that a block of a shard of this size takes on the disk, in whole pages."""
     return -(-min(BLOCK_BYTES, size_bytes - block * BLOCK_BYTES) // _PAGE) * _PAGE
 
 
 def room_of(size_bytes: int, sums_U: NDArray[np.uint64]) -> int:
-    """Return what the blocks of a copy take that have their room, as its map has them.
+    """Return the room of all blocks of a copy that have room, according to its map.
 
     Args:
-        size_bytes: Of the shard.
-        sums_U: Checksum of each block, 0 for one without room.
+        size_bytes: Size of the shard.
+        sums_U: Checksum of each block, 0 for a block without room.
     """
     last = room_for(size_bytes, len(sums_U) - 1) if sums_U[-1] else 0
     return int(np.count_nonzero(sums_U[:-1])) * BLOCK_BYTES + last
 
 
 def extent_of(version: CopyVersion, run: _Range) -> _Range:
-    """Return the first byte of a run of blocks, and the one behind its last."""
+    """Return the first byte of a run of blocks, and the byte after its last."""
     begin, end = run
     return begin * BLOCK_BYTES, min(end * BLOCK_BYTES, version.size_bytes)
 
 
 def runs_of(blocks: Sequence[int]) -> list[_Range]:
-    """Return the first block, and the one behind the last, of each run in a row of ascending ones."""
+    """Return the first block, and the block after the last, of each run of consecutive blocks."""
     runs: list[_Range] = []
     for block in blocks:
         if runs and runs[-1][1] == block:
@@ -71,13 +71,13 @@ def runs_of(blocks: Sequence[int]) -> list[_Range]:
 
 
 def blocks_of(span: _Range) -> range:
-    """Return the blocks that a range of bytes touches."""
+    """Return the blocks of a range of bytes."""
     start, stop = span
     return range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)) if stop > start else range(0)
 
 
 def gaps_of(span: _Range, held: Mapping[int, memoryview]) -> Iterator[_Range]:
-    """Yield the parts of a range whose blocks are not held, those side by side as one."""
+    """Yield the parts of a range whose blocks are missing; neighbouring parts are one."""
     start, stop = span
     for begin, end in runs_of([block for block in blocks_of(span) if block not in held]):
         yield max(start, begin * BLOCK_BYTES), min(stop, end * BLOCK_BYTES)
@@ -89,7 +89,7 @@ def joined(span: _Range, held: Mapping[int, memoryview], gaps: Mapping[_Range, b
     Args:
         span: The range.
         held: Whole blocks.
-        gaps: What there is of ``gaps_of``; the range ends where one gave fewer bytes than it has.
+        gaps: Bytes of ``gaps_of``; the result ends at a gap with fewer bytes than its size.
     """
     start, stop = span
     ends = {first: (last, data) for (first, last), data in gaps.items() if first >= start}

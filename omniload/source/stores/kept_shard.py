@@ -1,4 +1,4 @@
-"""A shard of a store as it is read through a cache: from the copy and the store, block by block, as each has it."""
+"""A shard of a store, read through a cache: each block comes from the copy or from the store."""
 
 import io
 from collections.abc import Sequence
@@ -27,34 +27,34 @@ if TYPE_CHECKING:
 __all__ = ["KeptShard"]
 
 _AHEAD_BYTES = 8 << 20
-"""What is read ahead of whoever reads a file from its beginning on."""
+"""Bytes that are read ahead for a reader that reads a file from its beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptShard:
-    """A shard of a store, whose blocks are kept once they were read."""
+    """A shard of a store whose blocks are stored once they are read."""
 
     cache: "ShardCache"
-    """Where its blocks are kept."""
+    """Cache of its blocks."""
     version: CopyVersion
     """Name and size of its copy."""
     store: "fsspec.AbstractFileSystem"
-    """The store that holds it."""
+    """Store of the shard."""
     path: str
-    """Where, in the store."""
+    """Path of the shard in the store."""
     stamp: str
-    """What changes when it is written again."""
+    """Value that changes if the shard is written again."""
 
     def open(self) -> io.BufferedIOBase:
-        """Open it for reading, from the copy and the store as each has it."""
+        """Open the shard for reading, from the copy and the store."""
         return _KeptFile(self)
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of each range; fewer where the file ends before it.
+        """Return the bytes of each range, or fewer if the file ends before the range does.
 
         Raises:
-            ConfigError: It lies on a server that gives whole files alone.
-            IntegrityError: The store says that it was written anew.
+            ConfigError: The shard is on a server that only sends whole files.
+            IntegrityError: The store says that the shard was written again.
             Exception: What the store's client raises.
         """
         size = self.version.size_bytes
@@ -64,16 +64,17 @@ class KeptShard:
         missing = [block for block in wanted if block not in held]
         fetched = self._fetched(missing) if missing and self.cache.is_open() else {}
         held |= fetched
-        # What is not to be kept is read as it is asked for, and no byte around it.
+        # Bytes that will not be stored are requested exactly, without bytes around them.
         gaps = [gap for each in ranges for gap in gaps_of(each, held)]
         data = dict(zip(gaps, self._from_store(gaps), strict=True)) if gaps else {}
-        # Behind the bytes, kept or not: of a file that was written anew meanwhile they may be the new ones.
+        # Checked after the read, whether or not blocks are stored, because the bytes may be of a version written
+        # meanwhile.
         if (fetched or data) and self._is_unchanged():
             self.cache.keep(self.version, fetched)
         return [joined(each, held, data) for each in ranges]
 
     def _fetched(self, missing: Sequence[int]) -> dict[int, memoryview]:
-        """Read blocks from the store, those side by side in one request; return those that are whole."""
+        """Read blocks from the store, neighbours in one request; return the complete ones."""
         extents = [extent_of(self.version, run) for run in runs_of(missing)]
         blocks: dict[int, memoryview] = {}
         for (start, _), data in zip(extents, self._from_store(extents), strict=True):
@@ -81,20 +82,21 @@ class KeptShard:
             for at in range(0, len(view), BLOCK_BYTES):
                 block = (start + at) // BLOCK_BYTES
                 part = view[at : at + BLOCK_BYTES]
-                # Of a file that was cut short the last one is not whole: read again as a gap, it shows that.
+                # The last block of a truncated file is incomplete. It is read again as a gap, which shows the fault.
                 if len(part) == span_of(self.version, block)[1]:
                     blocks[block] = part
         return blocks
 
     def _is_unchanged(self) -> bool:
-        """Tell whether the store says that it is; where that gives no answer nothing is kept.
+        """Return whether the store says that the shard is unchanged; without an answer nothing is stored.
 
         Raises:
-            IntegrityError: It is another. No other look says so while a client answers from a listing that it keeps.
+            IntegrityError: The shard has changed. No other check notices this while a client answers from a cached
+                listing.
         """
         try:
             now = self.cache.version_now(self.store, self.path)
-        except Exception as error:  # noqa: BLE001 -- whatever its client raises: the next look says what it is
+        except Exception as error:  # noqa: BLE001 -- any error of its client: the next check reports it
             said = f"{self.path} is not kept: its store does not say what it is now: {error}"
             self.cache.tell("unasked", said)
             return False
@@ -110,7 +112,7 @@ class KeptShard:
 
 
 class _KeptFile(io.BufferedIOBase):
-    """A shard as a file. Reading on from where the last read ended reads ahead. For one thread at a time."""
+    """A shard as a file, which reads ahead in a sequential read. Not thread-safe."""
 
     def __init__(self, shard: KeptShard) -> None:
         self._shard, self._at = shard, 0

@@ -1,8 +1,8 @@
-"""For how long what a client of a store keeps of a listing stands for what is there.
+"""Limits the time for which cached listings of a store's client are used.
 
-Clients of object stores answer from a listing that they made once, as long as the process lives. A shard that is
-replaced under a run would be read on unsaid, and whoever opens its source again would find the one of before. So an
-answer stands for half a minute, here and for who lists; then the store is asked anew, once a file that is read.
+Clients of object stores answer from a listing for as long as the process lives. A shard that is replaced during a run
+would silently be read on, and opening its source again would find the old one. An answer is therefore used for half a
+minute, here and for listings. Then the store is asked again, once per file that is read.
 """
 
 import threading
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 __all__ = ["LISTED_S", "entry_lately", "list_anew", "look_anew", "noted"]
 
 LISTED_S = 30.0
-"""Longest that an answer stands. Asking takes a request, of some 20 ms where units take seconds."""
+"""Longest use of an answer. A request takes some 20 ms, and a unit takes seconds."""
 
 _KEEP_LISTINGS = frozenset({"s3", "gs", "abfs"})
-"""Protocols of clients that keep listings for good; others are asked each time."""
+"""Protocols of clients that cache listings for ever; other clients ask each time."""
 _MOST_FILES = 1 << 16
 
 
 @dataclass(slots=True)
 class _Kept:
-    """What is known of a store: when it was listed, and what it said of each path."""
+    """Knowledge of a store: when it was listed, and its answers for paths."""
 
     listed_s: float = -LISTED_S
     seen: Lru[str, tuple[float, dict[str, Any]]] = field(default_factory=lambda: Lru(_MOST_FILES))
@@ -40,12 +40,12 @@ _of_store: dict[int, _Kept] = {}
 
 
 def _kept_of(store: "fsspec.AbstractFileSystem") -> _Kept | None:
-    """Return what is known of a store; ``None`` where its client keeps no listing for good."""
+    """Return the knowledge of a store; ``None`` if its client does not cache listings for ever."""
     protocols = {store.protocol} if isinstance(store.protocol, str) else {*store.protocol}
     if not protocols & _KEEP_LISTINGS:
         return None
     with _lock:
-        # By the client itself: another one of the same settings is equal to it, and has listings of its own.
+        # By the client's identity, because a client with the same settings compares equal, but has its own listings.
         if (kept := _of_store.get(id(store))) is None:
             kept = _of_store[id(store)] = _Kept()
             weakref.finalize(store, _of_store.pop, id(store), None)
@@ -53,7 +53,7 @@ def _kept_of(store: "fsspec.AbstractFileSystem") -> _Kept | None:
 
 
 def list_anew(store: "fsspec.AbstractFileSystem") -> None:
-    """Have a client list anew, but for what it listed in the last ``LISTED_S``: sources of one run share that."""
+    """Make a client list again, unless it listed within ``LISTED_S``; the sources of a run share this."""
     kept, now_s = _kept_of(store), time.monotonic()
     if kept is not None and now_s - kept.listed_s >= LISTED_S:
         kept.listed_s = now_s
@@ -61,20 +61,20 @@ def list_anew(store: "fsspec.AbstractFileSystem") -> None:
 
 
 def noted(store: "fsspec.AbstractFileSystem", path: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """Return what a store said of a file as its source was opened; it stands from now on, and no longer."""
+    """Return a store's answer for a file when its source was opened, and use it from now on, for ``LISTED_S``."""
     kept = _kept_of(store)
-    # The same answer twice is no new one.
+    # The same answer given again does not extend its use.
     if kept is not None and ((found := kept.seen.get(path)) is None or found[1] is not entry):
         kept.seen.put(path, (time.monotonic(), entry), 1)
     return entry
 
 
 def entry_lately(store: "fsspec.AbstractFileSystem", path: str) -> dict[str, Any]:
-    """Return what a store says of a path, or said in the last ``LISTED_S``.
+    """Return a store's answer for a path, which may be up to ``LISTED_S`` old.
 
     Raises:
         FileNotFoundError: Nothing is there.
-        Exception: What else the store's client raises.
+        Exception: Any other error of the store's client.
     """
     kept, now_s = _kept_of(store), time.monotonic()
     if kept is None:
@@ -89,7 +89,7 @@ def entry_lately(store: "fsspec.AbstractFileSystem", path: str) -> dict[str, Any
 
 
 def look_anew(store: "fsspec.AbstractFileSystem", path: str) -> None:
-    """Have the next look at a path ask the store: it may have changed since it was listed."""
+    """Make the next look at a path ask the store, because the file may have changed since it was listed."""
     store.invalidate_cache(path)
     if (kept := _kept_of(store)) is not None:
         kept.seen.pop(path)

@@ -1,7 +1,7 @@
-"""Shards of stores are read from the store once: copies of what was read, on a disk of the node, under a cap.
+"""Reads shards from their store once: copies of ranges on a disk of the node, under a size limit.
 
-Nothing depends on it but time. What is not there, damaged, of another version, or slow to come is read from the store
-as without a cache; samples and digests are the same.
+Only speed depends on the cache. Blocks that are missing, damaged, of another version, or slow to come are read from the
+store as without a cache, with the same samples and digests.
 """
 
 import threading
@@ -35,30 +35,30 @@ if TYPE_CHECKING:
 __all__ = ["ShardCache", "Traffic", "open_shard_cache", "shard_cache_of"]
 
 _AWAY_S = 60.0
-"""How long a directory that failed, or is full, is not written to."""
+"""Pause of writing after an error of the directory, or when it is full."""
 _LOG = get_logger(__name__)
 _Answer = TypeVar("_Answer")
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Where bytes of shards came from."""
+    """Origins of the bytes of shards."""
 
     disk_bytes: int = 0
-    """From copies, whole blocks."""
+    """Bytes from copies, in whole blocks."""
     store_bytes: int = 0
-    """From stores, of shards that are or may be kept."""
+    """Bytes from stores, of shards that are stored or may be."""
 
 
 class ShardCache:
-    """The copies of a directory that this process reads, and fills.
+    """The copies of a directory that this process reads and writes.
 
-    Safe in threads; not in a process forked while another thread holds its lock.
+    Thread-safe, but not in a process that was forked while another thread held its lock.
 
     Args:
-        directory: Where they lie.
-        clock: For the time that a directory is left alone.
-        wall_s: The time in seconds since 1970, which times of writing are held against.
+        directory: Directory of the copies.
+        clock: Clock for the pauses of a directory.
+        wall_s: Present time in seconds since 1970, which modification times are compared with.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ShardCache:
         self._fresh: dict[int, tuple[fsspec.AbstractFileSystem, fsspec.AbstractFileSystem]] = {}
 
     def prepare(self) -> None:
-        """Make the directory, or find it; one that cannot be used costs a line in the log, and is asked again later."""
+        """Make the directory, or find it; if it cannot be used, this logs a warning, and is tried again later."""
 
         def prepared() -> bool:
             self.directory.prepare()
@@ -85,7 +85,7 @@ class ShardCache:
         self._prepared = bool(self._ask_directory(prepared))
 
     def through(self, files: Iterable["ShardFile"]) -> tuple["ShardFile", ...]:
-        """Return files as they are read through this cache, and say that they are in use."""
+        """Return files that are read through this cache, and mark their copies as used."""
         through = tuple(file.kept_in(self) for file in files)
         every = (each for file in through for each in (file, *file.beside))
         self.directory.use(each.kept.version.name for each in every if each.kept is not None)
@@ -95,14 +95,14 @@ class ShardCache:
     def shard(
         self, store: "fsspec.AbstractFileSystem", path: str, size_bytes: int, stamp: str, tag: str
     ) -> KeptShard | None:
-        """Return a shard as it is read through this cache; ``None`` where its store does not tell versions apart.
+        """Return a shard that is read through this cache; ``None`` if its store does not distinguish versions.
 
         Args:
-            store: The store that holds it.
+            store: Store of the shard.
             path: The shard.
-            size_bytes: Its size.
-            stamp: What changes when it is written again.
-            tag: What changes with its content, where the store has that.
+            size_bytes: Size of the shard.
+            stamp: Value that changes if the shard is written again.
+            tag: Value that changes with the content, if the store has one.
         """
         if not size_bytes or not is_settled(stamp, tag, self._wall_s()):
             return None
@@ -112,20 +112,20 @@ class ShardCache:
         return KeptShard(cache=self, version=version, store=store, path=path, stamp=stamp)
 
     def blocks(self, version: CopyVersion, wanted: Sequence[int]) -> dict[int, memoryview]:
-        """Return those of some blocks, in their order, that are kept and sound."""
+        """Return the stored and sound ones of some blocks, in order."""
         self._catch_up()
         found = self._ask_directory(lambda: self._sound(version, wanted), reads=True) or {}
         self.add(Traffic(disk_bytes=sum(map(len, found.values()))))
         return found
 
     def traffic_since(self) -> Traffic:
-        """Return the traffic since this was asked before, for one who counts it elsewhere."""
+        """Return the traffic since the last call, for a caller that counts it elsewhere."""
         with self._lock:
             since, self.traffic = self.traffic, Traffic()
         return since
 
     def add(self, traffic: Traffic) -> None:
-        """Count bytes that came, to this process or to one that reads for it."""
+        """Count bytes for this process, or for one that reads for it."""
         with self._lock:
             self.traffic.disk_bytes += traffic.disk_bytes
             self.traffic.store_bytes += traffic.store_bytes
@@ -135,7 +135,7 @@ class ShardCache:
         self.add(Traffic(store_bytes=size_bytes))
 
     def figures(self) -> dict[str, float]:
-        """Return the traffic, by the names of figures of a role."""
+        """Return the traffic under the names of a role's figures."""
         with self._lock:
             return {
                 "shard_disk_bytes_total": self.traffic.disk_bytes,
@@ -143,11 +143,11 @@ class ShardCache:
             }
 
     def is_open(self) -> bool:
-        """Tell whether it may take something now."""
+        """Return whether the cache accepts blocks now."""
         return self._prepared and self._clock.now_s() >= max(self._away_until_s, self._full_until_s)
 
     def keep(self, version: CopyVersion, blocks: Mapping[int, memoryview]) -> None:
-        """Keep blocks, given in their order, as far as they fit."""
+        """Store blocks, which are given in order, as far as they fit."""
         if blocks and self._ask_directory(lambda: self._put(version, blocks)) == 0:
             self._full_until_s = self._clock.now_s() + _AWAY_S
             limit = format_bytes(self.directory.limit_bytes)
@@ -158,14 +158,14 @@ class ShardCache:
             )
 
     def version_now(self, store: "fsspec.AbstractFileSystem", path: str) -> tuple[Any, str]:
-        """Ask a store itself, and no listing that its client keeps, for size and stamp of a file."""
+        """Ask a store directly, without its client's cached listings, for the size and stamp of a file."""
         store = self._past_listings(store) if len(getattr(store, "dircache", ())) else store
         entry = entry_of(store, path)
         return entry.get("size"), stamp_of(entry)
 
     def _past_listings(self, store: "fsspec.AbstractFileSystem") -> "fsspec.AbstractFileSystem":
         with self._lock:
-            # With the store itself: a number of one that is gone could come again.
+            # Keeps the store as well, because the id of a deleted store may be used again.
             if id(store) not in self._fresh:
                 options = {**store.storage_options, "use_listings_cache": False}
                 fresh = type(store)(*store.storage_args, **options, skip_instance_cache=True)
@@ -173,7 +173,7 @@ class ShardCache:
             return self._fresh[id(store)][1]
 
     def _sound(self, version: CopyVersion, wanted: Sequence[int]) -> dict[int, memoryview]:
-        # What could not be looked at may be another's.
+        # A directory that could not be checked may belong to someone else.
         if not self._prepared or (opened := self.directory.open(version)) is None:
             return {}
         files, found = opened
@@ -196,7 +196,7 @@ class ShardCache:
             files.release()
 
     def _put(self, version: CopyVersion, blocks: Mapping[int, memoryview]) -> int:
-        """Keep blocks; return how many."""
+        """Store blocks; return their number."""
         taken = self.directory.take_up(version, list(blocks))
         if taken is None:
             return 0
@@ -204,18 +204,18 @@ class ShardCache:
         try:
             for block in fitting:
                 files.write(span_of(version, block)[0], blocks[block])
-                # Behind the bytes, though order is not what is relied on: the checksum is.
+                # After the bytes; correctness depends on the checksum, not on this order.
                 files.mark(block, _checksum(blocks[block]))
         finally:
             files.release()
         return len(fitting)
 
     def _ask_directory(self, call: Callable[[], _Answer], *, reads: bool = False) -> _Answer | None:
-        """Ask the directory; what fails is told once, and is no fault of the run."""
+        """Call the directory; a failure is reported once, and does not end the run."""
         try:
             return call()
         except (OSError, ConfigError) as error:
-            # Reading goes on: what lies on a disk that takes no more is good.
+            # Reads continue, because data on a full disk is still valid.
             if not reads:
                 self._away_until_s = self._clock.now_s() + _AWAY_S
             said = str(error)
@@ -226,7 +226,7 @@ class ShardCache:
             return None
 
     def _catch_up(self) -> None:
-        """Do what failed before, once its time is over: prepare the directory, and say what is in use."""
+        """Repeat earlier failed steps after the pause: prepare the directory, and report used copies."""
         if self._clock.now_s() < self._away_until_s:
             return
         if not self._prepared:
@@ -235,7 +235,7 @@ class ShardCache:
             self._ask_directory(self.directory.say_use)
 
     def tell(self, kind: str, message: str) -> None:
-        """Log a message, the first of its kind: thousands of blocks may fail alike."""
+        """Log the first message of each kind, because thousands of blocks may fail alike."""
         with self._lock:
             first = kind not in self._told
             self._told.add(kind)
@@ -246,7 +246,7 @@ class ShardCache:
 def open_shard_cache(
     config: ShardCacheConfig | None, base_dir: Path, wall_s: Callable[[], float] = time.time
 ) -> ShardCache | None:
-    """Open what ``loader.shard_cache`` names; ``None`` for none. What is wrong with it costs a line in the log."""
+    """Open the cache of ``loader.shard_cache``; ``None`` if there is none. Faults of it only log a warning."""
     cache = shard_cache_of(config, base_dir, wall_s)
     if cache is not None:
         cache.prepare()
@@ -256,7 +256,7 @@ def open_shard_cache(
 def shard_cache_of(
     config: ShardCacheConfig | None, base_dir: Path, wall_s: Callable[[], float] = time.time
 ) -> ShardCache | None:
-    """Return what ``loader.shard_cache`` names, to be looked at: nothing is made there; ``None`` for none."""
+    """Return the cache of ``loader.shard_cache`` for inspection, without creating it; ``None`` if there is none."""
     if config is None:
         return None
     root = path_from(base_dir, config.path, "loader.shard_cache.path")
@@ -264,5 +264,5 @@ def shard_cache_of(
 
 
 def _checksum(data: bytes | memoryview) -> int:
-    # 0 says that a block is missing, as CLAIMED does.
+    # 0 marks a missing block, and so does CLAIMED.
     return max(xxhash.xxh3_64_intdigest(data), CLAIMED + 1)

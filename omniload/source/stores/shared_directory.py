@@ -1,8 +1,7 @@
-"""A directory of copies that all processes of a node share, under one cap: docs/design/samples/0036-shard-cache.md.
+"""A directory of copies that all processes of a node share: docs/design/samples/0036-shard-cache.md.
 
-The bytes and maps of copies are those of ``fusefs.cache.disk_format``: a byte is used where its checksum says so, and
-not because it lies there. Whoever takes room or removes a copy holds the lock of the account; whoever reads holds
-nothing.
+Bytes and maps of copies have the format of ``fusefs.cache.disk_format``. A byte is used because its checksum is right,
+not because it exists. A process that takes room or removes a copy holds the lock of the account; readers hold no lock.
 """
 
 import fcntl
@@ -50,11 +49,11 @@ _MARKER = "omniload-shard-cache.json"
 _MARK = b'{"omniload_shard_cache":1}\n'
 _ACCOUNT, _USERS, _ORDER = "account", "users", "order"
 _DRAFT = f".{_MARKER}."
-"""What the name of a marker begins with that is not whole yet; whoever makes it may be killed."""
+"""Prefix of the name of an incomplete marker, whose writer may be killed."""
 _LOW = 0.95
-"""Share of the cap that is left once copies have to leave."""
+"""Share of the limit that is left after copies are removed."""
 _AT_ONCE = 64
-"""Copies that leave at once, where more need not."""
+"""Most copies that are removed at once, unless more must be."""
 _PATIENCE_S, _PAUSE_S = 2.0, 0.002
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -63,20 +62,20 @@ _Made = TypeVar("_Made")
 
 
 class _OutOfOrderError(Exception):
-    """Room is wanted, and no copy is known that may leave."""
+    """Room is needed, but the order in which copies leave is unknown."""
 
 
 class SharedDirectory(CopyFolder):
-    """Copies below a root, whose cap holds over all processes that use it. Safe in threads, and across forks.
+    """Copies below a root, with one size limit for all processes that use it. Thread-safe, also across forks.
 
-    A copy that a living process uses leaves for no other: of a reading in order over more than fits, least recently
-    used would put out each block before it comes again, where a cache that has filled up serves what it holds. Of the
-    copies that nobody uses the least recently used leaves first.
+    A copy that a living process uses is not removed for another. With sequential reads of more than fits, removing the
+    least recently used copy would remove each block before it is read again, while a full cache keeps serving its
+    blocks. Of the copies that no process uses, the least recently used is removed first.
 
     Args:
-        root: The directory; nothing is made before ``prepare``.
-        limit_bytes: The cap, of what copies take on the disk.
-        clock: For the patience with a lock.
+        root: The directory; nothing is created before ``prepare``.
+        limit_bytes: Size limit for the room of copies on the disk.
+        clock: Clock for waiting for a lock.
     """
 
     def __init__(self, root: Path, limit_bytes: int, clock: Clock | None = None) -> None:
@@ -90,15 +89,15 @@ class SharedDirectory(CopyFolder):
         self._unsaid: list[str] = []
 
     def require_ours(self) -> None:
-        """Refuse a directory that others may write, or that holds something else: files in it are removed unasked.
+        """Raise an error for a directory that others may write, or that has other files: its files are removed freely.
 
         Raises:
-            ConfigError: It is one.
-            OSError: It cannot be looked at; ``FileNotFoundError`` where it is not there.
+            ConfigError: The directory is such a one.
+            OSError: The directory cannot be checked; ``FileNotFoundError`` if it does not exist.
         """
         status = self.root.stat()
         found = set(os.listdir(self.root))  # noqa: PTH208 -- names alone
-        # Told by its marker, which comes first: another process may have made it since the names were read.
+        # Recognised by its marker, which comes first; another process may have made it since the names were read.
         others = {name for name in found if not name.startswith(_DRAFT)}
         if _MARKER not in found and others and not (self.root / _MARKER).exists():
             raise ConfigError(
@@ -118,33 +117,33 @@ class SharedDirectory(CopyFolder):
             )
 
     def prepare(self) -> None:
-        """Make the directory or find it, take up its account, and bring it under the cap.
+        """Make the directory or find it, open its account, and reduce it to the limit.
 
         Raises:
-            ConfigError: As ``require_ours``.
-            OSError: It cannot be made or read.
+            ConfigError: As for ``require_ours``.
+            OSError: The directory cannot be made or read.
         """
-        # Copies bear no modes of their files: nobody else may look in.
+        # Copies do not keep the modes of their files, so other users must have no access.
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.require_ours()
-        # An empty one is what a power cut leaves of it.
+        # A power failure may leave an empty marker.
         if not (self.root / _MARKER).exists() or not (self.root / _MARKER).stat().st_size:
             write_whole(self.root / _MARKER, _MARK, mode=0o600)
         for folder in (COPIES, _USERS):
             (self.root / folder).mkdir(mode=0o700, exist_ok=True)
-        (self.root / _ORDER).touch(0o600)  # a full disk may not give it later
+        (self.root / _ORDER).touch(0o600)  # a full disk may refuse it later
         with self._locked() as account:
             self._begin_use()
             if not accounts.is_believed(account):
                 accounts.note(account, self._counted())
                 accounts.believe(account)
-            # Nothing is taken here, and yet: what dead ones left in users is removed.
+            # Called only because it removes the files of dead processes.
             accounts.in_use(self.root / _USERS)
-        # What living processes use stays, though another had a higher limit.
+        # Copies that living processes use stay, even if another process had a higher limit.
         self._in_order(self._below_the_cap)
 
     def use(self, names: Iterable[str]) -> None:
-        """Note that this process, with all that it forks, uses copies; others see it from ``say_use`` on."""
+        """Note that this process, and every process that it forks, uses copies; others learn this from ``say_use``."""
         for name in names:
             if name not in self._names:
                 self._names.add(name)
@@ -152,14 +151,15 @@ class SharedDirectory(CopyFolder):
 
     @property
     def has_unsaid(self) -> bool:
-        """Whether a name was noted that others do not see yet."""
+        """Whether a name is noted that others do not know yet."""
         return bool(self._unsaid)
 
     def say_use(self) -> None:
-        """Have others see what this process uses; it stays while this process, or one that it forked, lives.
+        """Publish the copies that this process uses; valid while this process, or a process that it forked, lives.
 
         Raises:
-            OSError: It cannot be written, or another process holds the lock for too long; it is said later.
+            OSError: The file cannot be written, or another process holds the lock for too long; a later call publishes
+                it.
         """
         with self._locked():
             self._say_use()
@@ -167,17 +167,18 @@ class SharedDirectory(CopyFolder):
     def take_up(
         self, version: CopyVersion, blocks: Sequence[int]
     ) -> tuple[CopyFiles, Sequence[int]] | None:
-        """Take room for blocks of a copy, as many of the first ones as fit.
+        """Take room for blocks of a copy, for as many of the first blocks as fit.
 
-        Room is taken on the disk itself and claimed in the map, so that what a killed process had taken is found by
-        whoever counts, on file systems too that give no room ahead.
+        Room is taken on the disk and recorded in the map. So the count finds the room of a killed process, even on file
+        systems that cannot allocate room in advance.
 
         Returns:
-            The files, for the caller to write, mark and retire, and the blocks that have room there; ``None`` for none.
+            The files, which the caller writes, marks and retires, and the blocks that have room there; ``None`` for
+            none.
 
         Raises:
-            OSError: The disk refuses, or another process holds the lock for too long. Of a disk that is full copies
-                that nobody uses have left, for the next who asks.
+            OSError: The disk refuses, or another process holds the lock for too long. If the disk is full, unused
+                copies have been removed for the next call.
         """
         try:
             return self._in_order(lambda looked: self._take_up(version, blocks, looked=looked))
@@ -198,7 +199,7 @@ class SharedDirectory(CopyFolder):
             sizes = [room_for(version.size_bytes, block) for block in blocks]
             used = self._with_room(account, new + sum(sizes), version.name, looked=looked)
             fitting = blocks[: how_many_fit(sizes, self.limit_bytes - used - new)]
-            # Ahead of what is taken: ended in between, the account says too much and never too little.
+            # Recorded before room is taken, so that after a crash in between the account is too high, never too low.
             accounts.note(account, used + (new + sum(sizes[: len(fitting)]) if fitting else 0))
             if not fitting:
                 return None
@@ -216,31 +217,31 @@ class SharedDirectory(CopyFolder):
                         files.mark(block, CLAIMED)
                         claimed += size
             finally:
-                # What a disk that refuses has given before is its as well.
+                # Room that a refusing disk gave before also belongs to the copy.
                 accounts.note(account, used + new + max(claimed, files.taken_bytes() - before))
             undoing.pop_all()
             return files, fitting
 
     def held_bytes(self) -> int:
-        """Return what the account says is taken; 0 where there is none."""
+        """Return the used bytes of the account; 0 if there is none."""
         with suppress(OSError), (self.root / _ACCOUNT).open("rb") as account:
             return accounts.noted(account.fileno()) or 0
         return 0
 
     def bytes_of(self, version: CopyVersion) -> int:
-        """Return what a copy takes on the disk; 0 where there is none."""
+        """Return the room that a copy takes on the disk; 0 if there is none."""
         with suppress(OSError):
             return self.data_path(version.name).stat().st_blocks * 512
         return 0
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Hold the account, of which nobody is waited for long: whoever holds it may be stopped.
+        """Hold the lock of the account. The wait is short, because the process that holds it may be stopped.
 
-        A description of its own each time: one that a fork shares would let both in.
+        The file is opened each time, because a descriptor that a fork shares would let both processes in.
 
         Raises:
-            OSError: It is held for longer, or cannot be opened.
+            OSError: The lock is held for longer, or the file cannot be opened.
         """
         end_s = self._clock.now_s() + _PATIENCE_S
         while True:
@@ -256,7 +257,7 @@ class SharedDirectory(CopyFolder):
 
     @contextmanager
     def _held(self, name: str) -> Iterator[int | None]:
-        """Hold a file, open, for as long as nobody else does; ``None`` where somebody has it."""
+        """Hold the lock of a file that is opened here; ``None`` if another process has it."""
         with ExitStack() as lock:
             found: int | None = None
             with suppress(BlockingIOError):
@@ -264,39 +265,40 @@ class SharedDirectory(CopyFolder):
             yield found
 
     def _sound(self, version: CopyVersion) -> tuple[CopyFiles, NDArray[np.uint64]] | None:
-        """Return the files and checksums of a copy; one whose map is damaged is removed, and there is none."""
+        """Return the files and checksums of a copy; a copy with a damaged map is removed, and ``None`` is returned."""
         if (opened := self.open(version)) is None:
             return None
         if (sums_U := decode_map(opened[1], version)) is not None:
             return opened[0], sums_U
         opened[0].release()
-        # It stays in the account, as what a killed process had taken does, until all copies are looked at.
+        # Its room stays in the account, like that of a killed process, until all copies are counted.
         self._remove(version.name)
         return None
 
     def _in_order(self, attempt: Callable[[bool], _Made]) -> _Made:
-        """Carry out what may need room; it is told whether all copies were looked at for it, once it found none."""
+        """Run a call that may need room, and, if it finds none, again after a look at all copies."""
         with suppress(_OutOfOrderError):
             return attempt(False)
         self._put_in_order()
         return attempt(True)
 
     def _put_in_order(self) -> None:
-        """Find in which order copies leave, without the lock: of a hundred thousand it takes seconds."""
+        """Find the order in which copies leave, without the lock, because a hundred thousand copies take seconds."""
         with self._held(_ORDER) as order:
             if order is None:
-                return  # to another process
+                return  # another process does it
             with self._locked() as account:
                 before, stamp = accounts.noted(account), os.fstat(order).st_mtime_ns
             looked = dict(self._look())
             whole = sorted((found[0], name, found[1]) for name, found in looked.items() if found)
             with self._locked() as account:
                 for name in [name for name, found in looked.items() if found is None]:
-                    # It may have been in the making.
+                    # The copy may have been in the making.
                     if self._look_at(name) is None:
                         self._remove(name)
                 now = accounts.noted(account)
-                # Nothing leaves while the order is held: what an account of before says more is said too much.
+                # No copy leaves while the order is locked, so the earlier account is at most too high by the
+                # difference.
                 if before is not None and now is not None and stamp == os.fstat(order).st_mtime_ns:
                     accounts.note(account, now - max(0, before - sum(size for _, _, size in whole)))
             self._leaving.find((name, used_ns) for used_ns, name, _ in whole)
@@ -306,12 +308,12 @@ class SharedDirectory(CopyFolder):
             self._with_room(account, 0, "", looked=looked)
 
     def _with_room(self, account: int, wanted: int, name: str, *, looked: bool) -> int:
-        """Make room for a copy, as far as others may leave, or ask for a look at all; return what is taken then."""
+        """Make room for a copy, as far as others may leave, or ask for a look at all copies; return the used bytes."""
         used = accounts.noted(account)
         if used is None:
             accounts.note(account, used := self._counted())
         if used + wanted > self.limit_bytes:
-            # More than is wanted, so that room is not made for each block.
+            # More than is needed, so that room is not made for each single block.
             need = self.limit_bytes - wanted
             target = min(need, int(_LOW * self.limit_bytes))
             used = self._without(account, range(target, need), used, name)
@@ -320,7 +322,7 @@ class SharedDirectory(CopyFolder):
         return used
 
     def _give_way(self, wanted: int, name: str) -> None:
-        """Make room on a disk that is full below the cap: others fill it as well."""
+        """Make room on a disk that is full below the limit, because others fill it as well."""
 
         def give(looked: bool) -> None:
             with self._locked() as account:
@@ -333,46 +335,47 @@ class SharedDirectory(CopyFolder):
         self._in_order(give)
 
     def _without(self, account: int, targets: range, used: int, name: str) -> int:
-        """Remove copies that nobody uses, but for one, until ``targets`` are met; return what is taken then.
+        """Remove unused copies, except one, until ``targets`` are met; return the used bytes.
 
-        Their end has to be; their start only by copies that leave at once.
+        The end of ``targets`` must be reached; the start is only reached as far as one batch of copies allows.
         """
         in_use = {*accounts.in_use(self.root / _USERS), name}
         with self._held(_ORDER) as order:
             known, removed = iter(()) if order is None else self._leaving.take(), 0
-            # In parts: whoever waits for the lock is not to wait for a twentieth of all copies to be removed.
+            # In batches, so that a process that waits for the lock does not wait for the removal of a twentieth of all
+            # copies.
             while used > (targets.start if removed < _AT_ONCE else targets.stop):
                 leaves, used_ns = next(known, ("", 0))
                 if not leaves:
                     break
                 found = None if leaves in in_use else self._look_at(leaves)
-                if found is not None and found[0] == used_ns:  # else it was used since
+                if found is not None and found[0] == used_ns:  # otherwise it was used meanwhile
                     self._remove(leaves)
                     used, removed = used - found[1], removed + 1
         accounts.note(account, used)
         return used
 
     def _begin_use(self) -> None:
-        """Make the file that says what this process uses; the lock on it ends with the last who has it open."""
+        """Make the file that lists the copies in use; its lock ends with the last process that has it open."""
         if self._end_use is not None:
             if self._user_path.exists():
                 return
-            # Gone with the directory, which was made anew.
+            # It vanished with the directory, which was made again.
             self._end_use()
             self._end_use, self._unsaid = None, list(self._names)
         self._user_path = self.root / _USERS / uuid.uuid4().hex
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._user = os.open(self._user_path, flags, 0o600)
-        # Closed and not unlocked: what was forked goes on using it.
+        # Closed without unlocking, because forked processes continue to use it.
         self._end_use = weakref.finalize(self, os.close, self._user)
         fcntl.flock(self._user, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _say_use(self) -> None:
-        """Write the names that others do not see yet; the lock is held, so those of a fork come one after the other."""
+        """Write the names that others do not know yet. The lock is held, so that forked processes take turns."""
         self._begin_use()
         saying = list(self._unsaid)
         held = memoryview(b"".join(map(bytes.fromhex, saying)))
-        # Over what a full disk has cut short: names lie where a multiple of their bytes is.
+        # Overwrites an entry that a full disk cut short, because names begin at multiples of their size.
         at = os.fstat(self._user).st_size // accounts.NAME_BYTES * accounts.NAME_BYTES
         while held:
             done = os.pwrite(self._user, held, at)
@@ -380,13 +383,13 @@ class SharedDirectory(CopyFolder):
         del self._unsaid[: len(saying)]
 
     def _counted(self) -> int:
-        # Told to whoever looks at this moment: what an account of before said is no measure any more.
+        # Tells concurrent looks that an earlier account is no longer a valid measure.
         os.utime(self.root / _ORDER)
         return sum(size for _, size in self._found())
 
     @override
     def _taken_by(self, data: os.stat_result, table: int, num_units: int) -> int:
-        # Where room is given ahead the disk says it; elsewhere the map does, and the disk once it was written to.
+        # The disk shows allocated room; without allocation, the map shows it, and the disk only after a write.
         found = os.pread(table, map_bytes(num_units) - HEADER_BYTES, HEADER_BYTES)
         whole = len(found) == map_bytes(num_units) - HEADER_BYTES > 0
         claimed = room_of(data.st_size, np.frombuffer(found, "<u8")) if whole else 0
