@@ -1,1 +1,1 @@
-"""Tokens of the units of a source, kept once they were made; see ``cache``."""
+"""Tokens of the units of a source, kept once they are made; see ``cache``."""

@@ -1,7 +1,7 @@
-"""Tokens that are made before a run: which units of a source are in a token cache, and who makes which of the others.
+"""Tokens that are made before a run: the units in a token cache, and the shares of the missing units.
 
 Shape suffixes:
-    U  units of a source that hold a record
+    U  units of a source that have a record
 """
 
 from collections.abc import Iterator
@@ -21,35 +21,35 @@ __all__ = ["CachedUnits", "Stretch", "cached_units", "stretches_of"]
 
 _NONE = np.empty(0, np.int64)
 _LONGEST = 16
-"""Units of a stretch at most: of 4 MiB of text each they take a core half a minute."""
+"""Most units of a stretch: with 4 MiB of text each, they take a core half a minute."""
 _TURNS = 64
-"""Stretches that a share of a source has at least, where it has as many units."""
+"""Least stretches of each share of a source, if it has as many units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedUnits:
-    """The units of a source, as a token cache has them; of one whose tokens are not kept none."""
+    """The units of a source and their state in a token cache; empty for a source whose tokens are not cached."""
 
     source: str
     why: str = ""
-    """Why its tokens are not kept; empty where they are."""
+    """Reason why the tokens of the source are not cached; empty if they are."""
     units_U: NDArray[np.int64] = field(default_factory=_NONE.copy)
-    """Numbers of the units. Of one without records nothing is ever kept."""
+    """Numbers of the units. Units without records are left out, because they have no cache entries."""
     shards_U: NDArray[np.int64] = field(default_factory=_NONE.copy)
-    """Number of the shard of each; never falling."""
+    """Number of the shard of each unit, never falling."""
     is_kept_U: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Units of one shard whose tokens are made one after the other, as a shard is read on."""
+    """Units of one shard whose tokens are made one after another, so that the shard is read sequentially."""
 
     source: str
     units: tuple[int, ...]
 
 
 def cached_units(spec: SourceSpec, cache: TokenCache) -> CachedUnits:
-    """Return the units of a source, and which of them are kept.
+    """Return the units of a source, and which of them are cached.
 
     Raises:
         OmniloadError: The source cannot be opened, or the cache cannot be listed.
@@ -85,15 +85,15 @@ def cached_units(spec: SourceSpec, cache: TokenCache) -> CachedUnits:
 
 
 def stretches_of(units: CachedUnits, number: int, of: int) -> Iterator[Stretch]:
-    """Yield the units of a share that are not kept, each once and in order.
+    """Yield the missing units of a share, each once and in order.
 
-    Shares are cut by all units, whatever is kept meanwhile: hosts that make a share each, and begin at different
-    moments, leave none out.
+    Shares are divided by all units, whatever is cached meanwhile. So hosts that make one share each, and begin at
+    different times, leave no unit out.
 
     Args:
-        units: Those of a source.
-        number: Of the share, from 0.
-        of: Shares that there are.
+        units: Units of a source.
+        number: Number of the share, from 0.
+        of: Number of shares.
     """
     size = min(max(len(units.units_U) // (_TURNS * of), 1), _LONGEST)
     begins = np.flatnonzero(np.diff(units.shards_U, prepend=-1))

@@ -1,7 +1,7 @@
-"""Tokens of text are made once: a write-through cache of the units of all sources of a process.
+"""A write-through cache of tokens for the units of all sources of a process, so that text is tokenised once.
 
-Nothing depends on it but time. An entry that is missing, torn, of another user or slow to come is a unit
-whose text is decoded and tokenised as without a cache; samples and digests are the same.
+Only speed depends on the cache. If the entry of a unit is missing, incomplete, of another user or slow to come, the
+text of the unit is decoded and tokenised as without a cache, with the same samples and digests.
 """
 
 import threading
@@ -19,28 +19,28 @@ from omniload.source.token_cache.places import Place
 __all__ = ["TokenCache"]
 
 _AWAY_S = 60.0
-"""How long a place that failed is left alone: a source waits for its limit once, not for each unit."""
+"""Pause after a failure of the place, so that a source waits for the time limit once, not for each unit."""
 _LOG = get_logger(__name__)
 _Answer = TypeVar("_Answer")
 
 
 class TokenCache:
-    """The entries of a place. Safe in threads."""
+    """The entries of a place. Thread-safe."""
 
     def __init__(self, place: Place, seal: Seal, tokenizer_digest: str, clock: Clock) -> None:
         self.location = place.location
-        """For people."""
+        """Location in messages."""
         self.tokenizer_digest = tokenizer_digest
-        """Of the tokenizer's file."""
+        """Digest of the tokenizer's file."""
         self.seal = seal
-        """What its entries are checked by."""
+        """Seal that entries are verified with."""
         self._place, self._clock = place, clock
         self._lock = threading.Lock()
         self._away_until_s = self._full_until_s = 0.0
         self._told: set[str] = set()
 
     def get(self, path: str, records: int) -> EncodedUnit | None:
-        """Return the entry of a unit of so many records; ``None`` where there is none that can be believed."""
+        """Return the entry of a unit with ``records`` records; ``None`` if there is no valid one."""
         data = self._ask_place(lambda: self._place.read(path), path)
         if data is None:
             return None
@@ -51,8 +51,8 @@ class TokenCache:
             return None
 
     def put(self, path: str, unit: EncodedUnit) -> bool:
-        """Keep a unit; tell whether it is kept."""
-        # What lies in a place that takes no more is read nevertheless.
+        """Store a unit; return whether it is stored."""
+        # A full place can still be read.
         if self._clock.now_s() < self._full_until_s:
             return False
         return bool(
@@ -64,17 +64,17 @@ class TokenCache:
 
         Raises:
             OmniloadError: The store does not answer.
-            OSError: It cannot be listed.
+            OSError: The folder cannot be listed.
         """
         return self._place.names(folder)
 
     def _ask_place(self, call: Callable[[], _Answer], path: str) -> _Answer | None:
-        """Ask the place, unless it failed a while ago; what fails is told once."""
+        """Call the place, unless it failed a while ago; a failure is reported once."""
         if self._clock.now_s() < self._away_until_s:
             return None
         try:
             return call()
-        # What lies there is not to be believed; the place is well, and is asked for the next.
+        # The entry is invalid, but the place works, and will be asked for the next one.
         except IntegrityError as error:
             self._tell("foreign", f"{self.location}/{path}: {error}; made anew")
         except (OmniloadError, OSError) as error:
@@ -94,7 +94,7 @@ class TokenCache:
 
     def _tell(self, kind: str, message: str) -> None:
         with self._lock:
-            # Of thousands of units that fail alike the first is told.
+            # Thousands of units may fail alike, so only the first failure is reported.
             first = kind not in self._told
             self._told.add(kind)
         if first:

@@ -1,12 +1,12 @@
-"""One entry of a token cache: what the text of a unit became, as bytes.
+"""One entry of a token cache: the samples of a unit of text, as bytes.
 
 ::
 
     OMNITOKS | version | header's bytes | header (JSON) | flags | keys | lengths, values of each column | check
        8          4            4                                                                            16
 
-Every part begins at a multiple of 8 bytes. The check covers all that stands before it, so that an entry
-which is cut short or half written is none. Numbers are little-endian.
+Every part begins at a multiple of 8 bytes. The check covers everything before it, so a truncated or incomplete entry is
+invalid. Numbers are little-endian.
 
 Shape suffixes:
     B  records of the unit        V  values of all records together
@@ -33,7 +33,7 @@ from omniload.source.formats.format import Records
 __all__ = ["ENTRY_VERSION", "EncodedUnit", "Seal", "packed", "unpacked"]
 
 ENTRY_VERSION = 1
-"""Of the bytes; enters the name of a folder, so that releases of two versions can share a cache."""
+"""Version of the bytes; part of the name of a folder, so that releases of two versions can share a cache."""
 
 _MAGIC = b"OMNITOKS"
 _FIXED = struct.Struct("<8sII")
@@ -52,7 +52,7 @@ class _Column(StrictModel):
 
 class _Header(StrictModel):
     of: str
-    """Name of the entry: one that was renamed is none."""
+    """Name of the entry; a renamed entry is invalid."""
     records: _Size
     has_keys: bool
     reason: str
@@ -62,32 +62,32 @@ class _Header(StrictModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedUnit:
-    """The records of a unit of text and the sample of each that was wanted, before any transform of tokens."""
+    """The records of a unit of text, with the wanted samples, before any transform of tokens."""
 
     tokens: Ragged
-    """Token ids (int32), ``[B]``; empty where no sample was made."""
+    """Token ids (int32), ``[B]``; empty for a record without a sample."""
     others: Mapping[str, Ragged] = field(default_factory=dict)
     """Further columns by name."""
     bad_B: NDArray[np.bool_]
-    """The format could not decode the record."""
+    """Whether the format could not decode the record."""
     kept_B: NDArray[np.bool_]
-    """No condition of the source leaves it out."""
+    """Whether no condition of the source leaves the record out."""
     given_B: NDArray[np.bool_]
-    """Its text was not empty."""
+    """Whether its text was not empty."""
     made_B: NDArray[np.bool_]
-    """A sample was made of it, which may be empty."""
+    """Whether a sample was made of it, which may be empty."""
     spoilt_B: NDArray[np.bool_]
-    """It was to be made a sample and could not be."""
+    """Whether a sample was wanted, but could not be made."""
     keys_B: NDArray[np.uint64] | None = None
-    """As of ``Records``; there wherever the source has splits."""
+    """Keys as in ``Records``; present whenever the source has splits."""
     reason: str = ""
-    """What is wrong with the first bad record."""
+    """Fault of the first bad record."""
     spoilt: str = ""
-    """What is wrong with the first record that could not be made a sample."""
+    """Fault of the first record that could not be made into a sample."""
 
     @property
     def records(self) -> Records:
-        """The records as a format would give them, but for their texts."""
+        """The records as a format would return them, but without their texts."""
         return Records(
             column=self.tokens,
             bad_B=self.bad_B,
@@ -98,21 +98,21 @@ class EncodedUnit:
 
 
 class Seal:
-    """What shows that an entry is whole; with a key, also that somebody who has the key wrote it.
+    """Verifies that an entry is complete and, with a key, that an owner of the key wrote it.
 
     Args:
-        key: The content of a file that those who share a cache have; empty for none.
+        key: Content of a file that the users of a shared cache have; empty for none.
     """
 
     def __init__(self, key: bytes = b"") -> None:
-        # A key of BLAKE2b has 64 bytes at most; a file may hold more.
+        # A key of BLAKE2b has at most 64 bytes, but a file may have more.
         self._key = hashlib.blake2b(key, digest_size=64).digest() if key else b""
         self.name = hashlib.blake2b(self._key, digest_size=6).hexdigest() if key else "plain"
-        """Enters the name of a folder: entries of another key are not looked at."""
+        """Part of the name of a folder, so that entries under another key are not read."""
 
     @property
     def has_key(self) -> bool:
-        """Whether the writer is known by it."""
+        """Whether the seal authenticates the writer."""
         return bool(self._key)
 
     def check_of(self, data: bytes | memoryview) -> bytes:
@@ -140,17 +140,17 @@ def packed(name: str, unit: EncodedUnit, seal: Seal) -> bytes:
     text = orjson.dumps(header.model_dump())
     flags_B = np.zeros(len(unit.tokens), np.uint8)
     for bit, flag in enumerate(_FLAGS):
-        # Five truths to a byte: they are of every record, whether it gives a sample or not.
+        # Five booleans in a byte; every record has them, with or without a sample.
         flags_B |= getattr(unit, flag).astype(np.uint8) << np.uint8(bit)
     parts: list[NDArray[Any]] = [flags_B]
     if unit.keys_B is not None:
         parts.append(unit.keys_B.astype("<u8"))
     for key, column in columns.items():
-        # Lengths and not offsets: half the bytes, and nothing in them can lead backwards.
+        # Lengths instead of offsets: half the bytes, and no length can point backwards.
         parts += [column.lengths_N.astype("<u4"), stored[key]]
     out = bytearray(_FIXED.pack(_MAGIC, ENTRY_VERSION, len(text)) + text)
     for part in parts:
-        # At a multiple of 8, so that arrays are read where they lie.
+        # Aligned to 8 bytes, so that arrays can be read without a copy.
         out += bytes(-len(out) % 8)
         out += part.tobytes()
     return bytes(out) + seal.check_of(memoryview(out))
@@ -162,17 +162,17 @@ def unpacked(
     seal: Seal,
     records: int | None = None,
 ) -> EncodedUnit:
-    """Return what an entry holds; numbers are looked at as well, for a plain check proves no author.
+    """Return the content of an entry. Numbers are checked as well, because a plain check does not prove the author.
 
     Raises:
-        IntegrityError: It is not whole, of another name or version, of other than so many ``records``, or no seal of
-            ours.
+        IntegrityError: The entry is incomplete, of another name or version, has another number of ``records``, or a
+            wrong seal.
     """
     view = memoryview(data)
     if len(view) < _FIXED.size + _CHECK_BYTES:
         raise IntegrityError(f"holds {len(view)} bytes, which is no entry")
     body, check = view[:-_CHECK_BYTES], bytes(view[-_CHECK_BYTES:])
-    # Before anything in it is looked at.
+    # Checked before any content is used.
     if seal.check_of(body) != check:
         raise IntegrityError("is cut short, damaged, or written with another key")
     try:
@@ -190,7 +190,7 @@ def _parsed(name: str, body: memoryview, records: int | None) -> EncodedUnit:
     header = _Header.model_validate(orjson.loads(body[_FIXED.size : _FIXED.size + size]))
     if header.of != name:
         raise ValueError(f"is of {header.of:.80}")
-    # Records of a block are looked up by their numbers: one that is missing would end the run.
+    # Records of a block are looked up by number, and a missing one would end the run.
     if records not in (None, header.records):
         raise ValueError(f"holds {header.records} records, and its unit {records}")
     arrays = _arrays(body, _FIXED.size + size, header)
@@ -213,10 +213,10 @@ def _parsed(name: str, body: memoryview, records: int | None) -> EncodedUnit:
 
 
 def _arrays(body: memoryview, at: int, header: _Header) -> Iterator[NDArray[Any]]:
-    """Yield the arrays of an entry in their order.
+    """Yield the arrays of an entry, in order.
 
     Raises:
-        ValueError: One reaches behind the end.
+        ValueError: An array reaches beyond the end.
     """
     wanted = [("|u1", header.records)]
     if header.has_keys:
@@ -229,16 +229,16 @@ def _arrays(body: memoryview, at: int, header: _Header) -> Iterator[NDArray[Any]
         raise ValueError("has not one column of tokens, the first")
     for dtype, count in wanted:
         at += -at % 8
-        # Without a copy; numpy refuses a count that reaches behind the end.
+        # Without a copy; numpy refuses a count that reaches beyond the end.
         yield np.frombuffer(body, dtype, count, at) if count else np.empty(0, dtype)
         at += count * np.dtype(dtype).itemsize
 
 
 def _require_kind(name: str) -> None:
-    """Refuse a column that no source gives.
+    """Raise an error for a column that no source gives.
 
     Raises:
-        ValueError: Its name is of no kind.
+        ValueError: The name is of no known kind.
     """
     try:
         column_kind(name)
@@ -247,7 +247,7 @@ def _require_kind(name: str) -> None:
 
 
 def _require_sound(unit: EncodedUnit) -> None:
-    """Refuse numbers that no source gives.
+    """Raise an error for numbers that no source gives.
 
     Raises:
         ValueError: Lengths do not fit values or tokens, or a token id is negative.
@@ -263,9 +263,9 @@ def _require_sound(unit: EncodedUnit) -> None:
 
 
 def _narrowed(name: str, values_V: NDArray[Any]) -> NDArray[Any]:
-    """Return token ids in two bytes where all of them fit; other columns as they are, little-endian."""
+    """Return token ids in two bytes if all of them fit; other columns unchanged, in little-endian order."""
     short = values_V.max(initial=0) <= np.iinfo(_SHORT).max and values_V.min(initial=0) >= 0
-    # Most vocabularies end below 65,536: half the bytes to keep, and to read.
+    # Most vocabularies end below 65,536, which halves the bytes to store and to read.
     if name == _TOKENS and short:
         return values_V.astype(_SHORT)
     return np.ascontiguousarray(values_V, values_V.dtype.newbyteorder("<"))

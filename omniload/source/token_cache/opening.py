@@ -1,4 +1,4 @@
-"""The token cache that ``loader.token_cache`` names: its place, its key, and the tokenizer that its entries are of."""
+"""Opens the token cache of ``loader.token_cache``: its place, its key, and the digest of its tokenizer."""
 
 import hashlib
 import stat
@@ -27,10 +27,10 @@ def open_token_cache(
     base_dir: Path,
     clock: Clock | None = None,
 ) -> TokenCache | None:
-    """Open what ``loader.token_cache`` names; ``None`` for none. No store is asked yet.
+    """Open the cache of ``loader.token_cache``; ``None`` if there is none. No store is accessed yet.
 
     Raises:
-        ConfigError: The key file or the tokenizer is missing, or everybody may read the key.
+        ConfigError: The key file or the tokenizer is missing, or every user may read the key.
     """
     if config is None:
         return None
@@ -45,7 +45,7 @@ def open_token_cache(
     else:
         root = path_from(base_dir, config.path, "loader.token_cache.path")
         place = LocalPlace(root, limit_bytes=config.limit, shared=seal.has_key)
-    # Of what the file holds: hosts that share a cache have it under paths and times of their own.
+    # A digest of the content, because hosts that share a cache have the file at other paths and with other times.
     digest = hashlib.blake2b(content_of(tokenizer, base_dir), digest_size=16).hexdigest()
     return TokenCache(place, seal, digest, clock or SystemClock())
 

@@ -1,7 +1,7 @@
-"""Where the entries of a token cache lie: a folder of this machine, or any store.
+"""Places of the entries of a token cache: a folder of this machine, or any store.
 
-What a place gives may be torn, old or another user's work. ``LocalPlace`` tells whose it is, and the check of an entry
-tells the rest.
+An entry of a place may be incomplete, old or from another user. ``LocalPlace`` checks the owner, and the check of the
+entry verifies the rest.
 """
 
 import os
@@ -27,49 +27,49 @@ if TYPE_CHECKING:
 __all__ = ["LocalPlace", "Place", "StorePlace"]
 
 _LARGEST_BYTES = 4 << 30
-"""Of an entry that is read: more than the largest unit gives."""
+"""Largest entry that is read: more than the largest unit gives."""
 _UNUSED_S = 24 * 3600.0
 _LEFTOVER_S = 3600.0
 _CHUNK_BYTES = 64 << 20
 _GIVE_UP_S = 30.0
-"""Limit of every call to a store, attempts and waits included."""
+"""Time limit of every call of a store, including retries and waits."""
 _OURS = re.compile(r"[0-9a-f]{32}\.(?:plain|[0-9a-f]{12})")
-"""What folders of entries are called, by ``source_tokens.folder_of_source``: the place may hold other things too."""
+"""Names of folders of entries, from ``source_tokens.folder_of_source``; the place may have other files too."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _LOG = get_logger(__name__)
 
 
 class Place(Protocol):
-    """Entries by path, ``FOLDER/NAME``. Safe in threads."""
+    """Entries by path, ``FOLDER/NAME``. Thread-safe."""
 
     location: str
-    """For people."""
+    """Location in messages."""
 
     def read(self, path: str) -> bytes | bytearray | None:
-        """Return an entry; ``None`` where there is none.
+        """Return an entry; ``None`` if there is none.
 
         Raises:
-            IntegrityError: What lies there is not to be believed.
+            IntegrityError: The file cannot be trusted.
             OmniloadError: The store does not answer.
-            OSError: It cannot be read.
+            OSError: The file cannot be read.
         """
         ...
 
     def write(self, path: str, data: bytes) -> bool:
-        """Put an entry there whole or not at all, and tell whether it was; a full place takes none.
+        """Write an entry completely or not at all, and return whether it was written; a full place accepts none.
 
         Raises:
             OmniloadError: The store does not answer.
-            OSError: It cannot be written.
+            OSError: The entry cannot be written.
         """
         ...
 
     def names(self, folder: str) -> set[str]:
-        """Return the names of the entries of a folder that may be believed; none where it is not there.
+        """Return the names of the trusted entries of a folder; none if the folder does not exist.
 
         Raises:
             OmniloadError: The store does not answer.
-            OSError: It cannot be listed.
+            OSError: The folder cannot be listed.
         """
         ...
 
@@ -77,13 +77,13 @@ class Place(Protocol):
 class LocalPlace(Place):
     """A folder, which several processes, hosts and users may share.
 
-    Entries hold what documents hold. Without a key they serve their owner alone, so nobody else may read
-    them, and what another user could have written is not read. With a key its holders share them, as far
-    as the umask lets others read.
+    Entries have the content of documents. Without a key they serve only their owner. So no other user may read them,
+    and files that another user could have written are not read. With a key, the owners of the key share them, as far as
+    the umask lets others read.
 
     Args:
-        root: The folder; made when something is written.
-        limit_bytes: Most bytes of all entries in it; ``None`` for any number.
+        root: The folder; made at the first write.
+        limit_bytes: Most bytes of all entries in it; ``None`` for no limit.
         shared: Whether a key shows who wrote an entry.
     """
 
@@ -92,33 +92,33 @@ class LocalPlace(Place):
         self._root, self._limit_bytes, self._shared = root, limit_bytes, shared
         self._used: set[str] = set()
         self._room_bytes = 0
-        """What may be written before the folder is looked at again."""
+        """Bytes that may be written before the size of the folder is checked again."""
         self._told_full = False
 
     @override
     def read(self, path: str) -> bytes | bytearray | None:
         self._note_use(path)
         try:
-            # Somebody else may have put a link or a pipe there: neither is followed, nor waited for.
+            # Another user may have put a link or a pipe there, so links are not followed, and pipes are not waited for.
             descriptor = os.open(
                 self._root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             )
         except FileNotFoundError:
             return None
-        # Looked at once it is open: between a look at the path and opening it another file could come.
+        # Checked after opening, because the file could be replaced between a check of the path and the opening.
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             status = os.fstat(descriptor)
             self._require_ours(status)
-            # Read, not mapped: a mapped file that is cut short kills the process.
+            # Read, not mapped, because a mapped file that is truncated kills the process.
             data = bytearray(status.st_size)
             view, at = memoryview(data), 0
             while at < len(data) and (got := file.readinto(view[at : at + _CHUNK_BYTES])):
                 at += got
-            # What is shorter than it was a moment ago is refused by its check.
+            # If the file was truncated meanwhile, its check fails.
             return data if at == len(data) else data[:at]
 
     def _is_ours(self, status: os.stat_result) -> bool:
-        # Root can write what it likes in any case.
+        # Root can write anything in any case.
         return self._shared or (
             status.st_uid in {os.geteuid(), 0} and not status.st_mode & _OTHERS_WRITE
         )
@@ -139,7 +139,7 @@ class LocalPlace(Place):
         if self._limit_bytes is not None and not self._has_room(len(data)):
             return False
         target = self._root / path
-        # Nor may others list the names: they are digests of what shards hold.
+        # Others may not list the names either, because the names are digests of the contents of shards.
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o777 if self._shared else 0o700)
         write_whole(target, data, mode=0o644 if self._shared else 0o600)
         self._room_bytes -= len(data)
@@ -150,8 +150,8 @@ class LocalPlace(Place):
         try:
             with os.scandir(self._root / folder) as found:
                 held = [each for each in found if each.name[0] != "."]
-            # Nobody else can put one into a folder that is ours: no file of it is looked at, of which there may be
-            # a hundred thousand.
+            # No other user can add a file to a folder that is ours, so its files, perhaps a hundred thousand, are not
+            # checked.
             if not self._is_ours((self._root / folder).stat()):
                 held = [each for each in held if self._is_ours(each.stat(follow_symlinks=False))]
         except FileNotFoundError:
@@ -159,7 +159,7 @@ class LocalPlace(Place):
         return {each.name for each in held}
 
     def _note_use(self, path: str) -> None:
-        """Set the time of a folder once, by which it is known to be in use."""
+        """Set the time of a folder once, which marks it as used."""
         folder = path.partition("/")[0]
         if folder not in self._used:
             self._used.add(folder)
@@ -167,10 +167,10 @@ class LocalPlace(Place):
                 os.utime(self._root / folder)
 
     def _has_room(self, size_bytes: int) -> bool:
-        """Tell whether an entry fits, after folders that nobody has used for a day have gone.
+        """Return whether an entry fits, after removing folders that have not been used for a day.
 
-        Those in use are never cut down: a reading in order over more than fits would put out each entry
-        before it comes again, where a cache that has filled up serves what it holds.
+        Folders in use are never reduced. With sequential reads of more than fits, this would remove each entry before
+        it is read again, while a full cache keeps serving its entries.
         """
         limit = self._limit_bytes
         assert limit is not None, "it is asked for"
@@ -181,11 +181,11 @@ class LocalPlace(Place):
         for folder in sorted(held, key=_used_at):
             if free >= size_bytes or time.time() - _used_at(folder) < _UNUSED_S:
                 break
-            # What this process uses is in use, though its time could not be set.
+            # Folders of this process are in use, even if their time could not be set.
             if folder.name not in self._used:
                 shutil.rmtree(folder, ignore_errors=True)
                 free += held[folder] - _bytes_below(folder)
-        # Others write too: a part of what is free is taken at a time.
+        # Others write too, so only a part of the free room is reserved at a time.
         self._room_bytes = max(size_bytes, free // 64) if free >= size_bytes else 0
         if not self._room_bytes and not self._told_full:
             self._told_full = True
@@ -198,7 +198,7 @@ class LocalPlace(Place):
 
 
 class StorePlace(Place):
-    """A folder of a store, whose own rules say who may read and write; the first call opens it.
+    """A folder of a store, whose own rules control access; the first call opens the store.
 
     Args:
         url: Such as ``s3://BUCKET/FOLDER`` or ``hdfs://HOST/FOLDER``.
@@ -210,7 +210,7 @@ class StorePlace(Place):
 
     def _store(self) -> "Store":
         if self._opened is None:
-            # Imported here: a cache in a folder needs no client of a store.
+            # Imported here, because a cache in a folder needs no client of a store.
             from fusefs.stores.retry import RetryingStore  # noqa: PLC0415
             from fusefs.stores.url import open_store  # noqa: PLC0415
 
@@ -242,7 +242,7 @@ class StorePlace(Place):
 
 
 def _folders(root: Path) -> list[Path]:
-    """Return the folders of entries; whatever else a user keeps there is neither counted nor removed."""
+    """Return the folders of entries; other files of the user are neither counted nor removed."""
     with suppress(FileNotFoundError):
         named = (path for path in root.iterdir() if _OURS.fullmatch(path.name))
         return [path for path in named if path.is_dir() and not path.is_symlink()]
@@ -260,7 +260,7 @@ def _bytes_below(folder: Path) -> int:
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    """Yield the size of each file; what a killed writer left an hour ago is removed on the way."""
+    """Yield the size of each file; files that a killed writer left an hour ago are removed."""
     with suppress(OSError), os.scandir(folder) as found:
         for file in found:
             with suppress(OSError):

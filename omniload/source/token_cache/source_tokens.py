@@ -1,12 +1,12 @@
-"""The tokens of a source in a token cache: what its entries are called, and records on their way into them.
+"""The tokens of a source in a token cache: the names of its entries, and the path of records into them.
 
-A folder is of one way to make tokens of text; a name in it is a digest of all that decides the tokens of one unit of
-one file. Neither knows the name of the source, where its files lie, the order of its records or the transforms of
-token ids, which are done each time: runs that differ in those share entries.
+A folder belongs to one way of making tokens of text. A name in it is a digest of everything that affects the tokens of
+one unit of one file. Neither depends on the name of the source, the place of its files, the order of its records or the
+transforms of token ids, which are applied each time. Runs that only differ in these share entries.
 
-Records are tokenised as they are drawn, in the order of the shuffle, so that a first batch waits for its
-own documents alone. Their tokens are written to a file without a name meanwhile, and once all of a
-unit's are there, it is kept. A block that is left half read keeps the units that are whole.
+Records are tokenised when they are drawn, in the order of the shuffle, so that a first batch waits only for its own
+documents. Their tokens are collected in a file without a name. Once all tokens of a unit are there, its entry is
+written. If the rest of a block is not read, its complete units are still stored.
 
 Shape suffixes:
     U  units of the block        R  records of the block        B  records of one unit
@@ -58,16 +58,16 @@ __all__ = [
 ]
 
 MAKING_VERSION = 1
-"""Raised whenever the same text, tokenizer and transforms come to other tokens."""
+"""Increased whenever the same text, tokenizer and transforms give other tokens."""
 CHAT_MAKING_VERSION = 2
-"""The same of conversations: where a template is given other messages, entries of texts stay as they are."""
+"""The same for conversations: if a template receives other messages, entries of texts stay valid."""
 ANSWER_MAKING_VERSION = 3
-"""The same of prompts with an answer or two, whose masks are found in another way."""
+"""The same for prompts with one or two answers, if their masks are found in another way."""
 INSIDE_MAKING_VERSION = 1
-"""The same of lines, and objects of archives, of which something stands inside another: releases that found nothing
-there kept what they had in its place."""
+"""The same for lines and archive objects with nested keys, because releases that did not find such keys
+cached defaults."""
 
-# Of ``on_error`` neither: an entry says what is bad, and whoever reads it does as its source says.
+# ``on_error`` is left out too: an entry records bad records, and each source treats them by its own rule.
 _NOT_OF_TOKENS = {
     *("path", "tags", "shuffle", "on_error", "transforms", "max_repetition", "max_fraction"),
     *("splits", "split", "dedupe", "overlong", "pack", "drawn_before"),
@@ -94,14 +94,14 @@ class SourceTokens:
         pipeline_digest: str,
         opened: OpenFormat,
     ) -> "SourceTokens | None":
-        """Return the entries of a source; ``None`` where its tokens are not kept.
+        """Return the entries of a source; ``None`` if its tokens are not cached.
 
         Args:
-            cache: Where they lie; ``None`` for nowhere.
-            config: What the mix file says of the source.
+            cache: The token cache; ``None`` for none.
+            config: Entry of the source in the mix file.
             tokenizer: Tokenizer of the mix.
-            pipeline_digest: Of the files that its transforms read.
-            opened: Its units and their files.
+            pipeline_digest: Digest of the files that its transforms read.
+            opened: Units of the source, and their files.
         """
         if cache is None or why_not_kept(config):
             return None
@@ -117,16 +117,16 @@ class SourceTokens:
         return cls(cache=cache, folder=folder, names_U=names_U, rows_U=units.rows_U)
 
     def get(self, unit: int) -> EncodedUnit | None:
-        """Return what is kept of a unit, if anything."""
+        """Return the entry of a unit, if there is one."""
         return self.cache.get(f"{self.folder}/{self.names_U[unit]}", int(self.rows_U[unit]))
 
     def put(self, unit: int, made: EncodedUnit) -> bool:
-        """Keep a unit; tell whether it is kept."""
+        """Store a unit; return whether it is stored."""
         return self.cache.put(f"{self.folder}/{self.names_U[unit]}", made)
 
 
 def why_not_kept(config: SourceConfig) -> str:
-    """Return why the tokens of a source are not kept; empty where they are."""
+    """Return why the tokens of a source are not cached; empty if they are."""
     if not config.holds_text:
         return "it holds token ids"
     if any(isinstance(each, ImagesTransform) for each in config.transforms):
@@ -147,10 +147,10 @@ def folder_of_source(
     """Return the folder of the entries of a source.
 
     Args:
-        config: What the mix file says of it, with the columns that are read.
+        config: Entry of the source in the mix file, with the columns that are read.
         tokenizer: Tokenizer of the mix.
-        tokenizer_digest: Of the tokenizer's file.
-        pipeline_digest: Of the files that transforms read.
+        tokenizer_digest: Digest of the tokenizer's file.
+        pipeline_digest: Digest of the files that transforms read.
         seal: Name of the seal of its entries.
     """
     encoding = encoding_of(config.transforms)
@@ -161,23 +161,23 @@ def folder_of_source(
         made = encoding.model_dump(mode="json", exclude={"template"}) | {"version": version}
     said = {
         "versions": [ENTRY_VERSION, MAKING_VERSION],
-        # By what a source says, less what decides nothing: a key that is new enters of itself.
+        # All keys of the source except those without effect, so that a new key takes part by default.
         "source": config.model_dump(mode="json", exclude=_NOT_OF_TOKENS),
         "key": config.key_column,
-        # A split holds its own records alone: each is made once, by whoever draws it.
+        # A split only has its own records, and each record is tokenised by the run that draws it.
         "splits": list((config.splits or {}).items()),
         "split": config.split if config.splits else None,
         "dedupe": config.dedupe,
         "encoding": made,
         "end": getattr(tokenizer, "end_of_document", None),
-        # Written where they are said alone: entries of before stay.
+        # Only added if they are set, so that older entries stay valid.
         **(
             {}
             if (begin := getattr(tokenizer, "begin_of_document", None)) is None
             else {"begin": begin}
         ),
         **({"inside": INSIDE_MAKING_VERSION} if _leads_inside(config) else {}),
-        # The library too: another release of it may cut text otherwise.
+        # The library takes part, because another release of it may divide text differently.
         "tokenizer": [tokenizer_digest, library_of(tokenizer)],
         "pipeline": pipeline_digest,
     }
@@ -186,11 +186,11 @@ def folder_of_source(
 
 
 def _leads_inside(config: SourceConfig) -> bool:
-    """Whether a name may be that of a key inside another, in an object of JSON."""
+    """Return whether a name may be a nested key in a JSON object."""
     if not isinstance(config, JsonlSource | WebDatasetSource):
         return False
     read = (config.text, *config.beside_columns, *config.columns_read.values(), *config.where)
-    # What begins with a dot is a member of an archive.
+    # A name that begins with a dot is a member of an archive.
     return any("." in name[1:] for name in (*read, config.key_column or ""))
 
 
@@ -202,8 +202,8 @@ def names_of_units(
     Args:
         units: The units.
         files: The shards.
-        digests_all: Whether the digest of a shard covers every byte. Of one that covers a sample the time of writing
-            counts too: an edit in between changes that, if nothing else.
+        digests_all: Whether the digest of a shard covers every byte. If it covers a sample, the modification time takes
+            part, too, because an edit between the sampled ranges changes only that time.
     """
     content_F = [
         "\0".join(
@@ -231,7 +231,7 @@ def names_of_units(
 
 def _content(content_F: Sequence[str], units: UnitTable, unit: int) -> str:
     held = "\1".join(content_F[number] for number in units.files_of(unit))
-    # Units of whole files had the digest of another file in their name once: their entries are not looked at.
+    # The names of whole-file units once had the digest of another file, and such entries must not be found.
     return f"\1{held}" if units.are_whole_files else held
 
 
@@ -241,14 +241,14 @@ _LOG = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitToFill:
-    """A unit that was decoded as text: all that its entry says but for the samples."""
+    """A unit that was decoded as text: all data of its entry except the samples."""
 
     unit: int
     bad_B: NDArray[np.bool_]
     kept_B: NDArray[np.bool_]
     given_B: NDArray[np.bool_]
     wanted_B: NDArray[np.bool_]
-    """Records of which samples are made, sooner or later."""
+    """Records of which samples are made sooner or later."""
     keys_B: NDArray[np.uint64] | None
     reason: str
 
@@ -261,7 +261,7 @@ class UnitToFill:
         given_B: NDArray[np.bool_],
         wanted_B: NDArray[np.bool_],
     ) -> Self:
-        """Keep what an entry says of records beside their samples."""
+        """Keep the data of an entry about records, apart from their samples."""
         return cls(
             unit=unit,
             bad_B=records.bad_B,
@@ -274,18 +274,18 @@ class UnitToFill:
 
 
 class Filling:
-    """Gathers samples until units are whole. For one thread."""
+    """Collects samples until units are complete. Not thread-safe."""
 
     def __init__(
         self, tokens: SourceTokens, units: Mapping[int, UnitToFill], records: int, folder: Path
     ) -> None:
-        """Begin with no sample.
+        """Begin without samples.
 
         Args:
-            tokens: Where whole units go.
-            units: What to fill, by the first of its records in the block.
+            tokens: Entries that complete units are written to.
+            units: Units to fill, by the first of their records in the block.
             records: Records of the block, R.
-            folder: Where tokens lie meanwhile.
+            folder: Folder of the tokens meanwhile.
         """
         self._tokens, self._units, self._folder = tokens, units, folder
         self._places_R = np.full(records, -1, np.int64)
@@ -293,7 +293,7 @@ class Filling:
         self._spoilt = ""
         self._wanted_R = np.zeros(records, np.bool_)
         for begin, unit in units.items():
-            # Of units that were kept already nothing is wanted.
+            # Units that are cached already need no samples.
             self._wanted_R[begin : begin + len(unit.wanted_B)] = unit.wanted_B
         self._left = int(np.count_nonzero(self._wanted_R))
         self._made = 0
@@ -306,13 +306,13 @@ class Filling:
         return not self._left and not self._closed
 
     def add(self, rows_N: NDArray[np.int64], samples: Samples) -> None:
-        """Take the samples of records, before any transform of tokens; those that are there already are passed over.
+        """Add the samples of records, before any transform of tokens; samples that are there already are skipped.
 
-        A disk that takes no more ends the filling, not the reading.
+        A full disk ends the collection, not the reading.
         """
         if self._closed:
             return
-        # A range may be read again, and a source of one block has its records again in the next epoch.
+        # A range may be read again, and a source of one block has the same records in the next epoch.
         new = np.flatnonzero(self._wanted_R[rows_N] & (self._places_R[rows_N] < 0))
         if not len(new):
             return
@@ -320,7 +320,7 @@ class Filling:
         try:
             for name, column in columns.items():
                 if name not in self._columns:
-                    # In a file: in memory the tokens of a block would be as much again as its text.
+                    # In a file, because in memory the tokens of a block would take as much again as its text.
                     self._columns[name] = SpilledColumn(self._folder, column.values_V.dtype)
                 self._columns[name].append(column if len(new) == len(rows_N) else column.take(new))
         except OmniloadError as error:
@@ -336,17 +336,17 @@ class Filling:
         self._left -= len(rows)
 
     def keep_whole_units(self) -> bool:
-        """Keep every unit whose samples are all there, and take no more; tell whether all of them are kept."""
+        """Store every complete unit, and end the collection; return whether all of them are stored."""
         if self._closed:
             return False
-        # Mapped before the files are closed: what is mapped stays.
+        # Mapped before the files are closed; maps stay valid.
         held = {name: column.finish() for name, column in self._columns.items()}
         kept = [self._keep(begin, unit, held) for begin, unit in self._units.items()]
         self.close()
         return all(kept)
 
     def close(self) -> None:
-        """Let go of what was gathered."""
+        """Release the collected samples."""
         self._closed = True
         for column in self._columns.values():
             column.close()
@@ -359,7 +359,7 @@ class Filling:
             return False
         made = {name: _of_unit(column, places_B) for name, column in held.items()}
         spoilt_B = self._spoilt_R[rows_B]
-        # Where no record of the unit gives a sample there is no column to take any from.
+        # If no record of the unit gives a sample, there may be no column to take any from.
         nothing = Ragged(
             values_V=np.empty(0, np.int32), offsets=np.zeros(len(places_B) + 1, np.int64)
         )
@@ -381,7 +381,7 @@ class Filling:
 
 
 def _of_unit(column: HeldColumn, places_B: NDArray[np.int64]) -> Ragged:
-    """Return the sequence of each record of a unit, empty where there is none."""
+    """Return the sequence of each record of a unit, empty for records without one."""
     there = np.flatnonzero(places_B >= 0)
     taken = column.take(places_B[there])
     lengths_B = np.zeros(len(places_B), np.int64)
