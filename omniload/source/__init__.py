@@ -1,4 +1,4 @@
-"""Readers of sources: records of any format, addressed by position, as tokens.
+"""Readers of sources: records of any format as tokens, addressed by position.
 
-``open_source`` is the way in; formats are in ``omniload.source.formats``.
+``open_source`` is the entry point; formats are in ``omniload.source.formats``.
 """

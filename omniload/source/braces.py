@@ -1,7 +1,7 @@
-"""Braces of a pattern, as shells and WebDataset write them: ``{000..127}`` and ``{a,b}``; what else they write is told.
+"""Braces of a pattern, as in shells and WebDataset: ``{000..127}`` and ``{a,b}``; other forms raise an error.
 
-A pattern is read once, and what it stands for is counted before any of it is written out: a hostile one
-costs no more than its own length.
+A pattern is parsed once, and its names are counted before any of them is written out, so a hostile pattern costs no
+more than its length.
 """
 
 import re
@@ -14,34 +14,34 @@ from omniload.base.units import format_bytes
 __all__ = ["expanded", "none_at"]
 
 _LARGEST_EXPANSION = 200_000
-"""Names that one pattern may stand for at most."""
+"""Most names that one pattern may stand for."""
 _MOST_BYTES = 1 << 26
-"""Length of these names together; no file's name is longer than 4,096."""
+"""Total length of these names; no name of a file is longer than 4,096 bytes."""
 _DEEPEST = 32
 
 _RANGE = re.compile(r"(?P<first>[0-9]{1,18})\.\.(?P<last>[0-9]{1,18})")
 _LONGEST_RANGE = 38
-"""Letters of a range; what is longer is not looked at."""
+"""Longest text that is read as a range."""
 
 
 def expanded(pattern: str) -> list[str]:
-    """Return what a pattern stands for; one without braces stands for itself.
+    """Return the names that a pattern stands for; a pattern without braces stands for itself.
 
-    A number keeps the zeros that its range begins with: ``{08..10}`` is 08, 09, 10. Braces may lie in
-    braces. What is no range and has no comma stays as it is.
+    A number keeps the leading zeros of its range: ``{08..10}`` is 08, 09, 10. Braces may be nested. Braces without a
+    range or a comma stay unchanged.
 
     Raises:
-        ValueError: It stands for too many names, or for too long ones; its braces lie too deep; or a range falls.
+        ValueError: The pattern stands for too many or too long names, nests too deep, or has a falling range.
     """
     return _Braces(pattern).sequence(0, len(pattern), 0).names()
 
 
 def none_at(pattern: str, base_dir: Path) -> str:
-    """Return where a pattern of this machine has led to nothing, and what is most likely to be changed in it.
+    """Return the place where a pattern of this machine stopped matching, and the most likely correction.
 
     Args:
-        pattern: As the mix file has it.
-        base_dir: Folder that relative paths start at.
+        pattern: The pattern in the mix file.
+        base_dir: Folder that relative paths start from.
     """
     if Path(pattern).is_absolute():
         return "; correct the path"
@@ -57,11 +57,11 @@ def none_at(pattern: str, base_dir: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """One of several, or a number of a range."""
+    """Several alternatives, or the numbers of a range."""
 
     count: int
     length: int
-    """Of all its names together."""
+    """Total length of all its names."""
     among: "tuple[_Sequence, ...]" = ()
     numbers: range = range(0)
     width: int = 0
@@ -74,7 +74,7 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """Letters and choices, one behind the other; the last choice changes first."""
+    """Letters and choices, one after another; the last choice changes fastest."""
 
     parts: tuple[str | _Choice, ...]
     count: int
@@ -86,25 +86,25 @@ class _Sequence:
 
 
 class _Braces:
-    """The braces of one pattern: where each closes, and the commas that stand in it and in no other."""
+    """The braces of one pattern: the end of each, and the commas directly inside it."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
         self._stops: dict[int, int] = {}
         self._commas: dict[int, list[int]] = {}
-        # In one pass: to look for the end of each brace anew would cost the square of the pattern.
+        # In one pass, because a search for the end of each brace would take quadratic time.
         opened: list[int] = []
         for at, letter in enumerate(pattern):
             if letter == "{":
                 opened.append(at)
-            # One that closes what was never opened is a letter, as to a shell.
+            # A closing brace without an opening one is a letter, as in a shell.
             elif letter == "}" and opened:
                 self._stops[opened.pop()] = at
             elif letter == "," and opened:
                 self._commas.setdefault(opened[-1], []).append(at)
 
     def sequence(self, start: int, stop: int, depth: int) -> _Sequence:
-        """Read a part of the pattern in which every brace that closes was opened."""
+        """Parse a part of the pattern in which every closing brace has an opening one."""
         if depth > _DEEPEST:
             raise ValueError(f"its braces lie deeper than {_DEEPEST}; write the names out")
         parts: list[str | _Choice] = []
@@ -114,7 +114,7 @@ class _Braces:
             if choice is None:
                 at += 1
                 continue
-            # Counted part by part, and refused as soon as it is too much: the numbers themselves stay small.
+            # Counted part by part, and refused at the limit, so that the numbers stay small.
             literal = self._pattern[letters:at]
             parts += [literal, choice]
             length = (length + len(literal) * count) * choice.count + choice.length * count
@@ -126,7 +126,7 @@ class _Braces:
         return _Sequence((*parts, self._pattern[letters:stop]), count, length)
 
     def _choice(self, at: int, depth: int) -> _Choice | None:
-        """Read the braces that open at ``at``; ``None`` where they are letters like others."""
+        """Parse the braces that open at ``at``; ``None`` if they are ordinary letters."""
         stop = self._stops.get(at)
         if stop is None:
             return None

@@ -1,4 +1,4 @@
-"""How large a source is: exact record counts, and tokens estimated from a bounded sample.
+"""The size of a source: exact record counts, and tokens estimated from a bounded sample.
 
 Shape suffixes:
     R  records of a unit
@@ -32,60 +32,63 @@ __all__ = ["SourceProfile", "profile"]
 _UNIT_TEXT_BYTES = 1 << 20
 _UNIT_TOKENS = 1 << 20
 _OUTLIES = 2.0
-"""Times the median that a unit holds which is sampled for itself: one with a document far longer than others."""
+"""Ratio to the median from which a unit gets its own sample, because a document in it is far longer than others."""
 _FEWEST = 2
-"""Places that have to be sampled before anybody can say how far they differ."""
+"""Fewest places for an estimate of their differences."""
 _STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78}
 _STUDENT_OF_MORE = 2.57
-"""By one less than the places: standard errors that hold in 19 of 20 cases where a few places say how large one is."""
+"""Student's t by the places minus one: with few places, this many standard errors cover 19 of 20 cases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceProfile:
-    """What a source holds."""
+    """The content of a source."""
 
     name: str
     """Name in the mix file."""
     records: int
-    """Records, counted."""
+    """Number of records, counted."""
     shards: int
-    """Files."""
+    """Number of files."""
     size_bytes: int
-    """Bytes of the files, as stored."""
+    """Size of the files as stored."""
     sampled_records: int
-    """Records that the estimates rest on."""
+    """Number of records that the estimates are based on."""
     tokens_per_record: float
-    """Mean tokens of a record, estimated; one that gives no sample, is of another split or is left out counts as 0."""
+    """Estimated mean tokens per record; a record without a sample, of another split, or left out counts as 0."""
     varies: float = 0.0
-    """Standard deviation of the tokens of sampled records, as a part of their mean."""
+    """Standard deviation of the tokens of sampled records, divided by their mean."""
     behind: float = 0.0
-    """Part of the records that ``drawn_before`` leaves out of the first epoch."""
+    """Share of the records that ``drawn_before`` leaves out of the first epoch."""
     bad_records: int
-    """Records of the sample that could not be decoded."""
+    """Sampled records that could not be decoded."""
     longest_tokens: int
-    """Longest sampled record."""
+    """Tokens of the longest sampled record."""
     units: int = 1
-    """Units that hold records."""
+    """Units that have records."""
     between: float = 0.0
-    """Part of the variance of records' tokens that lies between the sampled places; near 1 where files are sorted."""
+    """Share of the variance of records' tokens between the sampled places; near 1 if files are sorted."""
     along: float = 0.0
-    """Part of it within those places that goes by where a record lies; near 1 where each is sorted alike."""
+    """Share of it that depends on the place of a record within these places; near 1 if each place is sorted alike."""
     tokens_error: float | None = None
-    """Half of what the tokens are known within in 19 of 20 cases, as a part of them, by how far the sampled places and
-    their records differ; 0 where all records were sampled, ``None`` where one place was, and so nobody knows."""
+    """Half width of the 19-in-20 interval of the tokens, relative to the tokens.
+
+    It follows from the differences between the sampled places and their records. 0 if all records were sampled;
+    ``None`` for a single place, which allows no estimate.
+    """
     block_bytes: int
-    """Memory of the largest block that is held decoded while reading, estimated from above."""
+    """Upper estimate of the memory of the largest decoded block while reading."""
     preprocess_s_per_token: float = 0.0
-    """Processor seconds of decoding and tokenising, as sampled."""
+    """Processor seconds of decoding and tokenising one token, from the sample."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of the source, estimated."""
+        """Estimated tokens of the source."""
         return round(self.records * self.tokens_per_record)
 
     @property
     def differences(self) -> Differences:
-        """What is known of how lengths differ."""
+        """Known differences of lengths."""
         return Differences(units=self.units, between=self.between, along=self.along)
 
     @property
@@ -97,14 +100,14 @@ class SourceProfile:
 def profile(
     spec: SourceSpec, *, shard_cache: ShardCache | None = None, units: int = 4
 ) -> SourceProfile:
-    """Measure a source: its records exactly, its tokens from a few units.
+    """Measure a source: its records exactly, and its tokens from a few units.
 
-    Units are taken evenly, with one far larger than others, and records evenly over each; no randomness. What was
-    sampled speaks for bytes where the format counts them, and else for records.
+    Units are chosen evenly, plus one that is far larger than others, and records evenly over each unit, without
+    randomness. The estimate is scaled by bytes if units are ranges of bytes, and otherwise by records.
 
     Args:
-        spec: The source; what was measured is kept with its index, for later starts.
-        shard_cache: Where shards of stores are kept on this node; ``None`` reads them from their stores.
+        spec: The source; the measurements are stored with its index, for later starts.
+        shard_cache: Cache of remote shards on this node; ``None`` reads shards from their stores.
         units: Most units to decode.
 
     Raises:
@@ -161,13 +164,13 @@ def _block_bytes(
     shuffle: ShuffleConfig,
     filled: int,
 ) -> int:
-    """Return the decoded bytes of a block, from above: the shuffle may have the largest units meet in one."""
+    """Return an upper estimate of a block's decoded bytes, because the shuffle may put the largest units together."""
     bytes_per_record = sum(s.decoded_bytes for s in sampled) / int(rows_U[chosen].sum())
     return round(int(np.sort(rows_U)[-shuffle.units_together(filled) :].sum()) * bytes_per_record)
 
 
 def _extents_U(record_format: Format) -> NDArray[np.int64] | None:
-    """Return the bytes of each unit, ``[U]``; ``None`` where the format counts something else."""
+    """Return the bytes of each unit, ``[U]``; ``None`` if the units of the format are no ranges of bytes."""
     units = record_format.units()
     return units.stops_U - units.starts_U if record_format.units_are_bytes else None
 
@@ -175,7 +178,7 @@ def _extents_U(record_format: Format) -> NDArray[np.int64] | None:
 def _chosen(
     filled: NDArray[np.int64], extents_U: NDArray[np.int64] | None, wanted: int
 ) -> NDArray[np.int64]:
-    """Return the units to sample: evenly, and one that holds far more bytes than others for itself."""
+    """Return the units to sample: evenly chosen, plus one that has far more bytes than others."""
     chosen = filled[evenly(len(filled), wanted)]
     if extents_U is None:
         return chosen
@@ -190,17 +193,17 @@ def _estimated(
     extents_U: NDArray[np.int64] | None,
     chosen: NDArray[np.int64],
 ) -> tuple[float, float | None]:
-    """Return the tokens of all units, estimated, and ``SourceProfile.tokens_error``."""
+    """Return the estimated tokens of all units, and ``SourceProfile.tokens_error``."""
     tokens_C, rows_C = np.asarray([each.tokens for each in sampled]), rows_U[chosen]
     if extents_U is None:
         sizes_C, rest = rows_C.astype(np.float64), float(rows_U.sum() - rows_C.sum())
     else:
         sizes_C = np.asarray([float(each.text_bytes) for each in sampled])
-        # What a record takes beside its text: keys, quotes, other fields.
+        # Bytes of a record apart from its text: keys, quotes, other fields.
         beside = (float(extents_U[chosen].sum()) - sizes_C.sum()) / rows_C.sum()
         left = float(extents_U.sum() - extents_U[chosen].sum())
         rest = max(0.0, left - beside * float(rows_U.sum() - rows_C.sum()))
-        # One that holds far more than others speaks for itself.
+        # A unit that is far larger than others represents only itself.
         alike = extents_U[chosen] <= _OUTLIES * np.median(extents_U[chosen])
         tokens, tokens_C, sizes_C = tokens_C.sum(), tokens_C[alike], sizes_C[alike]
         if not sizes_C.sum():
@@ -213,7 +216,7 @@ def _estimated(
     error = _error_of(tokens_C, sizes_C, rest, whole)
     if error is None:
         return whole, None
-    # A few places agree by chance; records that vary as much as theirs do not, so many of them.
+    # A few places may agree by chance, so the error is at least that of as many records, which vary like these.
     lengths, records = np.concatenate([each.lengths for each in sampled]), int(rows_U.sum())
     part = 1 - len(lengths) / records
     of_records = float(lengths.std(ddof=1)) / math.sqrt(len(lengths)) * part * records / whole
@@ -223,7 +226,7 @@ def _estimated(
 def _error_of(
     tokens_C: NDArray[np.float64], sizes_C: NDArray[np.float64], rest: float, whole: float
 ) -> float | None:
-    """Return half of what a ratio of sums holds within, by its use (Cochran, "Sampling Techniques", 6.4)."""
+    """Return the relative half width of a ratio estimate (Cochran, "Sampling Techniques", 6.4)."""
     count = len(tokens_C)
     if count < _FEWEST or not whole:
         return None
@@ -234,13 +237,13 @@ def _error_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sample:
-    """Tokens of sampled records of a unit, how many of them are bad, and what the unit costs."""
+    """Tokens of sampled records of a unit, the number of bad ones, and the cost of the unit."""
 
     lengths: NDArray[np.int64]
     tokens: float
-    """Of all records of the unit, estimated."""
+    """Estimated tokens of all records of the unit."""
     text_bytes: int
-    """Of all records of the unit, decoded."""
+    """Decoded bytes of all records of the unit."""
     bad: int
     decoded_bytes: int
     preprocess_s_per_token: float
@@ -249,14 +252,14 @@ class _Sample:
 def _sample(
     record_format: Format, unit: int, pipeline: Pipeline, distinct: DistinctRecords | None
 ) -> _Sample:
-    # What lies before the unit is another unit's work.
+    # The data before the unit is the work of another unit.
     record_format.reach(unit)
-    began_s = time.thread_time()  # decoding and tokenising are work; waiting for a store is none
+    began_s = time.thread_time()  # waiting for a store is no work, unlike decoding and tokenising
     records = record_format.read_unit(unit)
     decode_s = time.thread_time() - began_s
     column = records.column
     limit = _UNIT_TEXT_BYTES if pipeline.takes_text else _UNIT_TOKENS
-    # Images are decoded with their text: their bytes count as its do.
+    # Images are decoded with their text, so their bytes count as well.
     encoded = records.others.get(ENCODED)
     values = len(column.values_V) + (0 if encoded is None else len(encoded.values_V))
     mean = max(1.0, values / len(column))
@@ -273,7 +276,7 @@ def _sample(
         bad_R[good] = samples.bad_N
     tokens = max(1, int(lengths.sum()))
     transform_s = time.thread_time() - began_s - decode_s
-    # All records of the unit were decoded, and a part of them was transformed.
+    # All records of the unit were decoded, but only a part of them was transformed.
     decode_s *= len(rows) / len(column)
     return _Sample(
         lengths=lengths,
@@ -293,7 +296,7 @@ def _sample(
 def _tokens_of_unit(
     lengths: NDArray[np.int64], column: Ragged, rows: NDArray[np.int64], *, by_bytes: bool
 ) -> float:
-    """Return the tokens of a unit by those of sampled records: by their bytes of text, or by their number."""
+    """Return the tokens of a unit from sampled records, scaled by bytes of text or by the number of records."""
     sampled_bytes = int(column.lengths_N[rows].sum())
     part = (
         sampled_bytes / len(column.values_V)

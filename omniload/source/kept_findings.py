@@ -1,8 +1,8 @@
-"""What a check found of sources, kept beside their indexes: one that has not changed since is not opened again.
+"""Findings of a check about sources, kept with their indexes, so that an unchanged source is not opened again.
 
-A finding rests on what the mix file says of the source, its shards as the file system tells them apart, and
-the tokenizer. All that is compared, none of it read: a byte that a disk turned is seen by whoever reads
-it. Faults are never kept.
+A finding depends on the entry of the source in the mix file, the status of its shards in the file system, and the
+tokenizer. All of these are compared, but no shard is read, so only a later read notices a flipped bit on a disk. Faults
+are never kept.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from omniload.source.survey.spread import Differences
 __all__ = ["FoundSource", "keep_findings", "kept_findings", "key_of_source", "key_of_tokenizer"]
 
 _VERSION: Literal[10] = 10
-"""Raised whenever a check looks for something else, so that what it did not look for is looked at."""
+"""Increased whenever a check looks for something new, so that old findings are not used."""
 _LARGEST_BYTES = 64 << 20
 _NAME = "check.findings.json"
 _LOG = get_logger(__name__)
@@ -37,58 +37,58 @@ _LOG = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSource:
-    """What is known of a source when no more than its first records were decoded."""
+    """Facts about a source, of which at most the first records were decoded."""
 
     name: str
     """Name in the mix file."""
     format: str
     """Format of the source, as the mix file names it."""
     shards: int
-    """Files."""
+    """Number of files."""
     looked: int
-    """Files of which some records were decoded; of tables, an index has seen the columns of all."""
+    """Files of which some records were decoded; the index of a table has seen the columns of all files."""
     units: int
-    """Parts that can be decoded on their own."""
+    """Parts that can be decoded separately."""
     records: int
-    """Records, counted."""
+    """Number of records, counted."""
     size_bytes: int
-    """Bytes of the files, as stored."""
+    """Size of the files as stored."""
     tokens_per_record: float
-    """Mean tokens of the first records, which were decoded, over all splits; 0 where none of them gives any."""
+    """Mean tokens of the first records, which were decoded, over all splits; 0 if none of them has any."""
     times: float = 1.0
-    """Times as long as those of other units records of some are, by the sizes of units; 1 where that is not known."""
+    """Ratio of the longest records' units to other units, by their sizes; 1 if it is unknown."""
     along: float = 0.0
-    """Part of the spread of the first records' lengths that goes by where they lie; near 1 where they are sorted."""
+    """Share of the variance of the first records' lengths that depends on their place; near 1 if they are sorted."""
     firsts: int = 0
-    """First records whose tokens were counted; 0 where that was not possible."""
+    """First records whose tokens were counted; 0 if this was impossible."""
     longer: int = 0
-    """Of these, those that are longer than a row."""
+    """Number of these that are longer than a row."""
     doubts: tuple[str, ...] = ()
-    """What seems not to be meant, as far as its first records tell: why it may give nothing, alone, or all else."""
+    """Descriptions of what is probably unintended, judged by the first records."""
 
     @property
     def differences(self) -> Differences:
-        """What is known of how lengths differ."""
+        """Known differences of lengths."""
         return Differences(units=self.units, along=self.along, times=self.times)
 
 
 class _Findings(StrictModel):
-    """The file."""
+    """Content of the file."""
 
     version: Literal[10]
     sources: dict[str, tuple[str, FoundSource]]
-    """Of each source, what the finding rests on and what it is."""
+    """For each source, the key of the finding and the finding."""
 
 
 def key_of_tokenizer(config: TokenizerConfig | None, base_dir: Path) -> str:
-    """Return a digest of what tells a tokenizer from another, or from itself at another time."""
+    """Return a digest that distinguishes a tokenizer from others and from its earlier states."""
     said = "none" if config is None else config.model_dump_json()
     path = None if config is None else file_of(config, base_dir)
     try:
         status = None if path is None else path.stat()
     except OSError:
-        status = None  # whoever opens it says so
-    # The inode and the time of change as well: a copy may keep the size and the time of writing.
+        status = None  # the caller that opens it reports the error
+    # Includes the inode and the time of change, because a copy may keep the size and the modification time.
     seen = (
         ()
         if status is None
@@ -98,31 +98,31 @@ def key_of_tokenizer(config: TokenizerConfig | None, base_dir: Path) -> str:
 
 
 def key_of_source(config: SourceConfig, files: Sequence[ShardFile], tokenizer: str) -> str:
-    """Return a digest of all that a finding rests on."""
+    """Return a digest of everything that a finding depends on."""
     shards = ("\0".join(map(str, key_of_file(file))) for file in files)
-    # Another Arrow may refuse what this one reads, and the other way round.
+    # Another release of Arrow may refuse what this one reads, and vice versa.
     return _digest([pa.__version__, tokenizer, config.model_dump_json(), *shards])
 
 
 def kept_findings(folder: Path | None) -> Mapping[str, tuple[str, FoundSource]]:
-    """Return by source what a finding rests on and what it is; none where the file is missing or damaged."""
+    """Return key and finding by source; empty if the file is missing or damaged."""
     if folder is None:
         return {}
     try:
         with open_file(folder / _NAME) as file:
-            # What is longer than any is cut off here, is no JSON then, and is looked for anew.
+            # A file that is too long is cut off here, and is then no valid JSON, so the sources are checked again.
             return _Findings.model_validate(orjson.loads(file.read(_LARGEST_BYTES))).sources
     except FileNotFoundError:
         return {}
     except (OSError, StateError, orjson.JSONDecodeError, ValidationError) as error:
-        # Of another release or damaged; what pydantic says of it takes lines, for what nobody needs to mend.
+        # The file is of another release, or damaged. Pydantic's message takes several lines, and needs no action.
         why = "not as this release writes it" if isinstance(error, ValidationError) else error
         _LOG.info("%s: cannot be used (%s); looking at every source", folder / _NAME, why)
         return {}
 
 
 def keep_findings(folder: Path | None, found: Mapping[str, tuple[str, FoundSource]]) -> None:
-    """Keep what was found; a folder that cannot be written is told, and not needed."""
+    """Store findings; a folder that cannot be written causes a warning, but no error."""
     if folder is not None:
         write_kept(folder / _NAME, orjson.dumps({"version": _VERSION, "sources": found}))
 

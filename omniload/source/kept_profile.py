@@ -1,7 +1,7 @@
-"""What a short profile measured of a source, kept beside its index for later starts, and what running jobs measure.
+"""Measurements of a source from a short profile, kept with its index for later starts, and from running jobs.
 
-It says how much work a source is, and so where it is read; never which samples it gives. One
-that is gone, damaged or of another time is measured again or done without.
+They show how much work a source is, and thus decide where it is read, but never which samples it gives. A missing,
+damaged or outdated measurement is made again, or not used.
 """
 
 import threading
@@ -21,11 +21,11 @@ __all__ = ["KeptProfile", "RunningCosts", "keep", "kept_profiles"]
 
 _LARGEST_BYTES = 4_096
 _FIRST_S, _EVERY_S = 60.0, 600.0
-"""From the beginning of a job, and from one look at what is kept to the next."""
+"""Time from the beginning of a job to the first update, and between two updates."""
 _LEAST_BUSY_S = 1.0
-"""Processor seconds that say what a token costs; of a source that takes fewer, more are waited for."""
+"""Least processor seconds for an estimate of the cost of a token; a source with fewer is measured for longer."""
 _DIFFERS = 0.1
-"""Part by which a cost differs that is kept anew: less would move no source to another loader."""
+"""Least relative change of a cost that is stored; a smaller one would move no source to another loader."""
 
 
 class KeptProfile(StrictModel):
@@ -33,52 +33,52 @@ class KeptProfile(StrictModel):
 
     version: Literal[1] = 1
     preprocess_s_per_token: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-    """Processor seconds of decoding and tokenising."""
+    """Processor seconds of decoding and tokenising one token."""
     block_bytes: Annotated[int, Field(ge=0, le=1 << 50)]
     """Memory of the largest decoded block."""
 
 
 def keep(folder: Path, source: str, profile: KeptProfile) -> None:
-    """Keep what was measured; a folder that cannot be written is told, and not needed."""
+    """Store measurements; a folder that cannot be written causes a warning, but no error."""
     write_kept(_path(folder, source), orjson.dumps(profile.model_dump()))
 
 
 def kept_profiles(folder: Path | None, sources: Iterable[str]) -> dict[str, KeptProfile]:
-    """Return what is kept of the sources; those of which nothing is, or nothing that can be read, are left out."""
+    """Return the stored measurements; sources without measurements, or with unreadable ones, are left out."""
     found: dict[str, KeptProfile] = {}
     for source in sources if folder is not None and folder.is_dir() else ():
         assert folder is not None
         try:
             with open_file(_path(folder, source)) as file:
                 found[source] = KeptProfile.model_validate(orjson.loads(file.read(_LARGEST_BYTES)))
-        # Not told: it costs a measurement, and changes nothing that is drawn.
+        # Not reported, because it costs only a measurement, and does not change the samples.
         except (OSError, StateError, orjson.JSONDecodeError, ValidationError):
             continue
     return found
 
 
 class RunningCosts:
-    """What reading costs in a job, kept for later starts where it differs. Safe to call from several threads.
+    """Costs of reading in a running job, which replace stored costs if they differ. Thread-safe.
 
-    Of a source that was profiled once: a profile reads a few units on a machine at rest, and a job all of them beside
-    other work, with the text of later files, and with a token cache or without. What its blocks take of memory
-    follows from its files, and stays.
+    Only sources that were profiled before are updated. A profile reads a few units on an idle machine. A job reads all
+    units next to other work, including the text of later files, with or without a token cache. The memory of blocks
+    depends on the files, and is not updated.
     """
 
     def __init__(self, folder: Path | None, now_s: float) -> None:
-        """Refresh what is kept in a folder, or nothing; ``now_s`` is of a clock that never goes back."""
+        """Update measurements in a folder, or nowhere; ``now_s`` is the time of a monotonic clock."""
         self._folder, self._due_s = folder, now_s + _FIRST_S
         self._lock = threading.Lock()
         self._spent: dict[str, tuple[float, int]] = {}
 
     def count(self, source: str, busy_s: float, tokens: int) -> None:
-        """Add processor seconds, and the tokens that they gave."""
+        """Add processor seconds, and the number of tokens that they produced."""
         with self._lock:
             before_s, before = self._spent.get(source, (0.0, 0))
             self._spent[source] = before_s + busy_s, before + tokens
 
     def is_due(self, now_s: float) -> bool:
-        """Tell, once each time, that what is known by now is to be kept: after a minute, and then once in ten."""
+        """Return whether an update is due: first after a minute, then every ten minutes; each time is reported once."""
         with self._lock:
             if now_s < self._due_s:
                 return False
@@ -86,7 +86,7 @@ class RunningCosts:
         return True
 
     def keep(self) -> None:
-        """Keep the costs since the last time of those sources whose cost is another than is kept by a tenth."""
+        """Store costs since the previous update for sources whose cost has changed by more than a tenth."""
         with self._lock:
             known = {
                 source: busy_s / tokens

@@ -1,7 +1,7 @@
-"""From patterns to files: paths, folders, globs, braces and URLs.
+"""Expands patterns to files: paths, folders, globs, braces and URLs.
 
-Shards keep the order of the patterns and, within one, the natural order of their paths, so
-that every machine numbers them alike whatever order its file system lists them in.
+Shards keep the order of the patterns and, within a pattern, the natural order of their paths. Every machine therefore
+numbers them in the same way, whatever the order of its file system.
 """
 
 import errno
@@ -42,9 +42,9 @@ from omniload.source.stores.listings import list_anew
 __all__ = ["LISTING_S", "FileNames", "find_files", "is_url", "listing", "natural_order"]
 
 LISTING_S = 300.0
-"""How long a store or a file system may take to list a pattern: some millions of names."""
+"""Longest time that a store or a file system may take to list a pattern: enough for millions of names."""
 _NAMED = 8
-"""Names that a message lists."""
+"""Most names that a message lists."""
 _COMPRESSED = frozenset({".gz", ".zst"})
 _NUMBER = re.compile(r"\.[0-9][0-9A-Za-z_-]*")
 _LOG = get_logger(__name__)
@@ -52,28 +52,28 @@ _LOG = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileNames:
-    """What the files of a format are called."""
+    """The names of the files of a format."""
 
     suffixes: frozenset[str]
-    """Suffixes, in small letters, of the files that are taken from a folder."""
+    """Suffixes, in lower case, of the files that are taken from a folder."""
     compressed: bool = False
     """Whether ``.gz`` or ``.zst`` may follow the suffix."""
     never: frozenset[str] = frozenset()
-    """Where a file may have any other name: the suffixes that no file of the format has."""
+    """Suffixes that no file of the format has, if a file may have any other name."""
     manifest: str = ""
-    """Name of a file that lists the shards of its folder, where the format has one."""
+    """Name of the file that lists the shards of its folder; empty if the format has none."""
     implied: str = ""
     """Suffix that a path may leave out."""
 
     def known(self, name: str) -> bool:
-        """Whether a glob may take this name; one without a suffix, or numbered, says nothing."""
+        """Return whether a glob may take this name; a name without a suffix, or with a numeric one, is accepted."""
         suffix = PurePosixPath(name).suffix.lower()
         if not suffix or _NUMBER.fullmatch(suffix):
             return True
         return suffix not in self.never if self.never else self.taken(name)
 
     def taken(self, name: str) -> bool:
-        """Whether a file of this name in a folder is a shard."""
+        """Return whether a file of this name in a folder is a shard."""
         path = PurePosixPath(name)
         suffix = path.suffix.lower()
         if self.compressed and suffix in _COMPRESSED:
@@ -91,32 +91,32 @@ def find_files(
 ) -> tuple[ShardFile, ...]:
     """Expand patterns to files, each once, in an order that does not depend on the machine.
 
-    What a glob or a folder gives by a name that starts with ``_`` or ``.`` is passed over, and
-    said: that is how writers mark what is no data, such as ``_SUCCESS`` and ``.x.crc``.
+    Matches of a glob or folder whose name starts with ``_`` or ``.`` are skipped and logged, because writers mark files
+    without data in this way, such as ``_SUCCESS`` and ``.x.crc``.
 
     Args:
         patterns: Paths, folders, globs (``*``, ``?``, ``[]``, ``**``), braces or URLs.
-        base_dir: Folder that relative paths start at.
+        base_dir: Folder that relative paths start from.
         source: Name of the source, for messages.
-        names: What files of the format are called; asked of what a glob matches that does not end
-            in a suffix itself, and of what lies in a folder. Without it folders are refused.
-        calls: Carries out the listing, for whoever lists many; a thread of its own otherwise.
+        names: Names of the format's files, for matches of a glob without a suffix, and for files in a folder. If
+            absent, folders are refused.
+        calls: Runs the listing, for a caller that lists many patterns; by default a thread of this call does.
 
     Raises:
-        ConfigError: A pattern names nothing, what is no file, a file that the format does not
-            know, one that a run keeps in its folder, or a store that cannot be opened.
+        ConfigError: A pattern matches nothing, something that is no file, a file of an unknown name, or a file of a
+            run's folder, or a store cannot be opened.
         UnavailableError: A store did not answer.
     """
     for pattern in patterns:
-        # Messages, and those of clients, quote parts of a URL that look like no secret by themselves.
+        # Messages of omniload and of clients quote parts of a URL that do not look like secrets by themselves.
         note_secrets_of(pattern)
     every = [each for pattern in patterns for each in _braces(pattern, base_dir, source)]
 
     def listed() -> list[list[ShardFile]]:
         return [_listed(pattern, base_dir, source, names) for pattern in every]
 
-    # One thread for all of them: fsspec makes a client of a store for each thread that asks.
-    # Local folders have the limit too: they may be mounts that do not answer, and ``/**`` is endless.
+    # One thread for all patterns, because fsspec makes a client of a store for each calling thread.
+    # The limit also applies to local folders, which may be mounts that do not answer; and ``/**`` has no end.
     limited = call_within if calls is None else calls.call
     lists = limited(LISTING_S, listed, what=f"sources.{source}.path, a listing")
     found: dict[str, ShardFile] = {}
@@ -134,7 +134,7 @@ def find_files(
                 limited(LISTING_S, refuse, what=f"sources.{source}.path, files called as of a run")
         warn_of_splits(where, (file.path for file in files))
         for file in sorted(files, key=natural_order):
-            # Two patterns may take one file: it keeps its place under the first.
+            # A file that two patterns match keeps its place under the first.
             found.setdefault(file.path, file)
     return tuple(found.values())
 
@@ -144,7 +144,7 @@ def _where(pattern: str, source: str) -> str:
 
 
 def _braces(pattern: str, base_dir: Path, source: str) -> list[str]:
-    """Write out the braces of a pattern, unless a file is called so."""
+    """Expand the braces of a pattern, unless a file has exactly this name."""
     if "{" not in pattern or (not is_url(pattern) and os.path.lexists(base_dir / pattern)):
         return [pattern]
     try:
@@ -154,7 +154,7 @@ def _braces(pattern: str, base_dir: Path, source: str) -> list[str]:
 
 
 def is_url(pattern: str) -> bool:
-    """Whether a pattern names a store, and no path of this machine."""
+    """Return whether a pattern names a store, not a path of this machine."""
     return "://" in pattern and not pattern.startswith("file://")
 
 
@@ -170,14 +170,14 @@ def _listed(pattern: str, base_dir: Path, source: str, names: FileNames | None) 
 
 @contextmanager
 def listing(where: str) -> Iterator[None]:
-    """Say what a store, its client or the system refuses inside in terms of what is listed.
+    """Convert errors of a store, its client or the system in this context to errors about the pattern.
 
     Args:
-        where: Its place in the mix file, and the pattern.
+        where: The place in the mix file, and the pattern.
 
     Raises:
-        ConfigError: The store cannot be opened as it is set up, or does not let us in.
-        UnavailableError: It did not answer.
+        ConfigError: The store cannot be opened with its settings, or denies access.
+        UnavailableError: The store did not answer.
     """
     begin_s = time.monotonic()
     try:
@@ -185,7 +185,7 @@ def listing(where: str) -> Iterator[None]:
     except OmniloadError:
         raise
     except Exception as error:
-        # These come from opening a store, whose clients raise them for wrong settings.
+        # These errors come from opening a store, because clients raise them for wrong settings.
         if isinstance(error, ImportError | PermissionError | ValueError) or is_refusal(error):
             why = missing_client(error) if isinstance(error, ImportError) else said(error)
             if isinstance(error, PermissionError) and error.filename:  # of this machine
@@ -193,12 +193,12 @@ def listing(where: str) -> Iterator[None]:
             raise ConfigError(f"{where} cannot be opened: {why}") from error
         if not is_outage(error):
             raise
-        # Of the error without the name that it carries: the pattern says it, and it may be long.
+        # Without the name in the error, because the pattern shows it, and the name may be long.
         bare = OSError(error.errno, error.strerror) if isinstance(error, OSError) else None
         refusal = None if bare is None else system_refusal(bare)
-        if isinstance(refusal, ConfigError):  # such as a name too long, which no second try mends
+        if isinstance(refusal, ConfigError):  # such as a name too long, which no retry fixes
             raise ConfigError(f"{where} cannot be listed: {refusal}") from error
-        # Clients of stores try some times by themselves, which takes as long as each of them has it.
+        # Clients of stores retry by themselves, which takes as long as each client allows.
         asked_s = time.monotonic() - begin_s
         asked = f"it was asked for {asked_s:.0f} s; " if asked_s >= 1.0 else ""
         raise UnavailableError(
@@ -213,8 +213,8 @@ def _usable(
     where: str,
     names: FileNames | None,
 ) -> list[ShardFile]:
-    """Leave out what a glob took that is no data; refuse what the format does not know."""
-    # What is named in full is meant, whatever it is called.
+    """Remove matches of a glob that are not data; raise an error for files that the format does not know."""
+    # A file that is named in full is intended, whatever its name is.
     if not glob.has_magic(pattern):
         return files
     marked = {file.path: file for file in files if _is_marked(file.path, pattern, base_dir)}
@@ -235,17 +235,17 @@ def _usable(
 
 
 def _is_marked(path: str, pattern: str, base_dir: Path) -> bool:
-    """Whether a part of ``path`` that a glob matched starts with ``_`` or ``.``, and no part of the glob does."""
+    """Return whether a glob without ``_`` or ``.`` at the start of a part matched such a part of ``path``."""
     if "://" in pattern:
-        # Of stores that are joined, such as ``zip://*.jsonl::s3://bucket/a.zip``, the first says the path.
+        # In chained URLs, such as ``zip://*.jsonl::s3://bucket/a.zip``, the first one has the path.
         parts, fixed = _parts(pattern.partition("::")[0]), 0
     else:
-        # A bracket in the folder's own name is not a pattern.
+        # A bracket in the name of the base folder is not part of the pattern.
         folder = [] if pattern.startswith("/") else _parts(str(base_dir))
         parts, fixed = [*folder, *(part for part in _parts(pattern) if part != ".")], len(folder)
     while fixed < len(parts) and not glob.has_magic(parts[fixed]):
         fixed += 1
-    # Who writes the mark into a glob means it.
+    # A glob that has the mark asks for such files.
     if any(part[0] in "_." for part in parts[fixed:]):
         return False
     return any(part[0] in "_." for part in _parts(path)[fixed:])
@@ -258,19 +258,19 @@ def _parts(path: str) -> list[str]:
 
 def _names(paths: Sequence[str] | dict[str, ShardFile]) -> str:
     names = sorted(PurePosixPath(path).name for path in paths)
-    # A name may hold what a terminal would obey.
+    # A name may have control characters for a terminal.
     shown = ", ".join(ascii(name)[1:-1] for name in names[:_NAMED])
     return f"{shown} and {len(names) - _NAMED} more" if len(names) > _NAMED else shown
 
 
 def _expand_url(pattern: str, names: FileNames | None) -> list[ShardFile]:
     host = pattern.partition("://")[2].partition("/")[0]
-    # fsspec would cut an address of IPv6 at its colons, and ask for a store of that name.
+    # fsspec would split an IPv6 address at its colons, and look for a store of that name.
     if "[" in host and "::" in host:
         raise ConfigError(
             f"{pattern!r} names its host as {host!r}, and '::' joins stores in a URL; give the host by name"
         )
-    # Imported here: a mix of local files never needs it, and it takes a twentieth of a check to load.
+    # Imported here, because a mix of local files never needs it, and loading it takes a twentieth of a check.
     from fsspec.core import url_to_fs  # noqa: PLC0415
 
     store, path = url_to_fs(pattern)
@@ -279,59 +279,59 @@ def _expand_url(pattern: str, names: FileNames | None) -> list[ShardFile]:
     if not glob.has_magic(path):
         if names is not None and names.implied and not store.exists(path):
             path += names.implied
-        # Not ``isdir``: over HTTP that fetches the whole file to look for links in it.
+        # Not ``isdir``, which over HTTP fetches the whole file to look for links in it.
         entry = entry_of(store, path)
         if names is None or entry["type"] != "directory":
             return [remote_file(store, path, entry)]
         return [remote_file(store, each) for each in _of_folder(store.find(path), [], path, names)]
-    # Listings and single answers of one store may write the same time differently, so the
-    # stamp comes from a single answer; stores that keep listings give it without a request.
+    # Listings and single answers of one store may format the same time differently, so stamps come from single answers.
+    # Stores that cache listings answer without a request.
     found = [name for name, entry in store.glob(path, detail=True).items() if is_file(entry)]
     return [remote_file(store, name) for name in found]
 
 
 def _expand(pattern: str, base_dir: Path, names: FileNames | None) -> list[ShardFile]:
-    # A path made of parts costs more than looking at the file; of a thousand sources that is felt.
+    # Building a Path costs more than a look at the file, which matters with a thousand sources.
     path = str(base_dir / pattern)
     mode = _mode_of(path)
     if names is not None and stat.S_ISDIR(mode):
         return [_shard(each) for each in _of_folder(*held_in(path), path, names)]
     if names is not None and names.implied and Path(path + names.implied).exists():
         return [_shard(path + names.implied)]
-    # A file may be called as a glob is written.
+    # A file may have the name of a glob.
     if not glob.has_magic(path) or mode:
         return [_shard(path)]
-    # Matching starts inside the folder: a bracket in the folder's own name is not a pattern.
+    # Matching starts inside the folder, so that a bracket in the folder's own name is not part of the pattern.
     found = [str(base_dir / name) for name in matches_of(pattern, base_dir)]
-    # A link that leads to nothing is a shard that is gone, not a folder.
+    # A broken link is a missing shard, not a folder.
     return [_shard(each) for each in found if stat.S_ISREG(_mode_of(each) or stat.S_IFREG)]
 
 
 def _mode_of(path: str) -> int:
-    """Return what lies at a path, as ``os.stat`` says it; 0 where nothing does."""
+    """Return the mode of a path from ``os.stat``; 0 if nothing is there."""
     try:
-        return os.stat(path).st_mode  # noqa: PTH116 -- a path made of parts takes several times as long
+        return os.stat(path).st_mode  # noqa: PTH116 -- building a Path takes several times as long
     except ValueError:
         return 0
     except OSError as error:
-        # As of a ``Path``: what says that nothing is there, and not that nobody may look.
+        # Like ``Path``: these errors say that nothing is there, others that access is denied.
         if error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP}:
             raise
         return 0
 
 
 def _shard(path: str) -> ShardFile:
-    """Look at a file of this machine.
+    """Return a file of this machine, after a look at its status.
 
     Raises:
-        ConfigError: It is a link that leads to nothing, or to itself: left out, its shard would be missed by nobody.
-        OSError: It is not there.
+        ConfigError: The path is a link to nothing, or to itself; without an error, its shard would silently be missing.
+        OSError: The file is missing.
     """
     try:
         return local_file(path)
     except OSError as error:
         leads_nowhere = error.errno in (errno.ENOENT, errno.ELOOP)
-        if not (leads_nowhere and os.path.islink(path)):  # noqa: PTH114 -- as for what is listed
+        if not (leads_nowhere and os.path.islink(path)):  # noqa: PTH114 -- as for listed files
             raise
         to = ascii(os.readlink(path))  # noqa: PTH115 -- likewise
         raise ConfigError(
@@ -342,12 +342,12 @@ def _shard(path: str) -> ShardFile:
 def _of_folder(
     held: Sequence[str], links: Sequence[str], folder: str, names: FileNames
 ) -> list[str]:
-    """Choose the shards among the files under a folder; its manifest stands for all of them.
+    """Choose the shards among the files in a folder; the folder's manifest represents all of them.
 
-    Of ``links``, which lead to other folders, nothing is taken, and that is told.
+    Links to other folders, ``links``, are not followed, which is logged.
 
     Raises:
-        ConfigError: None of them is a shard, or several data sets lie there.
+        ConfigError: No file is a shard, or the folder has several data sets.
     """
     root = folder.rstrip("/")
     lists = [path for path in held if PurePosixPath(path).name == names.manifest]
@@ -355,9 +355,9 @@ def _of_folder(
         if PurePosixPath(path).parent == PurePosixPath(root):
             return [path]
     if lists:
-        # Which of them is meant is not guessed: another one beside it would change the run.
+        # The data set is not guessed, because another set next to it would change the run.
         sets = sorted(str(PurePosixPath(path).parent.relative_to(root)) for path in lists)
-        likely = "train" if "train" in sets else sets[0]  # what is copied from here is trained on
+        likely = "train" if "train" in sets else sets[0]  # users train on what they copy
         raise ConfigError(
             f"{folder} holds {len(sets)} data sets, each with its {names.manifest}: {', '.join(sets[:_NAMED])}; "
             f"name those that are wanted, such as {folder}/{likely}"
@@ -387,14 +387,14 @@ def _of_folder(
             folder,
             _names(links),
         )
-    # Not of _SUCCESS and its like: they are nobody's data, and every command would tell of them.
+    # Files such as _SUCCESS are not reported, because they have no data and every command would repeat the message.
     if left:
         _LOG.info("%s: of this folder not taken: %s", folder, _names(left))
     return taken
 
 
 def natural_order(file: ShardFile) -> tuple[list[str | int], str]:
-    """Order ``part-2`` before ``part-10``: texts and numbers alternate, so they compare in kind."""
-    # ``01`` and ``1`` are the same number: then the path itself decides.
+    """Sort ``part-2`` before ``part-10``: texts and numbers alternate, so equal places have equal types."""
+    # ``01`` and ``1`` are the same number, in which case the path itself decides.
     parts = re.split(r"([0-9]+)", file.path)
     return [int(part) if i % 2 else part for i, part in enumerate(parts)], file.path

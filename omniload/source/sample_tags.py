@@ -1,6 +1,6 @@
-"""Columns of a user's own with one value for a whole record: where a line, a field or a sample of an archive has them.
+"""Users' columns with one value per record, from the lines, fields or archive samples that have them.
 
-Of tables they are read by ``parsing.table_records``, as columns of Arrow; so are those found here, once they are.
+Columns of tables are read by ``parsing.table_records`` as Arrow columns, and so are the columns found here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,20 +35,20 @@ __all__ = [
 
 _Tag: TypeAlias = bytes | bool | int | float | None
 Tags: TypeAlias = tuple[_Tag, ...]
-"""Values of a record, in the order of their columns; ``None`` for a default."""
+"""Values of a record, in the order of their columns; ``None`` stands for a default."""
 _TRUTHS = {"true": True, "false": False, "1": True, "0": False}
 _TYPES: Mapping[str, Any] = {"u": str, "b": bool, "i": Integer, "f": float}
-"""What a line is read as at once with many others; one that has anything else is read by itself."""
+"""Types for reading many lines at once; a line with any other value is read separately."""
 _SAID = {"u": "a text", "b": "a boolean, or 0 or 1", "i": "an integer of 64 bits", "f": "a number"}
 
 
 def said_of_tag(kind: ColumnKind) -> str:
-    """Return what the values of a column are, as a message says it."""
+    """Return the name of a column's values in messages."""
     return _SAID[kind.dtype.kind]
 
 
 def said_of_long(size_bytes: int) -> str:
-    """Return what is wrong with a text that is too long, as a predicate of it."""
+    """Return the fault of a text that is too long, as a predicate."""
     return f"has {size_bytes:,} bytes of UTF-8, more than {LONGEST_TAG:,}; write a shorter text"
 
 
@@ -56,16 +56,16 @@ class _RecordTags:
     """Values of whole records that are read one record at a time."""
 
     def __init__(self, columns: Mapping[str, str]) -> None:
-        """Read ``columns``: where each stands in a record, by the names of columns inside."""
+        """Prepare to read ``columns``: their places in a record, by inside names of the columns."""
         self._names = tuple(columns)
         self._wanted = tuple((key, column_kind(inside)) for inside, key in columns.items())
         self.blank: Tags = tuple(
             b"" if kind.dtype == np.uint8 else kind.dtype.type(0).item() for _, kind in self._wanted
         )
-        """Of a record that gives no sample."""
+        """Values of a record that gives no sample."""
 
     def gathered(self) -> "GatheredTags":
-        """Return what gathers the values of the records of a unit."""
+        """Return a collector of the values of the records of a unit."""
         return GatheredTags(self._names, [_arrow(kind) for _, kind in self._wanted])
 
 
@@ -76,13 +76,13 @@ class LineTags(_RecordTags):
         """Return the values of a line.
 
         Raises:
-            BadLineError: It lacks a key that has no default, or has a value of another kind under it.
+            BadLineError: The line lacks a key without a default, or has a value of another kind under a key.
         """
         return tuple(_value_in(line, key, kind) for key, kind in self._wanted)
 
     @property
     def fields(self) -> list[LineField]:
-        """What is read of many lines at once."""
+        """Fields for reading many lines at once."""
         return [
             (key, _TYPES[kind.dtype.kind] | None, True)
             if kind.default is not None
@@ -92,19 +92,20 @@ class LineTags(_RecordTags):
 
 
 class MemberTags(_RecordTags):
-    """Reads values of whole records from samples of an archive, each where its column says.
+    """Reads values of whole records from samples of an archive, each at the place that its column names.
 
-    ``.cls`` is the member of that extension, ``__key__`` the name of the sample, any other word a key of its object.
+    ``.cls`` is the member with that extension, ``__key__`` is the name of the sample, and any other word is a key of
+    its object.
     """
 
     def __init__(self, columns: Mapping[str, str]) -> None:
-        """Read ``columns``, as they are written in a mix file, by their names inside."""
+        """Prepare to read ``columns``, as they are written in a mix file, by their inside names."""
         super().__init__(columns)
         keys = [kind for where, kind in self._wanted if _is_key(where)]
         self.wants_object = bool(keys)
-        """Whether any stands under a key."""
+        """Whether any column is read under a key."""
         self.may_lack_object = all(kind.default is not None for kind in keys)
-        """Whether a sample may be without an object: each such column has a default."""
+        """Whether a sample may lack its object, because each column under a key has a default."""
 
     def of(
         self,
@@ -115,12 +116,12 @@ class MemberTags(_RecordTags):
         """Return the values of a sample.
 
         Args:
-            name: What the sample is called.
-            member: Returns what the member of an extension holds; ``None`` where there is none.
-            held: Its object; empty where it has none.
+            name: Name of the sample.
+            member: Returns the content of the member with an extension; ``None`` if there is none.
+            held: Object of the sample; empty if it has none.
 
         Raises:
-            BadLineError: It lacks what has no default, or has a value of another kind there.
+            BadLineError: The sample lacks a value without a default, or has a value of another kind.
         """
         return tuple(self._value(where, kind, name, member, held) for where, kind in self._wanted)
 
@@ -155,7 +156,7 @@ def _is_key(where: str) -> bool:
 
 
 class GatheredTags:
-    """Values of records as columns, in their order; of records one by one, or of many."""
+    """Collects values of records as columns, in the order of records, one record or many at a time."""
 
     def __init__(self, names: Sequence[str], types: Sequence[pa.DataType]) -> None:
         self._names, self._types = names, types
@@ -167,12 +168,12 @@ class GatheredTags:
         self._lines.append(tags)
 
     def add_many(self, columns: Sequence[Sequence[Any]]) -> None:
-        """Add the values of lines, a sequence a column."""
+        """Add the values of several lines, one sequence per column."""
         lines, self._lines = self._lines, []
         for i, (part, type_) in enumerate(zip(self._parts, self._types, strict=True)):
             if lines:
                 values = [tags[i] for tags in lines]
-                # Bytes are texts that were looked at: each was found to be UTF-8.
+                # Bytes are texts that were already found to be UTF-8.
                 is_text = type_ == pa.large_string()
                 array = pa.array(values, pa.large_binary() if is_text else type_)
                 part.append(array.view(type_) if is_text else array)
@@ -180,7 +181,7 @@ class GatheredTags:
                 part.append(pa.array(columns[i], type_))
 
     def columns(self) -> dict[str, pa.ChunkedArray]:
-        """Return all of them by the names of columns inside; a null stands for a default."""
+        """Return all columns by their inside names; null stands for a default."""
         self.add_many(())
         parts = zip(self._names, self._parts, self._types, strict=True)
         return {name: pa.chunked_array(part, type_) for name, part, type_ in parts}
@@ -189,25 +190,25 @@ class GatheredTags:
 def _arrow(kind: ColumnKind) -> pa.DataType:
     if kind.dtype == np.uint8:
         return pa.large_string()
-    # As wide as JSON has numbers: whoever narrows them sees which are too large.
+    # With the widest type of JSON numbers, so that a later conversion finds numbers that are too large.
     return pa.from_numpy_dtype(np.float64 if kind.dtype.kind == "f" else kind.dtype)
 
 
 def tags_of_fields(
     fields: pa.ChunkedArray, column: str, inside: str
 ) -> tuple[pa.ChunkedArray, dict[int, str]]:
-    """Return the fields of a column without a type as values of a column of yours, and what is wrong with one, by row.
+    """Return fields without a type as the values of a user's column, with the faults by row.
 
-    An empty field is an empty text, and null where a number or a boolean is asked for.
+    An empty field is an empty text, and null if a number or a boolean is needed.
 
     Args:
-        fields: Their bytes.
-        column: What the column is called in the file.
-        inside: What the column of yours is called inside.
+        fields: Bytes of the fields.
+        column: Name of the column in the file.
+        inside: Name of the user's column inside omniload.
     """
     kind = column_kind(inside)
     if kind.dtype == np.uint8:
-        # As they lie: whoever adds them to records looks at each.
+        # Unchecked, because the caller that adds them to records checks each.
         texts = [chunk.view(pa.large_string()) for chunk in fields.chunks]
         return pa.chunked_array(texts, pa.large_string()), {}
     values, faults = list[_Tag](), dict[int, str]()
@@ -221,10 +222,10 @@ def tags_of_fields(
 
 
 def _value_of_bytes(found: bytes, where: str, kind: ColumnKind) -> _Tag:
-    """Return the value that a text stands for, written as any program does.
+    """Return the value that a text stands for, in any usual notation.
 
     Raises:
-        BadLineError: It is none of the kind.
+        BadLineError: The text is no value of this kind.
     """
     try:
         text = found.decode()
@@ -247,12 +248,12 @@ def _value_in(line: dict[str, object], key: str, kind: ColumnKind) -> _Tag:
 
 
 def _fitting(found: object, where: str, kind: ColumnKind) -> bool | int | float:
-    """Return a value as one of a kind that is no text.
+    """Return a value as a kind that is no text.
 
     Raises:
-        BadLineError: It is another one.
+        BadLineError: The value is of another kind.
     """
-    # To Python a truth is a number.
+    # In Python, a boolean is a number.
     if kind.dtype.kind == "b" and isinstance(found, int) and found in {0, 1}:
         return bool(found)
     if not isinstance(found, bool):

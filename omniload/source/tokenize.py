@@ -45,60 +45,60 @@ __all__ = [
 
 _BYTES_END = 256
 PANIC = "PanicException"
-"""What a fault in the library's Rust becomes: a ``BaseException`` that no module names."""
+"""Class name of a Rust panic in the library: a ``BaseException`` that no module exports."""
 Spans: TypeAlias = Sequence[Sequence[tuple[int, int]]]
-"""Of each text, ranges of its characters, in order: first, and first behind."""
+"""For each text, ranges of its characters in order: first character, and the first after the range."""
 
 
 class Tokenizer(Protocol):
-    """Turns texts into token ids and back."""
+    """Converts texts to token ids and back."""
 
     vocab_size: int
-    """One above the highest token id."""
+    """Highest token id plus one."""
     begin_of_document_id: int | None
-    """Token put before every document, if any."""
+    """Token before every document; ``None`` for none."""
     end_of_document_id: int | None
-    """Token put after every document, if any."""
+    """Token after every document; ``None`` for none."""
 
     def encode(self, texts: pa.Array | Sequence[str]) -> Ragged:
         """Return the token ids (int32) of each text, between the tokens that begin and end a document.
 
-        A text that gives no tokens stays empty, without those.
+        A text without tokens stays empty, without the begin and end.
         """
         ...
 
     def encode_spans(
         self, texts: Sequence[str], spans: Spans, *, special: bool = True
     ) -> tuple[Ragged, Ragged]:
-        """Return the token ids of each text, without the tokens around a document, and which of them spans touch.
+        """Return the token ids of each text, without the tokens around a document, and a mask of the spans.
 
         Args:
             texts: The texts.
-            spans: Ranges of each.
-            special: Whether special tokens in a text are meant, as a chat template writes them. A ``tokenizer.json``
-                takes them for tokens in any case.
+            spans: Ranges of each text.
+            special: Whether special tokens in a text are intended, as a chat template writes them. A ``tokenizer.json``
+                always reads them as special tokens.
 
         Returns:
-            Token ids (int32), and a mask (bool) of the same lengths: from the token that holds the first
-            character of a span to the one that holds its last.
+            Token ids (int32), and a mask (bool) of the same lengths, true from the token with the first character of a
+            span to the token with its last.
         """
         ...
 
     def decode(self, ids_V: NDArray[np.integer[Any]], *, special: bool = False) -> str:
-        """Return the text of token ids, for people to read; special tokens are left out, unless ``special``."""
+        """Return the text of token ids for people; special tokens are left out, unless ``special``."""
         ...
 
     def id_of(self, token: str) -> int | None:
-        """Return the number of a token of the vocabulary; ``None`` where there is none of the name."""
+        """Return the number of a token of the vocabulary; ``None`` if no token has the name."""
         ...
 
 
 def open_tokenizer(config: TokenizerConfig, base_dir: Path) -> Tokenizer:
-    """Open the tokenizer a mix file names.
+    """Open the tokenizer that a mix file names.
 
     Args:
-        config: What the file says.
-        base_dir: Folder that a relative path starts at.
+        config: Entry of the tokenizer in the mix file.
+        base_dir: Folder that a relative path starts from.
 
     Raises:
         ConfigError: The file is missing or no ``tokenizer.json``, or a token that begins or ends documents is not in
@@ -112,9 +112,9 @@ def open_tokenizer(config: TokenizerConfig, base_dir: Path) -> Tokenizer:
 
 
 def around_documents(tokens: Ragged, begin: int | None, end: int | None) -> Ragged:
-    """Put tokens before and behind each sequence that has any token; numbers or truths."""
+    """Put tokens before and after each sequence that is not empty; for token ids and for masks."""
     there_N = tokens.lengths_N > 0
-    # ``insert`` takes places in what is there before, and of one place in this order: ends before beginnings.
+    # ``insert`` counts places before insertion, and keeps this order at one place: ends come before beginnings.
     around = [
         (bounds[there_N], token)
         for bounds, token in ((tokens.offsets[1:], end), (tokens.offsets[:-1], begin))
@@ -132,7 +132,7 @@ def around_documents(tokens: Ragged, begin: int | None, end: int | None) -> Ragg
 
 
 def doubt_of_ids(ids_V: NDArray[np.integer[Any]], tokenizer: Tokenizer) -> str:
-    """Say that token ids are not of the tokenizer of their mix; empty where they may be."""
+    """Say if token ids do not belong to the tokenizer of their mix; empty if they may."""
     largest = int(ids_V.max(initial=0))
     if largest < tokenizer.vocab_size:
         return ""
@@ -171,7 +171,7 @@ class ByteEncoder(Tokenizer):
         bounds: list[int] = []
         for text, begin, its in zip(texts, column.offsets.tolist(), spans, strict=False):
             at, size = 0, begin
-            # Counted on from the place before: each from the start would cost the square of the text.
+            # Counted from the previous place, because counting from the start would take quadratic time.
             for place in chain.from_iterable(its):
                 size += len(text[at:place].encode())
                 at = place
@@ -182,7 +182,7 @@ class ByteEncoder(Tokenizer):
 
     @override
     def decode(self, ids_V: NDArray[np.integer[Any]], *, special: bool = False) -> str:
-        ids = np.asarray(ids_V)  # its one special token, the end of a document, has no text
+        ids = np.asarray(ids_V)  # its only special token, the end of a document, has no text
         return ids[ids < _BYTES_END].astype(np.uint8).tobytes().decode(errors="replace")
 
     @override
@@ -193,11 +193,10 @@ class ByteEncoder(Tokenizer):
 class BpeEncoder(Tokenizer):
     """A tokenizer of the Hugging Face tokenizers library.
 
-    Texts are encoded as they are: truncation and padding that the file asks for are off,
-    and its template of special tokens is not applied, because documents are joined and
-    cut by the packer. The library lets go of the interpreter lock while it encodes (about
-    1 M tokens/s a core). It hands out Python lists; making arrays of them costs 37 ns a token,
-    4 % of encoding, and the other ways (an array a list, Arrow) cost as much or more.
+    Texts are encoded without the truncation and padding of the file, and without its template of special tokens,
+    because the packer joins and cuts documents. The library releases the interpreter lock while it encodes (about 1 M
+    tokens/s per core). It returns Python lists. Making arrays of them costs 37 ns per token, 4 % of encoding; the
+    alternatives (an array per list, Arrow) cost as much or more.
     """
 
     def __init__(
@@ -212,7 +211,7 @@ class BpeEncoder(Tokenizer):
         library.no_truncation()
         library.no_padding()
         self._library = library
-        # Of the ids, not of their number: a vocabulary may have holes.
+        # The highest id, not the number of tokens, because a vocabulary may have gaps.
         self.vocab_size = max(library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.begin_of_document_id = begin_of_document_id
         self.end_of_document_id = end_of_document_id
@@ -221,7 +220,7 @@ class BpeEncoder(Tokenizer):
     def encode(self, texts: pa.Array | Sequence[str]) -> Ragged:
         ids = self._encoded(texts.to_pylist() if isinstance(texts, pa.Array) else list(texts))
         begin, end = self.begin_of_document_id, self.end_of_document_id
-        # The library gives a new list each time that it is asked for ids: these are ours.
+        # These lists may be changed, because the library makes a new list at each access of the ids.
         for sequence in filter(None, ids) if begin is not None or end is not None else ():
             if begin is not None:
                 sequence.insert(0, begin)
@@ -231,7 +230,7 @@ class BpeEncoder(Tokenizer):
 
     @cached_property
     def begins_elsewhere_with(self) -> str:
-        """The token that the file's own template puts before a text, which is not applied; empty where it puts none."""
+        """Token that the file's own template puts before a text, which is not applied; empty if there is none."""
         with _faults_of(self._path, "encodes no text"):
             plain, framed = (
                 self._library.encode("a", add_special_tokens=special).ids
@@ -243,7 +242,7 @@ class BpeEncoder(Tokenizer):
 
     def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
         with _faults_of(self._path, "encodes no text"):
-            # The fast one makes no offsets, which nobody asks for here.
+            # The fast call computes no offsets, which are not needed here.
             encoded = self._library.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encoded]
 
@@ -255,7 +254,7 @@ class BpeEncoder(Tokenizer):
     def encode_spans(
         self, texts: Sequence[str], spans: Spans, *, special: bool = True
     ) -> tuple[Ragged, Ragged]:
-        # Offsets are made by the last resort alone: they take the library a quarter longer.
+        # Offsets are only computed as a last resort, because they make the library a quarter slower.
         if not any(spans) or self._bytes is not None:
             tokens = _ids(self._encoded(texts))
             mask = (
@@ -263,7 +262,7 @@ class BpeEncoder(Tokenizer):
                 if self._bytes is None
                 else self._bytes.mask(tokens, texts, spans)
             )
-            # Lengths add up, or a token stands for something else than its bytes and offsets say where it lies.
+            # If the lengths do not add up, a token stands for something else than its bytes, and offsets are needed.
             if mask is not None:
                 return tokens, Ragged(values_V=mask, offsets=tokens.offsets)
         with _faults_of(self._path, "encodes no text"):
@@ -298,9 +297,9 @@ def _ids(ids: Sequence[Sequence[int]]) -> Ragged:
 
 
 def _tokens_of(encoding: tokenizers.Encoding, first: int, stop: int) -> tuple[int, int] | None:
-    """Return the first and last token of a range of characters; ``None`` where it holds none.
+    """Return the first and last token of a range of characters; ``None`` if the range has no token.
 
-    Characters that belong to no token (white space that a tokenizer drops) are passed over.
+    Characters without a token (white space that a tokenizer drops) are skipped.
     """
     begin = next(
         (t for c in range(first, stop) if (t := encoding.char_to_token(c)) is not None), None
@@ -315,10 +314,10 @@ def _tokens_of(encoding: tokenizers.Encoding, first: int, stop: int) -> tuple[in
 
 @contextmanager
 def _faults_of(path: Path | None, said: str) -> Iterator[None]:
-    """Tell what the library raises as a fault of its file: it raises nothing narrow, and ``BaseException`` of its own.
+    """Convert any error of the library to a fault of its file, because the library raises no specific errors.
 
     Raises:
-        ConfigError: It raised something.
+        ConfigError: The library raised an error.
     """
     try:
         yield
@@ -333,14 +332,14 @@ def _faults_of(path: Path | None, said: str) -> Iterator[None]:
         ) from error
 
 
-# By the time of writing too: a file that was written anew is read anew.
+# The key includes the modification time, so that a rewritten file is read again.
 @lru_cache(maxsize=8)
 def _encoder(path: Path, _mtime_ns: int, begin: str | None, end: str | None) -> BpeEncoder:
-    """Read a tokenizer once for all sources of a process; it costs megabytes and is safe to share.
+    """Read a tokenizer once for all sources of a process, because it takes megabytes and can be shared.
 
-    Its largest id is looked for once as well: of 50,000 words that takes as long as opening thirty sources.
+    The search for the largest id is also done once: for 50,000 tokens it takes as long as opening thirty sources.
     """
-    # From what was read under a limit: the library's own reading takes a file of any size.
+    # From bytes that were read under a limit, because the library's own reading accepts a file of any size.
     library = tokenizers.Tokenizer.from_str(read_tokenizer(path).decode())
     numbers = {}
     for key, token in (("begin_of_document", begin), ("end_of_document", end)):
@@ -360,8 +359,8 @@ def _encoder(path: Path, _mtime_ns: int, begin: str | None, end: str | None) -> 
 
 
 def _open_bpe(config: BpeTokenizer, base_dir: Path) -> BpeEncoder:
-    # The library starts a thread per core in every process that encodes; loaders are many, and
-    # each already has a core of its own. Whoever sets the variable is obeyed.
+    # By default, the library starts a thread per core in every process that encodes. There are many loaders, each with
+    # a core of its own already. An explicit setting of the user wins.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     path = base_dir / config.path
     path = path / TOKENIZER_JSON if path.is_dir() else path
@@ -378,7 +377,7 @@ def _open_bpe(config: BpeTokenizer, base_dir: Path) -> BpeEncoder:
 
 def _open_tiktoken(config: TiktokenTokenizer, base_dir: Path) -> Tokenizer:
     try:
-        # Here and not above: its module alone imports tiktoken, which may be missing.
+        # Imported here, because only this module imports tiktoken, which may be missing.
         library = import_module("omniload.source.byte_pairs.encoder")
     except ModuleNotFoundError as error:
         raise missing_extra("a tokenizer of type tiktoken", error) from None
@@ -386,12 +385,12 @@ def _open_tiktoken(config: TiktokenTokenizer, base_dir: Path) -> Tokenizer:
     try:
         stamp = path.stat().st_mtime_ns
     except OSError:
-        stamp = 0  # whoever reads it says so
+        stamp = 0  # the call below reports the missing file
     opened: Tokenizer = library.open_tiktoken(
         path,
         stamp,
         encoding=config.encoding,
-        # What was opened is kept by its arguments, which are hashed: a mapping cannot be.
+        # Opened tokenizers are cached by their arguments, which must be hashable, unlike a mapping.
         special_tokens=None if special is None else tuple(special.items()),
         begin_of_document=config.begin_of_document,
         end_of_document=config.end_of_document,
