@@ -1,1 +1,1 @@
-"""Vocabularies of byte pairs: their files, and those of tiktoken with its encodings."""
+"""Vocabularies of byte pairs: their files, and tiktoken's files with its encodings."""

@@ -1,4 +1,4 @@
-"""A tokenizer of tiktoken. The only module that imports it.
+"""A tokenizer of tiktoken. Only this module imports it.
 
 Shape suffixes:
     N  texts        V  values of all texts together        T  tokens of the vocabulary
@@ -33,8 +33,8 @@ _NAMED = 8
 class TiktokenEncoder(Tokenizer):
     """Ranks, the pattern of an encoding, and special tokens.
 
-    Special tokens in the text of a document are text, as ``encode_ordinary`` takes them. The library lets go of
-    the interpreter lock for the length of a text; what it found comes as an array, without a list.
+    Special tokens in the text of a document count as text, as in ``encode_ordinary``. The library releases the
+    interpreter lock while it encodes a text, and returns an array instead of a list.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TiktokenEncoder(Tokenizer):
         around: tuple[str | None, str | None] = (None, None),
         path: Path,
     ) -> None:
-        """Open an encoding; ``around`` are the special tokens that begin and end a document."""
+        """Open an encoding; ``around`` has the special tokens that begin and end a document."""
         self._path, self._special = path, special
         self._library = tiktoken.Encoding(
             name, pat_str=pattern, mergeable_ranks=dict(ranks), special_tokens=dict(special)
@@ -58,7 +58,7 @@ class TiktokenEncoder(Tokenizer):
         )
         sizes = {number: len(token) for token, number in ranks.items()}
         sizes |= {number: len(token.encode()) for token, number in special.items()}
-        # Ids may have holes: the size of a token is found by search.
+        # Ids may have gaps, so the size of a token is found by search.
         self._ids_T = np.array(sorted(sizes), np.int64)
         self._sizes_T = np.array([sizes[number] for number in self._ids_T.tolist()], np.int64)
 
@@ -72,7 +72,8 @@ class TiktokenEncoder(Tokenizer):
             for token in (self.begin_of_document_id, self.end_of_document_id)
         )
         if begin or end:
-            # Between the arrays, which are joined once: around each it would be a copy of its text's ids.
+            # Added between the arrays, which are joined once; adding tokens to each array would copy the ids of its
+            # text.
             around = ((*begin, each, *end) if len(each) else (each,) for each in ids)
             ids = list(chain.from_iterable(around))
             lengths += (lengths > 0) * (len(begin) + len(end))
@@ -97,7 +98,7 @@ class TiktokenEncoder(Tokenizer):
         known = np.isin(ids, self._ids_T)
         if not special:
             known &= ~np.isin(ids, list(self._special.values()))
-        # The library raises at an id that it has no token for, and a model may well give one.
+        # Unknown ids are removed, because the library raises an error for them, and a model may produce them.
         return self._library.decode(ids[known].tolist())
 
     @override
@@ -111,10 +112,10 @@ class TiktokenEncoder(Tokenizer):
         allowed = self._library.special_tokens_set if special else set()
         found: list[NDArray[np.uint32]] = []
         with _failures_of(texts, found, self._path):
-            # One after the other: the library's own batches start threads, and a loader has one core.
+            # One text at a time, because the library's batches start threads, and a loader has one core.
             for text in texts:
                 ids = self._library.encode_to_numpy(
-                    # Else the library refuses a document that quotes a special token.
+                    # Otherwise the library refuses a document that quotes a special token.
                     text,
                     allowed_special=allowed,
                     disallowed_special=(),
@@ -125,9 +126,9 @@ class TiktokenEncoder(Tokenizer):
     def _bounds(
         self, text: str, ids_V: NDArray[np.uint32], spans: Sequence[tuple[int, int]]
     ) -> list[int]:
-        """Return the first token of each span and the one behind its last, one after the other.
+        """Return the first token of each span and the token after its last, one after another.
 
-        The bytes of the tokens of a text are those of the text, in order.
+        The bytes of the tokens of a text are the bytes of the text, in order.
         """
         ends_V = np.cumsum(self._sizes_T[np.searchsorted(self._ids_T, ids_V)])
         bounds: list[int] = []
@@ -151,15 +152,15 @@ def open_tiktoken(
     begin_of_document: str | None,
     end_of_document: str | None,
 ) -> TiktokenEncoder:
-    """Read a file of ranks once for all sources of a process; it costs tens of megabytes and is safe to share.
+    """Read a file of ranks once for all sources of a process, because it takes tens of megabytes and can be shared.
 
     Raises:
-        ConfigError: It is none, a special token has the id of another, or none begins or ends documents.
+        ConfigError: The file has no ranks, two tokens share an id, or a token that begins or ends documents is missing.
     """
     rules = ENCODINGS[encoding]
     special = dict(rules.special if special_tokens is None else special_tokens)
     ranks = parse_ranks(read_tokenizer(path, what=RANKS), path)
-    # Of a special token and a rank with one id the library decodes one for the other.
+    # If a special token and a rank share an id, the library decodes one as the other.
     taken = {rank: token for token, rank in ranks.items()}
     for token, number in special.items():
         if number in taken:
@@ -185,10 +186,10 @@ def _joined(ids: Sequence[NDArray[np.uint32]], lengths_N: NDArray[np.int64]) -> 
 
 @contextmanager
 def _failures_of(texts: Sequence[str], done: Sequence[object], path: Path) -> Iterator[None]:
-    """Tell of a text that the library's regular expressions do not get through.
+    """Report a text that the library's regular expressions fail on.
 
     Raises:
-        ConfigError: With the size of the text and what to do.
+        ConfigError: Gives the size of the text, and the remedy.
     """
     try:
         yield

@@ -1,11 +1,13 @@
-"""The encodings of tiktoken, and a file of ranks of one as a ``tokenizer.json``, for what reads no other.
+"""The encodings of tiktoken, and the conversion of a file of ranks to a ``tokenizer.json``.
 
-An encoding is how text is split before tokens are merged, and which tokens are special. The library's own table makes
-one and fetches the file of ranks in one call; here the file is the user's. A test compares this table with that one.
+An encoding defines how text is split before tokens are merged, and which tokens are special. The library's own table
+creates an encoding and downloads its file of ranks in one call; here, the user provides the file. A test compares this
+table with the library's.
 
-A model on a hub, and its tools, want a ``tokenizer.json``. Both merge byte pairs, but each names merges in its own way,
-and cuts text by another library of regular expressions. So what is written is read back and compared: with every
-token of the vocabulary, with all of them in a random order, and with text that regular expressions differ at.
+Models on a hub, and their tools, need a ``tokenizer.json``. Both kinds of files merge byte pairs, but they name merges
+in different ways, and their libraries use different engines of regular expressions. The result is therefore read back
+and compared: with every token of the vocabulary, with all tokens in a random order, and with texts on which regular
+expressions differ.
 
 Source:
     https://github.com/openai/tiktoken, ``tiktoken_ext/openai_public.py``, MIT licence.
@@ -65,12 +67,12 @@ _RESERVED = sorted({*range(200000, 201088)} - {*_HARMONY.values()} | {200018})
 
 @dataclass(frozen=True, slots=True)
 class EncodingRules:
-    """What an encoding is beside its ranks."""
+    """An encoding, apart from its ranks."""
 
     pattern: str
-    """Regular expression of the pieces that tokens are merged within."""
+    """Regular expression for the pieces in which tokens are merged."""
     special: Mapping[str, int]
-    """Special tokens and their ids."""
+    """Special tokens, with their ids."""
 
 
 ENCODINGS: Mapping[EncodingName, EncodingRules] = {
@@ -89,10 +91,10 @@ ENCODINGS: Mapping[EncodingName, EncodingRules] = {
         _O200K, {**_HARMONY, **{f"<|reserved_{number}|>": number for number in _RESERVED}}
     ),
 }
-"""By the names that tiktoken has for them."""
+"""Encodings by tiktoken's names."""
 
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-"""Bytes that a ``tokenizer.json`` writes as the letters of Latin-1; the others are letters from 256 on."""
+"""Bytes that a ``tokenizer.json`` writes as letters of Latin-1; other bytes become letters from 256 on."""
 _LETTERS = {byte: chr(byte) for byte in _PRINTABLE}
 _LETTERS |= {b: chr(256 + i) for i, b in enumerate(sorted({*range(256)} - {*_PRINTABLE}))}
 _POSSESSIVE = re.compile(
@@ -100,9 +102,9 @@ _POSSESSIVE = re.compile(
 )
 _AT_ONCE = 1_000
 _JOINED = 40
-"""Tokens of a text of many."""
-# Where engines of regular expressions differ: letters that fold to ASCII (the long s, the Kelvin sign), blanks beyond
-# it, runs that a pattern bounds, marks and signs of many bytes.
+"""Tokens per text in the comparison of random orders."""
+# Texts on which engines of regular expressions differ: letters that fold to ASCII (the long s, the Kelvin sign), blanks
+# outside of ASCII, runs that a pattern limits, marks, and symbols of many bytes.
 _PROBES = (
     "The cat's dog'S can't WON'T we'll they've I'm you'd it'\u017f \u017fs K's İi ǅ ﬁ ß",
     "  two\t\ttabs \n\n lines\r\n\r\n  \n   end   ",
@@ -116,18 +118,19 @@ _PROBES = (
 
 
 def tokenizer_json(config: TiktokenTokenizer, base_dir: Path) -> bytes:
-    """Return the tokenizer of a file of ranks as a ``tokenizer.json`` of the same ids.
+    """Return the tokenizer of a file of ranks as a ``tokenizer.json`` with the same ids.
 
-    Special tokens in a text become one token each there, as its library has it; the others are those of a document.
+    In the result, special tokens in a text become one token each, as in its library; all other tokens are those of a
+    document.
 
     Raises:
-        ConfigError: The file is none of ranks, or one text that was tried has other ids there.
+        ConfigError: The file has no ranks, or one of the compared texts gets other ids.
     """
     path = base_dir / config.path
     rules = ENCODINGS[config.encoding]
     ranks = parse_ranks(read_tokenizer(path, what=RANKS), path)
     special = dict(rules.special if config.special_tokens is None else config.special_tokens)
-    # Without what begins and ends a document, which would stand around each text that is compared.
+    # Without the tokens that begin and end a document, which would surround each compared text.
     plain = config.model_copy(update={"begin_of_document": None, "end_of_document": None})
     written = json.dumps(_written(ranks, rules.pattern, special, path), ensure_ascii=False)
     _require_same(written, open_tokenizer(plain, base_dir), ranks, special, path)
@@ -143,7 +146,7 @@ def _written(
             f"{path}: special token {both[0]!r} is a token of text too, and a tokenizer.json tells them apart by "
             "what they say; export without it: name others in special_tokens"
         )
-    # In the order in which the library is to merge: by the rank of what a pair becomes, as tiktoken does.
+    # In the order in which the library must merge: by the rank of the merged pair, as in tiktoken.
     merges = [
         (ranks[token], ranks[token[:cut]], _lettered(token[:cut]), _lettered(token[cut:]))
         for token in ranks
@@ -165,10 +168,11 @@ def _written(
             "pretokenizers": [split | {"behavior": "Isolated"}, level | {"use_regex": False}],
         },
         "decoder": level | {"use_regex": True},
-        # Special tokens stand among the others: the library would number them on from the last one.
+        # Special tokens are part of the vocabulary, because otherwise the library would number them after the last
+        # token.
         "model": {
             "type": "BPE",
-            # A piece that is a token is that token, as tiktoken has it, whatever merges would make of it.
+            # As in tiktoken, a piece that is a token becomes this token, whatever merges would give.
             "ignore_merges": True,
             "vocab": vocabulary | dict(special),
             "merges": [[left, right] for *_, left, right in sorted(merges)],
@@ -181,7 +185,7 @@ def _lettered(token: bytes) -> str:
 
 
 def _for_oniguruma(pattern: str) -> str:
-    """Write a pattern as a ``tokenizer.json`` has it: there ``{1,3}+`` repeats itself, and ``$`` ends a line."""
+    """Convert a pattern for a ``tokenizer.json``, in which ``{1,3}+`` repeats and ``$`` matches the end of a line."""
     return _POSSESSIVE.sub(r"(?>\1\2)", pattern).replace("$", r"\z")
 
 
@@ -192,18 +196,18 @@ def _require_same(
     special: Mapping[str, int],
     path: Path,
 ) -> None:
-    """Compare what is written with the tokenizer itself.
+    """Compare the written tokenizer with the original one.
 
     Raises:
-        ConfigError: With the first text that has other ids.
+        ConfigError: Shows the first text with other ids.
     """
     theirs = tokenizers.Tokenizer.from_str(written)
     each = [text for token in ranks if (text := token.decode(errors="ignore")).encode() == token]
-    # In a random order: tokens that no text has side by side are cut apart too.
+    # In a random order, so that tokens that are never neighbours in text are also separated.
     mixed = random.Random(0).sample(each, len(each))  # noqa: S311 -- the same in every run
     joined = ["".join(mixed[at : at + _JOINED]) for at in range(0, len(mixed), _JOINED)]
     texts = [
-        # A special token in a text is text in one and itself in the other.
+        # One tokenizer reads a special token in a text as text, and the other as a token.
         text
         for text in (*_PROBES, *each, *joined)
         if not any(token in text for token in special)

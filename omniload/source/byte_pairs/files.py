@@ -1,4 +1,4 @@
-"""Files of tokenizers: where they lie, what ranks they hold, and all that decides which tokens a text becomes."""
+"""Files of tokenizers: their places, their ranks, and everything that affects the tokens of a text."""
 
 import base64
 from importlib.metadata import PackageNotFoundError, version
@@ -23,27 +23,27 @@ __all__ = [
 ]
 
 TOKENIZER_JSON = "tokenizer.json"
-"""Name of the file in the folder of a model, as hubs lay it out."""
+"""Name of the file in the folder of a model on a hub."""
 RANKS = "a file of ranks of tiktoken"
 _LARGEST_BYTES = 256 << 20
-"""Largest ``tokenizer.json``: ten times that of a vocabulary of 256,000 tokens."""
+"""Largest ``tokenizer.json``: ten times the size of one for a vocabulary of 256,000 tokens."""
 _MOST_RANK = (1 << 31) - 1
 _SHOWN = 60
 
 
 def library_of(config: TokenizerConfig | None) -> str:
-    """Return the library that a tokenizer runs in, and its version: another one may cut texts otherwise."""
-    # By its installed version: the library is imported by the one that opens it alone.
+    """Return the library of a tokenizer with its version, because another version may divide texts differently."""
+    # The installed version is looked up, because only the module that opens the tokenizer imports the library.
     if isinstance(config, TiktokenTokenizer):
         try:
             return f"tiktoken {version('tiktoken')}"
         except PackageNotFoundError:
-            return "tiktoken"  # whoever opens it says what to install
+            return "tiktoken"  # the module that opens it says what to install
     return f"tokenizers {tokenizers.__version__}" if isinstance(config, BpeTokenizer) else "none"
 
 
 def content_of(config: TokenizerConfig | None, base_dir: Path) -> bytes:
-    """Return all that decides the tokens of a text, but for the token that ends a document.
+    """Return everything that affects the tokens of a text, except the token that ends a document.
 
     Raises:
         ConfigError: The file is missing.
@@ -52,7 +52,7 @@ def content_of(config: TokenizerConfig | None, base_dir: Path) -> bytes:
         case BpeTokenizer():
             return read_tokenizer(base_dir / config.path)
         case TiktokenTokenizer():
-            # The same ranks under another encoding cut text otherwise.
+            # The same ranks divide text differently under another encoding.
             rules = orjson.dumps(
                 [config.encoding, config.special_tokens], option=orjson.OPT_SORT_KEYS
             )
@@ -62,13 +62,13 @@ def content_of(config: TokenizerConfig | None, base_dir: Path) -> bytes:
 
 
 def folder_of(config: TokenizerConfig, base_dir: Path) -> Path:
-    """Return the folder that a tokenizer's other files lie in; that of the mix file where it has none."""
+    """Return the folder of a tokenizer's other files; the folder of the mix file if the tokenizer has no file."""
     path = file_of(config, base_dir)
     return base_dir if path is None else path.parent
 
 
 def file_of(config: TokenizerConfig, base_dir: Path) -> Path | None:
-    """Return the file of a tokenizer, if it has one; it need not be there."""
+    """Return the file of a tokenizer, if it has one; the file need not exist."""
     match config:
         case BpeTokenizer():
             return _file_of(base_dir / config.path)
@@ -79,15 +79,15 @@ def file_of(config: TokenizerConfig, base_dir: Path) -> Path | None:
 
 
 def _file_of(path: Path) -> Path:
-    """Return the file in the folder of a model, as hubs lay it out, or the file itself."""
+    """Return the tokenizer file in the folder of a model on a hub, or the path itself if it is a file."""
     return path / TOKENIZER_JSON if path.is_dir() else path
 
 
 def read_tokenizer(path: Path, *, what: str = "a tokenizer.json") -> bytes:
-    """Return the bytes of a file of a tokenizer; of a folder, those of the ``tokenizer.json`` in it.
+    """Return the bytes of a tokenizer's file; for a folder, of the ``tokenizer.json`` in it.
 
     Raises:
-        ConfigError: There is no such file, or it is larger than any vocabulary.
+        ConfigError: The file is missing, or is larger than any vocabulary.
     """
     try:
         file = path if what == RANKS else _file_of(path)
@@ -100,12 +100,12 @@ def parse_ranks(data: bytes, path: Path) -> dict[bytes, int]:
     """Return the rank of every token, by its bytes.
 
     Args:
-        data: What the file holds.
-        path: Where it lies, for messages.
+        data: Content of the file.
+        path: Path of the file, for messages.
 
     Raises:
-        ConfigError: A line is none of a file of ranks, a token or a rank stands there twice, or a byte is no token:
-            with the line, and what to do.
+        ConfigError: A line has no rank, a token or a rank occurs twice, or a byte is no token; gives the line and the
+            remedy.
     """
     ranks: dict[bytes, int] = {}
     lines: dict[int, int] = {}
@@ -113,7 +113,7 @@ def parse_ranks(data: bytes, path: Path) -> dict[bytes, int]:
         if not line:
             continue
         token, rank = _parsed(line, number, path)
-        # Told by the line: at two tokens of a rank the library panics, and names neither.
+        # Reported here with the line, because the library panics at two tokens of one rank, and names neither.
         if (first := lines.setdefault(rank, number)) != number:
             raise ConfigError(
                 f"{path}: line {number}: rank {rank} is that of line {first} too; take another file of ranks"
@@ -124,7 +124,7 @@ def parse_ranks(data: bytes, path: Path) -> dict[bytes, int]:
                 "another file of ranks"
             )
         ranks[token] = rank
-    # The library ends the process's thread, by a panic, at a text with a byte that it has no token for.
+    # The library would panic at a text with a byte that is no token, and end the thread.
     if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
         raise ConfigError(
             f"{path}: has {len(ranks)} tokens, and none for byte {missing[0]} and {len(missing) - 1} others; every "
@@ -136,7 +136,7 @@ def parse_ranks(data: bytes, path: Path) -> dict[bytes, int]:
 def _parsed(line: bytes, number: int, path: Path) -> tuple[bytes, int]:
     token, _, rank = line.partition(b" ")
     try:
-        # ``int`` alone would take signs, blanks and underscores.
+        # ``int`` alone would accept signs, blanks and underscores.
         found = base64.b64decode(token, validate=True), int(rank) if rank.isdigit() else -1
     except ValueError:
         found = b"", -1

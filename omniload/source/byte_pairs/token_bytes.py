@@ -1,7 +1,7 @@
-"""Where tokens lie in a text: by the lengths of a byte-level vocabulary alone, and as a mask of ranges.
+"""The places of tokens in a text, from the lengths of a byte-level vocabulary alone, and as a mask of ranges.
 
-Encoding with offsets takes the library a quarter longer. Where each token stands for bytes of the text as they are,
-the lengths of tokens say the same.
+Encoding with offsets makes the library a quarter slower. If each token stands for unchanged bytes of the text, the
+lengths of tokens give the same places.
 
 Shape suffixes:
     N  texts        V  tokens of all texts together
@@ -23,23 +23,23 @@ from omniload.base.ragged import Ragged
 __all__ = ["TokenBytes", "marked_ranges"]
 
 _NOT_BYTES = -(1 << 40)
-"""Length of a token that stands for no bytes: texts with one never add up."""
+"""Length of a token that stands for no bytes, so that the lengths of a text with it never add up."""
 _CUTTERS = frozenset({"Split", "Digits", "Punctuation"})
-"""Pre-tokenizers that add nothing to a text. What one takes out is missing from the sum of lengths."""
+"""Pre-tokenizers that add nothing to a text. Removed text is missing from the sum of lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
-    """Lengths of the tokens of a vocabulary."""
+    """The lengths of the tokens of a vocabulary."""
 
     lengths: NDArray[np.int64]
     """Bytes that each id stands for."""
     is_composed: bool
-    """Whether texts are brought into the form NFC before: others than those in it are not taken."""
+    """Whether texts are normalised to NFC first; texts in other forms are not supported."""
 
     @classmethod
     def of(cls, library: tokenizers.Tokenizer) -> Self | None:
-        """Return the lengths; ``None`` where tokens may stand for something else than bytes as they are."""
+        """Return the lengths; ``None`` if tokens may stand for something else than unchanged bytes."""
         normalizer = _state_of(library.normalizer)
         cutters = _flat(_state_of(library.pre_tokenizer), "pretokenizers")
         after = _flat(_state_of(library.post_processor), "processors")
@@ -54,7 +54,7 @@ class TokenBytes:
         ):
             return None
         vocabulary = library.get_vocab(with_added_tokens=False)
-        # By id: a vocabulary may have holes, whose ids no text comes to.
+        # Indexed by id, because a vocabulary may have gaps, whose ids no text produces.
         lengths = np.full(max((*vocabulary.values(), *added), default=-1) + 1, _NOT_BYTES, np.int64)
         letters = frozenset(tokenizers.pre_tokenizers.ByteLevel.alphabet())
         for word, number in vocabulary.items():
@@ -67,24 +67,25 @@ class TokenBytes:
     def mask(
         self, tokens: Ragged, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
     ) -> NDArray[np.bool_] | None:
-        """Return which tokens spans of characters touch, ``[V]``; ``None`` where lengths do not add up.
+        """Return which tokens spans of characters touch, ``[V]``; ``None`` if the lengths do not add up.
 
         Args:
-            tokens: Ids of each text, ``[N]``, without any that stands for nothing of it.
+            tokens: Ids of each text, ``[N]``, without ids that stand for nothing in it.
             texts: The texts.
-            spans: Of each text, ranges of its characters, in order: first, and first behind.
+            spans: For each text, ranges of its characters in order: first character, and first character after the
+                range.
 
         Returns:
-            True from the token that holds the first byte of a span to the one that holds the first byte of its last
-            character, as the library's offsets have it.
+            True from the token with the first byte of a span to the token with the first byte of its last character,
+            like the library's offsets.
         """
         sizes_N = np.fromiter((_size(text) for text in texts), np.int64, len(texts))
         ends_V = np.cumsum(self.lengths[tokens.values_V])
         stops_N = np.concatenate((np.zeros(1, np.int64), ends_V))[tokens.offsets[1:]]
-        # Text by text, not their sum: what one lacks another may have too much.
+        # Each text is compared, not their sum, because surplus in one text could cancel a lack in another.
         if not np.array_equal(stops_N, np.cumsum(sizes_N)):
             return None
-        # A letter and its accent become one character, of other bytes, of which the lengths may still add up.
+        # A letter and its accent become one character with other bytes, but the lengths could still add up.
         if self.is_composed and not all(unicodedata.is_normalized("NFC", text) for text in texts):
             return None
         begins_N = (stops_N - sizes_N).tolist()
@@ -103,9 +104,9 @@ def _size(text: str) -> int:
 
 
 def _places(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[int]:
-    """Yield the byte that the first and the last character of each span begins at; nothing of one without any."""
+    """Yield the byte at which the first and the last character of each span begin; nothing for an empty span."""
     bounds = [(first, stop - 1) for first, stop in spans if first < stop]
-    # Characters are bytes here, and most texts are such.
+    # Most texts are ASCII, in which characters are bytes.
     if text.isascii():
         yield from chain.from_iterable(bounds)
         return
@@ -117,7 +118,7 @@ def _places(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[int]:
 
 
 def _is_plain(model: tokenizers.models.Model) -> bool:
-    """Whether a model is a BPE that merges what is there, always alike."""
+    """Return whether a model is a BPE that merges deterministically and adds nothing."""
     return (
         isinstance(model, tokenizers.models.BPE)
         and not model.dropout
@@ -127,21 +128,21 @@ def _is_plain(model: tokenizers.models.Model) -> bool:
     )
 
 
-def _state_of(part: Any) -> dict[str, Any]:  # noqa: ANN401 -- each kind of part is a class of its own
-    """Return what a part of a tokenizer is made of, as its file has it."""
+def _state_of(part: Any) -> dict[str, Any]:  # noqa: ANN401 -- each kind of part has a class of its own
+    """Return the settings of a part of a tokenizer, as in its file."""
     state: dict[str, Any] = {} if part is None else json.loads(part.__getstate__())
     return state
 
 
 def _flat(state: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return the parts of a sequence, or the one that there is."""
+    """Return the parts of a sequence, or the single part."""
     if state.get("type") != "Sequence":
         return [state] if state else []
     return [each for part in state[key] for each in _flat(part, key)]
 
 
 def _trims(state: dict[str, Any]) -> bool:
-    """Whether a post-processor moves offsets: the library's then pass over white space."""
+    """Return whether a post-processor moves offsets, because the library then skips white space."""
     if state["type"] == "ByteLevel":
         return bool(state.get("trim_offsets", True))
     return bool(state["type"] != "TemplateProcessing")
@@ -151,7 +152,7 @@ def marked_ranges(bounds: Sequence[int] | NDArray[np.int64], size: int) -> NDArr
     """Return a mask that is true from each even bound to the next odd one; ranges may touch."""
     edges = np.zeros(size + 1, np.int32)
     places = np.asarray(bounds, np.int64)
-    # ``at``: ranges that begin at one token each count; by index the last alone would.
+    # ``at``, because with indexing only the last of several ranges that begin at one token would count.
     np.add.at(edges, places[0::2], 1)
     np.add.at(edges, places[1::2], -1)
     inside: NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
