@@ -1,1 +1,1 @@
-"""Looking at what sources hold before anything is trained on it: lengths, equal documents."""
+"""Surveys of sources before training: lengths, and equal documents."""

@@ -1,9 +1,9 @@
-"""What documents a source holds: lengths and hashes of some of them or of all, and a histogram of lengths.
+"""The documents of a source: lengths and hashes of a sample or of all, and a histogram of lengths.
 
-Lengths are kept in bounded memory: as counts of fine bins, which quantiles are read from.
+Lengths take bounded memory: they are counted in fine bins, from which quantiles are read.
 
 Shape suffixes:
-    U  units        R  records of a unit        N  documents looked at        B  bins
+    U  units        R  records of a unit        N  surveyed documents        B  bins
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,13 +31,13 @@ from omniload.source.transforms.pipeline import Pipeline
 __all__ = ["LengthHistogram", "Looked", "Survey", "open_survey", "said_of_longer", "trained_on"]
 
 _MOST_UNITS = 16
-"""Units that a sample is taken from: each is decoded whole."""
+"""Most units that a sample is taken from, because each of them is decoded completely."""
 _READ_TOGETHER = 4096
 """Documents that are tokenised at once."""
 _BINS_A_DOUBLING = 16
-"""A quantile is at most a 16th of a doubling above the true one: 5 %."""
+"""Bins per doubling of length, so that a quantile is at most a 16th of a doubling, 5 %, too high."""
 _DOUBLINGS = 32
-# Whole lengths: bins of less than a token fall together.
+# Lengths are integers, so bins of less than a token coincide.
 _EDGES_B = np.unique(
     np.floor(2.0 ** (np.arange(_DOUBLINGS * _BINS_A_DOUBLING) / _BINS_A_DOUBLING)).astype(np.int64)
 )
@@ -49,30 +49,30 @@ class Looked:
     """Some documents of a source."""
 
     unit: int
-    """The unit that they lie in."""
+    """Unit of the documents."""
     lengths_N: NDArray[np.int64]
-    """Tokens of each as it is trained on, before packing; 0 for a record that gives none, or that is left out. Those of
-    some tokens come in their order."""
+    """Trained tokens of each document, before packing; 0 for a record that gives none, or that is left out.
+    Documents with tokens come in their order."""
     hashes_N: NDArray[np.uint64]
-    """Hash of the token ids of each that gives some."""
+    """Hash of the token ids of each document with tokens."""
     bad: int
-    """Records among them that could not be decoded."""
+    """Records among the documents that could not be decoded."""
     tags: Mapping[str, Ragged]
-    """Tags of the first of them; those behind are left out. See ``tags_counted``."""
+    """Tags of the first documents, without records that are left out. See ``tags_counted``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """A source that is open to be looked at, once."""
+    """A source that is open for one survey."""
 
     records: int
-    """Records, counted."""
+    """Number of records, counted."""
     units: int
-    """Units that hold records."""
+    """Units that have records."""
     wanted: int
-    """Documents that will be looked at."""
+    """Documents that will be surveyed."""
     behind: float
-    """Part of the records that another loader, or a run before, had drawn of the first epoch; from 0 to below 1."""
+    """Share of the first epoch that another loader, or an earlier run, has drawn already; from 0 to below 1."""
     _format: Format
     _pipeline: Pipeline
     _distinct: DistinctRecords | None
@@ -80,20 +80,20 @@ class Survey:
     _tags: tuple[str, ...]
 
     def looked(self) -> Iterator[Looked]:
-        """Look at the documents, some thousands at a time.
+        """Yield the documents, some thousands at a time.
 
         Raises:
-            OmniloadError: A unit cannot be read; a record that cannot be decoded is counted.
+            OmniloadError: A unit cannot be read. A record that cannot be decoded is only counted.
         """
         for unit, rows_R in self._rows:
             records = self._format.read_unit(unit)
-            # Made anew for whoever asks: changing it changes nothing of the unit.
+            # A new array at each access, so changes do not affect the unit.
             usable_B = records.usable_B
             if self._distinct is not None:
                 usable_B &= self._distinct.of_unit(unit)
             for start in range(0, len(rows_R), _READ_TOGETHER):
                 rows = rows_R[start : start + _READ_TOGETHER]
-                # Some thousands at a time: texts of a whole unit become Python's strings as they are tokenised.
+                # Some thousands at a time, because tokenising converts texts to Python strings.
                 yield self._made(unit, records, rows, rows[usable_B[rows]])
 
     def _made(
@@ -105,20 +105,20 @@ class Survey:
             bad += int(np.count_nonzero(made.bad_N))
         lengths_N = made.tokens.lengths_N
         given = np.flatnonzero(lengths_N)
-        # They are records of no token, as the plan counts them; bad ones are told apart.
+        # As in the plan, these count as records without tokens; bad records are counted separately.
         left_out = np.count_nonzero(~records.bad_B[rows_R]) - len(usable_N)
         return Looked(
             unit=unit,
             lengths_N=np.concatenate((lengths_N, np.zeros(left_out, np.int64))),
             hashes_N=_hashes_of(made, given),
             bad=bad,
-            # Of the records: a document is made of one, and is at its place.
+            # Taken by record, because each document is made of one record, at the same place.
             tags={tag: records.others[tag].take(usable_N) for tag in self._tags},
         )
 
 
 def _hashes_of(made: Samples, given: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return a hash of each sample: of its tokens, and of its images, for which their tokens stand all alike."""
+    """Return a hash of each sample: of its tokens and its images, whose tokens are the same for all images."""
     hashes = hashes_of(made.tokens.take(given))
     if (images := made.others.get(IMAGES)) is None:
         return hashes
@@ -129,12 +129,12 @@ def _hashes_of(made: Samples, given: NDArray[np.int64]) -> NDArray[np.uint64]:
 def open_survey(
     spec: SourceSpec, *, shard_cache: ShardCache | None = None, sample: int | None
 ) -> Survey:
-    """Open a source to look at its documents.
+    """Open a source to survey its documents.
 
     Args:
         spec: The source.
-        shard_cache: Where shards of stores are kept on this node; ``None`` reads them from their stores.
-        sample: Documents to look at, evenly over at most 16 units; ``None`` for all.
+        shard_cache: Cache of remote shards on this node; ``None`` reads shards from their stores.
+        sample: Documents to survey, evenly over at most 16 units; ``None`` for all.
 
     Raises:
         OmniloadError: As for ``open_source``.
@@ -160,17 +160,17 @@ def open_survey(
 def _chosen(
     rows_U: NDArray[np.int64], sample: int | None
 ) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield units and the records of each to look at; the same for the same files."""
+    """Yield units with the records of each to survey; the same for the same files."""
     filled = np.flatnonzero(rows_U)
     total = int(rows_U.sum())
     if sample is None or sample >= total:
         for unit in filled.tolist():
             yield unit, np.arange(rows_U[unit])
         return
-    # Units of large numbers of records are chosen more often: each document has the same chance.
+    # Units with more records are chosen more often, so that each document has the same chance.
     ends = np.cumsum(rows_U)
     num_units = min(_MOST_UNITS, sample, len(filled))
-    # Two places may fall into one unit, which is read once.
+    # Two places may be in one unit, which is read once.
     units = np.unique(np.searchsorted(ends, evenly(total, num_units), side="right"))
     ends_of_units = np.cumsum(rows_U[units])
     picked = evenly(int(ends_of_units[-1]), sample)
@@ -180,19 +180,19 @@ def _chosen(
 
 
 class LengthHistogram:
-    """Counts documents by their length; those of no tokens are counted apart."""
+    """Counts documents by length; documents without tokens are counted separately."""
 
     def __init__(self) -> None:
         self.documents = 0
-        """Of at least one token."""
+        """Documents with at least one token."""
         self.empty = 0
-        """Records that gave no token."""
+        """Records without tokens."""
         self.tokens = 0
         self.longest = 0
         self._counts_B = np.zeros(len(_EDGES_B), np.int64)
 
     def add(self, lengths_N: NDArray[np.int64]) -> None:
-        """Take in lengths, each at least 0."""
+        """Add lengths, each at least 0."""
         given = lengths_N[lengths_N > 0]
         self.empty += len(lengths_N) - len(given)
         self.documents += len(given)
@@ -203,7 +203,7 @@ class LengthHistogram:
 
     @property
     def mean(self) -> float:
-        """Tokens of a record; one that gives none counts."""
+        """Mean tokens of a record, including records without tokens."""
         return self.tokens / max(self.documents + self.empty, 1)
 
     def quantile(self, part: float) -> int:
@@ -212,18 +212,18 @@ class LengthHistogram:
             return 0
         at = int(np.searchsorted(np.cumsum(self._counts_B), part * self.documents))
         last = int(_EDGES_B[at + 1]) - 1 if at + 1 < len(_EDGES_B) else self.longest
-        # A bin may end above every length that there was.
+        # The end of a bin may exceed every added length.
         return min(last, self.longest)
 
     def by_doubling(self) -> list[int]:
-        """Return how many documents have 1 token, 2 to 3, 4 to 7 and so on, up to the longest."""
+        """Return the number of documents with 1 token, 2 to 3, 4 to 7 and so on, up to the longest."""
         doubling_B = np.floor(np.log2(_EDGES_B)).astype(np.int64)
         counts = np.bincount(doubling_B, weights=self._counts_B).astype(np.int64)
         return [int(count) for count in counts[: self.longest.bit_length()]]
 
 
 def said_of_longer(count: int, documents: str, length: int, overlong: Overlong = "refuse") -> str:
-    """Say that so many documents end a run, or are left out, as ``overlong`` says; empty of none, or where it cuts."""
+    """Say how many documents end a run or are left out by ``overlong``; empty for none, or if ``overlong`` cuts."""
     said = f"{count:,} of {documents} are longer than pack.length {length:,}, and overlong is {overlong}: "
     if not count or overlong not in ("drop", "refuse"):
         return ""
@@ -234,7 +234,7 @@ def said_of_longer(count: int, documents: str, length: int, overlong: Overlong =
 
 
 def trained_on(lengths_N: NDArray[np.int64], length: int, overlong: Overlong) -> NDArray[np.int64]:
-    """Return the tokens of each document that a row of ``length`` takes, by the policy for overlong ones."""
+    """Return the trained tokens of each document with rows of ``length``, by the policy for overlong documents."""
     if overlong == "truncate":
         return np.minimum(lengths_N, length)
     if overlong == "drop":

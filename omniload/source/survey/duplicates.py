@@ -1,8 +1,8 @@
-"""Which documents are there more than once, by hash, in bounded memory.
+"""Finds documents that occur more than once, by hash, in bounded memory.
 
-Hashes are kept as they come until there are too many. From then on only those whose lowest bits are 0 are
-kept, one bit more each time: every document that equals one that is kept is kept too, so what is found
-is a fair sample of all documents, repeated ones and others alike.
+All hashes are kept until there are too many. From then on, only hashes whose lowest bits are 0 are kept, with one more
+bit each time. If a document is kept, so are all documents that equal it. The result is therefore a fair sample of all
+documents, repeated or not.
 
 Shape suffixes:
     N  documents        D  distinct documents of a source        S  sources
@@ -20,25 +20,25 @@ from omniload.base.ragged import Ragged
 __all__ = ["DuplicateCounter", "Duplicates", "hashes_of"]
 
 _MOST_KEPT = 1 << 24
-"""Hashes in memory at most: 200 MB with their sources, and three times that while they are sorted."""
+"""Most hashes in memory: 200 MB with their sources, and three times as much during a sort."""
 _MOST_TOGETHER = 16
-"""Sources that share a document and are counted as pairs; of a document in more, only the first so many."""
+"""Most sources of a document that are counted as pairs; of more sources, only the first ones count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duplicates:
-    """What was found; counts are of the documents whose hashes were kept."""
+    """The result; it counts the documents whose hashes were kept."""
 
     one_in: int
-    """One of so many hashes was kept; 1 for all of them."""
+    """Number of hashes per kept hash; 1 if all were kept."""
     documents_S: NDArray[np.int64]
     """Documents of each source."""
     repeated_S: NDArray[np.int64]
-    """Those that equal an earlier one of the same source."""
+    """Documents that equal an earlier document of the same source."""
     elsewhere_S: NDArray[np.int64]
-    """Distinct documents that another source has too."""
+    """Distinct documents that another source has, too."""
     pairs: tuple[tuple[int, int, int], ...]
-    """Two sources, and how many distinct documents both have; most first."""
+    """Two sources, and the number of distinct documents that both have; the largest number first."""
 
 
 class DuplicateCounter:
@@ -52,19 +52,19 @@ class DuplicateCounter:
         self._kept = 0
 
     def add(self, source: int, hashes_N: NDArray[np.uint64]) -> None:
-        """Take in documents of a source by their hashes."""
+        """Add documents of a source, by their hashes."""
         hashes_N = hashes_N[(hashes_N & self._mask) == 0]
         self._hashes.append(hashes_N)
-        # One for each hash: what is kept is thinned and sorted together.
+        # One entry per hash, because hashes and sources are thinned and sorted together.
         self._sources.append(np.full(len(hashes_N), source, np.int32))
         self._kept += len(hashes_N)
         while self._kept > self._most:
             self._thin()
 
     def found(self) -> Duplicates:
-        """Return what was found so far."""
+        """Return the result so far."""
         hashes_N, sources_N = self._joined()
-        # By hash, then by source: equal documents stand side by side, those of a source among them too.
+        # By hash, then by source, so that equal documents are neighbours, and those of one source among them.
         order = np.lexsort((sources_N, hashes_N))
         hashes_N, sources_N = hashes_N[order], sources_N[order]
         first_N = np.ones(len(hashes_N), np.bool_)
@@ -85,7 +85,7 @@ class DuplicateCounter:
     def _thin(self) -> None:
         self._mask = (self._mask << np.uint64(1)) | np.uint64(1)
         hashes_N, sources_N = self._joined()
-        # By bits of the hash: documents that are equal stay together, or go together.
+        # By bits of the hash, so that equal documents are kept or dropped together.
         kept_N = (hashes_N & self._mask) == 0
         self._hashes, self._sources = [hashes_N[kept_N]], [sources_N[kept_N]]
         self._kept = int(np.count_nonzero(kept_N))
@@ -104,7 +104,7 @@ class DuplicateCounter:
     ) -> tuple[tuple[int, int, int], ...]:
         """Count pairs of sources, from distinct documents sorted by hash and source."""
         keys = [np.empty(0, np.int64)]
-        # A document of n sources stands at n places in a row: each pair of them is so many apart.
+        # A document of n sources has n neighbouring entries, so each pair of them has a distance below n.
         for apart in range(1, _MOST_TOGETHER):
             same = hashes_D[apart:] == hashes_D[:-apart]
             if not same.any():
@@ -120,7 +120,7 @@ class DuplicateCounter:
 
 
 def hashes_of(documents: Ragged) -> NDArray[np.uint64]:
-    """Return a hash of 64 bits of each sequence: equal ones have equal hashes, on every machine."""
+    """Return a 64-bit hash of each sequence: equal sequences have equal hashes, on every machine."""
     values = np.ascontiguousarray(documents.values_V)
     # Slices of a memoryview are not copied.
     content, width = values.view(np.uint8).data, values.itemsize

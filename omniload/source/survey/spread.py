@@ -1,6 +1,6 @@
-"""How lengths differ between places of a source, and along each: files that are sorted show in either.
+"""Differences of lengths between places of a source, and along each place, which show files that are sorted.
 
-Lengths are compared by their logarithms: one document far longer than all others is no order of a file.
+Logarithms of lengths are compared, because a single document that is far longer than others does not mean an order.
 
 Shape suffixes:
     P  places      N  records      U  units
@@ -16,50 +16,50 @@ from numpy.typing import NDArray
 __all__ = ["Differences", "Spread", "evenly", "unevenness"]
 
 _PLACES = 3
-"""Places, and records of each, below which nothing is said of how they differ."""
+"""Least places, and records per place, for a statement about their differences."""
 _RECORDS = 32
-"""Records below which nothing is said of an order."""
+"""Least records for a statement about an order."""
 _ALIKE = 0.01
-"""Variance of the logarithm of lengths below which all records are taken to be of one length."""
+"""Least variance of the logarithm of lengths; below it, all records count as equally long."""
 _UNITS = 8
-"""Units below which their sizes say nothing: of fewer, one with a long document would decide."""
+"""Least units for a statement about their sizes; with fewer, one long document would decide."""
 _CHANCE = 6.0
-"""Standard errors of a unit's mean that two units differ by without any order, at most."""
+"""Most standard errors of a unit's mean by which two units differ without any order."""
 _NEIGHBOURS = 0.6
-"""Part of what units differ anyway by which neighbours differ, at most, where they lie in an order. Without one it is
-about 1, however rare the documents are that make some units long: of those the first records may have none."""
+"""Most difference between neighbours, relative to all units, in an ordered source. Without an order the ratio is
+about 1, even if rare documents, perhaps none of the first records, make some units long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """What is known of how the lengths of a source differ from place to place; nothing where all is 0."""
+    """Known differences of lengths between places of a source; all 0 if nothing is known."""
 
     units: int
-    """Its units."""
+    """Number of units."""
     between: float = 0.0
     """As ``Spread.between``."""
     along: float = 0.0
     """As ``Spread.along``."""
     times: float = 1.0
-    """As ``unevenness``."""
+    """Result of ``unevenness``."""
 
 
 class Spread:
-    """Takes in lengths, place by place; holds a few numbers of each place."""
+    """Accumulates lengths place by place, with a few numbers per place."""
 
     def __init__(self) -> None:
         self._sums: dict[int, NDArray[np.float64]] = {}
 
     @classmethod
     def of(cls, places: Iterable[NDArray[np.integer[Any]]]) -> Self:
-        """Return that of lengths of records, place by place."""
+        """Return the spread of lengths of records, given place by place."""
         spread = cls()
         for place, lengths_N in enumerate(places):
             spread.add(place, lengths_N)
         return spread
 
     def add(self, place: int, lengths_N: NDArray[np.integer[Any]]) -> None:
-        """Take in lengths of records of a place, in their order there; those of 0 are left out."""
+        """Add lengths of records of a place, in their order there; lengths of 0 are ignored."""
         logs_N = np.log1p(lengths_N[lengths_N > 0].astype(np.float64))
         sums = self._sums.setdefault(place, np.zeros(6))
         at_N = sums[0] + np.arange(len(logs_N))
@@ -74,9 +74,9 @@ class Spread:
 
     @property
     def between(self) -> float:
-        """Part of the variance of all that lies between places; 0 of few, or where all are alike.
+        """Share of the variance that lies between places; 0 for few places, or if all lengths are alike.
 
-        Less what chance alone has lie there, as of three records a place a third does.
+        The share that chance alone explains is subtracted, such as a third for three records per place.
 
         Source:
             Adjusted R squared; Ezekiel, "Methods of Correlation Analysis" (1930).
@@ -99,7 +99,7 @@ class Spread:
 
     @property
     def along(self) -> float:
-        """Part of the variance within places that goes by where a record lies: near 1 where each is sorted alike."""
+        """Share of the variance within places that depends on a record's place: near 1 if each is sorted alike."""
         sums_P6 = self._sums_P6()
         if not len(sums_P6) or sums_P6[:, 0].sum() < _RECORDS:
             return 0.0
@@ -117,19 +117,19 @@ class Spread:
 def unevenness(
     sizes_U: NDArray[np.int64], rows_U: NDArray[np.int64], first_N: NDArray[np.integer[Any]]
 ) -> float:
-    """Return how many times as long records of some units are as those of others, by the sizes of units alone.
+    """Return the ratio of record lengths between the largest and the smallest units, from unit sizes alone.
 
     Args:
-        sizes_U: Bytes or tokens of each unit; below 0 where that is not known.
-        rows_U: Records of each.
-        first_N: Lengths of the first records, which say how far lengths differ anyway.
+        sizes_U: Bytes or tokens of each unit; below 0 if unknown.
+        rows_U: Records of each unit.
+        first_N: Lengths of the first records, which show how much lengths differ in general.
 
     Returns:
-        A mean of a unit over another's, the largest and the smallest of ten units left out; 1 where units are few,
-        where no more than chance has them differ, or where those side by side differ as any others do.
+        Ratio of two units' means, after the largest and the smallest tenth are left out. It is 1 if there are few
+        units, if chance explains the difference, or if neighbours differ as much as any other units.
 
     Source:
-        What neighbours differ by, over the variance: von Neumann, "Distribution of the ratio of the mean square
+        Differences of neighbours divided by the variance: von Neumann, "Distribution of the ratio of the mean square
         successive difference to the variance" (1941).
     """
     known_U = (sizes_U > 0) & (rows_U > 0)

@@ -1,4 +1,4 @@
-"""Documents and tokens by the value of a tag of samples, in bounded memory.
+"""Documents and tokens by the values of a tag of samples, in bounded memory.
 
 Shape suffixes:
     N  documents        S  sources
@@ -18,18 +18,18 @@ from omniload.mix.samples import Coded
 __all__ = ["Counted", "TagCounts", "TagShare", "TagShares", "shares_of_run", "tags_counted"]
 
 _MOST_VALUES = 4_096
-"""Values that are told apart: what has more is the key of a document, and no kind of it."""
+"""Most values that are counted separately; a tag with more values is a key, not a kind of document."""
 
 
 @dataclass(slots=True)
 class Counted:
-    """Documents, and their tokens."""
+    """A number of documents, and their tokens."""
 
     documents: int = 0
     tokens: int = 0
 
     def add(self, documents: int, tokens: int) -> None:
-        """Count more."""
+        """Add documents and tokens."""
         self.documents += documents
         self.tokens += tokens
 
@@ -39,18 +39,18 @@ class TagCounts:
     """Documents and tokens of a source by the value of one tag."""
 
     tag: str
-    """The column as known inside."""
+    """Inside name of the column."""
     by_value: dict[str, Counted] = field(default_factory=dict, init=False)
-    """By value, a text as it is and others as JSON has them; as many as are told apart."""
+    """Counts by value, with texts unchanged and other values in JSON; only the values that are counted separately."""
     others: Counted = field(default_factory=Counted, init=False)
-    """Of values beyond those."""
+    """Counts of all other values."""
 
     def add(self, tags: Mapping[str, Ragged], tokens_N: NDArray[np.int64]) -> None:
         """Count documents.
 
         Args:
-            tags: Tags of the first of them; where this one is not there, all have its default.
-            tokens_N: Tokens of each that are trained on; a document of none is not counted.
+            tags: Tags of the first documents; if this tag is missing, all have its default.
+            tokens_N: Trained tokens of each document; a document without any is not counted.
         """
         held = tags.get(self.tag, tokens_N)
         tokens_N = tokens_N[: len(held)]
@@ -58,7 +58,7 @@ class TagCounts:
         given_N, words = tokens_N > 0, found.words or ()
         codes_N = found.values_N[given_N]
         documents = np.bincount(codes_N, minlength=len(words))
-        # Summed as doubles, and exact: tokens of some thousand documents are far fewer than 2**53.
+        # Summed as doubles, but exact, because some thousand documents have far fewer than 2**53 tokens.
         tokens = np.bincount(codes_N, tokens_N[given_N], len(words)).astype(np.int64)
         for word, *counts in zip(words, documents.tolist(), tokens.tolist(), strict=True):
             if counts[0]:
@@ -77,32 +77,32 @@ class TagCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagShare:
-    """What was found of one value of a tag."""
+    """The share of one value of a tag."""
 
     value: str
     documents: int
-    """Of those looked at."""
+    """Number of surveyed documents with the value."""
     tokens: int
-    """Of these documents."""
+    """Tokens of these documents."""
     of_all: float
-    """Part of the tokens of the whole: of a run, as far as its sources are like what was looked at of them."""
+    """Share of all tokens; for a run, as far as its sources are like their surveyed parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagShares:
-    """What was found of a tag, over all sources."""
+    """The shares of a tag's values, over all sources."""
 
     name: str
     values: Sequence[TagShare]
-    """The largest part first."""
+    """Shares of the values, the largest first."""
     rest: float = 0.0
-    """Part of values beyond those that are told apart."""
+    """Share of the values that are not counted separately."""
 
     @classmethod
     def of(
         cls, name: str, found: Mapping[str, tuple[Counted, float]], *, rest: float = 0.0
     ) -> Self:
-        """Return the shares of values of which so much was found, and which part of the whole that is."""
+        """Return the shares of values, given the counts of each and its share of the whole."""
         values = [
             TagShare(value=value, documents=counted.documents, tokens=counted.tokens, of_all=part)
             for value, (counted, part) in found.items()
@@ -112,7 +112,7 @@ class TagShares:
 
 
 def tags_counted(columns: Iterable[str]) -> tuple[str, ...]:
-    """Return the tags among columns whose values are counted: of numbers with a fraction nearly each is another."""
+    """Return the tags whose values are counted; floating-point tags are left out, because nearly all values differ."""
     kinds = ((name, column_kind(name)) for name in columns)
     return tuple(name for name, kind in kinds if kind.is_tag and kind.dtype.kind != "f")
 
@@ -120,11 +120,11 @@ def tags_counted(columns: Iterable[str]) -> tuple[str, ...]:
 def shares_of_run(
     counts_S: Sequence[Sequence[TagCounts]], tokens_S: NDArray[np.float64]
 ) -> Iterator[TagShares]:
-    """Yield what was found of each tag.
+    """Yield the shares of each tag.
 
     Args:
-        counts_S: Of each source, tag by tag in one order.
-        tokens_S: Tokens that the run takes of each source.
+        counts_S: Counts of each source, with the tags in one order.
+        tokens_S: Tokens that the run takes from each source.
     """
     of_run_S = tokens_S / max(float(tokens_S.sum()), 1.0)
     for of_tag in zip(*counts_S, strict=True):
