@@ -1,1 +1,1 @@
-"""Data to try a mix with: a corpus of what this machine has installed, and drawn images."""
+"""Data to try a mix with: a corpus from texts of this machine's Python installation, and drawn images."""

@@ -1,10 +1,10 @@
-"""A small corpus of very different sources, made from the Python installation at hand.
+"""A small corpus of very different sources, made from the local Python installation.
 
-It needs no network and no data set, holds real text of real length distributions, and
-comes out the same every time on one installation. One source is tokenised beforehand.
+It needs no network and no data set, has real text with real distributions of lengths, and is the same each time on one
+installation. One source is tokenised in advance.
 
-Texts are what every installation holds: modules, functions, docstrings, notices, reference. Files are visited in
-the order of a digest of their paths, so that a small budget still takes from everywhere.
+The texts are modules, functions, docstrings, notices and the language reference, which every installation has. Files
+are visited in the order of a digest of their paths, so that even a small budget takes some from everywhere.
 """
 
 import ast
@@ -70,12 +70,12 @@ _SHORTEST_FUNCTION_LINES = 3
 _SHORTEST_DOCSTRING = 40
 
 Progress = Callable[[str, float], None]
-"""Told what is being done and which part of the whole is done, 0 to 1."""
+"""Receives the present activity and the completed share of the whole, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """One document and where it comes from."""
+    """One document, and its origin."""
 
     name: str
     """Path or qualified name."""
@@ -84,7 +84,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """Where to look."""
+    """A Python installation that texts are taken from."""
 
     stdlib: Path
     """Folder of the standard library."""
@@ -92,13 +92,13 @@ class Installation:
     """Folder of installed packages."""
 
     def modules(self) -> list[Path]:
-        """Return the standard library's modules but for its tests, in digest order."""
+        """Return the modules of the standard library without its tests, in digest order."""
         return _by_digest(_walk(self.stdlib, _OTHER_FOLDERS | _TEST_FOLDERS), self.stdlib)
 
     def long_modules(self) -> list[Path]:
-        """Return long modules, in digest order: the library's tests or, without those, packages'.
+        """Return long modules, in digest order: the library's tests or, if they are missing, modules of packages.
 
-        Some systems ship the tests apart from the library.
+        Some systems package the tests separately from the library.
         """
         places = (
             _walk(self.stdlib / "test", _OTHER_FOLDERS),
@@ -128,7 +128,7 @@ class Installation:
 
 
 def this_installation() -> Installation:
-    """Return the Python that runs this."""
+    """Return the installation of the running Python."""
     return Installation(stdlib=Path(get_path("stdlib")), site_packages=Path(get_path("purelib")))
 
 
@@ -177,7 +177,7 @@ def _gather(installation: Installation, size: int, tell: Progress) -> dict[str, 
     modules = installation.modules()
     texts = {"modules": texts_of(modules, budget["modules"])}
     tell("cutting functions", 0.1)
-    # From the far end: a function is seldom also in a module of the first source.
+    # From the far end, so that few functions are also in modules of the first source.
     texts["functions"], texts["docstrings"] = functions_and_docstrings(
         modules[::-1],
         function_bytes=budget["functions"],
@@ -191,7 +191,7 @@ def _gather(installation: Installation, size: int, tell: Progress) -> dict[str, 
 
 
 def _up_to(texts: Iterable[Text], budget_bytes: int) -> list[Text]:
-    """Take texts until they hold so many bytes; the last one may hold more."""
+    """Take texts up to a number of bytes, which the last text may exceed."""
     taken: list[Text] = []
     for text in texts:
         if budget_bytes <= 0:
@@ -219,7 +219,7 @@ def _write(
 
 
 def train_tokenizer(texts: dict[str, list[Text]], vocab_size: int) -> Library:
-    """Train on an even part of every source, so that no one kind of text decides the merges."""
+    """Train on an equal share of every source, so that no single kind of text decides the merges."""
     total = sum(len(text.text) for found in texts.values() for text in found)
     every = -(-total // _TRAINING_BYTES)
     library = Library(models.BPE())
@@ -230,7 +230,7 @@ def train_tokenizer(texts: dict[str, list[Text]], vocab_size: int) -> Library:
         trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[END_OF_DOCUMENT],
-            # Every byte, so that any text has tokens; sorted, for a set has another order in each process.
+            # Every byte, so that any text has tokens; sorted, because the order of a set differs between processes.
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         ),
@@ -304,13 +304,13 @@ def _write_lines(place: Path, texts: list[Text], suffix: str, shards: int) -> No
         if suffix == ".zst":
             data = zstandard.compress(data)
         elif suffix == ".gz":
-            # Without the time: the corpus is the same, byte for byte, whenever it is built.
+            # Without the time, so that the corpus is the same, byte for byte, whenever it is built.
             data = gzip.compress(data, mtime=0)
         (place / f"part-{i:03}.jsonl{suffix}").write_bytes(data)
 
 
 def texts_of(paths: list[Path], budget_bytes: int) -> list[Text]:
-    """Read files until they hold ``budget_bytes``; those that are not UTF-8 are passed over."""
+    """Read files up to ``budget_bytes``; files that are not UTF-8 are skipped."""
     held = ((path, _read(path)) for path in paths)
     return _up_to(
         (Text(name=path.name, text=text) for path, text in held if text.strip()), budget_bytes
@@ -320,7 +320,7 @@ def texts_of(paths: list[Path], budget_bytes: int) -> list[Text]:
 def functions_and_docstrings(
     paths: list[Path], *, function_bytes: int, docstring_bytes: int
 ) -> tuple[list[Text], list[Text]]:
-    """Cut modules into functions and docstrings until there are enough bytes of both."""
+    """Extract functions and docstrings from modules until there are enough bytes of both."""
     functions: list[Text] = []
     docstrings: list[Text] = []
     for path in paths:
@@ -352,14 +352,14 @@ def _docstring(node: ast.AST) -> str:
     if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return ""
     said = ast.get_docstring(node) or ""
-    # An escape for a lone surrogate makes a string that no format can hold.
+    # An escape for a lone surrogate makes a string that no format can store.
     writable = said.encode(errors="ignore").decode() == said
     return said if writable and len(said) >= _SHORTEST_DOCSTRING else ""
 
 
 def _parsed(source: str) -> ast.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # old modules hold escapes that newer Pythons warn of
+        warnings.simplefilter("ignore")  # old modules have escapes that newer Pythons warn of
         try:
             return ast.parse(source)
         except (SyntaxError, ValueError):
@@ -371,7 +371,7 @@ def _read(path: Path) -> str:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
-    # Tokenizers and viewers stumble over NUL; a few test modules hold it.
+    # Tokenizers and viewers fail at NUL, which a few test modules contain.
     return "" if "\0" in text else text
 
 

@@ -1,6 +1,6 @@
-"""A small corpus of drawn images with captions, the same on every machine: for documents, examples and tests.
+"""A small corpus of drawn images with captions, the same on every machine, for documentation, examples and tests.
 
-Sizes are heavy-tailed, as those of images from the web are: most are small, a few have a hundred times the pixels.
+Sizes are heavy-tailed, like those of images from the web: most are small, and a few have a hundred times the pixels.
 """
 
 import io
@@ -38,7 +38,7 @@ _TAIL = 1.2
 
 @dataclass(frozen=True, slots=True)
 class _DrawnSample:
-    """A caption, or a text with ``<image>`` where its images belong, and they as PNG."""
+    """A caption, or a text with ``<image>`` at the places of its images, and the images as PNG."""
 
     text: str
     images: tuple[bytes, ...]
@@ -82,10 +82,10 @@ def build_sample_images(
 def _drawn_samples(
     count: int, *, seed: int = 0, most: int = _MOST, images: int = 1
 ) -> Iterator[_DrawnSample]:
-    """Yield samples with up to ``images`` images each: with one, a caption without a marker; with more, a text."""
+    """Yield samples with up to ``images`` images each: with 1, a caption without a marker; with more, a text."""
     for i in range(count):
-        # By a text, which is hashed alike in every process. Each sample by its own number: a larger corpus begins with
-        # the samples of a smaller one.
+        # Seeded by a text, whose hash is the same in every process. Each sample depends on its own number, so that a
+        # larger corpus begins with the samples of a smaller one.
         random = Random(f"{seed}/{i}")  # noqa: S311 -- drawings, no secrets
         drawn = [_drawn(random, most) for _ in range(random.randint(1, images))]
         words = [caption for _, caption in drawn]
@@ -94,7 +94,7 @@ def _drawn_samples(
 
 
 def _drawn(random: Random, most: int) -> tuple[bytes, str]:
-    # Each side for itself, so that shapes differ too.
+    # Each side is drawn separately, so that shapes differ, too.
     width, height = (min(most, int(_LEAST * random.paretovariate(_TAIL))) for _ in range(2))
     image = Image.new("RGB", (width, height), (250, 248, 240))
     draw = ImageDraw.Draw(image)

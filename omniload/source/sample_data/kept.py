@@ -1,4 +1,4 @@
-"""A sample corpus that is kept: what it holds, and the marker in its folder that says so."""
+"""A stored sample corpus: its content, and the marker in its folder that describes it."""
 
 import errno
 import json
@@ -29,9 +29,9 @@ CORPUS_VERSION = 1
 END_OF_DOCUMENT = "<eos>"
 """Special token of the corpus' tokenizer."""
 MARKER = "corpus.json"
-"""File that says what a corpus holds; it is written last."""
+"""File that describes the content of a corpus; it is written last."""
 TOKENIZER = "tokenizer.json"
-"""Its tokenizer."""
+"""Name of the tokenizer's file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,45 +39,45 @@ class SampleSource:
     """One source of the corpus."""
 
     name: str
-    """Its name, and that of its folder."""
+    """Name of the source and of its folder."""
     config: dict[str, str]
-    """What a mix file in the corpus' folder says of it."""
+    """Entry of the source for a mix file in the corpus' folder."""
     records: int
-    """Documents."""
+    """Number of documents."""
     text_bytes: int
     """Bytes of their text."""
     stored_bytes: int
-    """Bytes of its files."""
+    """Bytes of the source's files."""
     tokens: int
-    """Tokens, with one end-of-document token a document."""
+    """Number of tokens, including one end-of-document token per document."""
     lengths_log2: tuple[int, ...]
     """Documents by length: entry ``i`` counts those of ``2**i`` to ``2**(i + 1) - 1`` tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleCorpus:
-    """What ``build_sample_corpus`` made or found."""
+    """The corpus that ``build_sample_corpus`` made or found."""
 
     folder: Path
-    """Where it lies; the sources' paths start here."""
+    """Folder of the corpus, which the sources' paths are relative to."""
     sources: tuple[SampleSource, ...]
-    """Its sources."""
+    """Sources of the corpus."""
     vocab_size: int
-    """Vocabulary of its tokenizer."""
+    """Vocabulary size of its tokenizer."""
     built: bool
-    """False when it was there already."""
+    """Whether the corpus was built by this call, not found."""
 
     @property
     def tokenizer(self) -> BpeTokenizer:
-        """What a mix file in the corpus' folder says of the tokenizer."""
+        """Entry of the tokenizer for a mix file in the corpus' folder."""
         return BpeTokenizer(type="bpe", path=TOKENIZER, end_of_document=END_OF_DOCUMENT)
 
 
 def existing(target: Path, size: int) -> SampleCorpus | None:
-    """Return the corpus in a folder; ``None`` where the folder is missing or empty.
+    """Return the corpus in a folder; ``None`` if the folder is missing or empty.
 
     Raises:
-        ConfigError: It holds something else, or a corpus of another version or size.
+        ConfigError: The folder has other files, or a corpus of another version or size.
     """
     # An empty folder was made for a corpus.
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
@@ -93,7 +93,7 @@ def existing(target: Path, size: int) -> SampleCorpus | None:
         )
     try:
         sources = tuple(
-            # A key that is missing or unknown is a ``TypeError``.
+            # A missing or unknown key raises ``TypeError``.
             SampleSource(**(source | {"lengths_log2": tuple(source["lengths_log2"])}))
             for source in marker["sources"]
         )
@@ -117,7 +117,7 @@ def _read_marker(path: Path) -> dict[str, Any]:
 
 
 def marker_of(corpus: SampleCorpus, size: int) -> str:
-    """Return what the marker of a corpus says."""
+    """Return the content of the marker of a corpus."""
     sources = [asdict(source) for source in corpus.sources]
     content = {
         "version": CORPUS_VERSION,
@@ -129,18 +129,18 @@ def marker_of(corpus: SampleCorpus, size: int) -> str:
 
 
 def unfinished_beside(target: Path) -> Path:
-    """Make an empty folder that can take the place of ``target``, which is empty or not there; return it.
+    """Make and return an empty folder that can replace ``target``, which is empty or missing.
 
     Raises:
-        ConfigError: No folder can take its place: it is a mount point, a link, or a folder of somebody else.
+        ConfigError: No folder can replace it, because it is a mount point, a link, or another user's folder.
     """
-    # Beside the target: from another disk it could not be renamed into place.
+    # Next to the target, because a folder of another disk could not be renamed into place.
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}.unfinished")
     unfinished.mkdir(parents=True)
     if not target.is_dir():
         return unfinished
     try:
-        # Tried before anything is built: what is mounted of the same file system looks like any other folder.
+        # Tried before anything is built, because a mount of the same file system looks like any other folder.
         os.replace(unfinished, target)  # noqa: PTH105 -- as at the end
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
@@ -158,12 +158,12 @@ def unfinished_beside(target: Path) -> Path:
 
 
 def put_in_place(unfinished: Path, target: Path, size: int) -> SampleCorpus | None:
-    """Rename the finished folder; return the corpus that somebody else put there meanwhile."""
+    """Rename the finished folder into place; return the corpus if another process has put one there meanwhile."""
     try:
-        os.replace(unfinished, target)  # noqa: PTH105 -- takes the place of an empty folder in one step
+        os.replace(unfinished, target)  # noqa: PTH105 -- replaces an empty folder in one step
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        # Somebody else was faster; theirs holds the same, or is told as something else.
+        # Another process was faster; its corpus is the same, or is reported as something else.
         return existing(target, size)
     return None
