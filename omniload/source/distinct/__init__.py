@@ -1,1 +1,1 @@
-"""Records that are not drawn again: those that equal an earlier one, found once and kept, and what others had drawn."""
+"""Records that are not drawn again: duplicates of earlier records, and records that another loader has drawn."""

@@ -1,9 +1,9 @@
-"""The records that another loader, or an earlier run, had drawn of a source in the epoch that it left: which they are.
+"""The records that another loader, or an earlier run, has drawn from a source in its last, unfinished epoch.
 
-An Arrow IPC file with two columns, ``shard`` (the name of a file, with as many of its folders as tell it from
-others) and ``record`` (its number there, from 0), and a version in the metadata of its schema. Whoever logged what
-another loader drew can write one; ``omniload mix import --state`` does for those whose order it knows, and
-``omniload mix drawn`` for a run.
+They are in an Arrow IPC file with two columns, ``shard`` (the name of a file, with as many of its folders as
+distinguish it from others) and ``record`` (its number in the file, from 0), and a version in the metadata of its
+schema. A user can write one from a log of another loader. ``omniload mix import --state`` writes it for loaders whose
+order it knows, and ``omniload mix drawn`` for a run.
 
 Shape suffixes:
     U  units of the source        N  records asked for        F  files of the source
@@ -54,19 +54,19 @@ _REMEDY = "let omniload mix import --state or omniload mix drawn write it, or wr
 
 
 class DrawnBefore:
-    """Tells which records another loader had drawn."""
+    """Finds the records that another loader has drawn."""
 
     def __init__(self, drawn: Bits, rows_U: NDArray[np.int64]) -> None:
         self.drawn = drawn
-        """Of each record of the source, in the order of its files, whether it was."""
+        """Whether each record of the source was drawn, in the order of its files."""
         self._begins_U = np.cumsum(rows_U) - rows_U
         self.records = drawn.total()
-        """How many they are."""
+        """Number of these records."""
         self.digest = hashlib.blake2b(drawn.packed.tobytes(), digest_size=6).hexdigest()
-        """Of which they are, whatever file says so."""
+        """Digest of these records, which does not depend on the file that names them."""
 
     def leaves(self, units_N: NDArray[np.int64], records_N: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell which records, each by its unit and its number there, were not drawn, ``[N]``."""
+        """Return which records, each given by its unit and its number there, were not drawn, ``[N]``."""
         at_N = self._begins_U[units_N] + records_N
         found = self.drawn.packed[at_N >> 3] >> (at_N & 7).astype(np.uint8)
         left_N: NDArray[np.bool_] = (found & 1) == 0
@@ -75,21 +75,21 @@ class DrawnBefore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnSoFar:
-    """The records that a run had drawn of a source, in the epoch that it is in."""
+    """The records that a run has drawn from a source, in the present epoch."""
 
     epoch: int
     """The epoch, from 0."""
     again: int
-    """Records of it that were begun, of which something is in no row yet: they count as not drawn."""
+    """Begun records of the epoch that are not completely in rows yet; they count as not drawn."""
     drawn: Bits
-    """Of each record of the source, in the order of its files, whether it was."""
+    """Whether each record of the source was drawn, in the order of its files."""
     names: tuple[str, ...]
-    """Files of the source, ``[F]``, each by a name that no other has."""
+    """Files of the source, ``[F]``, with unique names."""
     rows_F: NDArray[np.int64]
-    """Records of each."""
+    """Records of each file, ``[F]``."""
 
     def by_shard(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
-        """Yield each file of which records were drawn, and their numbers there."""
+        """Yield each file with drawn records, and the numbers of these records in it."""
         begin = 0
         for name, rows in zip(self.names, self.rows_F.tolist(), strict=True):
             if len(records_N := np.flatnonzero(self.drawn.between(begin, begin + rows))):
@@ -105,21 +105,21 @@ def drawn_so_far(
     cursor: Cursor,
     waiting: Iterable[int] = (),
 ) -> DrawnSoFar:
-    """Return the records that a run had drawn of a source, in the epoch that it is in.
+    """Return the records that a run has drawn from a source, in its present epoch.
 
-    Takes the time to lay out the order of that epoch, and one bit of memory for each record of the source. Of documents
-    that are joined, those of a unit are drawn together: one that is drawn in part counts as not drawn.
+    This takes the time to compute the order of the epoch, and one bit of memory per record of the source. If documents
+    are joined, the documents of a unit are drawn together, and a partly drawn unit counts as not drawn.
 
     Args:
         spec: The source.
-        units: Of its format.
+        units: Units of its format.
         files: Its shards.
-        cursor: Behind the sample that was drawn last; its position runs on over epochs.
-        waiting: Positions of which something was drawn and is in no row yet: their records count as not drawn. Of those
-            of an epoch before, that is one time for both: a first epoch has each record once.
+        cursor: Cursor after the sample that was drawn last; its position runs on over epochs.
+        waiting: Positions of samples that were drawn but are in no row yet; their records count as not drawn. A record
+            that waits from the previous epoch counts once for both epochs, because a first epoch has each record once.
 
     Raises:
-        ConfigError, UnavailableError: What it had left out itself cannot be read; see ``drawn_before``.
+        ConfigError, UnavailableError: The records that the run itself left out cannot be read; see ``drawn_before``.
     """
     order = Order(
         units.rows_U,
@@ -137,7 +137,7 @@ def drawn_so_far(
 
     before, sub, token = cursor
     if sub and not token and not spec.config.cuts_records:
-        before, sub = before + 1, 0  # behind the one sample of its record
+        before, sub = before + 1, 0  # after the only sample of its record
     epoch = before // order.positions_per_epoch
     bits = Bits.none(order.positions_per_epoch)
     for start in range(epoch * order.positions_per_epoch, before, _ROWS_AT_ONCE):
@@ -150,7 +150,7 @@ def drawn_so_far(
         for unit in _units_begun(order, before, held):
             bits.clear(begins_U[unit] + np.arange(units.rows_U[unit]))
     again = passed - bits.total() + bool(sub or token)
-    # Of a later epoch it left nothing out.
+    # In later epochs, the run left out nothing.
     if epoch == 0 and (own := drawn_before(spec, units, files)) is not None:
         bits = Bits(bits.packed | own.drawn.packed, bits.count)
     rows_F, names = units.records_F(len(files)), _names_apart([file.path for file in files])
@@ -158,7 +158,7 @@ def drawn_so_far(
 
 
 def _names_apart(paths: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of files, each with as many of its folders as tell it from the others, or whole."""
+    """Return the names of files, each with as many folders as distinguish it from the others, or the whole path."""
     parts = [_unzipped(path).split("/") for path in paths]
     names, left, depth = list(paths), list(range(len(paths))), 1
     while left:
@@ -167,31 +167,31 @@ def _names_apart(paths: Sequence[str]) -> tuple[str, ...]:
         for number in left:
             if times[ends[number]] == 1:
                 names[number] = "/".join(paths[number].split("/")[-depth:])
-        # A path that is the end of another's stays whole, and so do two that compression alone tells apart.
+        # A path that is the end of another stays whole, and so do two paths that only differ in compression.
         left = [n for n in left if times[ends[n]] > 1 and depth < len(parts[n])]
         depth += 1
     return tuple(names)
 
 
 def _units_begun(order: Order, before: int, waiting: Iterable[int]) -> set[int]:
-    """Return the units of which something may be missing: of the block under way, and those of what waits."""
+    """Return the units that may be incomplete: those of the present block, and those of waiting positions."""
     found = {int(order.locate(each, each + 1).units_N[0]) for each in waiting}
     (span,) = order.spans(before, before + 1)
-    # Rows of all units of a block are in one order.
+    # The rows of all units of a block have a common order.
     return found | set(order.block_of(span.epoch, span.block).units_U.tolist())
 
 
 def write_drawn(path: Path, shards: Iterable[tuple[str, NDArray[np.int64]]]) -> None:
-    """Write which records were drawn: each shard, and their numbers there.
+    """Write the drawn records: each shard, and the numbers of its records.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     out = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_file(out, _SCHEMA, options=options) as writer:
         for name, records_N in shards:
-            # In batches: whoever reads it holds one at a time.
+            # In batches, because a reader has one batch in memory at a time.
             for start in range(0, len(records_N), _ROWS_AT_ONCE):
                 some = np.asarray(records_N[start : start + _ROWS_AT_ONCE], np.int64)
                 columns = [pa.repeat(pa.scalar(name, pa.string()), len(some)), pa.array(some)]
@@ -202,18 +202,18 @@ def write_drawn(path: Path, shards: Iterable[tuple[str, NDArray[np.int64]]]) -> 
 def drawn_before(
     spec: SourceSpec, units: UnitTable, files: Sequence[ShardFile]
 ) -> DrawnBefore | None:
-    """Return the records that another loader had drawn; ``None`` where the source names no file of them.
+    """Return the records that another loader has drawn; ``None`` if the source names no file of them.
 
-    Takes one bit of memory for each record of the source.
+    This takes one bit of memory per record of the source.
 
     Args:
         spec: The source.
-        units: Of its format.
+        units: Units of its format.
         files: Its shards.
 
     Raises:
-        ConfigError: The file is none, of another version, or names shards or records that the source has not; or
-            it names every record.
+        ConfigError: The file is invalid, has another version, or names shards or records that the source lacks; or it
+            names every record.
         UnavailableError: The file system did not answer.
     """
     if spec.config.drawn_before is None:
@@ -252,7 +252,7 @@ def _bits_in(path: Path, where: str, shards: "_Shards", total: int) -> Bits:
             f"{where}: no such file; keep it beside the mix file as long as the run is resumed"
         ) from None
     except (pa.ArrowException, StateError, ValueError, OSError) as error:
-        # An ``OSError`` without a number is how Arrow tells damage.
+        # Arrow reports damage as an ``OSError`` without a number.
         if isinstance(error, OSError) and error.errno is not None:
             raise UnavailableError(f"{where}: cannot be read: {error}; try again") from error
         raise ConfigError(
@@ -271,7 +271,7 @@ def _require_ours(schema: pa.Schema, where: str) -> None:
     for field in _SCHEMA:
         at = schema.get_field_index(field.name)
         kind = None if at < 0 else schema.field(at).type
-        # Names of few shards are often written as a dictionary.
+        # The names of a few shards are often written as a dictionary.
         if kind is not None and pa.types.is_dictionary(kind):
             kind = kind.value_type
         if kind != field.type:
@@ -281,7 +281,7 @@ def _require_ours(schema: pa.Schema, where: str) -> None:
 
 
 class _Shards:
-    """The shards of a source by name, and the numbers of their records in it."""
+    """The shards of a source by name, and the numbers of their records in the source."""
 
     def __init__(self, paths: Sequence[str], rows_F: NDArray[np.int64], where: str) -> None:
         self._rows_F, self._where = rows_F, where
@@ -290,14 +290,14 @@ class _Shards:
         self._whole = {path: number for number, path in enumerate(paths)}
         for number, path in enumerate(paths):
             bare = _unzipped(path)
-            # By their own names: a list says as many of the folders before them as tell files apart.
+            # By their last part, because a list gives only as many folders as distinguish files.
             self._by_last.setdefault(bare.rpartition("/")[2], []).append((bare, number))
 
     def numbers_of(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """Return the number of each record among all of the source.
+        """Return the number of each record in the source.
 
         Raises:
-            ConfigError: A shard or a record is not there.
+            ConfigError: A shard or a record does not exist.
         """
         shard, record = batch.column("shard"), batch.column("record")
         if shard.null_count or record.null_count:
@@ -306,7 +306,7 @@ class _Shards:
             shard = shard.dictionary_encode()
         names = [str(name) for name in shard.dictionary.to_pylist()]
         chosen = shard.indices.to_numpy(zero_copy_only=False)
-        # Names are looked for once a batch, and not for each record.
+        # Names are looked up once per batch, not for each record.
         used, chosen_N = np.unique(chosen, return_inverse=True)
         files = np.array([self._number(names[at]) for at in used.tolist()], np.int64)
         files_N, records_N = files[chosen_N], record.to_numpy(zero_copy_only=False)
@@ -321,14 +321,14 @@ class _Shards:
         return numbers_N
 
     def _number(self, name: str) -> int:
-        # A file may be beside itself compressed.
+        # A file may exist both plain and compressed.
         if name in self._whole:
             return self._whole[name]
         bare = _unzipped(name[:_MOST_NAME])
         named = self._by_last.get(bare.rpartition("/")[2], ())
-        # Whole first: of ``a.jsonl`` and ``b/a.jsonl`` the name of one is the end of both.
+        # Whole paths first, because for ``a.jsonl`` and ``b/a.jsonl`` the name of the first is the end of both.
         alike = [number for path, number in named if path == bare]
-        # From a slash on: ``a-1`` is not the end of ``data-1``.
+        # From a slash on, because ``a-1`` is not the end of ``data-1``.
         alike = alike or [number for path, number in named if path.endswith(f"/{bare}")]
         if len(alike) != 1:
             raise ConfigError(
@@ -339,7 +339,7 @@ class _Shards:
 
 
 def _unzipped(path: str) -> str:
-    """Return a path without what says that the file is compressed: it may be there either way."""
+    """Return a path without the suffix for compression, because the file may be there in either form."""
     for suffix in _ZIPPED:
         if path.endswith(suffix) and len(path) > len(suffix):
             return path[: -len(suffix)]

@@ -1,16 +1,15 @@
-"""Which records are the first of their key, in bounded memory: what is over it lies in a file.
+"""Finds the first record of each key in bounded memory; keys over the limit are in a file.
 
-Keys are parted by their highest bits, so that equal ones meet in one part, and a part is small enough to
-be sorted::
+Keys are divided by their highest bits, so that equal keys are in one part, and each part is small enough to be sorted::
 
     add      buffer of keys and records ──full──▶ repeated ones out, sorted by part ──▶ one stretch of the file
     finish   part 0 of every stretch ──▶ first of each key ──▶ bits        part 1 ...
 
-A buffer holds a key once when it is written, so that a source of one document a billion times has small
-parts too.
+Repeated keys are removed from a buffer before it is written, so that a source with one document a billion times has
+small parts, too.
 
 Shape suffixes:
-    N  records at hand        B  records of one unit
+    N  records of a call        B  records of one unit
 """
 
 from contextlib import ExitStack
@@ -24,71 +23,71 @@ from numpy.typing import NDArray
 __all__ = ["KEY_BYTES", "Bits", "FirstSeen"]
 
 _BUFFER_RECORDS = 1 << 21
-"""Records held in memory: 32 MiB, and four times that while they are sorted. A part has half as many, about."""
+"""Records in memory: 32 MiB, and four times as much during a sort. A part has about half as many records."""
 
 _RECORD = np.dtype([("key", "<u8"), ("record", "<i8")])
 KEY_BYTES = _RECORD.itemsize
-"""What a record takes of the disk where there are more than fit into memory."""
+"""Bytes of a record on the disk if there are more records than fit into memory."""
 
 
 class Bits:
-    """A truth of each record of a source, eight to a byte, the lowest bit first."""
+    """A boolean for each record of a source, eight to a byte, the lowest bit first."""
 
     def __init__(self, packed: NDArray[np.uint8], count: int) -> None:
         self.packed, self.count = packed, count
 
     @classmethod
     def none(cls, count: int) -> Self:
-        """Return all false."""
+        """Return bits that are all false."""
         return cls(np.zeros((count + 7) // 8, np.uint8), count)
 
     def set(self, records_N: NDArray[np.int64]) -> None:
-        """Make some true."""
-        # ``at``: records that share a byte each count; by index the last alone would.
+        """Set the bits of some records to true."""
+        # ``at``, because with indexing only the last of several records in one byte would count.
         np.bitwise_or.at(
             self.packed, records_N >> 3, np.uint8(1) << (records_N & 7).astype(np.uint8)
         )
 
     def clear(self, records_N: NDArray[np.int64]) -> None:
-        """Make some false."""
+        """Set the bits of some records to false."""
         np.bitwise_and.at(
             self.packed, records_N >> 3, ~(np.uint8(1) << (records_N & 7).astype(np.uint8))
         )
 
     def between(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Return those of records ``start`` to before ``stop``, ``[B]``."""
+        """Return the bits of records ``start`` to ``stop``, exclusive, ``[B]``."""
         begin = start >> 3
         bits = np.unpackbits(self.packed[begin : (stop + 7) >> 3], bitorder="little")
         return bits[start - 8 * begin : stop - 8 * begin].astype(np.bool_)
 
     def total(self) -> int:
-        """Return how many are true."""
+        """Return the number of true bits."""
         return int(np.bitwise_count(self.packed).sum(dtype=np.int64))
 
 
 class FirstSeen:
-    """Takes in the keys of records, in any order, and says which record is the first of each key.
+    """Receives the keys of records in any order, and finds the record that is the first of each key.
 
-    A context manager: what was written is gone behind it.
+    It is a context manager, whose exit removes its file.
     """
 
     def __init__(
         self, records: int, *, folder: Path | None = None, buffer_records: int = _BUFFER_RECORDS
     ) -> None:
-        """Begin.
+        """Begin without keys.
 
         Args:
             records: Records of the source.
-            folder: Where keys over ``buffer_records`` lie meanwhile, 16 bytes a record; ``None`` for the system's.
-            buffer_records: Records held in memory.
+            folder: Folder for keys beyond ``buffer_records``, 16 bytes per record; ``None`` for the system's folder.
+            buffer_records: Records in memory.
         """
         self._records, self._folder, self._most = records, folder, buffer_records
-        # Of half a buffer: hashes spread evenly, and a part that is above the mean still fits.
+        # Parts have half a buffer on average: hashes spread evenly, and a part above the mean still fits.
         self._parts = max(1, -(-2 * records // buffer_records))
         self._held: list[NDArray[Any]] = []
         self._held_records = 0
         self._stretches: list[NDArray[np.int64]] = []
-        """Where each part of each stretch begins in the file, in records; and the end."""
+        """Start of each part of each stretch in the file, counted in records, followed by the end."""
         self._file: IO[bytes] | None = None
         self._written = 0
         self._closing = ExitStack()
@@ -100,14 +99,14 @@ class FirstSeen:
         self._closing.close()
 
     def add(self, keys_N: NDArray[np.uint64], records_N: NDArray[np.int64]) -> None:
-        """Take in some records by their keys.
+        """Add some records, by their keys.
 
         Raises:
-            OSError: They cannot be written.
+            OSError: The keys cannot be written.
         """
         entries = np.empty(len(keys_N), _RECORD)
         entries["key"], entries["record"] = keys_N, records_N
-        # A unit may hold more than a buffer.
+        # A unit may have more records than a buffer.
         for start in range(0, len(entries), self._most):
             some = entries[start : start + self._most]
             self._held.append(some)
@@ -119,7 +118,7 @@ class FirstSeen:
         """Return which records are the first of their key.
 
         Raises:
-            OSError: What was written cannot be read.
+            OSError: The file cannot be read.
         """
         first = Bits.none(self._records)
         if self._file is None:
@@ -140,8 +139,8 @@ class FirstSeen:
         return entries
 
     def _write(self) -> None:
-        """Put what is held behind what is in the file; keys in order, and so the parts."""
-        # Repeated keys go before they are written: they would all meet in one part.
+        """Append the buffer to the file, sorted by key, and thus by part."""
+        # Repeated keys are removed before writing, because they would all be in one part.
         entries = _firsts(self._taken())
         if self._file is None:
             file = TemporaryFile(dir=self._folder)  # noqa: SIM115 -- closed with this object
@@ -154,14 +153,14 @@ class FirstSeen:
 
     def _read(self, start: int, stop: int) -> NDArray[Any]:
         assert self._file is not None, "something was written"
-        # It flushes, too: numpy reads from the descriptor, past Python's buffer.
+        # This also flushes, because numpy reads from the descriptor, past Python's buffer.
         self._file.seek(start * _RECORD.itemsize)
         return np.fromfile(self._file, _RECORD, stop - start)
 
 
 def _firsts(entries: NDArray[Any]) -> NDArray[Any]:
-    """Return the entries whose record is the least of those of their key, by key."""
-    # By the record among equal keys: the least comes first in the order of the files.
+    """Return the entry with the least record of each key, sorted by key."""
+    # By record among equal keys, so that the first record in the order of the files comes first.
     entries = entries[np.lexsort((entries["record"], entries["key"]))]
     first_N = np.ones(len(entries), np.bool_)
     first_N[1:] = entries["key"][1:] != entries["key"][:-1]

@@ -1,10 +1,9 @@
-"""Which records of a source become samples: those of its split, and those that no earlier one equals.
+"""The records of a source that become samples: those of its split, and those that equal no earlier record.
 
-The second are found by reading the source once, and kept beside its index.
+Duplicates are found by reading the source once, and the result is kept with its index.
 
-What is kept holds while the shards are those that were read and the source is declared as it was; else it is
-found anew, and so it is where the file is damaged. It says nothing that the data does not: who has lost
-it draws the same samples.
+The result is valid while the shards and the declaration of the source are unchanged. Otherwise, or if its file is
+damaged, it is computed again. It follows from the data alone, so losing it does not change the samples.
 
 Shape suffixes:
     U  units        B  records of one unit
@@ -42,12 +41,12 @@ from omniload.source.spec import SourceSpec
 __all__ = ["DISTINCT_VERSION", "DistinctRecords", "RecordRules", "distinct_records"]
 
 DISTINCT_VERSION = 1
-"""Version of the kept file, in the metadata of its schema; another version is found anew."""
+"""Version of the kept file, in the metadata of its schema; a file of another version is replaced."""
 _NOT_DECISIVE = {
     *("tags", "shuffle", "on_error", "splits", "split"),
     *("max_repetition", "max_fraction", "overlong", "pack", "drawn_before"),
 }
-"""Keys of a source that change nothing about which records equal each other."""
+"""Keys of a source that do not affect which records are equal."""
 _VERSION, _OF = b"omniload.distinct", b"of"
 _FIRST = "first"
 _SAID_EVERY_S = 10.0
@@ -55,7 +54,7 @@ _log = get_logger(__name__)
 
 
 class DistinctRecords:
-    """Tells which records of a unit are the first of their key in the source, in the order of its files."""
+    """Finds the records of a unit that are the first of their key in the source, in the order of its files."""
 
     def __init__(self, first: Bits, rows_U: NDArray[np.int64]) -> None:
         self._first = first
@@ -63,13 +62,13 @@ class DistinctRecords:
         self._rows_U = rows_U
 
     def of_unit(self, unit: int) -> NDArray[np.bool_]:
-        """Return which records of a unit are, ``[B]``."""
+        """Return which records of a unit are the first of their key, ``[B]``."""
         begin = int(self._begins_U[unit])
         return self._first.between(begin, begin + int(self._rows_U[unit]))
 
 
 def _keys_by(records: Records, by: str) -> NDArray[np.uint64]:
-    """Return the key of each record of a unit: of what the source names as its key, or of all that it holds."""
+    """Return the key of each record of a unit: of the key that the source names, or of its whole content."""
     if by == "key":
         assert records.keys_B is not None, "the source names a key"
         return records.keys_B
@@ -77,7 +76,7 @@ def _keys_by(records: Records, by: str) -> NDArray[np.uint64]:
     images = records.others.get(ENCODED)
     if images is None:
         return keys_B
-    # Of both hashes one: a caption beside two images is two records.
+    # One hash of both hashes, because the same caption with two images makes two records.
     both = np.stack((keys_B, content_keys(images)), axis=1).reshape(-1)
     return content_keys(Ragged(values_V=both, offsets=np.arange(len(keys_B) + 1) * 2))
 
@@ -85,18 +84,18 @@ def _keys_by(records: Records, by: str) -> NDArray[np.uint64]:
 def distinct_records(
     spec: SourceSpec, record_format: Format, files: Sequence[ShardFile]
 ) -> DistinctRecords | None:
-    """Return the records that no earlier one equals; ``None`` where the source asks for all.
+    """Return the records that equal no earlier record; ``None`` if the source asks for all records.
 
-    Reads the whole source where nothing is kept: for each record 1 bit of memory and 16 bytes of disk in the
-    folder of the index, and some 100 MiB of memory whatever its size.
+    This reads the whole source if no result is kept. It takes 1 bit of memory and 16 bytes of disk in the folder of the
+    index per record, and some 100 MiB of memory in any case.
 
     Args:
-        spec: The source; what is found is kept with its index.
-        record_format: Reads it.
+        spec: The source; the result is kept with its index.
+        record_format: Format that reads the source.
         files: Its shards.
 
     Raises:
-        IntegrityError: A shard is cut short or corrupt.
+        IntegrityError: A shard is truncated or corrupt.
         UnavailableError: A store did not answer, or the folder of the index has no room for the keys.
     """
     if spec.config.dedupe is None:
@@ -116,9 +115,9 @@ def distinct_records(
 def _found(
     name: str, by: str, record_format: Format, rows_U: NDArray[np.int64], path: Path | None
 ) -> Bits:
-    """Read the source, and say now and then how far that is."""
+    """Read the source, and log the progress now and then."""
     folder = None
-    # Beside the index, on a disk that was chosen for it: the system's folder may be of memory.
+    # Next to the index, whose disk was chosen for this; the system's folder may be in memory.
     if path is not None and path.parent.is_dir():
         folder = path.parent
     total, begin, said_s = int(rows_U.sum()), 0, time.monotonic()
@@ -128,7 +127,7 @@ def _found(
             if not rows:
                 continue
             records = record_format.read_unit(unit)
-            # One that cannot be drawn must not hide one that can.
+            # A record that cannot be drawn must not hide an equal one that can.
             usable = np.flatnonzero(records.usable_B)
             seen.add(_keys_by(records, by)[usable], begin + usable)
             begin += rows
@@ -144,13 +143,13 @@ def _writing_keys(name: str, records: int, folder: Path | None) -> str:
 
 
 def _digest(config: SourceConfig, files: Sequence[ShardFile], contents_F: Sequence[str]) -> str:
-    """Return a digest of what decides which records equal each other: the shards, and how they are read."""
+    """Return a digest of everything that decides which records are equal: the shards, and how they are read."""
     declared = config.model_dump(mode="json", exclude=_NOT_DECISIVE)
-    # By ``repr`` below: a name that is not UTF-8 is no text to orjson.
+    # With ``repr`` below, because a name that is not UTF-8 is no text to orjson.
     shards = [list(key_of_file(file)) for file in files]
     decisive = [declared, repr(shards)]
-    # Of the same bytes another version of a reader makes other records, as releases before did of a marked text: what
-    # is said of a content says so.
+    # From the same bytes, another version of a reader makes other records, as earlier releases did for a text with a
+    # mark. The digest of the content includes this version.
     if isinstance(config, RegisteredSource | TextSource):
         decisive.append(list(contents_F))
     said = orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)
@@ -158,7 +157,7 @@ def _digest(config: SourceConfig, files: Sequence[ShardFile], contents_F: Sequen
 
 
 def _kept(path: Path, of: str, records: int) -> Bits | None:
-    """Return what is kept; ``None`` where nothing is, or nothing that can be used."""
+    """Return the kept result; ``None`` if there is none, or none that can be used."""
     try:
         with open_file(path) as opened, pa.ipc.open_file(opened.read()) as stored:
             wanted = {_VERSION: str(DISTINCT_VERSION).encode(), _OF: of.encode()}
@@ -169,7 +168,7 @@ def _kept(path: Path, of: str, records: int) -> Bits | None:
         column = table[_FIRST].combine_chunks()
         if column.type != pa.bool_() or len(column) != records or column.null_count:
             return None
-        # Packed anew: Arrow's may begin inside a byte.
+        # Packed again, because Arrow's bits may begin inside a byte.
         return Bits(np.packbits(column.to_numpy(zero_copy_only=False), bitorder="little"), records)
     except FileNotFoundError:
         pass
@@ -179,11 +178,11 @@ def _kept(path: Path, of: str, records: int) -> Bits | None:
 
 
 def _keep(path: Path, of: str, first: Bits) -> None:
-    """Write it whole or not at all; a run does not fail for want of it."""
+    """Write the file completely or not at all; a failure does not stop the run."""
     metadata = {_VERSION: str(DISTINCT_VERSION).encode(), _OF: of.encode()}
     schema = pa.schema([(_FIRST, pa.bool_())], metadata=metadata)
     buffers = [None, pa.py_buffer(first.packed)]
-    # Arrow packs truths as ``Bits`` does, the lowest bit first.
+    # Arrow packs booleans like ``Bits``, with the lowest bit first.
     column = pa.Array.from_buffers(pa.bool_(), first.count, buffers)
     out = pa.BufferOutputStream()
     with pa.ipc.new_file(out, schema) as stored:
@@ -193,18 +192,18 @@ def _keep(path: Path, of: str, first: Bits) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRules:
-    """Which records become samples."""
+    """Rules for the records that become samples."""
 
     on_error: OnError = field(default_factory=OnError)
-    """What happens to one that cannot be decoded."""
+    """Treatment of records that cannot be decoded."""
     splits: Mapping[str, float] = field(default_factory=dict)
     """Splits of the source."""
     split: str = TRAIN
-    """The split that is drawn of it."""
+    """Split that is drawn from the source."""
     distinct: DistinctRecords | None = None
-    """The records that no earlier one equals, where those alone are drawn."""
+    """Records that equal no earlier record, if only those are drawn."""
     drawn_before: DrawnBefore | None = None
-    """The records that the first epoch leaves out, where another loader had drawn any."""
+    """Records that the first epoch leaves out, if another loader has drawn any."""
 
     def leaves(
         self,
@@ -212,18 +211,18 @@ class RecordRules:
         rows: Rows,
         places_of: Callable[[NDArray[np.int64]], tuple[NDArray[np.int64], NDArray[np.int64]]],
     ) -> NDArray[np.bool_] | np.bool_:
-        """Tell which records of an epoch another loader had not drawn; ``places_of`` says units and numbers there."""
-        # It left off within the first one; those behind it are whole.
+        """Return which records of an epoch another loader has not drawn; ``places_of`` gives units and numbers."""
+        # The other loader stopped within the first epoch; later epochs are complete.
         if epoch or self.drawn_before is None:
             return np.True_
         return self.drawn_before.leaves(*places_of(numbers_of(rows)))
 
     def drawn_of(self, unit: int, records: Records) -> NDArray[np.bool_] | None:
-        """Tell which records of a unit the split has, and conditions and earlier records leave in; ``None`` for all."""
+        """Return which records of a unit pass the split, the conditions and deduplication; ``None`` for all."""
         rules = [] if records.kept_B is None else [records.kept_B]
         if self.distinct is not None:
             rules.append(self.distinct.of_unit(unit))
-        # Splits come last: a document of one must not have its equal in another.
+        # Splits come last, because equal documents must not be in different splits.
         if self.splits:
             keys_B = content_keys(records.column) if records.keys_B is None else records.keys_B
             rules.append(in_split(keys_B, self.splits, self.split))
