@@ -171,7 +171,7 @@ class Pieces:
             views = pa.concat_arrays([each.cast(pa.binary_view()) for each in self._columns])
             _, each, *self._viewed_in = views.buffers()
             self._views_N = np.frombuffer(each, np.complex128, len(views))
-            # The views include the lengths, and ``lengths_bytes_N`` looks for the columns first.
+            # Cleared after the views are set: another thread reads lengths from the columns or, without them, views.
             self._columns = None
         taken_N = self._views_N[numbers_of(rows)]
         return pa.Array.from_buffers(

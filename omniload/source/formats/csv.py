@@ -116,8 +116,8 @@ class CsvFormat(IndexedFormat):
             columns = self._columns(data, self._names)
         except pa.ArrowInvalid:
             # A row has too many or too few fields. Arrow passes such a row to a handler as text, and drops it. As
-            # Latin-1, any bytes are text, and commas, quotes and newlines keep their meaning. Arrow then recognises no
-            # byte-order mark and no names beyond ASCII, so both are treated here.
+            # Latin-1, any bytes are text, and commas, quotes and newlines keep their meaning. Arrow then knows no mark
+            # and no names beyond ASCII, so the mark is removed above and the names are converted.
             def note(row: csv.InvalidRow) -> str:
                 at = row.number - 2  # from 1, and the header counts as a row
                 bad[at] = f"has {row.actual_columns} fields, not {row.expected_columns}"

@@ -92,7 +92,7 @@ class SharedDirectory(CopyFolder):
         """Raise an error for a directory that others may write, or that has other files: its files are removed freely.
 
         Raises:
-            ConfigError: The directory is such a one.
+            ConfigError: Others may write the directory, or it has other files.
             OSError: The directory cannot be checked; ``FileNotFoundError`` if it does not exist.
         """
         status = self.root.stat()
@@ -297,8 +297,7 @@ class SharedDirectory(CopyFolder):
                     if self._look_at(name) is None:
                         self._remove(name)
                 now = accounts.noted(account)
-                # No copy leaves while the order is locked, so the earlier account is at most too high by the
-                # difference.
+                # No copy leaves while the order is locked, so an earlier account above the counted sum was too high.
                 if before is not None and now is not None and stamp == os.fstat(order).st_mtime_ns:
                     accounts.note(account, now - max(0, before - sum(size for _, _, size in whole)))
             self._leaving.find((name, used_ns) for used_ns, name, _ in whole)

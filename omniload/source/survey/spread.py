@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 __all__ = ["Differences", "Spread", "evenly", "unevenness"]
 
 _PLACES = 3
-"""Least places, and records per place, for a statement about their differences."""
+"""Fewest places, and records per place, for a statement about their differences."""
 _RECORDS = 32
-"""Least records for a statement about an order."""
+"""Fewest records for a statement about an order."""
 _ALIKE = 0.01
 """Least variance of the logarithm of lengths; below it, all records count as equally long."""
 _UNITS = 8
-"""Least units for a statement about their sizes; with fewer, one long document would decide."""
+"""Fewest units for a statement about their sizes; with fewer, one long document would decide."""
 _CHANCE = 6.0
 """Most standard errors of a unit's mean by which two units differ without any order."""
 _NEIGHBOURS = 0.6
-"""Most difference between neighbours, relative to all units, in an ordered source. Without an order the ratio is
+"""Largest difference between neighbours, relative to all units, in an ordered source. Without an order the ratio is
 about 1, even if rare documents, perhaps none of the first records, make some units long."""
 
 
@@ -37,9 +37,9 @@ class Differences:
     units: int
     """Number of units."""
     between: float = 0.0
-    """As ``Spread.between``."""
+    """Value of ``Spread.between``."""
     along: float = 0.0
-    """As ``Spread.along``."""
+    """Value of ``Spread.along``."""
     times: float = 1.0
     """Result of ``unevenness``."""
 

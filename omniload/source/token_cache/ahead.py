@@ -23,7 +23,7 @@ _NONE = np.empty(0, np.int64)
 _LONGEST = 16
 """Most units of a stretch: with 4 MiB of text each, they take a core half a minute."""
 _TURNS = 64
-"""Least stretches of each share of a source, if it has as many units."""
+"""Fewest stretches of each share of a source, if it has as many units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,7 @@ def concatenated(samples: Samples, config: ConcatTransform) -> tuple[Samples, ND
     offsets = samples.tokens.offsets
     begin, stop = int(offsets[0]), int(offsets[-1])
     bounds = np.append(np.arange(begin, stop, config.tokens), stop)
-    # From the right, because of documents that begin at the same place, all but the last are empty.
+    # From the right: among documents that begin at the same place, all but the last are empty.
     owners_Q = np.searchsorted(offsets, bounds[:-1], side="right") - 1
 
     def cut(column: Ragged) -> Ragged:
@@ -97,7 +97,7 @@ def concatenated(samples: Samples, config: ConcatTransform) -> tuple[Samples, ND
 
     others = {name: cut(column) for name, column in samples.others.items()}
     if config.documents == "apart":
-        # Of documents that begin at the same place, all but one are empty.
+        # Among documents that begin at the same place, all but one are empty.
         starts = np.unique(offsets[:-1][samples.tokens.lengths_N > 0]) - begin
         others[DOCUMENT_STARTS] = starts_in(starts, bounds - begin)
         if (mask := others.get(LOSS_MASK)) is not None and mask.values_V[starts].any():
