@@ -38,7 +38,7 @@ FOLDER = Path(__file__).parents[1] / "docs/reference"
 
 _GENERATED = "<!-- Written by scripts/generate_reference.py; edit the models and commands, not this page. -->"
 _HELP_WIDTH = 96
-_TAG_MEANING = "Which kind this is."
+_TAG_MEANING = "Selects this kind."
 
 _PLAIN: Mapping[type, str] = {
     bool: "`true` or `false`",
@@ -57,11 +57,11 @@ _QUANTITIES = """## Quantities
 
 | kind | written as | suffixes |
 | --- | --- | --- |
-| count | `16384`, `16Ki`, `512k`, `1.5T` | `Ki` to `Ti`: powers of 1024; `k`, `M`, `G` or `B`, `T`: of 1000 |
+| count | `16384`, `16Ki`, `512k`, `1.5T` | `Ki` to `Ti`: powers of 1024; `k`, `M`, `G` or `B`, `T`: powers of 1000 |
 | size | `4MiB`, `64MB` | `KiB` to `TiB`: powers of 1024; `kB` to `TB`: powers of 1000 |
 | duration | `30s`, `250ms` | `ms`, `s`, `m` or `min`, `h`, `d`; a bare number is seconds |
 
-No count is above 2^53, no size above 2^60 bytes and no duration above 2 billion seconds.
+The largest count is 2^53, the largest size 2^60 bytes, and the longest duration 2 billion seconds.
 """
 
 _OF_QUANTITIES = {1 << 53, 1 << 60, 2e9}
@@ -69,9 +69,10 @@ _OF_QUANTITIES = {1 << 53, 1 << 60, 2e9}
 
 _MIX_INTRO = """# Mix file
 
-What is drawn, how it is packed, and how a step is dealt. One file serves any number of ranks. Relative paths start at
-the folder of the file. Unknown keys are refused. Every fault is reported at once as `file:line: key: reason`;
-those of several keys together once each key is right.
+The mix file says which samples a run draws, how they are packed into rows, and how each step is dealt to ranks. One
+file serves any number of ranks. Relative paths start at the folder of the file. Unknown keys are refused. All faults
+are reported together, as `file:line: key: reason`. Rules that span several keys are checked once each key is valid by
+itself.
 
 ```yaml
 version: 1
@@ -98,21 +99,22 @@ Rules that span keys:
 - `batch.tokens` and `batch.micro_tokens` are multiples of `pack.length`. `16Ki` is 16,384;
   `16k` is 16,000, which is no multiple of 1,024.
 - Every weight names a declared source, and every source has a weight above 0 in some stage.
-- In a file of `version: 2` a name among the weights may stand for a group: `weight` beside its neighbours, `of` its
-  sources and groups with their weights, and a `temperature` that evens those out (`weight ** (1 / temperature)`).
-- The first stage starts at step 0 without a ramp; a later one starts after the ramp of the stage before it has ended.
-- Text needs a `tokenizer`; a mix of token columns alone needs none.
-- A step has at least one row for every data-parallel rank; with context parallelism `pack.length` is a multiple of
+- In a file of `version: 2`, a name among the weights may stand for a group. The group has a `weight` relative to its
+  neighbours, and `of` lists its sources and groups with their weights. Its `temperature` evens out the weights in `of`
+  (`weight ** (1 / temperature)`).
+- The first stage starts at step 0 without a ramp. A later stage starts after the ramp of the stage before it has ended.
+- Text needs a `tokenizer`. A mix of token columns alone needs none.
+- A step has at least one row for every data-parallel rank. With context parallelism, `pack.length` is a multiple of
   `2 * cp`.
-- `sources`, `splits`, `mix`, `pack`, `batch.tokens`, `seed` and the tokenizer decide what is trained on, so they must
-  not change when a run is resumed; nor must the records that `drawn_before` names. `batch.micro_tokens`,
-  `batch.pipeline`, `balance`, `runtime`, `tags` and `on_error` may.
+- `sources`, `splits`, `mix`, `pack`, `batch.tokens`, `seed` and the tokenizer decide which samples are trained on.
+  Therefore they must not change when a run is resumed, and neither must the records that `drawn_before` names.
+  `batch.micro_tokens`, `batch.pipeline`, `balance`, `runtime`, `tags` and `on_error` may change.
 """
 
 _TRAIN_INTRO = """# Training file
 
-One run of the included trainer: `omniload train run FILE`. Relative paths start at the folder of the file. Unknown keys
-are refused. Every fault is reported at once as `file:line: key: reason`.
+The training file describes one run of the included trainer: `omniload train run FILE`. Relative paths start at the
+folder of the file. Unknown keys are refused. All faults are reported together, as `file:line: key: reason`.
 
 ```yaml
 version: 1
@@ -128,15 +130,15 @@ run_dir: run
 Rules that span keys:
 
 - `optimizer.warmup_steps` is at most `steps`.
-- `vocab_size` is needed where the mix has no tokenizer, and is never below the tokenizer's.
-- The model must not change when a run is resumed; `parallel` may.
+- `vocab_size` is required if the mix has no tokenizer. It must not be below the size of the tokenizer's vocabulary.
+- The model must not change when a run is resumed; `parallel` may change.
 """
 
 _STEER_INTRO = """# Steering file
 
-A policy that moves the weights of a run while it goes on: `omniload mix steer RUN FILE`
+The steering file declares a policy that moves the weights of a run while it goes on: `omniload mix steer RUN FILE`
 ([how](../how-to/running/steer.md)).
-Unknown keys are refused. Every fault is reported at once as `file:line: key: reason`.
+Unknown keys are refused. All faults are reported together, as `file:line: key: reason`.
 
 ```yaml
 version: 1
@@ -146,25 +148,25 @@ policy: {type: loss, rate: 0.1, reference: {web: 2.4, code: 1.1}}
 
 Rules that span keys:
 
-- `to_step` of a temperature is behind `from_step`.
-- A source whose share is 0 stays without; `max_fraction` of the mix file, of groups too, holds whatever a policy wants.
+- `to_step` of a temperature is after its `from_step`.
+- A source whose share is 0 keeps that share. `max_fraction` in the mix file, also of groups, limits every policy.
 """
 
 _CLI_INTRO = """# Commands
 
-`omniload NOUN VERB`. Results go to standard output, faults to standard error. A verb means the same under every noun:
-**check** (valid? no side effects), **plan** (dry run), **show** (print), **preview** (a few real items), **run**,
-**verify**, **audit**, **bench**, **mount** and **umount**, **save** and **restore**, **prefetch** and **drop** (fill
-and empty caches).
+Commands have the form `omniload NOUN VERB`. Results go to standard output, faults to standard error. A verb means the
+same under every noun: **check** (is it valid? no side effects), **plan** (dry run), **show** (print), **preview** (a
+few real items), **run**, **verify**, **audit**, **bench**, **mount** and **umount**, **save** and **restore**,
+**prefetch** and **drop** (fill and empty caches).
 
 | exit code | means | what to do |
 | --- | --- | --- |
 | 0 | done | |
-| 1 | a fault of ours | report it |
-| 2 | configuration or command line | fix what the message names |
+| 1 | a bug in omniload | report it |
+| 2 | a fault in the configuration or the command line | fix what the message names |
 | 3 | unavailable: a store or a process did not answer | try again |
-| 4 | state: what was saved does not fit | resume with what it was saved with, or start a new run |
-| 5 | integrity: bytes or samples are not what was promised | replace the file, or use an earlier checkpoint |
+| 4 | state: the saved state does not fit | resume with the files and settings it was saved with, or start a new run |
+| 5 | integrity: bytes or samples are damaged or have changed | replace the file, or use an earlier checkpoint |
 | 130 | interrupted | |
 """
 

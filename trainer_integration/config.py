@@ -31,23 +31,23 @@ _LARGEST_TOKENS = 1 << 53
 
 
 class ParallelConfig(StrictModel):
-    """Ranks along each axis."""
+    """Number of ranks along each axis."""
 
     dp: int = Field(default=1, ge=1, le=65_536)
-    """Data-parallel ranks: each trains on its own microbatches, gradients are summed."""
+    """Data-parallel ranks. Each trains on its own microbatches, and gradients are summed."""
     sp: int = Field(default=1, ge=1, le=1024)
     """Ranks that share the tokens (sequence parallelism) and the experts (expert parallelism) of every layer."""
     fsdp: bool = False
-    """Shard parameters, gradients and optimiser state over the data-parallel ranks: each keeps 1 of ``dp`` parts, and
-    gathers a layer when it computes it."""
+    """Shard parameters, gradients and optimiser state over the data-parallel ranks. Each rank keeps one of ``dp``
+    parts, and gathers a layer to compute it."""
     pp: Literal[1] = 1
-    """Pipeline stages: reserved."""
+    """Reserved for pipeline stages."""
     transport: Literal["auto", "a2a", "ag_rs"] = "auto"
-    """How tokens come to experts of other ranks: each row alone (``a2a``), or all tokens to all (``ag_rs``).
-    ``auto`` takes the latter where a token has more experts than ``sp``, or than ``crossover`` says."""
+    """How tokens reach experts on other ranks: ``a2a`` sends each row to its experts, ``ag_rs`` sends all tokens to all
+    ranks. ``auto`` uses ``ag_rs`` if a token has more experts than ``sp``, or than ``crossover`` says."""
     crossover: Annotated[int, Field(ge=0, le=4096)] | str | None = None
-    """Most experts of a token up to which ``a2a`` is the faster, or the file that ``omniload train crossover``
-    measured it into."""
+    """Largest number of experts per token for which ``a2a`` is faster, or the file in which
+    ``omniload train crossover`` saved its measurement."""
 
     @property
     def num_ranks(self) -> int:
@@ -61,32 +61,32 @@ class ParallelConfig(StrictModel):
 
 
 class OptimizerConfig(StrictModel):
-    """AdamW with linear warm-up, then a schedule down to a share of the peak."""
+    """AdamW with linear warm-up, then a schedule that lowers the learning rate to a fraction of its peak."""
 
     lr: float = Field(default=1e-3, gt=0, le=1e6, allow_inf_nan=False)
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
-    """After warm-up: down by a cosine, in a straight line, not at all, or (warmup-stable-decay) in a straight
-    line over the last ``decay_steps``."""
+    """After warm-up: ``cosine`` decays by a cosine, ``linear`` in a straight line, ``constant`` not at all, and ``wsd``
+    (warmup-stable-decay) in a straight line over the last ``decay_steps``."""
     decay_steps: int | None = Field(default=None, ge=1, le=LARGEST_STEP)
-    """Of ``wsd``; default: a tenth of the run."""
+    """For ``wsd``. Default: a tenth of the run."""
     final_lr_ratio: float = Field(default=0.1, ge=0, le=1)
-    """Learning rate of the last step over the peak."""
+    """Learning rate of the last step divided by the peak."""
     warmup_steps: int = Field(default=10, ge=0, le=LARGEST_STEP)
     """Steps over which the learning rate grows to its peak."""
     total_tokens: int | None = Field(default=None, ge=1, le=_LARGEST_TOKENS)
-    """Tokens over which the schedule runs, in place of ``steps``: it then goes by ``warmup_tokens`` and
-    ``decay_tokens``, and ``warmup_steps`` and ``decay_steps`` mean nothing."""
+    """Tokens over which the schedule runs, in place of ``steps``. The schedule then uses ``warmup_tokens`` and
+    ``decay_tokens``, and ignores ``warmup_steps`` and ``decay_steps``."""
     warmup_tokens: int = Field(default=0, ge=0, le=_LARGEST_TOKENS)
-    """Tokens over which the learning rate grows to its peak; with ``total_tokens``."""
+    """With ``total_tokens``: tokens over which the learning rate grows to its peak."""
     decay_tokens: int | None = Field(default=None, ge=1, le=_LARGEST_TOKENS)
-    """Of ``wsd``; default: a tenth of ``total_tokens``."""
+    """For ``wsd``. Default: a tenth of ``total_tokens``."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Decay of the averages of gradients and of their squares."""
+    """Decay rates of the averages of gradients and of their squares."""
     weight_decay: float = Field(default=0.1, ge=0, le=1e6, allow_inf_nan=False)
-    """Decay of matrices; norm weights have none."""
+    """Weight decay of matrices; weights of norms have none."""
     clip_norm: float = Field(default=1.0, gt=0)
-    """Longest gradient, over all parameters; ``.inf`` never clips."""
+    """Largest gradient norm, over all parameters; ``.inf`` never clips."""
 
     @model_validator(mode="after")
     def _betas_decay(self) -> Self:
@@ -116,28 +116,29 @@ class OptimizerConfig(StrictModel):
 
 
 class SpikeGuardConfig(StrictModel):
-    """What becomes of a step whose gradient leaps."""
+    """What to do with a step whose gradient norm jumps."""
 
     action: Literal["off", "skip", "stop"] = "off"
-    """``skip`` leaves the model as it is and goes on; ``stop`` ends the run. Both name the step and its samples."""
+    """``skip`` leaves the model unchanged and continues; ``stop`` ends the run. Both report the step and its
+    samples."""
     sigma: float = Field(default=6.0, gt=0, le=1e6, allow_inf_nan=False)
-    """Deviations above the mean from which a norm is too far."""
+    """A norm is a spike if it is more than this many standard deviations above the mean."""
     window: int = Field(default=50, ge=10, le=10_000)
-    """Norms of earlier steps that mean and deviation are of; nothing is judged before there are as many."""
+    """Number of earlier norms for mean and deviation. No step is judged before there are this many."""
 
 
 class EvaluationConfig(StrictModel):
-    """Losses on data that is not trained on."""
+    """Losses on data that the run does not train on."""
 
     mix: Annotated[str, Field(min_length=1)] | None = None
-    """Path of a mix file whose ``stop`` is ``each_once``: the loss of each of its sources is told. Default: the mix
-    that is trained on, of which ``split`` is needed."""
+    """Path of a mix file whose ``stop`` is ``each_once``; each of its sources gets a loss of its own. Default: the mix
+    that is trained on, with a ``split``."""
     split: Name | None = None
-    """Split that the mix holds out; its documents are gone through once."""
+    """Split that the mix holds out. An evaluation goes through its documents once."""
     every_steps: int = Field(default=100, ge=1, le=LARGEST_STEP)
     """Steps between evaluations."""
     steps: Annotated[int, Field(ge=1, le=LARGEST_STEP)] | None = None
-    """Steps of the mix that an evaluation takes at most, the same each time; all by default."""
+    """Largest number of steps that an evaluation takes from the mix, the same steps each time; all by default."""
 
     @model_validator(mode="after")
     def _other_data_than_is_trained_on(self) -> Self:
@@ -149,18 +150,18 @@ class EvaluationConfig(StrictModel):
 
 
 class CheckpointConfig(StrictModel):
-    """When the run is saved, and where."""
+    """When and where the run is saved."""
 
     every_steps: int = Field(default=100, ge=1, le=LARGEST_STEP)
     """Steps between checkpoints."""
     keep: int = Field(default=3, ge=1, le=LARGEST_STEP)
-    """Newest checkpoints that stay."""
+    """Number of newest checkpoints to keep."""
     asynchronous: bool = False
-    """Train on while a copy of model and optimiser is written: a save then stops training for the copy alone, and
-    takes their size in memory once more."""
+    """Continue training while a copy of model and optimiser is written. A save then stops training only for the copy,
+    and the copy takes as much memory as model and optimiser."""
     folder: str | None = None
-    """Where they go: a folder, or for striped ones without a mount ``omnifs://FOLDER::STORE``.
-    Default: ``checkpoints`` in ``run_dir``."""
+    """Folder of the checkpoints, or ``omnifs://FOLDER::STORE`` for striped checkpoints without a mount. Default:
+    ``checkpoints`` in ``run_dir``."""
 
 
 class TrainConfig(StrictModel):
@@ -173,38 +174,38 @@ class TrainConfig(StrictModel):
     steps: int = Field(ge=1, le=LARGEST_STEP)
     """Steps of the whole run, restarts included."""
     parallel: ParallelConfig = ParallelConfig()
-    """Processes."""
+    """Number of processes, by axis."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """What the layers compute in; parameters, their gradients and the optimiser stay float32."""
+    """Type in which the layers compute. Parameters, their gradients and the optimiser stay in float32."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where the model is: the CPU, or the GPU of each rank's number on its host."""
+    """Device of the model: the CPU, or on each host the GPU with the number of the rank there."""
     model: MoEShape = MoEShape()
-    """The model, but for its vocabulary."""
+    """The model, except for its vocabulary."""
     vision: VisionShape = VisionShape()
-    """The encoder of images, where the mix has any."""
+    """The image encoder, if the mix has images."""
     vocab_size: int | None = Field(default=None, ge=2, le=1 << 24)
-    """Token ids the model knows; default: as many as the mix's tokenizer has."""
+    """Number of token ids of the model. Default: that of the mix's tokenizer."""
     weights: Annotated[str, Field(min_length=1)] | None = None
-    """Folder of a Mixtral, as Hugging Face writes it, whose weights the run begins with; ``model`` and ``vocab_size``
-    are those of its ``config.json``. Default: weights are drawn, by ``seed``."""
+    """Folder of a Mixtral in the format of Hugging Face, whose weights the run starts with. ``model`` and
+    ``vocab_size`` then come from its ``config.json``. Default: random weights from ``seed``."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """How weights follow gradients."""
+    """Optimiser and schedule of the learning rate."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """How the run survives."""
+    """When and where the run is saved."""
     spike_guard: SpikeGuardConfig = SpikeGuardConfig()
-    """What becomes of a step whose gradient leaps."""
+    """What to do with a step whose gradient norm jumps."""
     evaluation: EvaluationConfig | None = None
-    """Losses on data that is not trained on; default: none."""
+    """Losses on data that the run does not train on. Default: no evaluation."""
     peak_tflops: float | None = Field(default=None, gt=0, le=1e9, allow_inf_nan=False)
-    """Most 10^12 FLOP/s of a rank's device, which MFU is the share of; default: those of a known GPU in BF16."""
+    """Peak speed of a rank's device in 10^12 FLOP/s, to compute MFU. Default: that of a known GPU in BF16."""
     run_dir: str = Field(default="run", min_length=1)
-    """Where logs, metrics and checkpoints go."""
+    """Folder for logs, metrics and checkpoints."""
     max_restarts: int = Field(default=3, ge=0, le=1_000_000)
-    """Restarts from the last checkpoint after a rank died; one more ends the run."""
+    """How often the run restarts from the last checkpoint after a rank dies. Another death ends the run."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
-    """Decides the first weights."""
+    """Decides the initial weights."""
     log: LogConfig = LogConfig()
-    """Tools that get the figures of every step, with their settings; or a list of their names:
+    """Tools that receive the figures of every step, with their settings, or a list of their names:
     ``[tensorboard, wandb, mlflow]``."""
     digest: bool = True
     """Record a digest of every step's samples, so that two runs can be compared."""

@@ -75,18 +75,19 @@ _SHOWN = 12
 
 
 class PackConfig(StrictModel):
-    """How documents become rows of fixed length."""
+    """How documents are packed into rows of fixed length."""
 
     length: Count = Field(ge=2, le=LARGEST_ROW)
     """Tokens in a row."""
     method: Literal["best_fit", "concat_and_split", "none"] = "best_fit"
-    """``best_fit`` keeps documents whole; ``concat_and_split`` fills rows to the last token and cuts documents;
+    """``best_fit`` keeps documents whole. ``concat_and_split`` fills each row and cuts documents where a row ends.
     ``none`` gives every document a row of its own, padded on the right."""
     overlong: Overlong = "split"
-    """A document longer than a row: cut into pieces, cut off, left out (and counted), or refused: the step that would
-    draw it ends the run. A source may say otherwise."""
+    """What to do with a document longer than a row: ``split`` cuts it into pieces, ``truncate`` keeps its start,
+    ``drop`` leaves it out and counts it, ``refuse`` ends the run at the step that would draw it. Sources may override
+    it."""
     lookahead_rows: Count = Field(default=1, ge=0, le=MOST_ROWS)
-    """Best fit chooses among documents for this many rows more than it fills; the rest waits for the next step."""
+    """Best fit chooses from this many more rows of documents than it fills; the others wait for the next step."""
 
 
 class BatchConfig(StrictModel):
@@ -95,44 +96,44 @@ class BatchConfig(StrictModel):
     tokens: Count = Field(ge=2, le=LARGEST_BATCH)
     """Tokens of a step over all ranks; a multiple of ``pack.length``."""
     micro_tokens: Count = Field(ge=2, le=LARGEST_BATCH)
-    """Most tokens in one microbatch of one rank; a multiple of ``pack.length``."""
+    """Largest number of tokens in one microbatch of one rank; a multiple of ``pack.length``."""
     columns: tuple[str, ...] = ()
-    """Columns that batches bring beside the tokens: ``scores`` and ``text`` of whole samples, and columns of yours,
-    which a source names under ``columns``; others are not read."""
+    """Columns that batches bring in addition to the tokens: ``scores`` and ``text`` of whole samples, and your own
+    columns, which a source declares under ``columns``. Other columns are not read."""
     pipeline: PipelineConfig = PipelineConfig()
-    """Which of them the stages of a pipeline use, where a mesh has ``pp``."""
+    """Which columns each pipeline stage uses, if the mesh has ``pp``."""
 
 
 class MixConfig(StrictModel):
     """A declared mix of sources."""
 
     version: Literal[1, 2]
-    """Version of this format. 2 has groups of weights, stages by tokens, forms of ramps, ``include`` and variables; a
-    file of version 1 means what it meant. Keys that came later, such as ``where``, belong to both: a release that does
-    not know one refuses it by name."""
+    """Version of this format. Version 2 adds groups of weights, stages by tokens, forms of ramps, ``include`` and
+    variables. A file of version 1 keeps its meaning. Later keys, such as ``where``, are valid in both versions; a
+    release that does not know such a key refuses it by name."""
     seed: int = Field(ge=0, lt=1 << 63)
-    """Decides every order; the same seed gives the same samples in every step."""
+    """Decides every order. The same seed gives the same samples in every step."""
     sources: dict[Name, SourceConfig] = Field(min_length=1, max_length=32_767)
-    """The sources by name, at most as many as 16 bits number. The order of the keys means nothing: they are sorted."""
+    """The sources by name, at most 32,767. The order of the keys has no effect, because sources are sorted by name."""
     mix: WeightsConfig
-    """Weights over time."""
+    """Weights of the sources over time."""
     pack: PackConfig
-    """Rows."""
+    """Packing of documents into rows."""
     batch: BatchConfig
     """Size of a step."""
     tokenizer: TokenizerConfig | None = None
-    """Needed when a source holds text."""
+    """Required if a source holds text."""
     splits: Splits = Field(default_factory=dict)
-    """Shares of the documents that are held out, such as ``{eval: 0.01}``, by a hash of each document's key or
-    content; they lie end to end in the order of the file, so new ones go to the end."""
+    """Shares of the documents to hold out, such as ``{eval: 0.01}``. A hash of each document's key or content decides
+    its split. The shares are laid end to end in the order of the file, so add new splits at the end."""
     split: Split = TRAIN
-    """The split that is drawn; ``train`` is what the splits leave."""
+    """The split to draw from; ``train`` is everything that no split holds out."""
     balance: BalanceConfig = BalanceConfig()
-    """Equal work."""
+    """How work is shared equally among ranks."""
     loader: LoaderConfig = LoaderConfig()
-    """Memory of source loaders, and how many read a source."""
+    """Memory of source loaders, and the number of readers per source."""
     runtime: RuntimeConfig = RuntimeConfig()
-    """Threads or actors."""
+    """How the data plane runs: in threads, or as actors."""
 
     @model_validator(mode="before")
     @classmethod

@@ -41,42 +41,45 @@ _BUCKETS = frozenset({"s3", "gs", "gcs", "abfs", "abfss"})
 
 
 class PipelineConfig(StrictModel):
-    """Columns of a batch that each stage along ``pp`` uses; others are not sent to it.
+    """Columns of a batch that each stage along ``pp`` uses; the other columns are not sent to that stage.
 
-    A list takes the place of that stage's own; ``all`` stands for every column, ``own`` for the columns of yours.
+    A list replaces the default of its stage. ``all`` stands for every column, ``own`` for your own columns.
     """
 
     first: tuple[StageColumn, ...] = ("tokens", "images")
-    """Of the stage that embeds tokens. Of one that has the last layers too, as of a V, ``[tokens, images, labels]``."""
+    """Columns for the stage that embeds tokens. If that stage also has the last layers, as in a V schedule, give
+    ``[tokens, images, labels]``."""
     middle: tuple[StageColumn, ...] = ()
-    """Of stages between: bounds of documents and positions, which every stage has, are enough."""
+    """Columns for the stages between. Every stage also gets document bounds and positions, which is enough here."""
     last: tuple[StageColumn, ...] = ("labels", "scores", "text", "own")
-    """Of the stage that has the loss. ``labels`` brings what leaves labels out, too."""
+    """Columns for the stage that computes the loss. ``labels`` also brings the loss mask."""
 
 
 class BalanceConfig(StrictModel):
     """How rows are dealt to ranks and microbatches."""
 
     strategy: Name = "balanced"
-    """Strategy: ``balanced``, ``in_order``, ``by_length``, ``hybrid`` (rows, and images apart from them), or one that
-    an installed distribution registers."""
+    """Placement strategy: ``balanced``, ``in_order``, ``by_length``, ``hybrid`` (which places rows and images
+    separately), or one that an installed distribution registers."""
     cost: Name = "quadratic"
-    """Cost of a document: ``quadratic`` of its length, or a function that an installed distribution registers. One of
-    yours may go by tags of sources and of samples; what it reads of samples stands under ``batch.columns`` too."""
+    """Cost of a document: ``quadratic`` in its length, or a function that an installed distribution registers. Such a
+    function may use the tags of sources and of samples; list the sample columns that it reads under ``batch.columns``
+    too."""
     method: Literal["greedy_swap", "karmarkar_karp", "none"] = "greedy_swap"
     """Balancing algorithm; ``none`` deals rows in order."""
     linear: float = Field(default=768.0, ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)
-    """Cost of a token; six times the width of the model is its feed-forward part."""
+    """Cost of a token, which stands for the feed-forward part; a good value is six times the width of the model."""
     quadratic: float = Field(default=1.0, ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)
-    """Cost of a token pair within a document: attention."""
+    """Cost of a pair of tokens within a document, which stands for attention."""
     encoder_linear: float = Field(default=768.0, gt=0, le=LARGEST_NUMBER, allow_inf_nan=False)
-    """Cost of a patch in the encoder of images, for ``hybrid``; six times its width is its feed-forward part."""
+    """For ``hybrid``: cost of a patch in the image encoder, which stands for its feed-forward part; a good value is six
+    times the width of the encoder."""
     encoder_quadratic: float = Field(default=1.0, ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)
-    """Cost of a pair of patches of one image there."""
+    """For ``hybrid``: cost of a pair of patches of one image in the encoder."""
     fit_every: Count = Field(default=0, ge=0, le=10**9, exclude_if=lambda value: value == 0)
     """Steps between two fits of ``linear`` and ``quadratic`` to the compute times that ranks report by
-    ``loader.observe(rows, seconds=...)``: where they are off, an edit of the run has others from the next step on. With
-    0 what is declared holds. It needs ``run_dir``; the samples of a step stay."""
+    ``loader.observe(rows, seconds=...)``. If the declared values are off, an edit of the run replaces them from the
+    next step on; the samples of a step do not change. 0 keeps the declared values. Needs ``run_dir``."""
 
     @model_validator(mode="after")
     def _some_cost(self) -> Self:
@@ -92,17 +95,17 @@ class BalanceConfig(StrictModel):
 
 
 class TokenCacheConfig(StrictModel):
-    """Where tokens of text are kept once they were made, for restarts, other runs and other people."""
+    """Where the tokens of text are cached for restarts, for other runs and for other users."""
 
     path: Annotated[str, Field(min_length=1, max_length=4096)]
-    """A folder, which hosts may share, or ``s3://BUCKET/FOLDER``, ``hdfs://...`` or another URL of a store. A relative
-    path starts at the mix file."""
+    """A folder, which several hosts may share, or the URL of a store, such as ``s3://BUCKET/FOLDER`` or ``hdfs://...``.
+    A relative path starts at the mix file."""
     limit: Annotated[Bytes, Field(ge=1 << 20)] | None = None
-    """Most bytes of a folder, for all mixes that use it; what nobody has used for a day makes room, then nothing more
-    is kept. Not of a store, which has rules of its own."""
+    """Largest size of the folder, over all mixes that use it. Entries unused for a day are deleted to make room; if
+    that is not enough, no more tokens are cached. Not for a store, which has expiry rules of its own."""
     key_file: str = ""
-    """File that those who share a folder or a store have, and nobody else: entries that its holders wrote are used,
-    others are not. Without one, a folder serves its owner alone, and a store everyone who may write to it."""
+    """A secret file that only those who share the folder or store have: entries signed with its key are used, others
+    are not. Without a key file, a folder serves its owner alone, and a store trusts everyone who may write to it."""
 
     @property
     def is_url(self) -> bool:
@@ -121,14 +124,14 @@ class TokenCacheConfig(StrictModel):
 
 
 class ShardCacheConfig(StrictModel):
-    """Where shards of stores are kept on the disk of each node once they were read, for every process and run there."""
+    """Where each node caches shards of stores on its disk, for every process and run there."""
 
     path: Annotated[str, Field(min_length=1, max_length=4096)]
-    """A folder on a disk of the node, for this cache alone. A relative path starts at the mix file."""
+    """A folder on a disk of the node, used for this cache alone. A relative path starts at the mix file."""
     limit: Annotated[Bytes, Field(ge=1 << 20)]
-    """Most bytes that it takes of the disk, for all processes and runs that use the folder. Shards that none of them
-    uses make room, least recently used first; then nothing more is kept, and the rest is read from its store. Of
-    processes with several limits the highest counts for what they use."""
+    """Largest size on disk, over all processes and runs that use the folder. Shards that no process uses are evicted,
+    the least recently used first. If that is not enough, no more shards are cached, and the rest is read from the
+    store. If runs give different limits, the highest applies."""
 
     @field_validator("path")
     @classmethod
@@ -141,22 +144,22 @@ class ShardCacheConfig(StrictModel):
 
 
 class LoaderConfig(StrictModel):
-    """What a source loader may take of its machine; none of this changes what is trained on."""
+    """What a source loader may use of its machine. None of these settings changes which samples are trained on."""
 
     memory: Annotated[Bytes, Field(ge=1 << 20)] = 256 << 20
-    """What one loader's samples may take of memory: those read ahead, and the decoded blocks that a shuffle draws
-    from. Blocks over it lie on the node's disk; of heavy samples, such as images, fewer are read ahead."""
+    """Memory for the samples of one loader: the samples read ahead, and the decoded blocks that a shuffle draws from.
+    Blocks that do not fit go to the node's disk. If samples are large, such as images, fewer of them are read ahead."""
     spill: str = ""
-    """Folder of that disk; by default ``TMPDIR``, else ``/var/tmp``. On a tmpfs it would be memory again."""
+    """Folder on that disk; by default ``TMPDIR``, else ``/var/tmp``. Avoid a tmpfs, which is memory again."""
     token_cache: TokenCacheConfig | None = None
-    """Where tokens of text are kept once they were made; nowhere by default."""
+    """Where the tokens of text are cached; by default they are not cached."""
     shard_cache: ShardCacheConfig | None = None
-    """Where shards of stores are kept on each node once they were read; nowhere by default. Files of the node itself
-    are read as they are."""
+    """Where each node caches shards of stores; by default they are not cached. Files on the node itself are read
+    directly."""
     readers: dict[Name, Annotated[int, Field(ge=1, le=64)]] = Field(default_factory=dict)
-    """How many read a source at once, by its name, such as ``{web: 3}``: its loader, and processes beside it (threads
-    in the local runtime). Each has its units of every block. By default as many as its measured cost asks for, and then
-    as many as keep up while the job runs."""
+    """Number of readers by source, such as ``{web: 3}``: the loader itself and further processes (threads in the local
+    runtime), which divide the units of every block among them. By default, the measured cost of a source decides, and
+    later the number that keeps up with the job."""
 
     def faults_of_names(self, sources: Iterable[str]) -> Iterator[PydanticCustomError]:
         """Say which readers are of no source."""
@@ -169,14 +172,14 @@ class LoaderConfig(StrictModel):
 
 
 class ScalingConfig(StrictModel):
-    """How many source loaders there are on Ray; which of them serves a source changes nothing of what it gives."""
+    """Number of source loaders on Ray. Which loader serves a source has no effect on its samples."""
 
     mode: Literal["off", "auto"] = "off"
-    """``auto``: loaders are added, and sources move between them, as the load of a running job changes."""
+    """``auto``: loaders are added, and sources move between loaders, as the load of a running job changes."""
     least: int = Field(default=1, ge=1, le=4096)
-    """Loaders that stay, however little there is to do."""
+    """Smallest number of loaders, however little there is to do."""
     most: int = Field(default=8, ge=1, le=4096)
-    """Most loaders: of those that a job starts with where ``runtime.loaders`` is 0, and of those added later."""
+    """Largest number of loaders: those that a job starts with if ``runtime.loaders`` is 0, and those added later."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -188,57 +191,62 @@ class ScalingConfig(StrictModel):
 
 
 class RuntimeConfig(StrictModel):
-    """How the data plane runs; none of this changes what is trained on."""
+    """How the data plane runs. None of these settings changes which samples are trained on."""
 
     kind: Literal["auto", "local", "ray"] = "auto"
-    """``local``: threads in the trainer's process, one rank. ``ray``: actors. ``auto``: local for one rank."""
+    """``local``: threads in the trainer's process, for one rank. ``ray``: actors. ``auto``: ``local`` for one rank,
+    else ``ray``."""
     prefetch_steps: int = Field(default=0, ge=0, le=1024)
-    """Steps built ahead of the slowest rank; 0 builds 4, and of small steps up to 64, about four million tokens. With
-    images it builds half as many at most, and no more than ``loader.memory`` would hold of images alone; 2 at least."""
+    """Steps to build ahead of the slowest rank. 0 builds 4 steps; if steps are small, up to 64, about four million
+    tokens in all. With images, 0 builds at most half as many, and at most what ``loader.memory`` would hold of images
+    alone, but at least 2."""
     loaders: int = Field(default=0, ge=0, le=4096)
-    """Source loader actors; 0 groups sources by their cost."""
+    """Number of source loader actors; 0 groups sources by their cost."""
     scaling: ScalingConfig = ScalingConfig()
     """How the number of source loaders follows their load."""
     shadows: int = Field(default=0, ge=0, le=2)
-    """Processes that stand by for each source loader, their sources open, and take over when it is lost; on another
-    host than the loader where Ray has one with a free core, which must find the same data."""
+    """Shadow loaders for each source loader. They keep their sources open and take over if the loader is lost. If Ray
+    has another host with a free core, shadows run there, so that host must find the same data."""
     constructors: int = Field(default=0, ge=0, le=4096)
-    """Data constructor actors; 0 starts one for every 8 data-parallel ranks, on one host one for every two cores at
-    most."""
+    """Number of data constructor actors; 0 starts one for every 8 data-parallel ranks. On a single host, 0 starts at
+    most one for every two cores."""
     elastic: bool = False
-    """Ranks may join and leave while the run goes on. Each step is held until every rank has taken the one after it, so
-    that ranks whose step came to nothing, as another died in it, take it again."""
+    """Ranks may join and leave while the run goes on. Each step is kept until every rank has taken the step after it.
+    So if a rank dies in a step and the step fails, the other ranks can take that step again."""
     journal: str = ""
-    """Where a run with a folder (``run_dir``) keeps its journal, in place of that folder: ``s3://BUCKET/FOLDER``, ``hdfs://...``
-    or another URL of a store. It lies there under the name of the run's folder."""
+    """Where a run with a folder (``run_dir``) keeps its journal instead of in that folder: the URL of a store, such as
+    ``s3://BUCKET/FOLDER`` or ``hdfs://...``. The journal is stored there under the name of the run's folder."""
     address: str = ""
-    """A Ray that runs already, to be used in place of one of our own: ``HOST:PORT``, or ``auto`` for this machine's."""
+    """A running Ray to use instead of starting one: ``HOST:PORT``, or ``auto`` for the Ray of this machine."""
     lifetime: Literal["owned", "detached"] = "owned"
-    """``owned``: the plane ends with the process that opened it. ``detached``: it outlives that one in the Ray of
-    ``address``, and whoever opens the run's folder (``run_dir``) next goes on with it."""
+    """``owned``: the plane ends with the process that opened it. ``detached``: the plane outlives that process in the
+    Ray of ``address``, and the next process that opens the run's folder (``run_dir``) uses the same plane."""
     keep: Annotated[Seconds, Field(ge=10)] = 1800.0
-    """How long a detached plane waits for ranks once it has none, before it ends by itself."""
+    """How long a detached plane without ranks waits for new ranks before it ends."""
     place: PlaceConfig = PlaceConfig()
-    """On which of its nodes source loaders are, and what roles ask of it."""
+    """With ``address``: the nodes of source loaders, and the resources that roles request."""
     env: EnvConfig = EnvConfig()
-    """Variables of the environment that roles have there."""
+    """With ``address``: environment variables of the roles."""
     bind: str = ""
-    """Where the Ray of our own listens: loopback by default; for ranks on several hosts an interface (``eth0``),
-    a network (``10.0.0.0/8``) of which each host has an address, or ``auto``, the way to ``MASTER_ADDR``."""
+    """Where the Ray that omniload starts listens; by default, on loopback. For ranks on several hosts, give an
+    interface (``eth0``), a network in which each host has an address (``10.0.0.0/8``), or ``auto``, the route to
+    ``MASTER_ADDR``."""
     ports: str = ""
-    """Ports that it listens on, as ``20000-20099``; any by default."""
+    """Ports for the Ray that omniload starts, as ``20000-20099``; any port by default."""
     metrics_port: int = Field(default=0, ge=0, le=65_535)
-    """Port where the planner's process answers Prometheus at ``/metrics``; 0 for none."""
+    """Port on which the planner's process serves Prometheus metrics at ``/metrics``; 0 for none."""
     metrics_bind: str = ""
-    """Where it does: loopback by default; otherwise as ``bind``."""
+    """Where the metrics port listens: on loopback by default; other values are as for ``bind``."""
     # At least three heartbeats, because with fewer a single late one would cost a role.
     silent_after: Annotated[Seconds, Field(ge=3)] = 10.0
-    """A role on Ray that gave no heartbeat for so long is replaced; they come once a second, and late on a busy
-    machine. One whose process has ended or is stopped is replaced at once."""
+    """On Ray, a role is replaced if it sends no heartbeat for this long. Heartbeats come once a second, and later on a
+    busy machine. A role whose process has ended or is stopped is replaced at once."""
     stuck_after: Annotated[Seconds, Field(ge=30)] = 300.0
-    """A source loader on Ray is replaced once a call to its store has taken so long: another may get through."""
+    """On Ray, a source loader is replaced if one call to its store takes this long, because another process may get
+    through."""
     batch_timeout: Annotated[Seconds, Field(gt=0)] = 1800.0
-    """Longest that a rank waits for a batch before it is told who holds it up; it is logged from 10 s on."""
+    """How long a rank waits for a batch before an error tells it which role is late. The log reports the wait from 10 s
+    on."""
 
     @field_validator("ports")
     @classmethod

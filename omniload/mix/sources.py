@@ -66,9 +66,9 @@ LaterKey = Annotated[str | None, Field(min_length=1, exclude_if=lambda key: key 
 
 class _TextOrTokens(SourceBase):
     text: str | None = None
-    """Column of text, to be tokenised."""
+    """Column of the text to tokenise."""
     tokens: str | None = None
-    """Column of token ids (a list of integers), used as they are."""
+    """Column of token ids (a list of integers), used unchanged."""
 
     @model_validator(mode="after")
     def _one_column(self) -> Self:
@@ -113,16 +113,16 @@ class _HasColumns(SourceBase):
 
 class _Table(_HasColumns, _TextOrTokens):
     columns: dict[ColumnLabel, str | OwnColumn] = Field(default_factory=dict)
-    """Further columns of a sample, and the column of the file that each is read from: ``loss_mask`` (a list of 0 and 1,
-    or of booleans, one for each token; a token of 0 is read but is no label) or in place of it ``labels`` (as
-    transformers has them: a list of the token's own id, or -100), ``scores`` (a number, or a list of numbers, of the
-    whole sample, kept as float32), ``text`` (a text of the whole sample, such as the expected answer). Any other name
-    is one of yours, a value for each token, such as ``{loss_weight: {column: weights, dtype: float32, of: labels,
-    default: 1.0}}``, or for each sample, such as ``{lang: {column: language, dtype: text, of: samples, default: ""}}``;
-    batches bring it where ``batch.columns`` names it."""
+    """Further columns of a sample, each with the column of the file that holds it. ``loss_mask``: a list of 0 and 1, or
+    of booleans, one for each token; a token of 0 is read but is no label. ``labels``, in its place: a list of the
+    token's own id or -100, as in transformers. ``scores``: a number, or a list of numbers, of the whole sample, as
+    float32. ``text``: a text of the whole sample, such as the expected answer. Any other name is your own column, for
+    each token, ``{loss_weight: {column: weights, dtype: float32, of: labels, default: 1.0}}``, or each sample,
+    ``{lang: {column: language, dtype: text, of: samples, default: ""}}``. Batches bring the columns that
+    ``batch.columns`` names."""
     images: str | None = None
-    """Column of images as they were encoded (JPEG, PNG, WebP, GIF, BMP): bytes, an object with a field ``bytes`` as
-    Hugging Face writes them, or a list of either. A transform of type ``images`` makes patches of them."""
+    """Column of encoded images (JPEG, PNG, WebP, GIF, BMP): bytes, an object with a field ``bytes`` as Hugging Face
+    writes them, or a list of either. A transform of type ``images`` turns them into patches."""
 
     @property
     @override
@@ -130,7 +130,7 @@ class _Table(_HasColumns, _TextOrTokens):
         return () if self.images is None else (self.images,)
 
     key: str | None = None
-    """Column of texts or integers that a document is known by, for splits; else its content is."""
+    """Column of texts or integers that identifies a document, for splits. By default, the document's content does."""
 
     @model_validator(mode="after")
     def _columns_fit(self) -> Self:
@@ -139,31 +139,31 @@ class _Table(_HasColumns, _TextOrTokens):
 
 
 class ParquetSource(_Table):
-    """Parquet shards; one row is one record."""
+    """Parquet shards; each row is one record."""
 
     type: Literal["parquet"]
 
 
 class LanceSource(_Table):
-    """Lance data sets, each a folder with its versions; one row is one record. Deleted rows are no records."""
+    """Lance data sets, each a folder with its versions; each row is one record. Deleted rows are left out."""
 
     type: Literal["lance"]
     path: Paths
-    """Folders of data sets, or URLs of them (``s3``, ``gs``, ``az``), each with ``_versions`` in it; globs and braces
-    name several."""
+    """Folders of data sets, or their URLs (``s3``, ``gs``, ``az``), each with ``_versions`` in it; globs and braces
+    work."""
     version: Version | tuple[Version, ...] | None = None
-    """Version that is read of each data set, or a list in their order; without it the newest that a run finds as it
-    starts, and then that one to its end."""
+    """Version to read of each data set, or a list of versions in the order of the data sets. By default, the newest
+    version when the run starts, which the run then keeps."""
     unit: UnitBytes = 4 << 20
     """A fragment is cut into ranges of rows of about this size, as stored, for random access."""
 
 
 class _Texts(_HasColumns):
     columns: OwnColumns = Field(default_factory=dict, exclude_if=none_named)
-    """Columns of yours of whole samples, by name: a text, a number or a boolean of each record. Of ``csv`` in
-    another column, where an empty field that is no text is none; of ``webdataset``
-    under a key of the JSON object, or in a member, named by its extension: ``.cls`` of digits or a text, ``.score.npy``
-    of one number; or ``__key__``, the name of the sample."""
+    """Your own columns of whole samples, by name: a text, a number or a boolean of each record. For ``csv``, another
+    column; an empty field counts as absent unless it is a text. For ``webdataset``, a key of the JSON object,
+    ``__key__`` (the name of the sample), or a member by its extension: ``.cls`` with digits or a text, or
+    ``.score.npy`` with one number."""
 
     @model_validator(mode="after")
     def _columns_fit(self) -> Self:
@@ -172,22 +172,22 @@ class _Texts(_HasColumns):
 
 
 class JsonlSource(_HasColumns):
-    """Lines of JSON objects, plain or compressed (``.zst``, ``.gz``); one line is one record."""
+    """Lines of JSON objects, plain or compressed (``.zst``, ``.gz``); each line is one record."""
 
     type: Literal["jsonl"]
     text: str = "text"
-    """Key of the text, to be tokenised."""
+    """Key of the text to tokenise."""
     tokens: LaterKey = None
-    """In place of a text, key of token ids (a list of integers), used as they are."""
+    """In place of a text: key of token ids (a list of integers), used unchanged."""
     columns: dict[ColumnLabel, str | OwnColumn] = Field(default_factory=dict, exclude_if=none_named)
-    """Further columns of a sample, and the key that each is read from. Beside ``tokens`` as of a table: ``loss_mask``
-    or ``labels``, ``scores``, ``text``, and of yours values for each token. Beside a text or tokens values of yours of
-    whole samples: a text, a number or a boolean of each record."""
+    """Further columns of a sample, each with its key. With ``tokens``, as in a table: ``loss_mask`` or ``labels``,
+    ``scores``, ``text``, and your own columns with a value for each token. With a text or tokens: your own columns of
+    whole samples, each a text, a number or a boolean of the record."""
     key: str | None = None
-    """Key of a text or an integer that a document is known by, for splits; else its content is."""
+    """Key of a text or an integer that identifies a document, for splits. By default, the document's content does."""
     unit: UnitBytes = 4 << 20
-    """Lines of about this size are read together. A compressed shard is entered before them: at a frame of zstd, or at
-    one of many places in gzip; what is read on from the lines before takes what lies between alone."""
+    """Lines are read in ranges of about this size. A compressed shard is entered at the nearest place before a range: a
+    zstd frame, or one of many places in gzip. Going on from the range before decompresses only what lies between."""
 
     @model_validator(mode="after")
     def _one_key(self) -> Self:
@@ -219,21 +219,21 @@ class JsonlSource(_HasColumns):
 
 
 class TextSource(SourceBase):
-    """Plain text in UTF-8; one file is one record. Its line ends stay, and a byte-order mark before it is left out."""
+    """Plain text in UTF-8; each file is one record. Line ends are kept; a byte-order mark at the start is left out."""
 
     type: Literal["text"]
     files_per_unit: int = Field(default=64, ge=1, le=65_536)
-    """Files read together."""
+    """Number of files read together."""
 
 
 class ArrowSource(_Table):
-    """Arrow IPC files and streams, and folders of Hugging Face ``save_to_disk``; one row is one record."""
+    """Arrow IPC files and streams, and folders of Hugging Face ``save_to_disk``; each row is one record."""
 
     type: Literal["arrow"]
 
 
 class MegatronSource(SourceBase):
-    """Megatron's ``.bin`` and ``.idx``; one document of token ids is one record. The path may leave the suffix out."""
+    """Megatron's ``.bin`` and ``.idx``; each document of token ids is one record. The path may leave out the suffix."""
 
     type: Literal["megatron"]
     unit: UnitBytes = 4 << 20
@@ -250,24 +250,24 @@ _IN_SMALL_LETTERS = AfterValidator(str.lower)
 
 
 class WebDatasetSource(_Texts):
-    """WebDataset's tar archives, plain or compressed; one sample, the members of one key, is one record."""
+    """WebDataset's tar archives, plain or compressed. Each sample, the members that share a key, is one record."""
 
     reads_beside, key_field = False, "known_by"
     type: Literal["webdataset"]
     text: Annotated[str, Field(pattern=r"^[^/.][^/]{0,63}$"), _IN_SMALL_LETTERS] = "txt"
-    """Extension of the member that holds the text, in whichever letters; one that ends in ``json`` is a JSON object."""
+    """Extension of the member with the text, in either case. If it ends in ``json``, the member is an object."""
     key: str = "text"
-    """Key of the text in a JSON object."""
+    """Key of the text in the JSON object."""
     known_by: LaterKey = None
-    """What a document is known by, for splits: ``__key__``, the name of its sample (``a/000`` of ``a/000.txt``), or a
-    key of a text or an integer in its JSON object; else its content is. That object, which ``where`` reads too, is the
-    member under ``text`` where that is one, else the member ``.json``."""
+    """What identifies a document, for splits: ``__key__``, the name of its sample (``a/000`` of ``a/000.txt``), or a
+    key of a text or an integer in its JSON object. By default, the document's content does. The JSON object, which
+    ``where`` reads too, is the member under ``text`` if that is JSON, else the member ``.json``."""
     images: tuple[Annotated[str, Field(pattern=r"^[^/.][^/.]{0,15}$"), _IN_SMALL_LETTERS], ...] = ()
-    """Extensions of the members that hold images, in whichever letters, such as ``[jpg, png]``: a sample's images are
-    the members whose name ends in one of them, in the order of the archive. A transform of type ``images`` makes
-    patches of them."""
+    """Extensions of the members that hold images, in upper or lower case, such as ``[jpg, png]``. A sample's images are
+    its members with one of them, in the order of the archive. A transform of type ``images`` turns them into
+    patches."""
     unit: UnitBytes = 4 << 20
-    """A plain archive is cut into ranges of about this size for random access; compressed ones are one range."""
+    """A plain archive is cut into ranges of about this size for random access; a compressed archive is one range."""
 
     @field_validator("columns", mode="after")
     @classmethod
@@ -306,20 +306,20 @@ class WebDatasetSource(_Texts):
 
 
 class MdsSource(_HasColumns, _TextOrTokens):
-    """Mosaic's MDS: a folder with ``index.json``, its shards plain or compressed by zstd; one sample is one record."""
+    """Mosaic's MDS: a folder with ``index.json`` and shards, plain or compressed by zstd; each sample is one record."""
 
     reads_beside = False
     type: Literal["mds"]
     dtype: TokenType | None = None
-    """Type of the ids in a column of ``bytes``; columns of ``ndarray`` say their own."""
+    """Type of the ids in a column of ``bytes``; columns of ``ndarray`` state their own type."""
     unit: UnitBytes = 4 << 20
-    """A plain shard is cut into ranges of about this size for random access; compressed ones are one range."""
+    """A plain shard is cut into ranges of about this size for random access; a compressed shard is one range."""
     columns: OwnColumns = Field(default_factory=dict, exclude_if=none_named)
-    """Columns of yours, by name: arrays of numbers (``ndarray``), a value for each token, or ``bytes`` of numbers of
-    their ``dtype``; of whole samples a text (``str``) or a number (``int``, ``uint8`` to ``float64``)."""
+    """Your own columns, by name. For each token: arrays of numbers (``ndarray``), or ``bytes`` of numbers of their
+    ``dtype``. For whole samples: a text (``str``) or a number (``int``, ``uint8`` to ``float64``)."""
     key: LaterKey = None
-    """Column of texts (``str``) or integers (``int``, ``uint8``, ...) that a document is known by, for splits; else its
-    content is."""
+    """Column of texts (``str``) or integers (``int``, ``uint8``, ...) that identifies a document, for splits. By
+    default, its content does."""
 
     @model_validator(mode="after")
     def _columns_fit(self) -> Self:
@@ -328,32 +328,32 @@ class MdsSource(_HasColumns, _TextOrTokens):
 
 
 class CsvSource(_Texts):
-    """Comma-separated values with a header, plain or compressed (``.zst``, ``.gz``); one row is one record."""
+    """Comma-separated values with a header, plain or compressed (``.zst``, ``.gz``); each row is one record."""
 
     type: Literal["csv"]
     text: str = "text"
     """Column of the text."""
     key: LaterKey = None
-    """Column that a document is known by, for splits; else its content is."""
+    """Column that identifies a document, for splits. By default, the document's content does."""
     # Any character except the quote, which begins a field of another kind.
     delimiter: Annotated[str, Field(pattern=r"^[\x09\x20-\x21\x23-\x7e]$")] = ","
-    """What stands between fields: one character, such as a tab."""
+    """Separator of fields: one character, such as a tab."""
     quoted: bool = True
-    """Whether fields may be quoted (``"``) and then hold newlines; where not, a quote is a letter like others."""
+    """Whether fields may be quoted (``"``) and so hold newlines. If not, a quote is an ordinary character."""
     unit: UnitBytes = 4 << 20
-    """A plain shard is cut into ranges of about this size for random access; compressed ones are one range."""
+    """A plain shard is cut into ranges of about this size for random access; a compressed shard is one range."""
 
 
 class RegisteredSource(SourceBase):
-    """Files of a format of yours, which a reader decodes that an installed distribution registers."""
+    """Files in your own format, decoded by a reader that an installed distribution registers."""
 
     type: Literal["registered"]
     reader: Annotated[str, Field(pattern=NAME_PATTERN, max_length=128)]
-    """Its name among the entry points ``omniload.readers``."""
+    """Name of the reader among the entry points ``omniload.readers``."""
     holds: Literal["text", "tokens"] = "text"
-    """What it gives of each record: ``text``, to be tokenised, or ``tokens``, ids that are used as they are."""
+    """What the reader returns for each record: ``text`` to tokenise, or ``tokens``, ids that are used unchanged."""
     options: Options = Field(default_factory=dict)
-    """What it is made with, by keyword."""
+    """Keyword arguments for the reader."""
 
     @property
     @override

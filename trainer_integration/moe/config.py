@@ -14,14 +14,14 @@ _LATER_FIELDS = ("expert_groups", "capacity_factor", "z_weight", "bias_rate")
 
 
 class MoEShape(StrictModel):
-    """Everything about the model but its vocabulary, which the tokenizer decides."""
+    """Shape of the model, except for its vocabulary, which the tokenizer decides."""
 
     dim: int = Field(default=128, ge=2, le=65_536)
     """Width of the residual stream."""
     num_layers: int = Field(default=2, ge=1, le=1024)
     """Transformer blocks."""
     num_heads: int = Field(default=4, ge=1, le=65_536)
-    """Query heads; they divide ``dim``."""
+    """Query heads; ``dim`` is a multiple of this number."""
     num_kv_heads: int = Field(default=2, ge=1, le=65_536)
     """Key and value heads; each serves ``num_heads / num_kv_heads`` query heads."""
     hidden: int = Field(default=256, ge=1, le=1 << 20)
@@ -29,27 +29,27 @@ class MoEShape(StrictModel):
     num_experts: int = Field(default=8, ge=1, le=4096)
     """Experts in a layer."""
     top_k: int = Field(default=2, ge=1, le=4096)
-    """Experts that see a token. Their weights sum to one; a single expert has its probability."""
+    """Experts per token. Their weights sum to one; the weight of a single expert is its probability."""
     balance_weight: float = Field(default=0.01, ge=0, le=1e6, allow_inf_nan=False)
-    """Weight of the balance loss beside the token loss; the balance loss is 1 at even load."""
+    """Weight of the balance loss relative to the token loss; the balance loss is 1 at even load."""
     expert_groups: int | None = Field(default=None, ge=1, le=4096)
-    """Groups of neighbouring experts between which load is balanced and dropped: as many as devices may
-    share them. Default: every expert is one."""
+    """Number of groups of neighbouring experts, and so the largest number of devices that may share them. Load is
+    balanced, and tokens are dropped, per group. Default: every expert is a group."""
     capacity_factor: float | None = Field(default=None, gt=0, le=4096, allow_inf_nan=False)
-    """Choices of a row that a group takes, over its even share; those of least probability beyond it are
-    dropped. Default: none is."""
+    """Capacity of a group for the choices of a row, relative to its even share. Choices beyond it are dropped, the
+    least probable first. Default: no choice is dropped."""
     z_weight: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False)
-    """Weight of the z-loss, the mean square of the router's logarithmic sums, beside the token loss."""
+    """Weight, relative to the token loss, of the z-loss: the mean square of the logsumexp of the router's logits."""
     bias_rate: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
-    """Step of the bias that moves choices to idle experts without a loss; 0: there is none."""
+    """Step size of the bias that moves choices to idle experts without a loss; 0 for no bias."""
     rope_theta: float = Field(default=10_000.0, gt=1, le=1e12, allow_inf_nan=False)
-    """Longest rotary wavelength over two pi, in tokens."""
+    """Longest rotary wavelength divided by two pi, in tokens."""
     norm_epsilon: float = Field(default=1e-5, gt=0, lt=1)
-    """Added to the mean square in every norm."""
+    """Number added to the mean square in every norm."""
     tied_embeddings: bool = False
     """Use the embedding matrix as the output matrix too."""
     init_std: float = Field(default=0.02, gt=0, lt=1)
-    """Standard deviation of the first weights; projections into the residual stream get less."""
+    """Standard deviation of the initial weights; projections into the residual stream have a smaller one."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:

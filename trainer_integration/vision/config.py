@@ -12,9 +12,9 @@ __all__ = ["VisionConfig", "VisionShape", "identity_of"]
 
 
 class VisionShape(StrictModel):
-    """The encoder of images: a transformer over the patches of each, and a projector into the model.
+    """The image encoder: a transformer over the patches of each image, and a projector into the model.
 
-    The size of patches is that of the mix; where it has no images, there is no encoder.
+    The mix decides the size of patches. Without images in the mix, there is no encoder.
     """
 
     dim: int = Field(default=64, ge=4, le=65_536)
@@ -22,15 +22,15 @@ class VisionShape(StrictModel):
     num_layers: int = Field(default=2, ge=1, le=1024)
     """Blocks."""
     num_heads: int = Field(default=4, ge=1, le=65_536)
-    """Heads; a head is turned by row and by column, so ``dim / num_heads`` is a multiple of 4."""
+    """Heads. Each is rotated by row and by column, so ``dim / num_heads`` is a multiple of 4."""
     hidden: int = Field(default=128, ge=1, le=1 << 20)
-    """Width of the feed-forward part, and of the projector."""
+    """Width of the feed-forward part and of the projector."""
     rope_theta: float = Field(default=100.0, gt=1, le=1e12, allow_inf_nan=False)
-    """Longest rotary wavelength over two pi, in patches."""
+    """Longest rotary wavelength divided by two pi, in patches."""
     norm_epsilon: float = Field(default=1e-5, gt=0, lt=1)
-    """Added to the mean square in every norm."""
+    """Number added to the mean square in every norm."""
     init_std: float = Field(default=0.02, gt=0, lt=1)
-    """Standard deviation of the first weights."""
+    """Standard deviation of the initial weights."""
 
     @model_validator(mode="after")
     def _heads_turn_twice(self) -> Self:

@@ -65,42 +65,42 @@ def _place_of_runs(uri: str | None) -> str | None:
 
 
 class TensorBoardConfig(StrictModel):
-    """TensorBoard."""
+    """Event files for TensorBoard."""
 
     folder: str = Field(default="tensorboard", min_length=1)
-    """Of the event files; a relative one starts at the run's folder."""
+    """Folder of the event files; a relative path starts at the run's folder."""
 
 
 class WandbConfig(StrictModel):
-    """Weights & Biases. Its key is read from ``WANDB_API_KEY``, or from where ``wandb login`` puts it."""
+    """Weights & Biases. The API key comes from ``WANDB_API_KEY`` or from ``wandb login``."""
 
     mode: Literal["offline", "online"] | None = None
-    """``offline`` sends nothing: ``wandb sync`` does later. Default: ``WANDB_MODE``, or offline."""
+    """``offline`` sends nothing; ``wandb sync`` sends it later. Default: ``WANDB_MODE``, or offline."""
     project: _Name | None = None
-    """Default: ``WANDB_PROJECT``, or ``omniload``."""
+    """Project of the run. Default: ``WANDB_PROJECT``, or ``omniload``."""
     entity: _Name | None = None
-    """User or team that the project is of. Default: ``WANDB_ENTITY``, or the user's own."""
+    """User or team that owns the project. Default: ``WANDB_ENTITY``, or the user of the key."""
     name: _Name | None = None
-    """Of the run. Default: ``WANDB_NAME``, or that of the run's folder."""
+    """Name of the run. Default: ``WANDB_NAME``, or the name of the run's folder."""
     group: _Name | None = None
     """Runs that belong together."""
     tags: tuple[_Tag, ...] = Field(default=(), max_length=_MOST_TAGS)
     """Labels of the run."""
     base_url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
-    """Of a server of one's own. Default: ``WANDB_BASE_URL``, or W&B's."""
+    """Address of your own server. Default: ``WANDB_BASE_URL``, or the server of W&B."""
 
     _no_password = field_validator("base_url")(_without_password)
 
 
 class MlflowConfig(StrictModel):
-    """MLflow. User, password or token are read from ``MLFLOW_TRACKING_USERNAME``, ``_PASSWORD`` and ``_TOKEN``."""
+    """MLflow. User, password and token come from ``MLFLOW_TRACKING_USERNAME``, ``_PASSWORD`` and ``_TOKEN``."""
 
     tracking_uri: str | None = None
-    """Server or place of the runs. Default: ``MLFLOW_TRACKING_URI``, or files below the run's folder."""
+    """Tracking server, or folder of the runs. Default: ``MLFLOW_TRACKING_URI``, or files in the run's folder."""
     experiment: _Name | None = None
-    """Default: ``MLFLOW_EXPERIMENT_NAME``, or ``omniload``."""
+    """Experiment of the run. Default: ``MLFLOW_EXPERIMENT_NAME``, or ``omniload``."""
     name: _Name | None = None
-    """Of the run. Default: ``MLFLOW_RUN_NAME``, or that of the run's folder."""
+    """Name of the run. Default: ``MLFLOW_RUN_NAME``, or the name of the run's folder."""
     tags: dict[_Name, Annotated[str, Field(max_length=5000)]] = Field(
         default={}, max_length=_MOST_TAGS
     )
@@ -111,7 +111,7 @@ class MlflowConfig(StrictModel):
 
 
 class LogConfig(StrictModel):
-    """Tools that get the figures of every step, each an extra; a list of their names takes the defaults of each."""
+    """Tools that receive the figures of every step. Each needs its extra; a list of names uses the defaults."""
 
     tensorboard: TensorBoardConfig | None = None
     """Event files for TensorBoard."""

@@ -42,16 +42,16 @@ Number = Annotated[Count, Field(ge=1, le=LARGEST_AMOUNT)]
 
 
 class Amount(StrictModel):
-    """How much of a source a run draws: exactly one of the three."""
+    """How much of a source a run draws: exactly one of the three keys."""
 
     epochs: Annotated[float, Field(gt=0, le=_MOST_EPOCHS, allow_inf_nan=False)] | None = Field(
         default=None, exclude_if=lambda value: value is None
     )
-    """Times that its records are gone through; 0.5 is the first half of the first time, rounded down to a record."""
+    """Number of times to go through the records. 0.5 is the first half of the first epoch, rounded down to a record."""
     samples: Number | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Samples, all of them whole."""
+    """Number of samples, all of them whole."""
     tokens: Number | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Tokens: so many at least, and less than a row more."""
+    """Number of tokens: the run draws at least this many, and less than one row more."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -83,46 +83,47 @@ class Amount(StrictModel):
 
 
 class Total(StrictModel):
-    """What a run draws of all its sources: exactly one of the two.
+    """What a run draws of all its sources: exactly one of the two keys.
 
-    Not ``epochs``: weights share a total in one unit, and only a reading of a source finds how many tokens or samples
-    its epoch has, so that such a file could not be checked, shown or held against a journal by itself. Write in place
-    of it, to go through everything twice, ``{web: {epochs: 2}, code: {epochs: 2}}`` under ``amounts``, without a total.
-    To stop after one epoch of ``web``, with others beside it by weight, write as ``tokens`` what ``omniload mix stats
-    FILE`` finds in that epoch, divided by the share of ``web`` in the weights.
+    There is no ``epochs``. Weights share a total in one unit, and only a reading of a source shows how many tokens or
+    samples its epoch has. So a file with a total in epochs could not be checked, shown or compared with a journal by
+    itself. To go through every source twice, write ``{web: {epochs: 2}, code: {epochs: 2}}`` under ``amounts``, without
+    a total. To stop after one epoch of ``web``, with other sources by weight, give a total in ``tokens``: the tokens
+    that ``omniload mix stats FILE`` finds in that epoch, divided by the share of ``web`` in the weights.
     """
 
     samples: Number | None = None
     """Samples of all sources."""
     tokens: Number | None = None
-    """Tokens of all sources, as they are drawn: padding of rows is none of them."""
+    """Tokens of all sources, as they are drawn. Padding of rows does not count."""
 
 
 class AmountShare(StrictModel):
-    """A source, or within a group another, that shares what amounts beside it leave."""
+    """A source, or a member of a group, that shares what the amounts leave."""
 
     weight: Weight
-    """Weight beside the others that share."""
+    """Weight relative to the other members that share."""
 
 
 class AmountGroup(StrictModel):
     """Sources that share one amount."""
 
     samples: Number | None = None
-    """Samples of all of them."""
+    """Samples of all sources of the group together."""
     tokens: Number | None = None
-    """Tokens of all of them."""
+    """Tokens of all sources of the group together."""
     weight: Weight | None = None
-    """In place of an amount, beside other weights: its part of what amounts leave."""
+    """In place of an amount: the group's share, relative to other weights, of what the amounts leave."""
     of: Annotated[
         dict[Name, "Weight | AmountShare | Amount | AmountGroup | WeightGroup"],
         Field(min_length=1),
     ]
-    """Its sources and groups: their weights within it, or amounts, which are taken from its own first."""
+    """Sources and groups of this group, with their weights within it, or with amounts, which come out of the group's
+    own amount first."""
     temperature: float = Field(default=1.0, gt=0, le=HOTTEST, allow_inf_nan=False)
-    """Weights within the group are raised to 1 / temperature."""
+    """Weights within the group are raised to the power 1 / temperature."""
     max_repetition: MaxRepetition | None = None
-    """Times at most that the run may go through each of its sources."""
+    """How often the run may go through each source of the group."""
 
 
 def faults_of_amounts(

@@ -16,31 +16,31 @@ Words = Annotated[str, Field(max_length=256)]
 
 
 class ImageTiles(StrictModel):
-    """Tiles that an image is cut into: each is an image of its own, and so is a small one of the whole beside them.
+    """How to cut an image into tiles. Each tile is an image of its own, and so is a small thumbnail of the whole.
 
-    All are ``size`` pixels high and wide. Tiles come in reading order, row by row. An image that one tile holds is not
-    cut, and has no thumbnail.
+    All are ``size`` pixels high and wide. Tiles come in reading order, row by row. An image that fits into one tile is
+    not cut and has no thumbnail.
     """
 
     size: int = Field(ge=1, le=4096)
-    """Side of a tile in pixels: whole tokens of ``patch * merge``."""
+    """Side of a tile in pixels: a multiple of ``patch * merge``, so that tiles are whole tokens."""
     max_tiles: int | None = Field(default=None, ge=1, le=256)
-    """Most tiles of an image. It is stretched to those rows and columns whose aspect is nearest to its own, of all
-    that make so many or fewer (InternVL, GOT-OCR 2). This, or ``longest_edge``."""
+    """Largest number of tiles of an image. Of all grids with at most this many tiles, the image is stretched to the
+    grid whose aspect is nearest to its own (InternVL, GOT-OCR 2). Give this or ``longest_edge``."""
     min_tiles: int = Field(default=1, ge=1, le=256)
-    """Fewest tiles of an image, beside ``max_tiles``."""
+    """With ``max_tiles``: smallest number of tiles of an image."""
     longest_edge: int | None = Field(default=None, ge=1, le=4096)
-    """Pixels that the longer side of an image is shrunk or enlarged to, its aspect kept; then it is stretched to whole
-    tiles (Idefics 3, SmolVLM)."""
+    """Length in pixels to which the longer side of an image is shrunk or enlarged, its aspect kept. Then the image is
+    stretched to whole tiles (Idefics 3, SmolVLM)."""
     thumbnail: Literal["last", "first", "none"] = "last"
-    """Where the small image of the whole stands among the tiles."""
+    """Where the thumbnail stands among the tiles."""
     before_tile: Words = ""
-    """Text before each tile, with its ``{row}``, ``{column}`` or ``{number}`` in braces, counted from 1. Special tokens
-    in it are meant; words of tiles are tokenised apart from the text around the image, and not trained on."""
+    """Text before each tile. It may contain ``{row}``, ``{column}`` or ``{number}``, counted from 1, and special
+    tokens. The texts of tiles are tokenised separately from the text around the image, and are not trained on."""
     after_row: Words = ""
-    """Text behind the last tile of each row."""
+    """Text after the last tile of each row."""
     before_thumbnail: Words = ""
-    """Text before the small image of the whole."""
+    """Text before the thumbnail."""
     before_alone: Words = ""
     """Text before an image that is not cut."""
 

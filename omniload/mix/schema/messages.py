@@ -27,20 +27,21 @@ Day = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
 
 
 class MessageNames(StrictModel):
-    """What messages call their keys and roles: ``{role: from, content: value, roles: {human: user, gpt: assistant}}``.
+    """Names of the keys and roles of messages: ``{role: from, content: value, roles: {human: user, gpt: assistant}}``.
 
-    A template is given ``role`` and ``content`` by those names, and every other key as it stands. As with
-    ``transformers``, a null is no key, and what was thought (``reasoning_content``, ``thinking`` or ``reasoning``, the
-    first that there is) is given as ``reasoning_content`` and ``thinking``.
+    The template gets ``role`` and ``content`` under those two names, and every other key unchanged. As in
+    ``transformers``, a null counts as an absent key. Reasoning is read from the first of ``reasoning_content``,
+    ``thinking`` and ``reasoning`` that is present, and the template gets it as ``reasoning_content`` and as
+    ``thinking``.
     """
 
     role: Word = "role"
-    """Key of who speaks."""
+    """Key of the speaker's role."""
     content: Word = "content"
-    """Key of what is said. Named otherwise, each message has it."""
+    """Key of the text. If this is not ``content``, every message must have the key."""
     roles: Annotated[dict[Word, Word], Field(min_length=1)] | None = None
-    """Every role of the messages, and what the template calls it; a message of another is a bad record. Without it,
-    roles are given to the template as they stand."""
+    """Every role that messages may have, and its name in the template. A message with another role is a bad record.
+    Without this mapping, the template gets roles unchanged."""
 
     @model_validator(mode="after")
     def _keys_differ(self) -> Self:
@@ -52,24 +53,27 @@ class MessageNames(StrictModel):
 
 
 class ImageWords(StrictModel):
-    """What a template writes for an image, and what the processor of its model puts around the placeholders."""
+    """The marker that a template writes for an image, and the text that its processor puts around the placeholders."""
 
     marker: Annotated[str, Field(min_length=1, max_length=64)]
-    """What the template writes, such as ``<start_of_image>``: before, placeholders and after take its place."""
+    """Marker that the template writes, such as ``<start_of_image>``. It is replaced by ``before``, the placeholders and
+    ``after``."""
     before: Annotated[str, Field(max_length=256)] = ""
-    """Text before the placeholders, of special tokens too; it is tokenised with the text that it stands in."""
+    """Text before the placeholders. It may contain special tokens, and is tokenised together with the text around
+    it."""
     after: Annotated[str, Field(max_length=256)] = ""
-    """Text behind them."""
+    """Text after the placeholders."""
 
 
 class _OfMessages(StrictModel):
     """What makes tokens of messages, by names that it has as ``messages``."""
 
     image: Annotated[str, Field(min_length=1, max_length=64)] | ImageWords | None = None
-    """What the template writes for an image, such as ``<|image_pad|>`` or ``<image>``: there the ``images`` transform
-    right behind this one puts its patches. Images are parts of messages, ``{type: image}``, or stand where the
-    ``marker`` of ``images`` does in a text. Where the processor of a model puts words around its placeholders that the
-    template does not write: ``{marker: ..., before: ..., after: ...}``."""
+    """Marker that the template writes for an image, such as ``<|image_pad|>`` or ``<image>``. The ``images`` transform
+    directly after this one replaces the marker by placeholders for the image's patches. An image is a part of a
+    message, ``{type: image}``, or stands in a text where the ``marker`` of ``images`` does. If the model's processor
+    puts text around the placeholders that the template does not write, give
+    ``{marker: ..., before: ..., after: ...}``."""
 
     @property
     def image_words(self) -> ImageWords | None:
@@ -89,32 +93,33 @@ class _OfMessages(StrictModel):
 
 
 class ChatTransform(_OfMessages):
-    """Conversations to tokens, by the chat template of a model. Makes the text; sets ``loss_mask``.
+    """Turns conversations into tokens by the chat template of a model. Makes the text; sets ``loss_mask``.
 
     A record is a list of messages, ``[{"role": ..., "content": ...}, ...]``, or an object with the keys ``messages``,
-    ``tools`` and ``documents``: as JSON, or as nested columns of a table. The template says how a conversation ends:
-    the tokenizer's ``end_of_document`` is not added.
+    ``tools`` and ``documents``. Both may be JSON or nested columns of a table. The template decides how a conversation
+    ends: the tokenizer's ``end_of_document`` is not added.
     """
 
     type: Literal["chat"]
     template: LocalPath | None = None
-    """File of the template (Jinja); else ``chat_template.jinja`` or ``tokenizer_config.json`` beside the tokenizer, of
-    several templates there the one called ``default``."""
+    """File of the Jinja template. By default, ``chat_template.jinja`` or ``tokenizer_config.json`` next to the
+    tokenizer; if the latter holds several templates, the one named ``default``."""
     loss: Literal["assistant", "all"] = "assistant"
-    """Tokens that are trained on: those of the assistant's turns (what the template's ``generation`` blocks hold, or,
-    where it has none, what each turn adds behind the prompt for it), or all."""
+    """Tokens to train on: ``all``, or those of the assistant's turns. The latter are the ``generation`` blocks of the
+    template; if the template has none, they are the tokens that each turn adds after the prompt for it."""
     date: Day | None = None
-    """Day that ``strftime_now`` of the template gives: samples stay the same. Without it there is no such function."""
+    """Day that ``strftime_now`` of the template returns, so that samples stay the same. Without a date, templates have
+    no such function."""
     messages: MessageNames = MessageNames()
-    """What messages call their keys and roles, where that is not ``role`` and ``content``."""
+    """Names of the keys and roles of messages, if not ``role`` and ``content``."""
     tools: Word | None = None
-    """Key or column of the tools that a conversation may call, where they stand beside its messages: a list, or a text
-    that is JSON of one. A null is none, and so are an empty list and a line of JSON without the key. Not named, they
-    are not read."""
+    """Key or column of the tools that a conversation may call, if they are stored next to its messages: a list, or the
+    JSON text of a list. A null, an empty list, or a line of JSON without the key means no tools. Without this setting,
+    tools are not read."""
     system: Word | None = None
-    """Key or column of a text that comes before the messages as that of the system, where it stands beside them. A null
-    is none, and so are an empty text and a line of JSON without the key; messages that begin with one of the system,
-    or of a developer, keep theirs. Not named, it is not read."""
+    """Key or column of a text that becomes the system message, if it is stored next to the messages. A null, an empty
+    text, or a line of JSON without the key means no system message. A conversation that already begins with a system or
+    developer message keeps that message. Without this setting, the text is not read."""
 
     @model_validator(mode="after")
     def _keys_beside_differ(self) -> Self:
@@ -134,32 +139,32 @@ class ChatTransform(_OfMessages):
 
 
 class CompletionTransform(StrictModel):
-    """Prompts with one answer each to tokens, from keys of their own. Makes the text; sets ``loss_mask``.
+    """Turns prompts with one answer each, under keys of their own, into tokens. Makes the text; sets ``loss_mask``.
 
-    The key or column under ``text`` of the source holds the answer.
+    The source's ``text`` names the key or column of the answer.
     """
 
     type: Literal["completion"]
     prompt: Key | Annotated[tuple[Key, ...], Field(min_length=1)] = "prompt"
-    """Key or column of the prompt; or a list of them, such as ``[instruction, input]``, whose texts a blank line joins.
-    Of those a null or an empty text is left out, and so is a key that a line of JSON has not; where none is left, the
-    record is bad, but for texts with ``loss: all``, which are then without a prompt."""
+    """Key or column of the prompt, or a list of them, such as ``[instruction, input]``, whose texts are joined by a
+    blank line. In a list, a null, an empty text, or a key that a line of JSON lacks is left out. If nothing is left,
+    the record is bad; only texts with ``loss: all`` may be without a prompt."""
     form: Literal["chat", "text"] = "chat"
-    """What prompt and answer are: lists of messages, texts that are JSON of one, or texts that stand for a message of
-    the user and one of the assistant, for a chat template; or texts, joined as they are, with the tokenizer's end of a
-    document behind them."""
+    """Form of prompt and answer. ``chat``: lists of messages, JSON texts of such lists, or texts that stand for one
+    user message and one assistant message; a chat template writes them. ``text``: texts, joined unchanged, with the
+    tokenizer's end of a document after them."""
     loss: Literal["answer", "all"] = "answer"
-    """Tokens that are trained on: those behind the prompt, or all."""
+    """Tokens to train on: those after the prompt, or all."""
     between: Annotated[str, Field(max_length=256)] = Field(default="", exclude_if=lambda it: not it)
-    """Of texts, what is written between prompt and answer, such as a blank line below a title; it is of the prompt."""
+    """For texts: the text between prompt and answer, such as a blank line below a title. It belongs to the prompt."""
     template: LocalPath | None = None
-    """As of ``chat``."""
+    """As in ``chat``."""
     date: Day | None = None
-    """As of ``chat``."""
+    """As in ``chat``."""
     messages: MessageNames = MessageNames()
-    """As of ``chat``, for prompt and answer alike."""
+    """As in ``chat``, for prompt and answer alike."""
     system: LaterWord = None
-    """Of messages, as of ``chat``."""
+    """For messages, as in ``chat``."""
 
     @model_validator(mode="after")
     def _texts_have_something_between(self) -> Self:
@@ -200,29 +205,29 @@ class CompletionTransform(StrictModel):
 
 
 class PreferenceTransform(_OfMessages):
-    """Preference pairs to tokens: a prompt with each of two answers. Makes the text; sets ``loss_mask``.
+    """Turns preference pairs into tokens: a prompt with each of two answers. Makes the text; sets ``loss_mask``.
 
-    The key or column under ``text`` of the source holds the chosen answer. Both sides are one sample, which is never
-    cut: ``batch.pairs`` says which documents they are. Answers are trained on, prompts are read.
+    The source's ``text`` names the key or column of the chosen answer. Both sides form one sample, which is never cut;
+    ``batch.pairs`` says which documents they are. The loss covers the answers and not the prompts.
     """
 
     type: Literal["preference"]
     prompt: Key | None = "prompt"
-    """Key or column of the prompt; ``null`` where both answers are whole conversations: what they begin with alike is
-    the prompt."""
+    """Key or column of the prompt. ``null`` if both answers are whole conversations; their common beginning is then the
+    prompt."""
     rejected: Key = "rejected"
     """Key or column of the rejected answer."""
     form: Literal["chat", "text"] = "chat"
-    """What prompts and answers are: as of ``completion``; texts have the tokenizer's end of a document behind each
-    answer. There images stand where their ``marker`` does in the prompt."""
+    """Form of prompts and answers, as in ``completion``. With ``text``, the tokenizer's end of a document follows each
+    answer, and images stand at their ``marker`` in the prompt."""
     template: LocalPath | None = None
-    """As of ``chat``."""
+    """As in ``chat``."""
     date: Day | None = None
-    """As of ``chat``."""
+    """As in ``chat``."""
     messages: MessageNames = MessageNames()
-    """As of ``chat``, for prompts and answers alike."""
+    """As in ``chat``, for prompts and answers alike."""
     system: LaterWord = None
-    """Of messages, as of ``chat``."""
+    """For messages, as in ``chat``."""
 
     @model_validator(mode="after")
     def _texts_have_no_names(self) -> Self:

@@ -52,12 +52,12 @@ _USER_IN_URL = re.compile("^([^/?#]*//)?[^/?#]*@|[?&](sig|x-amz-signature)=", re
 
 
 class AsksConfig(StrictModel):
-    """What each process of a role asks of a Ray that runs already, which starts it where so much is free."""
+    """Resources that each process of a role requests from a running Ray, which starts it where they are free."""
 
     cpus: Annotated[float, Field(ge=0, le=4096)] = 0.0
-    """Cores of Ray's count; 0 asks for none, and takes what is there."""
+    """Cores, as Ray counts them; 0 requests none and uses what is there."""
     memory: Bytes = 0
-    """Memory of Ray's count; 0 asks for none. Ray counts it and bounds nobody by it."""
+    """Memory, as Ray counts it; 0 requests none. Ray only counts memory and does not enforce the amount."""
 
     def asked(self) -> dict[str, float]:
         """Return the amount of each resource of Ray that is asked for, by the names that nodes have it under."""
@@ -71,26 +71,26 @@ Group = Annotated[str, Field(max_length=253)]
 
 
 class RolePlaceConfig(AsksConfig):
-    """What a role asks for that is on the node of somebody else: the opener's, or that of its ranks."""
+    """Resources for a role whose node is already given: the node of the opener, or that of the role's ranks."""
 
     placement_group: Group = ""
-    """Name of a placement group of the user's own, its number, or ``current``, as of loaders: what is asked for is
-    claimed in a bundle of it on that node, which must have one. By default it is claimed of the node."""
+    """Your own placement group, by name or id, or ``current``, as for loaders. The resources are claimed in a bundle of
+    the group on that node, so the node must have such a bundle. By default they are claimed from the node itself."""
 
 
 class LoaderPlaceConfig(AsksConfig):
-    """Nodes that source loaders and their shadows are on: those for which all of this holds."""
+    """Nodes for source loaders and their shadows: those that meet all of these conditions."""
 
     placement_group: Group = ""
-    """Name of a placement group of the user's own, or its number: loaders are in its bundles, of which all else holds
-    that is said of nodes here, and claim there what they ask for. ``current`` is the group that captures what the
-    opening process starts, as in a trial of Ray Tune: its bundles that nobody uses. By default they are in none."""
+    """Your own placement group, by name or id. Loaders run in those of its bundles that meet the other conditions, and
+    claim their resources there. ``current`` is the group that captures the children of the opening process, as in a
+    trial of Ray Tune; loaders then use its idle bundles. By default loaders are in no group."""
     without_gpu: bool = False
-    """Only nodes that have no GPU by Ray's count."""
+    """Only nodes without a GPU, as Ray counts them."""
     labels: dict[Text, str] = Field(default_factory=dict)
-    """Labels of the node, each with this value, such as ``{ray.io/node-group: readers}`` of KubeRay."""
+    """Labels of the node with their values, such as ``{ray.io/node-group: readers}`` of KubeRay."""
     resources: dict[Text, Annotated[float, Field(gt=0, le=1e9)]] = Field(default_factory=dict)
-    """Resources of the user's own that each loader asks for, such as ``{readers: 1}``: only nodes that have them."""
+    """Your own resources that each loader requests, such as ``{readers: 1}``: only nodes that have them."""
 
     @field_validator("resources")
     @classmethod
@@ -105,17 +105,17 @@ class LoaderPlaceConfig(AsksConfig):
 
 
 class PlaceConfig(StrictModel):
-    """Where roles are in a Ray that runs already, and what they ask of it; none of this changes what is trained on."""
+    """Where roles run in a running Ray, and what they request from it. None of this changes the samples."""
 
     loaders: LoaderPlaceConfig | None = None
-    """Source loaders are spread over such nodes, each shadow on another one than its loader where there are several. By
-    default they are on the opener's node. Their sources must be there under the same paths."""
+    """Source loaders are spread over the nodes that fit, and each shadow runs on another node than its loader if there
+    are several. By default they run on the opener's node. Their sources must be there under the same paths."""
     planner: RolePlaceConfig = RolePlaceConfig()
-    """What the planner asks for; it is on the opener's node."""
+    """Resources that the planner requests. It runs on the opener's node."""
     constructors: RolePlaceConfig = RolePlaceConfig()
-    """What each data constructor asks for; they are beside their ranks."""
+    """Resources that each data constructor requests. Constructors run on the nodes of their ranks."""
     wait: Annotated[Seconds, Field(gt=0)] = 300.0
-    """Longest that opening waits for nodes with room for all of them, before it says what is missing where."""
+    """How long opening waits for nodes with room for all roles, before an error says what is missing on which node."""
 
     def groups(self) -> list[str]:
         """Return the placement groups that are named, each once."""
@@ -138,15 +138,15 @@ Variable = Annotated[str, Field(min_length=1, max_length=128, pattern="^[A-Za-z_
 
 
 class EnvConfig(StrictModel):
-    """Variables of the environment that roles have in a Ray that runs already, beside those of its nodes."""
+    """Environment variables of roles in a running Ray, in addition to those of its nodes."""
 
     set: dict[Variable, str] = Field(default_factory=dict)
-    """Variables of all roles, as Ray's ``runtime_env`` sets them before their processes begin: those that tell a store
-    or a library a value, such as ``AWS_REGION``, and none that may name code. Ray shows them to whoever may look at its
-    jobs, and the run's folder keeps them: no secrets."""
+    """Variables of all roles. Ray's ``runtime_env`` sets them before the processes start. Allowed are values for a
+    store or a library, such as ``AWS_REGION``, and no variables that can name code. Never put secrets here: Ray shows
+    them to everyone who may look at its jobs, and the run's folder keeps them."""
     pass_on: list[Variable] = Field(default_factory=list, max_length=256)
-    """Names of variables that the process which opens the plane has, such as ``AWS_SECRET_ACCESS_KEY``: the planner and
-    source loaders have them too. No value is written to a file, a log or Ray's tables."""
+    """Names of variables of the opening process, such as ``AWS_SECRET_ACCESS_KEY``, that the planner and the source
+    loaders get, too. Their values are not written to any file, log or table of Ray."""
 
     @field_validator("set", "pass_on")
     @classmethod

@@ -71,10 +71,10 @@ def parse_count_or_percentage(value: object) -> object:
 
 
 class OnError(StrictModel):
-    """What happens to a record that cannot be decoded."""
+    """What to do with a record that cannot be decoded."""
 
     policy: Literal["raise", "skip"] = "raise"
-    """``raise`` stops the run at the first one; ``skip`` counts it and goes on."""
+    """``raise`` stops the run at the first bad record. ``skip`` counts the record and continues."""
     limit: Annotated[
         int | str,
         BeforeValidator(
@@ -82,9 +82,9 @@ class OnError(StrictModel):
             json_schema_input_type=Annotated[int, Field(ge=0, le=_MOST_RECORDS)] | str,
         ),
     ] = 100
-    """With ``skip``: the run ends before the step that would go past more bad records of a source than this. Each
-    counts once, however many epochs there are. A percentage, such as ``0.1%``, is of all records that the source
-    holds, rounded down."""
+    """With ``skip``: the largest number of bad records of a source. The run ends before the step that would exceed it.
+    Each bad record counts once, whatever the number of epochs. A percentage, such as ``0.1%``, is of all records of the
+    source, rounded down."""
 
     def most_of(self, records: int) -> int:
         """Return how many of the ``records`` of a source may be bad."""
@@ -120,13 +120,13 @@ class ShuffleConfig(StrictModel):
     """How far the order of a source departs from the order of its files."""
 
     method: Literal["none", "shards", "block", "units", "full"] = "block"
-    """``none``: as stored. ``shards``: shards permuted. ``block``: shards permuted, then rows inside a block.
-    ``units``: units of all shards permuted, then rows inside a block; of compressed JSON lines where a shard can be
-    entered at most 64 MiB before each.
-    ``full``: all rows permuted, of a source of at most 4,096 units, which is decoded whole as it begins."""
+    """``none``: as stored. ``shards``: shards are permuted. ``block``: shards are permuted, then the rows inside each
+    block. ``units``: the units of all shards are permuted, then the rows inside each block. Compressed JSON lines need
+    a place to enter the shard at most 64 MiB before each unit. ``full``: all rows are permuted. The source may have at
+    most 4,096 units and is decoded whole when the run begins."""
     block_units: int = Field(default=4, ge=1, le=MOST_BLOCK_UNITS)
-    """Units (row groups, file ranges) whose rows are permuted together; they are held decoded, on the node's disk what
-    is over ``loader.memory``."""
+    """Units (row groups, file ranges) whose rows are permuted together. These units are held decoded: in
+    ``loader.memory``, and on the node's disk if they do not fit."""
 
     def units_together(self, units: int) -> int:
         """Return how many of the ``units`` of a source are decoded together at most."""

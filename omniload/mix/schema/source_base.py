@@ -59,40 +59,44 @@ class SourceBase(NamesColumns):
     """Key of the source that names what a document is known by."""
 
     path: Paths
-    """Files: paths, folders, globs with ``{0..9}`` and ``{a,b}``, or URLs that fsspec opens; relative ones start at the
-    mix file. Of a folder, the files of the type are taken."""
+    """Files: paths, folders, globs with ``{0..9}`` and ``{a,b}``, or URLs that fsspec opens. Relative paths start at
+    the mix file. A folder stands for the files of this type in it."""
     tags: dict[Name, str] = Field(default_factory=dict)
-    """Labels of the source, such as ``{domain: math}``: batches have them by source, and cost functions and strategies
-    may go by them."""
+    """Labels of the source, such as ``{domain: math}``. Batches carry them by source, and cost functions and strategies
+    may use them."""
     shuffle: ShuffleConfig = ShuffleConfig()
     """Order of the records."""
     on_error: OnError = OnError()
     """What to do with a record that cannot be decoded."""
     transforms: tuple[TransformConfig, ...] = ()
-    """What is done to records on their way to samples, in order."""
+    """Transforms that turn records into samples, in order."""
     where: Where = Field(default_factory=dict)
-    """Conditions on columns (of ``jsonl``, on keys; of ``webdataset``, on those of a JSON member): only
-    records for which all hold are drawn. ``{lang: [en, de]}`` is one of several values, ``{lang: en}`` one,
-    ``{quality: {at_least: 0.5}}`` a range; a null is left out."""
+    """Conditions on columns (for ``jsonl`` on keys, for ``webdataset`` on keys of a JSON member). Only records that
+    meet all conditions are drawn. ``{lang: [en, de]}`` allows several values, ``{lang: en}`` one, and
+    ``{quality: {at_least: 0.5}}`` a range. A null meets no condition."""
     dedupe: Dedupe | None = None
-    """Of records that are equal, the first in the order of the files is drawn: equal by ``content``, their text, token
-    ids and images, or by ``key``, what the source names there. A reading of the whole source finds them, once."""
+    """Draw only the first of several equal records, in the order of the files. Records are equal by ``content`` (text,
+    token ids and images) or by ``key`` (the key that the source names). The whole source is read once to find equal
+    records."""
     drawn_before: Annotated[str, Field(min_length=1, max_length=4_096)] | None = None
-    """A file of records that another loader, or a run before this, had drawn in the epoch that it left, as
-    ``omniload mix import --state`` and ``omniload mix drawn`` write it: they are left out of the first epoch here, and
-    drawn in every other."""
+    """A file of records that another loader or an earlier run has already drawn in its unfinished epoch, as written by
+    ``omniload mix import --state`` and ``omniload mix drawn``. The first epoch here leaves these records out; later
+    epochs draw them."""
     overlong: Overlong | None = None
-    """Its documents longer than a row, in place of ``pack.overlong``: cut into pieces, cut off, left out, refused."""
+    """What to do with documents of this source longer than a row, in place of ``pack.overlong``: ``split`` cuts them
+    into pieces, ``truncate`` keeps their start, ``drop`` leaves them out, ``refuse`` ends the run."""
     pack: SourcePack | None = Field(default=None, exclude_if=lambda pack: pack is None)
-    """How its documents become rows, where not as ``pack`` of the mix has it."""
+    """How documents of this source are packed, if different from the ``pack`` of the mix."""
     max_repetition: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)] | None = None
-    """Most times that a run goes through its records: a step that asks for more stops it, as ``mix plan`` foresees."""
+    """How often a run may go through the records of this source. The run stops before a step that needs more;
+    ``mix plan`` predicts that step."""
     max_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Largest share that any stage gives it, of what weights count; a mix that gives it more is refused."""
+    """Largest share of the mix, in the unit that weights count, that any stage may give this source. A mix that gives
+    it more is refused."""
     splits: Splits | None = None
-    """Splits of this source, in place of the mix's: ``{}`` holds nothing out."""
+    """Splits of this source, in place of those of the mix. ``{}`` holds nothing out."""
     split: Name | None = None
-    """The split that is drawn of this source, in place of the mix's."""
+    """The split to draw from this source, in place of that of the mix."""
 
     @model_validator(mode="after")
     def _transforms_fit(self) -> Self:

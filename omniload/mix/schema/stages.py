@@ -89,33 +89,34 @@ def _is_zero(steps: object) -> bool:
 
 
 class Stage(StrictModel):
-    """Source weights from one step onward."""
+    """The weights of sources from one step onward."""
 
     from_step: Count = Field(default=0, ge=0, le=1 << 62)
-    """First step at which these weights hold (a ramp starts here)."""
+    """First step of the stage. Its ramp, if any, starts here."""
     # Not written: what holds is the step, and a mix has one digest however it was dated.
     from_tokens: Count | None = Field(default=None, ge=0, exclude=True)
-    """Version 2, in place of ``from_step``: these weights hold from the first step before which so many tokens were
-    taken, ``batch.tokens`` a step."""
+    """Version 2, in place of ``from_step``: the stage begins at the first step before which the run has taken this many
+    tokens, counted as ``batch.tokens`` a step."""
     from_epochs: dict[Name, Epochs] | None = Field(
         default=None, min_length=1, exclude_if=lambda epochs: epochs is None
     )
-    """Version 2, in place of ``from_step``: ``{web: 2}``, these weights hold from the first step before which ``web``
-    was gone through twice, of several sources all of them, and the stage before has held for a step and its ramp has
-    ended. Only such stages may follow."""
+    """Version 2, in place of ``from_step``. With ``{web: 2}``, the stage begins at the first step before which the run
+    has gone through ``web`` twice; with several sources, through all of them. The stage before must have had at least
+    one step and must have ended its ramp. Every later stage must begin by epochs, too."""
     weights: Weights
-    """Relative weight of each source; they need not sum to one, and a source not named has weight 0. Version 2: a name
-    may stand for a group, ``{weight: 4, temperature: 2, of: {python: 9, rust: 1}}``, whose sources share its weight."""
+    """Relative weight of each source. Weights need not sum to one, and a source that is not named has weight 0. Version
+    2: a name may stand for a group, ``{weight: 4, temperature: 2, of: {python: 9, rust: 1}}``, whose sources share its
+    weight."""
     ramp_steps: Count = Field(default=0, ge=0, le=LARGEST_STEP)
-    """Steps over which the weights move from the stage before; 0 changes at once."""
+    """Steps over which the weights move from those of the stage before; 0 changes them at once."""
     ramp_tokens: Count | None = Field(default=None, ge=0, exclude=True)
-    """Version 2, in place of ``ramp_steps``: tokens over which they move."""
+    """Version 2, in place of ``ramp_steps``: tokens over which the weights move."""
     ramp: Literal["linear", "cosine"] = Field(default="linear", exclude_if=_is_linear)
-    """Version 2: how they move. ``linear``: one equal part a step. ``cosine``: slowly at first and at last, along half
-    a wave."""
+    """Version 2: how the weights move. ``linear``: one equal part a step. ``cosine``: slowly at first and at the end,
+    along half a wave."""
     ramp_done: Count = Field(default=0, ge=0, le=LARGEST_STEP, exclude_if=_is_zero)
-    """Steps of a cosine ramp that come before this stage: an edit in the middle of one says so; of no use in a
-    file."""
+    """Do not set this in a file. An edit in the middle of a cosine ramp uses it to say how many steps of that ramp come
+    before the stage."""
 
     @model_validator(mode="before")
     @classmethod
@@ -191,30 +192,31 @@ class Stage(StrictModel):
 
 
 class WeightsConfig(StrictModel):
-    """How much of each source is drawn."""
+    """How much of each source to draw."""
 
     level: Literal["token", "sample", "sequence"] = "token"
-    """What a weight counts. ``sequence``: samples of the length of a row, as every source has them by a transform of
-    type ``concat``, or a numpy source by ``row_tokens``; a row is then of one source."""
+    """The unit that a weight counts. With ``sequence``, samples must have the length of a row, so every source needs a
+    transform of type ``concat``, or ``row_tokens`` if it is a numpy source. Each row then comes from one source."""
     stop: Literal["never", "first_exhausted", "all_exhausted", "each_once", "amounts"] = "never"
-    """``never`` repeats sources for ever. ``first_exhausted`` ends with the last document of the source that comes to
-    its end first: no document twice. ``all_exhausted`` repeats sources until each was gone through: no document left
-    out. ``each_once`` goes on without a source that has ended: every document exactly once.
-    ``amounts``, of a mix with ``amounts`` and of no other, ends when all of them are drawn.
-    The last step may be short."""
+    """When the run ends. ``never``: sources repeat for ever. ``first_exhausted``: with the last document of the first
+    source to run out, so no document is drawn twice. ``all_exhausted``: sources repeat until the run has gone through
+    each of them, so no document is left out. ``each_once``: a source that has run out is left out, so every document is
+    drawn exactly once. ``amounts``, for a mix with ``amounts`` and for no other: when all amounts are drawn. The last
+    step may be short."""
     stages: tuple[Stage, ...] = Field(min_length=1)
-    """Weights over time; the first stage starts at step 0."""
+    """The weights over time. The first stage starts at step 0."""
     amounts: Amounts | None = None
     """Version 2, in place of ``stages``: how much of each source the run draws, in ``epochs``, ``samples`` or
-    ``tokens``: ``{web: {epochs: 1}, code: {tokens: 5G}}``; of a group, ``{tokens: 5G, of: {python: 9, rust: 1}}``. With
-    a ``total`` beside, ``{weight: 3}`` too. All go forward together, and the run ends with the last."""
+    ``tokens``, such as ``{web: {epochs: 1}, code: {tokens: 5G}}``. A group may have an amount, too:
+    ``{tokens: 5G, of: {python: 9, rust: 1}}``. With a ``total``, an entry may have a weight: ``{weight: 3}``. All
+    sources advance together, and the run ends when all amounts are drawn."""
     # Never kept: what it leaves to weights are amounts, as the file is read.
     total: Total | None = Field(default=None, exclude=True)
-    """Version 2: ``tokens`` or ``samples`` of the whole run. Entries of ``amounts`` may then have a ``weight``: they
-    share what the other amounts leave. ``total: {tokens: 100G}``."""
+    """Version 2: ``tokens`` or ``samples`` of the whole run, such as ``total: {tokens: 100G}``. Entries of ``amounts``
+    may then have a ``weight``: they share what the other amounts leave."""
     # Not written: a cap decides nothing that is drawn, and may be another at the next start.
     group_caps: tuple[GroupCap, ...] = Field(default=(), exclude=True)
-    """What groups of weights or amounts may have at most, found in them; of no use in a file."""
+    """Do not set this in a file. It holds the caps of groups, which omniload collects from the weights or amounts."""
 
     @property
     def counted(self) -> Literal["token", "sample"]:

@@ -25,35 +25,36 @@ Beginning = Annotated[str | None, Field(exclude_if=lambda token: token is None)]
 
 
 class BpeTokenizer(StrictModel):
-    """A ``tokenizer.json`` of the Hugging Face tokenizers library, or the folder of a model that holds one."""
+    """A ``tokenizer.json`` of the Hugging Face tokenizers library, or the folder of a model that contains one."""
 
     type: Literal["bpe"]
     path: LocalPath
     """The file, or its folder; a relative path starts at the mix file."""
     begin_of_document: Beginning = None
-    """Special token put before every document, such as ``<|begin_of_text|>`` of Llama 3; it must be in the vocabulary.
-    What the file's own template puts around a text is not put there."""
+    """Special token to put before every document, such as ``<|begin_of_text|>`` of Llama 3; it must be in the
+    vocabulary. Tokens that the template of ``tokenizer.json`` would put around a text are not added."""
     end_of_document: str | None = None
-    """Special token put after every document; it must be in the vocabulary."""
+    """Special token to put after every document; it must be in the vocabulary."""
 
 
 class TiktokenTokenizer(StrictModel):
-    """A file of ranks, as tiktoken has them: a token in base 64 and its rank on every line. Nothing is fetched."""
+    """A file of ranks in tiktoken's format: every line has a token in base 64 and its rank. Nothing is downloaded."""
 
     type: Literal["tiktoken"]
     path: LocalPath
     """The file, such as ``cl100k_base.tiktoken``; a relative path starts at the mix file."""
     encoding: EncodingName
-    """How text is split before tokens are merged, and the special tokens: those of the encoding of that name."""
+    """The encoding of that name decides how text is split before tokens are merged, and which special tokens there
+    are."""
     special_tokens: (
         dict[Annotated[str, Field(min_length=1)], Annotated[int, Field(ge=0, lt=1 << 31)]] | None
     ) = None
-    """Special tokens and their ids, in place of those of the encoding. In a document they are text; a chat template
-    writes them as tokens."""
+    """Special tokens and their ids, in place of those of the encoding. In a document, their names are plain text; a
+    chat template writes them as tokens."""
     begin_of_document: Beginning = None
-    """Special token put before every document, such as ``<|begin_of_text|>``."""
+    """Special token to put before every document, such as ``<|begin_of_text|>``."""
     end_of_document: str | None = None
-    """Special token put after every document, such as ``<|endoftext|>``."""
+    """Special token to put after every document, such as ``<|endoftext|>``."""
 
     @model_validator(mode="after")
     def _ids_are_of_one_token(self) -> Self:
@@ -68,7 +69,7 @@ class TiktokenTokenizer(StrictModel):
 
 
 class ByteTokenizer(StrictModel):
-    """UTF-8 bytes as tokens 0 to 255, and 256 after every document."""
+    """UTF-8 bytes as tokens 0 to 255, and token 256 after every document."""
 
     type: Literal["bytes"]
 

@@ -46,37 +46,39 @@ MOST_PIXELS = 1 << 26
 
 
 class ImagesTransform(StrictModel):
-    """Encoded images to patches, and placeholders for them among the tokens. Makes the tokens; sets ``loss_mask``.
+    """Turns encoded images into patches, with placeholders among the tokens. Makes the tokens; sets ``loss_mask``.
 
-    Right behind ``chat`` or ``preference`` they are the images of conversations, whose loss stays what it is there.
+    Directly after ``chat`` or ``preference``, it handles the images of conversations and leaves their loss mask
+    unchanged.
 
-    An image is resized, its aspect kept, to as many whole tokens as it fills, and at most ``max_patches``. It is never
-    cut: a record that is longer than a row becomes several samples, cut between images.
+    An image keeps its aspect and is resized to a whole number of tokens, at most ``max_patches`` patches. An image is
+    never cut: a record that is longer than a row becomes several samples, cut between images.
     """
 
     type: Literal["images"]
     patch: int = Field(default=14, ge=1, le=256)
     """Side of a patch in pixels."""
     merge: int = Field(default=1, ge=1, le=16)
-    """Side, in patches, of the square that becomes one token; its patches lie together."""
+    """Side, in patches, of the square that becomes one token. The patches of a square are stored together."""
     max_patches: Count = Field(default=1024, ge=1, le=1 << 20)
-    """Most patches of an image; one that is larger is shrunk."""
+    """Largest number of patches of an image; a larger image is shrunk."""
     max_record_patches: Count = Field(default=1 << 16, ge=1, le=1 << 24)
-    """Most patches of the images of a record, which are held in memory together: more make it a bad record."""
+    """Largest number of patches of all images of a record, because they are held in memory together. A record with more
+    is bad."""
     placeholder: Annotated[int, Field(ge=0, lt=1 << 31)] | str
-    """Token that holds the place of an image's embeddings: a number, or a special token of the tokenizer."""
+    """Token in the place of an image's embeddings: an id, or a special token of the tokenizer."""
     begin: Annotated[int, Field(ge=0, lt=1 << 31)] | str | None = None
     """Token before an image's placeholders."""
     end: Annotated[int, Field(ge=0, lt=1 << 31)] | str | None = None
-    """Token behind them."""
+    """Token after an image's placeholders."""
     marker: str = Field(default="<image>", min_length=1, max_length=64)
-    """What stands in the text where an image belongs, once for each image, in order. In a text without it, images come
-    first; in a conversation each has its place."""
+    """Text that marks the place of an image, once for each image, in order. In a text without markers, images come
+    first. In a conversation, every image needs its place."""
     max_pixels: Count = Field(default=MOST_PIXELS, ge=1, le=MOST_PIXELS)
-    """An image of more pixels, as stored, is refused before it is decoded."""
+    """An image with more pixels, as stored, is refused before it is decoded."""
     tiles: ImageTiles | None = None
-    """Tiles that each image is cut into, as InternVL, Idefics 3 and SmolVLM cut theirs. Each is an image of the sample;
-    those of one image stay together."""
+    """How to cut each image into tiles, as InternVL, Idefics 3 and SmolVLM do. Each tile is an image of the sample; the
+    tiles of one image stay together."""
 
     @model_validator(mode="after")
     def _one_token_fits(self) -> Self:
@@ -120,15 +122,15 @@ class ImagesTransform(StrictModel):
 
 
 class ClampTransform(StrictModel):
-    """Keeps the first tokens of a sample. Shortens samples; a mask is cut with the tokens, an image left out whole."""
+    """Keeps the first tokens of a sample. Shortens samples; a mask is cut with them, and an image is dropped whole."""
 
     type: Literal["clamp"]
     tokens: Count = Field(ge=1, le=_MOST_TOKENS)
-    """Most tokens of a sample."""
+    """Largest number of tokens of a sample."""
 
 
 class FilterTransform(StrictModel):
-    """Leaves samples out by their length. Drops samples; the others stay as they are."""
+    """Drops samples by their length; the others stay unchanged."""
 
     type: Literal["filter"]
     min_tokens: Count = Field(default=1, ge=1, le=_MOST_TOKENS)
@@ -136,23 +138,24 @@ class FilterTransform(StrictModel):
     max_tokens: Count = Field(default=_MOST_TOKENS, ge=1, le=_MOST_TOKENS)
     """Longer samples are left out."""
     min_trained_tokens: Count = Field(default=0, ge=0, le=_MOST_TOKENS)
-    """Samples whose mask trains on fewer tokens are left out: a conversation without an answer teaches nothing."""
+    """Drop samples whose mask trains on fewer tokens, because a conversation without an answer teaches nothing."""
 
 
 class ConcatTransform(StrictModel):
-    """Joins the documents of a unit, end to end in the order of the file, and cuts them into samples of one length.
+    """Joins the documents of a unit end to end, in the order of the file, and cuts them into samples of one length.
 
-    As llm-foundry, nanotron and Megatron have their sequences: nothing is lost, so the last sample of a unit may be
-    short. A mask is joined and cut with the tokens. Behind it a ``filter`` goes by the length of samples.
+    llm-foundry, nanotron and Megatron make their sequences in the same way. Nothing is lost, so the last sample of a
+    unit may be short. A mask is joined and cut with the tokens. A ``filter`` after it sees the length of the new
+    samples.
     """
 
     type: Literal["concat"]
     tokens: Count = Field(ge=2, le=_MOST_TOKENS)
-    """Tokens of a sample; ``pack.length`` where weights are to count sequences."""
+    """Tokens of a sample; ``pack.length`` if weights count sequences."""
     documents: Literal["joined", "apart"] = "joined"
-    """``joined``: a sample is one document from then on, and attention goes across what was joined. ``apart``: batches
-    say where each document begins inside, so that attention, positions, labels and costs stay within documents; such a
-    sample is never cut."""
+    """``joined``: a sample becomes one document, and attention crosses the seams. ``apart``: batches say where each
+    document inside a sample begins, so attention, positions, labels and costs stay within documents. Such a sample is
+    never cut."""
 
     @model_serializer(mode="wrap")
     def _as_it_is_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -167,17 +170,17 @@ Mark = Annotated[str, Field(min_length=1, max_length=256)] | Annotated[int, Fiel
 
 
 class MiddleTransform(StrictModel):
-    """Fill in the middle: of some documents the middle comes last. Rearranges tokens and adds three marks.
+    """Fill in the middle: moves the middle of some documents to their end. Rearranges tokens and adds three marks.
 
-    Which documents, where they are cut and in which form depends on seed, source and position alone. The token
-    that ends a document stays its last one.
+    Seed, source and position alone decide which documents are rearranged, where they are cut, and in which form. The
+    token that ends a document stays last.
     """
 
     type: Literal["fim"]
     rate: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
-    """Share of the documents that are rearranged."""
+    """Share of the documents to rearrange."""
     spm: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
-    """Share of those in the form suffix, prefix, middle; the others are prefix, suffix, middle."""
+    """Share of the rearranged documents in the form suffix, prefix, middle. The others are prefix, suffix, middle."""
     prefix: Mark
     """Token that begins the prefix: its name in the vocabulary, such as ``<fim_prefix>``, or its id."""
     suffix: Mark
@@ -200,22 +203,23 @@ Options = dict[
 
 
 class MapTransform(StrictModel):
-    """A function of yours, which an installed distribution registers under ``omniload.transforms``.
+    """Your own function, which an installed distribution registers under ``omniload.transforms``.
 
-    Changes what ``of`` names, and nothing else; leaves records out where ``drops`` says so. It is given a batch of
-    records and decides of each by that record alone.
+    The function changes only what ``of`` names, and may leave records out only if ``drops`` is set. It gets a batch of
+    records and must decide about each record by that record alone.
     """
 
     type: Literal["map"]
     function: Name
-    """Its name among the entry points ``omniload.transforms``."""
+    """Name of the function among the entry points ``omniload.transforms``."""
     of: Literal["text", "tokens"] = "text"
-    """``text``: the text of records, before anything makes tokens of it; of messages, or of several keys, it is JSON.
-    ``tokens``: the token ids of samples, the end of a document among them."""
+    """``text``: the text of records, before it is tokenised; messages, or texts of several keys, come as JSON.
+    ``tokens``: the token ids of samples, including the end of a document."""
     drops: bool = False
-    """Whether it may leave records out, by a null or an empty one in their place; if not, that stops the run."""
+    """Whether the function may leave a record out by returning a null or an empty value. If not, such a value stops the
+    run."""
     options: Options = Field(default_factory=dict)
-    """What it is given by keyword beside the records."""
+    """Keyword arguments for the function, besides the records."""
 
 
 # A closed list. The file names a transform, never a class to import.

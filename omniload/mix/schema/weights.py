@@ -59,30 +59,33 @@ class WeightGroup(StrictModel):
     """Sources that share one weight."""
 
     weight: Weight
-    """Weight of the group, beside those of the sources and groups around it."""
+    """Weight of the group, relative to the sources and groups around it."""
     of: Annotated[dict[Name, "Weight | WeightGroup"], Field(min_length=1)]
-    """Its sources and groups, with their weights within it."""
+    """Sources and groups of this group, with their weights within it."""
     temperature: float = Field(default=1.0, gt=0, le=HOTTEST, allow_inf_nan=False)
-    """Weights within the group are raised to 1 / temperature: above 1 evens them out, below 1 sharpens them."""
+    """Weights within the group are raised to the power 1 / temperature. A temperature above 1 evens them out, below 1
+    sharpens them."""
     max_fraction: MaxFraction | None = None
-    """Largest share of the mix that its sources may have together, in this stage and by any edit of it."""
+    """Largest share of the mix that the sources of the group may have together, in this stage and after any edit of
+    it."""
     max_repetition: MaxRepetition | None = None
-    """Times at most that the run may go through each of its sources, whichever stage says it."""
+    """How often the run may go through each source of the group. The cap is for the whole run, whichever stage declares
+    it."""
 
 
 class GroupCap(StrictModel):
-    """What the sources of a group may have at most."""
+    """Caps of the sources of a group."""
 
     stage: int = Field(ge=0, le=LARGEST_NUMBER)
-    """Place among ``mix.stages`` of the stage that holds the group; 0 of a group of amounts."""
+    """Index in ``mix.stages`` of the stage that holds the group; 0 for a group of amounts."""
     at: tuple[str, ...]
     """Keys that lead to the group, from ``weights`` or ``amounts`` on."""
     names: tuple[str, ...]
-    """Every source below it."""
+    """Every source of the group."""
     max_fraction: MaxFraction | None = None
-    """Largest share of the mix that they may have together."""
+    """Largest share of the mix that these sources may have together."""
     max_repetition: MaxRepetition | None = None
-    """Times at most that the run may go through each of them."""
+    """How often the run may go through each of these sources."""
 
     @property
     def name(self) -> str:

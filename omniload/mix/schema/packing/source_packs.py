@@ -14,18 +14,18 @@ __all__ = ["SourcePack", "SourcePacking", "is_cut"]
 
 
 class SourcePack(StrictModel):
-    """How documents of one source become rows, where not as the others do."""
+    """How documents of one source become rows, if different from other sources."""
 
     cut: Literal["never", "allow"] | None = Field(
         default=None, exclude_if=lambda value: value is None
     )
-    """``never``: each document lies whole in one row. ``allow``: it may be cut where a row ends, which fills rows to
-    the last token. Where nothing is said ``pack.method`` says it: ``concat_and_split`` cuts, ``best_fit`` does not."""
+    """``never``: each document lies whole in one row. ``allow``: a document may be cut where a row ends, which fills
+    rows to the last token. By default ``pack.method`` decides: ``concat_and_split`` cuts, ``best_fit`` does not."""
     rows: Literal["shared", "own", "alone"] = Field(
         default="shared", exclude_if=lambda value: value == "shared"
     )
-    """Rows that its documents lie in: ``shared`` with documents of other sources, ``own`` beside documents of the same
-    source alone, or each ``alone``."""
+    """Which documents may be in one row: ``shared`` mixes documents of all sources, ``own`` only documents of this
+    source, and ``alone`` gives each document a row to itself."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:

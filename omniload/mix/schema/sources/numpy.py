@@ -23,28 +23,28 @@ __all__ = ["NumpySource"]
 
 
 class NumpySource(SourceBase):
-    """Token ids in ``.npy`` files, or in flat files of a stated type; a document, or a row, is one record."""
+    """Token ids in ``.npy`` files, or in flat files of a stated type. Each document, or each row, is one record."""
 
     type: Literal["numpy"]
     dtype: TokenType | None = None
-    """Type of the ids of a flat file, in the machine's order of bytes; ``.npy`` files say their own."""
+    """Type of the ids in a flat file, in the byte order of the machine; ``.npy`` files state their own type."""
     header: Bytes = Field(default=0, le=1 << 20)
     """Bytes before the ids of a flat file."""
     end_of_document: int | None = Field(default=None, ge=0, lt=1 << 31)
-    """Token that ends every document; it stays its last token. What follows the last one is a document too. With
-    ``row_tokens`` records are rows, as they lie, and this says where documents begin inside: attention, positions,
-    labels and costs stay within documents."""
+    """Token that ends every document and stays its last token. Tokens after the last such token are a document, too.
+    With ``row_tokens``, records are rows as stored, and this token marks where documents inside a row begin: attention,
+    positions, labels and costs then stay within documents."""
     row_tokens: Annotated[Count, Field(ge=1, le=1 << 28)] | None = None
-    """Tokens of a row, cut as the file lies; the last row of a file may be shorter."""
+    """Tokens of a row. The file is cut into rows from its start; its last row may be shorter."""
     unit: UnitBytes = 4 << 20
     """Records of about this size are read together."""
     columns: dict[ColumnLabel, str | OwnColumn] = Field(default_factory=dict, exclude_if=none_named)
-    """Columns in files beside those of the tokens: ``loss_mask`` (0 and 1, or booleans) and those of yours. Each file
-    has one value for each token of its file of tokens, in their order, or of ``of: samples`` one number for each
-    record. In its name ``*`` stands for that of the file of tokens without its suffix: beside ``a.npy`` are
-    ``a.mask.npy`` and ``weights/a.npy`` of ``{loss_mask: "*.mask.npy", loss_weight: {column: "weights/*.npy", of:
-    labels}}``. A file of ``.npy`` says its type; a flat one has that of its column, a mask a byte for each token. Such
-    files are no files of tokens, though ``path`` may take them."""
+    """Columns in files next to those of the tokens: ``loss_mask`` (0 and 1, or booleans), and your own columns. Each
+    file has one value for each token of its file of tokens, in the same order, or with ``of: samples`` one number for
+    each record. In the name, ``*`` stands for the name of the file of tokens without its suffix. For ``{loss_mask:
+    "*.mask.npy", loss_weight: {column: "weights/*.npy", of: labels}}``, the files of ``a.npy`` are ``a.mask.npy`` and
+    ``weights/a.npy``. A ``.npy`` file states its type; a flat file has the type of its column, and a flat mask has one
+    byte for each token. Files of columns are not read as tokens, even if ``path`` matches them."""
     _passed_over: tuple[str, ...] = PrivateAttr(())
 
     @model_validator(mode="after")

@@ -37,24 +37,25 @@ _Real = Annotated[StrictFloat, Field(ge=-1e308, le=1e308, allow_inf_nan=False)]
 
 
 class OwnColumn(StrictModel):
-    """A column of yours: a value for each token, cut, packed and padded as tokens are, or one for a whole record."""
+    """Your own column: a value for each token, cut, packed and padded like the tokens, or a value for each record."""
 
     column: str = Field(min_length=1)
-    """Column of the file, of ``jsonl`` the key: a list of numbers or of booleans, one for each token, and a record with
-    more or fewer is bad; ``of: samples`` one text, number or boolean. Of ``webdataset`` a key of the JSON object, a
-    member by its extension (``.cls``) or ``__key__``; of ``numpy`` a file beside that of the tokens
+    """Column of the file, or key of ``jsonl``: a list of numbers or booleans, one for each token. A record with more or
+    fewer is bad. With ``of: samples``, one text, number or boolean. For ``webdataset``, a key of the JSON object, a
+    member by its extension (``.cls``), or ``__key__``. For ``numpy``, a file next to that of the tokens
     (``"*.weights.npy"``)."""
     dtype: OwnDtype | Literal["text"] = "float32"
-    """Type that batches bring it in; a value that it does not hold makes its record a bad one. Of ``samples`` one of
-    ``text`` (4,096 bytes of UTF-8 at most), ``bool``, ``int64``, ``float32``, ``float64``."""
+    """Type of the column in batches; a value that does not fit makes its record a bad one. With ``of: samples``, one of
+    ``text`` (at most 4,096 bytes of UTF-8), ``bool``, ``int64``, ``float32``, ``float64``."""
     of: Literal["tokens", "labels", "samples"] = "tokens"
-    """Where a value stands in a batch: at its token, or, of ``labels``, where its token is the label: one to the left,
-    also where a row cuts the document. Weights of a loss are of labels. Of ``samples`` it is the value of the whole
-    record, and with each piece of it."""
+    """Where a value stands in a batch. ``tokens``: at its token. ``labels``: where its token is the label, one place to
+    the left, even if a row cuts the document there; use it for loss weights. ``samples``: one value for the whole
+    record, which every piece of the record carries."""
     default: StrictBool | _Whole | _Real | StrictStr | None = None
-    """Value of every token, or sample, of a source without this column; left out, all sources must have it. Of
-    ``samples`` also of a record where it is null, a line without the key, a field of ``csv`` that is empty and no text,
-    or a sample of ``webdataset`` without the member; left out, that is a bad record."""
+    """Value for every token, or sample, of a source without this column. Without a default, all sources must have the
+    column. With ``of: samples``, also the value of a record that lacks it: a null, a line without the key, an empty
+    field of ``csv`` that is not a text, or a sample of ``webdataset`` without the member. Without a default, such a
+    record is bad."""
 
     @model_validator(mode="after")
     def _default_fits(self) -> Self:
